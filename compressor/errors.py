@@ -1,0 +1,45 @@
+"""The exceptions of each stage and the exit code a user's shell sees. Messages are one line: what, why, how to mend."""
+
+from typing import ClassVar
+
+
+class CompressorError(Exception):
+    """Base of every error that the product raises on purpose."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UsageError(CompressorError):
+    """Flags or a recipe that ask for something that does not exist."""
+
+    exit_code = 2
+
+
+class InputError(CompressorError):
+    """A model folder, plan, graph or data file that cannot be used."""
+
+    exit_code = 3
+
+
+class GateError(CompressorError):
+    """The result is there but costs more of the metric than `--max-drop` allows."""
+
+    exit_code = 4
+
+
+class MismatchError(CompressorError):
+    """Two stages that must compute the same numbers do not."""
+
+    exit_code = 5
+
+
+class TargetMissingError(CompressorError):
+    """The runtime or the device of the asked target is not on this machine."""
+
+    exit_code = 6
+
+
+class SiteRefusedError(CompressorError):
+    """A site could not be gated or shrunk; the message names it and the operator or family that is in the way."""
+
+    exit_code = 8

@@ -1,0 +1,141 @@
+"""What a run found out, as data: `report.json`. The page, the command's output and the exit code are all read off it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from graph_passes import Plan
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Point(_Row):
+    """One step of learning: everything logged there, e.g. `loss`, `temperature`, `eval_accuracy`."""
+
+    step: int
+    values: dict[str, float]
+
+
+class Score(_Row):
+    """The task's metric on the built engines, dense against compressed, with a paired bootstrap interval.
+
+    `difference` is compressed minus dense in the metric's own unit; `low` and `high` bound it at `confidence`.
+    """
+
+    metric: str
+    split: Literal["eval", "test"]
+    rows: int
+    dense: float
+    compressed: float
+    difference: float
+    low: float
+    high: float
+    confidence: float = 0.95
+    higher_is_better: bool = True
+
+
+class Proof(_Row):
+    """One comparison of two stages. `error` is the largest relative error over every output and input tried."""
+
+    stage: Literal["gated model = reference graph", "reference graph = shrunk graph", "shrunk graph = engine"]
+    side: Literal["dense", "compressed"]
+    error: float
+    tolerance: float
+    cases: tuple[str, ...]
+    """The inputs tried, in words: `batch 2, length 17, padded`."""
+
+    @property
+    def holds(self) -> bool:
+        return self.error <= self.tolerance
+
+
+class Latency(_Row):
+    """Times of one engine in one interleaved run, in milliseconds a call; throughput in examples per second."""
+
+    p50: float
+    p90: float
+    p99: float
+    throughput: float
+    samples: tuple[float, ...]
+    """Every timed call in order, milliseconds: the picture is drawn from it."""
+
+
+class Speed(_Row):
+    """Dense and compressed timed in turn, in one process, on the same inputs.
+
+    `ratio` is dense p50 over compressed p50 (above one: compressed is faster); `low` and `high` bound it by a
+    bootstrap over interleaved blocks. `void` says why the row must not be read as a result, or is None.
+    """
+
+    batch: int
+    seq: int
+    dense: Latency
+    compressed: Latency
+    ratio: float
+    low: float
+    high: float
+    confidence: float = 0.95
+    void: str | None = None
+
+
+class EngineFacts(_Row):
+    """One built engine: sizes in bytes, `fused` and `attentions` counted in the graph that the runtime runs."""
+
+    file: str | None
+    parameters: int
+    file_bytes: int
+    peak_memory_bytes: int | None
+    macs: int | None
+    """Multiply-accumulates of one forward of batch 1 at the first sequence length measured."""
+    attentions: int
+    fused: int
+    optimization: str
+    """What was done to the graph for this runtime, in one line."""
+
+
+class Refusal(_Row):
+    """Something asked for and not done, and why."""
+
+    what: str
+    why: str
+
+
+class Report(BaseModel):
+    """Everything a run did, measured and refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: Literal[1] = 1
+    verdict: str
+    """One sentence: what was won, or that nothing was."""
+    model: str
+    """Name of the model folder."""
+    family: str
+    """transformers' model type, e.g. `bert`."""
+    task: str | None
+    plan: Plan
+    notes: tuple[str, ...] = ()
+    """What a reader must know: test rows set aside from the evaluation data, no key/value cache, nothing learned, ..."""
+    curves: tuple[Point, ...] = ()
+    scores: tuple[Score, ...] = ()
+    proofs: tuple[Proof, ...] = ()
+    speeds: tuple[Speed, ...] = ()
+    dense: EngineFacts
+    compressed: EngineFacts
+    refused: tuple[Refusal, ...] = ()
+    gate: Literal["passed", "failed", "not asked"] = "not asked"
+    target: str
+    precision: str
+    session: dict[str, Any] = Field(default_factory=dict)
+    """Runtime, provider, session options."""
+    machine: dict[str, str] = Field(default_factory=dict)
+    """Processor, cores, memory, versions of what was used."""
+    recipe: dict[str, Any] = Field(default_factory=dict)
+    command: str = ""
+    """The command line that reproduces the run."""
+    seconds: dict[str, float] = Field(default_factory=dict)
+    """Wall time of each stage."""

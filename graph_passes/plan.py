@@ -1,0 +1,161 @@
+"""The plan: the one thing that passes from learning to the graph.
+
+A plan names every attention site by its module path, the heads kept there under their original ids, and one scale a
+kept head. It is JSON with a published schema (`Plan.model_json_schema()`), and every reader validates it whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from graph_passes.errors import PlanError
+
+Kind = Literal["encoder", "decoder", "cross"]
+
+_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+@dataclass(frozen=True, config=_STRICT)
+class SitePlan:
+    """What happens at one attention site.
+
+    Attributes:
+        name: module path of the attention module, e.g. `bert.encoder.layer.0.attention.self`.
+        kind: `encoder` (bidirectional self), `decoder` (causal self) or `cross`.
+        heads: query heads of the untouched model.
+        kv_heads: key/value heads of the untouched model; divides `heads`.
+        head_dim: width of one head's value vector.
+        kept: original ids of the heads kept, ascending. Empty: the whole attention goes.
+        scale: the gate of each kept head, in the order of `kept`. Left out: all ones.
+        mask: name of a tensor in `plan.safetensors` beside the plan, or None.
+    """
+
+    name: Annotated[str, Field(min_length=1)]
+    kind: Kind
+    heads: Annotated[int, Field(gt=0)]
+    kv_heads: Annotated[int, Field(gt=0)]
+    head_dim: Annotated[int, Field(gt=0)]
+    kept: tuple[Annotated[int, Field(ge=0)], ...]
+    scale: tuple[float, ...] = ()
+    mask: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"{self.name}: {self.kv_heads} key/value heads do not divide {self.heads} heads")
+        if list(self.kept) != sorted(set(self.kept)):
+            raise ValueError(f"{self.name}: kept heads {list(self.kept)} must be ascending and without repeats")
+        if self.kept and self.kept[-1] >= self.heads:
+            raise ValueError(
+                f"{self.name}: head {self.kept[-1]} is out of range, the site has heads 0 to {self.heads - 1}"
+            )
+        if not self.scale and self.kept:
+            object.__setattr__(self, "scale", (1.0,) * len(self.kept))
+        if len(self.scale) != len(self.kept):
+            raise ValueError(
+                f"{self.name}: {len(self.scale)} scales for {len(self.kept)} kept heads; give one a kept head"
+            )
+
+    @property
+    def dropped(self) -> tuple[int, ...]:
+        """Original ids of the heads that go, ascending."""
+        return tuple(head for head in range(self.heads) if head not in self.kept)
+
+    @property
+    def gate(self) -> tuple[float, ...]:
+        """One gate a head `[heads]`: the scale where kept, zero where dropped."""
+        scale = dict(zip(self.kept, self.scale, strict=True))
+        return tuple(scale.get(head, 0.0) for head in range(self.heads))
+
+
+class Plan(BaseModel):
+    """Every site of one model, and where the choice came from.
+
+    Attributes:
+        sites: one entry a site, in the order in which the model calls them.
+        model: fingerprint of the model's weights and configuration (`sha256:...`), or None for any model.
+        method: how the heads were chosen (`dsp`, `taylor`, ...), or None.
+        options: the method's options.
+        seed: the run's seed.
+        data: hash of the training rows (`sha256:...`), or None.
+        evidence: metrics before and after, e.g. `{"eval": {"dense": {"accuracy": 0.9}, "compressed": {...}}}`.
+    """
+
+    model_config = ConfigDict(frozen=True, **_STRICT)
+
+    version: Literal[1] = 1
+    sites: tuple[SitePlan, ...]
+    model: str | None = None
+    method: str | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
+    seed: int | None = None
+    data: str | None = None
+    evidence: dict[str, Any] = Field(default_factory=dict)
+
+    @pydantic.model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        names = [site.name for site in self.sites]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"site {twice[0]} is listed twice; give each site one entry")
+        return self
+
+    @property
+    def heads(self) -> int:
+        """Heads of the untouched model, over all sites."""
+        return sum(site.heads for site in self.sites)
+
+    @property
+    def heads_kept(self) -> int:
+        """Heads kept, over all sites."""
+        return sum(len(site.kept) for site in self.sites)
+
+    def __getitem__(self, name: str) -> SitePlan:
+        for site in self.sites:
+            if site.name == name:
+                return site
+        raise KeyError(name)
+
+    def dense(self) -> Plan:
+        """The same sites with every head kept at scale one: the plan of the model it is compared with."""
+        sites = [
+            SitePlan(site.name, site.kind, site.heads, site.kv_heads, site.head_dim, tuple(range(site.heads)))
+            for site in self.sites
+        ]
+        return self.model_copy(update={"sites": tuple(sites), "method": None, "options": {}, "evidence": {}})
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as JSON; the same plan always gives the same bytes. Written beside and renamed."""
+        path = Path(path)
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            beside.write_text(
+                json.dumps(self.model_dump(mode="json"), indent=1, sort_keys=True) + "\n", encoding="utf-8"
+            )
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Read and validate a plan.
+
+        Raises:
+            PlanError: the file is missing, is not JSON, or breaks the schema; one line says where.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise PlanError(f"{path}: cannot read the plan ({error}); give the path of a plan.json") from error
+        try:
+            return cls.model_validate_json(text)
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "plan"
+            raise PlanError(f"{path}: {where}: {first['msg']}; mend the plan or learn it again") from error
