@@ -1,6 +1,24 @@
 """ONNX in, ONNX out: shrink a transformer's graph by a plan. Imports neither torch nor compressor."""
 
+from graph_passes.axes import Refusal
 from graph_passes.errors import GraphError, GraphPassError, PlanError, RefusedError
+from graph_passes.files import load, save
 from graph_passes.plan import Kind, Plan, SitePlan
+from graph_passes.shrink import Removed, Shrunk, count_parameters, shrink
 
-__all__ = ["GraphError", "GraphPassError", "Kind", "Plan", "PlanError", "RefusedError", "SitePlan"]
+__all__ = [
+    "GraphError",
+    "GraphPassError",
+    "Kind",
+    "Plan",
+    "PlanError",
+    "Refusal",
+    "RefusedError",
+    "Removed",
+    "Shrunk",
+    "SitePlan",
+    "count_parameters",
+    "load",
+    "save",
+    "shrink",
+]

@@ -1,0 +1,80 @@
+"""Reading and writing ONNX files: weights stay on disk until they are written, and nothing is half read or half written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+import google.protobuf.message
+import onnx
+import onnx_ir as ir
+
+from graph_passes.errors import GraphError
+
+# Weights above this many bytes go into the data file; smaller ones (shapes, scalars) stay with the graph.
+_EXTERNAL_BYTES = 1024
+
+
+def load(path: str | os.PathLike[str]) -> ir.Model:
+    """Read a graph; its external weights are mapped, not read.
+
+    Raises:
+        GraphError: the file is missing, truncated or no ONNX graph, or its external data is missing, too short, or lies
+            outside the graph's folder.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise GraphError(f"{path}: there is no such ONNX file; give the path of a .onnx file")
+    try:
+        proto = onnx.load(path, load_external_data=False)
+        model = ir.from_proto(proto)
+    except (google.protobuf.message.DecodeError, ValueError, TypeError, KeyError, RuntimeError, OSError) as error:
+        raise GraphError(f"{path}: not a readable ONNX file, maybe truncated; export or copy it again") from error
+    if not model.graph.num_nodes() or not model.graph.outputs:
+        raise GraphError(f"{path}: the graph has no nodes or no outputs, maybe truncated; export or copy it again")
+    folder = path.parent.resolve()
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                value.const_value = _checked(value.const_value, folder, path)
+    return model
+
+
+def _checked(tensor: ir.ExternalTensor, folder: Path, path: Path) -> ir.ExternalTensor:
+    """The tensor, bound to its folder, after its file is known to hold it."""
+    location = Path(str(tensor.location).replace("\\", "/"))
+    target = (folder / location).resolve()
+    if location.is_absolute() or not target.is_relative_to(folder):
+        raise GraphError(
+            f"{path}: the data of {tensor.name} lies outside the graph's folder ({location}); move it beside the graph"
+        )
+    if not target.is_file():
+        raise GraphError(f"{path}: its data file {location} is missing; copy it beside the graph")
+    offset, length = tensor.offset or 0, tensor.length
+    needed = offset + (tensor.nbytes if length is None else length)
+    if offset < 0 or (length is not None and length != tensor.nbytes) or target.stat().st_size < needed:
+        raise GraphError(f"{path}: its data file {location} is too short for {tensor.name}; copy or export it again")
+    tensor.base_dir = str(folder)
+    return tensor
+
+
+def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
+    """Write a graph as `path` and its weights as `path` + `.data`, each once; written beside and renamed at the end.
+
+    Raises:
+        OSError: the disk is full or the folder cannot be written; nothing is left behind.
+    """
+    path = Path(path)
+    data = path.name + ".data"
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as beside:
+        written = Path(beside) / path.name
+        ir.save(model, str(written), external_data=data, size_threshold_bytes=_EXTERNAL_BYTES)
+        made = written.with_name(data)
+        if made.is_file():
+            made.replace(path.with_name(data))
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                path.with_name(data).unlink()
+        written.replace(path)

@@ -1,0 +1,46 @@
+"""Bring a graph into the form the other passes read: no local functions, no sequences, every constant an initializer.
+
+Nothing that it computes changes, and no weight is copied: folding leaves whatever reads an initializer of floats alone.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+from onnxscript.optimizer import _constant_folding as folding
+
+
+class Normalize(ir.passes.InPlacePass):
+    """Inline functions, fold shape arithmetic and sequence operators, lift constants to initializers.
+
+    Cases:
+        1. `SplitToSequence` with `SequenceAt` (fused query/key/value projections) becomes `Split`.
+        2. Chains of constants fold into one.
+        3. `Constant` nodes become initializers.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        before = model.graph.num_nodes()
+        passes = ir.passes.Sequential(
+            common.InlinePass(),
+            folding.FoldConstantsPass(
+                shape_inference=False,
+                input_size_limit=folding.DEFAULT_CONSTANT_FOLD_INPUT_SIZE_LIMIT,
+                output_size_limit=folding.DEFAULT_CONSTANT_FOLD_OUTPUT_SIZE_LIMIT,
+                should_fold=_may_fold,
+            ),
+            common.RemoveUnusedNodesPass(),
+            common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        )
+        result = passes(model)
+        return ir.passes.PassResult(model, result.modified or before != model.graph.num_nodes())
+
+
+def _may_fold(node: ir.Node) -> bool | None:
+    """Leave a node alone that reads weights: they keep their names, and stay in their file."""
+    weights = any(value is not None and value.is_initializer() and _floats(value) for value in node.inputs)
+    return False if weights else None
+
+
+def _floats(value: ir.Value) -> bool:
+    return value.dtype is not None and value.dtype.is_floating_point()

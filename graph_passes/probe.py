@@ -1,0 +1,251 @@
+"""What shape has every tensor? Found by walking the graph twice with concrete sizes for the free dimensions.
+
+Exporters leave shapes half known: dimensions are symbols, targets of `Reshape` are computed from `Shape`, and nothing is
+inferred past operators of other domains. With every free dimension set to a number, all of that becomes arithmetic on
+small constants. Two walks with different numbers tell what is fixed (equal in both) from what follows the input.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+import onnx.reference
+import onnx_ir as ir
+
+# Free dimensions take these sizes in order of appearance. All pairs differ, so that two symbols are never confused.
+_SIZES = ((3, 5, 7, 11, 13, 17, 19, 23), (5, 7, 11, 13, 17, 19, 23, 29))
+
+# Integer arithmetic that exporters use to compute shapes; anything else keeps its content to itself.
+_SHAPE_ARITHMETIC = frozenset(
+    ["Add", "And", "Cast", "CastLike", "Concat", "Constant", "ConstantOfShape", "Div", "Equal", "Expand", "Floor", "Gather", "Identity", "Less", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Range", "ReduceProd", "Reshape", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where"]
+)
+_LARGEST_CONSTANT = 4096
+
+# Operators beside the ONNX standard whose first output has the shape of their first input.
+_SAME_SHAPE = frozenset(
+    ["BiasGelu", "FastGelu", "Gelu", "GroupQueryAttention", "QuickGelu", "RotaryEmbedding", "SimplifiedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization"]
+)
+
+Shape = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Walk:
+    shapes: dict[ir.Value, Shape]
+    constants: dict[ir.Value, np.ndarray]
+
+
+class Probe:
+    """Concrete shapes and small constants of one graph, as it is now: make a new one after an edit."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self._walks = tuple(_walk(model, sizes) for sizes in _SIZES)
+
+    def shape(self, value: ir.Value | None) -> Shape | None:
+        """Shape under the first assignment of sizes, or None where it cannot be told."""
+        return None if value is None else self._walks[0].shapes.get(value)
+
+    def shapes(self, value: ir.Value) -> tuple[Shape | None, Shape | None]:
+        """Shapes under both assignments."""
+        return self._walks[0].shapes.get(value), self._walks[1].shapes.get(value)
+
+    def stand_in(self, new: ir.Value, old: ir.Value) -> None:
+        """Know a tensor that replaces another by the other's shape: positions stay those of the untouched graph."""
+        for walk in self._walks:
+            if old in walk.shapes:
+                walk.shapes[new] = walk.shapes[old]
+
+    def fixed(self, value: ir.Value, axis: int) -> bool:
+        """Whether the size of an axis is the same for every input."""
+        one, other = self.shapes(value)
+        return one is not None and other is not None and one[axis] == other[axis]
+
+    def constant(self, value: ir.Value | None) -> np.ndarray | None:
+        """Content of a small tensor that is the same for every input, or None."""
+        one, other = self.contents(value)
+        same = one is not None and other is not None and one.shape == other.shape and np.array_equal(one, other)
+        return one if same else None
+
+    def contents(self, value: ir.Value | None) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Content of a small tensor under both assignments, None where it cannot be told."""
+        if value is None:
+            return None, None
+        return self._walks[0].constants.get(value), self._walks[1].constants.get(value)
+
+
+def _walk(model: ir.Model, sizes: Shape) -> _Walk:
+    bindings = _bind(model.graph, sizes)
+    shapes: dict[ir.Value, Shape] = {}
+    types: dict[ir.Value, onnx.TypeProto] = {}
+    constants: dict[ir.Value, np.ndarray] = {}
+
+    def learn(value: ir.Value, shape: Shape | None, dtype: ir.DataType | None) -> None:
+        if shape is not None:
+            shapes[value] = shape
+        if dtype is not None:
+            types[value] = onnx.helper.make_tensor_type_proto(dtype.value, shape)
+
+    for position, value in enumerate(model.graph.inputs):
+        learn(value, _concrete(value.shape, bindings, position), value.dtype)
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        if tensor is None:
+            continue
+        learn(value, tuple(int(dim) for dim in tensor.shape), tensor.dtype)
+        if tensor.size <= _LARGEST_CONSTANT and tensor.dtype != ir.DataType.STRING:
+            constants[value] = tensor.numpy()
+    for node in model.graph:
+        for value, shape, dtype in _infer(node, model, shapes, types, constants):
+            learn(value, shape if shape is not None else _concrete(value.shape, bindings), dtype or value.dtype)
+        _evaluate(node, model, shapes, constants)
+    return _Walk(shapes, constants)
+
+
+def _bind(graph: ir.Graph, sizes: Shape) -> dict[str, int]:
+    """Give every symbol of the graph's inputs a size of its own; a nameless dimension is bound by its position.
+
+    All leading dimensions share one size: they are the batch, which exporters often name anew for every input.
+    """
+    supply = itertools.chain(sizes[1:], itertools.count(sizes[-1] + 2, 2))
+    bindings: dict[str, int] = {}
+    for axis, dim in (pair for value in graph.inputs for pair in enumerate(value.shape or ())):
+        for name in _symbols(dim, axis):
+            if name not in bindings:
+                bindings[name] = sizes[0] if axis == 0 else next(supply)
+    return bindings
+
+
+def _symbols(dim: int | ir.SymbolicDim, axis: int) -> list[str]:
+    if isinstance(dim, int):
+        return []
+    if dim.value is None:
+        return [f"axis {axis}"]
+    return sorted(str(symbol) for symbol in dim.free_symbols()) or [dim.value]
+
+
+def _concrete(shape: ir.Shape | None, bindings: dict[str, int], position: int | None = None) -> Shape | None:
+    if shape is None:
+        return None
+    dims: list[int] = []
+    for axis, dim in enumerate(shape):
+        if isinstance(dim, int):
+            dims.append(dim)
+        elif dim.value is None:
+            if position is None:
+                return None
+            dims.append(bindings[f"axis {axis}"])
+        else:
+            size = bindings.get(dim.value, dim.evaluate(bindings))
+            if not isinstance(size, int):
+                return None
+            dims.append(size)
+    return tuple(dims)
+
+
+def _infer(
+    node: ir.Node,
+    model: ir.Model,
+    shapes: dict[ir.Value, Shape],
+    types: dict[ir.Value, onnx.TypeProto],
+    constants: dict[ir.Value, np.ndarray],
+) -> Iterator[tuple[ir.Value, Shape | None, ir.DataType | None]]:
+    """Shape and type of each output of a node, as far as its inputs tell."""
+    special = _foreign_shape(node, shapes)
+    if special is not None:
+        dtype = types[node.inputs[0]].tensor_type.elem_type if node.inputs[0] in types else 0
+        yield node.outputs[0], special, ir.DataType(dtype) if dtype else None
+        for value in node.outputs[1:]:
+            yield value, None, None
+        return
+    inferred: dict[str, onnx.TypeProto] = {}
+    proto = ir.to_proto(node)
+    try:
+        schema = onnx.defs.get_schema(node.op_type, _opset(node, model), node.domain)
+        inferred = onnx.shape_inference.infer_node_outputs(
+            schema,
+            proto,
+            {v.name: types[v] for v in node.inputs if v is not None and v in types and v.name},
+            {
+                v.name: onnx.numpy_helper.from_array(constants[v], v.name)
+                for v in node.inputs
+                if v is not None and v in constants and v.name
+            },
+            opset_imports=[onnx.helper.make_opsetid(domain, v) for domain, v in model.graph.opset_imports.items()],
+            ir_version=model.ir_version,
+        )
+    except (onnx.defs.SchemaError, onnx.shape_inference.InferenceError, RuntimeError, ValueError, TypeError, KeyError):
+        pass  # An operator that ONNX does not know: what the file itself records has to do.
+    for value in node.outputs:
+        kind = inferred.get(value.name or "")
+        if kind is None or not kind.HasField("tensor_type"):
+            yield value, None, None
+            continue
+        dims = kind.tensor_type.shape.dim
+        known = kind.tensor_type.HasField("shape") and all(dim.HasField("dim_value") for dim in dims)
+        shape = tuple(dim.dim_value for dim in dims) if known else None
+        yield value, shape, ir.DataType(kind.tensor_type.elem_type)
+
+
+def _opset(node: ir.Node, model: ir.Model) -> int:
+    return node.version or model.graph.opset_imports.get(node.domain, 1)
+
+
+def _foreign_shape(node: ir.Node, shapes: dict[ir.Value, Shape]) -> Shape | None:
+    """First output's shape of the operators that ONNX's own inference does not know."""
+    first = shapes.get(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
+    if first is None or (node.domain not in ("com.microsoft", "") and node.domain):
+        return None
+    if node.op_type in _SAME_SHAPE and (node.domain == "com.microsoft" or node.op_type.startswith("Simplified")):
+        return first
+    if node.domain != "com.microsoft":
+        return None
+    others = [shapes.get(value) if value is not None else None for value in node.inputs[1:3]]
+    if node.op_type == "Attention" and others[0] is not None:
+        sizes = node.attributes.get("qkv_hidden_sizes")
+        width = sizes.as_ints()[2] if sizes is not None else others[0][1] // 3
+        return (*first[:2], width)
+    if node.op_type == "MultiHeadAttention" and len(first) == 3:
+        value = others[1] if len(others) > 1 and others[1] is not None else first
+        width = value[2] if len(value) == 3 else value[1] * value[3]
+        return (*first[:2], width)
+    if node.op_type in ("FusedMatMul", "TransposeMatMul") and others[0] is not None:
+        flag = {name: attr.as_int() for name, attr in node.attributes.items() if name in ("transA", "transB")}
+        a = first[:-2] + (first[:-3:-1] if flag.get("transA") else first[-2:])
+        b = others[0][:-2] + (others[0][:-3:-1] if flag.get("transB") else others[0][-2:])
+        return (*np.broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1])
+    return None
+
+
+def _evaluate(
+    node: ir.Node, model: ir.Model, shapes: dict[ir.Value, Shape], constants: dict[ir.Value, np.ndarray]
+) -> None:
+    """Content of a small output whose inputs are known."""
+    if node.domain not in ("", "ai.onnx"):
+        return
+    if node.op_type in ("Shape", "Size"):
+        shape = shapes.get(node.inputs[0]) if node.inputs[0] is not None else None
+        if shape is not None:
+            start, end = (node.attributes.get(name) for name in ("start", "end"))
+            cut = slice(start.as_int() if start else None, end.as_int() if end else None)
+            content = np.array(shape[cut] if node.op_type == "Shape" else np.prod(shape), dtype=np.int64)
+            constants[node.outputs[0]] = content
+            shapes.setdefault(node.outputs[0], content.shape)
+        return
+    if node.op_type not in _SHAPE_ARITHMETIC or any(v is not None and v not in constants for v in node.inputs):
+        return
+    outputs = [shapes.get(value) for value in node.outputs]
+    if any(shape is None or np.prod(shape, dtype=np.int64) > _LARGEST_CONSTANT for shape in outputs):
+        return
+    feeds = {value.name: constants[value] for value in node.inputs if value is not None}
+    try:
+        opsets = {domain: version for domain, version in model.graph.opset_imports.items() if domain in ("", "ai.onnx")}
+        runner = onnx.reference.ReferenceEvaluator(ir.to_proto(node), opsets=opsets or {"": 18})
+        results = runner.run(None, feeds)
+    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
+        return  # Content that cannot be told is no error: the shape alone may do.
+    for value, result in zip(node.outputs, results, strict=True):
+        constants[value] = np.asarray(result)

@@ -1,0 +1,227 @@
+"""Operators that move elements without changing them: transposing, adding and removing axes, repeating, reshaping."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import reduce
+
+import numpy as np
+import onnx_ir as ir
+
+from graph_passes.axes import Demand, Flow, Gain, Index, Need, NoRuleError, simplify, whole
+from graph_passes.probe import Shape
+from graph_passes.rules.labels import LabelRule, Labels, broadcast
+from graph_passes.shapes import set_shape_input
+
+
+def _transpose(node: ir.Node, flow: Flow) -> Labels:
+    rank = len(flow.shape(node.inputs[0]))
+    order = node.attributes.get_ints("perm", None) if "perm" in node.attributes else tuple(reversed(range(rank)))
+    return Labels((tuple(range(rank)),), (tuple(order),), frozenset((0,)))
+
+
+def _axes(node: ir.Node, flow: Flow) -> list[int] | None:
+    """The axis list of Squeeze and Unsqueeze, an attribute before opset 13 and an input since."""
+    if "axes" in node.attributes:
+        return list(node.attributes["axes"].as_ints())
+    if len(node.inputs) < 2 or node.inputs[1] is None:
+        return None
+    constant = flow.probe.constant(node.inputs[1])
+    if constant is None:
+        raise NoRuleError("has axes that are computed at run time")
+    return [int(axis) for axis in constant.reshape(-1)]
+
+
+def _unsqueeze(node: ir.Node, flow: Flow) -> Labels:
+    rank = len(flow.shape(node.outputs[0]))
+    new = {axis % rank for axis in _axes(node, flow) or ()}
+    labels = iter(range(rank))
+    outputs = tuple(None if axis in new else next(labels) for axis in range(rank))
+    return Labels((tuple(range(rank - len(new))), None), (outputs,), frozenset((0,)))
+
+
+def _squeeze(node: ir.Node, flow: Flow) -> Labels:
+    shape = flow.shape(node.inputs[0])
+    given = _axes(node, flow)
+    gone = {axis % len(shape) for axis in given} if given is not None else {a for a, n in enumerate(shape) if n == 1}
+    labels = tuple(None if axis in gone else axis for axis in range(len(shape)))
+    return Labels((labels, None), (tuple(label for label in labels if label is not None),), frozenset((0,)))
+
+
+def _expand(node: ir.Node, flow: Flow) -> Labels:
+    inputs, out = broadcast(node, flow, (0,))
+    return Labels(tuple(inputs), (out,), frozenset((0,)))
+
+
+def _fill(node: ir.Node, flow: Flow) -> Labels:
+    return Labels((None,), (tuple(range(len(flow.shape(node.outputs[0])))),))
+
+
+def _restate_shape(node: ir.Node, demand: Demand, flow: Flow) -> None:
+    set_shape_input(node, node.inputs[0] if node.op_type == "Expand" else None, demand.outputs[0], flow.probe)
+
+
+def groups(before: Shape, after: Shape) -> list[tuple[range, range]]:
+    """Axes of a reshaped tensor that are split and merged among themselves, as ranges of (input axes, output axes).
+
+    Row-major order splits a reshape wherever the products of the leading sizes agree.
+    """
+    found: list[tuple[range, range]] = []
+    i = j = 0
+    while i < len(before) or j < len(after):
+        start = (i, j)
+        one = other = 1
+        if i < len(before) and j < len(after):
+            one, other, i, j = before[i], after[j], i + 1, j + 1
+        while one != other or (not i < len(before)) != (not j < len(after)):
+            if i < len(before) and (one < other or (one == other and before[i] == 1)):
+                one, i = one * before[i], i + 1
+            elif j < len(after) and (one > other or (one == other and after[j] == 1)):
+                other, j = other * after[j], j + 1
+            else:
+                break
+        if start == (i, j):
+            raise NoRuleError(f"turns {before} into {after}, which are not the same elements")
+        found.append((range(start[0], i), range(start[1], j)))
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class ReshapeRule:
+    """Reshape and Flatten: indices of the merged axes are regrouped; what is not a whole box is widened to one."""
+
+    selective: bool = False
+
+    def _groups(self, node: ir.Node, flow: Flow) -> list[tuple[range, range]]:
+        source, target = node.inputs[0], node.outputs[0]
+        flow.shape(source)
+        found = [groups(a, b) for a, b in zip(flow.probe.shapes(source), flow.probe.shapes(target), strict=True)]
+        if found[0] != found[1]:
+            raise NoRuleError("regroups axes differently for other input sizes")
+        return found[0]
+
+    def demand(self, node: ir.Node, outputs: Sequence[Need], flow: Flow) -> Demand:
+        before, after = flow.shape(node.inputs[0]), flow.shape(node.outputs[0])
+        need, held = list(whole(len(before))), list(outputs[0])
+        for ins, outs in self._groups(node, flow):
+            if all(held[axis] is None for axis in outs):
+                continue
+            if len(ins) == len(outs) == 1:
+                need[ins[0]] = held[outs[0]]
+                continue
+            wanted = _box([held[axis] for axis in outs], [after[axis] for axis in outs])
+            sides = _sides(wanted.reshape([before[axis] for axis in ins]))
+            got = _box(sides, [before[axis] for axis in ins]).reshape([after[axis] for axis in outs])
+            kept = _sides(got)
+            if not np.array_equal(_box(kept, got.shape), got):
+                raise NoRuleError("splits the heads over axes that do not go one by one")
+            for axis, index in zip(ins, sides, strict=True):
+                need[axis] = index
+            for axis, index in zip(outs, kept, strict=True):
+                held[axis] = index
+        return Demand((tuple(need), None), (tuple(held),))
+
+    def gain(self, node: ir.Node, gains: Sequence[Gain | None], flow: Flow) -> list[Gain | None]:
+        gain = gains[0]
+        if gain is None:
+            raise NoRuleError("takes its shape from a gate")
+        before, after = flow.shape(node.inputs[0]), flow.shape(node.outputs[0])
+        arrays: list[np.ndarray | None] = [None] * len(after)
+        for ins, outs in self._groups(node, flow):
+            if all(gain.axes[axis] is None for axis in ins):
+                continue
+            factors = [np.ones(before[a]) if gain.axes[a] is None else gain.axes[a] for a in ins]
+            box = reduce(np.multiply.outer, factors).reshape([after[axis] for axis in outs])
+            for place, axis in enumerate(outs):
+                # The factor of one axis is the box seen along it, if the box does not change along the others.
+                along = np.moveaxis(box, place, 0).reshape(box.shape[place], -1)
+                if (along == along[:, :1]).all() and not (box == box.flat[0]).all():
+                    arrays[axis] = along[:, 0]
+            filled = [np.ones(after[a]) if arrays[a] is None else arrays[a] for a in outs]
+            if not np.array_equal(reduce(np.multiply.outer, filled), box):
+                if not (box == box.flat[0]).all():
+                    raise NoRuleError("splits the heads over several axes")
+                arrays[outs[-1]] = np.full(after[outs[-1]], box.flat[0])
+        return [Gain(tuple(arrays), gain.sites)]
+
+    def mixes(self, node: ir.Node, index: int, axis: int, flow: Flow) -> bool:
+        return False
+
+    def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], flow: Flow) -> None:
+        if node.op_type == "Reshape":
+            set_shape_input(node, node.inputs[0], demand.outputs[0], flow.probe)
+
+
+def _box(sides: Sequence[Index], sizes: Sequence[int]) -> np.ndarray:
+    """Boolean array that is true where every axis's position is in its index."""
+    flags = []
+    for index, size in zip(sides, sizes, strict=True):
+        flag = np.ones(size, bool)
+        if index is not None:
+            flag[:] = False
+            flag[index] = True
+        flags.append(flag)
+    return reduce(np.logical_and.outer, flags) if flags else np.array(True)
+
+
+def _sides(box: np.ndarray) -> list[Index]:
+    """The smallest index an axis that together cover every true entry."""
+    rank = box.ndim
+    return [
+        simplify(np.flatnonzero(box.any(axis=tuple(a for a in range(rank) if a != axis))), box.shape[axis])
+        for axis in range(rank)
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class ShapeRule:
+    """Shape: reads no content; after a cut it still reports the sizes that the graph was made for."""
+
+    selective: bool = True
+
+    def demand(self, node: ir.Node, outputs: Sequence[Need], flow: Flow) -> Demand:
+        return Demand((None,), tuple(outputs))
+
+    def gain(self, node: ir.Node, gains: Sequence[Gain | None], flow: Flow) -> list[Gain | None]:
+        return [None]
+
+    def mixes(self, node: ir.Node, index: int, axis: int, flow: Flow) -> bool:
+        return False
+
+    def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], flow: Flow) -> None:
+        source, out = node.inputs[0], node.outputs[0]
+        need = held[0]
+        if need is None or source is None or node.graph is None:
+            return
+        shape = flow.shape(source)
+        start, end, _ = slice(node.attributes.get_int("start", 0), node.attributes.get_int("end", None)).indices(
+            len(shape)
+        )
+        parts: list[ir.Value] = []
+        nodes: list[ir.Node] = []
+        for axis in range(start, end):
+            if need[axis] is None:
+                part = ir.node("Shape", [source], {"start": axis, "end": axis + 1})
+                nodes.append(part)
+            elif flow.probe.fixed(source, axis):
+                part = ir.node("Constant", [], {"value_ints": [shape[axis]]})
+                nodes.append(part)
+            else:
+                raise NoRuleError("reports the size of an axis that batch and heads share")
+            parts.append(part.outputs[0])
+        joined = ir.node("Concat", parts, {"axis": 0})
+        node.graph.insert_before(node, [*nodes, joined])
+        ir.convenience.replace_all_uses_with(out, joined.outputs[0], replace_graph_outputs=True)
+
+
+RULES = {
+    ("", "Transpose"): LabelRule(_transpose),
+    ("", "Unsqueeze"): LabelRule(_unsqueeze),
+    ("", "Squeeze"): LabelRule(_squeeze),
+    ("", "Expand"): LabelRule(_expand, _restate_shape),
+    ("", "ConstantOfShape"): LabelRule(_fill, _restate_shape),
+    ("", "Reshape"): ReshapeRule(),
+    ("", "Flatten"): ReshapeRule(),
+    ("", "Shape"): ShapeRule(),
+}

@@ -1,0 +1,78 @@
+"""Shrink a graph by a plan: every pass, in order, and what they did."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import onnx_ir as ir
+
+from graph_passes.axes import Refusal
+from graph_passes.gates import find_gates, set_gates
+from graph_passes.passes import CleanUp, FoldGates, InsertGates, Normalize, RemoveEmptyAttention, RemoveHeads
+from graph_passes.plan import Plan
+
+
+@dataclasses.dataclass(frozen=True)
+class Removed:
+    """Heads removed at one site: original ids, ascending."""
+
+    site: str
+    heads: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Shrunk:
+    """A shrunk graph and what was done to it.
+
+    Attributes:
+        model: the graph. It computes what the graph given computes with the plan's gates.
+        removed: heads removed, one entry a site that lost any.
+        folded: sites whose gates no longer cost a multiplication.
+        refused: sites left whole, still gated as the plan says, and the operator in the way.
+        parameters: elements of floating-point initializers (before, after).
+    """
+
+    model: ir.Model
+    removed: tuple[Removed, ...]
+    folded: tuple[str, ...]
+    refused: tuple[Refusal, ...]
+    parameters: tuple[int, int]
+
+
+def shrink(model: ir.Model, plan: Plan) -> Shrunk:
+    """Remove the heads that a plan drops from a graph, physically.
+
+    Args:
+        model: an ONNX graph with or without gates; it is edited in place.
+        plan: which heads stay; its sites meet the graph's attention by gate, name or order.
+
+    Raises:
+        PlanError: the plan's sites are not the graph's.
+    """
+    before = count_parameters(model)
+    Normalize()(model)
+    InsertGates(plan)(model)
+    set_gates(model.graph, plan)
+    fold = FoldGates()
+    fold(model)
+    RemoveEmptyAttention()(model)
+    remove = RemoveHeads()
+    remove(model)
+    CleanUp()(model)
+    left = frozenset(find_gates(model.graph))
+    refused = frozenset().union(*(refusal.sites for refusal in remove.refused)) if remove.refused else frozenset()
+    removed = tuple(
+        Removed(site.name, site.dropped) for site in plan.sites if site.dropped and site.name not in refused
+    )
+    folded = tuple(site.name for site in plan.sites if site.name not in left)
+    return Shrunk(model, removed, folded, tuple(remove.refused), (before, count_parameters(model)))
+
+
+def count_parameters(model: ir.Model) -> int:
+    """Elements of all floating-point initializers of at least one axis (scalars are arithmetic, not parameters)."""
+    return sum(
+        math.prod(int(size) for size in value.const_value.shape)
+        for value in model.graph.initializers.values()
+        if value.const_value is not None and value.const_value.dtype.is_floating_point() and value.const_value.shape
+    )
