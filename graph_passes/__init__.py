@@ -1,5 +1,6 @@
 """ONNX in, ONNX out: shrink a transformer's graph by a plan. Imports neither torch nor compressor."""
 
+from graph_passes.attention import GraphSite, find_attention
 from graph_passes.axes import Refusal
 from graph_passes.errors import GraphError, GraphPassError, PlanError, RefusedError
 from graph_passes.files import load, save
@@ -9,6 +10,7 @@ from graph_passes.shrink import Removed, Shrunk, count_parameters, shrink
 __all__ = [
     "GraphError",
     "GraphPassError",
+    "GraphSite",
     "Kind",
     "Plan",
     "PlanError",
@@ -18,6 +20,7 @@ __all__ = [
     "Shrunk",
     "SitePlan",
     "count_parameters",
+    "find_attention",
     "load",
     "save",
     "shrink",

@@ -21,14 +21,60 @@ _SIZES = ((3, 5, 7, 11, 13, 17, 19, 23), (5, 7, 11, 13, 17, 19, 23, 29))
 
 # Integer arithmetic that exporters use to compute shapes; anything else keeps its content to itself.
 _SHAPE_ARITHMETIC = frozenset(
-    ["Add", "And", "Cast", "CastLike", "Concat", "Constant", "ConstantOfShape", "Div", "Equal", "Expand", "Floor", "Gather", "Identity", "Less", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Range", "ReduceProd", "Reshape", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where"]
+    [
+        "Add",
+        "And",
+        "Cast",
+        "CastLike",
+        "Concat",
+        "Constant",
+        "ConstantOfShape",
+        "Div",
+        "Equal",
+        "Expand",
+        "Floor",
+        "Gather",
+        "Identity",
+        "Less",
+        "Max",
+        "Min",
+        "Mod",
+        "Mul",
+        "Neg",
+        "Not",
+        "Or",
+        "Range",
+        "ReduceProd",
+        "Reshape",
+        "Slice",
+        "Split",
+        "Sqrt",
+        "Squeeze",
+        "Sub",
+        "Transpose",
+        "Unsqueeze",
+        "Where",
+    ]
 )
 _LARGEST_CONSTANT = 4096
 
 # Operators beside the ONNX standard whose first output has the shape of their first input.
 _SAME_SHAPE = frozenset(
-    ["BiasGelu", "FastGelu", "Gelu", "GroupQueryAttention", "QuickGelu", "RotaryEmbedding", "SimplifiedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization"]
+    [
+        "BiasGelu",
+        "FastGelu",
+        "Gelu",
+        "GroupQueryAttention",
+        "QuickGelu",
+        "RotaryEmbedding",
+        "SimplifiedLayerNormalization",
+        "SkipLayerNormalization",
+        "SkipSimplifiedLayerNormalization",
+    ]
 )
+
+BATCH = (_SIZES[0][0], _SIZES[1][0])
+"""Size of the batch in each walk."""
 
 Shape = tuple[int, ...]
 

@@ -1,23 +1,116 @@
-"""Insert the gates of a plan into a graph that has none."""
+"""Insert the gates of a plan into a graph that has none, wherever it came from."""
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
+from graph_passes.attention import GraphSite, find_attention
 from graph_passes.errors import PlanError
-from graph_passes.gates import find_gates
-from graph_passes.plan import Plan
+from graph_passes.gates import find_gates, gate_content, gate_name
+from graph_passes.plan import Plan, SitePlan
 
 
 class InsertGates(ir.passes.InPlacePass):
-    """Multiply each site's attention output by a gate initializer named after the site."""
+    """Multiply each site's attention output by a gate initializer named after the site.
+
+    Cases, by how the plan's sites meet the graph's attention:
+        1. Gates are there: nothing is inserted. They must be the plan's, head for head.
+        2. The exporter left module paths: each site's path is one attention's scope, up to prefixes of wrappers.
+        3. It left none: as many attentions as sites, with the same heads, in the same order.
+
+    Raises (from `call`):
+        PlanError: none of these; the message says what does not fit.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        there = find_gates(model.graph)
-        missing = [site.name for site in self.plan.sites if site.name not in there]
-        if missing:
-            raise PlanError(f"site {missing[0]} has no gate in this graph")
-        return ir.passes.PassResult(model, False)
+        gates = find_gates(model.graph)
+        if gates:
+            _check_gates(self.plan, gates)
+            return ir.passes.PassResult(model, False)
+        for site, place in _meet(self.plan, find_attention(model)):
+            _insert(model.graph, site, place)
+        return ir.passes.PassResult(model, True)
+
+
+def _check_gates(plan: Plan, gates: dict[str, ir.Value]) -> None:
+    """Case 1."""
+    for site in plan.sites:
+        if site.name not in gates:
+            raise PlanError(f"site {site.name} is not in this graph, which has {_listed(gates)}; use its own plan")
+        if gate_content(site, gates[site.name]) is None:
+            size = gates[site.name].const_value
+            raise PlanError(
+                f"site {site.name}: the plan has {site.heads} heads, the graph's gate has "
+                f"{size.size if size is not None else 0}; use the graph's own plan"
+            )
+    names = {site.name for site in plan.sites}
+    for name in gates:
+        if name not in names:
+            raise PlanError(f"the graph's site {name} is not in the plan; use the graph's own plan")
+
+
+def _meet(plan: Plan, places: list[GraphSite]) -> list[tuple[SitePlan, GraphSite]]:
+    """Pair the plan's sites with the graph's attentions (cases 2 and 3)."""
+    if len(places) != len(plan.sites):
+        raise PlanError(
+            f"the plan has {len(plan.sites)} sites and the graph {len(places)} attentions that can be told; "
+            "use a plan of this model, or export the graph with its gates"
+        )
+    by_name = [[place for place in places if _same_path(site.name, place.name)] for site in plan.sites]
+    distinct = len({id(place) for found in by_name for place in found})
+    if all(len(found) == 1 for found in by_name) and distinct == len(places):
+        pairs = [(site, found[0]) for site, found in zip(plan.sites, by_name, strict=True)]
+    elif not any(by_name):
+        pairs = list(zip(plan.sites, places, strict=True))
+    else:
+        site = next(site for site, found in zip(plan.sites, by_name, strict=True) if len(found) != 1)
+        raise PlanError(
+            f"site {site.name} could be several attentions of this graph, which has "
+            f"{_listed(place.name or 'a nameless one' for place in places)}; export the graph with its gates"
+        )
+    for site, place in pairs:
+        if (site.heads, site.head_dim) != (place.heads, place.head_dim):
+            raise PlanError(
+                f"site {site.name}: the plan has {site.heads} heads of {site.head_dim}, the graph {place.heads} of "
+                f"{place.head_dim} at {place.name or 'that place'}; use a plan of this model"
+            )
+    return pairs
+
+
+def _same_path(site: str, scope: str | None) -> bool:
+    """Whether a node's scope lies in a site's module, up to a prefix that one of the two has and the other lacks."""
+    if scope is None:
+        return False
+    mine, theirs = site.split("."), scope.split(".")
+    starts = range(max(len(mine), len(theirs)))
+    inside = any(theirs[start : start + len(mine)] == mine for start in starts)
+    return inside or any(mine[start:] == theirs for start in starts if mine[start:])
+
+
+def _listed(names: object) -> str:
+    known = [str(name) for name in names]  # type: ignore[attr-defined]
+    return ", ".join(known[:4]) + (f" and {len(known) - 4} more" if len(known) > 4 else "")
+
+
+def _insert(graph: ir.Graph, site: SitePlan, place: GraphSite) -> None:
+    value, producer = place.output, place.output.producer()
+    assert producer is not None
+    rank = len(value.shape) if value.shape is not None else (4 if place.axis == 1 else 3)
+    if place.axis == rank - 1:
+        content = np.repeat(np.array(site.gate), site.head_dim)
+    else:
+        content = np.array(site.gate).reshape(-1, *(1,) * (rank - 1 - place.axis))
+    dtype = value.dtype or ir.DataType.FLOAT
+    tensor = ir.Tensor(content.astype(dtype.numpy()), dtype=dtype, name=gate_name(site.name))
+    gate = ir.Value(name=tensor.name, const_value=tensor, type=ir.TensorType(dtype), shape=tensor.shape)
+    graph.register_initializer(gate)
+    product = ir.node("Mul", [value, gate], name=f"{site.name}/gate")
+    product.outputs[0].dtype, product.outputs[0].shape = value.dtype, value.shape
+    readers = list(value.uses())
+    graph.insert_after(producer, product)
+    for node, position in readers:
+        node.replace_input_with(position, product.outputs[0])
