@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import onnx_ir as ir
@@ -58,6 +58,15 @@ class Refusal:
     why: str
 
 
+class _Use(NamedTuple):
+    """One use of a tensor: by an input of a node (None: by the graph's outputs), and for which sites."""
+
+    node: ir.Node | None
+    position: int
+    need: Need
+    sites: frozenset[str]
+
+
 class NoRuleError(Exception):
     """Raised by a rule that cannot pass heads through this node; the message says why."""
 
@@ -73,8 +82,9 @@ class Demand:
 class Rule(Protocol):
     """How one operator passes indices on. All needs are in positions of the untouched graph."""
 
-    selective: bool
-    """Whether the operator takes only a part of an input even when its whole output is needed."""
+    @property
+    def selective(self) -> bool:
+        """Whether the operator takes only a part of an input even when its whole output is needed."""
 
     def demand(self, node: ir.Node, outputs: Sequence[Need], flow: Flow) -> Demand:
         """What the inputs must hold so that the outputs hold at least `outputs`."""
@@ -199,17 +209,17 @@ class Flow:
     # -- backward: needs -----------------------------------------------------------------------------------------
 
     def _backward(self) -> None:
-        asked: dict[ir.Value, list[tuple[ir.Node | None, int, Need, frozenset[str]]]] = {}
+        asked: dict[ir.Value, list[_Use]] = {}
         for value in self.graph.outputs:
-            shape = self.probe.shape(value)
-            asked.setdefault(value, []).append((None, 0, whole(len(shape or ())), frozenset()))
+            need = whole(len(self.probe.shape(value) or ()))
+            asked.setdefault(value, []).append(_Use(None, 0, need, frozenset()))
         for node in reversed(self.graph):
             outputs = [self._gather(value, asked) for value in node.outputs]
             sites = frozenset().union(*(self._sites.get(value, frozenset()) for value in node.outputs))
             demand, tags = self._ask(node, outputs, sites)
-            for position, (value, need) in enumerate(zip(node.inputs, demand.inputs, strict=False)):
-                if value is not None and need is not None:
-                    asked.setdefault(value, []).append((node, position, need, tags))
+            for position, (source, need) in enumerate(zip(node.inputs, demand.inputs, strict=False)):
+                if source is not None and need is not None:
+                    asked.setdefault(source, []).append(_Use(node, position, need, tags))
         for value in self.graph.inputs:
             self._gather(value, asked)
             if value in self.needs:
@@ -235,28 +245,29 @@ class Flow:
         inputs = tuple(whole(len(self.probe.shape(v) or ())) if v is not None else None for v in node.inputs)
         return Demand(inputs, tuple(outputs)), frozenset()
 
-    def _gather(
-        self, value: ir.Value, asked: dict[ir.Value, list[tuple[ir.Node | None, int, Need, frozenset[str]]]]
-    ) -> Need:
+    def _gather(self, value: ir.Value, asked: dict[ir.Value, list[_Use]]) -> Need:
         """Everything that is asked of a value, over all its uses."""
         shape = self.probe.shape(value) or ()
         uses = asked.pop(value, [])
         if value in self._inner_uses:
-            uses = [*uses, (None, 0, whole(len(shape)), frozenset())]
-        sites = frozenset().union(*(tags for _, _, need, tags in uses if partial(need)))
+            uses = [*uses, _Use(None, 0, whole(len(shape)), frozenset())]
+        sites = frozenset().union(*(use.sites for use in uses if partial(use.need)))
         if not sites:
             return whole(len(shape))
         need: list[Index] = []
         for axis, size in enumerate(shape):
-            indices = [one[axis] if len(one) == len(shape) else None for _, _, one, _ in uses]
+            indices = [use.need[axis] for use in uses]
             index = indices[0]
             for other in indices[1:]:
                 index = union(index, other)
             need.append(simplify(np.unique(index) if index is not None else None, size))
-            narrower = any(one is not None for one in indices)
-            for (node, position, _, _), one in zip(uses, indices, strict=True):
-                if narrower and one is None and self._mixes(node, position, axis):
-                    op, name = (node.op_type, node.name) if node is not None else ("graph output", value.name)
+            if all(one is None for one in indices):
+                continue
+            for use in uses:
+                if use.need[axis] is None and self._mixes(use.node, use.position, axis):
+                    op, name = (
+                        (use.node.op_type, use.node.name) if use.node is not None else ("graph output", value.name)
+                    )
                     why = f"needs every head of {value.name}, so none can be dropped from it"
                     self.refusals.append(Refusal(sites, op, name or "", why))
         if partial(tuple(need)):
@@ -290,5 +301,5 @@ def _drops(gain: Gain) -> bool:
 
 def _captured(graph: ir.Graph) -> frozenset[ir.Value]:
     """Tensors of the main graph that bodies of `If`, `Loop` and `Scan` read."""
-    inside = {value for node in graph.all_nodes() if node.graph is not graph for value in node.inputs if value}
-    return frozenset(value for value in inside if value.graph is graph)
+    inside = {value for node in graph.all_nodes() if node.graph is not graph for value in node.inputs}
+    return frozenset(value for value in inside if value is not None and value.graph is graph)

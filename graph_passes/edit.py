@@ -11,7 +11,7 @@ from graph_passes.axes import Index, Need
 
 
 def cut_value(value: ir.Value, axis: int, positions: Index, before: ir.Node) -> ir.Value:
-    """A tensor that holds only `positions` of an axis, made just before a node: Slice where they are a run, else Gather."""
+    """A tensor that holds only `positions` of an axis, made just before a node: by Slice for a run, else by Gather."""
     graph = before.graph
     if positions is None or graph is None:
         return value
@@ -24,7 +24,8 @@ def cut_value(value: ir.Value, axis: int, positions: Index, before: ir.Node) -> 
         constants = [ir.node("Constant", [], {"value": ir.tensor(positions.astype(np.int64))})]
         cut = ir.node("Gather", [value, constants[0].outputs[0]], {"axis": axis})
     graph.insert_before(before, [*constants, cut])
-    cut.outputs[0].dtype = value.dtype
+    if value.dtype is not None:
+        cut.outputs[0].dtype = value.dtype
     return cut.outputs[0]
 
 
@@ -46,7 +47,7 @@ def set_ints(node: ir.Node, position: int, values: Sequence[int] | np.ndarray) -
 
 def cut_tensor(tensor: ir.TensorProtocol, need: Need, name: str) -> ir.LazyTensor:
     """A tensor cut to the indices needed, read from its file only when it is written."""
-    shape = [size if index is None else len(index) for size, index in zip(tensor.shape, need, strict=True)]
+    shape = [size if index is None else len(index) for size, index in zip(tensor.shape.numpy(), need, strict=True)]
 
     def read() -> ir.TensorProtocol:
         content = tensor.numpy()
@@ -55,7 +56,7 @@ def cut_tensor(tensor: ir.TensorProtocol, need: Need, name: str) -> ir.LazyTenso
                 content = np.take(content, index, axis=axis)
         return ir.Tensor(content, dtype=tensor.dtype, name=name)
 
-    return ir.LazyTensor(read, tensor.dtype, ir.Shape([int(size) for size in shape]), name=name)
+    return ir.LazyTensor(read, tensor.dtype, ir.Shape(shape), name=name)
 
 
 def scale_tensor(tensor: ir.TensorProtocol, axis: int, factors: np.ndarray, name: str) -> ir.LazyTensor:
@@ -67,4 +68,4 @@ def scale_tensor(tensor: ir.TensorProtocol, axis: int, factors: np.ndarray, name
         content = tensor.numpy()
         return ir.Tensor((content * factors.reshape(shape)).astype(content.dtype), dtype=tensor.dtype, name=name)
 
-    return ir.LazyTensor(read, tensor.dtype, ir.Shape([int(size) for size in tensor.shape]), name=name)
+    return ir.LazyTensor(read, tensor.dtype, ir.Shape(tensor.shape.numpy()), name=name)

@@ -33,7 +33,7 @@ def gate_content(site: SitePlan, gate: ir.Value) -> np.ndarray | None:
     each = tensor.size // site.heads
     if each != 1 and each != site.head_dim:
         return None
-    content = np.repeat(np.array(site.gate), each).reshape(tuple(int(size) for size in tensor.shape))
+    content = np.repeat(np.array(site.gate), each).reshape(tensor.shape.numpy())
     return content.astype(tensor.dtype.numpy())
 
 

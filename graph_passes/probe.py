@@ -1,8 +1,8 @@
 """What shape has every tensor? Found by walking the graph twice with concrete sizes for the free dimensions.
 
-Exporters leave shapes half known: dimensions are symbols, targets of `Reshape` are computed from `Shape`, and nothing is
-inferred past operators of other domains. With every free dimension set to a number, all of that becomes arithmetic on
-small constants. Two walks with different numbers tell what is fixed (equal in both) from what follows the input.
+Exporters leave shapes half known: dimensions are symbols, targets of `Reshape` are computed from `Shape`, and nothing
+is inferred past operators of other domains. With every free dimension set to a number, all of that becomes arithmetic
+on small constants. Two walks with different numbers tell what is fixed (equal in both) from what follows the input.
 """
 
 from __future__ import annotations
@@ -21,56 +21,15 @@ _SIZES = ((3, 5, 7, 11, 13, 17, 19, 23), (5, 7, 11, 13, 17, 19, 23, 29))
 
 # Integer arithmetic that exporters use to compute shapes; anything else keeps its content to itself.
 _SHAPE_ARITHMETIC = frozenset(
-    [
-        "Add",
-        "And",
-        "Cast",
-        "CastLike",
-        "Concat",
-        "Constant",
-        "ConstantOfShape",
-        "Div",
-        "Equal",
-        "Expand",
-        "Floor",
-        "Gather",
-        "Identity",
-        "Less",
-        "Max",
-        "Min",
-        "Mod",
-        "Mul",
-        "Neg",
-        "Not",
-        "Or",
-        "Range",
-        "ReduceProd",
-        "Reshape",
-        "Slice",
-        "Split",
-        "Sqrt",
-        "Squeeze",
-        "Sub",
-        "Transpose",
-        "Unsqueeze",
-        "Where",
-    ]
+    "Add And Cast CastLike Concat Constant ConstantOfShape Div Equal Expand Floor Gather Identity Less Max Min Mod Mul "
+    "Neg Not Or Range ReduceProd Reshape Slice Split Sqrt Squeeze Sub Transpose Unsqueeze Where".split()
 )
 _LARGEST_CONSTANT = 4096
 
 # Operators beside the ONNX standard whose first output has the shape of their first input.
 _SAME_SHAPE = frozenset(
-    [
-        "BiasGelu",
-        "FastGelu",
-        "Gelu",
-        "GroupQueryAttention",
-        "QuickGelu",
-        "RotaryEmbedding",
-        "SimplifiedLayerNormalization",
-        "SkipLayerNormalization",
-        "SkipSimplifiedLayerNormalization",
-    ]
+    "BiasGelu FastGelu Gelu GroupQueryAttention QuickGelu RotaryEmbedding SimplifiedLayerNormalization "
+    "SkipLayerNormalization SkipSimplifiedLayerNormalization".split()
 )
 
 BATCH = (_SIZES[0][0], _SIZES[1][0])
@@ -95,9 +54,13 @@ class Probe:
         """Shape under the first assignment of sizes, or None where it cannot be told."""
         return None if value is None else self._walks[0].shapes.get(value)
 
-    def shapes(self, value: ir.Value) -> tuple[Shape | None, Shape | None]:
+    def other_shape(self, value: ir.Value | None) -> Shape | None:
+        """Shape under the second assignment."""
+        return None if value is None else self._walks[1].shapes.get(value)
+
+    def shapes(self, value: ir.Value | None) -> tuple[Shape | None, Shape | None]:
         """Shapes under both assignments."""
-        return self._walks[0].shapes.get(value), self._walks[1].shapes.get(value)
+        return self.shape(value), self.other_shape(value)
 
     def stand_in(self, new: ir.Value, old: ir.Value) -> None:
         """Know a tensor that replaces another by the other's shape: positions stay those of the untouched graph."""
@@ -105,7 +68,7 @@ class Probe:
             if old in walk.shapes:
                 walk.shapes[new] = walk.shapes[old]
 
-    def fixed(self, value: ir.Value, axis: int) -> bool:
+    def fixed(self, value: ir.Value | None, axis: int) -> bool:
         """Whether the size of an axis is the same for every input."""
         one, other = self.shapes(value)
         return one is not None and other is not None and one[axis] == other[axis]
@@ -141,7 +104,7 @@ def _walk(model: ir.Model, sizes: Shape) -> _Walk:
         tensor = value.const_value
         if tensor is None:
             continue
-        learn(value, tuple(int(dim) for dim in tensor.shape), tensor.dtype)
+        learn(value, tuple(tensor.shape.numpy()), tensor.dtype)
         if tensor.size <= _LARGEST_CONSTANT and tensor.dtype != ir.DataType.STRING:
             constants[value] = tensor.numpy()
     for node in model.graph:
@@ -286,7 +249,7 @@ def _evaluate(
     outputs = [shapes.get(value) for value in node.outputs]
     if any(shape is None or np.prod(shape, dtype=np.int64) > _LARGEST_CONSTANT for shape in outputs):
         return
-    feeds = {value.name: constants[value] for value in node.inputs if value is not None}
+    feeds = {value.name or "": constants[value] for value in node.inputs if value is not None}
     try:
         opsets = {domain: version for domain, version in model.graph.opset_imports.items() if domain in ("", "ai.onnx")}
         runner = onnx.reference.ReferenceEvaluator(ir.to_proto(node), opsets=opsets or {"": 18})

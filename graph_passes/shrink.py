@@ -72,7 +72,9 @@ def shrink(model: ir.Model, plan: Plan) -> Shrunk:
 def count_parameters(model: ir.Model) -> int:
     """Elements of all floating-point initializers of at least one axis (scalars are arithmetic, not parameters)."""
     return sum(
-        math.prod(int(size) for size in value.const_value.shape)
+        math.prod(value.const_value.shape.numpy())
         for value in model.graph.initializers.values()
-        if value.const_value is not None and value.const_value.dtype.is_floating_point() and value.const_value.shape
+        if value.const_value is not None
+        and value.const_value.dtype.is_floating_point()
+        and len(value.const_value.shape) > 0
     )

@@ -42,10 +42,9 @@ def _remove_unit_gates(graph: ir.Graph) -> bool:
         if node.op_type != "Mul":
             continue
         for gate, other in (tuple(node.inputs), tuple(reversed(node.inputs))):
-            tensor = gate.const_value if gate is not None and gate.is_initializer() else None
-            if tensor is None or other is None or not (gate.name or "").endswith(SUFFIX):
+            if gate is None or other is None or not gate.is_initializer() or not (gate.name or "").endswith(SUFFIX):
                 continue
-            if np.all(tensor.numpy() == 1):
+            if gate.const_value is not None and np.all(gate.const_value.numpy() == 1):
                 ir.convenience.replace_all_uses_with(node.outputs[0], other, replace_graph_outputs=True)
                 graph.remove(node, safe=True)
                 changed = True

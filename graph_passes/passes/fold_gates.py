@@ -50,8 +50,8 @@ class FoldGates(ir.passes.InPlacePass):
             gate.const_value = ir.Tensor(ones, name=gate.name)
             self.folded.append(site)
         for (value, _, _), new in scaled.items():
-            if not value.uses() and value.name in model.graph.initializers:
-                name = value.name
+            name = value.name
+            if name is not None and not value.uses() and name in model.graph.initializers:
                 del model.graph.initializers[name]
                 new.name = name
         return ir.passes.PassResult(model, bool(self.folded))

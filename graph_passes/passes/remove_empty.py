@@ -1,4 +1,4 @@
-"""Remove empty attention: a layer that keeps no head is its output bias on the residual, not a product of width zero."""
+"""Remove empty attention: a layer without heads is its output bias on the residual, not a product of width zero."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class RemoveEmptyAttention(ir.passes.InPlacePass):
     def _follow(self, model: ir.Model, node: ir.Node, zeros: set[ir.Value], probe: Probe) -> None:
         out = node.outputs[0]
         first = node.inputs[0]
-        if node.op_type in _PRODUCTS or (node.op_type in _ZERO_IN_ZERO_OUT and first in zeros):
-            if not out.is_graph_output():
-                zeros.add(out)
-                return
+        zero = node.op_type in _PRODUCTS or (node.op_type in _ZERO_IN_ZERO_OUT and first in zeros)
+        if zero and not out.is_graph_output():
+            zeros.add(out)
+            return
         if node.op_type == "Add":
             (other,) = [value for value in node.inputs if value not in zeros] or [None]
             if other is None:
@@ -79,7 +79,7 @@ def _replace(out: ir.Value, other: ir.Value, probe: Probe) -> bool:
             return False
         for node in readers:
             rest = [value for value in node.inputs if value is not out]
-            if len(rest) != 1 or probe.shapes(rest[0]) != probe.shapes(node.outputs[0]):  # type: ignore[arg-type]
+            if len(rest) != 1 or probe.shapes(rest[0]) != probe.shapes(node.outputs[0]):
                 return False
     ir.convenience.replace_all_uses_with(out, other)
     return True

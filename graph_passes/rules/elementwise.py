@@ -26,12 +26,12 @@ def _rule(linear: str = "", data: int | None = None) -> LabelRule:
 
 
 _ONE_INPUT = (
-    "Abs Acos Asin Atan BitwiseNot Ceil Celu Cos Elu Erf Exp Floor Gelu HardSigmoid HardSwish IsInf IsNaN LeakyRelu Log "
-    "Mish Not Reciprocal Relu Round Selu Sigmoid Sign Sin Softplus Softsign Sqrt Tan Tanh ThresholdedRelu Swish"
+    "Abs Acos Asin Atan BitwiseNot Ceil Celu Cos Elu Erf Exp Floor Gelu HardSigmoid HardSwish IsInf IsNaN LeakyRelu "
+    "Log Mish Not Reciprocal Relu Round Selu Sigmoid Sign Sin Softplus Softsign Sqrt Tan Tanh ThresholdedRelu Swish"
 )
 _BROADCAST = (
-    "Add And BitwiseAnd BitwiseOr BitwiseXor Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod Or Pow PRelu "
-    "Sub Sum Where Xor"
+    "Add And BitwiseAnd BitwiseOr BitwiseXor Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod Or Pow "
+    "PRelu Sub Sum Where Xor"
 )
 
 RULES = {

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from functools import reduce
 
 import numpy as np
 import onnx_ir as ir
 
-from graph_passes.axes import Demand, Flow, Gain, Index, Need, NoRuleError, simplify, whole
+from graph_passes.axes import Demand, Flow, Gain, Index, Need, NoRuleError, Rule, simplify, whole
 from graph_passes.probe import Shape
 from graph_passes.rules.labels import LabelRule, Labels, broadcast
 from graph_passes.shapes import set_shape_input
@@ -17,7 +16,7 @@ from graph_passes.shapes import set_shape_input
 
 def _transpose(node: ir.Node, flow: Flow) -> Labels:
     rank = len(flow.shape(node.inputs[0]))
-    order = node.attributes.get_ints("perm", None) if "perm" in node.attributes else tuple(reversed(range(rank)))
+    order = node.attributes.get_ints("perm", tuple(reversed(range(rank))))
     return Labels((tuple(range(rank)),), (tuple(order),), frozenset((0,)))
 
 
@@ -95,11 +94,11 @@ class ReshapeRule:
 
     def _groups(self, node: ir.Node, flow: Flow) -> list[tuple[range, range]]:
         source, target = node.inputs[0], node.outputs[0]
-        flow.shape(source)
-        found = [groups(a, b) for a, b in zip(flow.probe.shapes(source), flow.probe.shapes(target), strict=True)]
-        if found[0] != found[1]:
+        found = groups(flow.shape(source), flow.shape(target))
+        before, after = flow.probe.other_shape(source), flow.probe.other_shape(target)
+        if before is None or after is None or groups(before, after) != found:
             raise NoRuleError("regroups axes differently for other input sizes")
-        return found[0]
+        return found
 
     def demand(self, node: ir.Node, outputs: Sequence[Need], flow: Flow) -> Demand:
         before, after = flow.shape(node.inputs[0]), flow.shape(node.outputs[0])
@@ -131,15 +130,14 @@ class ReshapeRule:
         for ins, outs in self._groups(node, flow):
             if all(gain.axes[axis] is None for axis in ins):
                 continue
-            factors = [np.ones(before[a]) if gain.axes[a] is None else gain.axes[a] for a in ins]
-            box = reduce(np.multiply.outer, factors).reshape([after[axis] for axis in outs])
+            box = _outer([gain.axes[axis] for axis in ins], [before[axis] for axis in ins])
+            box = box.reshape([after[axis] for axis in outs])
             for place, axis in enumerate(outs):
                 # The factor of one axis is the box seen along it, if the box does not change along the others.
                 along = np.moveaxis(box, place, 0).reshape(box.shape[place], -1)
                 if (along == along[:, :1]).all() and not (box == box.flat[0]).all():
                     arrays[axis] = along[:, 0]
-            filled = [np.ones(after[a]) if arrays[a] is None else arrays[a] for a in outs]
-            if not np.array_equal(reduce(np.multiply.outer, filled), box):
+            if not np.array_equal(_outer([arrays[a] for a in outs], [after[a] for a in outs]), box):
                 if not (box == box.flat[0]).all():
                     raise NoRuleError("splits the heads over several axes")
                 arrays[outs[-1]] = np.full(after[outs[-1]], box.flat[0])
@@ -153,16 +151,18 @@ class ReshapeRule:
             set_shape_input(node, node.inputs[0], demand.outputs[0], flow.probe)
 
 
+def _outer(factors: Sequence[np.ndarray | None], sizes: Sequence[int]) -> np.ndarray:
+    """Outer product of one factor an axis (None: ones)."""
+    product = np.ones(())
+    for factor, size in zip(factors, sizes, strict=True):
+        product = np.multiply.outer(product, np.ones(size) if factor is None else factor)
+    return product
+
+
 def _box(sides: Sequence[Index], sizes: Sequence[int]) -> np.ndarray:
     """Boolean array that is true where every axis's position is in its index."""
-    flags = []
-    for index, size in zip(sides, sizes, strict=True):
-        flag = np.ones(size, bool)
-        if index is not None:
-            flag[:] = False
-            flag[index] = True
-        flags.append(flag)
-    return reduce(np.logical_and.outer, flags) if flags else np.array(True)
+    pairs = zip(sides, sizes, strict=True)
+    return _outer([None if side is None else np.isin(np.arange(size), side) for side, size in pairs], sizes) != 0
 
 
 def _sides(box: np.ndarray) -> list[Index]:
@@ -215,7 +215,7 @@ class ShapeRule:
         ir.convenience.replace_all_uses_with(out, joined.outputs[0], replace_graph_outputs=True)
 
 
-RULES = {
+RULES: dict[tuple[str, str], Rule] = {
     ("", "Transpose"): LabelRule(_transpose),
     ("", "Unsqueeze"): LabelRule(_unsqueeze),
     ("", "Squeeze"): LabelRule(_squeeze),

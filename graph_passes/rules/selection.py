@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from graph_passes.axes import Demand, Flow, Gain, Index, Need, NoRuleError, simplify, union, whole
+from graph_passes.axes import Demand, Flow, Gain, Index, Need, NoRuleError, Rule, same, simplify, union, whole
 from graph_passes.edit import cut_value, positions_among, set_ints
 from graph_passes.rules.labels import LabelRule, Labels
 
@@ -25,28 +25,15 @@ class SliceRule:
 
     def _taken(self, node: ir.Node, flow: Flow) -> dict[int, np.ndarray | None]:
         """Input positions taken along each sliced axis; None where they depend on the input's size."""
-        shape = flow.shape(node.inputs[0])
-        if "starts" in node.attributes:
-            starts, ends = node.attributes["starts"].as_ints(), node.attributes["ends"].as_ints()
-            axes = node.attributes.get_ints("axes", tuple(range(len(starts))))
-            parts = [np.array(starts), np.array(ends), np.array(axes), np.ones(len(starts), int)]
-        else:
-            given = [flow.probe.constant(value) for value in node.inputs[1:]]
-            if len(given) > 2 and node.inputs[3] is not None and given[2] is None:
-                raise NoRuleError("slices axes that are computed at run time")
-            count = flow.shape(node.inputs[1])[0]
-            axes = given[2] if len(given) > 2 and given[2] is not None else np.arange(count)
-            steps = given[3] if len(given) > 3 else np.ones(count, int)
-            parts = [given[0], given[1], axes, steps]
+        source, shape = node.inputs[0], flow.shape(node.inputs[0])
+        starts, ends, axes, steps = _bounds(node, flow)
         taken: dict[int, np.ndarray | None] = {}
-        for place, axis in enumerate(int(axis) % len(shape) for axis in parts[2]):
-            known = all(part is not None for part in parts) and flow.probe.fixed(node.inputs[0], axis)
-            if not known:
-                full = shape[axis] == flow.shape(node.outputs[0])[axis] and flow.probe.fixed(node.outputs[0], axis)
-                taken[axis] = np.arange(shape[axis]) if full else None
-                continue
-            start, end, step = (int(parts[part][place]) for part in (0, 1, 3))
-            taken[axis] = np.arange(shape[axis])[slice(start, _end(end, step), step)]
+        for place, axis in enumerate(int(axis) % len(shape) for axis in axes):
+            if starts is not None and ends is not None and steps is not None and flow.probe.fixed(source, axis):
+                cut = slice(int(starts[place]), _end(int(ends[place]), int(steps[place])), int(steps[place]))
+                taken[axis] = np.arange(shape[axis])[cut]
+            else:
+                taken[axis] = None
         return taken
 
     def demand(self, node: ir.Node, outputs: Sequence[Need], flow: Flow) -> Demand:
@@ -65,10 +52,11 @@ class SliceRule:
             raise NoRuleError("takes its indices from a gate")
         arrays = list(gain.axes)
         for axis, taken in self._taken(node, flow).items():
-            if arrays[axis] is not None:
+            array = arrays[axis]
+            if array is not None:
                 if taken is None:
                     raise NoRuleError("takes indices that are computed at run time")
-                arrays[axis] = arrays[axis][taken]
+                arrays[axis] = array[taken]
         return [Gain(tuple(arrays), gain.sites)]
 
     def mixes(self, node: ir.Node, index: int, axis: int, flow: Flow) -> bool:
@@ -98,6 +86,22 @@ class SliceRule:
             if old is not None:
                 values = [neutral if order[i] in cut else int(value) for i, value in enumerate(old)]
                 set_ints(node, position, values)
+
+
+def _bounds(node: ir.Node, flow: Flow) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray, np.ndarray | None]:
+    """(starts, ends, axes, steps) of a Slice, attributes before opset 10 and inputs since; None: computed."""
+    if "starts" in node.attributes:
+        first, last = (np.array(node.attributes[name].as_ints()) for name in ("starts", "ends"))
+        axes = node.attributes.get_ints("axes", tuple(range(len(first))))
+        return first, last, np.array(axes), np.ones(len(first), np.int64)
+    count = flow.shape(node.inputs[1])[0]
+    given = [*node.inputs[1:], None, None][:4]
+    starts, ends, axes_, steps = (flow.probe.constant(value) for value in given)
+    if axes_ is None:
+        if given[2] is not None:
+            raise NoRuleError("slices axes that are computed at run time")
+        axes_ = np.arange(count)
+    return starts, ends, axes_, np.ones(count, np.int64) if given[3] is None else steps
 
 
 def _end(end: int, step: int) -> int | None:
@@ -205,7 +209,7 @@ class ConcatRule:
                 sizes = [flow.shape(value)[axis] for value in node.inputs]
                 filled = [np.ones(n) if part is None else part for part, n in zip(parts, sizes, strict=True)]
                 arrays[other] = np.concatenate(filled)
-            elif all(part is not None and np.array_equal(part, parts[0]) for part in parts):
+            elif all(same(part, parts[0]) for part in parts):
                 arrays[other] = parts[0]
             else:
                 raise NoRuleError("joins gated and other tensors")
@@ -282,7 +286,7 @@ def _triangle(node: ir.Node, flow: Flow) -> Labels:
     return Labels((axes, None), (axes,), frozenset((0,)), mixed=frozenset(axes[-2:]))
 
 
-RULES = {
+RULES: dict[tuple[str, str], Rule] = {
     ("", "Slice"): SliceRule(),
     ("", "Split"): SplitRule(),
     ("", "Concat"): ConcatRule(),
