@@ -1,0 +1,38 @@
+"""Make transformers smaller and faster where they are deployed, and prove it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from compressor.export import export_reference
+    from compressor.pipeline import compress
+    from compressor.recipe import Recipe
+    from compressor.report.schema import Report
+    from compressor.sites import Site, find_sites, gated
+
+__all__ = ["Recipe", "Report", "Site", "compress", "export_reference", "find_sites", "gated"]
+
+_HOMES = {
+    "Recipe": "compressor.recipe",
+    "Report": "compressor.report.schema",
+    "Site": "compressor.sites",
+    "compress": "compressor.pipeline",
+    "export_reference": "compressor.export",
+    "find_sites": "compressor.sites",
+    "gated": "compressor.sites",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Resolved on first use: `import compressor` and `compress --help` need not wait for torch.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
