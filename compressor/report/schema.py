@@ -9,8 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from graph_passes import Plan
 
 
+# JSON has no infinity: an error without bound is written as "Infinity" and read back as the number.
+_STRICT = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+
 class _Row(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = _STRICT
 
 
 class Point(_Row):
@@ -107,7 +111,7 @@ class Refusal(_Row):
 class Report(BaseModel):
     """Everything a run did, measured and refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = _STRICT
 
     version: Literal[1] = 1
     verdict: str

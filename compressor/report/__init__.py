@@ -1,0 +1,30 @@
+"""The report of a run: its data, its verdict, its page and its summary in the terminal."""
+
+from compressor.report.files import load, write
+from compressor.report.schema import (
+    EngineFacts,
+    Latency,
+    Point,
+    Proof,
+    Refusal,
+    Report,
+    Score,
+    Speed,
+)
+from compressor.report.terminal import summary
+from compressor.report.judgement import verdict
+
+__all__ = [
+    "EngineFacts",
+    "Latency",
+    "Point",
+    "Proof",
+    "Refusal",
+    "Report",
+    "Score",
+    "Speed",
+    "load",
+    "summary",
+    "verdict",
+    "write",
+]

@@ -1,0 +1,131 @@
+"""The report as one page that needs nothing but itself: no script, no font, no picture from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from compressor.report import pictures, words
+from compressor.report.headmap import head_maps
+from compressor.report.judgement import headline_scores, readable, tone
+from compressor.report.schema import Report, Speed
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture and the words that stand for it."""
+
+    title: str
+    told: str
+    svg: Markup | None
+
+
+def render(report: Report) -> str:
+    """The page. Everything that comes out of the report is escaped; only the pictures, made of numbers, are not."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("compressor", "report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals["words"] = words
+    environment.globals["named"] = _named
+    environment.filters["data"] = _data
+    return environment.get_template("page.html").render(
+        report=report,
+        tone=tone(report.plan, report.speeds, report.proofs, report.gate, report.refused),
+        tiles=_tiles(report),
+        maps=head_maps(report.plan),
+        curves=_curves(report),
+        ratios=pictures.ratios(report.speeds) if report.speeds else None,
+        latencies=[_latencies(speed) for speed in report.speeds],
+        cases=list(dict.fromkeys(case for proof in report.proofs for case in proof.cases)),
+        shares=_shares(report.seconds),
+    )
+
+
+def _named(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Names and values for a list of facts: text bare, anything else as JSON."""
+    return [
+        (name.replace("_", " "), value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
+        for name, value in values.items()
+    ]
+
+
+def _data(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str, indent=1)
+
+
+def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Each stage's time as a percentage of the longest."""
+    longest = max((taken for taken in seconds.values() if math.isfinite(taken)), default=0.0)
+    return {
+        stage: 100 * taken / longest if longest > 0 and 0 <= taken <= longest else 0.0
+        for stage, taken in seconds.items()
+    }
+
+
+def _tiles(report: Report) -> list[tuple[str, str, str]]:
+    """The few numbers that everyone looks for: name, number, what it stands on."""
+    plan, dense, compressed = report.plan, report.dense, report.compressed
+    tiles = [
+        ("heads kept", f"{plan.heads_kept} of {plan.heads}", f"in {len(plan.sites)} attention layers"),
+        (
+            "parameters",
+            words.change(dense.parameters, compressed.parameters),
+            f"{words.count(dense.parameters)} → {words.count(compressed.parameters)}",
+        ),
+    ]
+    rows = sorted(readable(report.speeds), key=lambda row: row.ratio)
+    for row in (rows[:1] + rows[-1:])[: len(rows)]:
+        tiles.append((f"speed, {words.where(row)}", f"{row.ratio:.2f}×", words.interval(row.low, row.high, row.confidence)))
+    for score in headline_scores(report.scores)[:2]:
+        moved, _, ends = words.difference(score).partition(" (")
+        tiles.append((f"{words.metric(score)}, {score.split} rows", moved, ends.rstrip(")")))
+    return tiles
+
+
+def _curves(report: Report) -> list[Figure]:
+    """One picture a logged quantity: loss first, then temperature, evaluations, the rest by name."""
+    names = {name for point in report.curves for name in point.values}
+
+    def rank(name: str) -> tuple[int, str]:
+        order = (name == "loss", name == "temperature", name.startswith("eval_"))
+        return (order.index(True) if any(order) else len(order), name)
+
+    return [_curve(report, name) for name in sorted(names, key=rank)]
+
+
+def _curve(report: Report, name: str) -> Figure:
+    logged = [(point.step, point.values[name]) for point in report.curves if name in point.values]
+    points = [(step, value) for step, value in logged if math.isfinite(value)]
+    told = f"{len(logged)} points"
+    if points:
+        (first, start), (last, end) = points[0], points[-1]
+        told = f"{start:.3g} at step {first}"
+        told += f", {end:.3g} at step {last}" if len(points) > 1 else ""
+    if len(points) < len(logged):
+        told += f"; {len(logged) - len(points)} of {len(logged)} points are no finite number and are not drawn"
+    svg = pictures.curve(*zip(*points, strict=True)) if points else None
+    return Figure(name.replace("_", " "), told, svg)
+
+
+def _latencies(speed: Speed) -> Figure:
+    end = pictures.axis_end(speed)
+    counts = {side: len(engine.samples) for side, engine in _engines(speed).items()}
+    told = f"{counts['dense']} dense and {counts['compressed']} compressed calls, in turn"
+    beyond = [sample for engine in _engines(speed).values() for sample in engine.samples if sample > end]
+    if beyond:
+        told += f"; {len(beyond)} beyond the axis, the slowest {words.ms(max(beyond))}"
+    return Figure(words.where(speed), told, pictures.latencies(speed))
+
+
+def _engines(speed: Speed) -> dict[str, Any]:
+    return {"dense": speed.dense, "compressed": speed.compressed}

@@ -1,0 +1,55 @@
+"""The report in the terminal: the verdict and one compact table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from compressor.report import words
+from compressor.report.judgement import headline_scores, tone
+from compressor.report.schema import Report
+
+_STYLES = {"good": "bold green", "mixed": "bold yellow", "bad": "bold red"}
+
+
+def summary(report: Report) -> RenderableType:
+    """The verdict, then dense against compressed. Names are plain text: brackets in them are not rich's markup."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for column in ("dense", "compressed", "change"):
+        table.add_column(column, justify="right")
+    for row in _rows(report):
+        table.add_row(*(Text(cell) for cell in row))
+    style = _STYLES[tone(report.plan, report.speeds, report.proofs, report.gate, report.refused)]
+    lines: list[RenderableType] = [Text(report.verdict, style=style), Text(), table]
+    lines += [Text(f"refused: {refusal.what}: {refusal.why}", style="yellow") for refusal in report.refused]
+    return Group(*lines)
+
+
+def _rows(report: Report) -> list[tuple[str, str, str, str]]:
+    dense, compressed, plan = report.dense, report.compressed, report.plan
+    rows = [
+        ("heads", str(plan.heads), str(plan.heads_kept), words.change(plan.heads, plan.heads_kept)),
+        _row("parameters", dense.parameters, compressed.parameters, words.count),
+        _row("file", dense.file_bytes, compressed.file_bytes, words.size),
+    ]
+    if dense.macs is not None or compressed.macs is not None:
+        rows.append(_row("multiply-accumulates", dense.macs, compressed.macs, words.count))
+    if dense.peak_memory_bytes is not None or compressed.peak_memory_bytes is not None:
+        rows.append(_row("peak memory", dense.peak_memory_bytes, compressed.peak_memory_bytes, words.size))
+    for speed in report.speeds:
+        told = words.ratio(speed) if speed.void is None else f"void: {speed.void}"
+        rows.append((f"p50, {words.where(speed)}", words.ms(speed.dense.p50), words.ms(speed.compressed.p50), told))
+    for score in headline_scores(report.scores):
+        levels = words.level(score, score.dense), words.level(score, score.compressed)
+        rows.append((f"{words.metric(score)}, {score.split}", *levels, words.difference(score)))
+    return rows
+
+
+def _row(
+    name: str, dense: int | None, compressed: int | None, say: Callable[[int | None], str]
+) -> tuple[str, str, str, str]:
+    return name, say(dense), say(compressed), words.change(dense, compressed)

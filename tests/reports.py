@@ -1,0 +1,286 @@
+"""Reports such as runs write them, for tests: a good one, and the awkward ones by name."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from compressor.report import (
+    EngineFacts,
+    Latency,
+    Point,
+    Proof,
+    Refusal,
+    Report,
+    Score,
+    Speed,
+    verdict,
+)
+from graph_passes import Kind, Plan, SitePlan
+
+_STAGES = ("gated model = reference graph", "reference graph = shrunk graph", "shrunk graph = engine")
+
+
+def latency(p50: float, batch: int, calls: int = 200, seed: int = 0) -> Latency:
+    """`calls` log-normal times around `p50` milliseconds, with the odd stall."""
+    rng = random.Random(seed)
+    samples = [p50 * rng.lognormvariate(0, 0.035) * (2.2 if rng.random() < 0.006 else 1) for _ in range(calls)]
+    at = sorted(samples)
+    p50, p90, p99 = (at[int(share * (calls - 1))] for share in (0.5, 0.9, 0.99))
+    return Latency(p50=p50, p90=p90, p99=p99, throughput=1000 * batch / p50, samples=tuple(samples))
+
+
+def speed(batch: int, seq: int, dense: float, compressed: float, *, void: str | None = None) -> Speed:
+    """A row of two engines at these p50s, milliseconds."""
+    slow, fast = latency(dense, batch, seed=batch), latency(compressed, batch, seed=batch + 1)
+    ratio = slow.p50 / fast.p50
+    return Speed(
+        batch=batch,
+        seq=seq,
+        dense=slow,
+        compressed=fast,
+        ratio=ratio,
+        low=ratio - 0.03,
+        high=ratio + 0.03,
+        void=void,
+    )
+
+
+def site(name: str, heads: int, kept: Sequence[int], kind: Kind = "encoder", kv_heads: int | None = None) -> SitePlan:
+    """A site of 32 wide heads."""
+    return SitePlan(name, kind, heads, kv_heads or heads, 32, tuple(kept))
+
+
+def bert_plan(kept: int = 36, layers: int = 6, heads: int = 12) -> Plan:
+    """A BERT's sites with `kept` heads drawn at random, the second layer losing all."""
+    places = [(layer, head) for layer in range(layers) if layer != 1 for head in range(heads)]
+    chosen = set(random.Random(3).sample(places, kept))
+    return Plan(
+        sites=tuple(
+            site(
+                f"bert.encoder.layer.{layer}.attention.self",
+                heads,
+                [head for head in range(heads) if (layer, head) in chosen],
+            )
+            for layer in range(layers)
+        ),
+        model="sha256:5f0c8f1b6f0a4f2d8f4f6f9f0c1d2e3f4a5b6c7d8e9f00112233445566778899",
+        method="dsp",
+        options={"tau_ini": 1000.0, "tau_end": 1e-8, "cooldown": 0.67, "lr": 0.5},
+        seed=1,
+        data="sha256:0d1e2f30415263748596a7b8c9daebfc0d1e2f30415263748596a7b8c9daebfc",
+        evidence={"eval": {"dense": {"accuracy": 0.9266}, "compressed": {"accuracy": 0.922}}},
+    )
+
+
+def curves(steps: int = 1200, every: int = 20) -> tuple[Point, ...]:
+    """A loss that falls, a temperature from 1000 to 1e-8, an evaluation now and then."""
+    rng = random.Random(0)
+    points = []
+    for step in range(every, steps + 1, every):
+        share = min(1.0, step / (0.67 * steps))
+        values = {
+            "loss": 0.12 + 0.5 * math.exp(-step / 300) + 0.03 * rng.random(),
+            "temperature": 10 ** (3 - 11 * share),
+        }
+        if not step % 200:
+            values["eval_accuracy"] = 0.922 - 0.09 * math.exp(-step / 350)
+        points.append(Point(step=step, values=values))
+    return tuple(points)
+
+
+def proofs(error: float = 3.1e-7) -> tuple[Proof, ...]:
+    """Three stages on both sides, with this error in the shrunk graph of the compressed side."""
+    cases = ("batch 1, length 8", "batch 2, length 17, padded", "batch 8, length 128, padded")
+    return tuple(
+        Proof(
+            stage=stage,
+            side=side,
+            error=error if (stage, side) == (_STAGES[1], "compressed") else 2.4e-7,
+            tolerance=1e-4,
+            cases=cases,
+        )
+        for side in ("dense", "compressed")
+        for stage in _STAGES
+    )
+
+
+def accuracy(dense: float = 0.915, compressed: float = 0.909, **other: Any) -> Score:
+    """A score on test rows with an interval of a point to either side."""
+    moved = compressed - dense
+    known = {"metric": "accuracy", "split": "test", "rows": 1821}
+    measured = {"dense": dense, "compressed": compressed, "difference": moved, "low": moved - 0.01, "high": moved + 0.01}
+    return Score(**{**known, **measured, **other})
+
+
+def engine(parameters: int, **other: Any) -> EngineFacts:
+    """An engine of fp32 weights."""
+    known: dict[str, Any] = {
+        "file": "model.onnx",
+        "parameters": parameters,
+        "file_bytes": 4 * parameters + 180_000,
+        "peak_memory_bytes": 4 * parameters + 61_000_000,
+        "macs": 128 * parameters // 2,
+        "attentions": 6,
+        "fused": 6,
+        "optimization": "onnxscript ort_fusions, proven equal to the graph it came from",
+    }
+    return EngineFacts(**{**known, **other})
+
+
+def report(**changed: Any) -> Report:
+    """A run that won, with fields changed; the verdict follows from the facts unless given."""
+    facts: dict[str, Any] = {
+        "model": "minilm-sst2",
+        "family": "bert",
+        "task": "text-classification",
+        "plan": bert_plan(),
+        "notes": (
+            "Test rows: 1,821 of the evaluation data were set aside with seed 1, for no test data was given.",
+            "The scales of the kept heads are folded into the output projections.",
+        ),
+        "curves": curves(),
+        "scores": (accuracy(), accuracy(0.9266, 0.922, split="eval", rows=872)),
+        "proofs": proofs(),
+        "speeds": (speed(1, 128, 6.32, 4.83), speed(8, 128, 47.9, 35.1)),
+        "dense": engine(22_713_602, file=None),
+        "compressed": engine(20_936_834, attentions=5, fused=5),
+        "target": "ort",
+        "precision": "fp32",
+        "gate": "passed",
+        "session": {"runtime": "onnxruntime 1.31.0", "provider": "CPUExecutionProvider", "intra_op_num_threads": 2},
+        "machine": {
+            "processor": "Intel(R) Xeon(R) Platinum 8481C",
+            "cores": "2",
+            "memory": "24 GiB",
+            "python": "3.11.7",
+            "torch": "2.13.0",
+            "transformers": "5.23.0",
+        },
+        "recipe": {
+            "model": "minilm-sst2",
+            "data": "sst2.tsv.xz",
+            "method": "dsp",
+            "keep": 36,
+            "max_drop": 0.02,
+            "batch": [1, 8],
+            "seq": [128],
+            "seed": 1,
+            "plan": None,
+        },
+        "command": "compress minilm-sst2 --data sst2.tsv.xz --method dsp --keep 36 --max-drop 0.02 --target ort --seed 1",
+        "seconds": {"learn": 812.4, "export": 9.7, "shrink": 1.2, "build": 4.1, "prove": 11.9, "measure": 95.3},
+    }
+    facts |= changed
+    judged = ("plan", "dense", "compressed", "speeds", "scores", "proofs", "gate", "refused")
+    known = {name: facts[name] for name in judged if name in facts}
+    facts.setdefault("verdict", verdict(**known, max_drop=facts["recipe"].get("max_drop")))
+    return Report(**facts)
+
+
+def nothing_learned() -> Report:
+    """Neither data nor a plan: the model as it is."""
+    plan = bert_plan().dense().model_copy(update={"seed": None, "data": None})
+    facts = engine(22_713_602)
+    notes = ("Nothing was learned: give --data with --method, or a --plan.",)
+    speeds = (speed(1, 128, 6.32, 6.3), speed(8, 128, 47.9, 47.9))
+    bare: dict[str, Any] = {"curves": (), "scores": (), "gate": "not asked", "recipe": {"model": "minilm-sst2"}}
+    return report(plan=plan, dense=facts, compressed=facts, notes=notes, speeds=speeds, **bare)
+
+
+def not_faster() -> Report:
+    """Two heads of 72 went: no interval is clear of one."""
+    return report(plan=bert_plan(58), speeds=(speed(1, 128, 6.32, 6.3), speed(8, 128, 47.9, 47.5)), gate="not asked")
+
+
+def gate_failed() -> Report:
+    """Faster, at a price above what was allowed."""
+    return report(gate="failed", scores=(accuracy(0.915, 0.871),), plan=bert_plan(6))
+
+
+def numbers_differ() -> Report:
+    """A proof broke, with an error that has no bound."""
+    return report(proofs=proofs(math.inf), gate="not asked")
+
+
+def refused() -> Report:
+    """Half of the sites could not be shrunk, and one size has no result."""
+    refusals = tuple(
+        Refusal(
+            what=f"shrink bert.encoder.layer.{layer}.attention.self",
+            why="its head axis meets SplitToSequence (node split_7), which has no rule; fold it to Split first",
+        )
+        for layer in (0, 4)
+    )
+    void = "5 attentions fused in dense, 3 in compressed"
+    return report(refused=refusals, speeds=(speed(1, 128, 6.32, 4.83), speed(8, 512, 260.0, 251.0, void=void)))
+
+
+def encoder_decoder() -> Report:
+    """Three kinds, layers of unlike widths, grouped heads, perplexity: lower is better."""
+    rng = random.Random(5)
+    widths = (16, 16, 12, 8, 16, 4)
+    shapes: tuple[tuple[Kind, str], ...] = (
+        ("encoder", "model.encoder.layers.{}.self_attn"),
+        ("decoder", "model.decoder.layers.{}.self_attn"),
+        ("cross", "model.decoder.layers.{}.encoder_attn"),
+    )
+    sites = [
+        site(
+            name.format(layer),
+            width,
+            sorted(rng.sample(range(width), rng.randint(0, width))),
+            kind,
+            width // 4 if kind == "decoder" else width,
+        )
+        for kind, name in shapes
+        for layer, width in enumerate(widths)
+    ]
+    scores = (accuracy(18.21, 18.94, metric="perplexity", low=0.52, high=0.97, higher_is_better=False),)
+    return report(model="wide-bart", family="bart", task="text2text", plan=Plan(sites=tuple(sites)), scores=scores)
+
+
+def bare() -> Report:
+    """As little as the schema allows: no scores, proofs, speeds, curves, nothing recorded."""
+    facts = engine(1234, peak_memory_bytes=None, macs=None, attentions=1, fused=0)
+    return Report(
+        verdict=verdict(plan=Plan(sites=(site("attn", 1, []),)), dense=facts, compressed=facts),
+        model="m",
+        family="bert",
+        task=None,
+        plan=Plan(sites=(site("attn", 1, []),)),
+        dense=facts,
+        compressed=facts,
+        target="ort",
+        precision="fp32",
+    )
+
+
+def wide() -> Report:
+    """Thirty-two layers of 64 heads, eight sizes, many logged quantities, one of them never a number."""
+    rng = random.Random(7)
+    sites = tuple(
+        site(f"model.layers.{layer}.self_attn", 64, sorted(rng.sample(range(64), 20)), "decoder", 8)
+        for layer in range(32)
+    )
+    points = tuple(
+        Point(step=step, values={"loss": 9 / step, "grad_norm": math.nan, "learning_rate": 1e-5 * (1 - step / 99)})
+        for step in range(1, 99)
+    )
+    speeds = tuple(speed(batch, seq, 3.0 * batch, 2.4 * batch) for batch in (1, 4, 8, 16) for seq in (128, 512))
+    return report(model="llama", family="llama", plan=Plan(sites=sites, method="taylor"), curves=points, speeds=speeds)
+
+
+AWKWARD: dict[str, Callable[[], Report]] = {
+    "won": report,
+    "nothing learned": nothing_learned,
+    "not faster": not_faster,
+    "gate failed": gate_failed,
+    "numbers differ": numbers_differ,
+    "refused": refused,
+    "encoder-decoder": encoder_decoder,
+    "bare": bare,
+    "wide": wide,
+}
