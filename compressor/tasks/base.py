@@ -1,0 +1,108 @@
+"""What a task is: it turns rows into batches, and a model's outputs into a number that can be resampled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from datasets import Dataset
+from torch import Tensor
+
+
+class Task(Protocol):
+    """One task over one model folder.
+
+    Attributes:
+        name: `text-classification`, `regression` or `causal-lm`.
+        metric: what `score` computes, e.g. `accuracy`.
+        higher_is_better: False for perplexity.
+        metrics: the metrics that the task knows, the default first.
+    """
+
+    name: str
+    metric: str
+    higher_is_better: bool
+    metrics: tuple[str, ...]
+
+    def learn_labels(self, rows: Dataset, source: str) -> None:
+        """Fix how the labels of `rows` map to numbers, for every split. Called once, before any `encode`.
+
+        Raises:
+            InputError: a label that the model cannot have, or one class only.
+        """
+        ...
+
+    def encode(self, rows: Dataset, source: str) -> Dataset:
+        """Rows to examples: columns `input_ids`, `attention_mask`, (`token_type_ids`), `labels`, `length` (tokens).
+
+        Raises:
+            InputError: a column is missing, a value is not what the task needs, or nothing is left.
+        """
+        ...
+
+    def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """One batch, padded to its longest example: what the model's forward takes, `labels` included."""
+        ...
+
+    def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Sufficient statistics of one batch, `[examples, 2]` float64: `score` of any rows of them is the metric."""
+        ...
+
+    def score(self, statistics: np.ndarray) -> float:
+        """The metric over `[examples, 2]`, e.g. over a bootstrap's resampled rows of `per_example`."""
+        ...
+
+
+class DataRequest(Protocol):
+    """The part of a recipe that says which rows to use.
+
+    Attributes:
+        data: training rows: a file or a Hugging Face data set name; None for none.
+        eval_data: rows that choices are made on.
+        test_data: rows that are reported on.
+        text_columns: columns that hold the text, in order; empty: found by name.
+        label_column: column that holds the label; None: found by name.
+        metric: None for the task's own.
+        max_length: longest example in tokens; longer ones are cut.
+        seed: draws the rows that are set aside.
+    """
+
+    @property
+    def data(self) -> str | None: ...
+    @property
+    def eval_data(self) -> str | None: ...
+    @property
+    def test_data(self) -> str | None: ...
+    @property
+    def text_columns(self) -> tuple[str, ...]: ...
+    @property
+    def label_column(self) -> str | None: ...
+    @property
+    def metric(self) -> str | None: ...
+    @property
+    def max_length(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Data:
+    """Encoded rows of one run, ready for `Task.collate`.
+
+    Attributes:
+        train: rows to learn from; none of them where only a plan is followed.
+        eval: rows that choices are made on; none of them where only test rows were given.
+        test: rows that are reported on; nothing is chosen on them.
+        task: the task that encoded them.
+        notes: what a reader must know, e.g. that the test rows were set aside from the evaluation rows.
+        train_hash: `sha256:...` over the training rows as tokens and labels, whatever file they came in; None without.
+    """
+
+    train: Dataset
+    eval: Dataset
+    test: Dataset
+    task: Task
+    notes: tuple[str, ...]
+    train_hash: str | None

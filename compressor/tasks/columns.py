@@ -1,0 +1,74 @@
+"""Which columns hold the text and the label: as named in the recipe, else by the names that data sets use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from datasets import Dataset, Value
+
+from compressor.errors import InputError
+
+_PAIRS = (
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+    ("question", "passage"),
+    ("text1", "text2"),
+    ("text_a", "text_b"),
+    ("query", "document"),
+)
+_SINGLE = ("sentence", "text", "content", "review", "document", "question", "sentence1")
+_LABELS = ("label", "labels", "score", "target", "class", "similarity", "stars", "rating")
+
+
+def text_columns(rows: Dataset, wanted: Sequence[str], source: str) -> tuple[str, ...]:
+    """One or two columns of text, in the order in which the model reads them.
+
+    Raises:
+        InputError: a named column is missing, holds no text, or no usual name is there.
+    """
+    found = tuple(wanted) or _usual_texts(rows.column_names)
+    if not found:
+        raise InputError(f"{source}: no column of text among {_listed(rows)}; name it (--text-columns)")
+    if len(found) > 2:
+        raise InputError(f"{source}: {len(found)} text columns were named, a model reads one or two; name fewer")
+    for name in found:
+        _must_have(rows, name, source, "--text-columns")
+        if rows.features[name] not in (Value("string"), Value("large_string")):
+            raise InputError(f"{source}: column {name!r} does not hold text; name one that does (--text-columns)")
+        empty = next((index for index, value in enumerate(rows[name]) if value is None), None)
+        if empty is not None:
+            raise InputError(f"{source}: row {empty + 1} has no {name!r}; fill it or leave the row out")
+    return found
+
+
+def label_column(rows: Dataset, wanted: str | None, source: str) -> str:
+    """The column of the label.
+
+    Raises:
+        InputError: the named column is missing, or no usual name is there.
+    """
+    if wanted is not None:
+        _must_have(rows, wanted, source, "--label-column")
+        return wanted
+    for name in _LABELS:
+        if name in rows.column_names:
+            return name
+    raise InputError(f"{source}: no label column among {_listed(rows)}; add `label` or name it (--label-column)")
+
+
+def _usual_texts(names: Sequence[str]) -> tuple[str, ...]:
+    for pair in _PAIRS:
+        if all(name in names for name in pair):
+            return pair
+    return next(((name,) for name in _SINGLE if name in names), ())
+
+
+def _must_have(rows: Dataset, name: str, source: str, flag: str) -> None:
+    if name not in rows.column_names:
+        raise InputError(f"{source}: no column {name!r} among {_listed(rows)}; name one of these ({flag})")
+
+
+def _listed(rows: Dataset) -> str:
+    return ", ".join(rows.column_names[:12]) or "none"

@@ -1,0 +1,88 @@
+"""From a recipe and a model folder to encoded rows for learning, choosing and reporting."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from datasets import Dataset
+
+from compressor.errors import InputError
+from compressor.folder import ModelFolder
+from compressor.tasks.base import Data, DataRequest
+from compressor.tasks.registry import make_task
+from compressor.tasks.splits import Split, named_splits, pick
+
+_HELD_OUT = 0.1
+"""Share of the training rows that become evaluation rows where none are given."""
+
+
+def open_data(request: DataRequest, folder: ModelFolder) -> Data:
+    """Read, check, encode and divide the rows of a run.
+
+    Raises:
+        InputError: a file, a column or a label cannot be used; one line names it and the mend.
+    """
+    sources, notes = _sources(request)
+    task = make_task(folder, request)
+    task.learn_labels(*next(iter(sources.values())))
+    rows = {split: task.encode(found, source) for split, (found, source) in sources.items()}
+    if "eval" not in rows and "train" in rows:
+        rows["train"], rows["eval"] = _set_aside(rows["train"], _HELD_OUT, request.seed, "training", "--eval-data")
+        notes.append(_note("evaluation", "training", rows["eval"], request.seed))
+    if "test" not in rows:
+        rows["eval"], rows["test"] = _set_aside(rows["eval"], 0.5, request.seed, "evaluation", "--test-data")
+        notes.append(_note("test", "evaluation", rows["test"], request.seed))
+    none = rows["test"].select([])
+    train = rows.get("train", none)
+    return Data(train, rows.get("eval", none), rows["test"], task, tuple(notes), _hash(train) if len(train) else None)
+
+
+def _sources(request: DataRequest) -> tuple[dict[Split, tuple[Dataset, str]], list[str]]:
+    """Rows, and what to call them in a message, for each split that was given; and what was chosen unasked."""
+    given: dict[Split, str | None] = {"train": request.data, "eval": request.eval_data, "test": request.test_data}
+    files = {source: named_splits(source) for source in given.values() if source is not None}
+    if not files:
+        raise InputError("no rows were given, so nothing can be learned or scored; give them with --data")
+    found: dict[Split, tuple[Dataset, str]] = {}
+    notes = []
+    for split, source in given.items():
+        if source is not None:
+            found[split] = _meant_for(split, files[source], source)
+        elif request.data is not None and (name := pick(files[request.data], split)) is not None:
+            found[split] = (files[request.data][name], f"{request.data} [{name}]")
+            notes.append(f"the {split} rows are the split {name!r} of {request.data}")
+    return found, notes
+
+
+def _meant_for(split: Split, splits: dict[str, Dataset], source: str) -> tuple[Dataset, str]:
+    """The rows for one use; a source of a single split serves any."""
+    name = pick(splits, split)
+    if name is None and len(splits) > 1:
+        raise InputError(
+            f"{source}: none of its splits ({', '.join(splits)}) is for {split}; name one train, dev or test, or give"
+            " a file of these rows alone"
+        )
+    if name is None:
+        name = next(iter(splits))
+    return splits[name], f"{source} [{name}]" if name else source
+
+
+def _set_aside(examples: Dataset, share: float, seed: int, kind: str, flag: str) -> tuple[Dataset, Dataset]:
+    """What stays and what goes: `share` of the rows, at least one, drawn; both parts keep the rows' order."""
+    count = max(1, round(share * len(examples)))
+    if count >= len(examples):
+        raise InputError(f"{len(examples)} {kind} row is too few to set one aside; give more rows, or {flag}")
+    order = np.random.default_rng(seed).permutation(len(examples))
+    return examples.select(np.sort(order[count:])), examples.select(np.sort(order[:count]))
+
+
+def _note(new: str, old: str, rows: Dataset, seed: int) -> str:
+    return f"no {new} data was given: {len(rows)} of the {old} rows, drawn with seed {seed}, were set aside for it"
+
+
+def _hash(examples: Dataset) -> str:
+    digest = hashlib.sha256()
+    for example in examples.select_columns(["input_ids", "labels"]):
+        digest.update(repr((example["input_ids"], example["labels"])).encode())
+    return f"sha256:{digest.hexdigest()}"

@@ -1,0 +1,43 @@
+"""The tasks by name, and how one is made for a model folder and a recipe."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from compressor.errors import InputError, UsageError
+from compressor.folder import ModelFolder
+from compressor.tasks.base import DataRequest, Task
+from compressor.tasks.causal_lm import CausalLM
+from compressor.tasks.classification import TextClassification
+from compressor.tasks.regression import Regression
+
+
+class _Maker(Protocol):
+    name: str
+    metrics: tuple[str, ...]
+
+    def __call__(self, folder: ModelFolder, request: DataRequest, metric: str) -> Task: ...
+
+
+TASKS: dict[str, _Maker] = {task.name: task for task in (TextClassification, Regression, CausalLM)}
+
+
+def make_task(folder: ModelFolder, request: DataRequest) -> Task:
+    """The folder's task, with the recipe's columns, length and metric.
+
+    Raises:
+        InputError: the task is none that rows can be read for, or the folder has no tokenizer.
+        UsageError: the metric is not one of the task's.
+    """
+    make = TASKS.get(folder.task)
+    if make is None:
+        raise InputError(
+            f"{folder.path}: rows for the task {folder.task} are not read, only for {', '.join(TASKS)}; name one of these"
+            " (--task), or run without data and with a plan"
+        )
+    if folder.processor is None:
+        raise InputError(f"{folder.path}: no tokenizer; save the model's own there (tokenizer.save_pretrained)")
+    metric = request.metric or make.metrics[0]
+    if metric not in make.metrics:
+        raise UsageError(f"--metric {metric}: {folder.task} is scored by {', '.join(make.metrics)}; name one of these")
+    return make(folder, request, metric)
