@@ -1,0 +1,51 @@
+"""`compress apply`: the graph passes alone, on any ONNX file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.text import Text
+
+from compressor.cli.group import common
+from compressor.cli.view import View
+from compressor.errors import SiteRefusedError, UsageError
+
+
+@click.command(short_help="Shrink an ONNX graph by a plan.")
+@click.argument("graph", type=click.Path(path_type=Path))
+@click.option("--plan", required=True, metavar="PLAN", type=click.Path(path_type=Path), help="The plan.json to follow.")
+@click.option("-o", "--out", required=True, metavar="ONNX", type=click.Path(path_type=Path), help="The file to write.")
+@click.option("--force", is_flag=True, help="Replace the file if it is there.")
+@common
+@click.pass_obj
+def apply(view: View, graph: Path, plan: Path, out: Path, force: bool) -> None:
+    """Remove from GRAPH, an ONNX file, the heads that a plan drops. The graph is taken as it is and not run."""
+    if out.exists() and not force:
+        raise UsageError(f"{out}: is there already; add --force to replace it, or name another file (-o)")
+    import graph_passes
+
+    wanted = graph_passes.Plan.load(plan)
+    with view.stage("reading the graph"):
+        model = graph_passes.load(graph)
+    with view.stage("removing heads"):
+        shrunk = graph_passes.shrink(model, wanted)
+    if shrunk.refused:
+        first = shrunk.refused[0]
+        more = f" (and {len(shrunk.refused) - 1} more)" if len(shrunk.refused) > 1 else ""
+        raise SiteRefusedError(
+            f"{graph}: {min(first.sites)}: {first.op} {first.node}: {first.why}{more}; keep every head of the site in"
+            f" {plan} (nothing was written)"
+        )
+    with view.stage("writing the graph"):
+        graph_passes.save(shrunk.model, out)
+    before, after = _size(graph), _size(out)
+    view.result(
+        Text(f"{out}: {wanted.heads_kept} of {wanted.heads} heads kept, {before / 1e6:.1f} MB to {after / 1e6:.1f} MB"),
+        {"out": str(out), "heads": wanted.heads, "kept": wanted.heads_kept, "bytes": [before, after]},
+    )
+
+
+def _size(path: Path) -> int:
+    data = path.with_name(f"{path.name}.data")
+    return path.stat().st_size + (data.stat().st_size if data.exists() else 0)

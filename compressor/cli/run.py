@@ -1,0 +1,84 @@
+"""`compress run`: every flag is one field of the recipe, made from it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+import click
+
+from compressor.cli.group import common
+from compressor.cli.view import View
+from compressor.recipe import Recipe, flag_of, group_of, make
+
+F = TypeVar("F", bound=Callable[..., Any])
+_OTHER = "Common"
+_VERBS = ("run", "sites", "apply", "bench", "report")
+
+
+class RunCommand(click.Command):
+    """Lists its options under the headings of the recipe's fields."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows: dict[str, list[tuple[str, str]]] = {}
+        for option in self.get_params(ctx):
+            field = Recipe.model_fields.get(str(option.name))
+            record = option.get_help_record(ctx)
+            if record and isinstance(option, click.Option):
+                rows.setdefault(group_of(field) if field else _OTHER, []).append(record)
+        for heading, records in sorted(rows.items(), key=lambda row: row[0] == _OTHER):
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+def recipe_options(command: F) -> F:
+    """One option a field of the recipe, but for the model, which is the argument."""
+    for name, field in reversed(Recipe.model_fields.items()):
+        if name == "model":
+            continue
+        flags = [*(["-o"] if name == "out" else []), flag_of(name)]
+        default = field.default
+        says = f"{field.description}" + (f" [{_shown(default)}]" if default not in (None, False, (), {}) else "")
+        if field.annotation is bool:
+            option = click.option(f"{flag_of(name)}/{flag_of(f'no_{name}')}", name, default=None, help=says)
+        else:
+            option = click.option(*flags, name, metavar=_metavar(name, field.annotation), help=says)
+        command = option(command)
+    return command
+
+
+def _shown(default: Any) -> str:
+    return ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
+
+
+def _metavar(name: str, annotation: Any) -> str:
+    kinds = [annotation, *get_args(annotation)]
+    choices = next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), None)
+    return "|".join(map(str, choices)) if choices else name.split("_")[-1].upper()
+
+
+@click.command(cls=RunCommand, short_help="From a model folder to a smaller, proven and measured engine.")
+@click.argument("model", required=False)
+@click.argument("more", nargs=-1, metavar="")
+@click.option("--recipe", "file", metavar="FILE", help="a TOML file of the options below; else MODEL/compress.toml")
+@recipe_options
+@common
+@click.pass_obj
+def run(view: View, model: str | None, more: tuple[str, ...], file: str | None, **flags: Any) -> None:
+    """From a model folder to a smaller engine: learn which heads to drop, shrink the graph, build, prove, measure.
+
+    A recipe file holds everything that a flag below can say, under the same names; a flag wins.
+    """
+    if more:
+        near = difflib.get_close_matches(str(model), _VERBS, n=1)
+        raise click.UsageError(
+            f"{model} is no verb, did you mean {near[0]}?"
+            if near
+            else f"one model folder at a time, not also {more[0]}."
+        )
+    recipe = make(model, file, {name: value for name, value in flags.items() if value is not None})
+    from compressor.cli.outcome import finish
+    from compressor.pipeline import compress
+
+    finish(view, compress(recipe, view), recipe)

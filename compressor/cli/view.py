@@ -1,0 +1,60 @@
+"""What a person at the terminal sees: results on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from compressor.progress import Tell
+
+
+class View:
+    """The common flags, and the two streams that they govern.
+
+    Attributes:
+        quiet: no progress and no notes.
+        debug: show a traceback with an error, and the warnings of the libraries.
+        json: results as JSON.
+    """
+
+    def __init__(self) -> None:
+        self.quiet = self.debug = self.json = False
+
+    def result(self, shown: RenderableType, data: Any) -> None:
+        """Print what was asked for: `data` as JSON under `--json`, else `shown`."""
+        if self.json:
+            print(json.dumps(data, indent=1, ensure_ascii=False), flush=True)
+        else:
+            Console(soft_wrap=not sys.stdout.isatty()).print(shown)
+
+    def note(self, text: str) -> None:
+        if not self.quiet:
+            _stderr().print(Text(f"note: {text}", style="dim"))
+
+    def error(self, text: str) -> None:
+        """One line, whatever the message holds."""
+        print(f"compress: {' '.join(text.split())}", file=sys.stderr, flush=True)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[Tell]:
+        if self.quiet:
+            yield lambda done, total: None
+            return
+        console, start = _stderr(), time.perf_counter()
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+            task = bar.add_task(name, total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+        console.print(Text.assemble((f"{name:<42}", "bold"), f"{time.perf_counter() - start:8.1f} s"))
+
+
+def _stderr() -> Console:
+    return Console(stderr=True, soft_wrap=True)

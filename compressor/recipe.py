@@ -1,0 +1,248 @@
+"""What a run is asked for: one frozen object. Each flag of `compress run` and each key of a recipe file is one field."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import shlex
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import pydantic
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from compressor.errors import UsageError
+
+FILE_NAME = "compress.toml"
+"""The recipe that is read from the model folder where none is named."""
+
+
+def _listed(value: Any) -> Any:
+    """`1,8` of a flag as the list that a recipe file writes; one value as a list of one."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
+def _table(value: Any) -> Any:
+    """`tau_ini=100,cooldown=0.5` of a flag as the table that a recipe file writes."""
+    if not isinstance(value, str):
+        return value
+    table = {}
+    for part in _listed(value):
+        name, sign, text = part.partition("=")
+        if not sign:
+            raise ValueError("options are name=value, divided by commas")
+        try:
+            table[name.strip()] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            table[name.strip()] = text
+    return table
+
+
+def _count_or_share(value: Any) -> Any:
+    text = str(value).strip()
+    try:
+        number = float(text[:-1]) if text.endswith("%") else int(text)
+    except ValueError as error:
+        raise ValueError("neither a count nor a share; give a number such as 36, or 50%") from error
+    if number < 0 or (text.endswith("%") and not number <= 100):
+        raise ValueError("out of range; give a count of heads from 0 up, or a share from 0% to 100%")
+    return text if text.endswith("%") else number
+
+
+Keep = Annotated[int | str, BeforeValidator(_count_or_share)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1), BeforeValidator(_listed)]
+Options = Annotated[dict[str, Any], BeforeValidator(_table)]
+
+
+def _field(group: str, says: str, default: Any = None) -> Any:
+    return Field(default=default, description=says, json_schema_extra={"group": group})
+
+
+class Recipe(BaseModel):
+    """Everything that decides what a run computes. Frozen, and validated where it is made.
+
+    Raises:
+        pydantic.ValidationError: a field is out of its range, or two fields contradict each other.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+
+    model: Path = Field(description="the model folder", json_schema_extra={"group": "Model"})
+    task: str | None = _field("Model", "what the model is for, where its class does not say it: causal-lm, ...")
+    allow_pickle: bool = _field("Model", "load pickled weights, which can run code", False)
+    trust_remote_code: bool = _field("Model", "run the Python files that the model folder brings", False)
+
+    data: str | None = _field("Data", "rows to learn from: a TSV, CSV or JSONL file, or a Hugging Face data set")
+    eval_data: str | None = _field("Data", "rows that choices are made on")
+    test_data: str | None = _field("Data", "rows that are reported on")
+    text_columns: Names = _field("Data", "columns that hold the text, in order; else found by name", ())
+    label_column: str | None = _field("Data", "column that holds the label; else found by name")
+    metric: str | None = _field("Data", "what the task is scored by; else the task's own")
+    max_length: Annotated[int, Field(ge=1)] = _field("Data", "longest row in tokens; longer ones are cut", 128)
+
+    plan: Path | None = _field("Heads", "a plan.json to follow; nothing is learned then")
+    method: Literal["dsp", "taylor"] = _field("Heads", "how the heads are chosen", "dsp")
+    keep: Keep | None = _field("Heads", "heads to keep over the whole model: a count (36) or a share (50%)")
+    options: Options = _field("Heads", "options of the method: name=value, divided by commas", {})
+    epochs: Annotated[float, Field(gt=0)] = _field("Heads", "passes over the rows to learn from", 3.0)
+    steps: Annotated[int, Field(ge=1)] | None = _field("Heads", "optimizer steps, in place of epochs")
+    batch_size: Annotated[int, Field(ge=1)] = _field("Heads", "rows a step and process", 32)
+    learning_rate: Annotated[float, Field(gt=0)] = _field("Heads", "peak learning rate of the model", 5e-5)
+    seed: Annotated[int, Field(ge=0)] = _field("Heads", "seed of everything that is drawn", 0)
+
+    target: Literal["ort", "trt"] = _field("Engine", "the runtime to build for", "ort")
+    precision: Literal["fp32", "fp16"] = _field("Engine", "numbers that the engine computes in", "fp32")
+    provider: Literal["cpu", "cuda"] | None = _field("Engine", "where it runs; else CUDA where there is one")
+    threads: Annotated[int, Field(ge=1)] | None = _field("Engine", "threads of the engine; else one a core")
+    opset: Literal[18, 23] = _field("Engine", "ONNX operator set of the exported graph", 18)
+    attention: Literal["eager", "sdpa"] = _field("Engine", "how attention is written into the graph", "eager")
+
+    max_drop: Annotated[float, Field(ge=0)] | None = _field(
+        "Measuring", "the run fails if the metric gets worse by more than this, in its own unit (0.01)"
+    )
+    batch: Sizes = _field("Measuring", "batch sizes to time, divided by commas", (1, 8))
+    seq: Sizes = _field("Measuring", "sequence lengths to time, in tokens, divided by commas", (128,))
+
+    out: Path = _field("Output", "folder to write", Path("out"))
+    force: bool = _field("Output", "replace the output folder if it is there", False)
+
+    @pydantic.field_validator("opset", mode="before")
+    @classmethod
+    def _a_flag_is_text(cls, value: Any) -> Any:
+        return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+    @pydantic.model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        if self.data is None and self.plan is None and self.keep is not None and not self._folder_plan.exists():
+            raise ValueError(f"keep {self.keep}: there are no rows to learn from; give them (data), or a plan")
+        if self.max_drop is not None and not self.scored:
+            raise ValueError(f"max_drop {self.max_drop:g}: there are no rows to score; give them (data)")
+        if self.data is not None and self.keep is None and self.plan is None and not self._folder_plan.exists():
+            raise ValueError(f"{self.method} learns which heads to keep, not how many; say how many (keep)")
+        return self
+
+    @property
+    def _folder_plan(self) -> Path:
+        return self.model / "plan.json"
+
+    @property
+    def plan_file(self) -> Path | None:
+        """The plan to follow: the one named, else the one in the model folder, else None."""
+        if self.plan is not None:
+            return self.plan
+        return self._folder_plan if self._folder_plan.exists() else None
+
+    @property
+    def scored(self) -> bool:
+        """Whether any rows were given."""
+        return any(rows is not None for rows in (self.data, self.eval_data, self.test_data))
+
+    def learning_key(self, **more: str) -> str:
+        """Hash of the fields that decide what is learned, and of `more` (what lies in the files that they name)."""
+        groups = ("Model", "Data", "Heads")
+        fields = {name for name, field in type(self).model_fields.items() if group_of(field) in groups} - {"plan"}
+        asked = {**self.model_dump(mode="json", include=fields), **more}
+        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+
+def group_of(field: pydantic.fields.FieldInfo) -> str:
+    """The heading that a field stands under in `--help` and in the documents."""
+    return str(field.json_schema_extra["group"])  # type: ignore[index]
+
+
+def flag_of(name: str) -> str:
+    """The flag of a field: `eval_data` is `--eval-data`."""
+    return f"--{name.replace('_', '-')}"
+
+
+def command_line(recipe: Recipe) -> str:
+    """The command that asks for exactly this run, whatever recipe files lie about."""
+    words = ["compress", "run", str(recipe.model)]
+    for name in Recipe.model_fields:
+        value = getattr(recipe, name)
+        if name == "model" or value == Recipe.model_fields[name].default:
+            continue
+        if isinstance(value, bool):
+            words.append(flag_of(name) if value else flag_of(f"no_{name}"))
+        else:
+            words += [flag_of(name), _as_text(value)]
+    return shlex.join(words)
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ",".join(f"{name}={_as_text(item)}" for name, item in value.items())
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def make(model: str | None, file: str | None, flags: Mapping[str, Any]) -> Recipe:
+    """The recipe of one command: what a flag says, else what the file says, else the default.
+
+    Args:
+        model: the model folder; None where the file names it.
+        file: a recipe file; None for `compress.toml` in the model folder, where there is one.
+        flags: field name -> what its flag said.
+
+    Raises:
+        UsageError: the file does not read, a key is unknown or a value is out of its range; one line says which.
+    """
+    found = Path(file) if file else Path(model) / FILE_NAME if model else None
+    if not model and not found:
+        raise UsageError("no model folder was given; say compress MODEL, or --recipe FILE with a line model = ...")
+    written: dict[str, Any] = {}
+    if found and (file or found.is_file()):
+        written = read(found)
+    asked = {**written, **({"model": model} if model else {}), **flags}
+    if "model" not in asked:
+        raise UsageError(f"{found}: no model folder was given; say compress MODEL, or add a line model = ...")
+    try:
+        return Recipe.model_validate(asked)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = str(first["loc"][0]) if first["loc"] else ""
+        where = flag_of(name) if name in flags else f"{found}: {name}"
+        raise UsageError(_one_line(first, name, where)) from error
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The fields that a recipe file gives. Paths in it are relative to its own folder.
+
+    Raises:
+        UsageError: it is missing, is not TOML, or has a key that is no field.
+    """
+    try:
+        written = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UsageError(f"{path}: no such recipe; name a TOML file (--recipe)") from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path}: not a recipe ({error}); mend the TOML") from error
+    written = {name.replace("-", "_"): value for name, value in written.items()}
+    for name, value in written.items():
+        if name not in Recipe.model_fields:
+            near = difflib.get_close_matches(name, Recipe.model_fields, n=1)
+            mend = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(Recipe.model_fields)}"
+            raise UsageError(f"{path}: unknown key {name}; {mend}")
+        if isinstance(value, str) and _is_path(name, path.parent / value):
+            written[name] = str(path.parent / value)
+    return written
+
+
+def _is_path(name: str, beside: Path) -> bool:
+    """Rows are named by a path or by a data set's name on a hub: a path is one that is there."""
+    return name in ("model", "plan", "out") or (name in ("data", "eval_data", "test_data") and beside.exists())
+
+
+def _one_line(error: Any, name: str, where: str) -> str:
+    said = " ".join(str(error["msg"]).removeprefix("Value error, ").split())
+    if not name:
+        return said
+    hint = "" if ";" in said else f" ({Recipe.model_fields[name].description})"
+    return f"{where} {error['input']!r}: {said[0].lower()}{said[1:]}{hint}"
