@@ -1,14 +1,14 @@
 """Find the attention of a graph, whoever exported it.
 
-An attention core is a `Softmax` between two products of activations, or one operator that does it all. Its facts (heads,
-key/value heads, width) are read off probed shapes; its name off the scopes that exporters leave at nodes.
+An attention core is a `Softmax` between two products of activations, or one operator that does it all. Its facts
+(heads, key/value heads, width) are read off probed shapes; its name off the scopes that exporters leave at nodes.
 """
 
 from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
@@ -200,7 +200,7 @@ def _repeats(value: ir.Value | None, probe: Probe) -> int:
     return 1
 
 
-def _masked_causally(values: tuple[ir.Value | None, ...] | list[ir.Value | None], probe: Probe) -> bool:
+def _masked_causally(values: Sequence[ir.Value | None], probe: Probe) -> bool:
     """Whether a mask on the way to the scores compares query and key positions."""
     stack, seen = list(values), set[ir.Value]()
     while stack:

@@ -84,7 +84,7 @@ class Rule(Protocol):
 
     @property
     def selective(self) -> bool:
-        """Whether the operator takes only a part of an input even when its whole output is needed."""
+        """Whether `rewrite` takes what it needs from inputs that hold more, instead of having them cut before it."""
 
     def demand(self, node: ir.Node, outputs: Sequence[Need], flow: Flow) -> Demand:
         """What the inputs must hold so that the outputs hold at least `outputs`."""
@@ -217,9 +217,9 @@ class Flow:
             outputs = [self._gather(value, asked) for value in node.outputs]
             sites = frozenset().union(*(self._sites.get(value, frozenset()) for value in node.outputs))
             demand, tags = self._ask(node, outputs, sites)
-            for position, (source, need) in enumerate(zip(node.inputs, demand.inputs, strict=False)):
-                if source is not None and need is not None:
-                    asked.setdefault(source, []).append(_Use(node, position, need, tags))
+            for position, (source, wanted) in enumerate(zip(node.inputs, demand.inputs, strict=False)):
+                if source is not None and wanted is not None:
+                    asked.setdefault(source, []).append(_Use(node, position, wanted, tags))
         for value in self.graph.inputs:
             self._gather(value, asked)
             if value in self.needs:
@@ -229,7 +229,7 @@ class Flow:
     def _ask(self, node: ir.Node, outputs: list[Need], sites: frozenset[str]) -> tuple[Demand, frozenset[str]]:
         rule = self.rule(node)
         sites |= frozenset().union(*(gain.sites for gain in self.sums.get(node, {}).values() if _drops(gain)))
-        if rule is not None and (sites or rule.selective):
+        if rule is not None:
             try:
                 demand = rule.demand(node, outputs, self)
             except NoRuleError as error:
@@ -240,7 +240,7 @@ class Flow:
                 for value, need in zip(node.outputs, demand.outputs, strict=False):
                     self._hold(value, need)
                 return demand, sites
-        elif rule is None and sites:
+        elif sites:
             self._refuse(sites, node, "has no rule, and heads that the plan drops reach it")
         inputs = tuple(whole(len(self.probe.shape(v) or ())) if v is not None else None for v in node.inputs)
         return Demand(inputs, tuple(outputs)), frozenset()

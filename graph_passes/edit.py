@@ -10,6 +10,11 @@ import onnx_ir as ir
 from graph_passes.axes import Index, Need
 
 
+def ints(content: Sequence[int] | np.ndarray) -> ir.Node:
+    """A node that gives int64 constants."""
+    return ir.node("Constant", [], {"value": ir.tensor(np.asarray(content, np.int64))})
+
+
 def cut_value(value: ir.Value, axis: int, positions: Index, before: ir.Node) -> ir.Value:
     """A tensor that holds only `positions` of an axis, made just before a node: by Slice for a run, else by Gather."""
     graph = before.graph
@@ -17,11 +22,10 @@ def cut_value(value: ir.Value, axis: int, positions: Index, before: ir.Node) -> 
         return value
     positions = np.asarray(positions)
     if len(positions) and np.array_equal(positions, np.arange(positions[0], positions[0] + len(positions))):
-        bounds = [[int(positions[0])], [int(positions[-1]) + 1], [axis]]
-        constants = [ir.node("Constant", [], {"value_ints": bound}) for bound in bounds]
+        constants = [ints([bound]) for bound in (positions[0], positions[-1] + 1, axis)]
         cut = ir.node("Slice", [value, *(constant.outputs[0] for constant in constants)])
     else:
-        constants = [ir.node("Constant", [], {"value": ir.tensor(positions.astype(np.int64))})]
+        constants = [ints(positions)]
         cut = ir.node("Gather", [value, constants[0].outputs[0]], {"axis": axis})
     graph.insert_before(before, [*constants, cut])
     if value.dtype is not None:
@@ -37,8 +41,7 @@ def positions_among(index: Index, held: Index) -> Index:
 def set_ints(node: ir.Node, position: int, values: Sequence[int] | np.ndarray) -> None:
     """Replace one input of a node by int64 constants of the same rank."""
     assert node.graph is not None
-    content = np.asarray(values, np.int64)
-    constant = ir.node("Constant", [], {"value": ir.tensor(content)})
+    constant = ints(values)
     node.graph.insert_before(node, constant)
     if position >= len(node.inputs):
         node.resize_inputs(position + 1)

@@ -1,4 +1,4 @@
-"""Reading and writing ONNX files: weights stay on disk until they are written, and nothing is half read or half written."""
+"""Read and write ONNX files: weights stay on disk until they are written, and nothing is half read or half written."""
 
 from __future__ import annotations
 

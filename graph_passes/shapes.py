@@ -30,12 +30,12 @@ def plain_shape(node: ir.Node, source: ir.Value | None, need: Need, probe: Probe
         index = need[axis]
         if size == other[axis]:
             numbers.append(size if index is None else len(index))
+        elif node.op_type == "Expand" and _kept(before, (after, other), axis):
+            numbers.append(1)
         elif index is not None:
             numbers.append(-1)  # The heads share this axis with the batch: what is left for them is inferred.
         elif node.op_type == "Reshape" and _copied(before, (after, other), axis):
             numbers.append(0)
-        elif node.op_type == "Expand" and _kept(before, (after, other), axis):
-            numbers.append(1)
         else:
             numbers.append(None)
     if node.op_type == "Reshape" and numbers.count(None) == 1 and -1 not in numbers:
@@ -56,21 +56,30 @@ def _kept(before: tuple, after: tuple, axis: int) -> bool:
     )
 
 
-def set_shape_input(node: ir.Node, source: ir.Value | None, need: Need | None, probe: Probe) -> bool:
-    """Give a node the shape input that makes its output hold `need` (None: all). Returns whether anything changed.
+def _writable(node: ir.Node, numbers: list[int | None]) -> bool:
+    return numbers.count(-1) <= (1 if node.op_type == "Reshape" else 0)
+
+
+def check_shape_input(node: ir.Node, source: ir.Value | None, need: Need, probe: Probe) -> None:
+    """Make sure that `set_shape_input` can say what a node's output will hold.
 
     Raises:
-        NoRuleError: the node's output would have to shrink and its shape cannot be written.
+        NoRuleError: it cannot.
     """
+    numbers = plain_shape(node, source, need, probe)
+    if any(index is not None for index in need) and (numbers is None or not _writable(node, numbers)):
+        raise NoRuleError("has a shape that cannot be told")
+
+
+def set_shape_input(node: ir.Node, source: ir.Value | None, need: Need | None, probe: Probe) -> bool:
+    """Give a node the shape input that makes its output hold `need` (None: all). Returns whether anything changed."""
     position = 0 if node.op_type == "ConstantOfShape" else 1
     shape = probe.shape(node.outputs[0])
     if need is None:
         need = whole(len(shape or ()))
     cut = any(index is not None for index in need)
     numbers = plain_shape(node, source, need, probe)
-    if numbers is None or (node.op_type != "Reshape" and -1 in numbers) or numbers.count(-1) > 1:
-        if cut:
-            raise NoRuleError("has a shape that cannot be told")
+    if numbers is None or not _writable(node, numbers):
         return False
     if None in numbers and not cut:
         return False

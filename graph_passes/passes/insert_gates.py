@@ -109,7 +109,7 @@ def _insert(graph: ir.Graph, site: SitePlan, place: GraphSite) -> None:
     gate = ir.Value(name=tensor.name, const_value=tensor, type=ir.TensorType(dtype), shape=tensor.shape)
     graph.register_initializer(gate)
     product = ir.node("Mul", [value, gate], name=f"{site.name}/gate")
-    product.outputs[0].dtype, product.outputs[0].shape = value.dtype, value.shape
+    product.outputs[0].dtype, product.outputs[0].shape = dtype, value.shape
     readers = list(value.uses())
     graph.insert_after(producer, product)
     for node, position in readers:

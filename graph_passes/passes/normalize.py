@@ -24,7 +24,7 @@ class Normalize(ir.passes.InPlacePass):
         passes = ir.passes.Sequential(
             common.InlinePass(),
             folding.FoldConstantsPass(
-                shape_inference=False,
+                shape_inference=any(node.op_type == "SplitToSequence" and _unranked(node) for node in model.graph),
                 input_size_limit=folding.DEFAULT_CONSTANT_FOLD_INPUT_SIZE_LIMIT,
                 output_size_limit=folding.DEFAULT_CONSTANT_FOLD_OUTPUT_SIZE_LIMIT,
                 should_fold=_may_fold,
@@ -34,6 +34,11 @@ class Normalize(ir.passes.InPlacePass):
         )
         result = passes(model)
         return ir.passes.PassResult(model, result.modified or before != model.graph.num_nodes())
+
+
+def _unranked(node: ir.Node) -> bool:
+    """Whether the file records no shape for what a node reads: folding of sequences has to know it."""
+    return node.inputs[0] is not None and node.inputs[0].shape is None
 
 
 def _may_fold(node: ir.Node) -> bool | None:

@@ -1,4 +1,4 @@
-"""Operators that are a whole attention: `Attention` of ONNX and of ONNX Runtime, `MultiHeadAttention`, `GroupQueryAttention`.
+"""Operators that are a whole attention: `Attention` of ONNX, and those of ONNX Runtime.
 
 Heads lie in blocks on one axis of each tensor, sometimes several runs of blocks one after the other (packed weights).
 A head is kept or dropped whole; a key/value head goes when no query head that it serves is left. Where the heads left
@@ -59,7 +59,7 @@ def _outputs(
 
 
 def _standard(node: ir.Node, flow: Flow) -> Layout:
-    """ONNX `Attention`: `[batch, heads, length, width]`, or `[batch, length, heads * width]` with counts in attributes."""
+    """ONNX `Attention` on `[batch, heads, length, width]`, or on `[batch, length, heads * width]` with heads counted."""
     query, key, value = (node.inputs[position] for position in range(3))
     if len(flow.shape(query)) == 4:
         heads, kv_heads = flow.shape(query)[1], flow.shape(key)[1]
@@ -114,8 +114,8 @@ def _packed(node: ir.Node, flow: Flow) -> Layout:
     widths = tuple(int(size) // heads for size in sizes)
     runs: tuple[tuple[Per, int], ...] = tuple(("query", width) for width in widths)
     past = Blocks(2, (("query", 1),)) if _input(node, 4) is not None else None
-    inputs = (None, Blocks(1, runs), Blocks(0, runs) if _input(node, 2) is not None else None, None, past)
-    inputs += (_per_head(flow, _input(node, 5), 1),)
+    bias = Blocks(0, runs) if _input(node, 2) is not None else None
+    inputs = (None, Blocks(1, runs), bias, None, past, _per_head(flow, _input(node, 5), 1))
 
     def attributes(query_heads: int, _: int) -> dict[str, int | tuple[int, ...]]:
         return {"num_heads": query_heads, "qkv_hidden_sizes": tuple(width * query_heads for width in widths)}

@@ -43,8 +43,6 @@ class LabelRule:
     """The rule of an operator whose axes `describe` can label."""
 
     describe: Callable[[ir.Node, Flow], Labels]
-    reshape: Callable[[ir.Node, Demand, Flow], None] | None = None
-    """Rewrites what else in the node states a size (the shape input of `Expand`)."""
     selective: bool = False
 
     def demand(self, node: ir.Node, outputs: Sequence[Need], flow: Flow) -> Demand:
@@ -99,8 +97,7 @@ class LabelRule:
         return axes is not None and axes[axis] in labels.mixed | labels.summed
 
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], flow: Flow) -> None:
-        if self.reshape is not None:
-            self.reshape(node, demand, flow)
+        pass
 
 
 def broadcast(node: ir.Node, flow: Flow, inputs: Sequence[int]) -> tuple[list[AxisLabels | None], AxisLabels]:

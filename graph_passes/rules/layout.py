@@ -9,9 +9,10 @@ import numpy as np
 import onnx_ir as ir
 
 from graph_passes.axes import Demand, Flow, Gain, Index, Need, NoRuleError, Rule, simplify, whole
+from graph_passes.edit import ints
 from graph_passes.probe import Shape
 from graph_passes.rules.labels import LabelRule, Labels, broadcast
-from graph_passes.shapes import set_shape_input
+from graph_passes.shapes import check_shape_input, set_shape_input
 
 
 def _transpose(node: ir.Node, flow: Flow) -> Labels:
@@ -57,8 +58,22 @@ def _fill(node: ir.Node, flow: Flow) -> Labels:
     return Labels((None,), (tuple(range(len(flow.shape(node.outputs[0])))),))
 
 
-def _restate_shape(node: ir.Node, demand: Demand, flow: Flow) -> None:
-    set_shape_input(node, node.inputs[0] if node.op_type == "Expand" else None, demand.outputs[0], flow.probe)
+@dataclasses.dataclass(frozen=True)
+class _FilledRule(LabelRule):
+    """A label rule whose operator is also told the shape of its output."""
+
+    def demand(self, node: ir.Node, outputs: Sequence[Need], flow: Flow) -> Demand:
+        demand = LabelRule.demand(self, node, outputs, flow)
+        check_shape_input(node, _source(node), demand.outputs[0], flow.probe)
+        return demand
+
+    def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], flow: Flow) -> None:
+        set_shape_input(node, _source(node), demand.outputs[0], flow.probe)
+
+
+def _source(node: ir.Node) -> ir.Value | None:
+    """The tensor that a shape input may refer to."""
+    return None if node.op_type == "ConstantOfShape" else node.inputs[0]
 
 
 def groups(before: Shape, after: Shape) -> list[tuple[range, range]]:
@@ -119,6 +134,8 @@ class ReshapeRule:
                 need[axis] = index
             for axis, index in zip(outs, kept, strict=True):
                 held[axis] = index
+        if node.op_type == "Reshape":
+            check_shape_input(node, node.inputs[0], tuple(held), flow.probe)
         return Demand((tuple(need), None), (tuple(held),))
 
     def gain(self, node: ir.Node, gains: Sequence[Gain | None], flow: Flow) -> list[Gain | None]:
@@ -190,7 +207,7 @@ class ShapeRule:
         return False
 
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], flow: Flow) -> None:
-        source, out = node.inputs[0], node.outputs[0]
+        source = node.inputs[0]
         need = held[0]
         if need is None or source is None or node.graph is None:
             return
@@ -201,26 +218,34 @@ class ShapeRule:
         parts: list[ir.Value] = []
         nodes: list[ir.Node] = []
         for axis in range(start, end):
-            if need[axis] is None:
-                part = ir.node("Shape", [source], {"start": axis, "end": axis + 1})
-                nodes.append(part)
-            elif flow.probe.fixed(source, axis):
-                part = ir.node("Constant", [], {"value_ints": [shape[axis]]})
-                nodes.append(part)
+            index = need[axis]
+            if index is None or not flow.probe.fixed(source, axis):
+                sizes, place = ir.node("Shape", [source]), ints([axis])
+                part = ir.node("Gather", [sizes.outputs[0], place.outputs[0]], {"axis": 0})
+                nodes += [sizes, place, part]
             else:
-                raise NoRuleError("reports the size of an axis that batch and heads share")
+                part = ints([shape[axis]])
+                nodes.append(part)
+            if index is not None and not flow.probe.fixed(source, axis):
+                # Batch and heads share this axis: it is as much longer as there were more heads.
+                more, fewer = ints([shape[axis]]), ints([len(index)])
+                product = ir.node("Mul", [part.outputs[0], more.outputs[0]])
+                part = ir.node("Div", [product.outputs[0], fewer.outputs[0]])
+                nodes += [more, fewer, product, part]
             parts.append(part.outputs[0])
         joined = ir.node("Concat", parts, {"axis": 0})
         node.graph.insert_before(node, [*nodes, joined])
-        ir.convenience.replace_all_uses_with(out, joined.outputs[0], replace_graph_outputs=True)
+        node.op_type = "Identity"
+        node.attributes.clear()
+        node.replace_input_with(0, joined.outputs[0])
 
 
 RULES: dict[tuple[str, str], Rule] = {
     ("", "Transpose"): LabelRule(_transpose),
     ("", "Unsqueeze"): LabelRule(_unsqueeze),
     ("", "Squeeze"): LabelRule(_squeeze),
-    ("", "Expand"): LabelRule(_expand, _restate_shape),
-    ("", "ConstantOfShape"): LabelRule(_fill, _restate_shape),
+    ("", "Expand"): _FilledRule(_expand),
+    ("", "ConstantOfShape"): _FilledRule(_fill),
     ("", "Reshape"): ReshapeRule(),
     ("", "Flatten"): ReshapeRule(),
     ("", "Shape"): ShapeRule(),

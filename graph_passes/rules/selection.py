@@ -67,25 +67,35 @@ class SliceRule:
         source, have = node.inputs[0], held[0]
         assert source is not None
         assert have is not None
-        cut = {a: t for a, t in self._taken(node, flow).items() if t is not None and have[a] is not None}
-        cut |= {a: t for a, t in self._taken(node, flow).items() if t is not None and demand.outputs[0][a] is not None}
-        if not cut:
-            return
-        order = list(self._taken(node, flow))
-        for axis, taken in cut.items():
-            wanted = taken[_all(demand.outputs[0][axis], len(taken))]
+        taken = self._taken(node, flow)
+        asked = demand.outputs[0]
+        cut = {a: t for a, t in taken.items() if t is not None and (have[a] is not None or asked[a] is not None)}
+        for axis, positions in cut.items():
+            wanted = positions[_all(asked[axis], len(positions))]
             source = cut_value(source, axis, positions_among(wanted, have[axis]), node)
         node.replace_input_with(0, source)
-        if set(cut) == set(order):
-            ir.convenience.replace_all_uses_with(node.outputs[0], source, replace_graph_outputs=False)
-            return
-        for position, name, neutral in ((1, "starts", 0), (2, "ends", np.iinfo(np.int64).max), (4, "steps", 1)):
-            old = flow.probe.constant(node.inputs[position]) if position < len(node.inputs) else None
-            if old is None and position < len(node.inputs) and node.inputs[position] is not None:
-                raise NoRuleError(f"computes the {name} of other axes at run time")
-            if old is not None:
-                values = [neutral if order[i] in cut else int(value) for i, value in enumerate(old)]
-                set_ints(node, position, values)
+        left = [place for place, axis in enumerate(taken) if axis not in cut]
+        if cut and not left:
+            node.op_type = "Identity"
+            node.resize_inputs(1)
+            node.attributes.clear()
+        elif cut:
+            _slice_only(node, left, list(taken))
+
+
+def _slice_only(node: ir.Node, left: Sequence[int], axes: Sequence[int]) -> None:
+    """Leave out all but some of the axes that a Slice lists."""
+    if "starts" in node.attributes:
+        listed = {name: node.attributes[name].as_ints() for name in ("starts", "ends")} | {"axes": axes}
+        for name, given in listed.items():
+            node.attributes[name] = ir.AttrInt64s(name, [given[place] for place in left])
+        return
+    assert node.graph is not None
+    for position in (1, 2, 4):
+        value = node.inputs[position] if position < len(node.inputs) else None
+        if value is not None:
+            node.replace_input_with(position, cut_value(value, 0, np.array(left), node))
+    set_ints(node, 3, [axes[place] for place in left])
 
 
 def _bounds(node: ir.Node, flow: Flow) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray, np.ndarray | None]:
