@@ -171,7 +171,7 @@ def _infer(
             yield value, None, None
         return
     inferred: dict[str, onnx.TypeProto] = {}
-    proto = ir.to_proto(node)
+    proto = ir.serde.serialize_node(node)
     try:
         schema = onnx.defs.get_schema(node.op_type, _opset(node, model), node.domain)
         inferred = onnx.shape_inference.infer_node_outputs(
@@ -252,7 +252,7 @@ def _evaluate(
     feeds = {value.name or "": constants[value] for value in node.inputs if value is not None}
     try:
         opsets = {domain: version for domain, version in model.graph.opset_imports.items() if domain in ("", "ai.onnx")}
-        runner = onnx.reference.ReferenceEvaluator(ir.to_proto(node), opsets=opsets or {"": 18})
+        runner = onnx.reference.ReferenceEvaluator(ir.serde.serialize_node(node), opsets=opsets or {"": 18})
         results = runner.run(None, feeds)
     except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
         return  # Content that cannot be told is no error: the shape alone may do.
