@@ -33,7 +33,8 @@ class GraphSite:
         kind: `encoder`, `decoder` (a causal mask is in the graph) or `cross` (keys come from elsewhere).
         heads, kv_heads, head_dim: query heads, key/value heads, width of one head's value vector.
         output: the tensor that holds the heads' outputs side by side, where a gate belongs.
-        axis: its axis of heads, or of heads * head_dim.
+        axis: its axis of heads, or of heads * head_dim (then it is the last).
+        rank: how many axes it has.
     """
 
     name: str | None
@@ -43,6 +44,7 @@ class GraphSite:
     head_dim: int
     output: ir.Value = dataclasses.field(repr=False)
     axis: int = dataclasses.field(repr=False)
+    rank: int = dataclasses.field(repr=False)
 
 
 def find_attention(model: ir.Model) -> list[GraphSite]:
@@ -86,7 +88,7 @@ def _fused(node: ir.Node, probe: Probe) -> GraphSite | None:
     axis = 1 if len(shape) == 4 else 2
     width = shape[3] if len(shape) == 4 else shape[2] // heads
     kind: Kind = "cross" if cross else "decoder" if causal else "encoder"
-    return GraphSite(_name(node, out), kind, heads, kv_heads, width, out, axis)
+    return GraphSite(_name(node, out), kind, heads, kv_heads, width, out, axis, len(shape))
 
 
 def _decomposed(softmax: ir.Node, probe: Probe) -> GraphSite | None:
@@ -113,7 +115,7 @@ def _decomposed(softmax: ir.Node, probe: Probe) -> GraphSite | None:
     causal = _masked_causally(softmax.inputs, probe)
     kind: Kind = "cross" if cross else "decoder" if causal else "encoder"
     shared = _repeats(values.inputs[1], probe)
-    return GraphSite(_name(softmax, output), kind, heads, heads // shared, shape[-1], output, axis)
+    return GraphSite(_name(softmax, output), kind, heads, heads // shared, shape[-1], output, axis, 4)
 
 
 def _back_to_product(value: ir.Value | None) -> ir.Node | None:
@@ -167,7 +169,8 @@ def _source(value: ir.Value | None) -> ir.Value | None:
         if node.op_type in _PRODUCTS and len(operands) == 1:
             return operands[0]
         data = [operand for operand in operands if operand is not None and not _is_shape(operand)]
-        if not data or node.op_type in ("LayerNormalization", "Gather"):
+        looked_up = node.op_type == "Gather" and _computed(node.inputs[1])
+        if not data or looked_up or node.op_type == "LayerNormalization":
             return value
         value = data[0]
     return value

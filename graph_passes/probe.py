@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import onnx
+import onnx.checker
 import onnx.reference
 import onnx_ir as ir
 
@@ -30,6 +31,17 @@ _LARGEST_CONSTANT = 4096
 _SAME_SHAPE = frozenset(
     "BiasGelu FastGelu Gelu GroupQueryAttention QuickGelu RotaryEmbedding SimplifiedLayerNormalization "
     "SkipLayerNormalization SkipSimplifiedLayerNormalization".split()
+)
+
+# What ONNX's own inference raises for operators, or types, that it does not know.
+_UNKNOWN = (
+    onnx.defs.SchemaError,
+    onnx.shape_inference.InferenceError,
+    onnx.checker.ValidationError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    KeyError,
 )
 
 BATCH = (_SIZES[0][0], _SIZES[1][0])
@@ -186,7 +198,7 @@ def _infer(
             opset_imports=[onnx.helper.make_opsetid(domain, v) for domain, v in model.graph.opset_imports.items()],
             ir_version=model.ir_version,
         )
-    except (onnx.defs.SchemaError, onnx.shape_inference.InferenceError, RuntimeError, ValueError, TypeError, KeyError):
+    except _UNKNOWN:
         pass  # An operator that ONNX does not know: what the file itself records has to do.
     for value in node.outputs:
         kind = inferred.get(value.name or "")

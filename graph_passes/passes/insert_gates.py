@@ -99,18 +99,35 @@ def _listed(names: object) -> str:
 def _insert(graph: ir.Graph, site: SitePlan, place: GraphSite) -> None:
     value, producer = place.output, place.output.producer()
     assert producer is not None
-    rank = len(value.shape) if value.shape is not None else (4 if place.axis == 1 else 3)
-    if place.axis == rank - 1:
+    if place.axis == place.rank - 1:
         content = np.repeat(np.array(site.gate), site.head_dim)
     else:
-        content = np.array(site.gate).reshape(-1, *(1,) * (rank - 1 - place.axis))
-    dtype = value.dtype or ir.DataType.FLOAT
+        content = np.array(site.gate).reshape(-1, *(1,) * (place.rank - 1 - place.axis))
+    dtype = _dtype(value)
     tensor = ir.Tensor(content.astype(dtype.numpy()), dtype=dtype, name=gate_name(site.name))
     gate = ir.Value(name=tensor.name, const_value=tensor, type=ir.TensorType(dtype), shape=tensor.shape)
     graph.register_initializer(gate)
-    product = ir.node("Mul", [value, gate], name=f"{site.name}/gate")
-    product.outputs[0].dtype, product.outputs[0].shape = dtype, value.shape
     readers = list(value.uses())
+    product = ir.node("Mul", [value, gate], name=f"{site.name}/gate")
+    gated = product.outputs[0]
+    gated.dtype, gated.shape = dtype, value.shape
     graph.insert_after(producer, product)
     for node, position in readers:
-        node.replace_input_with(position, product.outputs[0])
+        node.replace_input_with(position, gated)
+    for position, output in enumerate(graph.outputs):
+        if output is value:  # The graph gives the heads out: it gives them out gated, under the same name.
+            graph.outputs[position] = gated
+            value.name, gated.name = None, value.name
+
+
+def _dtype(value: ir.Value) -> ir.DataType:
+    """Type of a tensor; past operators that ONNX does not know, that of the first float tensor on the way there."""
+    queue, seen = [value], {value}
+    for one in queue:
+        if one.dtype is not None and one.dtype.is_floating_point():
+            return one.dtype
+        producer = one.producer()
+        sources = [source for source in producer.inputs if source is not None] if producer is not None else []
+        queue += [source for source in sources if source not in seen]
+        seen.update(sources)
+    return ir.DataType.FLOAT

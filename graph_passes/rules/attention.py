@@ -59,7 +59,7 @@ def _outputs(
 
 
 def _standard(node: ir.Node, flow: Flow) -> Layout:
-    """ONNX `Attention` on `[batch, heads, length, width]`, or on `[batch, length, heads * width]` with heads counted."""
+    """ONNX `Attention` on `[batch, heads, length, width]`, or on `[batch, length, heads * width]` counted."""
     query, key, value = (node.inputs[position] for position in range(3))
     if len(flow.shape(query)) == 4:
         heads, kv_heads = flow.shape(query)[1], flow.shape(key)[1]
@@ -125,7 +125,7 @@ def _packed(node: ir.Node, flow: Flow) -> Layout:
 
 
 def _grouped(node: ir.Node, flow: Flow) -> Layout:
-    """`com.microsoft.GroupQueryAttention`: fewer key/value heads than query heads, maybe packed into the first input."""
+    """`com.microsoft.GroupQueryAttention`: fewer key/value heads than query heads, maybe packed in the first input."""
     heads, kv_heads = (node.attributes[name].as_int() for name in ("num_heads", "kv_num_heads"))
     query, key = flow.shape(node.inputs[0]), _input(node, 1)
     if key is None:
