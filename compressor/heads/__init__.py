@@ -1,0 +1,1 @@
+"""Which heads to drop: gates learned by gradient, searches by evaluation."""

@@ -1,0 +1,198 @@
+"""Joint learning: the model and one gate a head learn together, on transformers' Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from torch import Tensor, nn
+from torch.utils.data import Subset
+from transformers import EvalPrediction, PreTrainedModel, PrinterCallback, TrainerCallback, TrainingArguments
+
+from compressor.folder.quiet import quiet_transformers
+from compressor.heads.gates import Gate
+from compressor.heads.order import row_order
+from compressor.heads.resume import claim, digest
+from compressor.heads.trainer import GATE, Clip, GateTrainer
+from compressor.sites import Site, hooked
+from compressor.tasks.base import Data
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long and how fast a joint run learns.
+
+    Attributes:
+        steps: optimizer steps.
+        batch_size: rows a step and process.
+        learning_rate: the model's peak learning rate, after a linear warm-up and before a linear decay to zero.
+        seed: of the rows' order, of dropout and of the gate's noise.
+        warmup: share of the steps over which the model's learning rate rises.
+        weight_decay: AdamW's, on the model's matrices.
+        max_grad_norm: bound on the norm of the model's gradient.
+        evaluations: evaluations with hard gates over the run, evenly spaced; a checkpoint goes with each.
+        points: points of the curves, evenly spaced.
+    """
+
+    steps: int
+    batch_size: int
+    learning_rate: float
+    seed: int
+    warmup: float = 0.06
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+    evaluations: int = 12
+    points: int = 60
+
+
+@contextmanager
+def carrying(model: PreTrainedModel, gate: Gate, sites: Sequence[Site], step: Callable[[], int]) -> Iterator[None]:
+    """Hang `gate` on `model` and multiply every site's heads by it: sampled in training, hard in evaluation."""
+    now: dict[str, Tensor] = {}
+
+    def draw(module: nn.Module, args: Any) -> None:
+        gates = gate.sample(step()) if module.training else gate.scale()
+        parts = torch.split(gates, [site.heads for site in sites])
+        now.update({site.name: part[:, None] for site, part in zip(sites, parts, strict=True)})
+
+    def apply(name: str, out: Tensor) -> Tensor:
+        return out * now[name].to(out.dtype)
+
+    was_training, config = model.training, dict(vars(model.config))
+    model.add_module(GATE, gate)
+    handle = model.register_forward_pre_hook(draw)
+    try:
+        with hooked(model, apply):
+            yield
+    finally:
+        handle.remove()
+        delattr(model, GATE)
+        model.train(was_training)
+        vars(model.config).update(config)  # the trainer turns the key/value cache off, a loss may note its problem type
+
+
+class _Watch(TrainerCallback):
+    """Adds the gate's readings and today's kept heads to each log line, and tells the caller how far the run is."""
+
+    def __init__(self, gate: Gate, tell: Callable[[int, int], None]) -> None:
+        self.gate, self.tell = gate, tell
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step >= state.max_steps:  # whatever the intervals, the end is measured and kept
+            control.should_log = control.should_evaluate = control.should_save = True
+        self.tell(state.global_step, state.max_steps)
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # The history is part of every checkpoint, so the curves of a resumed run are whole.
+        if state.log_history and "loss" in (last := state.log_history[-1]):
+            last["gate"] = self.gate.readings(state.global_step)
+            last["kept"] = torch.nonzero(self.gate.harden()).flatten().tolist()
+
+
+def train(
+    model: PreTrainedModel,
+    gate: Gate,
+    sites: Sequence[Site],
+    data: Data,
+    schedule: Schedule,
+    options: Mapping[str, Any],
+    folder: Path,
+    tell: Callable[[int, int], None],
+) -> list[dict[str, Any]]:
+    """Train `model` and `gate` in place and leave both at the best evaluation after the gates went cold.
+
+    Args:
+        data: its training rows are learnt from, its evaluation rows choose the checkpoint.
+        options: what made the gate, to know the run by.
+        folder: checkpoints; the same run found there is resumed.
+        tell: called with (step, steps) after every step.
+
+    Returns:
+        The log: one dictionary an entry, each with its `step`.
+    """
+    every = max(1, schedule.steps // schedule.evaluations)
+    log_every = next(n for n in range(max(1, schedule.steps // schedule.points), 0, -1) if every % n == 0)
+    args = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=schedule.steps,
+        per_device_train_batch_size=schedule.batch_size,
+        per_device_eval_batch_size=4 * schedule.batch_size,
+        learning_rate=schedule.learning_rate,
+        weight_decay=schedule.weight_decay,
+        max_grad_norm=0.0,  # clipped by Clip, the gate apart
+        seed=schedule.seed,
+        use_cpu=not torch.cuda.is_available(),
+        train_sampling_strategy="sequential",
+        logging_steps=log_every,
+        eval_strategy="steps",
+        eval_steps=every,
+        save_steps=every,
+        save_total_limit=1,
+        load_best_model_at_end=True,
+        metric_for_best_model="eval_chosen",
+        greater_is_better=True,
+        remove_unused_columns=False,
+        label_names=["labels"],
+        dataloader_pin_memory=False,
+        disable_tqdm=True,
+        report_to="none",
+    )
+    world = args.world_size
+    task = data.task
+    order = row_order(data.train["length"], schedule.batch_size, schedule.steps * world, schedule.seed)
+
+    def reduce(outputs: Any, labels: Tensor) -> Tensor:
+        # Statistics of each row instead of its logits: a language model's would not fit in memory.
+        logits = outputs[0] if isinstance(outputs, tuple) else outputs
+        found = task.per_example(logits.float().cpu().numpy(), labels.cpu().numpy())
+        return torch.from_numpy(found).to(labels.device)
+
+    def measure(prediction: EvalPrediction) -> dict[str, float]:
+        metric = task.score(np.asarray(prediction.predictions))
+        step = trainer.state.global_step
+        # While the gates are warm the hard subset still changes: such a checkpoint must not win.
+        eligible = gate.cold(step) or step >= schedule.steps
+        chosen = metric if task.higher_is_better else -metric
+        return {task.metric: metric, "chosen": chosen if eligible else float("-inf")}
+
+    settings = {
+        "gate": type(gate).__name__,
+        "start": [digest(model), digest(gate)],
+        "schedule": asdict(schedule),
+        "options": options,
+        "rows": data.train_hash,
+        "processes": processes(),
+    }
+    with _state().main_process_first():
+        checkpoint = claim(folder, settings)
+    with quiet_transformers(), carrying(model, gate, sites, lambda: trainer.state.global_step):
+        trainer = GateTrainer(
+            gate=gate,
+            warmup_steps=round(schedule.warmup * schedule.steps),
+            model=model,
+            args=args,
+            data_collator=task.collate,
+            train_dataset=Subset(data.train, order),
+            eval_dataset=Subset(data.eval, np.argsort(data.eval["length"], kind="stable").tolist()),
+            compute_metrics=measure,
+            preprocess_logits_for_metrics=reduce,
+            callbacks=[Clip(gate, schedule.max_grad_norm), _Watch(gate, tell)],
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train(resume_from_checkpoint=checkpoint)
+    return list(trainer.state.log_history)
+
+
+def processes() -> int:
+    """Processes of this run, as `accelerate launch` sets them up."""
+    return _state().num_processes
+
+
+def _state() -> PartialState:
+    return PartialState(cpu=not torch.cuda.is_available())

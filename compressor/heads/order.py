@@ -1,0 +1,39 @@
+"""The order in which rows are seen: worked out before training starts, so that it depends on nothing but the seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+_POOL = 50
+"""Batches that are sorted by length together: long enough to save padding, short enough to stay random."""
+
+
+def row_order(lengths: Sequence[int], batch_size: int, batches: int, seed: int) -> list[int]:
+    """Row numbers for `batches` batches of `batch_size`, laid end to end.
+
+    Every epoch visits each row once in a new random order. Within pools of 50 batches rows are sorted by length, so
+    that a batch pads little; the batches of a pool are then shuffled again.
+
+    Args:
+        lengths: tokens of each row.
+        batch_size: rows a batch.
+        batches: batches in all.
+        seed: seeds the draw.
+
+    Returns:
+        `batches * batch_size` row numbers.
+    """
+    draw = np.random.default_rng(seed)
+    needed = batches * batch_size
+    tokens = np.asarray(lengths)
+    epochs = [draw.permutation(len(tokens)) for _ in range(-(-needed // len(tokens)))]
+    rows = np.concatenate(epochs)[:needed] if epochs else np.empty(0, dtype=int)
+    pool = _POOL * batch_size
+    grouped = []
+    for start in range(0, needed, pool):
+        part = rows[start : start + pool]
+        part = part[np.argsort(tokens[part], kind="stable")].reshape(-1, batch_size)
+        grouped.append(draw.permutation(part).reshape(-1))
+    return [int(row) for part in grouped for row in part]

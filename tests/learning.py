@@ -1,0 +1,131 @@
+"""A tiny model, its sites and a made-up task that learn in a second: what the tests of learning share."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from datasets import Dataset
+from torch import Tensor
+from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel
+
+from compressor.heads.learn import Learned, learn
+from compressor.heads.resume import digest
+from compressor.sites import Site, find_sites, gated
+from compressor.tasks.base import Data
+from graph_passes import Plan
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What `learn` reads of a recipe."""
+
+    method: str = "dsp"
+    keep: int | str | None = 3
+    options: Mapping[str, Any] = field(default_factory=dict)
+    steps: int | None = 12
+    epochs: float = 1.0
+    batch_size: int = 4
+    learning_rate: float = 1e-3
+    seed: int = 0
+
+
+class Sign:
+    """Tells whether a row holds more tokens above 10 than below."""
+
+    name = "text-classification"
+    metric = "accuracy"
+    higher_is_better = True
+    metrics: tuple[str, ...] = ("accuracy",)
+
+    def learn_labels(self, rows: Dataset, source: str) -> None: ...
+
+    def encode(self, rows: Dataset, source: str) -> Dataset:
+        return rows
+
+    def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        longest = max(len(example["input_ids"]) for example in examples)
+        ids = torch.zeros(len(examples), longest, dtype=torch.int64)
+        for row, example in enumerate(examples):
+            ids[row, : len(example["input_ids"])] = torch.tensor(example["input_ids"])
+        labels = torch.tensor([example["labels"] for example in examples])
+        return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": labels}
+
+    def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        return np.stack([logits.argmax(-1), labels], axis=-1).astype(np.float64)
+
+    def score(self, statistics: np.ndarray) -> float:
+        return float((statistics[:, 0] == statistics[:, 1]).mean())
+
+
+def rows(count: int, seed: int) -> Dataset:
+    """`count` rows of 2 to 9 tokens."""
+    draw = np.random.default_rng(seed)
+    ids = [draw.integers(1, 20, draw.integers(2, 10)).tolist() for _ in range(count)]
+    labels = [int(sum(token > 10 for token in row) * 2 > len(row)) for row in ids]
+    return Dataset.from_dict({"input_ids": ids, "labels": labels, "length": [len(row) for row in ids]})
+
+
+def data() -> Data:
+    """60 rows to learn from, 12 to choose on, 12 to report on."""
+    return Data(rows(60, 0), rows(12, 1), rows(12, 2), Sign(), (), "sha256:rows")
+
+
+def model(seed: int = 0) -> PreTrainedModel:
+    """Two layers of four heads, dropout on."""
+    torch.manual_seed(seed)
+    config = BertConfig(
+        vocab_size=20,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=16,
+        max_position_embeddings=16,
+    )
+    return BertForSequenceClassification(config)
+
+
+def sites(of: PreTrainedModel) -> list[Site]:
+    """Its two sites."""
+    return find_sites(of, {"input_ids": torch.ones(2, 4, dtype=torch.int64)})
+
+
+def run(folder: Path, recipe: Recipe | None = None, of: PreTrainedModel | None = None, **kwargs: Any) -> Learned:
+    """Learn on a fresh model unless one is given."""
+    learner = of or model()
+    return learn(learner, sites(learner), data(), recipe or Recipe(), folder, **kwargs)
+
+
+def accuracy(of: PreTrainedModel, plan: Plan) -> float:
+    """Share of the evaluation rows that the gated model gets right."""
+    rows_ = data().eval
+    of.eval()
+    with gated(of, plan) as held, torch.no_grad():
+        logits = [held(**Sign().collate([example])).logits.argmax(-1).item() for example in rows_]
+    return float(np.mean(np.array(logits) == np.array(rows_["labels"])))
+
+
+def main(folder: Path) -> None:
+    """One of several processes: learn, then say what came out."""
+    learner = model()
+    learned = run(folder / "run", of=learner)
+    state = PartialState()
+    found = {
+        "kept": [site.kept for site in learned.plan.sites],
+        "weights": digest(learner),
+        "curves": [point.model_dump() for point in learned.curves],
+        "processes": state.num_processes,
+    }
+    (folder / f"rank{state.process_index}.json").write_text(json.dumps(found))
+    state.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

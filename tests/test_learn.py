@@ -1,0 +1,213 @@
+"""Learning: joint runs and searches end in exact plans, the same every time, interrupted or not, alone or in two."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from compressor.errors import UsageError
+from compressor.heads.learn import METHODS, heads_to_keep
+from compressor.heads.order import row_order
+from tests import learning
+from tests.learning import Recipe
+
+OTHER = Recipe(method="taylor", options={"rows": 20})
+
+
+class EndOfPowerError(Exception):
+    """Stands for whatever ends a run half-way."""
+
+
+def plan_bytes(learned: learning.Learned, folder: Path) -> bytes:
+    learned.plan.save(folder / "plan.json")
+    return (folder / "plan.json").read_bytes()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("keep", [0, 3, 8, "50%"])
+def test_every_method_keeps_exactly_k(method: str, keep: int | str, tmp_path: Path) -> None:
+    learned = learning.run(tmp_path, Recipe(method=method, keep=keep, steps=4))
+    assert learned.plan.heads_kept == heads_to_keep(keep, 8)
+    assert learned.plan.method == method
+    assert learned.plan.data == "sha256:rows"
+    assert all(scale == 1.0 for site in learned.plan.sites for scale in site.scale)
+
+
+def test_same_seed_same_plan_and_weights(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    first, second = learning.model(), learning.model()
+    one = learning.run(tmp_path / "1", of=first)
+    torch.rand(5)  # whatever was drawn before
+    two = learning.run(tmp_path / "2", of=second)
+    assert plan_bytes(one, tmp_path) == plan_bytes(two, tmp_path)
+    assert one.curves == two.curves
+    assert _same_weights(first, second)
+
+
+def test_the_seed_matters(tmp_path: Path) -> None:
+    starts = [learning.run(tmp_path / str(seed), Recipe(seed=seed)).curves[0] for seed in (1, 2)]
+    assert starts[0] != starts[1]
+
+
+@pytest.mark.parametrize("stop", [1, 3, 4, 7, 11, 12])
+def test_an_interrupted_run_resumes_to_the_same_plan(stop: int, tmp_path: Path) -> None:
+    recipe = Recipe(options={"evaluations": 4})  # a checkpoint every third step
+    whole = learning.model()
+    expected = learning.run(tmp_path / "whole", recipe, of=whole)
+
+    def interrupt(done: int, total: int) -> None:
+        if done == stop:
+            raise EndOfPowerError
+
+    with pytest.raises(EndOfPowerError):
+        learning.run(tmp_path / "run", recipe, progress=interrupt)
+    torch.rand(stop)
+    resumed = learning.model()
+    steps: list[int] = []
+    learned = learning.run(tmp_path / "run", recipe, of=resumed, progress=lambda done, total: steps.append(done))
+    assert steps[0] == (stop - 1) // 3 * 3 + 1  # the last checkpoint's next step
+    assert plan_bytes(learned, tmp_path) == plan_bytes(expected, tmp_path)
+    assert learned.curves == expected.curves
+    assert _same_weights(whole, resumed)
+
+
+def test_resumes_from_the_last_checkpoint_that_is_whole(tmp_path: Path) -> None:
+    recipe = Recipe(options={"evaluations": 4})
+    expected = learning.run(tmp_path / "whole", recipe)
+
+    def interrupt(done: int, total: int) -> None:
+        if done == 8:
+            raise EndOfPowerError
+
+    with pytest.raises(EndOfPowerError):
+        learning.run(tmp_path / "run", recipe, progress=interrupt)
+    half = tmp_path / "run" / "checkpoint-9"
+    half.mkdir()
+    (half / "trainer_state.json").write_text('{"global_step": 9, ')
+    learned = learning.run(tmp_path / "run", recipe)
+    assert learned.curves == expected.curves
+
+
+def test_checkpoints_of_another_run_are_thrown_away(tmp_path: Path) -> None:
+    expected = learning.run(tmp_path / "alone", Recipe(seed=5))
+    learning.run(tmp_path / "run", Recipe(seed=4))
+    assert learning.run(tmp_path / "run", Recipe(seed=5)).curves == expected.curves
+
+
+def test_the_result_is_the_best_evaluation_after_the_gates_went_cold(tmp_path: Path) -> None:
+    model = learning.model()
+    learned = learning.run(tmp_path, Recipe(steps=30, options={"evaluations": 10, "cooldown": 0.5}), of=model)
+    measured = {p.step: p.values["eval_accuracy"] for p in learned.curves if "eval_accuracy" in p.values}
+    assert sorted(measured) == list(range(3, 31, 3))
+    best = max(value for step, value in measured.items() if step >= 15)
+    assert learning.accuracy(model, learned.plan) == best
+
+
+def test_curves_tell_temperature_and_overlap(tmp_path: Path) -> None:
+    learned = learning.run(tmp_path)
+    last = learned.curves[-1].values
+    assert {"loss", "learning_rate", "temperature", "overlap", "eval_accuracy"} <= set(last)
+    assert last["temperature"] == 1e-8
+    assert all(0 <= point.values["overlap"] <= 1 for point in learned.curves)
+
+
+def test_the_model_is_left_as_it_was_but_for_its_weights(tmp_path: Path) -> None:
+    model = learning.model()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    config = model.config.to_dict()
+    learned = learning.run(tmp_path, of=model)
+    assert learned.trained
+    assert list(model.state_dict()) == list(before)
+    assert model.config.to_dict() == config
+    assert not model._forward_pre_hooks
+    assert model.training
+    assert not all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_search_changes_no_weight(tmp_path: Path) -> None:
+    model, untouched = learning.model(), learning.model()
+    learned = learning.run(tmp_path, OTHER, of=model)
+    assert not learned.trained
+    assert _same_weights(model, untouched)
+    assert [point.values["heads"] for point in learned.curves] == [8, 7, 6, 5, 4, 3]
+    assert learning.accuracy(model, learned.plan) == learned.curves[-1].values["eval_accuracy"]
+
+
+def test_learns_what_can_be_learned(tmp_path: Path) -> None:
+    model = learning.model()
+    learned = learning.run(tmp_path, Recipe(steps=200, batch_size=8, learning_rate=1e-2), of=model)
+    losses = [point.values["loss"] for point in learned.curves if "loss" in point.values]
+    assert sum(losses[-5:]) / 5 < 0.5 * sum(losses[:5]) / 5
+
+
+def test_epochs_become_steps(tmp_path: Path) -> None:
+    learned = learning.run(tmp_path, Recipe(steps=None, epochs=0.5, batch_size=8))
+    assert learned.curves[-1].step == 4  # 30 of 60 rows, 8 a step
+
+
+def test_every_epoch_visits_each_row_once_in_batches_of_like_length() -> None:
+    lengths = [1 + row % 40 for row in range(400)]
+    order = row_order(lengths, batch_size=8, batches=100, seed=0)
+    assert sorted(order[:400]) == sorted(order[400:]) == list(range(400))
+    spread = [max(batch) - min(batch) for batch in zip(*[iter(lengths[row] for row in order)] * 8, strict=True)]
+    assert sum(spread) / len(spread) < 3
+    assert order == row_order(lengths, 8, 100, 0) != row_order(lengths, 8, 100, 1)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        (Recipe(method="magic"), "method 'magic': unknown; choose one of dsp, taylor"),
+        (Recipe(options={"tau": 1}), "option 'tau' of dsp: unknown; it has .*tau_ini"),
+        (Recipe(method="taylor", options={"tau": 1}), "option 'tau' of taylor: unknown; it has normalize, rescore"),
+        (Recipe(keep=9), "keep 9: the model has 8 heads; give a number from 0 to 8"),
+        (Recipe(keep=-1), "keep -1"),
+        (Recipe(keep="150%"), "keep 150%"),
+        (Recipe(keep="half"), "keep 'half': neither a count nor a share"),
+        (Recipe(keep=None), "say how many with --keep"),
+    ],
+)
+def test_refuses_what_it_cannot_do(recipe: Recipe, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=message):
+        learning.run(tmp_path, recipe)
+
+
+def test_two_processes_agree(tmp_path: Path) -> None:
+    """`accelerate launch` with two processes on the CPU: both end, with the same plan and the same weights."""
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+    done = subprocess.run(
+        [
+            *launch,
+            "--num_machines",
+            "1",
+            "--mixed_precision",
+            "no",
+            "--dynamo_backend",
+            "no",
+            "-m",
+            "tests.learning",
+            str(tmp_path),
+        ],
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    assert ranks[0] == ranks[1]
+    assert ranks[0]["processes"] == 2
+    assert sum(len(kept) for kept in ranks[0]["kept"]) == 3
+
+
+def _same_weights(one: torch.nn.Module, two: torch.nn.Module) -> bool:
+    pairs = zip(one.state_dict().values(), two.state_dict().values(), strict=True)
+    return all(torch.equal(first, second) for first, second in pairs)
