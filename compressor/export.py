@@ -6,27 +6,32 @@ import contextlib
 import io
 import logging
 import os
+import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 import torch
 from onnx_ir.passes.common import RemoveUnusedNodesPass
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.exporters import OnnxConfig, OnnxExporter
 
-from compressor.errors import UsageError
+from compressor.errors import InputError, UsageError
 from compressor.sites.find import find_sites
 from compressor.sites.gates import check_plan, gated
-from compressor.sites.hook import Attention, configs, unwrap
+from compressor.sites.hook import Attention, Call, configs, family, intercepted, unwrap
 from graph_passes import Plan
 
 OPSETS = (18, 23)
 FINGERPRINT = "compressor.fingerprint"
 _BY_PRODUCTS = ("past_key_values", "hidden_states", "attentions", "encoder_", "decoder_", "cross_attentions")
 """Outputs that no task reads: caches, what `output_*` flags add, and the encoder's states beside a decoder's logits."""
+_NOTES = ("pkg.torch.onnx.stack_trace", "pkg.torch.onnx.fx_node")
+"""What the exporter writes on each node about the Python that made it: most of the file of a small model."""
 
 
 def export_reference(
@@ -53,22 +58,33 @@ def export_reference(
 
     Raises:
         UsageError: an opset that is not offered.
-        InputError: the plan is another model's.
+        InputError: the plan is another model's, or the model cannot be exported.
         SiteRefusedError: the family's attention cannot be gated in this form.
     """
     if opset not in OPSETS:
         raise UsageError(f"opset {opset} is not offered; use {OPSETS[0]} or {OPSETS[1]}")
     bare = unwrap(model)
     sample = _sample(inputs)
-    check_plan(plan, find_sites(bare, sample, attention=attention))
-    with _still(bare), gated(bare, plan, attention=attention), _quiet():
-        program = (
-            OnnxExporter().export(bare, sample, OnnxConfig(dynamic=True, optimize=False, opset_version=opset)).program
-        )
-    _drop_by_products(program)
+    with _as_deployed(bare):
+        check_plan(plan, find_sites(bare, sample, attention=attention))
+        with gated(bare, plan, attention=attention), intercepted(bare, _with_whole_mask, attention), _quiet():
+            program = _exported(bare, sample, opset)
+    _tidy(program)
     if plan.model is not None:
         program.metadata_props[FINGERPRINT] = plan.model
     ir.save(program, os.fspath(path), external_data=f"{Path(path).name}.data")
+
+
+def _exported(model: PreTrainedModel, sample: dict[str, Any], opset: int) -> ir.Model:
+    config = OnnxConfig(dynamic=True, optimize=False, opset_version=opset)
+    try:
+        return OnnxExporter().export(model, sample, config).program
+    except Exception as error:  # torch's exporters raise whatever the model's code runs into
+        why = (str(error).strip() or "no message").splitlines()[0]
+        raise InputError(
+            f"{family(model)}: the model cannot be exported ({type(error).__name__}: {why}); try the other "
+            "form of attention, eager or sdpa"
+        ) from error
 
 
 def _sample(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -81,16 +97,27 @@ def _sample(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if all(len(value) == 1 for value in sample.values()):
         sample = {name: torch.cat([value, value]) for name, value in sample.items()}
     for name, value in sample.items():
+        if value.dim() == 2 and value.shape[1] == 1:
+            raise InputError(f"{name}: one position would be fixed in the graph; give inputs of two or more")
         if name.endswith("attention_mask") and value.dim() == 2 and bool((value != 0).all()):
             value[-1, -1] = 0
     return sample
 
 
+def _with_whole_mask(call: Call) -> tuple[Tensor, Tensor | None]:
+    """A mask that says the same for every query, `[batch, 1, 1, key]`, written out for ONNX Runtime."""
+    mask = call.mask
+    if mask is not None and mask.dim() == 4 and mask.shape[2] == 1 and call.implementation == "sdpa":
+        call = replace(call, mask=mask.expand(-1, -1, call.query.shape[2], -1))
+    return call.run()
+
+
 @contextlib.contextmanager
-def _still(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without cache, restored on exit."""
+def _as_deployed(model: PreTrainedModel) -> Iterator[None]:
+    """Evaluation mode without key/value cache; restored on exit, and what the exporter leaves on the model removed."""
     modes = [(module, module.training) for module in model.modules()]
     caches = [(config, config.use_cache) for config in configs(model) if hasattr(config, "use_cache")]
+    had_forward = "forward" in vars(model)
     model.eval()
     for config, _ in caches:
         config.use_cache = False
@@ -101,11 +128,13 @@ def _still(model: nn.Module) -> Iterator[None]:
             config.use_cache = use_cache
         for module, training in modes:
             module.training = training
+        if not had_forward:
+            vars(model).pop("forward", None)
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter tells its progress by print, by logging and by warnings; none of it is for the user."""
+    """The exporters tell their progress by print, by logging and by warnings; none of it is for the user."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -116,9 +145,40 @@ def _quiet() -> Iterator[None]:
         logging.disable(disabled)
 
 
-def _drop_by_products(program: ir.Model) -> None:
+def _tidy(program: ir.Model) -> None:
+    """Keep the outputs of the task, name the axes, drop what the exporter notes about its own run."""
     outputs = program.graph.outputs
     kept = [value for value in outputs if not (value.name or "").startswith(_BY_PRODUCTS)]
     if kept and len(kept) < len(outputs):
         outputs[:] = kept
         RemoveUnusedNodesPass()(program)
+    names = _axis_names(program.graph.inputs)
+    nodes = list(program.graph.all_nodes())
+    values = {value for node in nodes for value in (*node.inputs, *node.outputs) if value is not None}
+    for value in {*values, *program.graph.inputs, *outputs}:
+        if value.shape is not None:
+            value.shape = ir.Shape([_renamed(dim, names) for dim in value.shape])
+    program.graph.metadata_props.clear()
+    for node in program.graph.all_nodes():
+        for key in _NOTES:
+            node.metadata_props.pop(key, None)
+
+
+def _axis_names(inputs: Iterable[ir.Value]) -> dict[str, str]:
+    """torch's symbols (`s72`) to the words users know: `batch`, `sequence`, `decoder_sequence`."""
+    names: dict[str, str] = {}
+    for value in inputs:
+        side = "decoder_" if (value.name or "").startswith("decoder_") else ""
+        for axis, dim in enumerate(value.shape or ()):
+            if isinstance(dim, ir.SymbolicDim) and dim.value is not None:
+                if axis == 0:
+                    names.setdefault(dim.value, "batch")
+                elif axis == 1 and len(value.shape or ()) == 2:
+                    names.setdefault(dim.value, f"{side}sequence")
+    return names
+
+
+def _renamed(dim: int | ir.SymbolicDim, names: Mapping[str, str]) -> int | ir.SymbolicDim:
+    if isinstance(dim, int) or dim.value is None:
+        return dim
+    return ir.SymbolicDim(re.sub(r"\w+", lambda word: names.get(word[0], word[0]), dim.value))

@@ -161,7 +161,6 @@ def vit() -> PreTrainedModel:
             intermediate_size=44,
             image_size=12,
             patch_size=4,
-            num_labels=6,
         )
     )
 

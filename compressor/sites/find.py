@@ -90,8 +90,8 @@ def _site(call: Call, out: Tensor, arguments: Mapping[str, Any]) -> Site:
     heads, kv_heads = call.query.shape[1], call.key.shape[1]
     if out.dim() != 4 or out.shape[2] != heads or heads % kv_heads:
         raise SiteRefusedError(
-            f"{call.site}: its attention returns {list(out.shape)} for {heads} query and {kv_heads} key/value heads, not "
-            "[batch, query, head, head_dim]; this family cannot be gated"
+            f"{call.site}: its attention returns {list(out.shape)} for {heads} query and {kv_heads} key/value heads, "
+            "not [batch, query, head, head_dim]; this family cannot be gated"
         )
     groups = getattr(call.module, "num_key_value_groups", 1)
     if kv_heads == heads and groups > 1:  # the family repeated the key/value heads itself
@@ -117,6 +117,7 @@ def _causal(call: Call) -> bool:
     if call.mask.dim() != 4 or not flag:
         return False
     hidden = ~call.mask if call.mask.dtype == torch.bool else call.mask < torch.finfo(call.mask.dtype).min / 2
-    length = min(hidden.shape[-2:])
+    length = call.query.shape[2]
+    hidden = hidden.expand(-1, -1, length, -1)[..., :length]  # a mask of padding alone has one row for every query
     later = torch.ones(length, length, dtype=torch.bool, device=hidden.device).triu(1)
-    return bool(hidden[..., :length, :length][..., later].all())
+    return bool(hidden[..., later].all())

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.errors import InputError
@@ -86,18 +86,13 @@ def gated(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = N
     with ExitStack() as undo:
         for site in plan.sites:
             module = modules[site.name]
-            module.register_buffer(GATE, torch.tensor(site.gate, **_like(module, bare))[:, None])
+            # The module's own weights say where its output will be and in which precision.
+            weight = next((tensor for tensor in module.parameters() if tensor.is_floating_point()), None)
+            dtype, device = (bare.dtype, bare.device) if weight is None else (weight.dtype, weight.device)
+            module.register_buffer(GATE, torch.tensor(site.gate, dtype=dtype, device=device)[:, None])
             undo.callback(delattr, module, GATE)
         undo.enter_context(hooked(model, multiply, attention=attention))
         yield model
-
-
-def _like(module: nn.Module, model: nn.Module) -> dict[str, torch.dtype | torch.device]:
-    for part in (module, model):
-        for parameter in part.parameters():
-            if parameter.is_floating_point():
-                return {"dtype": parameter.dtype, "device": parameter.device}
-    return {"dtype": torch.float32, "device": torch.device("cpu")}
 
 
 def _some(names: Iterable[str]) -> str:

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
-from compressor.errors import SiteRefusedError, UsageError
+from compressor.errors import InputError, SiteRefusedError, UsageError
 
 Attention = Literal["eager", "sdpa"]
 OutputHook = Callable[[str, Tensor], Tensor]
@@ -82,7 +81,7 @@ def intercepted(
         return on_call(Call(site, module, implementation, function, query, key, value, attention_mask, options))
 
     with _attention(unwrap(model), attention):
-        AttentionInterface.get_interface = get_interface  # type: ignore[method-assign]
+        AttentionInterface.get_interface = get_interface  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
@@ -102,7 +101,7 @@ def hooked(
     Works in training and evaluation. The model itself is not edited.
 
     Args:
-        model: a transformers model, bare or wrapped (DistributedDataParallel, `torch.compile`).
+        model: a transformers model, bare or wrapped for training (DistributedDataParallel).
         on_output: gets the site's name and `[batch, query, head, head_dim]`, returns what to go on with.
         attention: run every attention as `eager` or `sdpa`; None: as the family itself would.
         on_weights: gets the site's name and its map `[batch, head, query, key]`; needs eager attention.
@@ -125,22 +124,22 @@ def hooked(
         yield
 
 
-def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside the wrappers of training and compiling, so that sites carry the same names with and without."""
-    while not isinstance(model, PreTrainedModel):
-        inner = getattr(model, "module", None) or getattr(model, "_orig_mod", None)
-        if not isinstance(inner, nn.Module):
-            break
-        model = inner
-    return model
+def unwrap(model: nn.Module) -> PreTrainedModel:
+    """The model inside the wrappers of training, so that sites carry the same names with and without."""
+    inner: Any = model
+    while not isinstance(inner, PreTrainedModel):
+        inner = getattr(inner, "module", None) or getattr(inner, "_orig_mod", None)
+        if inner is None:
+            raise InputError(f"{type(model).__name__} is no transformers model; give a PreTrainedModel")
+    return inner
 
 
-def family(model: nn.Module) -> str:
+def family(model: PreTrainedModel) -> str:
     """The model's type as transformers names it (`bert`), else the name of its class."""
-    return getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__
+    return model.config.model_type or type(model).__name__
 
 
-def configs(model: nn.Module) -> list[PreTrainedConfig]:
+def configs(model: PreTrainedModel) -> list[PreTrainedConfig]:
     """Every configuration that a part of `model` reads, each once: encoder and decoder often hold copies."""
     found: dict[int, PreTrainedConfig] = {}
 
@@ -156,7 +155,7 @@ def configs(model: nn.Module) -> list[PreTrainedConfig]:
 
 
 @contextmanager
-def _attention(model: nn.Module, attention: Attention | None) -> Iterator[None]:
+def _attention(model: PreTrainedModel, attention: Attention | None) -> Iterator[None]:
     if attention not in ("eager", "sdpa", None):
         raise UsageError(f"attention {attention!r} is unknown; use 'eager' or 'sdpa'")
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
