@@ -1,6 +1,7 @@
 """The report of a run: its data, its verdict, its page and its summary in the terminal."""
 
 from compressor.report.files import load, write
+from compressor.report.judgement import verdict
 from compressor.report.schema import (
     EngineFacts,
     Latency,
@@ -12,7 +13,6 @@ from compressor.report.schema import (
     Speed,
 )
 from compressor.report.terminal import summary
-from compressor.report.judgement import verdict
 
 __all__ = [
     "EngineFacts",

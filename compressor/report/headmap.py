@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os.path
 from dataclasses import dataclass
 
 from graph_passes import Kind, Plan, SitePlan
@@ -55,25 +54,23 @@ def head_maps(plan: Plan) -> list[HeadMap]:
 
 
 def _head_map(title: str, sites: list[SitePlan]) -> HeadMap:
-    names = [site.name for site in sites]
-    before, after = _shared(names)
+    parts = [site.name.split(".") for site in sites]
+    before, after = _shared(parts)
     width = max(site.heads for site in sites)
     rows = tuple(
-        Row(site.name[before : len(site.name) - after], site.name, len(site.kept), site.heads, _cells(site, width))
-        for site in sites
+        Row(".".join(part[before : len(part) - after]), site.name, len(site.kept), site.heads, _cells(site, width))
+        for part, site in zip(parts, sites, strict=True)
     )
-    pattern = f"{names[0][:before]}*{names[0][len(names[0]) - after :]}" if before or after else ""
+    pattern = ".".join([*parts[0][:before], "*", *parts[0][len(parts[0]) - after :]]) if before or after else ""
     kept, heads = sum(row.kept for row in rows), sum(row.heads for row in rows)
     return HeadMap(title, pattern, kept, heads, tuple(range(width)), rows)
 
 
-def _shared(names: list[str]) -> tuple[int, int]:
-    """Lengths of the leading and the trailing part that all names share, cut at dots so that no label loses digits."""
-    if len(names) < 2:
-        return 0, 0
-    before = os.path.commonprefix(names).rfind(".") + 1
-    backwards = [name[before:][::-1] for name in names]
-    after = os.path.commonprefix(backwards).rfind(".") + 1
+def _shared(names: list[list[str]]) -> tuple[int, int]:
+    """How many leading and how many trailing parts all names share, at least one part being left to each."""
+    room = min(map(len, names)) - 1 if len(names) > 1 else 0
+    before = next((at for at in range(room) if len({name[at] for name in names}) > 1), room)
+    after = next((at for at in range(room - before) if len({name[-1 - at] for name in names}) > 1), room - before)
     return before, after
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Mapping
@@ -28,6 +29,25 @@ class Figure:
 
 def render(report: Report) -> str:
     """The page. Everything that comes out of the report is escaped; only the pictures, made of numbers, are not."""
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            report=report,
+            tone=tone(report.plan, report.speeds, report.proofs, report.gate, report.refused),
+            tiles=_tiles(report),
+            maps=head_maps(report.plan),
+            curves=_curves(report),
+            ratios=pictures.ratios(report.speeds) if report.speeds else None,
+            latencies=[_latencies(speed) for speed in report.speeds],
+            cases=list(dict.fromkeys(case for proof in report.proofs for case in proof.cases)),
+            shares=_shares(report.seconds),
+        )
+    )
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("compressor", "report"),
         autoescape=True,
@@ -38,23 +58,16 @@ def render(report: Report) -> str:
     environment.globals["words"] = words
     environment.globals["named"] = _named
     environment.filters["data"] = _data
-    return environment.get_template("page.html").render(
-        report=report,
-        tone=tone(report.plan, report.speeds, report.proofs, report.gate, report.refused),
-        tiles=_tiles(report),
-        maps=head_maps(report.plan),
-        curves=_curves(report),
-        ratios=pictures.ratios(report.speeds) if report.speeds else None,
-        latencies=[_latencies(speed) for speed in report.speeds],
-        cases=list(dict.fromkeys(case for proof in report.proofs for case in proof.cases)),
-        shares=_shares(report.seconds),
-    )
+    return environment
 
 
 def _named(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Names and values for a list of facts: text bare, anything else as JSON."""
     return [
-        (name.replace("_", " "), value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
+        (
+            name.replace("_", " "),
+            value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str),
+        )
         for name, value in values.items()
     ]
 
@@ -85,10 +98,11 @@ def _tiles(report: Report) -> list[tuple[str, str, str]]:
     ]
     rows = sorted(readable(report.speeds), key=lambda row: row.ratio)
     for row in (rows[:1] + rows[-1:])[: len(rows)]:
-        tiles.append((f"speed, {words.where(row)}", f"{row.ratio:.2f}×", words.interval(row.low, row.high, row.confidence)))
+        ground = f"{words.ends(row.low, row.high)} ({100 * row.confidence:g}%)"
+        tiles.append((f"speed, batch {row.batch} × {row.seq}", f"{row.ratio:.2f}×", ground))
     for score in headline_scores(report.scores)[:2]:
-        moved, _, ends = words.difference(score).partition(" (")
-        tiles.append((f"{words.metric(score)}, {score.split} rows", moved, ends.rstrip(")")))
+        moved, ends = words.moved(score)
+        tiles.append((f"{words.metric(score)}, {score.split} rows", moved, f"{ends} ({100 * score.confidence:g}%)"))
     return tiles
 
 
@@ -106,12 +120,12 @@ def _curves(report: Report) -> list[Figure]:
 def _curve(report: Report, name: str) -> Figure:
     logged = [(point.step, point.values[name]) for point in report.curves if name in point.values]
     points = [(step, value) for step, value in logged if math.isfinite(value)]
-    told = f"{len(logged)} points"
+    told = f"not drawn: none of its {len(logged)} points is a finite number"
     if points:
         (first, start), (last, end) = points[0], points[-1]
         told = f"{start:.3g} at step {first}"
         told += f", {end:.3g} at step {last}" if len(points) > 1 else ""
-    if len(points) < len(logged):
+    if 0 < len(points) < len(logged):
         told += f"; {len(logged) - len(points)} of {len(logged)} points are no finite number and are not drawn"
     svg = pictures.curve(*zip(*points, strict=True)) if points else None
     return Figure(name.replace("_", " "), told, svg)

@@ -103,11 +103,11 @@ def _speed(speeds: Sequence[Speed]) -> str:
     if len(rows) > 1:
         told += f" {'and' if len(rows) == 2 else 'up to'} {rows[-1].ratio:.2f}× at {_at(rows[-1])}"
     void = len(speeds) - len(rows)
-    return f"{told} ({void} of {len(speeds)} sizes void)" if void else told
+    return f"{told}, {void} of {len(speeds)} sizes void" if void else told
 
 
 def _at(row: Speed) -> str:
-    return f"{words.where(row)} ({words.interval(row.low, row.high, row.confidence)})"
+    return f"{words.where(row)} ({words.interval(words.ends(row.low, row.high), row.confidence)})"
 
 
 def _metric(scores: Sequence[Score]) -> str:

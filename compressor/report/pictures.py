@@ -10,6 +10,7 @@ import io
 import math
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -30,7 +31,7 @@ _ON_PAGE = {
     _LINE: "var(--line)",
     _MUTED: "var(--muted)",
 }
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "compressor",
     "font.size": 9,
@@ -84,12 +85,12 @@ def latencies(speed: Speed) -> Markup:
 
 
 def axis_end(speed: Speed) -> float:
-    """Where the axis of the latencies ends, milliseconds: past both p99, short of lone stalls (the page counts them)."""
+    """Where the latencies' axis ends, milliseconds: past both p99, short of lone stalls, which the page counts."""
     return 1.15 * max(speed.dense.p99, speed.compressed.p99, 1e-9)
 
 
 def ratios(speeds: Sequence[Speed]) -> Markup:
-    """Speed against dense with its interval, one line a size; one means no difference. Void rows are hollow and grey."""
+    """Speed against dense with its interval, a line a size; one means no difference. Void rows are hollow and grey."""
     with matplotlib.rc_context(_STYLE):
         figure, axes = _axes(0.75 + 0.3 * len(speeds))
         rows = range(len(speeds), 0, -1)
@@ -130,7 +131,8 @@ def _svg(figure: Figure) -> Markup:
     svg = re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', r'<svg \1 aria-hidden="true" focusable="false">', svg, count=1)
     svg = re.sub(r"font-family: [^;]*; ", "", svg).replace("xlink:href", "href")
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)
-    svg = re.sub(r"\s+", " ", re.sub(r"(\.\d\d)\d+", r"\1", svg))
+    # Hundredths of a pixel are enough inside a tag; between tags stand the numbers that people read.
+    svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\.\d\d)\d+", r"\1", tag[0]), re.sub(r"\s+", " ", svg))
     # Ids are shared by the whole page: two pictures with the same frame must not both own its clip path.
     own = hashlib.sha256(svg.encode()).hexdigest()[:8]
     svg = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{own}-", svg)

@@ -1,4 +1,4 @@
-"""What a run found out, as data: `report.json`. The page, the command's output and the exit code are all read off it."""
+"""What a run found out, as data: `report.json`. The page, the command's output and the exit code are read off it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from graph_passes import Plan
-
 
 # JSON has no infinity: an error without bound is written as "Infinity" and read back as the number.
 _STRICT = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
@@ -123,7 +122,7 @@ class Report(BaseModel):
     task: str | None
     plan: Plan
     notes: tuple[str, ...] = ()
-    """What a reader must know: test rows set aside from the evaluation data, no key/value cache, nothing learned, ..."""
+    """What a reader must know: test rows set aside from the evaluation data, no key/value cache, nothing learned."""
     curves: tuple[Point, ...] = ()
     scores: tuple[Score, ...] = ()
     proofs: tuple[Proof, ...] = ()

@@ -71,11 +71,15 @@ def change(dense: float | None, compressed: float | None) -> str:
     return f"{percent:+.1f}%".replace("-", "−")
 
 
-def interval(low: float, high: float, confidence: float, *, places: int = 2, signed: bool = False) -> str:
-    """`95% interval 1.28 to 1.34`."""
+def ends(low: float, high: float, *, places: int = 2, signed: bool = False) -> str:
+    """The ends of an interval: `1.28 to 1.34`, or with signs `−1.40 to +0.20`."""
     sign = "+" if signed else ""
-    ends = [f"{end:{sign}.{places}f}".replace("-", "−") for end in (low, high)]
-    return f"{100 * confidence:g}% interval {ends[0]} to {ends[1]}"
+    return f"{low:{sign}.{places}f} to {high:{sign}.{places}f}".replace("-", "−")
+
+
+def interval(told: str, confidence: float) -> str:
+    """`1.28 to 1.34` -> `95% interval 1.28 to 1.34`."""
+    return f"{100 * confidence:g}% interval {told}"
 
 
 def where(speed: Speed) -> str:
@@ -85,7 +89,7 @@ def where(speed: Speed) -> str:
 
 def ratio(speed: Speed) -> str:
     """`1.31× (95% interval 1.28 to 1.34)`."""
-    return f"{speed.ratio:.2f}× ({interval(speed.low, speed.high, speed.confidence)})"
+    return f"{speed.ratio:.2f}× ({interval(ends(speed.low, speed.high), speed.confidence)})"
 
 
 def metric(score: Score) -> str:
@@ -98,13 +102,18 @@ def level(score: Score, value: float) -> str:
     return f"{100 * value:.1f}" if score.metric in _SHARES else significant(value)
 
 
-def difference(score: Score) -> str:
-    """`−0.6 points (95% interval −1.4 to +0.2)`, or in the metric's own unit."""
+def moved(score: Score) -> tuple[str, str]:
+    """Compressed minus dense and the ends of its interval: `−0.6 points`, `−1.4 to +0.2`; or in the metric's unit."""
     share = score.metric in _SHARES
     scale, unit, places = (100, " points", 1) if share else (1, "", _places(score.low, score.high))
-    ends = interval(scale * score.low, scale * score.high, score.confidence, places=places, signed=True)
-    moved = f"{scale * score.difference:+.{places}f}".replace("-", "−")
-    return f"{moved}{unit} ({ends})"
+    told = f"{scale * score.difference:+.{places}f}".replace("-", "−")
+    return f"{told}{unit}", ends(scale * score.low, scale * score.high, places=places, signed=True)
+
+
+def difference(score: Score) -> str:
+    """`−0.6 points (95% interval −1.4 to +0.2)`."""
+    told, between = moved(score)
+    return f"{told} ({interval(between, score.confidence)})"
 
 
 def _places(low: float, high: float) -> int:
@@ -119,7 +128,7 @@ def toml(recipe: Mapping[str, Any]) -> str:
 
 
 def _key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key)
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _value(key)
 
 
 def _value(value: object) -> str:

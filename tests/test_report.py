@@ -1,0 +1,328 @@
+"""The verdict's sentences, the files, and the page as text."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import subprocess
+import sys
+import tomllib
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from compressor.errors import InputError
+from compressor.report import Refusal, Report, load, summary, words, write
+from compressor.report.files import to_json
+from compressor.report.headmap import head_maps
+from compressor.report.html import render
+from graph_passes import Plan
+from tests import reports
+
+HOSTILE = (
+    "</td></title></pre><script>alert(1)</script><img src=x onerror=alert(1)>\"'&{{ 7 * 7 }}{% raw %}$\\frac$[red]"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "opening"),
+    [
+        (
+            "won",
+            "36 of 72 heads kept, 7.8% fewer parameters (22.7M → 20.9M); 1.31× as fast as dense at batch 1, length 128",
+        ),
+        ("nothing learned", "Nothing was learned: the engine is the model as it is, all 72 heads and the same 22.7M"),
+        ("not faster", "Not faster: 58 of 72 heads kept"),
+        ("gate failed", "Gate failed: accuracy on the test rows 91.5 → 87.1, −4.4 points"),
+        ("numbers differ", "Numbers differ: reference graph = shrunk graph fails on the compressed side with"),
+        ("bare", "Speed not known, not proven: 0 of 1 heads kept"),
+    ],
+)
+def test_verdict_opens_with_what_matters_most(name: str, opening: str) -> None:
+    assert reports.AWKWARD[name]().verdict.startswith(opening)
+
+
+def test_verdict_of_a_run_that_won_is_one_whole_sentence() -> None:
+    assert reports.report().verdict == (
+        "36 of 72 heads kept, 7.8% fewer parameters (22.7M → 20.9M); "
+        "1.31× as fast as dense at batch 1, length 128 (95% interval 1.28 to 1.34) "
+        "and 1.36× at batch 8, length 128 (95% interval 1.33 to 1.39); "
+        "accuracy on the test rows 91.5 → 90.9, −0.6 points (95% interval −1.6 to +0.4); all 6 proofs hold."
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"speeds": (reports.speed(1, 128, 4.0, 6.0),)}, "Slower: "),
+        (
+            {"speeds": (reports.speed(1, 128, 6.0, 4.0), reports.speed(8, 128, 6.0, 6.0))},
+            "Faster at 1 of 2 sizes only: ",
+        ),
+        ({"speeds": (reports.speed(1, 128, 6.0, 4.0, void="6 fused, 3 fused"),)}, "speed void (6 fused, 3 fused)"),
+        ({"speeds": ()}, "Speed not known: "),
+        ({"proofs": ()}, "no proof was run"),
+        (
+            {"proofs": reports.proofs(math.nan)},
+            "relative error not a number where 0.0001 is allowed (1 of 6 proofs fail)",
+        ),
+        (
+            {"gate": "failed", "proofs": reports.proofs(1.0), "speeds": ()},
+            "Numbers differ, gate failed, speed not known: ",
+        ),
+        ({"gate": "failed"}, "worse than --max-drop 0.02 allows"),
+        ({"scores": ()}, "no metric measured"),
+        ({"refused": (Refusal(what="a", why="b"),)}, "one thing asked for was refused"),
+        ({"plan": reports.bert_plan().dense().model_copy(update={"method": "dsp"})}, "Nothing was dropped: "),
+    ],
+)
+def test_verdict_says_so(changed: dict[str, Any], told: str) -> None:
+    assert told in reports.report(**changed).verdict
+
+
+def test_verdict_quotes_the_test_rows_and_says_when_lower_is_better() -> None:
+    told = reports.encoder_decoder().verdict
+    assert "perplexity on the test rows 18.2 → 18.9, +0.73 (95% interval +0.52 to +0.97), lower is better" in told
+    assert "eval" not in reports.report().verdict
+
+
+@pytest.mark.parametrize("name", reports.AWKWARD)
+def test_report_reads_back_from_strict_json_as_the_same_bytes(name: str, tmp_path: Path) -> None:
+    text = to_json(reports.AWKWARD[name]())
+    json.loads(text, parse_constant=pytest.fail)
+    (tmp_path / "report.json").write_text(text, encoding="utf-8")
+    assert to_json(load(tmp_path)) == text
+
+
+def test_a_report_read_back_writes_the_same_files(tmp_path: Path) -> None:
+    page = write(reports.report(), tmp_path)
+    first = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert page == tmp_path / "report.html"
+    assert set(first) == {"report.json", "report.html"}
+    write(load(tmp_path), tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first
+
+
+def test_what_was_written_is_validated(tmp_path: Path) -> None:
+    broken = reports.bare().model_copy(update={"gate": "perhaps"})
+    with pytest.raises(pydantic.ValidationError, match="gate"):
+        write(broken, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_failed_write_leaves_what_stood_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(reports.bare(), tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    real = Path.write_text
+
+    def full(path: Path, text: str, **kwargs: Any) -> int:
+        if "html" in path.name:
+            raise OSError(28, "No space left on device")
+        return real(path, text, **kwargs)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        write(reports.not_faster(), tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "report.json: no report there; give the folder of a finished run"),
+        (b"", "report.json: report: Invalid JSON: EOF"),
+        (b'{"version": 1, "verdict"', "report.json: report: Invalid JSON: EOF"),
+        (b"\xff\xfe\x00", "report.json: report: Invalid JSON"),
+        (b"[]", "report.json: report: Input should be an object"),
+        (b'{"version": 2}', "report.json: version: Input should be 1"),
+    ],
+)
+def test_damaged_report_is_one_line(content: bytes | None, told: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "report.json").write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        load(tmp_path)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_field_is_named(tmp_path: Path) -> None:
+    data = json.loads(to_json(reports.bare()))
+    data["plan"]["sites"][0]["colour"] = "red"
+    (tmp_path / "report.json").write_text(json.dumps(data))
+    with pytest.raises(InputError, match=r"plan\.sites\.0\.colour"):
+        load(tmp_path / "report.json")
+
+
+class _Skeleton(HTMLParser):
+    """Tags with the names of their attributes, in order, and the text between them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, tuple[str, ...]]] = []
+        self.text: list[str] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, tuple(name for name, _ in attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def _named(text: str, *, pictures: bool = False) -> Report:
+    """A report with `text` in every place that takes a free string."""
+    plan = Plan(
+        sites=(reports.site(text or "site", 2, [0]),),
+        model=text,
+        method=text,
+        options={text: text},
+        data=text,
+        evidence={text: [text]},
+    )
+    curves = reports.curves(20) if not pictures else (reports.Point(step=1, values={text: 1.0, text + "2": math.inf}),)
+    return reports.report(
+        verdict=text,
+        model=text,
+        family=text,
+        task=text,
+        plan=plan,
+        notes=(text,),
+        curves=curves if pictures else (),
+        scores=(reports.accuracy(metric=text),),
+        proofs=tuple(proof.model_copy(update={"cases": (text,)}) for proof in reports.proofs()),
+        speeds=(reports.speed(1, 128, 3.0, 2.0, void=text),) if pictures else (),
+        dense=reports.engine(10, file=text or "f", optimization=text),
+        compressed=reports.engine(9, file=text or "f", optimization=text),
+        refused=(Refusal(what=text, why=text),),
+        target=text,
+        precision=text,
+        session={text: text},
+        machine={text: text},
+        recipe={text: [text, {text: text}]},
+        command=text or "c",
+        seconds={text: 1.0},
+    )
+
+
+def test_hostile_names_stay_text_everywhere() -> None:
+    hostile, benign = _Skeleton(render(_named(HOSTILE, pictures=True))), _Skeleton(render(_named("a", pictures=True)))
+    assert hostile.tags == benign.tags
+    assert not any(tag == "script" or name.startswith("on") for tag, names in hostile.tags for name in (tag, *names))
+    assert hostile.text.count(HOSTILE) >= 12
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.text(alphabet=st.one_of(st.sampled_from("<>&\"'/={}%#\\`$-! \n\0"), st.characters(codec="utf-8")), min_size=1)
+)
+def test_no_string_changes_the_page_tags(text: str) -> None:
+    assert _Skeleton(render(_named(text))).tags == _Skeleton(render(_named("a"))).tags
+
+
+@pytest.mark.parametrize("name", reports.AWKWARD)
+def test_page_needs_nothing_from_elsewhere(name: str) -> None:
+    page = render(reports.AWKWARD[name]())
+    for outside in ("http:", "https:", "//cdn", "@import", "<script", "src=", "<link rel=stylesheet", "file:"):
+        assert outside not in page
+    skeleton = _Skeleton(page)
+    ids = [part.split('"')[0] for part in page.split(' id="')[1:]]
+    assert len(ids) == len(set(ids))
+    assert ("p", ("id",)) in skeleton.tags
+
+
+def test_map_keeps_original_heads_kinds_and_missing_heads() -> None:
+    maps = {kind.title: kind for kind in head_maps(reports.encoder_decoder().plan)}
+    assert list(maps) == ["Encoder self-attention", "Decoder self-attention", "Cross-attention"]
+    cross = maps["Cross-attention"]
+    assert cross.pattern == "model.decoder.layers.*.encoder_attn"
+    assert [row.label for row in cross.rows] == ["0", "1", "2", "3", "4", "5"]
+    assert [sum(cell.state != "absent" for cell in row.cells) for row in cross.rows] == [16, 16, 12, 8, 16, 4]
+    grouped = maps["Decoder self-attention"].rows[0].cells
+    assert [head for head, cell in enumerate(grouped) if cell.group] == [4, 8, 12]
+
+
+def test_map_tells_site_head_and_scale() -> None:
+    site = reports.SitePlan("layer.10.attn", "encoder", 2, 2, 8, (1,), (0.5,))
+    (only,) = head_maps(Plan(sites=(site,)))
+    assert [cell.told for cell in only.rows[0].cells] == [
+        "layer.10.attn, head 0: dropped",
+        "layer.10.attn, head 1: kept, scale 0.5",
+    ]
+    assert only.rows[0].label == "layer.10.attn"
+
+
+def test_small_numbers_on_the_axes_are_not_rounded_away() -> None:
+    assert ">0.0001</text>" in render(reports.report())
+
+
+def test_curve_without_a_finite_point_says_so() -> None:
+    assert "not drawn: none of its 98 points is a finite number" in render(reports.wide())
+
+
+def _printed(report: Report, width: int) -> str:
+    into = io.StringIO()
+    Console(width=width, file=into).print(summary(report))
+    return into.getvalue()
+
+
+@pytest.mark.parametrize("name", reports.AWKWARD)
+def test_summary_fits_a_terminal_and_opens_with_the_verdict(name: str) -> None:
+    report = reports.AWKWARD[name]()
+    text = _printed(report, 80)
+    assert " ".join(text.split()).startswith(report.verdict)
+    assert all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_summary_prints_brackets_as_they_are() -> None:
+    odd = reports.report(refused=(Refusal(what="[red]x[/red]", why="[/]"),))
+    assert "refused: [red]x[/red]: [/]" in _printed(odd, 200)
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (words.count(999), "999"),
+        (words.count(999_950), "1M"),
+        (words.count(22_713_602), "22.7M"),
+        (words.count(None), "not measured"),
+        (words.size(91_000_000), "91 MB"),
+        (words.size(12), "12 B"),
+        (words.significant(0.0), "0"),
+        (words.significant(-0.01234), "−0.0123"),
+        (words.significant(1234.5), "1234"),
+        (words.significant(math.inf), "∞"),
+        (words.seconds(59.9), "59.9 s"),
+        (words.seconds(3_725), "1 h 2 min"),
+        (words.change(100, 84.3), "−15.7%"),
+        (words.change(1e6, 1e6 - 1), "−<0.1%"),
+        (words.change(0, 5), ""),
+    ],
+)
+def test_numbers_as_people_read_them(told: str, expected: str) -> None:
+    assert told == expected
+
+
+_TEXT = st.text(st.characters(codec="utf-8"))
+_PLAIN = st.one_of(_TEXT, st.booleans(), st.integers(-(2**62), 2**62), st.floats(allow_nan=False))
+_VALUE = st.one_of(_PLAIN, st.lists(_PLAIN), st.dictionaries(_TEXT, _PLAIN))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(_TEXT, _VALUE))
+def test_recipe_reads_back_as_toml(recipe: dict[str, Any]) -> None:
+    assert tomllib.loads(words.toml(recipe)) == recipe
+
+
+def test_reading_a_report_needs_no_plotting_and_no_torch() -> None:
+    code = "import sys, compressor.report; print({'matplotlib', 'torch'} & set(sys.modules))"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "set()"
