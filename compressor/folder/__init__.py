@@ -1,4 +1,4 @@
-"""A model folder as transformers saves it: checked, loaded in full precision, fingerprinted; and inputs to try it on."""
+"""A model folder as transformers saves it: checked, loaded in full precision, fingerprinted; and inputs to try it."""
 
 from compressor.folder.companions import save_companions
 from compressor.folder.inputs import example_inputs

@@ -54,8 +54,8 @@ def model_class(folder: Path, config: PretrainedConfig, task: str | None, remote
                     return getattr(transformers, loader), _named(name, config, regression=False)
     said = f"names the class {named!r}, which transformers {transformers.__version__} does not have" if named else ""
     raise InputError(
-        f"{folder / 'config.json'}: {said or 'names no class (architectures)'}; name the task (--task), or save the model"
-        " again with save_pretrained"
+        f"{folder / 'config.json'}: {said or 'names no class (architectures)'}; name the task (--task), or save the"
+        " model again with save_pretrained"
     )
 
 

@@ -1,4 +1,4 @@
-"""What a user of the engine needs beside it: the configuration, and the files that turn text, images or sound into inputs."""
+"""What a user of the engine needs beside it: the configuration, and the files of the tokenizer or processor."""
 
 from __future__ import annotations
 

@@ -45,12 +45,9 @@ def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> 
         torch.manual_seed(seed)
         if "input_ids" in (model.main_input_name, *_required(taken)):
             made |= _text(folder, batch, seq, taken)
+        beside = _two_towers(model.config)
         for name in ("pixel_values", "input_features", "input_values"):
-            if (
-                name == model.main_input_name
-                or name in _required(taken)
-                or (name in taken and _two_towers(model.config))
-            ):
+            if name == model.main_input_name or name in _required(taken) or (beside and name in taken):
                 made[name] = _signal(name, folder, batch)
         if model.config.is_encoder_decoder and "decoder_input_ids" in taken and folder.task not in _NO_TARGET:
             made["decoder_input_ids"] = _target(model.config, batch, seq)
@@ -135,14 +132,9 @@ def _signal(name: str, folder: ModelFolder, batch: int) -> Tensor:
         kind = optimum.DummyVisionInputGenerator(folder.task, _normalized(vision), batch_size=batch)
         return kind.generate(name)
     normal = _normalized(config)
-    sizes = {
-        "feature_size": getattr(config, "num_mel_bins", None),
-        "nb_max_frames": getattr(config, "max_length", None),
-    }
-    positions = getattr(config, "max_source_positions", None)
+    given = {"feature_size": config.num_mel_bins} if hasattr(config, "num_mel_bins") else {}
     if config.model_type == "whisper":
-        sizes["nb_max_frames"] = 2 * positions  # a convolution of stride two lies before the encoder's positions
-    given = {key: value for key, value in sizes.items() if isinstance(value, int)}
+        given["nb_max_frames"] = 2 * config.max_source_positions  # a convolution of stride two comes first
     sound = _AUDIO.get(config.model_type, optimum.DummyAudioInputGenerator)
     return sound(folder.task, normal, batch_size=batch, **given).generate(name)
 

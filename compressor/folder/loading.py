@@ -169,9 +169,10 @@ def _model(
             **code,
         )
     except Exception as error:
-        # Weights of other shapes, a quantisation whose library is absent, a pickle that is none: the folder is at fault.
+        # Weights of other shapes, a quantisation whose library is absent, a pickle that is none: all the folder's.
         raise InputError(
-            f"{path}: the weights do not load as {cls.__name__} ({one_line(error)}); save model and configuration together"
+            f"{path}: the weights do not load as {cls.__name__} ({one_line(error)}); save model and configuration"
+            " together"
         ) from error
     return model.float().eval(), info
 
@@ -182,8 +183,8 @@ def _check_complete(path: Path, name: str, info: dict[str, Any]) -> None:
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise InputError(
-            f"{path}: no weights for {missing[0]}{more}, which {name} needs; fine-tune and save that head first, or name"
-            " the task that the folder was saved for (--task)"
+            f"{path}: no weights for {missing[0]}{more}, which {name} needs; fine-tune and save that head first, or"
+            " name the task that the folder was saved for (--task)"
         )
 
 

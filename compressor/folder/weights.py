@@ -26,9 +26,8 @@ def check_weight_files(folder: Path, config: Mapping[str, Any], allow_pickle: bo
             allowed.
     """
     named = config.get("transformers_weights")
-    name = next(
-        (name for name in (named, _SAFE, _SAFE_INDEX, _PICKLED, _PICKLED_INDEX) if _is_file(folder, name)), None
-    )
+    names = (named, _SAFE, _SAFE_INDEX, _PICKLED, _PICKLED_INDEX)
+    name = next((name for name in names if isinstance(name, str) and (folder / name).is_file()), None)
     if name is None:
         others = sorted(path.name for path in folder.iterdir() if path.suffix in (".h5", ".msgpack", ".gguf", ".onnx"))
         seen = f"; {others[0]} is not read" if others else ""
@@ -62,10 +61,6 @@ def check_finite(folder: Path, model: nn.Module) -> None:
                 f"{folder}: {count} of {tensor.numel()} numbers in {name} are NaN or infinite; take a checkpoint from"
                 " before the training went wrong"
             )
-
-
-def _is_file(folder: Path, name: Any) -> bool:
-    return isinstance(name, str) and (folder / name).is_file()
 
 
 def _shards(folder: Path, name: str) -> list[str]:

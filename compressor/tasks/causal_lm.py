@@ -33,7 +33,7 @@ class CausalLM:
     """
 
     name = "causal-lm"
-    metrics = ("perplexity",)
+    metrics: tuple[str, ...] = ("perplexity",)
     higher_is_better = False
 
     def __init__(self, folder: ModelFolder, request: DataRequest, metric: str) -> None:
@@ -52,9 +52,7 @@ class CausalLM:
         """Text to blocks; `labels` are the block's own ids, which the model shifts."""
         names = text_columns(rows, self._columns, source)
         if len(names) != 1:
-            raise InputError(
-                f"{source}: language models read one column, not {' and '.join(names)}; name it (--text-columns)"
-            )
+            raise InputError(f"{source}: language models read one column, not {len(names)}; name it (--text-columns)")
         ids = self._stream(list(rows[names[0]]), lines=rows.column_names == ["text"])
         blocks = [ids[start : start + self._block] for start in range(0, len(ids), self._block)]
         blocks = [block for block in blocks if len(block) > 1]
@@ -74,7 +72,7 @@ class CausalLM:
         }
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Summed loss in nats and number of predicted tokens of each block, from logits `[batch, block, vocabulary]`."""
+        """Summed loss in nats and predicted tokens of each block, from logits `[batch, block, vocabulary]`."""
         sums = []
         for scores, row in zip(logits, labels, strict=True):
             found = torch.nn.functional.cross_entropy(
@@ -95,9 +93,8 @@ class CausalLM:
         with quiet_transformers():
             if lines:
                 # Chunks of lines, so that no tokenizer sees the whole file at once.
-                texts = [
-                    "".join(f"{line}\n" for line in texts[start : start + 1000]) for start in range(0, len(texts), 1000)
-                ]
+                starts = range(0, len(texts), 1000)
+                texts = ["".join(f"{line}\n" for line in texts[start : start + 1000]) for start in starts]
             rows = self._tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
         end = [] if lines or self._tokenizer.eos_token_id is None else [self._tokenizer.eos_token_id]
         return [token for row in rows for token in [*row, *end]]

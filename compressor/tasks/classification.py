@@ -17,7 +17,6 @@ from compressor.tasks.labels import class_ids, classes_of
 from compressor.tasks.metrics import Metric, accuracy, f1, matthews
 from compressor.tasks.text import Texts
 
-
 _METRICS: Mapping[str, Metric] = {"accuracy": accuracy, "f1": f1, "matthews": matthews}
 
 
@@ -31,7 +30,7 @@ class TextClassification:
     """
 
     name = "text-classification"
-    metrics = tuple(_METRICS)
+    metrics: tuple[str, ...] = tuple(_METRICS)
     higher_is_better = True
 
     def __init__(self, folder: ModelFolder, request: DataRequest, metric: str) -> None:

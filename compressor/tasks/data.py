@@ -83,6 +83,7 @@ def _note(new: str, old: str, rows: Dataset, seed: int) -> str:
 
 def _hash(examples: Dataset) -> str:
     digest = hashlib.sha256()
-    for example in examples.select_columns(["input_ids", "labels"]):
-        digest.update(repr((example["input_ids"], example["labels"])).encode())
+    for batch in examples.select_columns(["input_ids", "labels"]).iter(batch_size=1000):
+        for ids, label in zip(batch["input_ids"], batch["labels"], strict=True):
+            digest.update(repr((ids, label)).encode())
     return f"sha256:{digest.hexdigest()}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import lzma
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,14 +20,14 @@ from datasets import Dataset
 from compressor.errors import InputError
 from compressor.folder.quiet import one_line
 
-_OPENERS = {".xz": lzma.open, ".gz": gzip.open}
+_UNPACK: dict[str, Callable[[bytes], bytes]] = {".xz": lzma.decompress, ".gz": gzip.decompress}
 _FORMATS = (".tsv", ".csv", ".jsonl", ".txt")
 
 
 def is_file_name(source: str) -> bool:
     """Whether `source` names a file of rows, not a data set."""
     path = Path(source)
-    return path.exists() or _format(path) in _FORMATS or path.suffix in _OPENERS
+    return path.exists() or _format(path) in _FORMATS or path.suffix in _UNPACK
 
 
 def read_file(path: Path) -> Dataset:
@@ -61,13 +62,13 @@ def read_file(path: Path) -> Dataset:
 
 def _format(path: Path) -> str:
     """The ending that says the format: `.tsv` of `rows.tsv.xz`."""
-    return Path(path.stem).suffix.lower() if path.suffix.lower() in _OPENERS else path.suffix.lower()
+    return Path(path.stem).suffix.lower() if path.suffix.lower() in _UNPACK else path.suffix.lower()
 
 
 def _unpacked(path: Path) -> bytes:
     try:
-        with _OPENERS.get(path.suffix.lower(), open)(path, "rb") as file:
-            content: bytes = file.read()
+        raw = path.read_bytes()
+        content = _UNPACK[path.suffix.lower()](raw) if path.suffix.lower() in _UNPACK else raw
     except (lzma.LZMAError, zlib.error, EOFError, gzip.BadGzipFile) as error:
         raise InputError(f"{path}: is damaged and cannot be unpacked ({one_line(error)}); fetch it again") from error
     except OSError as error:

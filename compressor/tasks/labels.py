@@ -22,7 +22,7 @@ def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str)
     Raises:
         InputError: a label is empty or outside the model's range, or all rows have the same.
     """
-    classes = int(config.num_labels)
+    classes = int(config.num_labels or 0)
     names = sorted(set(label_texts(rows, column, source)))
     if len(names) < 2:
         raise InputError(f"{source}: every row has the label {names[0]!r}; give rows of two classes or more")
@@ -122,10 +122,11 @@ def _whole(text: str) -> int | None:
 
 def _known(names: Sequence[str], config: PretrainedConfig) -> dict[str, int]:
     """`config.label2id` under the data's spelling, or nothing where it lacks one of `names`."""
-    model = {str(name).lower(): int(index) for name, index in (config.label2id or {}).items()}
+    exact = {str(name): int(index) for name, index in (config.label2id or {}).items()}
+    model = {name.lower(): index for name, index in exact.items()}
     if not all(name.lower() in model for name in names):
         return {}
-    return dict(config.label2id) | {name: model[name.lower()] for name in names}
+    return exact | {name: model[name.lower()] for name in names}
 
 
 def _some(names: Sequence[str]) -> str:

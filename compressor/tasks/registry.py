@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from compressor.errors import InputError, UsageError
 from compressor.folder import ModelFolder
 from compressor.tasks.base import DataRequest, Task
@@ -11,15 +9,13 @@ from compressor.tasks.causal_lm import CausalLM
 from compressor.tasks.classification import TextClassification
 from compressor.tasks.regression import Regression
 
+_Class = type[TextClassification] | type[Regression] | type[CausalLM]
 
-class _Maker(Protocol):
-    name: str
-    metrics: tuple[str, ...]
-
-    def __call__(self, folder: ModelFolder, request: DataRequest, metric: str) -> Task: ...
-
-
-TASKS: dict[str, _Maker] = {task.name: task for task in (TextClassification, Regression, CausalLM)}
+TASKS: dict[str, _Class] = {
+    TextClassification.name: TextClassification,
+    Regression.name: Regression,
+    CausalLM.name: CausalLM,
+}
 
 
 def make_task(folder: ModelFolder, request: DataRequest) -> Task:
@@ -32,8 +28,8 @@ def make_task(folder: ModelFolder, request: DataRequest) -> Task:
     make = TASKS.get(folder.task)
     if make is None:
         raise InputError(
-            f"{folder.path}: rows for the task {folder.task} are not read, only for {', '.join(TASKS)}; name one of these"
-            " (--task), or run without data and with a plan"
+            f"{folder.path}: rows for the task {folder.task} are not read, only for {', '.join(TASKS)}; name one of"
+            " these (--task), or run without data and with a plan"
         )
     if folder.processor is None:
         raise InputError(f"{folder.path}: no tokenizer; save the model's own there (tokenizer.save_pretrained)")

@@ -34,7 +34,7 @@ class Regression:
     """
 
     name = "regression"
-    metrics = tuple(_METRICS)
+    metrics: tuple[str, ...] = tuple(_METRICS)
     higher_is_better = True
 
     def __init__(self, folder: ModelFolder, request: DataRequest, metric: str) -> None:
