@@ -239,6 +239,15 @@ def test_page_needs_nothing_from_elsewhere(name: str) -> None:
     assert ("p", ("id",)) in skeleton.tags
 
 
+def test_page_stands_without_samples_and_with_scores_that_blew_up() -> None:
+    bare = reports.latency(2.0, 1).model_copy(update={"samples": ()})
+    row = reports.speed(1, 128, 3.0, 2.0).model_copy(update={"dense": bare, "compressed": bare})
+    blown = reports.accuracy(18.2, math.inf, metric="perplexity", low=math.nan, high=math.inf)
+    page = render(reports.report(speeds=(row,), scores=(blown,)))
+    assert "0 dense and 0 compressed calls" in page
+    assert "perplexity on the test rows 18.2 → ∞" in page
+
+
 def test_map_keeps_original_heads_kinds_and_missing_heads() -> None:
     maps = {kind.title: kind for kind in head_maps(reports.encoder_decoder().plan)}
     assert list(maps) == ["Encoder self-attention", "Decoder self-attention", "Cross-attention"]

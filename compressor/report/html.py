@@ -88,8 +88,9 @@ def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
 def _tiles(report: Report) -> list[tuple[str, str, str]]:
     """The few numbers that everyone looks for: name, number, what it stands on."""
     plan, dense, compressed = report.plan, report.dense, report.compressed
+    layers = f"{len(plan.sites)} attention layer{'s' if len(plan.sites) != 1 else ''}"
     tiles = [
-        ("heads kept", f"{plan.heads_kept} of {plan.heads}", f"in {len(plan.sites)} attention layers"),
+        ("heads kept", f"{plan.heads_kept} of {plan.heads}", f"in {layers}"),
         (
             "parameters",
             words.change(dense.parameters, compressed.parameters),
