@@ -29,7 +29,7 @@ _LARGEST_CONSTANT = 4096
 
 # Operators beside the ONNX standard whose first output has the shape of their first input.
 _SAME_SHAPE = frozenset(
-    "BiasGelu FastGelu Gelu GroupQueryAttention QuickGelu RotaryEmbedding SimplifiedLayerNormalization "
+    "BiasGelu FastGelu Gelu QuickGelu RotaryEmbedding SimplifiedLayerNormalization "
     "SkipLayerNormalization SkipSimplifiedLayerNormalization".split()
 )
 
@@ -225,10 +225,17 @@ def _foreign_shape(node: ir.Node, shapes: dict[ir.Value, Shape]) -> Shape | None
     if node.domain != "com.microsoft":
         return None
     others = [shapes.get(value) if value is not None else None for value in node.inputs[1:3]]
+    if node.op_type == "GroupQueryAttention":
+        heads, kv_heads = (node.attributes[name].as_int() for name in ("num_heads", "kv_num_heads"))
+        return (*first[:2], first[2] if others[0] else first[2] // (heads + 2 * kv_heads) * heads)
+    if node.op_type == "EmbedLayerNormalization" and others[1] is not None:
+        return (*first, others[1][1])
     if node.op_type == "Attention" and others[0] is not None:
         sizes = node.attributes.get("qkv_hidden_sizes")
         width = sizes.as_ints()[2] if sizes is not None else others[0][1] // 3
         return (*first[:2], width)
+    if node.op_type == "MultiHeadAttention" and len(first) == 5:
+        return (*first[:2], first[2] * first[4])
     if node.op_type == "MultiHeadAttention" and len(first) == 3:
         value = others[1] if len(others) > 1 and others[1] is not None else first
         width = value[2] if len(value) == 3 else value[1] * value[3]

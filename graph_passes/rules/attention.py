@@ -135,11 +135,27 @@ def _grouped(node: ir.Node, flow: Flow) -> Layout:
         width = query[2] // heads
         first = [Blocks(2, (("query", width),)), Blocks(2, (("key", width),)), Blocks(2, (("key", width),))]
     inputs = [*first, *(_per_head(flow, _input(node, position), 1, "key") for position in (3, 4)), *(None,) * 5]
-    inputs.append(_per_head(flow, _input(node, 10), 1))
+    inputs += [_per_head(flow, _input(node, 10), 1), _per_head(flow, _input(node, 11), 0)]
     present = [Blocks(1, (("key", 1),))] * 2
     out = Blocks(2, (("query", width),))
     outputs = _outputs(node, flow, out, present)
     return Layout(heads, kv_heads, tuple(inputs), outputs, lambda q, k: {"num_heads": q, "kv_num_heads": k})
+
+
+def _rotary(node: ir.Node, flow: Flow) -> Layout:
+    """`RotaryEmbedding` of ONNX and ONNX Runtime: each head turns alone, on an axis of heads or of heads * width."""
+    shape = flow.shape(node.inputs[0])
+    stated = "num_heads" in node.attributes
+    if len(shape) == 4:
+        heads, blocks = shape[1], Blocks(1, (("query", 1),))
+    else:
+        heads = node.attributes.get_int("num_heads", 0)
+        if heads == 0:
+            # The tables hold half a head's width, and the whole width is rotated.
+            tables = flow.shape(_input(node, 1 if node.domain in ("", "ai.onnx") else 2))
+            heads = shape[2] // (2 * tables[-1])
+        blocks = Blocks(2, (("query", shape[2] // heads),))
+    return Layout(heads, heads, (blocks,), (blocks,), lambda q, _: {"num_heads": q} if stated else {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +177,7 @@ class AttentionRule:
             for value, blocks in zip(node.inputs, (*layout.inputs, *(None,) * len(node.inputs)), strict=False)
         )
         held = tuple(
-            _expand(layout, blocks, heads, keys, flow.probe.shape(value) or ())
+            _expand(layout, blocks, heads, keys, flow.shape(value)) if _read(value) else whole(_rank(flow, value))
             for value, blocks in zip(node.outputs, layout.outputs, strict=False)
         )
         return Demand(inputs, held)
@@ -170,11 +186,11 @@ class AttentionRule:
         """Query heads that the outputs need, ascending."""
         asked: set[int] = set()
         for value, blocks, need in zip(node.outputs, layout.outputs, outputs, strict=False):
-            if blocks is None or not (value.uses() or value.is_graph_output()):
+            if blocks is None or not _read(value):
                 continue
             if any(index is not None for axis, index in enumerate(need) if axis != blocks.axis):
                 raise NoRuleError("is asked for a part of another axis than its heads'")
-            index = need[blocks.axis]
+            index = need[blocks.axis] if need else None
             per, width = blocks.runs[0]
             found = range(layout.heads if per == "query" else layout.kv_heads) if index is None else index // width
             shared = 1 if per == "query" else layout.heads // layout.kv_heads
@@ -205,6 +221,14 @@ class AttentionRule:
             node.attributes[name] = make(name, number)  # type: ignore[arg-type]
 
 
+def _read(value: ir.Value) -> bool:
+    return bool(value.uses()) or value.is_graph_output()
+
+
+def _rank(flow: Flow, value: ir.Value) -> int:
+    return len(flow.probe.shape(value) or ())
+
+
 def _expand(layout: Layout, blocks: Blocks | None, heads: np.ndarray, keys: np.ndarray, shape: tuple[int, ...]) -> Need:
     """The need of the given query heads and key/value heads (repeats allowed) in a tensor."""
     need = list(whole(len(shape)))
@@ -225,4 +249,6 @@ RULES = {
     ("com.microsoft", "Attention"): AttentionRule(_packed),
     ("com.microsoft", "MultiHeadAttention"): AttentionRule(_multi_head),
     ("com.microsoft", "GroupQueryAttention"): AttentionRule(_grouped),
+    ("", "RotaryEmbedding"): AttentionRule(_rotary),
+    ("com.microsoft", "RotaryEmbedding"): AttentionRule(_rotary),
 }

@@ -23,6 +23,7 @@ class Layer:
     weights_a_head: int
     kv_heads: int = 4
     weights_a_kv_head: int = 0
+    head_dim: int = 3
     opset: int = 18
 
     def graph(self) -> ir.Model:
