@@ -1,7 +1,7 @@
 # The two commands of a fresh machine are `make demo` and `make test`; each sets up what it needs.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 JOBS ?= 2
 
 .PHONY: test demo zoo bench docker-check clean

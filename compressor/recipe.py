@@ -1,4 +1,4 @@
-"""What a run is asked for: one frozen object. Each flag of `compress run` and each key of a recipe file is one field."""
+"""What a run is asked for: one frozen object. A flag of `compress run` and a key of a recipe file are one field."""
 
 from __future__ import annotations
 

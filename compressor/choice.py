@@ -1,0 +1,123 @@
+"""Which heads to keep: as a plan says, as was learned, or all of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors.torch
+
+from compressor.errors import InputError
+from compressor.folder import ModelFolder, fingerprint
+from compressor.heads.learn import learn
+from compressor.progress import Listener, Tell
+from compressor.recipe import Recipe
+from compressor.report.schema import Point
+from compressor.sites import Site, check_plan, keep_all
+from compressor.tasks import Data
+from compressor.workdir import WorkDir
+from graph_passes import Plan
+
+NOTHING_LEARNED = (
+    "nothing was learned: the model goes through as it is, with every head; add rows to learn from (--data) and how"
+    " many heads to keep (--keep), or a plan (--plan)"
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A plan and where it came from.
+
+    Attributes:
+        plan: one entry a site, with the fingerprint of the weights that it belongs to.
+        curves: what was measured while it was learned.
+        trained: whether the model's weights changed on the way.
+        notes: what a reader must know.
+    """
+
+    plan: Plan
+    curves: tuple[Point, ...] = ()
+    trained: bool = False
+    notes: tuple[str, ...] = ()
+
+
+def given(recipe: Recipe, folder: ModelFolder, sites: Sequence[Site]) -> Choice | None:
+    """The plan that the recipe or the model folder brings; the plan of all heads where there is nothing to learn from.
+
+    Raises:
+        InputError: the plan is another model's.
+        PlanError: the plan does not read.
+    """
+    if recipe.plan_file is None:
+        return None if recipe.data else Choice(_signed(keep_all(sites), folder), notes=(NOTHING_LEARNED,))
+    plan = Plan.load(recipe.plan_file)
+    if plan.model not in (None, folder.fingerprint):
+        raise InputError(
+            f"{recipe.plan_file}: the plan of another model ({plan.model}, this is {folder.fingerprint}); give the model"
+            " that it was learned on, or learn again"
+        )
+    try:
+        check_plan(plan, sites)
+    except InputError as error:
+        raise InputError(f"{recipe.plan_file}: {error}") from error
+    notes = []
+    if recipe.data or recipe.keep is not None:
+        notes.append(
+            f"the heads are those of {recipe.plan_file}: nothing was learned, and keep and method were not used"
+        )
+    return Choice(_signed(plan, folder), notes=tuple(notes))
+
+
+def learned(
+    recipe: Recipe, folder: ModelFolder, sites: Sequence[Site], data: Data, work: WorkDir, listen: Listener, tell: Tell
+) -> Choice:
+    """Learn which heads to keep, or go on where an interrupted run of the same recipe stopped.
+
+    `folder.model` is left with the weights that the plan belongs to.
+    """
+    key = recipe.learning_key(model=folder.fingerprint, rows=data.train_hash or "")
+    _open_store(work.learning, key, listen)
+    done = work.learning / "done.json"
+    weights = work.learning / "model.safetensors"
+    if done.is_file():
+        stored = json.loads(done.read_text())
+        if stored["trained"]:
+            safetensors.torch.load_model(folder.model, str(weights))
+        listen.note(f"what an earlier run learned is taken from {work.learning}")
+        curves = tuple(Point.model_validate(point) for point in stored["curves"])
+        return Choice(Plan.load(work.learning / "plan.json"), curves, stored["trained"])
+    found = learn(folder.model, sites, data, recipe, work.learning / "checkpoints", tell)
+    if found.trained:
+        safetensors.torch.save_model(folder.model, str(weights))
+    plan = found.plan.model_copy(update={"model": fingerprint(folder.model)})
+    plan.save(work.learning / "plan.json")
+    _write_last(done, {"trained": found.trained, "curves": [point.model_dump() for point in found.curves]})
+    shutil.rmtree(work.learning / "checkpoints", ignore_errors=True)
+    return Choice(plan, found.curves, found.trained)
+
+
+def _signed(plan: Plan, folder: ModelFolder) -> Plan:
+    return plan.model_copy(update={"model": folder.fingerprint})
+
+
+def _open_store(store: Path, key: str, listen: Listener) -> None:
+    """Empty the store unless it was made for `key`."""
+    stamp = store / "key"
+    if stamp.is_file() and stamp.read_text() == key:
+        return
+    if store.exists():
+        listen.note(
+            "the recipe, the model or the rows have changed since the run that was interrupted: learning starts afresh"
+        )
+        shutil.rmtree(store)
+    store.mkdir()
+    stamp.write_text(key)
+
+
+def _write_last(path: Path, content: object) -> None:
+    beside = path.with_suffix(".tmp")
+    beside.write_text(json.dumps(content))
+    beside.replace(path)

@@ -1,0 +1,160 @@
+"""Where a run works until it is done: `<out>.partial`, one run at a time, renamed to `<out>` at the end."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from compressor.errors import CompressorError, InputError, UsageError
+
+_STAMP = ".compress"
+_OURS = ("report.json", "plan.json")
+
+
+class WorkDir:
+    """The folders of one run.
+
+    Attributes:
+        out: what the user asked for; it is not there, or is what stood there before, until `finish`.
+        path: `<out>.partial`.
+        result: what becomes `out`.
+        scratch: graphs and engines that nobody keeps.
+        learning: checkpoints and what was learned; all that an interrupted run leaves behind.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.path = out.with_name(f"{out.name}.partial")
+        self.result = self.path / "result"
+        self.scratch = self.path / "scratch"
+        self.learning = self.path / "learning"
+
+    def reserve(self, needed: int) -> None:
+        """Raise InputError unless `needed` bytes are free where the run works."""
+        free = shutil.disk_usage(self.path).free
+        if free < needed:
+            raise InputError(
+                f"{self.path}: {free / 1e9:.2f} GB are free and the run needs {needed / 1e9:.2f}; free some space, or"
+                " write elsewhere (-o)"
+            )
+
+    def finish(self) -> None:
+        """Make `result` the output folder: it is there whole, or what stood there before is."""
+        old = _aside(self.out)
+        # Ctrl-C between the two renames would leave nothing under the name.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        try:
+            if self.out.exists():
+                self.out.rename(old)
+            try:
+                self.result.rename(self.out)
+            except OSError:
+                if old.exists():
+                    old.rename(self.out)
+                raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+@contextmanager
+def opened(out: Path, *, force: bool) -> Iterator[WorkDir]:
+    """The work folder of a run that will write `out`; what cannot be resumed is removed when the run ends.
+
+    Raises:
+        UsageError: `out` is there and may not be replaced.
+        InputError: another run is at work there, the folder cannot be written, or the disk is full.
+    """
+    out = Path(os.path.abspath(out))  # noqa: PTH100  (a last `..` or `.` must go, a symbolic link must not)
+    work = WorkDir(out)
+    _recover(out)
+    _check_target(out, force)
+    _check_ours(work.path)
+    work.path.mkdir(parents=True, exist_ok=True)
+    with _locked(work.path):
+        (work.path / _STAMP).touch()
+        for folder in (work.result, work.scratch):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+        try:
+            yield work
+        except KeyboardInterrupt as interrupt:
+            hint = f"; the same command goes on from {work.path}" if _leave(work) else ""
+            raise KeyboardInterrupt(f"interrupted{hint}") from interrupt
+        except Exception as error:
+            kept = f" (what was learned is kept in {work.path})" if _leave(work) else ""
+            if _is_full(error):
+                raise InputError(
+                    f"{work.path}: the disk is full; free some space and run the same command again{kept}"
+                ) from error
+            if kept and isinstance(error, CompressorError):
+                raise type(error)(f"{error}{kept}") from error
+            raise
+
+
+def _leave(work: WorkDir) -> bool:
+    """Remove what cannot be resumed; say whether anything can."""
+    for folder in (work.result, work.scratch):
+        shutil.rmtree(folder, ignore_errors=True)
+    if any(work.learning.glob("checkpoints/checkpoint-*")) or (work.learning / "done.json").is_file():
+        return True
+    shutil.rmtree(work.path, ignore_errors=True)
+    return False
+
+
+def _recover(out: Path) -> None:
+    """Put back what a run that was killed between its two last renames had moved aside."""
+    old = _aside(out)
+    if old.exists() and not out.exists():
+        old.rename(out)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _aside(out: Path) -> Path:
+    return out.with_name(f".{out.name}.replaced")
+
+
+def _check_target(out: Path, force: bool) -> None:
+    if not out.exists():
+        return
+    if not force:
+        raise UsageError(f"{out}: is there already; add --force to replace it, or name another folder (-o)")
+    if not out.is_dir() or not all((out / name).is_file() for name in _OURS):
+        raise UsageError(f"{out}: no run wrote this folder, so --force does not replace it; name another (-o)")
+
+
+def _check_ours(path: Path) -> None:
+    if path.exists() and not (path / _STAMP).is_file() and (not path.is_dir() or any(path.iterdir())):
+        raise InputError(f"{path}: stands in the way and no run has left it; move it, or name another output (-o)")
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the folder for this run. The lock goes with the process, however that ends."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise InputError(f"{path}: another run is at work there; wait for it, or name another output (-o)") from error
+    else:
+        yield
+    finally:
+        os.close(handle)
+
+
+def _is_full(error: BaseException | None) -> bool:
+    """Whether a full disk is behind an error: libraries in C++ and Rust report it as text, in types of their own."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if any(words in str(error) for words in ("No space left on device", "os error 28", "inline_container.cc")):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

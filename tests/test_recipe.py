@@ -1,0 +1,148 @@
+"""The recipe: a flag, a key of compress.toml and a field are one thing, and a fault in one is one line."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any, get_args
+
+import pydantic
+import pytest
+
+from compressor.cli.run import run
+from compressor.errors import UsageError
+from compressor.recipe import Recipe, command_line, flag_of, make
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def test_every_field_is_one_flag_and_every_flag_one_field() -> None:
+    flags = {str(option.name): option.opts for option in run.params if option.name not in ("more", "file")}
+    common = {"quiet", "debug", "json"}
+    assert set(flags) - common == set(Recipe.model_fields)
+    assert all(flag_of(name) in opts for name, opts in flags.items() if name != "model")
+
+
+def test_a_flag_and_a_file_say_the_same(tmp_path: Path) -> None:
+    (tmp_path / "compress.toml").write_text(
+        """
+        data = "rows.tsv"
+        keep = "50%"
+        batch = [1, 8]
+        opset = 23
+        options = { tau_ini = 100.0, cooldown = 0.5 }
+        text_columns = ["premise", "hypothesis"]
+        force = true
+        """
+    )
+    flags = {
+        "data": "rows.tsv",
+        "keep": "50%",
+        "batch": "1,8",
+        "opset": "23",
+        "options": "tau_ini=100.0,cooldown=0.5",
+        "text_columns": "premise,hypothesis",
+        "force": True,
+    }
+    assert make(str(tmp_path), None, {}) == make(str(tmp_path), None, flags)
+
+
+def test_a_flag_wins(tmp_path: Path) -> None:
+    (tmp_path / "compress.toml").write_text('data = "rows.tsv"\nkeep = 3\nforce = true')
+    recipe = make(str(tmp_path), None, {"keep": "5", "force": False})
+    assert (recipe.keep, recipe.force, recipe.data) == (5, False, "rows.tsv")
+
+
+def test_paths_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
+    (tmp_path / "rows.tsv").write_text("label\ttext\n")
+    (tmp_path / "r.toml").write_text('model = "m"\nout = "o"\nkeep = 1\ndata = "rows.tsv"\neval_data = "owner/name"')
+    recipe = make(None, str(tmp_path / "r.toml"), {})
+    assert (recipe.model, recipe.out) == (tmp_path / "m", tmp_path / "o")
+    assert (recipe.data, recipe.eval_data) == (str(tmp_path / "rows.tsv"), "owner/name")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"keep": "-3"}, "--keep '-3': out of range; give a count of heads from 0 up, or a share from 0% to 100%"),
+        ({"keep": "101%"}, "--keep '101%': out of range; give a count of heads from 0 up, or a share from 0% to 100%"),
+        ({"keep": "half"}, "--keep 'half': neither a count nor a share; give a number such as 36, or 50%"),
+        ({"opset": "19"}, "--opset 19: input should be 18 or 23 (ONNX operator set of the exported graph)"),
+        ({"options": "x"}, "--options 'x': options are name=value, divided by commas (options of the method: "),
+        ({"seq": "0"}, "--seq '0': input should be greater than or equal to 1 (sequence lengths to time"),
+        ({"keep": "3"}, "keep 3: there are no rows to learn from; give them (data), or a plan"),
+        ({"data": "x.tsv"}, "dsp learns which heads to keep, not how many; say how many (keep)"),
+        ({"max_drop": "0.1"}, "max_drop 0.1: there are no rows to score; give them (data)"),
+    ],
+)
+def test_a_fault_is_one_line(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        make("model", None, flags)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("keeep = 3", "unknown key keeep; did you mean keep?"),
+        ("eval-dta = 'x'", "unknown key eval_dta; did you mean eval_data?"),
+        ("zzz = 3", "unknown key zzz; the keys are model, task"),
+        ("keep = ", "not a recipe ("),
+        ("seed = -1", "seed -1: input should be greater than or equal to 0 (seed of everything that is drawn)"),
+    ],
+)
+def test_a_fault_in_a_file_names_the_file(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "compress.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=re.escape(f"{file}: {message}")):
+        make(str(tmp_path), None, {})
+
+
+def test_frozen_and_closed() -> None:
+    recipe = Recipe(model=Path("m"))
+    with pytest.raises(pydantic.ValidationError, match="frozen"):
+        recipe.seed = 3  # type: ignore[misc]
+    with pytest.raises(pydantic.ValidationError, match="Extra inputs"):
+        Recipe.model_validate({"model": "m", "keeep": 3})
+
+
+def test_the_command_line_asks_for_the_same_run() -> None:
+    recipe = make(
+        "my model", None, {"data": "a b.tsv", "keep": "50%", "batch": "1,2", "options": "a=1,b=x", "force": True}
+    )
+    words = shlex.split(command_line(recipe))
+    assert words[:3] == ["compress", "run", "my model"]
+    context = run.make_context("run", words[2:])
+    params = {name: value for name, value in context.params.items() if value and name in Recipe.model_fields}
+    assert make(params.pop("model"), None, params) == recipe
+
+
+def test_learning_is_keyed_by_what_decides_it() -> None:
+    recipe = Recipe(model=Path("m"), data="d", keep=3)
+    key = recipe.learning_key(model="sha256:1")
+    assert (
+        recipe.model_copy(update={"out": Path("x"), "opset": 23, "batch": (1,)}).learning_key(model="sha256:1") == key
+    )
+    assert recipe.model_copy(update={"seed": 1}).learning_key(model="sha256:1") != key
+    assert recipe.learning_key(model="sha256:2") != key
+
+
+def test_methods_are_those_that_are_registered() -> None:
+    from compressor.heads.learn import METHODS
+
+    assert get_args(Recipe.model_fields["method"].annotation) == METHODS
+
+
+def reference_table() -> str:
+    """The recipe's reference in the README, made from the fields."""
+    lines = ["| key, flag | default | what it says |", "|---|---|---|"]
+    for name, field in Recipe.model_fields.items():
+        default = "" if field.default in (None, (), {}) or field.is_required() else str(field.default)
+        lines.append(f"| `{name}` | {default.strip('()').rstrip(',')} | {str(field.description).replace('|', '/')} |")
+    return "\n".join(lines)
+
+
+def test_the_readme_lists_every_key() -> None:
+    assert reference_table() in README.read_text(), f"put this table into README.md:\n{reference_table()}"

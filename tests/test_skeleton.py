@@ -1,0 +1,61 @@
+"""What surrounds the code: imports stay light, the layers stay apart, the container images stay runnable."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import compressor
+from scripts.docker_check import stages
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize("module", ["compressor", "compressor.cli"])
+def test_import_is_light(module: str) -> None:
+    heavy = "{'torch', 'transformers', 'onnx_ir', 'onnxruntime', 'datasets', 'matplotlib'}"
+    code = f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"
+
+
+def test_public_names_are_there() -> None:
+    assert {"find_sites", "gated", "export_reference", "compress", "Recipe", "Report", "Site"} <= set(
+        compressor.__all__
+    )
+    for name in compressor.__all__:
+        assert getattr(compressor, name).__name__ == name
+
+
+def test_graph_passes_stand_alone() -> None:
+    for file in (ROOT / "graph_passes").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {"torch", "transformers", "compressor"} & {name.split(".")[0] for name in names}, file
+
+
+def test_files_of_the_top_level() -> None:
+    for name in ("pyproject.toml", "Dockerfile", "README.md", "Makefile", "LICENSE", ".ci/run", "constraints.txt"):
+        assert (ROOT / name).is_file()
+    assert "Apache License" in (ROOT / "LICENSE").read_text()[:200]
+
+
+def test_every_dependency_is_pinned() -> None:
+    pinned = re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    wanted = re.findall(r'^    "([\w.-]+)[>=<]', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert {name.lower() for name in wanted} <= {name.lower() for name in pinned}
+    assert "torch==2.13.0\n" in (ROOT / "constraints.txt").read_text()
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+def test_images_end_as_a_plain_user(name: str) -> None:
+    lines = stages((ROOT / "Dockerfile").read_text())[name].lines
+    users = [rest for word, rest in lines if word == "USER"]
+    assert users
+    assert users[-1].split(":")[0] not in ("0", "root")
+    assert ("ENTRYPOINT", '["compress"]') in lines
