@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from compressor.errors import UsageError
 from compressor.heads.gates import GATES, Gate, SubsetGate, base
 from compressor.heads.gates.dsp import soft_top
+from compressor.heads.gates.pooled import PooledGate, shares
 
 LAYERS = (3, 4, 2)
 HEADS = sum(LAYERS)
@@ -129,3 +130,34 @@ def test_starts_at_small_seeded_noise() -> None:
 def test_refuses_options_out_of_range(keep: int, options: dict[str, float], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         dsp(keep, **options)
+
+
+@pytest.mark.parametrize("keep", range(HEADS + 1))
+def test_pools_keep_their_share_each(keep: int) -> None:
+    # Sites 0 and 2 are encoders of 3 + 2 heads, site 1 is a decoder of 4.
+    pools = ["encoder", "decoder", "encoder"]
+    gate = PooledGate(lambda layers, count, seed: SubsetGate(layers, count, 30, seed), LAYERS, pools, keep, 0)
+    with torch.no_grad():
+        for weight, values in zip(gate.parameters(), ([0.1, 0.2, 0.3, 0.4, 0.5], [9.0, 8.0, 7.0, 6.0]), strict=True):
+            weight.copy_(torch.tensor(values))
+    mask = gate.harden()
+    assert mask.sum() == keep
+    encoder, decoder = mask[[0, 1, 2, 7, 8]], mask[3:7]
+    assert [int(encoder.sum()), int(decoder.sum())] == shares(keep, [5, 4])
+    assert encoder.tolist() == sorted(encoder.tolist())  # weights rise with the head's number
+    assert decoder.tolist() == sorted(decoder.tolist(), reverse=True)
+    for step in (0, 29):
+        assert gate.sample(step)[3:7].sum().item() == pytest.approx(shares(keep, [5, 4])[1])
+    assert torch.equal(gate.scale() != 0, mask)
+
+
+def test_shares_go_by_largest_remainder() -> None:
+    assert shares(5, [6, 6, 6]) == [2, 2, 1]
+    assert shares(7, [10, 4]) == [5, 2]
+    assert shares(0, [3, 4]) == [0, 0]
+    assert shares(7, [3, 4]) == [3, 4]
+
+
+def test_one_pool_is_the_gate_alone() -> None:
+    pooled = PooledGate(lambda layers, count, seed: SubsetGate(layers, count, 30, seed), LAYERS, ["encoder"] * 3, 4, 5)
+    assert torch.equal(pooled.sample(3), SubsetGate(LAYERS, 4, 30, 5).sample(3))

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from compressor.errors import UsageError
-from compressor.heads.learn import METHODS, heads_to_keep
+from compressor.heads.asked import heads_to_keep
+from compressor.heads.learn import METHODS
 from compressor.heads.order import row_order
 from tests import learning
 from tests.learning import Recipe
@@ -166,6 +167,13 @@ def test_every_epoch_visits_each_row_once_in_batches_of_like_length() -> None:
         (Recipe(method="magic"), "method 'magic': unknown; choose one of dsp, taylor"),
         (Recipe(options={"tau": 1}), "option 'tau' of dsp: unknown; it has .*tau_ini"),
         (Recipe(method="taylor", options={"tau": 1}), "option 'tau' of taylor: unknown; it has normalize, rescore"),
+        (Recipe(options={"tau_ini": "hot"}), "option tau_ini='hot' of dsp: Input should be a valid number"),
+        (Recipe(options={"tau_ini": float("inf")}), "option tau_ini=inf of dsp: Input should be a finite number"),
+        (Recipe(options={"evaluations": 0}), "evaluations 0, points 60: give 1 or more of each"),
+        (Recipe(options={"warmup": -1}), "warmup -1.0: a share of the steps"),
+        (Recipe(options={"max_grad_norm": 0}), "max_grad_norm 0.0"),
+        (Recipe(options={"pool": "site"}), "option pool='site' of dsp: Input should be 'model' or 'kind'"),
+        (Recipe(method="taylor", options={"rows": 0}), "option rows=0 of taylor: Input should be greater than 0"),
         (Recipe(keep=9), "keep 9: the model has 8 heads; give a number from 0 to 8"),
         (Recipe(keep=-1), "keep -1"),
         (Recipe(keep="150%"), "keep 150%"),

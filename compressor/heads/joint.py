@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,18 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import PartialState
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import Subset
 from transformers import EvalPrediction, PreTrainedModel, PrinterCallback, TrainerCallback, TrainingArguments
 
+from compressor.errors import UsageError
 from compressor.folder.quiet import quiet_transformers
+from compressor.heads.carry import carrying
 from compressor.heads.gates import Gate
 from compressor.heads.order import row_order
 from compressor.heads.resume import claim, digest
-from compressor.heads.trainer import GATE, Clip, GateTrainer
-from compressor.sites import Site, hooked
+from compressor.heads.trainer import Clip, GateTrainer
+from compressor.sites import Site
 from compressor.tasks.base import Data
 
 
@@ -44,37 +45,22 @@ class Schedule:
     batch_size: int
     learning_rate: float
     seed: int
-    warmup: float = 0.06
-    weight_decay: float = 0.01
-    max_grad_norm: float = 1.0
-    evaluations: int = 12
-    points: int = 60
+    warmup: float
+    weight_decay: float
+    max_grad_norm: float
+    evaluations: int
+    points: int
 
-
-@contextmanager
-def carrying(model: PreTrainedModel, gate: Gate, sites: Sequence[Site], step: Callable[[], int]) -> Iterator[None]:
-    """Hang `gate` on `model` and multiply every site's heads by it: sampled in training, hard in evaluation."""
-    now: dict[str, Tensor] = {}
-
-    def draw(module: nn.Module, args: Any) -> None:
-        gates = gate.sample(step()) if module.training else gate.scale()
-        parts = torch.split(gates, [site.heads for site in sites])
-        now.update({site.name: part[:, None] for site, part in zip(sites, parts, strict=True)})
-
-    def apply(name: str, out: Tensor) -> Tensor:
-        return out * now[name].to(out.dtype)
-
-    was_training, config = model.training, dict(vars(model.config))
-    model.add_module(GATE, gate)
-    handle = model.register_forward_pre_hook(draw)
-    try:
-        with hooked(model, apply):
-            yield
-    finally:
-        handle.remove()
-        delattr(model, GATE)
-        model.train(was_training)
-        vars(model.config).update(config)  # the trainer turns the key/value cache off, a loss may note its problem type
+    def __post_init__(self) -> None:
+        if not 0 <= self.warmup <= 1:
+            raise UsageError(f"warmup {self.warmup}: a share of the steps; give a number from 0 to 1")
+        if self.weight_decay < 0 or self.max_grad_norm <= 0:
+            raise UsageError(
+                f"weight_decay {self.weight_decay}, max_grad_norm {self.max_grad_norm}: one must be at least 0 and the"
+                " other above it; raise them"
+            )
+        if self.evaluations < 1 or self.points < 1:
+            raise UsageError(f"evaluations {self.evaluations}, points {self.points}: give 1 or more of each")
 
 
 class _Watch(TrainerCallback):

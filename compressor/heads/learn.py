@@ -2,67 +2,29 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Literal
 
+from pydantic import PositiveInt
 from transformers import PreTrainedModel
 
 from compressor.errors import UsageError
 from compressor.heads import joint
-from compressor.heads.gates import GATES
-from compressor.heads.search import SEARCHES, Head
+from compressor.heads.asked import LearnRequest, heads_to_keep, read_options
+from compressor.heads.gates import GATES, Gate, PooledGate
+from compressor.heads.outcome import all_heads, joint_curves, search_curves, to_plan
+from compressor.heads.search import SEARCHES
 from compressor.heads.trials import ModelTrials
+from compressor.progress import Tell
 from compressor.report.schema import Point
 from compressor.sites import Site
 from compressor.tasks.base import Data
-from graph_passes import Plan, SitePlan
+from graph_passes import Plan
 
 METHODS = (*GATES, *SEARCHES)
-
-_RECIPE_FIELDS = {"steps", "batch_size", "learning_rate", "seed"}
-"""Fields of a schedule that the recipe gives itself; the others are options."""
-
-_ROWS = 10_000
-"""Training rows over which sensitivity is averaged, at most, unless the option `rows` says otherwise."""
-
-Progress = Callable[[int, int], None]
-"""Called with (done, total) as learning goes on."""
-
-
-class LearnRequest(Protocol):
-    """The part of a recipe that says how to choose heads.
-
-    Attributes:
-        method: one of `METHODS`.
-        keep: heads to keep over all sites, a count (36) or a share ("50%"); None for a search with its own budget.
-        options: the method's options; what is not given keeps its default.
-        steps: optimizer steps; None: from `epochs`.
-        epochs: passes over the training rows.
-        batch_size: rows a step and process.
-        learning_rate: the model's peak learning rate.
-        seed: of everything drawn.
-    """
-
-    @property
-    def method(self) -> str: ...
-    @property
-    def keep(self) -> int | str | None: ...
-    @property
-    def options(self) -> Mapping[str, Any]: ...
-    @property
-    def steps(self) -> int | None: ...
-    @property
-    def epochs(self) -> float: ...
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def learning_rate(self) -> float: ...
-    @property
-    def seed(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -86,7 +48,7 @@ def learn(
     data: Data,
     recipe: LearnRequest,
     checkpoint_dir: Path,
-    progress: Progress | None = None,
+    progress: Tell | None = None,
 ) -> Learned:
     """Choose the heads of `model` to keep.
 
@@ -124,109 +86,62 @@ def _learn_gate(
     recipe: LearnRequest,
     keep: int,
     checkpoint_dir: Path,
-    tell: Progress,
+    tell: Tell,
 ) -> Learned:
     make = GATES[recipe.method]
-    own = keywords(make)
-    known = {field.name for field in fields(joint.Schedule)} - _RECIPE_FIELDS
-    _check_options(recipe, {*own, *known})
-    schedule = joint.Schedule(
-        steps=recipe.steps or math.ceil(recipe.epochs * len(data.train) / (recipe.batch_size * joint.processes())),
-        batch_size=recipe.batch_size,
-        learning_rate=recipe.learning_rate,
-        seed=recipe.seed,
-        **{name: value for name, value in recipe.options.items() if name in known},
+    own, pace, pooling = read_options(recipe, make, schedule_options, pool_options)
+    rows = recipe.batch_size * joint.processes()
+    steps = recipe.steps or math.ceil(recipe.epochs * len(data.train) / rows)
+    schedule = joint.Schedule(steps, recipe.batch_size, recipe.learning_rate, recipe.seed, **pace)
+
+    def one(layers: Sequence[int], count: int, seed: int) -> Gate:
+        return make(layers, count, steps, seed, **own)
+
+    layers = [site.heads for site in sites]
+    by_kind = pooling["pool"] == "kind"
+    gate = (
+        PooledGate(one, layers, [s.kind for s in sites], keep, recipe.seed)
+        if by_kind
+        else one(layers, keep, recipe.seed)
     )
-    options = {name: value for name, value in recipe.options.items() if name in own}
-    gate = make([site.heads for site in sites], keep, schedule.steps, schedule.seed, **options)
+    options = {**own, **pace, **pooling}
     log = joint.train(model, gate, sites, data, schedule, {"keep": keep, **options}, checkpoint_dir, tell)
-    mask = gate.harden().tolist()
-    names = [(site.name, head) for site in sites for head in range(site.heads)]
-    kept = frozenset(name for name, stays in zip(names, mask, strict=True) if stays)
-    scale = dict(zip(names, gate.scale().tolist(), strict=True))
-    return Learned(_plan(sites, kept, scale, recipe, data), _curves(log, mask, data), trained=True)
+    heads = all_heads(sites)
+    scales = dict(zip(heads, gate.scale().tolist(), strict=True))
+    kept = {head: scales[head] for head, stays in zip(heads, gate.harden().tolist(), strict=True) if stays}
+    return Learned(to_plan(sites, kept, recipe, options, data), joint_curves(log, data.task.metric), trained=True)
 
 
 def _search(
-    model: PreTrainedModel, sites: Sequence[Site], data: Data, recipe: LearnRequest, keep: int | None, tell: Progress
+    model: PreTrainedModel, sites: Sequence[Site], data: Data, recipe: LearnRequest, keep: int | None, tell: Tell
 ) -> Learned:
     make = SEARCHES[recipe.method]
-    _check_options(recipe, {*keywords(make), "rows"})
-    options = dict(recipe.options)
-    rows = int(options.pop("rows", _ROWS))
-    trials = ModelTrials(model, sites, data, recipe.batch_size, rows, recipe.seed)
-    sign = 1.0 if data.task.higher_is_better else -1.0
-    curves = []
-    kept = frozenset(trials.heads)
-    for number, step in enumerate(make(**options).choose(trials, keep)):
-        kept = step.kept
-        values = {name: value for name, value in step.values.items() if name != "metric"}
-        if "metric" in step.values:
-            values[f"eval_{data.task.metric}"] = sign * step.values["metric"]
-        curves.append(Point(step=number, values={**values, "heads": float(len(kept))}))
-        tell(len(trials.heads) - len(kept), len(trials.heads) - (keep or 0))
-    scale = dict.fromkeys(trials.heads, 1.0)
-    return Learned(_plan(sites, kept, scale, recipe, data), tuple(curves), trained=False)
-
-
-def heads_to_keep(keep: int | str, heads: int) -> int:
-    """The count that `keep` asks for of `heads`: a count (36, "36") or a share ("50%", rounded to the nearest head).
-
-    Raises:
-        UsageError: it is neither, or out of range.
-    """
-    text = str(keep).strip()
-    try:
-        count = round(heads * float(text[:-1]) / 100) if text.endswith("%") else int(text)
-    except ValueError as error:
-        raise UsageError(f"keep {text!r}: neither a count nor a share; give a number such as 36, or 50%") from error
-    if not 0 <= count <= heads:
-        raise UsageError(f"keep {text}: the model has {heads} heads; give a number from 0 to {heads}, or 0% to 100%")
-    return count
-
-
-def keywords(make: Callable[..., Any]) -> set[str]:
-    """The options of a method: the keyword-only parameters of what makes it."""
-    return {
-        name
-        for name, parameter in inspect.signature(make).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    }
-
-
-def _check_options(recipe: LearnRequest, known: set[str]) -> None:
-    for name in recipe.options:
-        if name not in known:
-            raise UsageError(f"option {name!r} of {recipe.method}: unknown; it has {', '.join(sorted(known))}")
-
-
-def _plan(
-    sites: Sequence[Site], kept: frozenset[Head], scale: Mapping[Head, float], recipe: LearnRequest, data: Data
-) -> Plan:
-    entries = []
-    for site in sites:
-        heads = tuple(head for head in range(site.heads) if (site.name, head) in kept)
-        gates = tuple(scale[site.name, head] for head in heads)
-        entries.append(SitePlan(site.name, site.kind, site.heads, site.kv_heads, site.head_dim, heads, gates))
-    return Plan(
-        sites=tuple(entries),
-        method=recipe.method,
-        options=dict(recipe.options),
-        seed=recipe.seed,
-        data=data.train_hash,
+    own, sample = read_options(recipe, make, sample_options)
+    trials = ModelTrials(model, sites, data, recipe.batch_size, sample["rows"], recipe.seed)
+    steps = []
+    for step in make(**own).choose(trials, keep):
+        steps.append(step)
+        tell(len(trials.heads) - len(step.kept), len(trials.heads) - (keep or 0))
+    kept = dict.fromkeys(steps[-1].kept, 1.0)
+    return Learned(
+        to_plan(sites, kept, recipe, {**own, **sample}, data), search_curves(steps, data.task), trained=False
     )
 
 
-def _curves(log: Sequence[Mapping[str, Any]], mask: Sequence[bool], data: Data) -> tuple[Point, ...]:
-    """The trainer's log as points; `overlap` is the share of the heads kept at the end that were already kept then."""
-    final = {head for head, stays in enumerate(mask) if stays}
-    shown = ("loss", "learning_rate", f"eval_{data.task.metric}")
-    points: dict[int, dict[str, float]] = {}
-    for entry in log:
-        values = {name: float(entry[name]) for name in shown if name in entry}
-        if "kept" in entry:
-            values.update(entry["gate"])
-            values["overlap"] = len(final & set(entry["kept"])) / len(final) if final else 1.0
-        if values:
-            points.setdefault(int(entry["step"]), {}).update(values)
-    return tuple(Point(step=step, values=values) for step, values in sorted(points.items()))
+def schedule_options(
+    *,
+    warmup: float = 0.06,
+    weight_decay: float = 0.01,
+    max_grad_norm: float = 1.0,
+    evaluations: int = 12,
+    points: int = 60,
+) -> None:
+    """The options of every joint method; `joint.Schedule` says what they mean."""
+
+
+def pool_options(*, pool: Literal["model", "kind"] = "model") -> None:
+    """Whether all heads compete for the places, or those of each kind of site for a share of them."""
+
+
+def sample_options(*, rows: PositiveInt = 10_000) -> None:
+    """Training rows, at most, over which a search averages what it measures on them."""

@@ -11,10 +11,8 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from compressor.heads.carry import GATE
 from compressor.heads.gates import Gate
-
-GATE = "head_gate"
-"""Name under which the gate hangs on the model while both learn, so that distributed wrappers see its parameters."""
 
 WEIGHTS = "model.safetensors"
 

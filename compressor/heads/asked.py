@@ -1,0 +1,94 @@
+"""What a recipe asks of learning, read and checked."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from compressor.errors import UsageError
+
+
+class LearnRequest(Protocol):
+    """The part of a recipe that says how to choose heads.
+
+    Attributes:
+        method: a name in `GATES` or `SEARCHES`.
+        keep: heads to keep over all sites, a count (36) or a share ("50%"); None for a search with its own budget.
+        options: the method's options; what is not given keeps its default.
+        steps: optimizer steps; None: from `epochs`.
+        epochs: passes over the training rows.
+        batch_size: rows a step and process.
+        learning_rate: the model's peak learning rate.
+        seed: of everything drawn.
+    """
+
+    @property
+    def method(self) -> str: ...
+    @property
+    def keep(self) -> int | str | None: ...
+    @property
+    def options(self) -> Mapping[str, Any]: ...
+    @property
+    def steps(self) -> int | None: ...
+    @property
+    def epochs(self) -> float: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def seed(self) -> int: ...
+
+
+def heads_to_keep(keep: int | str, heads: int) -> int:
+    """The count that `keep` asks for of `heads`: a count (36, "36") or a share ("50%", rounded to the nearest head).
+
+    Raises:
+        UsageError: it is neither, or out of range.
+    """
+    text = str(keep).strip()
+    try:
+        count = round(heads * float(text[:-1]) / 100) if text.endswith("%") else int(text)
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"keep {text!r}: neither a count nor a share; give a number such as 36, or 50%") from error
+    if not 0 <= count <= heads:
+        raise UsageError(f"keep {text}: the model has {heads} heads; give a number from 0 to {heads}, or 0% to 100%")
+    return count
+
+
+def defaults(make: Callable[..., Any]) -> dict[str, Any]:
+    """The options of a method, the keyword-only parameters of what makes it, at their defaults."""
+    found = inspect.signature(make).parameters.values()
+    return {option.name: option.default for option in found if option.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def read_options(recipe: LearnRequest, *makers: Callable[..., Any]) -> list[dict[str, Any]]:
+    """The recipe's options, each of the type that its owner declares, the defaults filled in: one table a maker.
+
+    Raises:
+        UsageError: an option that no maker has, or a value of the wrong type.
+    """
+    known = [defaults(make) for make in makers]
+    names = sorted(name for table in known for name in table)
+    for name in recipe.options:
+        if name not in names:
+            raise UsageError(f"option {name!r} of {recipe.method}: unknown; it has {', '.join(names)}")
+    tables = []
+    for make, table in zip(makers, known, strict=True):
+        hints = get_type_hints(make.__init__ if inspect.isclass(make) else make, include_extras=True)
+        given = {name: _typed(recipe, name, hints[name]) for name in table if name in recipe.options}
+        tables.append({**table, **given})
+    return tables
+
+
+def _typed(recipe: LearnRequest, name: str, kind: Any) -> Any:
+    try:
+        return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False)).validate_python(recipe.options[name])
+    except ValidationError as error:
+        fault = error.errors()[0]["msg"]
+        raise UsageError(
+            f"option {name}={recipe.options[name]!r} of {recipe.method}: {fault}; mend its value"
+        ) from error

@@ -1,0 +1,43 @@
+"""A model with a gate on every head, for the time that both learn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from compressor.heads.gates import Gate
+from compressor.sites import Site, hooked
+
+GATE = "head_gate"
+"""Name under which the gate hangs on the model while both learn, so that distributed wrappers see its parameters."""
+
+
+@contextmanager
+def carrying(model: PreTrainedModel, gate: Gate, sites: Sequence[Site], step: Callable[[], int]) -> Iterator[None]:
+    """Hang `gate` on `model` and multiply every site's heads by it: sampled in training, hard in evaluation."""
+    now: dict[str, Tensor] = {}
+
+    def draw(module: nn.Module, args: Any) -> None:
+        gates = gate.sample(step()) if module.training else gate.scale()
+        parts = torch.split(gates, [site.heads for site in sites])
+        now.update({site.name: part[:, None] for site, part in zip(sites, parts, strict=True)})
+
+    def apply(name: str, out: Tensor) -> Tensor:
+        return out * now[name].to(out.dtype)
+
+    was_training, config = model.training, dict(vars(model.config))
+    model.add_module(GATE, gate)
+    handle = model.register_forward_pre_hook(draw)
+    try:
+        with hooked(model, apply):
+            yield
+    finally:
+        handle.remove()
+        delattr(model, GATE)
+        model.train(was_training)
+        vars(model.config).update(config)  # the trainer turns the key/value cache off, a loss may note its problem type
