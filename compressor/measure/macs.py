@@ -1,0 +1,119 @@
+"""Multiply-accumulates of one forward, counted from the shapes in the graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from graph_passes.probe import Probe, Shape
+
+_PRODUCTS = frozenset(("FusedGemm", "FusedMatMul", "Gemm", "MatMul", "TransposeMatMul"))
+
+
+def macs(model: ir.Model, batch: int, seq: int) -> int | None:
+    """Multiply-accumulates of one forward at this size of inputs.
+
+    - `MatMul`, `Gemm` and their fused forms `[..., m, k] x [..., k, n]`: elements of the output times `k`.
+    - `Conv` with kernel `[out, in / groups, *window]`: elements of the output times `in / groups * prod(window)`.
+    - `Einsum` of two operands: the product of the sizes of all its labels.
+    - `Attention`, `MultiHeadAttention`, `GroupQueryAttention`: scores and sums, `batch * heads * query * key *
+      (key width + value width)`; and for the `Attention` of `com.microsoft`, its projection of the input too.
+
+    Sums without a product (biases, residuals), norms, activations and softmax are not multiply-accumulates and are not
+    counted. Causal masks save nothing here: what is computed is counted, not what is used.
+
+    Args:
+        model: the graph, fused or not; it is left as it was. Local functions must have been inlined.
+        batch: size of free leading axes of its inputs.
+        seq: size of every other free axis.
+
+    Returns:
+        The count, or None where the shapes of some product cannot be told.
+    """
+    shapes = _shapes(model, batch, seq)
+    total = 0
+    for node in model.graph.all_nodes():
+        count = _COUNTS.get(node.op_type, _none)(node, shapes)
+        if count is None:
+            return None
+        total += count
+    return total
+
+
+_Shapes = Callable[[ir.Value | None], Shape | None]
+
+
+def _shapes(model: ir.Model, batch: int, seq: int) -> _Shapes:
+    before = [(value, value.shape) for value in model.graph.inputs]
+    try:
+        for value, shape in before:
+            if shape is not None:
+                free = [isinstance(dim, ir.SymbolicDim) for dim in shape]
+                sizes = [(batch if axis == 0 else seq) if free[axis] else dim for axis, dim in enumerate(shape)]
+                value.shape = ir.Shape(sizes)
+        return Probe(model).shape
+    finally:
+        for value, shape in before:
+            value.shape = shape
+
+
+def _none(node: ir.Node, shapes: _Shapes) -> int:
+    return 0
+
+
+def _product(node: ir.Node, shapes: _Shapes) -> int | None:
+    left, out = shapes(node.inputs[0]), shapes(node.outputs[0])
+    if left is None or out is None:
+        return None
+    return math.prod(out) * left[-2 if node.attributes.get_int("transA", 0) else -1]
+
+
+def _conv(node: ir.Node, shapes: _Shapes) -> int | None:
+    kernel, out = shapes(node.inputs[1]), shapes(node.outputs[0])
+    return None if kernel is None or out is None else math.prod(out) * math.prod(kernel[1:])
+
+
+def _einsum(node: ir.Node, shapes: _Shapes) -> int | None:
+    operands = [shapes(value) for value in node.inputs]
+    terms = node.attributes.get_string("equation", "").replace(" ", "").split("->")[0].split(",")
+    if len(operands) > 2 or "..." in "".join(terms):
+        return None
+    sizes: dict[str, int] = {}
+    for term, shape in zip(terms, operands, strict=True):
+        if shape is None:
+            return None
+        sizes.update(zip(term, shape, strict=True))
+    return math.prod(sizes.values()) if len(operands) == 2 else 0
+
+
+def _attention(node: ir.Node, shapes: _Shapes) -> int | None:
+    out, first = shapes(node.outputs[0]), shapes(node.inputs[0])
+    second = shapes(node.inputs[1]) if len(node.inputs) > 1 else None
+    if out is None or first is None:
+        return None
+    if node.op_type == "Attention" and node.domain == "com.microsoft":
+        if second is None:
+            return None
+        rows, width, value_width = math.prod(first[:2]), second[1], out[2]
+        # The projection makes queries, keys and values; queries and keys are equally wide.
+        return rows * first[2] * width + rows * first[1] * ((width - value_width) // 2 + value_width)
+    if len(first) == 5:  # queries, keys and values packed: [batch, length, heads, 3, width]
+        return 2 * first[0] * first[1] ** 2 * first[2] * first[4]
+    keys = second
+    if keys is None:  # packed side by side: [batch, length, (heads + 2 * kv_heads) * width]
+        return 2 * out[0] * out[1] ** 2 * out[2]
+    if len(first) == 4:
+        return first[0] * first[1] * first[2] * keys[2] * (first[3] + out[3])
+    length = keys[2] if len(keys) == 4 else keys[1]
+    return first[0] * first[1] * length * (first[2] + out[2])
+
+
+_COUNTS: dict[str, Callable[[ir.Node, _Shapes], int | None]] = {
+    **dict.fromkeys(_PRODUCTS, _product),
+    "Conv": _conv,
+    "FusedConv": _conv,
+    "Einsum": _einsum,
+    **dict.fromkeys(("Attention", "MultiHeadAttention", "GroupQueryAttention"), _attention),
+}

@@ -1,0 +1,139 @@
+"""Two engines timed in turn, so that whatever the machine does meanwhile happens to both."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from compressor.progress import Tell
+from compressor.report.schema import Latency, Speed
+from compressor.targets.base import Engine, Feeds
+
+_WARM_UPS = 3
+_BLOCK_SECONDS = 0.1
+"""A block should be longer than the scheduler's time slice, and short beside the whole."""
+_BLOCKS = (10, 100)
+"""Fewest and most pairs of blocks: fewer make no interval."""
+_CALLS = (2, 50)
+"""Fewest and most timed calls a block."""
+_RESAMPLES = 2000
+
+
+def interleave(
+    dense: Engine,
+    compressed: Engine,
+    feeds: Feeds,
+    *,
+    batch: int,
+    seq: int,
+    seconds: float = 10.0,
+    seed: int = 0,
+    confidence: float = 0.95,
+    tell: Tell | None = None,
+) -> Speed:
+    """Time both engines on the same inputs, block by block, the order turned around from one pair to the next.
+
+    Each block begins with a call that is not timed: it fetches the engine's weights back into the caches and ends the
+    other's threads' spinning. Both sides get the same number of blocks and calls. Passing the same engine twice tells
+    how small a difference this machine can resolve at the moment (its ratio is one, and the interval says how surely).
+
+    Args:
+        dense, compressed: the engines.
+        feeds: one batch.
+        batch, seq: its size, for the record and the throughput.
+        seconds: about how long to measure; never fewer than ten pairs of blocks.
+        seed: of the bootstrap.
+        confidence: share of the bootstrap's draws inside the interval.
+        tell: hears of every pair of blocks.
+
+    Returns:
+        Latencies, and the ratio of the medians with a bootstrap interval over pairs of blocks. `void` says why the two
+        must not be compared, if so.
+    """
+    for engine in (dense, compressed):
+        for _ in range(_WARM_UPS):
+            engine.run(feeds)
+    pair = sum(_block(engine, feeds, 1)[0] for engine in (dense, compressed))
+    calls = int(np.clip(2 * _BLOCK_SECONDS / pair, *_CALLS))
+    blocks = int(np.clip(seconds / (pair * (calls + 1)), *_BLOCKS))
+    times = np.empty((2, blocks, calls))
+    for block in range(blocks):
+        for side in (0, 1) if block % 2 == 0 else (1, 0):
+            times[side, block] = _block((dense, compressed)[side], feeds, calls)
+        if tell is not None:
+            tell(block + 1, blocks)
+    times *= 1e3
+    low, high = _ratio_interval(times, seed, confidence)
+    ratio = float(np.median(times[0]) / np.median(times[1]))
+    return Speed(
+        batch=batch,
+        seq=seq,
+        dense=_latency(times[0], batch),
+        compressed=_latency(times[1], batch),
+        ratio=ratio,
+        # The median of all may lie outside the quantiles of the draws where all draws are alike.
+        low=min(low, ratio),
+        high=max(high, ratio),
+        confidence=confidence,
+        void=void(dense, compressed),
+    )
+
+
+def _block(engine: Engine, feeds: Feeds, calls: int) -> list[float]:
+    engine.run(feeds)
+    times = []
+    for _ in range(calls):
+        start = time.perf_counter()
+        engine.run(feeds)
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def _latency(times: np.ndarray, batch: int) -> Latency:
+    p50, p90, p99 = np.quantile(times, [0.5, 0.9, 0.99])
+    samples = tuple(round(float(sample), 6) for sample in times.ravel())
+    return Latency(
+        p50=float(p50), p90=float(p90), p99=float(p99), throughput=float(batch * 1e3 / times.mean()), samples=samples
+    )
+
+
+def _ratio_interval(times: np.ndarray, seed: int, confidence: float) -> tuple[float, float]:
+    """Bounds of dense p50 over compressed p50, for `times` `[2, blocks, calls]`: pairs of blocks are drawn, not calls,
+    for what disturbs one call disturbs its neighbours."""
+    rng = np.random.default_rng(seed)
+    blocks = times.shape[1]
+    drawn = rng.integers(0, blocks, (_RESAMPLES, blocks))
+    ratios = [float(np.median(times[0, chosen]) / np.median(times[1, chosen])) for chosen in drawn]
+    low, high = np.quantile(ratios, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)
+
+
+def void(dense: Engine, compressed: Engine) -> str | None:
+    """Why the times of two engines must not be compared, or None.
+
+    The runtime must have fused the same share of the attentions that each graph has. One without any needs none.
+    """
+    if dense.session != compressed.session or dense.precision != compressed.precision:
+        return "the two engines run with different settings"
+    if dense.attentions and compressed.attentions:
+        one, other = (dense.fused, dense.attentions), (compressed.fused, compressed.attentions)
+        if one[0] * other[1] != other[0] * one[1]:
+            return (
+                f"the runtime fused {one[0]} of {one[1]} attentions of the dense graph and {other[0]} of {other[1]} of "
+                "the compressed one"
+            )
+    return None
+
+
+def saved_share(speed: Speed, macs_dense: int, macs_compressed: int) -> float:
+    """Share of time saved over share of multiply-accumulates removed.
+
+    `(1 - p50_compressed / p50_dense) / (1 - macs_compressed / macs_dense)`: one where time falls as arithmetic does.
+
+    Raises:
+        ValueError: no multiply-accumulates were removed.
+    """
+    if macs_compressed >= macs_dense:
+        raise ValueError(f"{macs_dense} multiply-accumulates before, {macs_compressed} after: none were removed")
+    return (1 - 1 / speed.ratio) / (1 - macs_compressed / macs_dense)

@@ -1,0 +1,57 @@
+"""Runtimes to build for, by name: one file a runtime."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol
+
+from compressor.errors import UsageError
+from compressor.targets.base import TOLERANCE, Engine, Feeds, Precision, Provider
+
+
+class Build(Protocol):
+    """What every target offers: a graph in, a loaded engine out.
+
+    Args of the call:
+        onnx: the graph to build; it is not changed.
+        out: where the file that the runtime loads goes.
+        precision: numbers that it computes in.
+        provider: where it runs; None: a GPU where there is one.
+        threads: threads of one call; None: one a core.
+
+    Raises:
+        TargetMissingError: the runtime or the device is not there.
+        InputError: the runtime cannot read the graph.
+    """
+
+    def __call__(
+        self,
+        onnx: Path,
+        out: Path,
+        *,
+        precision: Precision = "fp32",
+        provider: Provider | None = None,
+        threads: int | None = None,
+    ) -> Engine: ...
+
+
+# Resolved when asked for: a runtime that is not installed is no reason to fail before.
+_HOMES = {"ort": "compressor.targets.ort", "trt": "compressor.targets.trt"}
+TARGETS = tuple(_HOMES)
+
+
+def target(name: str) -> Build:
+    """The build function of a target.
+
+    Raises:
+        UsageError: there is no target of this name.
+        TargetMissingError: its runtime is not on this machine.
+    """
+    if name not in _HOMES:
+        raise UsageError(f"{name}: there is no such target; use one of {', '.join(TARGETS)}")
+    build: Build = import_module(_HOMES[name]).build
+    return build
+
+
+__all__ = ["TARGETS", "TOLERANCE", "Build", "Engine", "Feeds", "Precision", "Provider", "target"]

@@ -1,0 +1,109 @@
+"""Rewrite a graph into ONNX Runtime's fused operators, and believe it only when it computes the same numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from compressor.errors import CompressorError
+from compressor.targets.base import TOLERANCE
+from compressor.targets.compare import relative_error
+from compressor.targets.feeds import random_feeds
+from compressor.targets.session import one_line, open_session, run
+from graph_passes import load, save
+
+UNFUSED = "ONNX Runtime's own optimizations alone"
+ATTENTIONS = ("Attention", "MultiHeadAttention", "GroupQueryAttention")
+"""Operators that are one whole attention each."""
+_TRIALS = ((1, 6, False), (2, 9, True), (3, 5, True))
+"""Batch, length, padded: what a fused graph is tried on."""
+
+
+def fuse(source: Path, out: Path, session: Mapping[str, Any]) -> str:
+    """Write the graph as `out`, fused where that loads and computes the same function.
+
+    Returns:
+        What was done, in one line; why not, where nothing was.
+
+    Raises:
+        CompressorError: the graph as given cannot be loaded or run.
+        OSError: `out` cannot be written.
+    """
+    trials = list(trial_feeds(source))
+    plain = open_session(source, {**session, "graph_optimization": "none"})
+    expected = [run(plain, feeds) for feeds in trials]
+    del plain
+    model = load(source)
+    try:
+        with _quiet():
+            model, counts = _rewritten(model)
+        save(model, out)
+        error = _largest_error(out, session, trials, expected)
+        if error <= TOLERANCE["fp32"]:
+            return _told(counts, error)
+        why = f"the fused graph's outputs differ by {error:.1e}"
+    except CompressorError as fault:
+        why = one_line(fault)
+    except OSError:
+        raise
+    except Exception as fault:  # a rewriter may raise anything on a graph that it does not expect
+        why = f"{type(fault).__name__}: {one_line(fault)}"
+    save(load(source), out)
+    return f"{UNFUSED}; not fused further, for {why}"
+
+
+def trial_feeds(source: Path) -> Iterator[dict[str, np.ndarray]]:
+    """Random inputs of several sizes, padded ones among them, as many as the graph's fixed axes allow."""
+    model = load(source)
+    fixed = [value.shape[0] for value in model.graph.inputs if value.shape is not None and len(value.shape) > 1]
+    batches = [dim for dim in fixed if isinstance(dim, int)]
+    for seed, (batch, seq, padded) in enumerate(_TRIALS):
+        yield random_feeds(model, batches[0] if batches else batch, seq, seed=seed, padded=padded)
+
+
+def _rewritten(model: ir.Model) -> tuple[ir.Model, Mapping[str, int]]:
+    from onnxscript.rewriter.ort_fusions import optimize_for_ort
+
+    return optimize_for_ort(model)
+
+
+def _largest_error(
+    path: Path, session: Mapping[str, Any], trials: list[dict[str, np.ndarray]], expected: list[dict[str, np.ndarray]]
+) -> float:
+    fused = open_session(path, dict(session))
+    return max(
+        relative_error(wanted[name], got[name], feeds)
+        for feeds, wanted in zip(trials, expected, strict=True)
+        for got in [run(fused, feeds)]
+        for name in wanted
+    )
+
+
+def _told(counts: Mapping[str, int], error: float) -> str:
+    return f"fused by onnxscript for ONNX Runtime, equal to the graph given within {error:.1e}"
+
+
+def is_fused(kernels: Mapping[str, int]) -> int:
+    """How many of the operators executed are whole attentions."""
+    return sum(kernels.get(name, 0) for name in ATTENTIONS)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The rewriters report by logging, warnings and print what only their authors can use."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)

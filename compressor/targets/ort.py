@@ -1,0 +1,71 @@
+"""ONNX Runtime: on CUDA where there is one, else on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from compressor.targets import fusion, session
+from compressor.targets.base import Feeds, Precision, Provider
+from compressor.targets.memory import peak_growth
+from graph_passes import find_attention, load
+from graph_passes.passes import Normalize
+
+
+@dataclass(frozen=True)
+class OrtEngine:
+    """A graph loaded into ONNX Runtime; see `Engine` for the attributes."""
+
+    path: Path
+    precision: Precision
+    attentions: int
+    fused: int
+    kernels: Mapping[str, int]
+    optimization: str
+    session: Mapping[str, Any]
+    _loaded: onnxruntime.InferenceSession = field(repr=False)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return tuple(value.name for value in self._loaded.get_inputs())
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return tuple(value.name for value in self._loaded.get_outputs())
+
+    def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
+        return session.run(self._loaded, feeds)
+
+    def memory(self, feeds: Feeds) -> int | None:
+        return peak_growth(self.path, self.session, feeds)
+
+
+def build(
+    onnx: Path,
+    out: Path,
+    *,
+    precision: Precision = "fp32",
+    provider: Provider | None = None,
+    threads: int | None = None,
+) -> OrtEngine:
+    """Fuse a graph for ONNX Runtime, load it, and count what it executes. See `Build`."""
+    chosen = session.choose(provider, precision)
+    options = session.describe(chosen, threads)
+    done = fusion.fuse(onnx, out, options)
+    if precision == "fp16":
+        from compressor.targets.half import halve
+
+        halve(out)
+        done += "; converted to half precision, inputs and outputs left as they were"
+    kernels = session.executed(out, options, next(fusion.trial_feeds(onnx)))
+    fused = fusion.is_fused(kernels)
+    model = load(onnx)
+    Normalize()(model)
+    # A graph that came fused may hold attentions in forms that only the runtime tells apart.
+    attentions = max(len(find_attention(model)), fused)
+    return OrtEngine(out, precision, attentions, fused, kernels, done, options, session.open_session(out, options))

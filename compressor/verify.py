@@ -1,0 +1,136 @@
+"""Proof that each stage computes the function of the one before: rows of the report, and an error where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from compressor.errors import MismatchError
+from compressor.report.schema import Proof
+from compressor.targets.base import TOLERANCE, Engine, Feeds
+from compressor.targets.compare import relative_error
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from compressor.sites.hook import Attention
+    from graph_passes import Plan
+
+Side = Literal["dense", "compressed"]
+Outputs = Mapping[str, np.ndarray]
+
+_SIZES = ((1, 5), (2, 17), (3, 32))
+"""Batch and length of the inputs tried. Rows of padded batches differ in length."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One batch to try.
+
+    Attributes:
+        feeds: array by name of input.
+        name: the batch in words: `batch 2, length 17, padded`.
+    """
+
+    feeds: Feeds
+    name: str
+
+
+def cases(inputs: Callable[[int, int, int], Mapping[str, Tensor]], *, longest: int | None = None) -> tuple[Case, ...]:
+    """Batches of several sizes, alone and padded.
+
+    Args:
+        inputs: makes a batch of the model's inputs from (batch size, length, seed), its last row padded.
+        longest: most positions that the model has, or None.
+    """
+    found: dict[tuple[tuple[str, tuple[int, ...]], ...], Case] = {}
+    for seed, (batch, seq) in enumerate(_SIZES):
+        made = inputs(batch, seq if longest is None else min(seq, longest), seed)
+        feeds = {name: value.numpy() for name, value in made.items()}
+        # A model whose inputs have one length only would be tried on the same sizes again.
+        found.setdefault(tuple((name, array.shape) for name, array in feeds.items()), Case(feeds, _name(feeds)))
+    return tuple(found.values())
+
+
+def _name(feeds: Feeds) -> str:
+    first = next(iter(feeds.values()))
+    words = [f"batch {first.shape[0]}"]
+    if first.ndim == 2:
+        words.append(f"length {first.shape[1]}")
+    if any("mask" in name and not array.all() for name, array in feeds.items()):
+        words.append("padded")
+    return ", ".join(words)
+
+
+def prove_export(
+    model: PreTrainedModel, plan: Plan, graph: Path, tried: Sequence[Case], side: Side, *, attention: Attention
+) -> Proof:
+    """Stage 1: the gated model against the reference graph."""
+    import torch
+
+    from compressor.sites import gated
+
+    expected: list[Outputs] = []
+    with gated(model.eval(), plan, attention=attention) as live, torch.no_grad():
+        for case in tried:
+            outputs = live(**{name: torch.from_numpy(array) for name, array in case.feeds.items()})
+            expected.append({name: value.numpy() for name, value in outputs.items() if torch.is_tensor(value)})
+    return _prove("gated model = reference graph", side, tried, expected, _graph(graph), TOLERANCE["fp32"])
+
+
+def prove_shrunk(reference: Path, shrunk: Path, tried: Sequence[Case], side: Side) -> Proof:
+    """Stage 2: the reference graph against the shrunk one, both as they are written: the runtime optimizes neither."""
+    expected = [_graph(reference)(case.feeds) for case in tried]
+    return _prove("reference graph = shrunk graph", side, tried, expected, _graph(shrunk), TOLERANCE["fp32"])
+
+
+def prove_engine(shrunk: Path, engine: Engine, tried: Sequence[Case], side: Side) -> Proof:
+    """Stage 3: the shrunk graph as it is written against the engine built from it."""
+    expected = [_graph(shrunk)(case.feeds) for case in tried]
+    return _prove("shrunk graph = engine", side, tried, expected, engine.run, TOLERANCE[engine.precision])
+
+
+def require(proof: Proof) -> Proof:
+    """The proof, if it holds.
+
+    Raises:
+        MismatchError: it does not.
+    """
+    if not proof.holds:
+        raise MismatchError(
+            f"{proof.side}: {proof.stage} does not hold: relative error {proof.error:.3g}, at most {proof.tolerance:g} "
+            f"is allowed, on {'; '.join(proof.cases)}; the result is not to be used: please report the model's family"
+        )
+    return proof
+
+
+def _graph(path: Path) -> Callable[[Feeds], Outputs]:
+    from compressor.targets import session
+
+    options = {**session.describe("cpu", None), "graph_optimization": "none"}
+    loaded = session.open_session(path, options)
+    return lambda feeds: session.run(loaded, feeds)
+
+
+def _prove(
+    stage: Literal["gated model = reference graph", "reference graph = shrunk graph", "shrunk graph = engine"],
+    side: Side,
+    tried: Sequence[Case],
+    expected: Iterable[Outputs],
+    run: Callable[[Feeds], Outputs],
+    tolerance: float,
+) -> Proof:
+    worst = 0.0
+    for case, wanted in zip(tried, expected, strict=True):
+        for name, got in run(case.feeds).items():
+            if name not in wanted:
+                raise MismatchError(
+                    f"{side}: {stage}: there is an output {name}, where {', '.join(wanted)} were expected; export again"
+                )
+            worst = max(worst, relative_error(wanted[name], got, case.feeds))
+    return Proof(stage=stage, side=side, error=worst, tolerance=tolerance, cases=tuple(case.name for case in tried))
