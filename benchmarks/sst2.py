@@ -30,6 +30,7 @@ import torch
 
 from compressor.folder import load
 from compressor.heads.learn import learn
+from compressor.measure import paired_interval
 from compressor.sites import Site, find_sites, hooked
 from compressor.tasks import Data, open_data
 from compressor.tasks.evaluate import statistics
@@ -129,14 +130,6 @@ def claimed(file: Path) -> Iterator[bool]:
             yield not file.exists()
 
 
-def interval(difference: np.ndarray, draws: int = 10_000, seed: int = 0) -> tuple[float, float]:
-    """95% bootstrap interval of the mean of `difference` `[rows]`, rows drawn with replacement; in points."""
-    rng = np.random.default_rng(seed)
-    means = [difference[rng.integers(0, len(difference), len(difference))].mean() for _ in range(draws)]
-    low, high = np.quantile(means, [0.025, 0.975])
-    return 100 * float(low), 100 * float(high)
-
-
 def table(cells: list[dict[str, Any]]) -> str:
     """The study as Markdown: a row a cell, then a row a number of heads over all its seeds."""
     dense = {cell["recipe"]["seed"]: cell for cell in cells if cell["recipe"]["keep"] == ALL}
@@ -160,9 +153,10 @@ def table(cells: list[dict[str, Any]]) -> str:
 
 
 def _difference(cells: list[dict[str, Any]], bases: list[dict[str, Any]]) -> str:
-    right = np.mean([cell["right"] for cell in cells], axis=0) - np.mean([base["right"] for base in bases], axis=0)
-    low, high = interval(right)
-    return f"{100 * right.mean():+.2f} ({low:+.2f} to {high:+.2f})"
+    """Points of test accuracy over all seeds; each draw of the bootstrap takes the same rows of every run."""
+    dense, joint = (np.mean([cell["right"] for cell in side], axis=0) for side in (bases, cells))
+    found = paired_interval(dense, joint, lambda right: 100 * float(right.mean()), seed=0, resamples=10_000)
+    return f"{found.difference:+.2f} ({found.low:+.2f} to {found.high:+.2f})"
 
 
 def main() -> None:

@@ -14,10 +14,11 @@ import torch
 from accelerate import PartialState
 from datasets import Dataset
 from torch import Tensor
-from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel
+from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from compressor.heads.learn import Learned, learn
 from compressor.heads.resume import digest
+from compressor.progress import Tell
 from compressor.sites import Site, find_sites, gated
 from compressor.tasks.base import Data
 from graph_passes import Plan
@@ -65,6 +66,26 @@ class Sign:
         return float((statistics[:, 0] == statistics[:, 1]).mean())
 
 
+class NextToken(Sign):
+    """Scored by the loss: smaller is better, and a label a token."""
+
+    name = "causal-lm"
+    metric = "loss"
+    higher_is_better = False
+
+    def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        batch = super().collate(examples)
+        return {**batch, "labels": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)}
+
+    def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        scores, targets = torch.from_numpy(logits[:, :-1]), torch.from_numpy(labels[:, 1:])
+        losses = torch.nn.functional.cross_entropy(scores.transpose(1, 2), targets, reduction="none")
+        return np.stack([losses.sum(1).numpy(), (targets != -100).sum(1).numpy()], axis=-1).astype(np.float64)
+
+    def score(self, statistics: np.ndarray) -> float:
+        return float(statistics[:, 0].sum() / statistics[:, 1].sum())
+
+
 def rows(count: int, seed: int) -> Dataset:
     """`count` rows of 2 to 9 tokens."""
     draw = np.random.default_rng(seed)
@@ -73,9 +94,9 @@ def rows(count: int, seed: int) -> Dataset:
     return Dataset.from_dict({"input_ids": ids, "labels": labels, "length": [len(row) for row in ids]})
 
 
-def data() -> Data:
+def data(task: Sign | None = None) -> Data:
     """60 rows to learn from, 12 to choose on, 12 to report on."""
-    return Data(rows(60, 0), rows(12, 1), rows(12, 2), Sign(), (), "sha256:rows")
+    return Data(rows(60, 0), rows(12, 1), rows(12, 2), task or Sign(), (), "sha256:rows")
 
 
 def model(seed: int = 0) -> PreTrainedModel:
@@ -92,15 +113,28 @@ def model(seed: int = 0) -> PreTrainedModel:
     return BertForSequenceClassification(config)
 
 
+def language_model() -> PreTrainedModel:
+    """Two layers of four heads whose output layer shares the embedding's weights."""
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=20, n_embd=16, n_layer=2, n_head=4, n_positions=16, bos_token_id=0, eos_token_id=0)
+    return GPT2LMHeadModel(config)
+
+
 def sites(of: PreTrainedModel) -> list[Site]:
     """Its two sites."""
     return find_sites(of, {"input_ids": torch.ones(2, 4, dtype=torch.int64)})
 
 
-def run(folder: Path, recipe: Recipe | None = None, of: PreTrainedModel | None = None, **kwargs: Any) -> Learned:
+def run(
+    folder: Path,
+    recipe: Recipe | None = None,
+    of: PreTrainedModel | None = None,
+    task: Sign | None = None,
+    progress: Tell | None = None,
+) -> Learned:
     """Learn on a fresh model unless one is given."""
     learner = of or model()
-    return learn(learner, sites(learner), data(), recipe or Recipe(), folder, **kwargs)
+    return learn(learner, sites(learner), data(task), recipe or Recipe(), folder, progress)
 
 
 def accuracy(of: PreTrainedModel, plan: Plan) -> float:

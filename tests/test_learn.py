@@ -15,6 +15,7 @@ from compressor.errors import UsageError
 from compressor.heads.asked import heads_to_keep
 from compressor.heads.learn import METHODS
 from compressor.heads.order import row_order
+from compressor.heads.trials import ModelTrials
 from tests import learning
 from tests.learning import Recipe
 
@@ -138,6 +139,37 @@ def test_a_search_changes_no_weight(tmp_path: Path) -> None:
     assert _same_weights(model, untouched)
     assert [point.values["heads"] for point in learned.curves] == [8, 7, 6, 5, 4, 3]
     assert learning.accuracy(model, learned.plan) == learned.curves[-1].values["eval_accuracy"]
+
+
+def test_a_language_model_with_tied_weights_resumes_and_the_smallest_loss_wins(tmp_path: Path) -> None:
+    recipe = Recipe(steps=8, options={"evaluations": 4, "cooldown": 0.5})
+    whole, resumed, task = learning.language_model(), learning.language_model(), learning.NextToken()
+    expected = learning.run(tmp_path / "whole", recipe, whole, task)
+
+    def interrupt(done: int, total: int) -> None:
+        if done == 7:
+            raise EndOfPowerError
+
+    with pytest.raises(EndOfPowerError):
+        learning.run(tmp_path / "run", recipe, learning.language_model(), task, interrupt)
+    learned = learning.run(tmp_path / "run", recipe, resumed, task)
+    assert plan_bytes(learned, tmp_path) == plan_bytes(expected, tmp_path)
+    assert _same_weights(whole, resumed)
+    assert resumed.get_output_embeddings().weight is resumed.get_input_embeddings().weight
+    measured = [point.values["eval_loss"] for point in learned.curves if "eval_loss" in point.values]
+    trials = ModelTrials(resumed, learning.sites(resumed), learning.data(task), 12, 1, 0)
+    kept = frozenset((site.name, head) for site in learned.plan.sites for head in site.kept)
+    assert -trials.evaluate(kept) == pytest.approx(min(measured[1:]), rel=1e-5)
+
+
+def test_subsets_are_counted_and_remembered() -> None:
+    model = learning.model()
+    trials = ModelTrials(model, learning.sites(model), learning.data(), 12, 1, 0)
+    some = frozenset(trials.heads[:3])
+    first, second = trials.evaluate_all([some, frozenset(trials.heads)])
+    assert trials.count == 2
+    assert [trials.evaluate(some), trials.evaluate(frozenset(trials.heads))] == [first, second]
+    assert trials.count == 2
 
 
 def test_learns_what_can_be_learned(tmp_path: Path) -> None:

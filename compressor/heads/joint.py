@@ -112,7 +112,7 @@ def train(
         learning_rate=schedule.learning_rate,
         weight_decay=schedule.weight_decay,
         max_grad_norm=0.0,  # clipped by Clip, the gate apart
-        seed=schedule.seed,
+        seed=schedule.seed % 2**32,  # NumPy's range
         use_cpu=not torch.cuda.is_available(),
         train_sampling_strategy="sequential",
         logging_steps=log_every,

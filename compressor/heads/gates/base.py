@@ -72,7 +72,7 @@ def initial(layers: Sequence[int], seed: int) -> Tensor:
     Xavier-uniform over [layers, heads] as in the released code of differentiable subset pruning.
     """
     bound = math.sqrt(6.0 / (len(layers) + max(layers)))
-    noise = torch.rand(sum(layers), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    noise = torch.rand(sum(layers), dtype=torch.float64, generator=torch.Generator().manual_seed(seed % 2**63))
     return (2.0 * noise - 1.0) * bound
 
 
