@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import safetensors.torch
+from accelerate import PartialState
 
 from compressor.errors import InputError
 from compressor.folder import ModelFolder, fingerprint
@@ -18,7 +19,6 @@ from compressor.recipe import Recipe
 from compressor.report.schema import Point
 from compressor.sites import Site, check_plan, keep_all
 from compressor.tasks import Data
-from compressor.workdir import WorkDir
 from graph_passes import Plan
 
 NOTHING_LEARNED = (
@@ -56,8 +56,8 @@ def given(recipe: Recipe, folder: ModelFolder, sites: Sequence[Site]) -> Choice 
     plan = Plan.load(recipe.plan_file)
     if plan.model not in (None, folder.fingerprint):
         raise InputError(
-            f"{recipe.plan_file}: the plan of another model ({plan.model}, this is {folder.fingerprint}); give the model"
-            " that it was learned on, or learn again"
+            f"{recipe.plan_file}: the plan of another model ({plan.model}, not {folder.fingerprint}); give the"
+            " model that it was learned on, or learn again"
         )
     try:
         check_plan(plan, sites)
@@ -72,30 +72,40 @@ def given(recipe: Recipe, folder: ModelFolder, sites: Sequence[Site]) -> Choice 
 
 
 def learned(
-    recipe: Recipe, folder: ModelFolder, sites: Sequence[Site], data: Data, work: WorkDir, listen: Listener, tell: Tell
+    recipe: Recipe,
+    folder: ModelFolder,
+    sites: Sequence[Site],
+    data: Data,
+    store: Path,
+    state: PartialState,
+    listen: Listener,
+    tell: Tell,
 ) -> Choice:
     """Learn which heads to keep, or go on where an interrupted run of the same recipe stopped.
 
-    `folder.model` is left with the weights that the plan belongs to.
+    Under `accelerate launch` every process calls this, and the main one alone writes into `store`. `folder.model` is
+    left with the weights that the plan belongs to.
     """
-    key = recipe.learning_key(model=folder.fingerprint, rows=data.train_hash or "")
-    _open_store(work.learning, key, listen)
-    done = work.learning / "done.json"
-    weights = work.learning / "model.safetensors"
+    if state.is_main_process:
+        _open_store(store, recipe.learning_key(model=folder.fingerprint, rows=data.train_hash or ""), listen)
+    state.wait_for_everyone()
+    done = store / "done.json"
+    weights = store / "model.safetensors"
     if done.is_file():
         stored = json.loads(done.read_text())
         if stored["trained"]:
             safetensors.torch.load_model(folder.model, str(weights))
-        listen.note(f"what an earlier run learned is taken from {work.learning}")
+        listen.note(f"what an earlier run learned is taken from {store}")
         curves = tuple(Point.model_validate(point) for point in stored["curves"])
-        return Choice(Plan.load(work.learning / "plan.json"), curves, stored["trained"])
-    found = learn(folder.model, sites, data, recipe, work.learning / "checkpoints", tell)
-    if found.trained:
-        safetensors.torch.save_model(folder.model, str(weights))
+        return Choice(Plan.load(store / "plan.json"), curves, stored["trained"])
+    found = learn(folder.model, sites, data, recipe, store / "checkpoints", tell)
     plan = found.plan.model_copy(update={"model": fingerprint(folder.model)})
-    plan.save(work.learning / "plan.json")
-    _write_last(done, {"trained": found.trained, "curves": [point.model_dump() for point in found.curves]})
-    shutil.rmtree(work.learning / "checkpoints", ignore_errors=True)
+    if state.is_main_process:
+        if found.trained:
+            safetensors.torch.save_model(folder.model, str(weights))
+        plan.save(store / "plan.json")
+        _write_last(done, {"trained": found.trained, "curves": [point.model_dump() for point in found.curves]})
+        shutil.rmtree(store / "checkpoints", ignore_errors=True)
     return Choice(plan, found.curves, found.trained)
 
 
@@ -109,9 +119,7 @@ def _open_store(store: Path, key: str, listen: Listener) -> None:
     if stamp.is_file() and stamp.read_text() == key:
         return
     if store.exists():
-        listen.note(
-            "the recipe, the model or the rows have changed since the run that was interrupted: learning starts afresh"
-        )
+        listen.note("the recipe, the model or the rows are not those of the interrupted run: learning starts afresh")
         shutil.rmtree(store)
     store.mkdir()
     stamp.write_text(key)

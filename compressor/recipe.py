@@ -108,6 +108,7 @@ class Recipe(BaseModel):
     )
     batch: Sizes = _field("Measuring", "batch sizes to time, divided by commas", (1, 8))
     seq: Sizes = _field("Measuring", "sequence lengths to time, in tokens, divided by commas", (128,))
+    seconds: Annotated[float, Field(gt=0)] = _field("Measuring", "about how long to time each size", 10.0)
 
     out: Path = _field("Output", "folder to write", Path("out"))
     force: bool = _field("Output", "replace the output folder if it is there", False)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import click
 
 from compressor.cli.apply import apply
+from compressor.cli.bench import bench
 from compressor.cli.group import Group, common
 from compressor.cli.report import report
 from compressor.cli.run import run
@@ -31,7 +32,7 @@ def cli() -> None:
     """
 
 
-for _verb in (run, sites, apply, report):
+for _verb in (run, sites, apply, bench, report):
     cli.add_command(_verb)
 
 

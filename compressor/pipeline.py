@@ -1,0 +1,262 @@
+"""The whole way: from a model folder to a smaller engine that is proven, measured and reported on."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from torch import Tensor
+
+from compressor import choice, measure, verify
+from compressor import folder as folders
+from compressor import report as reports
+from compressor.choice import Choice
+from compressor.folder import ModelFolder, example_inputs, save_companions
+from compressor.folder.inputs import token_limit
+from compressor.heads.learn import heads_to_keep
+from compressor.machine import machine
+from compressor.measure import interleave, paired_interval
+from compressor.progress import Listener, Silent, Tell
+from compressor.recipe import Recipe, command_line
+from compressor.report import Report, Score, Speed
+from compressor.side import Side, build, rehearse
+from compressor.sites import Site, find_sites, keep_all
+from compressor.tasks import Data, open_data, statistics
+from compressor.workdir import WorkDir, opened
+from graph_passes import Plan
+
+_COPIES = 4
+"""Graphs of the model's size that lie on the disk at once, at least."""
+
+
+def compress(recipe: Recipe, listener: Listener | None = None) -> Report:
+    """Do what a recipe asks for and write its output folder, which appears whole or not at all.
+
+    Under `accelerate launch` every process learns; the helper processes end after that.
+
+    Returns:
+        The report. A gate that failed (`report.gate`) is no error here: the evidence is what was asked for.
+
+    Raises:
+        CompressorError: one of its kinds, see `compressor.errors`. Work that can be resumed stays in `<out>.partial`.
+        GraphPassError: a plan or a graph that cannot be used.
+    """
+    state = PartialState(cpu=not torch.cuda.is_available())
+    if not state.is_main_process:
+        _help(recipe, state)
+        sys.exit(0)
+    watch = _Watch(listener or Silent())
+    with opened(recipe.out, force=recipe.force) as work:
+        found = _Run(recipe, work, watch, state).report()
+        work.finish()
+    return found
+
+
+class _Watch:
+    """Passes stages and notes on, and remembers them for the report."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
+        self.seconds: dict[str, float] = {}
+        self.notes: list[str] = []
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[Tell]:
+        start = time.perf_counter()
+        with self.listener.stage(name) as tell:
+            yield tell
+        self.seconds[name] = round(time.perf_counter() - start, 3)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+        self.listener.note(text)
+
+
+class _Run:
+    """One run: what its stages share."""
+
+    def __init__(self, recipe: Recipe, work: WorkDir, watch: _Watch, state: PartialState) -> None:
+        self.recipe, self.work, self.watch, self.state = recipe, work, watch, state
+
+    def report(self) -> Report:
+        """Every stage in order; the result lies in `work.result` afterwards."""
+        recipe, watch = self.recipe, self.watch
+        with watch.stage("loading the model"):
+            self.folder, sites = _load(recipe)
+            self.work.reserve(_COPIES * sum(weight.nbytes for weight in self.folder.model.state_dict().values()))
+        data = None
+        if recipe.scored:
+            with watch.stage("reading the rows"):
+                data = open_data(recipe, self.folder)
+        chosen = choice.given(recipe, self.folder, sites)
+        for note in (*self.folder.notes, *(data.notes if data else ())):
+            watch.note(note)
+        longest = token_limit(self.folder.model)
+        self.tried = verify.cases(lambda *size: example_inputs(self.folder, *size), longest=longest)
+        dense = self._side("dense", keep_all(sites))
+        if chosen is None and data is not None:
+            rehearse(dense, sites)
+            with watch.stage(f"learning which heads to keep ({recipe.method})") as tell:
+                store = self.work.learning
+                chosen = choice.learned(recipe, self.folder, sites, data, store, self.state, watch, tell)
+        assert chosen is not None
+        for note in (*chosen.notes, *_notes(self.folder, chosen, data)):
+            watch.note(note)
+        compressed = self._side("compressed", chosen.plan)
+        scores = self._scores(dense, compressed, data)
+        return self._written(chosen, dense, compressed, scores, self._speeds(dense, compressed))
+
+    def _side(self, name: verify.Side, plan: Plan) -> Side:
+        place = self.work.result if name == "compressed" else self.work.scratch / name
+        place.mkdir(exist_ok=True)
+        scratch, out = self.work.scratch, place / "model.onnx"
+        return build(name, self.folder, plan, self.recipe, self.tried, scratch, out, self.watch)
+
+    def _scores(self, dense: Side, compressed: Side, data: Data | None) -> tuple[Score, ...]:
+        """The metric of both engines on the test rows."""
+        if data is None:
+            return ()
+        task, rows = data.task, data.test
+        found = []
+        for side in (dense, compressed):
+            with self.watch.stage(f"{side.name}: scoring on the test rows") as tell:
+                found.append(_statistics(side, data, tell))
+        interval = paired_interval(found[0], found[1], task.score, self.recipe.seed)
+        return (
+            Score(
+                metric=task.metric,
+                split="test",
+                rows=len(rows),
+                dense=task.score(found[0]),
+                compressed=task.score(found[1]),
+                **interval._asdict(),
+                higher_is_better=task.higher_is_better,
+            ),
+        )
+
+    def _speeds(self, dense: Side, compressed: Side) -> tuple[Speed, ...]:
+        """Both engines in turn, at each batch size and length of the recipe."""
+        speeds = []
+        for batch, seq in itertools.product(self.recipe.batch, self.recipe.seq):
+            feeds = {name: value.numpy() for name, value in example_inputs(self.folder, batch, seq).items()}
+            with self.watch.stage(f"timing both, batch {batch}, {seq} tokens") as tell:
+                row = interleave(
+                    dense.engine,
+                    compressed.engine,
+                    feeds,
+                    batch=batch,
+                    seq=seq,
+                    seconds=self.recipe.seconds,
+                    seed=self.recipe.seed,
+                    tell=tell,
+                )
+            speeds.append(row)
+        return tuple(speeds)
+
+    def _written(
+        self, chosen: Choice, dense: Side, compressed: Side, scores: tuple[Score, ...], speeds: tuple[Speed, ...]
+    ) -> Report:
+        """Everything that the output folder holds beside the engine."""
+        recipe, result, watch = self.recipe, self.work.result, self.watch
+        with watch.stage("measuring memory"):
+            size = {"batch": recipe.batch[0], "seq": recipe.seq[0]}
+            facts = {
+                "dense": measure.facts(dense.engine, dense.graph, file=None, **size),
+                "compressed": measure.facts(compressed.engine, compressed.graph, file="model.onnx", **size),
+            }
+        save_companions(self.folder, result)
+        if chosen.trained:
+            self.folder.model.save_pretrained(result)
+        plan = chosen.plan.model_copy(update={"evidence": {**chosen.plan.evidence, **_evidence(scores)}})
+        plan.save(result / "plan.json")
+        seen: dict[str, Any] = {
+            "plan": plan,
+            **facts,
+            "speeds": speeds,
+            "scores": scores,
+            "proofs": (*dense.proofs, *compressed.proofs),
+            "gate": _gate(recipe.max_drop, scores),
+        }
+        report = Report(
+            verdict=reports.verdict(**seen, max_drop=recipe.max_drop),
+            **seen,
+            model=recipe.model.resolve().name,
+            family=self.folder.family,
+            task=self.folder.task,
+            notes=tuple(watch.notes),
+            curves=chosen.curves,
+            target=recipe.target,
+            precision=recipe.precision,
+            session=dict(compressed.engine.session),
+            machine=machine(),
+            recipe=recipe.model_dump(mode="json"),
+            command=command_line(recipe),
+            seconds=watch.seconds,
+        )
+        reports.write(report, result)
+        return report
+
+
+def _load(recipe: Recipe) -> tuple[ModelFolder, list[Site]]:
+    """The model and its sites, and whatever can be known to fail now rather than after learning."""
+    loading = {"allow_pickle": recipe.allow_pickle, "trust_remote_code": recipe.trust_remote_code}
+    folder = folders.load(recipe.model, task=recipe.task, needs_processor=True, **loading)
+    example_inputs(folder, 1, max(recipe.seq))
+    sites = find_sites(folder.model, example_inputs(folder, 2, 8), attention=recipe.attention)
+    if recipe.keep is not None:
+        heads_to_keep(recipe.keep, sum(site.heads for site in sites))
+    return folder, sites
+
+
+def _help(recipe: Recipe, state: PartialState) -> None:
+    """What a helper process does: learn along. The main process makes and keeps the folder."""
+    folder, sites = _load(recipe)
+    if recipe.data is not None and recipe.plan_file is None:
+        store = WorkDir(recipe.out.absolute()).learning
+        choice.learned(
+            recipe, folder, sites, open_data(recipe, folder), store, state, Silent(), lambda done, total: None
+        )
+
+
+def _statistics(side: Side, data: Data, tell: Tell) -> np.ndarray:
+    done = 0
+
+    def forward(batch: dict[str, Tensor]) -> np.ndarray:
+        nonlocal done
+        tell(done := done + len(next(iter(batch.values()))), len(data.test))
+        return side.engine.run({name: value.numpy() for name, value in batch.items()})["logits"]
+
+    return statistics(data.task, data.test, forward)
+
+
+def _notes(folder: ModelFolder, chosen: Choice, data: Data | None) -> Iterator[str]:
+    if chosen.trained:
+        yield (
+            "the compressed model was trained while its heads were chosen; dense is the model folder as it was given,"
+            " with every head, through the same export, passes and runtime"
+        )
+    if folder.task == "causal-lm":
+        yield "the language model is exported without a key/value cache: every call reads the whole text"
+    if data is None:
+        yield "no rows were given, so no metric was measured (--data, --eval-data or --test-data)"
+
+
+def _evidence(scores: Sequence[Score]) -> dict[str, Any]:
+    return {
+        score.split: {"metric": score.metric, "rows": score.rows, "dense": score.dense, "compressed": score.compressed}
+        for score in scores
+    }
+
+
+def _gate(max_drop: float | None, scores: Sequence[Score]) -> Literal["passed", "failed", "not asked"]:
+    if max_drop is None:
+        return "not asked"
+    drops = [-score.difference if score.higher_is_better else score.difference for score in scores]
+    return "failed" if max(drops) > max_drop else "passed"

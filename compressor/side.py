@@ -1,0 +1,119 @@
+"""One side of the comparison: a plan, exported, shrunk, built, and proven at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import graph_passes
+from compressor import verify
+from compressor.errors import SiteRefusedError
+from compressor.export import export_reference
+from compressor.folder import ModelFolder, example_inputs
+from compressor.progress import Listener
+from compressor.recipe import Recipe
+from compressor.report import Proof
+from compressor.sites import Site
+from compressor.targets import Engine, target
+from compressor.verify import Case
+from graph_passes import Plan, Shrunk, SitePlan
+
+
+@dataclass(frozen=True)
+class Side:
+    """What came out of one plan.
+
+    Attributes:
+        name: `dense` or `compressed`.
+        reference: the gated graph, every head still there.
+        graph: the shrunk graph.
+        engine: what the runtime runs.
+        proofs: every step against the one before.
+    """
+
+    name: verify.Side
+    reference: Path
+    graph: Path
+    engine: Engine
+    proofs: tuple[Proof, ...]
+
+
+def build(
+    name: verify.Side,
+    folder: ModelFolder,
+    plan: Plan,
+    recipe: Recipe,
+    tried: Sequence[Case],
+    scratch: Path,
+    out: Path,
+    listen: Listener,
+) -> Side:
+    """Export, shrink and build the model with a plan, and prove each step.
+
+    Args:
+        name: which side this is.
+        folder: the model.
+        plan: one entry for each of its sites.
+        recipe: how to export and build.
+        tried: inputs of the proofs.
+        scratch: folder for the graphs on the way.
+        out: the file that the runtime will load.
+        listen: hears of the stages.
+
+    Raises:
+        SiteRefusedError: a site cannot be shrunk as the plan asks.
+        MismatchError: two steps do not compute the same.
+        TargetMissingError: the runtime or its device is not there.
+    """
+    reference, graph = scratch / f"{name}.reference.onnx", scratch / f"{name}.onnx"
+    with listen.stage(f"{name}: exporting the graph"):
+        inputs = example_inputs(folder, batch=2, seq=8)
+        export_reference(folder.model, plan, inputs, reference, opset=recipe.opset, attention=recipe.attention)
+        exported = verify.prove_export(folder.model, plan, reference, tried, name, attention=recipe.attention)
+        verify.require(exported)
+    with listen.stage(f"{name}: shrinking it"):
+        graph_passes.save(shrink(reference, plan).model, graph)
+        same = verify.require(verify.prove_shrunk(reference, graph, tried, name))
+    with listen.stage(f"{name}: building the engine"):
+        make = target(recipe.target)
+        engine = make(graph, out, precision=recipe.precision, provider=recipe.provider, threads=recipe.threads)
+        runs = verify.require(verify.prove_engine(graph, engine, tried, name))
+    return Side(name, reference, graph, engine, (exported, same, runs))
+
+
+def shrink(reference: Path, plan: Plan) -> Shrunk:
+    """The graph without the heads that the plan drops.
+
+    Raises:
+        SiteRefusedError: a site cannot be shrunk; the message names the operator in the way.
+    """
+    shrunk = graph_passes.shrink(graph_passes.load(reference), plan)
+    if shrunk.refused:
+        first = shrunk.refused[0]
+        more = f" (and {len(shrunk.refused) - 1} more)" if len(shrunk.refused) > 1 else ""
+        raise SiteRefusedError(
+            f"{min(first.sites)}: {first.op} {first.node}: {first.why}{more}; keep every head of the site in a plan"
+            " of your own (--plan), or try --attention sdpa or --opset 23"
+        )
+    return shrunk
+
+
+def rehearse(dense: Side, sites: Sequence[Site]) -> None:
+    """Drop a few heads at every site, so that a site which cannot be shrunk is known before hours of learning.
+
+    Raises:
+        SiteRefusedError: there is one.
+    """
+    plans = [
+        SitePlan(
+            site.name,
+            site.kind,
+            site.heads,
+            site.kv_heads,
+            site.head_dim,
+            tuple(range(site.heads // site.kv_heads, site.heads)),
+        )
+        for site in sites
+    ]
+    shrink(dense.reference, Plan(sites=tuple(plans)))

@@ -1,0 +1,113 @@
+"""The command line: verbs, common flags anywhere, results on stdout, the rest on stderr."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from compressor.folder import example_inputs, load
+from compressor.report import write
+from compressor.sites import find_sites, keep_all
+from graph_passes import Plan
+from tests import folders, reports
+from tests.command import compress
+
+Cap = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folders.save(folders.bert(), tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture(scope="module")
+def graph(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A graph with every head, and beside it a plan that drops the first."""
+    from compressor.export import export_reference
+
+    path = tmp_path_factory.mktemp("graph") / "dense.onnx"
+    folder = load(model)
+    inputs = example_inputs(folder, 2, 8)
+    plan = keep_all(find_sites(folder.model, inputs))
+    export_reference(folder.model, plan, inputs, path)
+    dropping_first(plan).save(path.with_name("plan.json"))
+    return path
+
+
+def dropping_first(plan: Plan) -> Plan:
+    sites = tuple(
+        type(site)(site.name, site.kind, site.heads, site.kv_heads, site.head_dim, tuple(range(1, site.heads)))
+        for site in plan.sites
+    )
+    return plan.model_copy(update={"sites": sites})
+
+
+def test_help_names_the_verbs_in_order(capfd: Cap) -> None:
+    done = compress(capfd, "--help")
+    assert (done.code, done.err) == (0, "")
+    assert re.findall(r"^  (\w+)\*? {2,}\w", done.out, re.MULTILINE) == ["run", "sites", "apply", "bench", "report"]
+    assert compress(capfd).out == done.out
+
+
+def test_run_is_the_default_verb(capfd: Cap) -> None:
+    for words in (
+        ["nowhere/"],
+        ["run", "nowhere/"],
+        ["--target", "ort", "nowhere/"],
+        ["--json", "--seed", "3", "nowhere/"],
+    ):
+        done = compress(capfd, *words, "--quiet")
+        assert (done.code, done.out) == (3, "")
+        assert done.error == "nowhere: no such folder; give the folder that save_pretrained wrote"
+
+
+def test_a_misspelt_verb_is_recognised(capfd: Cap) -> None:
+    done = compress(capfd, "site", "model/")
+    assert done.code == 2
+    assert done.error == "site is no verb, did you mean sites? Try 'compress run --help'."
+
+
+@pytest.mark.parametrize("words", [["--json", "sites"], ["sites", "--json"]])
+def test_common_flags_stand_anywhere(capfd: Cap, model: Path, words: list[str]) -> None:
+    done = compress(capfd, *words, model, "--quiet")
+    assert (done.code, done.err) == (0, "")
+    name = "bert.encoder.layer.0.attention.self"
+    assert done.json == [{"name": name, "kind": "encoder", "heads": 2, "kv_heads": 2, "head_dim": 8}]
+
+
+def test_sites_of_a_folder_and_of_its_graph_agree(capfd: Cap, model: Path, graph: Path) -> None:
+    of_folder = compress(capfd, "sites", model)
+    of_graph = compress(capfd, "sites", graph)
+    assert of_folder.out == of_graph.out
+    assert of_folder.out.split()[:5] == ["name", "kind", "heads", "kv_heads", "head_dim"]
+    assert of_folder.err.startswith("looking for attention")
+
+
+def test_apply_shrinks_a_graph(capfd: Cap, graph: Path, tmp_path: Path) -> None:
+    out = tmp_path / "small.onnx"
+    done = compress(capfd, "apply", graph, "--plan", graph.with_name("plan.json"), "-o", out, "--json")
+    assert done.code == 0
+    assert (done.json["heads"], done.json["kept"]) == (2, 1)
+    assert [row["heads"] for row in compress(capfd, "sites", "--json", out).json] == [1]
+    again = compress(capfd, "apply", graph, "--plan", graph.with_name("plan.json"), "-o", out)
+    assert again.code == 2
+    assert again.error == f"{out}: is there already; add --force to replace it, or name another file (-o)"
+
+
+def test_report_is_written_anew(capfd: Cap, tmp_path: Path) -> None:
+    report = reports.report()
+    write(report, tmp_path)
+    (tmp_path / "report.html").unlink()
+    done = compress(capfd, "report", tmp_path)
+    assert (done.code, report.verdict[:40] in " ".join(done.out.split())) == (0, True)
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+    assert compress(capfd, "report", tmp_path, "--quiet").out.strip() == report.verdict
+    assert compress(capfd, "report", tmp_path, "--json").json == report.model_dump(mode="json")
+
+
+def test_debug_shows_where(capfd: Cap) -> None:
+    done = compress(capfd, "nowhere/", "--debug", "--quiet")
+    assert done.err.startswith("Traceback (most recent call last)")
+    assert done.err.splitlines()[-1].startswith("compress: nowhere: no such folder")
