@@ -10,7 +10,6 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
@@ -24,7 +23,7 @@ from compressor.errors import InputError, UsageError
 from compressor.sites.find import find_sites
 from compressor.sites.gates import check_plan, gated
 from compressor.sites.hook import Attention, Call, configs, family, intercepted, unwrap
-from graph_passes import Plan
+from graph_passes import Plan, save
 
 OPSETS = (18, 23)
 FINGERPRINT = "compressor.fingerprint"
@@ -60,6 +59,7 @@ def export_reference(
         UsageError: an opset that is not offered.
         InputError: the plan is another model's, or the model cannot be exported.
         SiteRefusedError: the family's attention cannot be gated in this form.
+        OSError: the disk is full or the folder cannot be written; nothing is left behind.
     """
     if opset not in OPSETS:
         raise UsageError(f"opset {opset} is not offered; use {OPSETS[0]} or {OPSETS[1]}")
@@ -72,7 +72,7 @@ def export_reference(
     _tidy(program)
     if plan.model is not None:
         program.metadata_props[FINGERPRINT] = plan.model
-    ir.save(program, os.fspath(path), external_data=f"{Path(path).name}.data")
+    save(program, path)
 
 
 def _exported(model: PreTrainedModel, sample: dict[str, Any], opset: int) -> ir.Model:

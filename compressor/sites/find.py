@@ -44,7 +44,8 @@ class Site:
 def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Attention | None = None) -> list[Site]:
     """The model's attention sites, in the order in which one forward first calls them.
 
-    A module that the forward calls several times (layers that share weights) is one site.
+    A module that the forward calls several times (layers that share weights) is one site. Attention that takes
+    another way than the hook beside attention that takes it (LongT5's local encoder) is not listed.
 
     Args:
         model: a transformers model; it runs once in evaluation mode without gradients and is left as it was.
@@ -79,9 +80,10 @@ def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
         for module, training in modes:
             module.training = training
     if not sites:
+        form = f" as {attention}" if attention else ""
         raise SiteRefusedError(
-            f"{family(bare)}: its attention does not go through transformers' attention interface, so its heads cannot "
-            f"be gated; what works: {WORKING}"
+            f"{family(bare)}: its attention{form} does not go through transformers' attention interface, so its heads "
+            f"cannot be gated; what works: {WORKING}"
         )
     return list(sites.values())
 
