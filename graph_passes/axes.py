@@ -17,8 +17,9 @@ walk with a `Refusal` of the sites concerned: half a head is never dropped.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -93,7 +94,7 @@ class Rule(Protocol):
         """Gains of the outputs. Raises `NoRuleError` where a gain is not simply carried over."""
 
     def mixes(self, node: ir.Node, index: int, axis: int, flow: Flow) -> bool:
-        """Whether every output index depends on every index of this axis of this input."""
+        """Whether output indices depend on all indices of this axis of this input (and are not their sum)."""
 
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], flow: Flow) -> None:
         """Change attributes and shape inputs so that the node computes `demand.outputs`.
@@ -204,15 +205,15 @@ class Flow:
                     if value.is_graph_output():
                         self.blocked[node] = sites
                         if _drops(gain):
-                            self._refuse(sites, node, f"its gated heads are the graph output {value.name}")
+                            why = "gives gated heads out; export the graph without it"
+                            self.refusals.append(Refusal(sites, "graph output", value.name or "", why))
 
     # -- backward: needs -----------------------------------------------------------------------------------------
 
     def _backward(self) -> None:
         asked: dict[ir.Value, list[_Use]] = {}
         for value in self.graph.outputs:
-            need = whole(len(self.probe.shape(value) or ()))
-            asked.setdefault(value, []).append(_Use(None, 0, need, frozenset()))
+            asked.setdefault(value, []).append(_Use(None, 0, self._whole(value), frozenset()))
         for node in reversed(self.graph):
             outputs = [self._gather(value, asked) for value in node.outputs]
             sites = frozenset().union(*(self._sites.get(value, frozenset()) for value in node.outputs))
@@ -250,7 +251,7 @@ class Flow:
         shape = self.probe.shape(value) or ()
         uses = asked.pop(value, [])
         if value in self._inner_uses:
-            uses = [*uses, _Use(None, 0, whole(len(shape)), frozenset())]
+            uses = [*uses, _Use(self._inner_uses[value], 0, whole(len(shape)), frozenset())]
         sites = frozenset().union(*(use.sites for use in uses if partial(use.need)))
         if not sites:
             return whole(len(shape))
@@ -261,15 +262,13 @@ class Flow:
             for other in indices[1:]:
                 index = union(index, other)
             need.append(simplify(np.unique(index) if index is not None else None, size))
-            if all(one is None for one in indices):
+            if all(use.need[axis] is None or self._selects(use, axis) for use in uses):
                 continue
             for use in uses:
-                if use.need[axis] is None and self._mixes(use.node, use.position, axis):
-                    op, name = (
-                        (use.node.op_type, use.node.name) if use.node is not None else ("graph output", value.name)
-                    )
+                mixer = self._mixer(value, use, axis) if use.need[axis] is None else None
+                if mixer is not None:
                     why = f"needs every head of {value.name}, so none can be dropped from it"
-                    self.refusals.append(Refusal(sites, op, name or "", why))
+                    self.refusals.append(Refusal(sites, *mixer, why))
         if partial(tuple(need)):
             self.needs[value] = tuple(need)
             self._sites[value] = sites
@@ -282,14 +281,54 @@ class Flow:
         else:
             self.needs.pop(value, None)
 
-    def _mixes(self, node: ir.Node | None, position: int, axis: int) -> bool:
-        rule = self.rule(node) if node is not None else None
-        if node is None or rule is None:
-            return True
+    def _selects(self, use: _Use, axis: int) -> bool:
+        """Whether a use takes the same part of an axis when every head stays."""
+        rule = self.rule(use.node) if use.node is not None else None
+        if use.node is None or rule is None or not rule.selective:
+            return False
+        before = rule.demand(use.node, [self._whole(value) for value in use.node.outputs], self).inputs[use.position]
+        return before is not None and same(before[axis], use.need[axis])
+
+    def _mixer(self, value: ir.Value, use: _Use, axis: int) -> tuple[str, str] | None:
+        """What needs an axis whole, at one use or wherever that use carries it: (operator, name), or None."""
+        if use.node is None:
+            return "graph output", value.name or ""
+        stack, seen = [(use.node, use.position, axis)], {(value, axis)}
+        while stack:
+            node, position, at = stack.pop()
+            if self._mixes(node, position, at):
+                return node.op_type, node.name or ""
+            for out, along in self._carried(node, position, at):
+                if out.is_graph_output():
+                    return "graph output", out.name or ""
+                if (out, along) not in seen:
+                    seen.add((out, along))
+                    stack += [(reader, place, along) for reader, place in out.uses()]
+        return None
+
+    def _mixes(self, node: ir.Node, position: int, axis: int) -> bool:
+        rule = self.rule(node)
         try:
-            return rule.mixes(node, position, axis, self)
+            return rule is None or rule.mixes(node, position, axis, self)
         except NoRuleError:
             return True
+
+    def _carried(self, node: ir.Node, position: int, axis: int) -> Iterator[tuple[ir.Value, int]]:
+        """Output axes whose indices are those of an input's axis: asking for the first alone asks for fewer there."""
+        rule = self.rule(node)
+        assert rule is not None
+        everything = [self._whole(value) for value in node.outputs]
+        for place, value in enumerate(node.outputs):
+            for along, size in enumerate(self.probe.shape(value) or ()):
+                first = list(everything)
+                first[place] = tuple(np.zeros(1, np.int64) if at == along else None for at in range(len(first[place])))
+                with contextlib.suppress(NoRuleError):
+                    asked, before = (rule.demand(node, needs, self).inputs[position] for needs in (first, everything))
+                    if size > 1 and asked and before and not same(asked[axis], before[axis]):
+                        yield value, along
+
+    def _whole(self, value: ir.Value) -> Need:
+        return whole(len(self.probe.shape(value) or ()))
 
     def _refuse(self, sites: frozenset[str], node: ir.Node, why: str) -> None:
         self.refusals.append(Refusal(sites, node.op_type, node.name or "", why))
@@ -299,7 +338,23 @@ def _drops(gain: Gain) -> bool:
     return any(axis is not None and not axis.all() for axis in gain.axes)
 
 
-def _captured(graph: ir.Graph) -> frozenset[ir.Value]:
-    """Tensors of the main graph that bodies of `If`, `Loop` and `Scan` read."""
-    inside = {value for node in graph.all_nodes() if node.graph is not graph for value in node.inputs}
-    return frozenset(value for value in inside if value is not None and value.graph is graph)
+def _captured(graph: ir.Graph) -> dict[ir.Value, ir.Node]:
+    """Tensors of the main graph that bodies of `If`, `Loop` and `Scan` read, and the node that has the body."""
+    found: dict[ir.Value, ir.Node] = {}
+    for outer in graph:
+        bodies = [body for attr in outer.attributes.values() for body in _bodies(attr)]
+        for node in (node for body in bodies for node in body.all_nodes()):
+            for value in node.inputs:
+                if value is not None and value.graph is graph:
+                    found.setdefault(value, outer)
+    return found
+
+
+def _bodies(attr: ir.Attr) -> Sequence[ir.Graph]:
+    if attr.is_ref():
+        return ()
+    return (
+        (attr.as_graph(),)
+        if attr.type == ir.AttributeType.GRAPH
+        else (attr.as_graphs() if attr.type == ir.AttributeType.GRAPHS else ())
+    )

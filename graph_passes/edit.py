@@ -15,6 +15,12 @@ def ints(content: Sequence[int] | np.ndarray) -> ir.Node:
     return ir.node("Constant", [], {"value": ir.tensor(np.asarray(content, np.int64))})
 
 
+def opset(node: ir.Node) -> int:
+    """Version of the ONNX standard that a node of a graph follows."""
+    assert node.graph is not None
+    return node.version or node.graph.opset_imports.get("", 1)
+
+
 def cut_value(value: ir.Value, axis: int, positions: Index, before: ir.Node) -> ir.Value:
     """A tensor that holds only `positions` of an axis, made just before a node: by Slice for a run, else by Gather."""
     graph = before.graph

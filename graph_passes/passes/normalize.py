@@ -9,6 +9,9 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 from onnxscript.optimizer import _constant_folding as folding
 
+# Since this version of the file format, initializers need not be inputs of the graph too.
+_INITIALIZERS_ALONE = 4
+
 
 class Normalize(ir.passes.InPlacePass):
     """Inline functions, fold shape arithmetic and sequence operators, lift constants to initializers.
@@ -16,13 +19,14 @@ class Normalize(ir.passes.InPlacePass):
     Cases:
         1. `SplitToSequence` with `SequenceAt` (fused query/key/value projections) becomes `Split`.
         2. Chains of constants fold into one.
-        3. `Constant` nodes become initializers.
+        3. `Constant` nodes become initializers, and initializers are no inputs of the graph.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         before = model.graph.num_nodes()
         passes = ir.passes.Sequential(
             common.InlinePass(),
+            common.RemoveInitializersFromInputsPass(),
             folding.FoldConstantsPass(
                 shape_inference=any(node.op_type == "SplitToSequence" and _unranked(node) for node in model.graph),
                 input_size_limit=folding.DEFAULT_CONSTANT_FOLD_INPUT_SIZE_LIMIT,
@@ -33,6 +37,7 @@ class Normalize(ir.passes.InPlacePass):
             common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         )
         result = passes(model)
+        model.ir_version = max(model.ir_version, _INITIALIZERS_ALONE)
         return ir.passes.PassResult(model, result.modified or before != model.graph.num_nodes())
 
 

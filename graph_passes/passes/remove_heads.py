@@ -40,10 +40,16 @@ class RemoveHeads(ir.passes.InPlacePass):
             flow = Flow(model, gates, RULES, probe)
             if not flow.refusals:
                 break
-            self.refused.extend(flow.refusals)
+            self.refused.extend(_first_of_each(flow.refusals))
             left.update(*(refusal.sites for refusal in flow.refusals))
         changed = _cut(model, flow)
         return ir.passes.PassResult(model, changed)
+
+
+def _first_of_each(refusals: list[Refusal]) -> list[Refusal]:
+    """One refusal for each operator, of those that name the same sites."""
+    found = {(refusal.sites, refusal.op, refusal.node): refusal for refusal in reversed(refusals)}
+    return list(reversed(found.values()))
 
 
 def _cut(model: ir.Model, flow: Flow) -> bool:

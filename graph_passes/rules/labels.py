@@ -94,7 +94,7 @@ class LabelRule:
     def mixes(self, node: ir.Node, index: int, axis: int, flow: Flow) -> bool:
         labels = self.describe(node, flow)
         axes = labels.inputs[index]
-        return axes is not None and axes[axis] in labels.mixed | labels.summed
+        return axes is not None and axes[axis] in labels.mixed
 
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], flow: Flow) -> None:
         pass

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graph_passes.axes import Demand, Flow, Gain, Index, Need, NoRuleError, Rule, simplify, whole
-from graph_passes.edit import ints
+from graph_passes.edit import ints, set_ints
 from graph_passes.probe import Shape
 from graph_passes.rules.labels import LabelRule, Labels, broadcast
 from graph_passes.shapes import check_shape_input, set_shape_input
@@ -56,6 +56,49 @@ def _expand(node: ir.Node, flow: Flow) -> Labels:
 
 def _fill(node: ir.Node, flow: Flow) -> Labels:
     return Labels((None,), (tuple(range(len(flow.shape(node.outputs[0])))),))
+
+
+def _pad(node: ir.Node, flow: Flow) -> Labels:
+    """Pad: only the padded axes change. What is zero stays so on the others, if what is added is zero."""
+    rank = len(flow.shape(node.inputs[0]))
+    pads = node.attributes["pads"].as_ints() if "pads" in node.attributes else flow.probe.constant(node.inputs[1])
+    if pads is None or len(node.inputs) > 3:
+        raise NoRuleError("pads by sizes that are computed at run time")
+    padded = {axis for axis in range(rank) if pads[axis] or pads[axis + rank]}
+    value = node.inputs[2] if len(node.inputs) > 2 else None
+    added = node.attributes.get_float("value", 0.0) if value is None else flow.probe.constant(value)
+    axes = tuple(range(rank))
+    linear = frozenset((0,) if added == 0 else ())
+    return Labels((axes, *(None,) * (len(node.inputs) - 1)), (axes,), linear, mixed=frozenset(padded))
+
+
+def _tile(node: ir.Node, flow: Flow) -> Labels:
+    """Tile: an axis of one element is repeated like a broadcast; a longer one has to be whole."""
+    shape, out = flow.shape(node.inputs[0]), flow.shape(node.outputs[0])
+    axes = tuple(axis if shape[axis] == out[axis] or shape[axis] > 1 else None for axis in range(len(shape)))
+    repeated = frozenset(axis for axis in range(len(shape)) if 1 < shape[axis] < out[axis])
+    return Labels((axes, None), (tuple(range(len(shape))),), frozenset((0,)), mixed=repeated)
+
+
+@dataclasses.dataclass(frozen=True)
+class _TileRule(LabelRule):
+    """A label rule whose operator is also told how often to repeat."""
+
+    def demand(self, node: ir.Node, outputs: Sequence[Need], flow: Flow) -> Demand:
+        demand = LabelRule.demand(self, node, outputs, flow)
+        if self._cut(node, demand, flow) and flow.probe.constant(node.inputs[1]) is None:
+            raise NoRuleError("repeats by numbers that are computed at run time")
+        return demand
+
+    def _cut(self, node: ir.Node, demand: Demand, flow: Flow) -> dict[int, int]:
+        """How often each axis is repeated for the heads left, where that is less than before."""
+        shape, need = flow.shape(node.inputs[0]), demand.outputs[0]
+        return {axis: len(index) for axis, index in enumerate(need) if index is not None and shape[axis] == 1}
+
+    def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], flow: Flow) -> None:
+        cut, repeats = self._cut(node, demand, flow), flow.probe.constant(node.inputs[1])
+        if cut and repeats is not None:
+            set_ints(node, 1, [cut.get(axis, int(number)) for axis, number in enumerate(repeats)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,6 +289,8 @@ RULES: dict[tuple[str, str], Rule] = {
     ("", "Squeeze"): LabelRule(_squeeze),
     ("", "Expand"): _FilledRule(_expand),
     ("", "ConstantOfShape"): _FilledRule(_fill),
+    ("", "Pad"): LabelRule(_pad),
+    ("", "Tile"): _TileRule(_tile),
     ("", "Reshape"): ReshapeRule(),
     ("", "Flatten"): ReshapeRule(),
     ("", "Shape"): ShapeRule(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from graph_passes.axes import Flow, NoRuleError
+from graph_passes.edit import opset
 from graph_passes.rules.labels import AxisLabels, LabelRule, Labels, broadcast
 
 
@@ -56,7 +57,19 @@ def _along_axis(node: ir.Node, flow: Flow) -> Labels:
     """Softmax and its kin: every output depends on the whole of one axis."""
     rank = len(flow.shape(node.inputs[0]))
     axes = tuple(range(rank))
+    if node.op_type != "LpNormalization" and opset(node) < 13:
+        # Before opset 13 everything from `axis` on was one axis.
+        return Labels((axes,), (axes,), mixed=frozenset(axes[node.attributes.get_int("axis", 1) :]))
     return Labels((axes,), (axes,), mixed=frozenset((node.attributes.get_int("axis", -1) % rank,)))
+
+
+def _running(node: ir.Node, flow: Flow) -> Labels:
+    """CumSum: the axis is an input."""
+    axes = tuple(range(len(flow.shape(node.inputs[0]))))
+    axis = flow.probe.constant(node.inputs[1])
+    if axis is None:
+        raise NoRuleError("sums along an axis that is computed at run time")
+    return Labels((axes, None), (axes,), frozenset((0,)), mixed=frozenset((int(axis) % len(axes),)))
 
 
 def _normalization(node: ir.Node, flow: Flow) -> Labels:
@@ -98,7 +111,8 @@ RULES = {
     ("com.microsoft", "FusedMatMul"): LabelRule(_matmul),
     ("", "Gemm"): LabelRule(_gemm),
     ("", "Einsum"): LabelRule(_einsum),
-    **{("", op): LabelRule(_along_axis) for op in ("Softmax", "LogSoftmax", "Hardmax", "CumSum", "LpNormalization")},
+    **{("", op): LabelRule(_along_axis) for op in ("Softmax", "LogSoftmax", "Hardmax", "LpNormalization")},
+    ("", "CumSum"): LabelRule(_running),
     **{
         ("", op): LabelRule(_normalization)
         for op in ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")

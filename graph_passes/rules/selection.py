@@ -253,6 +253,8 @@ class GatherRule:
         middle = out[axis : axis + rank]
         taken: Index = None
         indices: Need | None = middle
+        if constant is None and any(index is not None for index in middle):
+            raise NoRuleError("looks up heads by indices computed at run time")
         if constant is not None:
             # The indices are rewritten with the table, so they are not cut on their own.
             size = flow.shape(node.inputs[0])[axis]

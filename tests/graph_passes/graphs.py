@@ -28,19 +28,27 @@ def graph(
     opset: int = 18,
     seed: int = 0,
 ) -> ir.Model:
-    """A graph from ONNX text; weights that are declared without content are drawn, gates are ones."""
+    """A graph from ONNX text; weights that are declared without content are drawn, gates are ones.
+
+    What a node computes may be declared among the weights, for its shape.
+    """
     imports = f'"" : {opset}, "com.microsoft" : 1'
     declared = ", ".join(weight for weight in weights if weight)
     proto = onnx.parser.parse_model(
         f"<ir_version: 10, opset_import: [{imports}]> g ({inputs}) => ({outputs}) <{declared}> {{ {body} }}"
     )
     rng = np.random.default_rng(seed)
-    for info in proto.graph.value_info:
+    computed = {name for node in proto.graph.node for name in node.output}
+    infos = list(proto.graph.value_info)
+    del proto.graph.value_info[:]
+    for info in infos:
+        if info.name in computed:
+            proto.graph.value_info.append(info)
+            continue
         shape = [dim.dim_value for dim in info.type.tensor_type.shape.dim]
         content = np.ones(shape) if info.name.endswith("head_gate") else rng.normal(size=shape)
         dtype = onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
         proto.graph.initializer.append(onnx.numpy_helper.from_array(content.astype(dtype), info.name))
-    del proto.graph.value_info[:]
     return ir.from_proto(proto)
 
 
@@ -74,10 +82,12 @@ def draw(model: ir.Model, sizes: Mapping[str, int], seed: int = 1) -> dict[str, 
         assert value.shape is not None
         assert value.dtype is not None
         shape = [dim if isinstance(dim, int) else sizes[str(dim.value)] for dim in value.shape]
-        content = rng.normal(size=shape)
+        content = np.asarray(rng.normal(size=shape))
         if "mask" in value.name and not value.dtype.is_floating_point():
             content = np.ones(shape)
             content[-1, ..., shape[-1] // 2 :] = 0
+        elif value.dtype == ir.DataType.BOOL:
+            content = np.ones(shape)
         elif not value.dtype.is_floating_point():
             content = np.floor(rng.uniform(0, 8, shape))
         feeds[value.name] = content.astype(value.dtype.numpy())
