@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers as hf
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -64,7 +63,7 @@ def gpt2() -> PreTrainedModel:
     )
 
 
-def _sizes() -> dict[str, int]:
+def _sizes() -> dict[str, Any]:
     return {
         "vocab_size": 25,
         "hidden_size": 16,
@@ -78,7 +77,7 @@ def _sizes() -> dict[str, int]:
 def save(model: PreTrainedModel, path: Path, *, with_tokenizer: bool = True, half: bool = False) -> Path:
     """Write the folder as transformers does, in half precision if asked."""
     (model.half() if half else model).save_pretrained(path)
-    model.to(torch.float32)
+    model.float()
     if with_tokenizer:
         tokenizer().save_pretrained(path)
     return path

@@ -35,7 +35,7 @@ def edit_config(folder: Path, **entries: Any) -> None:
     file.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
 
 
-def edit_weights(folder: Path, edit: Callable[[dict[str, torch.Tensor]], None]) -> None:
+def edit_weights(folder: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
     weights = load_file(folder / "model.safetensors")
     edit(weights)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -76,7 +76,7 @@ def test_fingerprint_tells_weights_and_configuration_apart(folder: Path) -> None
     first = load(folder).fingerprint
     edit_config(folder, hidden_act="relu")
     second = load(folder).fingerprint
-    edit_weights(folder, lambda weights: weights["classifier.bias"].add_(1))
+    _set("classifier.bias", 7.0)(folder)
     assert len({first, second, load(folder).fingerprint}) == 3
 
 
@@ -119,7 +119,7 @@ def test_a_task_that_is_named_wins(tmp_path: Path) -> None:
 
 
 def test_tasks_that_do_not_exist(folder: Path) -> None:
-    with pytest.raises(UsageError, match="--task juggling: no such task; known are .*causal-lm"):
+    with pytest.raises(UsageError, match=r"--task juggling: no such task; known are .*causal-lm"):
         load(folder, task="juggling")
     with pytest.raises(UsageError, match="no bert for it; name another task"):
         load(folder, task="text2text-generation")
@@ -133,16 +133,23 @@ def test_tensors_without_a_place_are_noted(folder: Path) -> None:
 # What is wrong with a folder, how it is made so, and what the line says.
 
 
-def _write(name: str, content: str | bytes) -> Callable[[Path], None]:
+Break = Callable[[Path], object]
+
+
+def _write(name: str, content: str | bytes) -> Break:
     data = content.encode() if isinstance(content, str) else content
-    return lambda folder: (folder / name).write_bytes(data) and None
+    return lambda folder: (folder / name).write_bytes(data)
 
 
-def _delete(*names: str) -> Callable[[Path], None]:
-    return lambda folder: [(folder / name).unlink() for name in names] and None
+def _delete(*names: str) -> Break:
+    def delete(folder: Path) -> None:
+        for name in names:
+            (folder / name).unlink()
+
+    return delete
 
 
-def _cut(name: str, share: float) -> Callable[[Path], None]:
+def _cut(name: str, share: float) -> Break:
     def cut(folder: Path) -> None:
         data = (folder / name).read_bytes()
         (folder / name).write_bytes(data[: int(share * len(data))])
@@ -150,11 +157,11 @@ def _cut(name: str, share: float) -> Callable[[Path], None]:
     return cut
 
 
-def _config(**entries: Any) -> Callable[[Path], None]:
+def _config(**entries: Any) -> Break:
     return lambda folder: edit_config(folder, **entries)
 
 
-def _set(name: str, value: float) -> Callable[[Path], None]:
+def _set(name: str, value: float) -> Break:
     return lambda folder: edit_weights(folder, lambda weights: weights[name].view(-1)[:1].fill_(value))
 
 
@@ -169,7 +176,7 @@ def _a_file(folder: Path) -> None:
 
 
 def _lost_head(folder: Path) -> None:
-    edit_weights(folder, lambda weights: [weights.pop(f"classifier.{kind}") for kind in ("weight", "bias")] and None)
+    edit_weights(folder, lambda weights: [weights.pop(f"classifier.{kind}") for kind in ("weight", "bias")])
 
 
 def _pickled(folder: Path) -> None:
@@ -184,7 +191,7 @@ def _lost_shard(folder: Path) -> None:
     next(iter(sorted(folder.glob("*-of-*.safetensors")))).unlink()
 
 
-FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
+FAULTS: dict[str, tuple[Break, str]] = {
     "missing": (shutil.rmtree, "no such folder"),
     "empty": (_emptied, "is empty"),
     "a file": (_a_file, "is a file"),

@@ -1,20 +1,22 @@
 """Files of rows as data sets in memory: TSV, CSV, JSON lines and plain text, each also packed as `.xz` or `.gz`.
 
-The readers are Arrow's, which `datasets` is built on. Its own CSV builder is pandas', which fills rows that are too
-short and takes the first column of rows that are too long for an index, both without a word.
+Tables are read by Arrow, which `datasets` is built on. Its own CSV builder is pandas', which fills rows that are too
+short and takes the first column of rows that are too long for an index, both without a word. JSON is read by Python:
+Arrow's reader, which the JSON builder calls, ends the process on some malformed lines.
 """
 
 from __future__ import annotations
 
 import gzip
+import json
 import lzma
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.json
 from datasets import Dataset
 
 from compressor.errors import InputError
@@ -92,16 +94,12 @@ def _parse(kind: str, content: bytes) -> pa.Table:
         return pa.table({})
     if kind == ".txt":
         return pa.table({"text": pa.array(content.decode().rstrip("\n").split("\n"), pa.string())})
-    # One block: a row is never cut in two, and a type is inferred from the whole column.
-    block = len(content) + 1
     if kind == ".jsonl":
-        return pyarrow.json.read_json(
-            pa.BufferReader(content), read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=block)
-        )
+        return _parse_json(content.decode())
     quoted = kind == ".csv"
     return pyarrow.csv.read_csv(
         pa.BufferReader(content),
-        read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=block),
+        read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=len(content) + 1),
         parse_options=pyarrow.csv.ParseOptions(
             delimiter="," if quoted else "\t",
             quote_char='"' if quoted else False,
@@ -110,3 +108,33 @@ def _parse(kind: str, content: bytes) -> pa.Table:
         ),
         convert_options=pyarrow.csv.ConvertOptions(default_column_type=pa.string(), strings_can_be_null=False),
     )
+
+
+def _parse_json(text: str) -> pa.Table:
+    """One object a line; a name that a line lacks is empty there."""
+    rows = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line, object_pairs_hook=_object)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"line {number}: {error}") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"line {number} is no object")
+        rows.append(row)
+    columns = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        try:
+            columns[name] = pa.array([row.get(name) for row in rows])
+        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+            raise ValueError(f"values of {name!r} do not go together: {error}") from error
+    return pa.table(columns)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands there twice")
+    return found

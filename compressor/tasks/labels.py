@@ -16,7 +16,7 @@ def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str)
     """Label, as text, to the model's class.
 
     In this order: the data set's own numbers (a `ClassLabel` column) and whole numbers stand for themselves; names that
-    the model knows (`config.label2id`, in any case) are its; other names are numbered in sorted order, which is how
+    the model knows (`config.id2label`, in any case) are its; other names are numbered in sorted order, which is how
     one trains a model that never was told its labels' names.
 
     Raises:
@@ -121,8 +121,8 @@ def _whole(text: str) -> int | None:
 
 
 def _known(names: Sequence[str], config: PretrainedConfig) -> dict[str, int]:
-    """`config.label2id` under the data's spelling, or nothing where it lacks one of `names`."""
-    exact = {str(name): int(index) for name, index in (config.label2id or {}).items()}
+    """`config.id2label` turned round, under the data's spelling, or nothing where it lacks one of `names`."""
+    exact = {str(name): int(index) for index, name in (config.id2label or {}).items()}
     model = {name.lower(): index for name, index in exact.items()}
     if not all(name.lower() in model for name in names):
         return {}
