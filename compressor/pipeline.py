@@ -32,6 +32,8 @@ from compressor.tasks import Data, open_data, statistics
 from compressor.workdir import WorkDir, opened
 from graph_passes import Plan
 
+_LENGTH = 128
+"""Tokens to time where the recipe does not say."""
 _COPIES = 4
 """Graphs of the model's size that lie on the disk at once, at least."""
 
@@ -144,7 +146,7 @@ class _Run:
     def _speeds(self, dense: Side, compressed: Side) -> tuple[Speed, ...]:
         """Both engines in turn, at each batch size and length of the recipe."""
         speeds = []
-        for batch, seq in itertools.product(self.recipe.batch, self.recipe.seq):
+        for batch, seq in itertools.product(self.recipe.batch, _lengths(self.recipe, self.folder)):
             feeds = {name: value.numpy() for name, value in example_inputs(self.folder, batch, seq).items()}
             with self.watch.stage(f"timing both, batch {batch}, {seq} tokens") as tell:
                 row = interleave(
@@ -166,7 +168,7 @@ class _Run:
         """Everything that the output folder holds beside the engine."""
         recipe, result, watch = self.recipe, self.work.result, self.watch
         with watch.stage("measuring memory"):
-            size = {"batch": recipe.batch[0], "seq": recipe.seq[0]}
+            size = {"batch": recipe.batch[0], "seq": _lengths(recipe, self.folder)[0]}
             facts = {
                 "dense": measure.facts(dense.engine, dense.graph, file=None, **size),
                 "compressed": measure.facts(compressed.engine, compressed.graph, file="model.onnx", **size),
@@ -208,11 +210,16 @@ def _load(recipe: Recipe) -> tuple[ModelFolder, list[Site]]:
     """The model and its sites, and whatever can be known to fail now rather than after learning."""
     loading = {"allow_pickle": recipe.allow_pickle, "trust_remote_code": recipe.trust_remote_code}
     folder = folders.load(recipe.model, task=recipe.task, needs_processor=True, **loading)
-    example_inputs(folder, 1, max(recipe.seq))
     sites = find_sites(folder.model, example_inputs(folder, 2, 8), attention=recipe.attention)
+    example_inputs(folder, 1, max(_lengths(recipe, folder)))
     if recipe.keep is not None:
         heads_to_keep(recipe.keep, sum(site.heads for site in sites))
     return folder, sites
+
+
+def _lengths(recipe: Recipe, folder: ModelFolder) -> tuple[int, ...]:
+    """The lengths to time, in tokens."""
+    return recipe.seq or (min(_LENGTH, token_limit(folder.model) or _LENGTH),)
 
 
 def _help(recipe: Recipe, state: PartialState) -> None:

@@ -107,7 +107,9 @@ class Recipe(BaseModel):
         "Measuring", "the run fails if the metric gets worse by more than this, in its own unit (0.01)"
     )
     batch: Sizes = _field("Measuring", "batch sizes to time, divided by commas", (1, 8))
-    seq: Sizes = _field("Measuring", "sequence lengths to time, in tokens, divided by commas", (128,))
+    seq: Sizes | None = _field(
+        "Measuring", "lengths to time, in tokens, divided by commas; else 128, or the most that the model takes"
+    )
     seconds: Annotated[float, Field(gt=0)] = _field("Measuring", "about how long to time each size", 10.0)
 
     out: Path = _field("Output", "folder to write", Path("out"))

@@ -195,7 +195,7 @@ BAD: dict[str, tuple[Callable[[Path], Words], int, str]] = {
     "no label column": (no_label, 3, "no label column among verdict, text"),
     "one class only": (one_class, 3, "rows.tsv"),
     "empty evaluation set": (empty_evaluation, 3, "eval.tsv"),
-    "family off the hook": (off_the_hook, 8, "deberta-v2: its attention does not go through"),
+    "family off the hook": (off_the_hook, 8, "deberta-v2: its attention"),
     "unknown key": (unknown_key, 2, "unknown key kep; did you mean keep?"),
     "unknown option": (lambda place: [*learning(place), "--options", "tau=3"], 2, "tau"),
     "text too long": (lambda place: [place / "model", "--seq", "99"], 3, "takes at most 20 tokens"),

@@ -70,7 +70,7 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
         ({"keep": "half"}, "--keep 'half': neither a count nor a share; give a number such as 36, or 50%"),
         ({"opset": "19"}, "--opset 19: input should be 18 or 23 (ONNX operator set of the exported graph)"),
         ({"options": "x"}, "--options 'x': options are name=value, divided by commas (options of the method: "),
-        ({"seq": "0"}, "--seq '0': input should be greater than or equal to 1 (sequence lengths to time"),
+        ({"seq": "0"}, "--seq '0': input should be greater than or equal to 1 (lengths to time"),
         ({"keep": "3"}, "keep 3: there are no rows to learn from; give them (data), or a plan"),
         ({"data": "x.tsv"}, "dsp learns which heads to keep, not how many; say how many (keep)"),
         ({"max_drop": "0.1"}, "max_drop 0.1: there are no rows to score; give them (data)"),

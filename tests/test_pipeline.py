@@ -1,0 +1,267 @@
+"""The whole way on a tiny model: what the output folder holds, what a run proves, how it stops and goes on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import pytest
+import torch
+
+import compressor
+from compressor import pipeline, side, verify
+from compressor.errors import InputError, MismatchError, SiteRefusedError
+from compressor.folder import example_inputs, load
+from compressor.progress import Tell
+from compressor.recipe import Recipe
+from compressor.report import Report
+from compressor.report import load as load_report
+from graph_passes import Plan, Refusal, Shrunk
+from tests import folders
+from tests.command import compress as command
+
+OUTPUT = {"model.onnx", "model.onnx.data", "plan.json", "report.json", "report.html", "config.json", "tokenizer.json"}
+Cap = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model and rows that it can learn."""
+    folder = tmp_path_factory.mktemp("pipeline")
+    torch.manual_seed(0)
+    folders.save(folders.bert(), folder / "model")
+    words = ["one", "two", "three", "four", "five", "six", "seven"]
+    rows = [f"{n % 2}\tthe {'good' if n % 2 else 'bad'} film {words[n % 7]} {words[n % 5]}" for n in range(48)]
+    (folder / "rows.tsv").write_text("\n".join(["label\ttext", *rows, ""]))
+    return folder
+
+
+def recipe(place: Path, out: Path, **more: Any) -> Recipe:
+    """A short run that learns."""
+    settings = {"keep": 1, "steps": 4, "batch_size": 8, "max_length": 8, "batch": (1,), "seq": (8,), "seconds": 0.01}
+    settings["data"] = str(place / "rows.tsv")
+    return Recipe(model=place / "model", out=out, **{**settings, **more})
+
+
+class Stages:
+    """Listens, and does something when a stage begins."""
+
+    def __init__(self, at: str = "", do: Callable[[], None] = lambda: None) -> None:
+        self.at, self.do = at, do
+        self.seen: list[str] = []
+        self.notes: list[str] = []
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[Tell]:
+        self.seen.append(name)
+        if self.at and self.at in name:
+            self.do()
+        yield lambda done, total: None
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.fixture(scope="module")
+def learned(place: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report, Stages]:
+    """One run with everything on."""
+    out = tmp_path_factory.mktemp("learned") / "out"
+    heard = Stages()
+    return out, compressor.compress(recipe(place, out, max_drop=1.0), heard), heard
+
+
+def test_the_output_folder(learned: tuple[Path, Report, Stages]) -> None:
+    out, report, _ = learned
+    assert {path.name for path in out.iterdir()} >= OUTPUT
+    assert not out.with_name("out.partial").exists()
+    assert load_report(out) == report
+    assert (report.plan.heads_kept, report.plan.heads, report.plan.method) == (1, 2, "dsp")
+    assert Plan.load(out / "plan.json") == report.plan
+
+
+def test_proofs_score_and_speed_are_all_there(learned: tuple[Path, Report, Stages]) -> None:
+    _, report, _ = learned
+    stages = ("gated model = reference graph", "reference graph = shrunk graph", "shrunk graph = engine")
+    assert [(proof.side, proof.stage) for proof in report.proofs] == [
+        (name, stage) for name in ("dense", "compressed") for stage in stages
+    ]
+    assert all(proof.holds for proof in report.proofs)
+    assert [(score.metric, score.split) for score in report.scores] == [("accuracy", "test")]
+    assert [(speed.batch, speed.seq) for speed in report.speeds] == [(1, 8)]
+    assert report.gate == "passed"
+    assert report.curves
+    assert report.plan.evidence["test"]["compressed"] == report.scores[0].compressed
+
+
+def test_parameters_fall_by_what_the_plan_drops(learned: tuple[Path, Report, Stages]) -> None:
+    _, report, _ = learned
+    width, head_dim = 16, 8
+    assert report.dense.parameters - report.compressed.parameters == 4 * width * head_dim + 3 * head_dim
+
+
+def test_the_engine_computes_what_the_gated_model_does(learned: tuple[Path, Report, Stages]) -> None:
+    out, report, _ = learned
+    folder = load(out)
+    inputs = example_inputs(folder, 3, 7)
+    with compressor.gated(folder.model, report.plan), torch.no_grad():
+        expected = folder.model(**inputs).logits
+    session = onnxruntime.InferenceSession(out / "model.onnx", providers=["CPUExecutionProvider"])
+    (found,) = session.run(["logits"], {name: value.numpy() for name, value in inputs.items()})
+    torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_output_is_a_model_folder_with_its_plan(learned: tuple[Path, Report, Stages], tmp_path: Path) -> None:
+    out, report, _ = learned
+    heard = Stages()
+    again = compressor.compress(Recipe(model=out, out=tmp_path / "out", batch=(1,), seq=(8,), seconds=0.01), heard)
+    assert again.plan.sites == report.plan.sites
+    assert again.compressed.parameters == report.compressed.parameters
+    assert not any("learning" in name for name in heard.seen)
+
+
+def test_stages_and_notes_are_told(learned: tuple[Path, Report, Stages]) -> None:
+    _, report, heard = learned
+    assert list(report.seconds) == heard.seen
+    assert list(report.notes) == heard.notes
+    assert any("were set aside" in note for note in heard.notes)
+    assert any("dense is the model folder as it was given" in note for note in heard.notes)
+
+
+def test_without_rows_and_plan_the_model_goes_through_as_it_is(place: Path, tmp_path: Path) -> None:
+    report = compressor.compress(Recipe(model=place / "model", out=tmp_path / "out", batch=(1,), seconds=0.01))
+    assert report.plan.heads_kept == report.plan.heads
+    assert any("nothing was learned" in note and "--data" in note for note in report.notes)
+    assert (report.scores, report.gate) == ((), "not asked")
+    assert report.verdict.startswith("Nothing was learned")
+
+
+def test_a_search_leaves_the_weights(place: Path, tmp_path: Path) -> None:
+    report = compressor.compress(recipe(place, tmp_path / "out", method="taylor"))
+    assert (report.plan.method, report.plan.heads_kept) == ("taylor", 1)
+    assert report.plan.model == load(place / "model").fingerprint
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_a_failed_gate_keeps_the_evidence(
+    place: Path, tmp_path: Path, capfd: Cap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "_gate", lambda max_drop, scores: "failed")
+    words = ["--keep", "1", "--steps", "2", "--batch", "1", "--seconds", "0.01", "--max-drop", "0"]
+    out = tmp_path / "out"
+    done = command(capfd, place / "model", "--data", place / "rows.tsv", *words, "-o", out, "--quiet")
+    assert done.code == 4
+    assert "fell by more than --max-drop 0 allows" in done.error
+    assert done.out.startswith("Gate failed")
+    assert load_report(out).gate == "failed"
+
+
+def test_numbers_that_differ_end_the_run(
+    place: Path, tmp_path: Path, capfd: Cap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify, "relative_error", lambda *args: 0.5)
+    done = command(capfd, place / "model", "-o", tmp_path / "out", "--quiet")
+    assert (done.code, done.out) == (5, "")
+    assert "gated model = reference graph does not hold" in done.error
+    assert list(tmp_path.iterdir()) == []
+    assert MismatchError.exit_code == 5
+
+
+def test_a_refused_site_is_known_before_learning(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = side.graph_passes.shrink
+
+    def refuse(model: Any, plan: Plan) -> Shrunk:
+        done = real(model, plan)
+        if plan.heads_kept == plan.heads:
+            return done
+        refusal = Refusal(frozenset({plan.sites[0].name}), "Frobnicate", "node_7", "no rule for it")
+        return Shrunk(done.model, (), (), (refusal,), done.parameters)
+
+    monkeypatch.setattr(side.graph_passes, "shrink", refuse)
+    heard = Stages()
+    with pytest.raises(SiteRefusedError, match="self: Frobnicate node_7: no rule for it; keep every head of the site"):
+        compressor.compress(recipe(place, tmp_path / "out"), heard)
+    assert not any("learning" in name for name in heard.seen)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "stage", ["loading", "reading", "dense: building", "learning", "compressed: exporting", "timing"]
+)
+def test_an_interrupted_run_goes_on_to_the_same_plan(
+    stage: str, place: Path, tmp_path: Path, learned: tuple[Path, Report, Stages]
+) -> None:
+    out = tmp_path / "out"
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compressor.compress(recipe(place, out, max_drop=1.0), Stages(stage, interrupt))
+    assert not out.exists()
+    after_learning = stage in ("compressed: exporting", "timing")
+    assert out.with_name("out.partial").exists() == after_learning
+    heard = Stages()
+    compressor.compress(recipe(place, out, max_drop=1.0), heard)
+    assert (out / "plan.json").read_bytes() == (learned[0] / "plan.json").read_bytes()
+    assert any("an earlier run learned" in note for note in heard.notes) == after_learning
+
+
+def test_another_recipe_starts_afresh(place: Path, tmp_path: Path) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compressor.compress(recipe(place, tmp_path / "out"), Stages("timing", interrupt))
+    heard = Stages()
+    compressor.compress(recipe(place, tmp_path / "out", seed=1), heard)
+    assert any("learning starts afresh" in note for note in heard.notes)
+
+
+@pytest.mark.parametrize("stage", ["exporting", "building", "measuring memory"])
+def test_a_full_disk_leaves_nothing(stage: str, place: Path, tmp_path: Path) -> None:
+    def fill() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model.onnx.data")
+
+    with pytest.raises(InputError, match="the disk is full; free some space"):
+        compressor.compress(
+            Recipe(model=place / "model", out=tmp_path / "out", batch=(1,), seconds=0.01), Stages(stage, fill)
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_and_kill_from_outside(place: Path, tmp_path: Path, learned: tuple[Path, Report, Stages]) -> None:
+    """The real thing, in a process of its own: killed once while learning, then interrupted, then left to end."""
+    out = tmp_path / "out"
+    flags = ["--keep", "1", "--steps", "400", "--batch-size", "8", "--max-length", "8", "--batch", "1", "--seq", "8"]
+    words = [place / "model", "--data", place / "rows.tsv", *flags, "--seconds", "0.01", "-o", out, "--quiet"]
+    for sent, code in ((signal.SIGKILL, -9), (signal.SIGINT, 130)):
+        run = subprocess.Popen(
+            [sys.executable, "-m", "compressor.cli", *map(str, words)], stderr=subprocess.PIPE, text=True
+        )
+        wait_for(lambda: any(out.with_name("out.partial").glob("learning/checkpoints/checkpoint-*/trainer_state.json")))
+        run.send_signal(sent)
+        _, err = run.communicate(timeout=60)
+        assert run.returncode == code, err
+        assert not out.exists()
+        if code == 130:
+            assert err.startswith("compress: interrupted; the same command goes on from ")
+            assert len(err.splitlines()) == 1
+    shutil.rmtree(out.with_name("out.partial"))
+
+
+def wait_for(happened: Callable[[], bool]) -> None:
+    for _ in range(1200):
+        if happened():
+            return
+        time.sleep(0.05)
+    pytest.fail("waited for nothing")
