@@ -57,8 +57,9 @@ def bert_encoder() -> PreTrainedModel:
     return hf.BertModel(hf.BertConfig(**_sizes()))
 
 
-def gpt2() -> PreTrainedModel:
-    return hf.GPT2LMHeadModel(
+def gpt2(kind: type = hf.GPT2LMHeadModel) -> PreTrainedModel:
+    """A GPT-2 of one layer under the head of `kind`."""
+    return kind(
         hf.GPT2Config(vocab_size=25, n_embd=16, n_layer=1, n_head=2, n_positions=20, bos_token_id=2, eos_token_id=3)
     )
 

@@ -319,6 +319,13 @@ def test_example_inputs_of_any_size(saved: Path, batch: int, seq: int) -> None:
     found.model(**inputs)
 
 
+def test_a_language_model_that_classifies_is_told_its_padding(tmp_path: Path) -> None:
+    path = folders.save(folders.gpt2(hf.GPT2ForSequenceClassification), tmp_path, with_tokenizer=False)
+    found = load(path, needs_processor=False)
+    assert found.config.pad_token_id == 3  # the end token
+    assert found.model(**example_inputs(found, 3, 8)).logits.shape == (3, 2)
+
+
 def test_too_long_inputs_are_refused(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="takes at most 20 tokens, 21 were asked for"):
         example_inputs(load(saved), 1, 21)

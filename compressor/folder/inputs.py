@@ -77,6 +77,16 @@ def token_limit(model: PreTrainedModel) -> int | None:
     return int(limit) - max(offsets, default=0)
 
 
+def takes_segments(model: PreTrainedModel, tokenizer: Any) -> bool:
+    """Whether `token_type_ids` go in: the tokenizer makes them, and the model tells a first text from a second by them.
+
+    GPT-2 takes an input of that name for something else, and RoBERTa has one segment only.
+    """
+    names = getattr(tokenizer, "model_input_names", ("token_type_ids",))
+    several = (getattr(model.config.get_text_config(), "type_vocab_size", None) or 0) > 1
+    return several and "token_type_ids" in names and "token_type_ids" in inspect.signature(model.forward).parameters
+
+
 def _required(taken: Any) -> set[str]:
     plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {name for name, found in taken.items() if found.default is found.empty and found.kind in plain}
@@ -107,11 +117,9 @@ def _text(folder: ModelFolder, batch: int, seq: int, taken: Any) -> dict[str, Te
     made = {"input_ids": ids}
     if "attention_mask" in taken:
         made["attention_mask"] = mask
-    segments = getattr(config, "type_vocab_size", None) or 0
-    names = getattr(tokenizer, "model_input_names", None)
-    if "token_type_ids" in taken and ("token_type_ids" in names if names else segments > 1):
+    if takes_segments(folder.model, tokenizer):
         second = torch.arange(seq)[None] >= (ends // 2)[:, None]
-        made["token_type_ids"] = (second & (mask == 1)).long() * int(segments > 1)
+        made["token_type_ids"] = (second & (mask == 1)).long()
     return made
 
 

@@ -21,6 +21,7 @@ _NO_FUNCTION = {
     "architectures",
     "auto_map",
     "dtype",
+    "problem_type",
     "torch_dtype",
     "transformers_version",
     "use_cache",
@@ -95,6 +96,7 @@ def load(
     check_finite(path, model)
     if processor is None and needs_processor and model.main_input_name == "input_ids":
         raise InputError(f"{path}: no tokenizer; save the model's own there (tokenizer.save_pretrained)")
+    _name_padding(model, name, processor)
     unused = sorted(info["unexpected_keys"])
     notes = (f"{len(unused)} tensors of {path} have no place in {cls.__name__}, e.g. {unused[0]}",) if unused else ()
     return ModelFolder(path, model, processor, model.config, fingerprint(model), name, model.config.model_type, notes)
@@ -186,6 +188,18 @@ def _check_complete(path: Path, name: str, info: dict[str, Any]) -> None:
             f"{path}: no weights for {missing[0]}{more}, which {name} needs; fine-tune and save that head first, or"
             " name the task that the folder was saved for (--task)"
         )
+
+
+def _name_padding(model: PreTrainedModel, task: str, processor: Any) -> None:
+    """Give a classifier a padding token: a language model that classifies answers at the last token that is none.
+
+    Its tokenizer often has no padding of its own; the end token then serves for it.
+    """
+    config = model.config.get_text_config()
+    padding = getattr(config, "pad_token_id", None)
+    if task in ("text-classification", "regression") and (padding is None or padding < 0):
+        named = [getattr(holder, f"{kind}_token_id", None) for kind in ("pad", "eos") for holder in (processor, config)]
+        config.pad_token_id = next((token for token in named if isinstance(token, int) and token >= 0), 0)
 
 
 def _processor(path: Path, remote: bool) -> Any:

@@ -10,6 +10,7 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
+from compressor.errors import InputError
 from compressor.folder import ModelFolder
 from compressor.tasks.base import DataRequest
 from compressor.tasks.columns import label_column
@@ -27,6 +28,9 @@ class TextClassification:
         folder: its tokenizer makes the tokens, its configuration says how many classes there are and their names.
         request: columns and the longest text.
         metric: one of `metrics`.
+
+    Raises:
+        InputError: the model gives a row several classes at once.
     """
 
     name = "text-classification"
@@ -34,6 +38,11 @@ class TextClassification:
     higher_is_better = True
 
     def __init__(self, folder: ModelFolder, request: DataRequest, metric: str) -> None:
+        if folder.config.problem_type == "multi_label_classification":
+            raise InputError(
+                f"{folder.path}: gives a row several classes at once (problem_type in config.json), only rows of one class"
+                " are read; take a model for these"
+            )
         self.metric = metric
         self._config = folder.config
         self._texts = Texts(folder, request)

@@ -24,8 +24,8 @@ def accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
 
 
 def matthews(predicted: np.ndarray, labels: np.ndarray) -> float:
-    """Matthews' correlation; 0 where only one class is predicted."""
-    return float(matthews_corrcoef(labels, predicted))
+    """Matthews' correlation; 0 where either side is of one class, as it is undefined there."""
+    return 0.0 if _constant(predicted) or _constant(labels) else float(matthews_corrcoef(labels, predicted))
 
 
 def spearman(predicted: np.ndarray, labels: np.ndarray) -> float:

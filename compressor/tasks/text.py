@@ -11,7 +11,7 @@ from torch import Tensor
 
 from compressor.errors import InputError
 from compressor.folder import ModelFolder
-from compressor.folder.inputs import token_limit
+from compressor.folder.inputs import takes_segments, token_limit
 from compressor.folder.quiet import quiet_transformers
 from compressor.tasks.base import DataRequest
 from compressor.tasks.columns import text_columns
@@ -20,8 +20,8 @@ from compressor.tasks.columns import text_columns
 class Texts:
     """A folder's tokenizer, told which columns to read and how long a text may be.
 
-    A model of language that classifies reads its answer at the last token that is not padding, and its tokenizer often
-    has no padding of its own: the end token then serves for it, and the model is told so.
+    Raises:
+        InputError: so short that nothing of a text is left.
     """
 
     def __init__(self, folder: ModelFolder, request: DataRequest) -> None:
@@ -29,11 +29,8 @@ class Texts:
         self._columns = request.text_columns
         limits = (request.max_length, token_limit(folder.model), self.tokenizer.model_max_length)
         self.max_length = int(min(limit for limit in limits if limit))
-        self._pad = self.tokenizer.pad_token_id
-        if self._pad is None:
-            self._pad = self.tokenizer.eos_token_id or 0
-            config = folder.model.config.get_text_config()
-            config.pad_token_id = self._pad if config.pad_token_id is None else config.pad_token_id
+        self._segments = takes_segments(folder.model, self.tokenizer)
+        self._pad = folder.config.get_text_config().pad_token_id
         special = self.tokenizer.num_special_tokens_to_add(pair=True)
         if self.max_length < special + 2:
             raise InputError(
@@ -49,7 +46,15 @@ class Texts:
         """
         texts = [list(rows[name]) for name in text_columns(rows, self._columns, source)]
         with quiet_transformers():
-            encoded = dict(self.tokenizer(*texts, truncation=True, max_length=self.max_length))
+            encoded = dict(
+                self.tokenizer(
+                    *texts,
+                    truncation=True,
+                    max_length=self.max_length,
+                    return_attention_mask=True,
+                    return_token_type_ids=self._segments,
+                )
+            )
         encoded["length"] = [len(ids) for ids in encoded["input_ids"]]
         if 0 in encoded["length"]:
             raise InputError(f"{source}: row {encoded['length'].index(0) + 1} has no text; fill it or leave it out")
@@ -58,9 +63,10 @@ class Texts:
     def pad(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """One batch `[batch, longest]`, padded on the right whatever the tokenizer's habit."""
         longest = max(len(example["input_ids"]) for example in examples)
-        fills = {"input_ids": self._pad, "token_type_ids": self.tokenizer.pad_token_type_id, "attention_mask": 0}
-        batch = {}
-        for name in (name for name in fills if name in examples[0]):
-            rows = [list(example[name]) + [fills[name]] * (longest - len(example[name])) for example in examples]
-            batch[name] = torch.tensor(rows, dtype=torch.int64)
-        return batch
+        fills = {"input_ids": self._pad, "attention_mask": 0}
+        if self._segments:
+            fills["token_type_ids"] = self.tokenizer.pad_token_type_id
+        return {
+            name: torch.tensor([[*row[name], *[fill] * (longest - len(row[name]))] for row in examples])
+            for name, fill in fills.items()
+        }
