@@ -181,4 +181,6 @@ def _axis_names(inputs: Iterable[ir.Value]) -> dict[str, str]:
 def _renamed(dim: int | ir.SymbolicDim, names: Mapping[str, str]) -> int | ir.SymbolicDim:
     if isinstance(dim, int) or dim.value is None:
         return dim
+    if dim.value.isdecimal():  # an axis found to be fixed after it was named
+        return int(dim.value)
     return ir.SymbolicDim(re.sub(r"\w+", lambda word: names.get(word[0], word[0]), dim.value))
