@@ -20,6 +20,7 @@ from compressor import report as reports
 from compressor.choice import Choice
 from compressor.folder import ModelFolder, example_inputs, save_companions
 from compressor.folder.inputs import token_limit
+from compressor.folder.quiet import quiet_transformers
 from compressor.heads.learn import heads_to_keep
 from compressor.machine import machine
 from compressor.measure import interleave, paired_interval
@@ -175,7 +176,8 @@ class _Run:
             }
         save_companions(self.folder, result)
         if chosen.trained:
-            self.folder.model.save_pretrained(result)
+            with quiet_transformers():
+                self.folder.model.save_pretrained(result)
         plan = chosen.plan.model_copy(update={"evidence": {**chosen.plan.evidence, **_evidence(scores)}})
         plan.save(result / "plan.json")
         seen: dict[str, Any] = {
