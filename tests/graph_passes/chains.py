@@ -1,0 +1,217 @@
+"""Random ways from a weight to a gate and on to the output projection, as exporters might write them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+Draw = Callable[[int, int], int]
+"""A number between two bounds, both possible."""
+
+WIDTH = 5
+"""Width of the graph's input and output `[B, S, WIDTH]`."""
+
+
+class Chain:
+    """A graph in the making: one tensor, and what each of its axes is made of.
+
+    Attributes:
+        axes: the labels that each axis merges, first varies slowest: B and S are free, H are heads, D is their width,
+            1 is an axis of one element.
+        sizes: number of elements of H and D.
+    """
+
+    def __init__(self, heads: int, width: int, draw: Draw) -> None:
+        self.draw = draw
+        self.rng = np.random.default_rng(draw(0, 1000))
+        self.sizes = {"H": heads, "D": width, "1": 1}
+        self.input = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["B", "S", WIDTH]))
+        self.nodes: list[ir.Node] = []
+        self.initializers: list[ir.Value] = []
+        self.value = self.op("MatMul", self.input, self.weight("W", WIDTH, heads * width))
+        self.axes: list[tuple[str, ...]] = [("B",), ("S",), ("H", "D")]
+
+    # -- parts ---------------------------------------------------------------------------------------------------
+
+    def constant(self, name: str, content: np.ndarray) -> ir.Value:
+        tensor = ir.Tensor(content, name=name)
+        value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=tensor.shape)
+        self.initializers.append(value)
+        return value
+
+    def weight(self, name: str, *shape: int) -> ir.Value:
+        return self.constant(name, self.rng.normal(size=shape).astype(np.float32))
+
+    def ints(self, *numbers: int) -> ir.Value:
+        return self.constant(f"c{len(self.initializers)}", np.array(numbers, np.int64))
+
+    def op(self, kind: str, *inputs: ir.Value, outputs: int = 1, **attributes: object) -> ir.Value:
+        node = ir.node(kind, list(inputs), attributes, num_outputs=outputs)  # type: ignore[arg-type]
+        self.nodes.append(node)
+        return node.outputs[0]
+
+    def size(self, axis: int) -> int | None:
+        """Elements of an axis, None where they follow the input."""
+        labels = self.axes[axis]
+        return None if {"B", "S"} & set(labels) else math.prod(self.sizes[label] for label in labels)
+
+    def along(self, axis: int) -> ir.Value:
+        """A weight that varies along one axis alone."""
+        size = self.size(axis) or 1
+        shape = [size if at == axis else 1 for at in range(len(self.axes))]
+        lead = self.draw(0, axis)
+        return self.weight(f"w{len(self.initializers)}", *shape[lead:])
+
+    # -- moves ---------------------------------------------------------------------------------------------------
+
+    def reshape(self, axes: Sequence[tuple[str, ...]]) -> None:
+        free = [axis for axis in axes if {"B", "S"} & set(axis)]
+        if len(free) <= 1 and self.draw(0, 1):
+            numbers = [-1 if axis in free else math.prod(self.sizes[label] for label in axis) for axis in axes]
+            target = self.ints(*numbers)
+        else:
+            shape, parts = self.op("Shape", self.input), []
+            for axis in axes:
+                known = math.prod(self.sizes[label] for label in axis if label not in "BS")
+                part = self.ints(known)
+                for label in axis:
+                    if label in "BS":
+                        size = self.op("Gather", shape, self.ints("BS".index(label)), axis=0)
+                        part = self.op("Mul", size, part)
+                parts.append(part)
+            target = self.op("Concat", *parts, axis=0)
+        self.value, self.axes = self.op("Reshape", self.value, target), list(axes)
+
+    def split_axis(self) -> None:
+        long = [at for at, labels in enumerate(self.axes) if len(labels) > 1]
+        if long:
+            at = long[self.draw(0, len(long) - 1)]
+            cut = self.draw(1, len(self.axes[at]) - 1)
+            self.reshape([*self.axes[:at], self.axes[at][:cut], self.axes[at][cut:], *self.axes[at + 1 :]])
+
+    def merge_axes(self) -> None:
+        if len(self.axes) == 1:
+            return
+        at = self.draw(0, len(self.axes) - 2)
+        self.reshape([*self.axes[:at], self.axes[at] + self.axes[at + 1], *self.axes[at + 2 :]])
+
+    def transpose(self) -> None:
+        left, order = list(range(len(self.axes))), []
+        while left:
+            order.append(left.pop(self.draw(0, len(left) - 1)))
+        self.permute(order)
+
+    def permute(self, order: Sequence[int]) -> None:
+        self.value = self.op("Transpose", self.value, perm=list(order))
+        self.axes = [self.axes[at] for at in order]
+
+    def unsqueeze(self) -> None:
+        at = self.draw(0, len(self.axes))
+        self.value = self.op("Unsqueeze", self.value, self.ints(at))
+        self.axes.insert(at, ("1",))
+
+    def squeeze(self) -> None:
+        ones = [at for at, labels in enumerate(self.axes) if labels == ("1",)]
+        if ones:
+            self.value = self.op("Squeeze", self.value, self.ints(ones[0]))
+            del self.axes[ones[0]]
+
+    def fixed_axis(self) -> int:
+        fixed = [at for at in range(len(self.axes)) if self.size(at) is not None]
+        return fixed[self.draw(0, len(fixed) - 1)] if fixed else -1
+
+    def reorder(self) -> None:
+        """Gather all indices of an axis in another order."""
+        at = self.fixed_axis()
+        if at >= 0:
+            order = self.rng.permutation(self.size(at) or 1)
+            self.value = self.op("Gather", self.value, self.ints(*order.tolist()), axis=at)
+
+    def reverse(self) -> None:
+        at = self.fixed_axis()
+        if at >= 0:
+            bounds = (self.ints(-1), self.ints(-(2**62)), self.ints(at), self.ints(-1))
+            self.value = self.op("Slice", self.value, *bounds)
+
+    def rotate(self) -> None:
+        """Split an axis in two, negate a part, and join the parts the other way round."""
+        at = self.fixed_axis()
+        size = (self.size(at) or 1) if at >= 0 else 1
+        if size > 1:
+            cut = self.draw(1, size - 1)
+            low = self.op("Split", self.value, self.ints(cut, size - cut), outputs=2, axis=at)
+            high = self.nodes[-1].outputs[1]
+            self.value = self.op("Concat", self.op("Neg", high), low, axis=at)
+
+    def scale(self) -> None:
+        at = self.fixed_axis()
+        if at >= 0:
+            self.value = self.op("Mul", self.value, self.along(at))
+
+    def shift(self) -> None:
+        at = self.fixed_axis()
+        if at >= 0:
+            self.value = self.op("Tanh", self.op("Add", self.along(at), self.value))
+
+    def take(self) -> None:
+        """Slice the heads, where they have an axis of their own: some are never used."""
+        alone = [at for at, labels in enumerate(self.axes) if labels == ("H",)]
+        if alone and self.sizes["H"] > 2:
+            start = self.draw(0, 1)
+            end = self.sizes["H"] - self.draw(0, 1)
+            self.value = self.op("Slice", self.value, self.ints(start), self.ints(end), self.ints(alone[0]))
+            self.sizes["H"] = end - start
+
+    MOVES = (split_axis, merge_axes, transpose, unsqueeze, squeeze, reorder, reverse, rotate, scale)
+    """What heads that are zero stay zero under."""
+    OTHERS = (shift, take)
+
+    def move(self, linear: bool) -> None:
+        moves = self.MOVES if linear else self.MOVES + self.OTHERS
+        moves[self.draw(0, len(moves) - 1)](self)
+
+    def unfold(self, *order: str) -> None:
+        """Bring the labels apart and into an order, without axes of one element."""
+        labels = [label for axis in self.axes for label in axis]
+        self.reshape([(label,) for label in labels if label != "1"])
+        self.permute([self.axes.index((label,)) for label in order])
+
+    # -- ends ----------------------------------------------------------------------------------------------------
+
+    def gate(self, name: str) -> None:
+        """Multiply the heads by ones, wherever they have an axis of their own."""
+        if ("H",) not in self.axes:
+            labels = [label for axis in self.axes for label in axis]
+            self.reshape([(label,) for label in labels])
+        at = self.axes.index(("H",))
+        ones = np.ones([self.sizes["H"], *(1,) * (len(self.axes) - 1 - at)], np.float32)
+        self.value = self.op("Mul", self.value, self.constant(name, ones))
+
+    def project(self) -> None:
+        """Sum over heads and width."""
+        end = self.draw(0, 2)
+        if end == 2:
+            self.unfold("B", "S", "H", "D")
+            weight = self.weight("O", self.sizes["H"], self.sizes["D"], WIDTH)
+            self.value = self.op("Einsum", self.value, weight, equation="bshd,hde->bse")
+            return
+        order = ("H", "D") if end else ("D", "H")
+        self.unfold("B", "S", *order)
+        self.reshape([("B",), ("S",), order])
+        self.value = self.op("MatMul", self.value, self.weight("O", self.sizes["H"] * self.sizes["D"], WIDTH))
+
+    def model(self) -> ir.Model:
+        self.value.name = "y"
+        self.value.shape, self.value.type = ir.Shape(["B", "S", WIDTH]), ir.TensorType(ir.DataType.FLOAT)
+        graph = ir.Graph(
+            [self.input],
+            [self.value],
+            nodes=self.nodes,
+            initializers=self.initializers,
+            opset_imports={"": 18},
+            name="chain",
+        )
+        return ir.Model(graph, ir_version=10)

@@ -1,0 +1,54 @@
+"""For any way from a weight to a gate and on to the projection: shrunk equals gated, and only what counts is kept."""
+
+from __future__ import annotations
+
+import hypothesis
+import numpy as np
+import onnx_ir as ir
+from hypothesis import strategies as st
+
+from tests.graph_passes.chains import Chain
+from tests.graph_passes.graphs import Feeds, draw, gated, plan, run, shape, shrink_and_compare, site
+
+SIZES = ({"B": 2, "S": 3}, {"B": 3, "S": 1})
+
+
+@hypothesis.settings(max_examples=40, deadline=None, derandomize=True)
+@hypothesis.given(data=st.data())
+def test_any_chain_between_weight_and_projection(data: st.DataObject) -> None:
+    numbers = st.integers
+    chain = Chain(data.draw(numbers(2, 4)), data.draw(numbers(1, 4)), lambda low, high: data.draw(numbers(low, high)))
+    for _ in range(data.draw(numbers(0, 7))):
+        chain.move(linear=False)
+    chain.gate("a.head_gate")
+    for _ in range(data.draw(numbers(0, 5))):
+        chain.move(linear=True)
+    chain.project()
+    model = chain.model()
+    heads = chain.sizes["H"]
+    kept = sorted(data.draw(st.sets(numbers(0, heads - 1), min_size=1)))
+    chosen = plan(site(kept, heads=heads, head_dim=chain.sizes["D"], scale=[0.5 + head for head in kept]))
+    shrunk = shrink_and_compare(model, chosen, SIZES)
+    if shrunk.refused:
+        # Heads that were dealt out over several axes together do not go one by one.
+        assert {refusal.op for refusal in shrunk.refused} == {"Reshape"}
+        assert shrunk.parameters[0] == shrunk.parameters[1]
+        return
+    assert shape(shrunk.model, "W")[1] >= influential(gated(model, chosen))
+
+
+def influential(model: ir.Model) -> int:
+    """How many columns of W change the output."""
+    weight = model.graph.initializers.pop("W")
+    content = weight.const_value
+    assert content is not None
+    weight.const_value = None
+    model.graph.inputs.append(weight)
+    feeds: Feeds = draw(model, SIZES[0])
+    (before,) = run(model, feeds)
+    columns = 0
+    for column in range(content.shape.numpy()[1]):
+        other = np.array(feeds["W"])
+        other[:, column] += 1
+        columns += not np.array_equal(run(model, {**feeds, "W": other})[0], before)
+    return columns
