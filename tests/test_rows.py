@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import ClassLabel, Dataset, Features, Value
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from transformers import BertConfig
@@ -114,6 +114,20 @@ def test_a_data_set_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatc
     assert "\n" not in str(caught.value)
 
 
+def test_a_data_set_by_name_and_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def fetch(path: str, configuration: str | None) -> DatasetDict:
+        asked.append((path, configuration))
+        return DatasetDict(
+            {"train": Dataset.from_dict({"text": ["a"]}), "validation": Dataset.from_dict({"text": ["b"]})}
+        )
+
+    monkeypatch.setattr("compressor.tasks.splits.load_dataset", fetch)
+    assert list(named_splits("glue:sst2")) == list(named_splits("owner/rows")) == ["train", "validation"]
+    assert asked == [("glue", "sst2"), ("owner/rows", None)]
+
+
 # Splits
 
 
@@ -199,7 +213,7 @@ def ids_of(labels: list[Any], **config: Any) -> dict[str, int]:
     return class_ids(Dataset.from_dict({"label": labels}), "label", BertConfig(**config), "f")
 
 
-NAMED = {"id2label": {0: "entailment", 1: "neutral", 2: "contradiction"}}
+NAMED: dict[int, str] = {0: "entailment", 1: "neutral", 2: "contradiction"}
 
 
 def test_numbers_stand_for_themselves() -> None:
@@ -209,7 +223,7 @@ def test_numbers_stand_for_themselves() -> None:
 
 
 def test_names_that_the_model_knows_are_its_own() -> None:
-    ids = ids_of(["Neutral", "contradiction"], **NAMED)
+    ids = ids_of(["Neutral", "contradiction"], id2label=NAMED)
     assert (ids["Neutral"], ids["contradiction"], ids["entailment"]) == (1, 2, 0)
 
 
@@ -246,6 +260,13 @@ def test_a_label_that_training_did_not_have() -> None:
     ids = ids_of(["pos", "neg"], num_labels=2)
     with pytest.raises(InputError, match="dev: label 'meh' is none of neg, pos; mend the label"):
         classes_of(Dataset.from_dict({"label": ["meh"]}), "label", ids, "dev")
+
+
+def test_numbers_of_a_data_set_go_by_their_names_where_the_model_knows_them() -> None:
+    features = Features({"label": ClassLabel(names=["contradiction", "entailment"])})
+    rows = Dataset.from_dict({"label": [0, 1]}, features=features)
+    assert classes_of(rows, "label", class_ids(rows, "label", BertConfig(id2label=NAMED), "f"), "f") == [2, 0]
+    assert classes_of(rows, "label", class_ids(rows, "label", BertConfig(), "f"), "f") == [0, 1]
 
 
 def test_withheld_labels_are_told_as_such() -> None:

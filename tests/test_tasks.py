@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from datasets import Dataset
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
@@ -145,6 +145,23 @@ def test_the_split_column_says_what_is_what(bert: ModelFolder, tmp_path: Path) -
         "the eval rows are the split 'dev'",
         "the test rows are the split 'test'",
     ]
+
+
+def test_a_split_whose_labels_are_withheld_is_not_used_unasked(
+    bert: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features = Features({"sentence": Value("string"), "label": ClassLabel(names=["no", "yes"])})
+
+    def rows(*labels: int) -> Dataset:
+        return Dataset.from_dict({"sentence": ["good"] * len(labels), "label": list(labels)}, features=features)
+
+    found = DatasetDict({"train": rows(0, 1), "validation": rows(0, 1, 0, 1), "test": rows(-1, -1)})
+    monkeypatch.setattr("compressor.tasks.splits.load_dataset", lambda *names: found)
+    data = open_data(Request("glue:sst2"), bert)
+    assert [len(part) for part in (data.train, data.eval, data.test)] == [2, 2, 2]
+    assert data.notes[1] == "the split 'test' of glue:sst2 is not used, its labels are withheld"
+    with pytest.raises(InputError, match="its labels are withheld"):
+        open_data(Request("glue:sst2", test_data="glue:sst2"), bert)
 
 
 def test_a_file_that_is_named_twice_is_divided_by_its_splits(bert: ModelFolder, tmp_path: Path) -> None:

@@ -1,25 +1,48 @@
-"""transformers without its bars and reports: what they say and matters comes back as an error or a note."""
+"""Libraries without their bars and reports: what they say and matters comes back as an error or a note."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from transformers.utils import logging
+import datasets
+import huggingface_hub.utils as hub
+from transformers.utils import logging as transformers
 
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No progress bars and nothing below an error on the terminal; as it was before, afterwards."""
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(logging.CRITICAL)
-    logging.disable_progress_bar()
+    """transformers says nothing; as it was before, afterwards."""
+    level, bars = transformers.get_verbosity(), transformers.is_progress_bar_enabled()
+    transformers.set_verbosity(transformers.CRITICAL)
+    transformers.disable_progress_bar()
     try:
         yield
     finally:
-        logging.set_verbosity(level)
+        transformers.set_verbosity(level)
         if bars:
-            logging.enable_progress_bar()
+            transformers.enable_progress_bar()
+
+
+@contextmanager
+def quiet_hub() -> Iterator[None]:
+    """datasets and the hub's client, with its retries, say nothing; as they were before, afterwards."""
+    hub_level, level = hub.logging.get_verbosity(), datasets.logging.get_verbosity()
+    hidden, hub_hidden = datasets.are_progress_bars_disabled(), hub.are_progress_bars_disabled()
+    hub.logging.set_verbosity(logging.CRITICAL)
+    datasets.logging.set_verbosity(logging.CRITICAL)
+    datasets.disable_progress_bars()
+    hub.disable_progress_bars()
+    try:
+        yield
+    finally:
+        hub.logging.set_verbosity(hub_level)
+        datasets.logging.set_verbosity(level)
+        if not hidden:
+            datasets.enable_progress_bars()
+        if not hub_hidden:
+            hub.enable_progress_bars()
 
 
 def one_line(error: BaseException, width: int = 200) -> str:

@@ -40,8 +40,8 @@ class TextClassification:
     def __init__(self, folder: ModelFolder, request: DataRequest, metric: str) -> None:
         if folder.config.problem_type == "multi_label_classification":
             raise InputError(
-                f"{folder.path}: gives a row several classes at once (problem_type in config.json), only rows of one class"
-                " are read; take a model for these"
+                f"{folder.path}: gives a row several classes at once (problem_type in config.json), only rows of one"
+                " class are read; take a model for these"
             )
         self.metric = metric
         self._config = folder.config

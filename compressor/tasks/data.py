@@ -10,6 +10,7 @@ from datasets import Dataset
 from compressor.errors import InputError
 from compressor.folder import ModelFolder
 from compressor.tasks.base import Data, DataRequest
+from compressor.tasks.labels import withheld
 from compressor.tasks.registry import make_task
 from compressor.tasks.splits import Split, named_splits, pick
 
@@ -50,6 +51,9 @@ def _sources(request: DataRequest) -> tuple[dict[Split, tuple[Dataset, str]], li
         if source is not None:
             found[split] = _meant_for(split, files[source], source)
         elif request.data is not None and (name := pick(files[request.data], split)) is not None:
+            if withheld(files[request.data][name]):
+                notes.append(f"the split {name!r} of {request.data} is not used, its labels are withheld")
+                continue
             found[split] = (files[request.data][name], f"{request.data} [{name}]")
             notes.append(f"the {split} rows are the split {name!r} of {request.data}")
     return found, notes

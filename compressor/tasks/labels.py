@@ -15,9 +15,9 @@ from compressor.errors import InputError
 def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str) -> dict[str, int]:
     """Label, as text, to the model's class.
 
-    In this order: the data set's own numbers (a `ClassLabel` column) and whole numbers stand for themselves; names that
-    the model knows (`config.id2label`, in any case) are its; other names are numbered in sorted order, which is how
-    one trains a model that never was told its labels' names.
+    In this order: names that the model knows (`config.id2label`, in any case) are its own, also those behind the
+    numbers of a `ClassLabel` column; whole numbers stand for themselves; other names are numbered in sorted order, which
+    is how one trains a model that never was told its labels' names.
 
     Raises:
         InputError: a label is empty or outside the model's range, or all rows have the same.
@@ -26,7 +26,10 @@ def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str)
     names = sorted(set(label_texts(rows, column, source)))
     if len(names) < 2:
         raise InputError(f"{source}: every row has the label {names[0]!r}; give rows of two classes or more")
-    if all(_whole(name) is not None for name in names):
+    feature = rows.features[column]
+    if isinstance(feature, ClassLabel) and (known := _known(feature.names, config)):
+        ids = {str(index): known[name] for index, name in enumerate(feature.names)}
+    elif all(_whole(name) is not None for name in names):
         ids = {str(index): index for index in range(classes)} | {name: int(float(name)) for name in names}
     elif known := _known(names, config):
         ids = known
@@ -97,6 +100,12 @@ def label_texts(rows: Dataset, column: str, source: str) -> list[str]:
     if isinstance(feature, ClassLabel) and "-1" in texts:
         raise InputError(f"{source}: its labels are withheld (-1); take a split that has labels")
     return texts
+
+
+def withheld(rows: Dataset) -> bool:
+    """Whether the labels are kept back, as in the test rows of a public contest: classes that are -1 throughout."""
+    classes = [name for name, feature in rows.features.items() if isinstance(feature, ClassLabel)]
+    return any(set(rows[name]) == {-1} for name in classes)
 
 
 def _text(value: Any) -> str | None:

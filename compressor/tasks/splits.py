@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from datasets import Dataset, DatasetDict, load_dataset
-from datasets.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
 from compressor.errors import InputError
-from compressor.folder.quiet import one_line
+from compressor.folder.quiet import one_line, quiet_hub
 from compressor.tasks.files import is_file_name, read_file
 
 Split = Literal["train", "eval", "test"]
@@ -64,10 +63,9 @@ def pick(splits: Iterable[str], split: Split) -> str | None:
 def _from_hub(name: str) -> dict[str, Dataset]:
     """`owner/name` or `owner/name:configuration`."""
     path, _, configuration = name.partition(":")
-    shown = is_progress_bar_enabled()
-    disable_progress_bar()
     try:
-        found = load_dataset(path, configuration or None)
+        with quiet_hub():
+            found = load_dataset(path, configuration or None)
     except Exception as error:
         # The library and the network beneath it raise dozens of types; whichever it is, this name cannot be used.
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
@@ -75,9 +73,6 @@ def _from_hub(name: str) -> dict[str, Dataset]:
             f"{name}: no such file, and as a Hugging Face data set it cannot be loaded{offline} ({one_line(error)});"
             " check the path or the name, or download the rows into a .tsv, .csv or .jsonl file"
         ) from error
-    finally:
-        if shown:
-            enable_progress_bar()
     if not isinstance(found, DatasetDict):
         raise InputError(f"{name}: is streamed, not a data set of rows; name another configuration")
     return {str(split): rows for split, rows in found.items()}
