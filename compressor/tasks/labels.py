@@ -16,8 +16,8 @@ def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str)
     """Label, as text, to the model's class.
 
     In this order: names that the model knows (`config.id2label`, in any case) are its own, also those behind the
-    numbers of a `ClassLabel` column; whole numbers stand for themselves; other names are numbered in sorted order, which
-    is how one trains a model that never was told its labels' names.
+    numbers of a `ClassLabel` column; whole numbers stand for themselves; other names are numbered in sorted order,
+    which is how one trains a model that never was told its labels' names.
 
     Raises:
         InputError: a label is empty or outside the model's range, or all rows have the same.
