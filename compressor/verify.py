@@ -85,13 +85,13 @@ def prove_export(
 
 def prove_shrunk(reference: Path, shrunk: Path, tried: Sequence[Case], side: Side) -> Proof:
     """Stage 2: the reference graph against the shrunk one, both as they are written: the runtime optimizes neither."""
-    expected = [_graph(reference)(case.feeds) for case in tried]
+    expected = _outputs(reference, tried)
     return _prove("reference graph = shrunk graph", side, tried, expected, _graph(shrunk), TOLERANCE["fp32"])
 
 
 def prove_engine(shrunk: Path, engine: Engine, tried: Sequence[Case], side: Side) -> Proof:
     """Stage 3: the shrunk graph as it is written against the engine built from it."""
-    expected = [_graph(shrunk)(case.feeds) for case in tried]
+    expected = _outputs(shrunk, tried)
     return _prove("shrunk graph = engine", side, tried, expected, engine.run, TOLERANCE[engine.precision])
 
 
@@ -115,6 +115,11 @@ def _graph(path: Path) -> Callable[[Feeds], Outputs]:
     options = {**session.describe("cpu", None), "graph_optimization": "none"}
     loaded = session.open_session(path, options)
     return lambda feeds: session.run(loaded, feeds)
+
+
+def _outputs(path: Path, tried: Sequence[Case]) -> list[Outputs]:
+    run = _graph(path)
+    return [run(case.feeds) for case in tried]
 
 
 def _prove(

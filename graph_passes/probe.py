@@ -27,6 +27,8 @@ _SHAPE_ARITHMETIC = frozenset(
 )
 _LARGEST_CONSTANT = 4096
 
+_BROADCASTS = frozenset("Add And Div Equal Expand Greater GreaterOrEqual Less LessOrEqual Mul Or Sub Where".split())
+
 # Operators beside the ONNX standard whose first output has the shape of their first input.
 _SAME_SHAPE = frozenset(
     "BiasGelu FastGelu Gelu QuickGelu RotaryEmbedding SimplifiedLayerNormalization "
@@ -60,7 +62,14 @@ class Probe:
     """Concrete shapes and small constants of one graph, as it is now: make a new one after an edit."""
 
     def __init__(self, model: ir.Model) -> None:
-        self._walks = tuple(_walk(model, sizes) for sizes in _SIZES)
+        alike: dict[str, str] = {}
+        while True:
+            try:
+                self._walks = tuple(_walk(model, sizes, alike) for sizes in _SIZES)
+            except _ClashError as clash:
+                alike[clash.symbol] = clash.other
+            else:
+                return
 
     def shape(self, value: ir.Value | None) -> Shape | None:
         """Shape under the first assignment of sizes, or None where it cannot be told."""
@@ -98,8 +107,16 @@ class Probe:
         return self._walks[0].constants.get(value), self._walks[1].constants.get(value)
 
 
-def _walk(model: ir.Model, sizes: Shape) -> _Walk:
-    bindings = _bind(model.graph, sizes)
+class _ClashError(Exception):
+    """Two symbols of the file, which some operator needs to be one size."""
+
+    def __init__(self, symbol: str, other: str) -> None:
+        super().__init__(symbol, other)
+        self.symbol, self.other = symbol, other
+
+
+def _walk(model: ir.Model, sizes: Shape, alike: dict[str, str]) -> _Walk:
+    bindings = _bind(model.graph, sizes, alike)
     shapes: dict[ir.Value, Shape] = {}
     types: dict[ir.Value, onnx.TypeProto] = {}
     constants: dict[ir.Value, np.ndarray] = {}
@@ -121,15 +138,42 @@ def _walk(model: ir.Model, sizes: Shape) -> _Walk:
             constants[value] = tensor.numpy()
     for node in model.graph:
         for value, shape, dtype in _infer(node, model, shapes, types, constants):
+            if shape is None:
+                _look_for_clash(node, shapes, constants, bindings, alike)
             learn(value, shape if shape is not None else _concrete(value.shape, bindings), dtype or value.dtype)
         _evaluate(node, model, shapes, constants)
     return _Walk(shapes, constants)
 
 
-def _bind(graph: ir.Graph, sizes: Shape) -> dict[str, int]:
+def _look_for_clash(
+    node: ir.Node,
+    shapes: dict[ir.Value, Shape],
+    constants: dict[ir.Value, np.ndarray],
+    bindings: dict[str, int],
+    alike: dict[str, str],
+) -> None:
+    """Raise where a node cannot broadcast its inputs because two symbols have two sizes.
+
+    Exporters may give the length of ids and of their mask two names, though the model needs them to be equal.
+    """
+    if node.op_type not in _BROADCASTS:
+        return
+    operands = [shapes[value] for value in node.inputs if value in shapes]
+    if node.op_type == "Expand":
+        content = constants.get(node.inputs[1]) if node.inputs[1] is not None else None
+        operands = [*operands[:1], tuple(int(size) for size in content)] if content is not None else []
+    names = {size: name for name, size in bindings.items() if name not in alike}
+    for sizes in itertools.zip_longest(*(reversed(shape) for shape in operands), fillvalue=1):
+        known = sorted(names[size] for size in set(sizes) if size in names)
+        if len(known) == 2:
+            raise _ClashError(known[1], known[0])
+
+
+def _bind(graph: ir.Graph, sizes: Shape, alike: dict[str, str]) -> dict[str, int]:
     """Give every symbol of the graph's inputs a size of its own; a nameless dimension is bound by its position.
 
-    All leading dimensions share one size: they are the batch, which exporters often name anew for every input.
+    All leading dimensions share one size: they are the batch, which exporters often name anew for every input. So do
+    the symbols that `alike` names.
     """
     supply = itertools.chain(sizes[1:], itertools.count(sizes[-1] + 2, 2))
     bindings: dict[str, int] = {}
@@ -137,6 +181,10 @@ def _bind(graph: ir.Graph, sizes: Shape) -> dict[str, int]:
         for name in _symbols(dim, axis):
             if name not in bindings:
                 bindings[name] = sizes[0] if axis == 0 else next(supply)
+    for name, other in alike.items():
+        while other in alike:
+            other = alike[other]
+        bindings[name] = bindings[other]
     return bindings
 
 
@@ -179,8 +227,10 @@ def _infer(
     if special is not None:
         dtype = types[node.inputs[0]].tensor_type.elem_type if node.inputs[0] in types else 0
         yield node.outputs[0], special, ir.DataType(dtype) if dtype else None
-        for value in node.outputs[1:]:
-            yield value, None, None
+        for place, value in enumerate(node.outputs[1:], 1):
+            # The sum that is normed, which the next skip goes on from.
+            summed = place == 3 and node.op_type.startswith("Skip")
+            yield value, special if summed else None, ir.DataType(dtype) if summed and dtype else None
         return
     inferred: dict[str, onnx.TypeProto] = {}
     proto = ir.serde.serialize_node(node)

@@ -31,15 +31,24 @@ class Engine(Protocol):
         session: runtime, its version, device and options: all that is needed to build the like again.
     """
 
-    path: Path
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    precision: Precision
-    attentions: int
-    fused: int
-    kernels: Mapping[str, int]
-    optimization: str
-    session: Mapping[str, Any]
+    @property
+    def path(self) -> Path: ...
+    @property
+    def inputs(self) -> tuple[str, ...]: ...
+    @property
+    def outputs(self) -> tuple[str, ...]: ...
+    @property
+    def precision(self) -> Precision: ...
+    @property
+    def attentions(self) -> int: ...
+    @property
+    def fused(self) -> int: ...
+    @property
+    def kernels(self) -> Mapping[str, int]: ...
+    @property
+    def optimization(self) -> str: ...
+    @property
+    def session(self) -> Mapping[str, Any]: ...
 
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
         """Outputs by name. Inputs that the graph does not have are left out."""

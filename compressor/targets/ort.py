@@ -5,16 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnxruntime
 
 from compressor.targets import fusion, session
 from compressor.targets.base import Feeds, Precision, Provider
 from compressor.targets.memory import peak_growth
 from graph_passes import find_attention, load
 from graph_passes.passes import Normalize
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+
+ATTENTIONS = ("Attention", "GroupQueryAttention", "MultiHeadAttention")
+"""Operators that are one whole attention each."""
+_WORTH_TELLING = (
+    *ATTENTIONS,
+    *("Softmax", "LayerNormalization", "SimplifiedLayerNormalization", "ReduceMean"),
+    *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "BiasGelu", "FastGelu", "Gelu", "Erf"),
+)
 
 
 @dataclass(frozen=True)
@@ -28,7 +38,7 @@ class OrtEngine:
     kernels: Mapping[str, int]
     optimization: str
     session: Mapping[str, Any]
-    _loaded: onnxruntime.InferenceSession = field(repr=False)
+    _loaded: InferenceSession = field(repr=False)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -63,9 +73,20 @@ def build(
         halve(out)
         done += "; converted to half precision, inputs and outputs left as they were"
     kernels = session.executed(out, options, next(fusion.trial_feeds(onnx)))
-    fused = fusion.is_fused(kernels)
+    told = ", ".join(f"{kernels[name]} {name}" for name in _WORTH_TELLING if name in kernels)
+    fused = sum(kernels.get(name, 0) for name in ATTENTIONS)
     model = load(onnx)
     Normalize()(model)
     # A graph that came fused may hold attentions in forms that only the runtime tells apart.
     attentions = max(len(find_attention(model)), fused)
-    return OrtEngine(out, precision, attentions, fused, kernels, done, options, session.open_session(out, options))
+    loaded = session.open_session(out, options)
+    return OrtEngine(
+        path=out,
+        precision=precision,
+        attentions=attentions,
+        fused=fused,
+        kernels=kernels,
+        optimization=f"{done}; runs {told}" if told else done,
+        session=options,
+        _loaded=loaded,
+    )

@@ -6,6 +6,8 @@ import collections
 import contextlib
 import json
 import os
+import re
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ except ImportError as error:
     ) from error
 
 _ONLY_FATAL = 4
+_LONGEST = 200
 _PROVIDERS: dict[Provider, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
@@ -32,7 +35,8 @@ def choose(provider: Provider | None, precision: Precision) -> Provider:
     Raises:
         TargetMissingError: it is not on this machine, or it does not compute in the precision.
     """
-    there = _PROVIDERS["cuda"] in ort.get_available_providers() and Path("/dev/nvidiactl").exists()
+    # onnxruntime-gpu offers CUDA on any machine; whether there is a device is for the driver to say.
+    there = _PROVIDERS["cuda"] in ort.get_available_providers() and shutil.which("nvidia-smi") is not None
     if provider == "cuda" and not there:
         raise TargetMissingError(
             "cuda: ONNX Runtime finds no CUDA device here; pip install 'compressor[gpu]' on a machine with an NVIDIA "
@@ -144,6 +148,7 @@ def executed(path: Path, session: dict[str, Any], feeds: Feeds) -> dict[str, int
 
 
 def one_line(error: BaseException) -> str:
-    """An exception's message without ONNX Runtime's prefix and line breaks, cut where it rambles."""
-    text = " ".join(str(error).split()).removeprefix("[ONNXRuntimeError] : ")
-    return text if len(text) <= 200 else text[:197] + "..."
+    """An exception's message without ONNX Runtime's prefixes and line breaks, cut where it rambles."""
+    text = " ".join(str(error).split())
+    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from \S+ failed:)?", "", text)
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."

@@ -21,6 +21,6 @@ def build(
     """
     half = " --fp16" if precision == "fp16" else ""
     raise TargetMissingError(
-        f"trt: this version builds no TensorRT engines; the verified graph is {onnx}, build it on a machine with an "
-        f"NVIDIA GPU by `trtexec --onnx={onnx}{half} --saveEngine={out}`, or use --target ort"
+        "trt: this version builds no TensorRT engines; write the verified graph by --target ort, then build its"
+        f" model.onnx on a machine with an NVIDIA GPU: trtexec --onnx=model.onnx{half} --saveEngine=model.plan"
     )

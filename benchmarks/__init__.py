@@ -1,0 +1,1 @@
+"""Scripts that print the numbers which the documents quote."""
