@@ -31,7 +31,6 @@ from compressor.side import Side, build, rehearse
 from compressor.sites import Site, find_sites, keep_all
 from compressor.tasks import Data, open_data, statistics
 from compressor.workdir import WorkDir, opened
-from graph_passes import Plan
 
 _LENGTH = 128
 """Tokens to time where the recipe does not say."""
@@ -102,8 +101,8 @@ class _Run:
         for note in (*self.folder.notes, *(data.notes if data else ())):
             watch.note(note)
         longest = token_limit(self.folder.model)
-        self.tried = verify.cases(lambda *size: example_inputs(self.folder, *size), longest=longest)
-        dense = self._side("dense", keep_all(sites))
+        tried = verify.cases(lambda *size: example_inputs(self.folder, *size), longest=longest)
+        dense = build("dense", self.folder, keep_all(sites), recipe, tried, self.work, watch)
         if chosen is None and data is not None:
             rehearse(dense, sites)
             with watch.stage(f"learning which heads to keep ({recipe.method})") as tell:
@@ -112,15 +111,9 @@ class _Run:
         assert chosen is not None
         for note in (*chosen.notes, *_notes(self.folder, chosen, data)):
             watch.note(note)
-        compressed = self._side("compressed", chosen.plan)
+        compressed = build("compressed", self.folder, chosen.plan, recipe, tried, self.work, watch)
         scores = self._scores(dense, compressed, data)
         return self._written(chosen, dense, compressed, scores, self._speeds(dense, compressed))
-
-    def _side(self, name: verify.Side, plan: Plan) -> Side:
-        place = self.work.result if name == "compressed" else self.work.scratch / name
-        place.mkdir(exist_ok=True)
-        scratch, out = self.work.scratch, place / "model.onnx"
-        return build(name, self.folder, plan, self.recipe, self.tried, scratch, out, self.watch)
 
     def _scores(self, dense: Side, compressed: Side, data: Data | None) -> tuple[Score, ...]:
         """The metric of both engines on the test rows."""
@@ -172,7 +165,7 @@ class _Run:
             size = {"batch": recipe.batch[0], "seq": _lengths(recipe, self.folder)[0]}
             facts = {
                 "dense": measure.facts(dense.engine, dense.graph, file=None, **size),
-                "compressed": measure.facts(compressed.engine, compressed.graph, file="model.onnx", **size),
+                "compressed": measure.facts(compressed.engine, compressed.graph, file="engine.onnx", **size),
             }
         save_companions(self.folder, result)
         if chosen.trained:

@@ -17,6 +17,7 @@ from compressor.report import Proof
 from compressor.sites import Site
 from compressor.targets import Engine, target
 from compressor.verify import Case
+from compressor.workdir import WorkDir
 from graph_passes import Plan, Shrunk, SitePlan
 
 
@@ -45,8 +46,7 @@ def build(
     plan: Plan,
     recipe: Recipe,
     tried: Sequence[Case],
-    scratch: Path,
-    out: Path,
+    work: WorkDir,
     listen: Listener,
 ) -> Side:
     """Export, shrink and build the model with a plan, and prove each step.
@@ -57,8 +57,8 @@ def build(
         plan: one entry for each of its sites.
         recipe: how to export and build.
         tried: inputs of the proofs.
-        scratch: folder for the graphs on the way.
-        out: the file that the runtime will load.
+        work: gets `model.onnx`, the shrunk graph, and `engine.onnx`, what the runtime loads: those of the compressed
+            side go into its result.
         listen: hears of the stages.
 
     Raises:
@@ -66,7 +66,9 @@ def build(
         MismatchError: two steps do not compute the same.
         TargetMissingError: the runtime or its device is not there.
     """
-    reference, graph = scratch / f"{name}.reference.onnx", scratch / f"{name}.onnx"
+    place = work.result if name == "compressed" else work.scratch / name
+    place.mkdir(exist_ok=True)
+    reference, graph = work.scratch / f"{name}.reference.onnx", place / "model.onnx"
     with listen.stage(f"{name}: exporting the graph"):
         inputs = example_inputs(folder, batch=2, seq=8)
         export_reference(folder.model, plan, inputs, reference, opset=recipe.opset, attention=recipe.attention)
@@ -77,6 +79,7 @@ def build(
         same = verify.require(verify.prove_shrunk(reference, graph, tried, name))
     with listen.stage(f"{name}: building the engine"):
         make = target(recipe.target)
+        out = place / "engine.onnx"
         engine = make(graph, out, precision=recipe.precision, provider=recipe.provider, threads=recipe.threads)
         runs = verify.require(verify.prove_engine(graph, engine, tried, name))
     return Side(name, reference, graph, engine, (exported, same, runs))

@@ -30,7 +30,16 @@ from graph_passes import Plan, Refusal, Shrunk
 from tests import folders
 from tests.command import compress as command
 
-OUTPUT = {"model.onnx", "model.onnx.data", "plan.json", "report.json", "report.html", "config.json", "tokenizer.json"}
+OUTPUT = {
+    "model.onnx",
+    "model.onnx.data",
+    "engine.onnx",
+    "plan.json",
+    "report.json",
+    "report.html",
+    "config.json",
+    "tokenizer.json",
+}
 Cap = pytest.CaptureFixture[str]
 
 
@@ -115,9 +124,10 @@ def test_the_engine_computes_what_the_gated_model_does(learned: tuple[Path, Repo
     inputs = example_inputs(folder, 3, 7)
     with compressor.gated(folder.model, report.plan), torch.no_grad():
         expected = folder.model(**inputs).logits
-    session = onnxruntime.InferenceSession(out / "model.onnx", providers=["CPUExecutionProvider"])
-    (found,) = session.run(["logits"], {name: value.numpy() for name, value in inputs.items()})
-    torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-5)
+    for name in ("model.onnx", "engine.onnx"):
+        session = onnxruntime.InferenceSession(out / name, providers=["CPUExecutionProvider"])
+        (found,) = session.run(["logits"], {name: value.numpy() for name, value in inputs.items()})
+        torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_output_is_a_model_folder_with_its_plan(learned: tuple[Path, Report, Stages], tmp_path: Path) -> None:
