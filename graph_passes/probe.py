@@ -225,7 +225,9 @@ def _infer(
     """Shape and type of each output of a node, as far as its inputs tell."""
     special = _foreign_shape(node, shapes)
     if special is not None:
-        dtype = types[node.inputs[0]].tensor_type.elem_type if node.inputs[0] in types else 0
+        # The embedding's first inputs are ids; its data come third.
+        first = node.inputs[2 if node.op_type == "EmbedLayerNormalization" else 0]
+        dtype = types[first].tensor_type.elem_type if first in types else 0
         yield node.outputs[0], special, ir.DataType(dtype) if dtype else None
         for place, value in enumerate(node.outputs[1:], 1):
             # The sum that is normed, which the next skip goes on from.

@@ -30,7 +30,8 @@ class Shrunk:
         removed: heads removed, one entry a site that lost any.
         folded: sites whose gates no longer cost a multiplication.
         refused: sites left whole, still gated as the plan says, and the operator in the way.
-        parameters: elements of floating-point initializers (before, after).
+        parameters: elements of floating-point initializers (before, after); what the file keeps in `Constant` nodes
+            counts in both.
     """
 
     model: ir.Model
@@ -50,8 +51,8 @@ def shrink(model: ir.Model, plan: Plan) -> Shrunk:
     Raises:
         PlanError: the plan's sites are not the graph's.
     """
-    before = count_parameters(model)
     Normalize()(model)
+    before = count_parameters(model)
     InsertGates(plan)(model)
     set_gates(model.graph, plan)
     fold = FoldGates()

@@ -173,11 +173,17 @@ class AttentionRule:
         even = len(counts) == 0 or (counts == counts[0]).all()
         keys = groups if even else heads // shared
         inputs = tuple(
-            _expand(layout, blocks, heads, keys, flow.shape(value)) if value is not None else None
+            None
+            if value is None
+            else whole(_rank(flow, value))
+            if blocks is None
+            else _expand(layout, blocks, heads, keys, flow.shape(value))
             for value, blocks in zip(node.inputs, (*layout.inputs, *(None,) * len(node.inputs)), strict=False)
         )
         held = tuple(
-            _expand(layout, blocks, heads, keys, flow.shape(value)) if _read(value) else whole(_rank(flow, value))
+            _expand(layout, blocks, heads, keys, flow.shape(value))
+            if blocks is not None and _read(value)
+            else whole(_rank(flow, value))
             for value, blocks in zip(node.outputs, layout.outputs, strict=False)
         )
         return Demand(inputs, held)
@@ -229,11 +235,9 @@ def _rank(flow: Flow, value: ir.Value) -> int:
     return len(flow.probe.shape(value) or ())
 
 
-def _expand(layout: Layout, blocks: Blocks | None, heads: np.ndarray, keys: np.ndarray, shape: tuple[int, ...]) -> Need:
+def _expand(layout: Layout, blocks: Blocks, heads: np.ndarray, keys: np.ndarray, shape: tuple[int, ...]) -> Need:
     """The need of the given query heads and key/value heads (repeats allowed) in a tensor."""
     need = list(whole(len(shape)))
-    if blocks is None:
-        return tuple(need)
     parts: list[np.ndarray] = []
     start = 0
     for per, width in blocks.runs:

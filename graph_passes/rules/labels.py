@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from graph_passes.axes import Demand, Flow, Gain, Index, Need, NoRuleError, simplify, union
+from graph_passes.axes import Demand, Flow, Gain, Index, Need, NoRuleError, simplify, union, whole
 
 AxisLabels = tuple[Hashable | None, ...]
 
@@ -49,7 +49,8 @@ class LabelRule:
         labels = self.describe(node, flow)
         asked: dict[Hashable, Index] = {}
         for axes, need in zip(labels.outputs, outputs, strict=False):
-            for label, index in zip(axes, need, strict=True):
+            # An optional output that nobody reads has no shape.
+            for label, index in zip(axes, need or whole(len(axes)), strict=True):
                 if label is not None:
                     asked[label] = union(asked[label], index) if label in asked else index
         for label, gain in flow.sums.get(node, {}).items():
