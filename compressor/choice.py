@@ -99,6 +99,7 @@ def learned(
         curves = tuple(Point.model_validate(point) for point in stored["curves"])
         return Choice(Plan.load(store / "plan.json"), curves, stored["trained"])
     found = learn(folder.model, sites, data, recipe, store / "checkpoints", tell)
+    folder.model.to("cpu")  # type: ignore[arg-type]  # a trainer with a GPU leaves the model there
     plan = found.plan.model_copy(update={"model": fingerprint(folder.model) if found.trained else folder.fingerprint})
     if state.is_main_process:
         if found.trained:

@@ -24,9 +24,9 @@ from compressor.sites.find import find_sites
 from compressor.sites.gates import check_plan, gated
 from compressor.sites.hook import Attention, Call, configs, family, intercepted, unwrap
 from graph_passes import Plan, save
+from graph_passes.passes.insert_gates import FINGERPRINT
 
 OPSETS = (18, 23)
-FINGERPRINT = "compressor.fingerprint"
 _BY_PRODUCTS = ("past_key_values", "hidden_states", "attentions", "encoder_", "decoder_", "cross_attentions")
 """Outputs that no task reads: caches, what `output_*` flags add, and the encoder's states beside a decoder's logits."""
 _NOTES = ("pkg.torch.onnx.stack_trace", "pkg.torch.onnx.fx_node")

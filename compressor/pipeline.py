@@ -261,4 +261,4 @@ def _gate(max_drop: float | None, scores: Sequence[Score]) -> Literal["passed", 
     if max_drop is None:
         return "not asked"
     drops = [-score.difference if score.higher_is_better else score.difference for score in scores]
-    return "failed" if max(drops) > max_drop else "passed"
+    return "passed" if all(drop <= max_drop for drop in drops) else "failed"  # a drop that is no number fails

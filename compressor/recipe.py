@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import os
 import shlex
 import tomllib
 from collections.abc import Mapping
@@ -166,7 +167,7 @@ def flag_of(name: str) -> str:
 
 def command_line(recipe: Recipe) -> str:
     """The command that asks for exactly this run, whatever recipe files lie about."""
-    words = ["compress", "run", str(recipe.model)]
+    words = ["compress", "run", str(recipe.model), "--recipe", os.devnull]
     for name in Recipe.model_fields:
         value = getattr(recipe, name)
         if name == "model" or value == Recipe.model_fields[name].default:

@@ -132,7 +132,13 @@ def _prove(
 ) -> Proof:
     worst = 0.0
     for case, wanted in zip(tried, expected, strict=True):
-        for name, got in run(case.feeds).items():
+        outputs = run(case.feeds)
+        if not outputs or (stage != "gated model = reference graph" and outputs.keys() != wanted.keys()):
+            raise MismatchError(
+                f"{side}: {stage}: outputs are {', '.join(outputs) or 'none'}, where {', '.join(wanted)} were expected;"
+                " export again"
+            )
+        for name, got in outputs.items():
             if name not in wanted:
                 raise MismatchError(
                     f"{side}: {stage}: there is an output {name}, where {', '.join(wanted)} were expected; export again"

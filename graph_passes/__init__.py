@@ -3,7 +3,7 @@
 from graph_passes.attention import GraphSite, find_attention
 from graph_passes.axes import Refusal
 from graph_passes.errors import GraphError, GraphPassError, PlanError, RefusedError
-from graph_passes.files import load, save
+from graph_passes.files import data_files, load, save
 from graph_passes.plan import Kind, Plan, SitePlan
 from graph_passes.shrink import Removed, Shrunk, count_parameters, shrink
 
@@ -20,6 +20,7 @@ __all__ = [
     "Shrunk",
     "SitePlan",
     "count_parameters",
+    "data_files",
     "find_attention",
     "load",
     "save",

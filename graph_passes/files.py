@@ -39,7 +39,17 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
         for value in graph.initializers.values():
             if isinstance(value.const_value, ir.ExternalTensor):
                 value.const_value = _checked(value.const_value, folder, path)
+        for node in graph:
+            for attribute in node.attributes.values():
+                if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
+                    _checked(attribute.value, folder, path)
     return model
+
+
+def data_files(model: ir.Model) -> frozenset[Path]:
+    """The files that hold the external weights of a graph that was loaded."""
+    tensors = (value.const_value for graph in model.graphs() for value in graph.initializers.values())
+    return frozenset(Path(tensor.path).resolve() for tensor in tensors if isinstance(tensor, ir.ExternalTensor))
 
 
 def _checked(tensor: ir.ExternalTensor, folder: Path, path: Path) -> ir.ExternalTensor:
@@ -67,6 +77,8 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
         OSError: the disk is full or the folder cannot be written; nothing is left behind.
     """
     path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder")
     data = path.name + ".data"
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as beside:
         written = Path(beside) / path.name

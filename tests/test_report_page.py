@@ -26,7 +26,7 @@ _PROBE = '<!doctype html><img src="http://elsewhere.invalid/x.png"><script>conso
 @pytest.fixture(scope="module")
 def chromium() -> str:
     """Path of the browser. Where one is required, its absence is a failure and not a skip."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if found is None and os.environ.get("COMPRESSOR_REQUIRE_CHROMIUM") == "1":
         pytest.fail("chromium is required here and is not installed; apt-get install chromium")
     if found is None:

@@ -21,13 +21,20 @@ from compressor.errors import SiteRefusedError, UsageError
 @click.pass_obj
 def apply(view: View, graph: Path, plan: Path, out: Path, force: bool) -> None:
     """Remove from GRAPH, an ONNX file, the heads that a plan drops. The graph is taken as it is and not run."""
-    if out.exists() and not force:
-        raise UsageError(f"{out}: is there already; add --force to replace it, or name another file (-o)")
+    for there in (out, out.with_name(f"{out.name}.data")):
+        if there.exists() and not force:
+            raise UsageError(f"{there}: is there already; add --force to replace it, or name another file (-o)")
+    if out.is_dir():
+        raise UsageError(f"{out}: is a folder; name the file to write (-o)")
     import graph_passes
 
     wanted = graph_passes.Plan.load(plan)
     with view.stage("reading the graph"):
         model = graph_passes.load(graph)
+    read = graph_passes.data_files(model)
+    if out.with_name(f"{out.name}.data").resolve() in read and out.resolve() != graph.resolve():
+        raise UsageError(f"{out}.data: holds the weights of {graph}; name another file (-o)")
+    before = sum(file.stat().st_size for file in {graph.resolve(), *read})
     with view.stage("removing heads"):
         shrunk = graph_passes.shrink(model, wanted)
     if shrunk.refused:
@@ -39,13 +46,8 @@ def apply(view: View, graph: Path, plan: Path, out: Path, force: bool) -> None:
         )
     with view.stage("writing the graph"):
         graph_passes.save(shrunk.model, out)
-    before, after = _size(graph), _size(out)
+    after = sum(file.stat().st_size for file in {out.resolve(), *graph_passes.data_files(graph_passes.load(out))})
     view.result(
         Text(f"{out}: {wanted.heads_kept} of {wanted.heads} heads kept, {before / 1e6:.1f} MB to {after / 1e6:.1f} MB"),
         {"out": str(out), "heads": wanted.heads, "kept": wanted.heads_kept, "bytes": [before, after]},
     )
-
-
-def _size(path: Path) -> int:
-    data = path.with_name(f"{path.name}.data")
-    return path.stat().st_size + (data.stat().st_size if data.exists() else 0)

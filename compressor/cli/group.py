@@ -35,7 +35,7 @@ class Group(DefaultGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as interrupt:
-            raise Interrupted("interrupted") from interrupt
+            raise Interrupted(str(interrupt) or "interrupted") from interrupt
 
 
 def common(command: F) -> F:

@@ -21,6 +21,8 @@ _NO_FUNCTION = {
     "architectures",
     "auto_map",
     "dtype",
+    "id2label",
+    "label2id",
     "problem_type",
     "torch_dtype",
     "transformers_version",

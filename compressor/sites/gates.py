@@ -29,6 +29,9 @@ def keep_all(sites: Iterable[Site]) -> Plan:
 
 def check_plan(plan: Plan, sites: Sequence[Site]) -> None:
     """Raise InputError unless `plan` names exactly these sites with their kinds and sizes."""
+    masked = [site.name for site in plan.sites if site.mask is not None]
+    if masked:
+        raise InputError(f"plan: site {masked[0]} has a mask, which is not applied; give a plan of heads alone")
     found = {site.name: site for site in sites}
     planned = {site.name: site for site in plan.sites}
     for name in planned:

@@ -39,7 +39,13 @@ def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str)
                 f"{source}: {len(names)} different labels ({_some(names)}), the model has {classes} classes;"
                 " fine-tune a model with that many, or name another column (--label-column)"
             )
+        if len(names) < classes:
+            raise InputError(
+                f"{source}: {len(names)} different labels ({_some(names)}), the model has {classes} classes and knows none"
+                " by name; put id2label into its config.json, or number the labels"
+            )
         ids = {name: index for index, name in enumerate(names)}
+        config.id2label, config.label2id = dict(enumerate(names)), dict(ids)  # other rows will be read by them
     outside = [name for name in names if not 0 <= ids[name] < classes]
     if outside:
         raise InputError(

@@ -90,8 +90,8 @@ def _weight(node: ir.Node, sums: dict, flow: Flow) -> tuple[ir.Node, int, int, n
     value = node.inputs[position]
     while value is not None and not value.is_initializer():
         producer = value.producer()
-        if producer is None or producer.op_type not in _PASSES_WEIGHT:
-            return None
+        if producer is None or producer.op_type not in _PASSES_WEIGHT or len(value.uses()) > 1:
+            return None  # Another reader of the transposed weight would see it scaled too.
         if producer.op_type == "Transpose":
             rank = len(flow.shape(value))
             axis = producer.attributes.get_ints("perm", tuple(reversed(range(rank))))[axis]
@@ -114,8 +114,8 @@ def _scale(
 ) -> None:
     """Let a node read its weight scaled along an axis; equal requests share one new initializer."""
     value = node.inputs[position]
-    if value is None or value.const_value is None or any(value is new for new in scaled.values()):
-        return  # A transposed weight that two products share has been scaled already.
+    if value is None or value.const_value is None:
+        return
     key = (value, axis, factors.tobytes())
     if key not in scaled:
         name = f"{value.name}.scaled{len(scaled)}"

@@ -10,6 +10,9 @@ from graph_passes.errors import PlanError
 from graph_passes.gates import find_gates, gate_content, gate_name
 from graph_passes.plan import Plan, SitePlan
 
+FINGERPRINT = "compressor.fingerprint"
+"""Metadata of a graph: the fingerprint of the model that it was exported from."""
+
 
 class InsertGates(ir.passes.InPlacePass):
     """Multiply each site's attention output by a gate initializer named after the site.
@@ -27,6 +30,14 @@ class InsertGates(ir.passes.InPlacePass):
         self.plan = plan
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
+        masked = [site.name for site in self.plan.sites if site.mask is not None]
+        if masked:
+            raise PlanError(f"site {masked[0]} has a mask, which these passes do not apply; use a plan of heads alone")
+        made_for = model.metadata_props.get(FINGERPRINT)
+        if None not in (made_for, self.plan.model) and made_for != self.plan.model:
+            raise PlanError(
+                f"the plan belongs to the model {self.plan.model}, the graph to {made_for}; use the graph's own plan"
+            )
         gates = find_gates(model.graph)
         if gates:
             _check_gates(self.plan, gates)
@@ -66,6 +77,12 @@ def _meet(plan: Plan, places: list[GraphSite]) -> list[tuple[SitePlan, GraphSite
         pairs = [(site, found[0]) for site, found in zip(plan.sites, by_name, strict=True)]
     elif not any(by_name):
         pairs = list(zip(plan.sites, places, strict=True))
+        for site, place in pairs:
+            if (site.kind == "cross") != (place.kind == "cross"):
+                raise PlanError(
+                    f"site {site.name}: a {site.kind} attention in the plan, and the graph's nameless attention in its "
+                    f"place is {place.kind}; export the graph with its gates"
+                )
     else:
         site = next(site for site, found in zip(plan.sites, by_name, strict=True) if len(found) != 1)
         raise PlanError(
@@ -117,7 +134,7 @@ def _insert(graph: ir.Graph, site: SitePlan, place: GraphSite) -> None:
     for position, output in enumerate(graph.outputs):
         if output is value:  # The graph gives the heads out: it gives them out gated, under the same name.
             graph.outputs[position] = gated
-            value.name, gated.name = None, value.name
+            value.name, gated.name = f"{value.name}.ungated", value.name
 
 
 def _dtype(value: ir.Value) -> ir.DataType:
