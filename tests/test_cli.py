@@ -96,6 +96,16 @@ def test_apply_shrinks_a_graph(capfd: Cap, graph: Path, tmp_path: Path) -> None:
     assert again.error == f"{out}: is there already; add --force to replace it, or name another file (-o)"
 
 
+def test_bench_times_two_graphs(capfd: Cap, graph: Path) -> None:
+    done = compress(
+        capfd, "bench", graph, graph, "--batch", "1,2", "--seq", "8", "--seconds", "0.01", "--json", "--quiet"
+    )
+    assert (done.code, done.err) == (0, "")
+    assert [(row["batch"], row["seq"]) for row in done.json["speeds"]] == [(1, 8), (2, 8)]
+    bad = compress(capfd, "bench", graph, graph, "--batch", "0")
+    assert (bad.code, bad.error) == (2, "--batch '0': give whole numbers above 0, divided by commas")
+
+
 def test_report_is_written_anew(capfd: Cap, tmp_path: Path) -> None:
     report = reports.report()
     write(report, tmp_path)

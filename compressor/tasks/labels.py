@@ -41,8 +41,8 @@ def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str)
             )
         if len(names) < classes:
             raise InputError(
-                f"{source}: {len(names)} different labels ({_some(names)}), the model has {classes} classes and knows none"
-                " by name; put id2label into its config.json, or number the labels"
+                f"{source}: {len(names)} different labels ({_some(names)}), the model has {classes} classes and knows"
+                " none by name; put id2label into its config.json, or number the labels"
             )
         ids = {name: index for index, name in enumerate(names)}
         config.id2label, config.label2id = dict(enumerate(names)), dict(ids)  # other rows will be read by them
