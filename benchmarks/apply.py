@@ -2,21 +2,21 @@
 
     python -m benchmarks.apply
 
-24 layers of 16 heads of 64, width 1024, random weights, about 1.3 GB in external data; half of the heads go. The command
-runs in a process of its own, whose peak resident set is read when it ends: it counts the pages of the weights that are
+24 layers of 16 heads of 64, width 1024, random weights, about 1.3 GB in external data; half of the heads go. The
+command runs in a process of its own, whose peak resident set is read when it ends: it counts the pages of the weights that are
 mapped from their file, which the system may drop at any time, and the interpreter with its libraries.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,14 +27,14 @@ from compressor.export import export_reference
 from compressor.sites import find_sites, keep_all
 from graph_passes import Plan, SitePlan
 
-LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
+LARGE: dict[str, Any] = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096}
 SECONDS, TIMES = 30.0, 1.3
 
 
 def export(folder: Path, layers: int) -> tuple[Path, Path]:
     """Write the graph and a plan that drops half of the heads, unevenly over the layers."""
     torch.manual_seed(0)
-    model = BertForSequenceClassification(BertConfig(**{**LARGE, "num_hidden_layers": layers})).eval()
+    model = BertForSequenceClassification(BertConfig(num_hidden_layers=layers, **LARGE)).eval()
     ids = torch.randint(5, 30000, (2, 8))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     sites = find_sites(model, inputs)
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--runs", type=int, default=3)
     options = parser.parse_args()
-    print(json.dumps(machine()))
+    print(machine("onnx-ir", "numpy"))
     with tempfile.TemporaryDirectory() as name:
         graph, plan = export(Path(name), options.layers)
         size = graph.stat().st_size + graph.with_name(f"{graph.name}.data").stat().st_size
@@ -69,9 +69,9 @@ def main() -> None:
             seconds = time.perf_counter() - start
             if status:
                 sys.exit("compress apply failed")
-            peak = used.ru_maxrss * 1024
+            peak, left = used.ru_maxrss * 1024, sum(file.stat().st_size for file in graph.parent.glob("small.onnx*"))
             print(
-                f"{size / 1e9:.2f} GB to {sum(f.stat().st_size for f in graph.parent.glob('small.onnx*')) / 1e9:.2f} GB:"
+                f"{size / 1e9:.2f} GB to {left / 1e9:.2f} GB:"
                 f" {seconds:.1f} s (allowed {SECONDS:g}), peak {peak / 1e9:.2f} GB = {peak / size:.2f} x the file"
                 f" (allowed {TIMES})",
                 flush=True,
