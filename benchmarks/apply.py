@@ -3,8 +3,8 @@
     python -m benchmarks.apply
 
 24 layers of 16 heads of 64, width 1024, random weights, about 1.3 GB in external data; half of the heads go. The
-command runs in a process of its own, whose peak resident set is read when it ends: it counts the pages of the weights that are
-mapped from their file, which the system may drop at any time, and the interpreter with its libraries.
+command runs in a process of its own, whose peak resident set is read when it ends. That counts the interpreter with its
+libraries, and the pages of the weights that are mapped from their file, which the system may drop at any time.
 """
 
 from __future__ import annotations
