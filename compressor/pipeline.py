@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from accelerate import PartialState
-from torch import Tensor
 
-from compressor import choice, measure, verify
+from compressor import choice, compare, measure, verify
 from compressor import folder as folders
 from compressor import report as reports
 from compressor.choice import Choice
@@ -23,17 +20,14 @@ from compressor.folder.inputs import token_limit
 from compressor.folder.quiet import quiet_transformers
 from compressor.heads.learn import heads_to_keep
 from compressor.machine import machine
-from compressor.measure import interleave, paired_interval
 from compressor.progress import Listener, Silent, Tell
 from compressor.recipe import Recipe, command_line
 from compressor.report import Report, Score, Speed
 from compressor.side import Side, build, rehearse
 from compressor.sites import Site, find_sites, keep_all
-from compressor.tasks import Data, open_data, statistics
+from compressor.tasks import Data, open_data
 from compressor.workdir import WorkDir, opened
 
-_LENGTH = 128
-"""Tokens to time where the recipe does not say."""
 _COPIES = 4
 """Graphs of the model's size that lie on the disk at once, at least."""
 
@@ -112,49 +106,9 @@ class _Run:
         for note in (*chosen.notes, *_notes(self.folder, chosen, data)):
             watch.note(note)
         compressed = build("compressed", self.folder, chosen.plan, recipe, tried, self.work, watch)
-        scores = self._scores(dense, compressed, data)
-        return self._written(chosen, dense, compressed, scores, self._speeds(dense, compressed))
-
-    def _scores(self, dense: Side, compressed: Side, data: Data | None) -> tuple[Score, ...]:
-        """The metric of both engines on the test rows."""
-        if data is None:
-            return ()
-        task, rows = data.task, data.test
-        found = []
-        for side in (dense, compressed):
-            with self.watch.stage(f"{side.name}: scoring on the test rows") as tell:
-                found.append(_statistics(side, data, tell))
-        interval = paired_interval(found[0], found[1], task.score, self.recipe.seed)
-        return (
-            Score(
-                metric=task.metric,
-                split="test",
-                rows=len(rows),
-                dense=task.score(found[0]),
-                compressed=task.score(found[1]),
-                **interval._asdict(),
-                higher_is_better=task.higher_is_better,
-            ),
-        )
-
-    def _speeds(self, dense: Side, compressed: Side) -> tuple[Speed, ...]:
-        """Both engines in turn, at each batch size and length of the recipe."""
-        speeds = []
-        for batch, seq in itertools.product(self.recipe.batch, _lengths(self.recipe, self.folder)):
-            feeds = {name: value.numpy() for name, value in example_inputs(self.folder, batch, seq).items()}
-            with self.watch.stage(f"timing both, batch {batch}, {seq} tokens") as tell:
-                row = interleave(
-                    dense.engine,
-                    compressed.engine,
-                    feeds,
-                    batch=batch,
-                    seq=seq,
-                    seconds=self.recipe.seconds,
-                    seed=self.recipe.seed,
-                    tell=tell,
-                )
-            speeds.append(row)
-        return tuple(speeds)
+        scores = compare.scores(dense, compressed, data, recipe, watch)
+        speeds = compare.speeds(dense, compressed, self.folder, recipe, watch)
+        return self._written(chosen, dense, compressed, scores, speeds)
 
     def _written(
         self, chosen: Choice, dense: Side, compressed: Side, scores: tuple[Score, ...], speeds: tuple[Speed, ...]
@@ -162,7 +116,7 @@ class _Run:
         """Everything that the output folder holds beside the engine."""
         recipe, result, watch = self.recipe, self.work.result, self.watch
         with watch.stage("measuring memory"):
-            size = {"batch": recipe.batch[0], "seq": _lengths(recipe, self.folder)[0]}
+            size = {"batch": recipe.batch[0], "seq": compare.lengths(recipe, self.folder)[0]}
             facts = {
                 "dense": measure.facts(dense.engine, dense.graph, file=None, **size),
                 "compressed": measure.facts(compressed.engine, compressed.graph, file="engine.onnx", **size),
@@ -206,15 +160,10 @@ def _load(recipe: Recipe) -> tuple[ModelFolder, list[Site]]:
     loading = {"allow_pickle": recipe.allow_pickle, "trust_remote_code": recipe.trust_remote_code}
     folder = folders.load(recipe.model, task=recipe.task, needs_processor=True, **loading)
     sites = find_sites(folder.model, example_inputs(folder, 2, 8), attention=recipe.attention)
-    example_inputs(folder, 1, max(_lengths(recipe, folder)))
+    example_inputs(folder, 1, max(compare.lengths(recipe, folder)))
     if recipe.keep is not None:
         heads_to_keep(recipe.keep, sum(site.heads for site in sites))
     return folder, sites
-
-
-def _lengths(recipe: Recipe, folder: ModelFolder) -> tuple[int, ...]:
-    """The lengths to time, in tokens."""
-    return recipe.seq or (min(_LENGTH, token_limit(folder.model) or _LENGTH),)
 
 
 def _help(recipe: Recipe, state: PartialState) -> None:
@@ -225,17 +174,6 @@ def _help(recipe: Recipe, state: PartialState) -> None:
         choice.learned(
             recipe, folder, sites, open_data(recipe, folder), store, state, Silent(), lambda done, total: None
         )
-
-
-def _statistics(side: Side, data: Data, tell: Tell) -> np.ndarray:
-    done = 0
-
-    def forward(batch: dict[str, Tensor]) -> np.ndarray:
-        nonlocal done
-        tell(done := done + len(next(iter(batch.values()))), len(data.test))
-        return side.engine.run({name: value.numpy() for name, value in batch.items()})["logits"]
-
-    return statistics(data.task, data.test, forward)
 
 
 def _notes(folder: ModelFolder, chosen: Choice, data: Data | None) -> Iterator[str]:

@@ -1,0 +1,79 @@
+"""Dense against compressed, on the built engines: the metric on the test rows, then the times."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+from torch import Tensor
+
+from compressor.folder import ModelFolder, example_inputs
+from compressor.folder.inputs import token_limit
+from compressor.measure import interleave, paired_interval
+from compressor.progress import Listener, Tell
+from compressor.recipe import Recipe
+from compressor.report import Score, Speed
+from compressor.side import Side
+from compressor.tasks import Data, statistics
+
+_LENGTH = 128
+"""Tokens to time where the recipe does not say."""
+
+
+def scores(dense: Side, compressed: Side, data: Data | None, recipe: Recipe, listen: Listener) -> tuple[Score, ...]:
+    """The metric of both engines on the test rows, and a paired interval of the difference; nothing without rows."""
+    if data is None:
+        return ()
+    task = data.task
+    found = []
+    for side in (dense, compressed):
+        with listen.stage(f"{side.name}: scoring on the test rows") as tell:
+            found.append(_statistics(side, data, tell))
+    interval = paired_interval(found[0], found[1], task.score, recipe.seed)
+    return (
+        Score(
+            metric=task.metric,
+            split="test",
+            rows=len(data.test),
+            dense=task.score(found[0]),
+            compressed=task.score(found[1]),
+            **interval._asdict(),
+            higher_is_better=task.higher_is_better,
+        ),
+    )
+
+
+def speeds(dense: Side, compressed: Side, folder: ModelFolder, recipe: Recipe, listen: Listener) -> tuple[Speed, ...]:
+    """Both engines timed in turn, at each batch size and length of the recipe."""
+    rows = []
+    for batch, seq in itertools.product(recipe.batch, lengths(recipe, folder)):
+        feeds = {name: value.numpy() for name, value in example_inputs(folder, batch, seq).items()}
+        with listen.stage(f"timing both, batch {batch}, {seq} tokens") as tell:
+            row = interleave(
+                dense.engine,
+                compressed.engine,
+                feeds,
+                batch=batch,
+                seq=seq,
+                seconds=recipe.seconds,
+                seed=recipe.seed,
+                tell=tell,
+            )
+        rows.append(row)
+    return tuple(rows)
+
+
+def lengths(recipe: Recipe, folder: ModelFolder) -> tuple[int, ...]:
+    """The lengths to time, in tokens."""
+    return recipe.seq or (min(_LENGTH, token_limit(folder.model) or _LENGTH),)
+
+
+def _statistics(side: Side, data: Data, tell: Tell) -> np.ndarray:
+    done = 0
+
+    def forward(batch: dict[str, Tensor]) -> np.ndarray:
+        nonlocal done
+        tell(done := done + len(next(iter(batch.values()))), len(data.test))
+        return side.engine.run({name: value.numpy() for name, value in batch.items()})["logits"]
+
+    return statistics(data.task, data.test, forward)
