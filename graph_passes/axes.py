@@ -232,6 +232,9 @@ class Flow:
         sites |= frozenset().union(*(gain.sites for gain in self.sums.get(node, {}).values() if _drops(gain)))
         if rule is not None:
             try:
+                for value in node.outputs:
+                    if value.uses() or value.is_graph_output():
+                        self.shape(value)
                 demand = rule.demand(node, outputs, self)
             except NoRuleError as error:
                 if sites:
