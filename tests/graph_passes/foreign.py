@@ -1,0 +1,80 @@
+"""Graphs that this package did not export: plain transformers models through both of torch's exporters, no gates."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import onnx_ir as ir
+import torch
+from onnxscript.rewriter.ort_fusions import optimize_for_ort
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+Attention = Literal["eager", "sdpa"]
+
+
+class _Logits(nn.Module):
+    """A model whose inputs have places and whose only output are the logits."""
+
+    def __init__(self, model: PreTrainedModel, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.model = model
+        self.names = names
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.model(**dict(zip(self.names, inputs, strict=True)), use_cache=False).logits
+
+
+def _export(
+    model: PreTrainedModel, inputs: Mapping[str, Tensor], path: Path, attention: Attention, **how: object
+) -> None:
+    model.set_attn_implementation(attention)
+    names = tuple(inputs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Both exporters warn of themselves and of the models.
+        torch.onnx.export(
+            _Logits(model, names),
+            tuple(inputs.values()),
+            path,
+            input_names=list(names),
+            output_names=["logits"],
+            **how,  # type: ignore[arg-type]
+        )
+
+
+def old_exporter(
+    model: PreTrainedModel, inputs: Mapping[str, Tensor], path: Path, *, opset: int, attention: Attention
+) -> ir.Model:
+    """What `torch.onnx.export(dynamo=False)` traces."""
+    free = {name: {0: "batch", 1: "target" if "decoder" in name else "length"} for name in inputs}
+    _export(model, inputs, path, attention, dynamo=False, opset_version=opset, dynamic_axes=free)
+    return ir.load(path)
+
+
+def new_exporter(
+    model: PreTrainedModel, inputs: Mapping[str, Tensor], path: Path, *, opset: int, attention: Attention
+) -> ir.Model:
+    """What `torch.onnx.export(dynamo=True)` exports and optimises."""
+    free = torch.export.Dim.DYNAMIC
+    shapes = (tuple({0: free, 1: free} for _ in inputs),)
+    _export(
+        model, inputs, path, attention, dynamo=True, opset_version=opset, dynamic_shapes=shapes, external_data=False
+    )
+    return ir.load(path)
+
+
+def fused_by_onnxscript(model: ir.Model) -> ir.Model:
+    """The graph with the operators of ONNX Runtime that onnxscript's fusions find."""
+    fused, _ = optimize_for_ort(model.clone())
+    return fused
+
+
+def fused_by_onnxruntime(path: Path, heads: int, width: int) -> ir.Model:
+    """The graph with the operators that ONNX Runtime's own transformer optimizer finds in a BERT."""
+    from onnxruntime.transformers.optimizer import optimize_model
+
+    found = optimize_model(str(path), model_type="bert", num_heads=heads, hidden_size=width, opt_level=0)
+    return ir.from_proto(found.model)
