@@ -39,7 +39,7 @@ max_drop = 0.05
 batch = [1, 8]
 seq = [128]
 """
-EPOCHS, LEARNING_RATE, MAX_LENGTH, BATCH_SIZE, SEED = 4, 1e-4, 48, 32, 0
+EPOCHS, LEARNING_RATE, MAX_LENGTH, BATCH_SIZE, SEED = 3, 1e-4, 48, 32, 0
 
 
 def docstrings(library: Path) -> Iterator[tuple[str, str]]:
