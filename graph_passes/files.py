@@ -29,6 +29,7 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
         raise GraphError(f"{path}: there is no such ONNX file; give the path of a .onnx file")
     try:
         proto = onnx.load(path, load_external_data=False)
+        _check_names(proto.graph, path)
         model = ir.from_proto(proto)
     except (google.protobuf.message.DecodeError, ValueError, TypeError, KeyError, RuntimeError, OSError) as error:
         raise GraphError(f"{path}: not a readable ONNX file, maybe truncated; export or copy it again") from error
@@ -37,13 +38,23 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
     folder = path.parent.resolve()
     for graph in model.graphs():
         for value in graph.initializers.values():
-            if isinstance(value.const_value, ir.ExternalTensor):
-                value.const_value = _checked(value.const_value, folder, path)
+            _check_tensor(value.const_value, folder, path)
         for node in graph:
             for attribute in node.attributes.values():
-                if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
-                    _checked(attribute.value, folder, path)
+                if attribute.type == ir.AttributeType.TENSOR:
+                    _check_tensor(attribute.value, folder, path)
     return model
+
+
+def _check_names(graph: onnx.GraphProto, path: Path) -> None:
+    """Every tensor that a node reads has to come from somewhere."""
+    known = {value.name for value in (*graph.input, *graph.initializer)}
+    known.update(sparse.values.name for sparse in graph.sparse_initializer)
+    for node in graph.node:
+        missing = [name for name in node.input if name and name not in known]
+        if missing:
+            raise GraphError(f"{path}: {node.op_type} reads {missing[0]}, which nothing gives; export or copy it again")
+        known.update(node.output)
 
 
 def data_files(model: ir.Model) -> frozenset[Path]:
@@ -52,8 +63,19 @@ def data_files(model: ir.Model) -> frozenset[Path]:
     return frozenset(Path(tensor.path).resolve() for tensor in tensors if isinstance(tensor, ir.ExternalTensor))
 
 
-def _checked(tensor: ir.ExternalTensor, folder: Path, path: Path) -> ir.ExternalTensor:
-    """The tensor, bound to its folder, after its file is known to hold it."""
+def _check_tensor(tensor: object, folder: Path, path: Path) -> None:
+    """Make sure that a tensor has the data that its shape and type speak of."""
+    if isinstance(tensor, ir.ExternalTensor):
+        _bind(tensor, folder, path)
+    elif isinstance(tensor, ir.serde.TensorProtoTensor) and tensor.dtype != ir.DataType.STRING:
+        try:
+            tensor.numpy()
+        except (ValueError, TypeError, AssertionError) as error:
+            raise GraphError(f"{path}: {tensor.name} has other data than its shape; export or copy it again") from error
+
+
+def _bind(tensor: ir.ExternalTensor, folder: Path, path: Path) -> None:
+    """Bind a tensor to its folder, after its file is known to hold it."""
     location = Path(str(tensor.location).replace("\\", "/"))
     target = (folder / location).resolve()
     if location.is_absolute() or not target.is_relative_to(folder):
@@ -67,7 +89,6 @@ def _checked(tensor: ir.ExternalTensor, folder: Path, path: Path) -> ir.External
     if offset < 0 or (length is not None and length != tensor.nbytes) or target.stat().st_size < needed:
         raise GraphError(f"{path}: its data file {location} is too short for {tensor.name}; copy or export it again")
     tensor.base_dir = str(folder)
-    return tensor
 
 
 def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
@@ -84,7 +105,7 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
         written = Path(beside) / path.name
         ir.save(model, str(written), external_data=data, size_threshold_bytes=_EXTERNAL_BYTES)
         made = written.with_name(data)
-        if made.is_file():
+        if made.is_file() and made.stat().st_size:
             made.replace(path.with_name(data))
         else:
             with contextlib.suppress(FileNotFoundError):

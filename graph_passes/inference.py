@@ -67,8 +67,8 @@ def infer(
             yield value, special if summed else None, ir.DataType(dtype) if summed and dtype else None
         return
     inferred: dict[str, onnx.TypeProto] = {}
-    proto = ir.serde.serialize_node(node)
     try:
+        proto = ir.serde.serialize_node(node)
         schema = onnx.defs.get_schema(node.op_type, _opset(node, model), node.domain)
         inferred = onnx.shape_inference.infer_node_outputs(
             schema,
@@ -160,7 +160,7 @@ def evaluate(
     feeds = {value.name or "": constants[value] for value in node.inputs if value is not None}
     try:
         results = _run(ir.serde.serialize_node(node), feeds, _opset(node, model))
-    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
+    except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError):
         return  # Content that cannot be told is no error: the shape alone may do.
     for value, result in zip(node.outputs, results, strict=True):
         constants[value] = np.asarray(result)

@@ -151,10 +151,14 @@ def _bind(graph: ir.Graph, sizes: Shape, alike: dict[str, str]) -> dict[str, int
     """
     supply = itertools.chain(sizes[1:], itertools.count(sizes[-1] + 2, 2))
     bindings: dict[str, int] = {}
-    for axis, dim in (pair for value in graph.inputs for pair in enumerate(value.shape or ())):
-        for name in _symbols(dim, axis):
-            if name not in bindings:
-                bindings[name] = sizes[0] if axis == 0 else next(supply)
+    free = [
+        (axis, dim) for value in graph.inputs for axis, dim in enumerate(value.shape or ()) if not isinstance(dim, int)
+    ]
+    # Plain symbols first; what is left is a sum of them (`past + length`), or only looks like one (`batch-size`).
+    for axis, dim in sorted(free, key=lambda pair: not (pair[1].value or "").isidentifier()):
+        name = f"axis {axis}" if dim.value is None else dim.value
+        if name not in bindings and (_size(dim, bindings) or 0) < 1:
+            bindings[name] = sizes[0] if axis == 0 else next(supply)
     for name, other in alike.items():
         while other in alike:
             other = alike[other]
@@ -162,12 +166,17 @@ def _bind(graph: ir.Graph, sizes: Shape, alike: dict[str, str]) -> dict[str, int
     return bindings
 
 
-def _symbols(dim: int | ir.SymbolicDim, axis: int) -> list[str]:
-    if isinstance(dim, int):
-        return []
+def _size(dim: ir.SymbolicDim, bindings: dict[str, int]) -> int | None:
+    """Size of a free dimension, None where its symbols are not bound."""
     if dim.value is None:
-        return [f"axis {axis}"]
-    return sorted(str(symbol) for symbol in dim.free_symbols()) or [dim.value]
+        return None
+    if dim.value in bindings:
+        return bindings[dim.value]
+    try:
+        size = dim.evaluate(bindings)
+    except ValueError:  # The name is no expression.
+        return None
+    return size if isinstance(size, int) else None
 
 
 def _concrete(shape: ir.Shape | None, bindings: dict[str, int], position: int | None = None) -> Shape | None:
@@ -182,8 +191,8 @@ def _concrete(shape: ir.Shape | None, bindings: dict[str, int], position: int | 
                 return None
             dims.append(bindings[f"axis {axis}"])
         else:
-            size = bindings.get(dim.value, dim.evaluate(bindings))
-            if not isinstance(size, int):
+            size = _size(dim, bindings)
+            if size is None:
                 return None
             dims.append(size)
     return tuple(dims)

@@ -100,7 +100,8 @@ def run(model: ir.Model, feeds: Feeds) -> list[np.ndarray]:
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    session = ort.InferenceSession(ir.to_proto(model).SerializeToString(), options, ["CPUExecutionProvider"])
+    inline = ir.external_data.load_to_model(model.clone())
+    session = ort.InferenceSession(ir.to_proto(inline).SerializeToString(), options, ["CPUExecutionProvider"])
     return [np.asarray(output) for output in session.run(None, dict(feeds))]
 
 
