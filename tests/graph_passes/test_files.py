@@ -1,0 +1,254 @@
+"""Files: what is not whole or not safe to read is a `GraphError`; what is written is whole or not there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import hypothesis
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from hypothesis import strategies as st
+
+from graph_passes import GraphError, GraphPassError, find_attention, load, save, shrink
+from tests.graph_passes.graphs import SIZES, assert_same, content, draw, graph, plan, run
+from tests.graph_passes.layers import LAYERS
+
+
+def model() -> ir.Model:
+    """A graph whose two weights are large enough for the data file."""
+    return graph("h = MatMul (x, W) g = Relu (h) y = MatMul (g, V)", "float[8, 64] W, float[64, 8] V")
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "model.onnx"
+    save(model(), path)
+    return path
+
+
+def edit(path: Path, change: Callable[[onnx.ModelProto], object]) -> None:
+    proto = onnx.load(path, load_external_data=False)
+    change(proto)
+    path.write_bytes(proto.SerializeToString())
+
+
+def point(key: str, value: str) -> Callable[[onnx.ModelProto], object]:
+    """Change where the first weight says that its data lie."""
+
+    def change(proto: onnx.ModelProto) -> None:
+        entries = proto.graph.initializer[0].external_data
+        kept = [(entry.key, entry.value) for entry in entries if entry.key != key]
+        del entries[:]
+        for name, told in [*kept, (key, value)]:
+            entries.add(key=name, value=told)
+
+    return change
+
+
+def test_a_graph_that_is_saved_and_loaded_is_the_same(saved: Path) -> None:
+    assert sorted(file.name for file in saved.parent.iterdir()) == ["model.onnx", "model.onnx.data"]
+    assert saved.with_name("model.onnx.data").stat().st_size >= 2 * 8 * 64 * 4
+    assert_same(load(saved), model(), tolerance=0)
+
+
+def test_weights_stay_on_disk_until_they_are_read(saved: Path) -> None:
+    tensor = load(saved).graph.initializers["W"].const_value
+    assert isinstance(tensor, ir.ExternalTensor)
+
+
+def test_a_weight_that_two_nodes_read_is_written_once(tmp_path: Path) -> None:
+    body = "h = MatMul (x, W) g = Relu (h) t = Transpose <perm = [1, 0]> (W) y = MatMul (g, t)"
+    save(graph(body, "float[8, 512] W"), tmp_path / "shared.onnx")
+    assert (tmp_path / "shared.onnx.data").stat().st_size == 8 * 512 * 4
+
+
+def test_small_weights_need_no_data_file(tmp_path: Path) -> None:
+    (tmp_path / "small.onnx.data").write_bytes(b"of an older graph")
+    save(graph("y = Add (x, b)", "float[8] b"), tmp_path / "small.onnx")
+    assert [file.name for file in tmp_path.iterdir()] == ["small.onnx"]
+
+
+def test_a_graph_can_be_saved_again_after_it_was_saved(tmp_path: Path) -> None:
+    one = model()
+    save(one, tmp_path / "a.onnx")
+    save(one, tmp_path / "b.onnx")
+    (tmp_path / "a.onnx.data").unlink()
+    assert_same(load(tmp_path / "b.onnx"), one, tolerance=0)
+
+
+def test_a_graph_may_be_shrunk_onto_itself(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    layer = LAYERS["separate"].graph()
+    save(layer, path)
+    shrunk = shrink(load(path), plan([0, 2]))
+    expected = run(shrunk.model, draw(layer, SIZES[0]))
+    save(shrunk.model, path)
+    np.testing.assert_array_equal(run(load(path), draw(layer, SIZES[0]))[0], expected[0])
+    assert content(load(path), "Wq").shape == (8, 6)
+
+
+# -- What is not whole -----------------------------------------------------------------------------------------------
+
+
+def assert_refused(path: Path, words: str) -> None:
+    """Loading fails with one line that names the file, the fault and the mend."""
+    with pytest.raises(GraphError, match=words) as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    assert_refused(tmp_path / "none.onnx", "there is no such ONNX file; give the path of a .onnx file")
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    assert_refused(tmp_path, "there is no such ONNX file")
+
+
+@pytest.mark.parametrize("something", [b"", b"not a graph", b"\x08\x0a"])
+def test_a_file_of_something_else(tmp_path: Path, something: bytes) -> None:
+    (tmp_path / "model.onnx").write_bytes(something)
+    assert_refused(tmp_path / "model.onnx", "maybe truncated; export or copy it again")
+
+
+def test_missing_data(saved: Path) -> None:
+    saved.with_name("model.onnx.data").unlink()
+    assert_refused(saved, r"its data file model.onnx.data is missing; copy it beside the graph")
+
+
+def test_truncated_data(saved: Path) -> None:
+    data = saved.with_name("model.onnx.data")
+    data.write_bytes(data.read_bytes()[:-1])
+    assert_refused(saved, r"its data file model.onnx.data is too short for [VW]; copy or export it again")
+
+
+@pytest.mark.parametrize(
+    "location", ["/etc/passwd", "../secret", "a/../../secret", "..\\secret", "link", "linked/secret"]
+)
+def test_data_outside_the_folder(tmp_path: Path, location: str) -> None:
+    (tmp_path / "secret").write_bytes(bytes(10_000))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "link").symlink_to(tmp_path / "secret")
+    (folder / "linked").symlink_to(tmp_path)
+    path = folder / "model.onnx"
+    save(model(), path)
+    edit(path, point("location", location))
+    assert_refused(path, "lies outside the graph's folder")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("offset", "-4"), ("offset", "999999999999"), ("length", "4"), ("length", "-1"), ("offset", "x")]
+)
+def test_data_that_the_graph_misplaces(saved: Path, key: str, value: str) -> None:
+    edit(saved, point(key, value))
+    assert_refused(saved, "again")
+
+
+def test_data_of_a_constant_outside_the_folder(saved: Path) -> None:
+    def change(proto: onnx.ModelProto) -> None:
+        tensor = onnx.TensorProto(name="c", dims=[4], data_type=1, data_location="EXTERNAL")
+        tensor.external_data.add(key="location", value="../secret")
+        node = proto.graph.node.add(op_type="Constant", output=["c"])
+        node.attribute.add(name="value", type=onnx.AttributeProto.TENSOR).t.CopyFrom(tensor)
+
+    edit(saved, change)
+    assert_refused(saved, "lies outside the graph's folder")
+
+
+def test_an_inline_weight_of_another_size_than_its_shape(saved: Path) -> None:
+    edit(saved, lambda proto: proto.graph.initializer.add(name="b", dims=[3], data_type=1, raw_data=bytes(8)))
+    assert_refused(saved, "b has other data than its shape; export or copy it again")
+
+
+def test_a_node_that_reads_what_nothing_gives(saved: Path) -> None:
+    edit(saved, lambda proto: proto.graph.node.add(op_type="Relu", input=["nowhere"], output=["z"]))
+    assert_refused(saved, "Relu reads nowhere, which nothing gives; export or copy it again")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("whole") / "model.onnx"
+    save(LAYERS["relative bias"].graph(), path)
+    return path
+
+
+@hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
+@hypothesis.given(share=st.floats(0, 1, exclude_max=True))
+def test_a_truncated_graph(whole: Path, share: float) -> None:
+    content = whole.read_bytes()
+    path = whole.with_name("cut.onnx")
+    path.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(GraphError):
+        load(path)
+
+
+@hypothesis.settings(max_examples=150, deadline=None, derandomize=True)
+@hypothesis.given(
+    flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 7)), min_size=1, max_size=6)
+)
+def test_a_damaged_graph_loads_or_is_a_graph_error(whole: Path, flips: list[tuple[float, int]]) -> None:
+    content = bytearray(whole.read_bytes())
+    for place, bit in flips:
+        content[int(place * len(content))] ^= 1 << bit
+    path = whole.with_name("flipped.onnx")
+    path.write_bytes(content)
+    with contextlib.suppress(GraphPassError):
+        find_attention(load(path))
+
+
+# -- What cannot be written ------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def full_disk(room: int) -> Iterator[None]:
+    """No file may grow beyond `room` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("room", [0, 100, 2000, 4000])
+def test_a_full_disk_leaves_nothing(tmp_path: Path, room: int) -> None:
+    with full_disk(room), pytest.raises(OSError, match="File too large"):
+        save(model(), tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_leaves_the_older_graph(saved: Path) -> None:
+    before = {file.name: file.read_bytes() for file in saved.parent.iterdir()}
+    with full_disk(2000), pytest.raises(OSError, match="File too large"):
+        save(graph("y = MatMul (x, W)", "float[8, 500] W", outputs="float[B, S, 500] y"), saved)
+    assert {file.name: file.read_bytes() for file in saved.parent.iterdir()} == before
+
+
+def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save(model(), tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").mkdir()
+    with pytest.raises(OSError, match="is a folder"):
+        save(model(), tmp_path / "model.onnx")
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        save(model(), tmp_path / "none" / "model.onnx")
