@@ -87,7 +87,8 @@ def learned(
     left with the weights that the plan belongs to.
     """
     if state.is_main_process:
-        _open_store(store, recipe.learning_key(model=folder.fingerprint, rows=data.train_hash or ""), listen)
+        rows = {"train": data.train_hash or "", "eval": data.eval_hash or ""}
+        _open_store(store, recipe.learning_key(model=folder.fingerprint, **rows), listen)
     state.wait_for_everyone()
     done = store / "done.json"
     weights = store / "model.safetensors"

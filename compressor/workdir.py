@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import shutil
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from compressor.errors import CompressorError, InputError, UsageError
@@ -64,7 +64,7 @@ class WorkDir:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-@contextmanager
+@contextlib.contextmanager
 def opened(out: Path, *, force: bool) -> Iterator[WorkDir]:
     """The work folder of a run that will write `out`; what cannot be resumed is removed when the run ends.
 
@@ -74,11 +74,16 @@ def opened(out: Path, *, force: bool) -> Iterator[WorkDir]:
     """
     out = Path(os.path.abspath(out))  # noqa: PTH100  (a last `..` or `.` must go, a symbolic link must not)
     work = WorkDir(out)
-    _recover(out)
-    _check_target(out, force)
     _check_ours(work.path)
     work.path.mkdir(parents=True, exist_ok=True)
     with _locked(work.path):
+        try:
+            _recover(out)
+            _check_target(out, force)
+        except Exception:
+            with contextlib.suppress(OSError):  # whatever an earlier run left in it stays
+                work.path.rmdir()
+            raise
         (work.path / _STAMP).touch()
         for folder in (work.result, work.scratch):
             shutil.rmtree(folder, ignore_errors=True)
@@ -135,7 +140,7 @@ def _check_ours(path: Path) -> None:
         raise InputError(f"{path}: stands in the way and no run has left it; move it, or name another output (-o)")
 
 
-@contextmanager
+@contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold the folder for this run. The lock goes with the process, however that ends."""
     handle = os.open(path, os.O_RDONLY)

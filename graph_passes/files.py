@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -98,16 +99,22 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
         OSError: the disk is full or the folder cannot be written; nothing is left behind.
     """
     path = Path(path)
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder")
-    data = path.name + ".data"
+    data = path.with_name(f"{path.name}.data")
+    for place in (path, data):
+        if place.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "is a folder", str(place))
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as beside:
         written = Path(beside) / path.name
-        ir.save(model, str(written), external_data=data, size_threshold_bytes=_EXTERNAL_BYTES)
-        made = written.with_name(data)
-        if made.is_file() and made.stat().st_size:
-            made.replace(path.with_name(data))
-        else:
-            with contextlib.suppress(FileNotFoundError):
-                path.with_name(data).unlink()
-        written.replace(path)
+        ir.save(model, str(written), external_data=data.name, size_threshold_bytes=_EXTERNAL_BYTES)
+        made, old = written.with_name(data.name), written.with_name("old")
+        with contextlib.suppress(FileNotFoundError):
+            data.rename(old)
+        try:
+            if made.is_file() and made.stat().st_size:
+                made.rename(data)
+            written.replace(path)
+        except OSError:
+            data.unlink(missing_ok=True)
+            if old.exists():
+                old.rename(data)
+            raise

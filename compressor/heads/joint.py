@@ -152,7 +152,7 @@ def train(
         "start": [digest(model), digest(gate)],
         "schedule": asdict(schedule),
         "options": options,
-        "rows": data.train_hash,
+        "rows": [data.train_hash, data.eval_hash],
         "processes": processes(),
     }
     with _state().main_process_first():

@@ -6,20 +6,23 @@ import contextlib
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
 
-from compressor.errors import CompressorError
-from compressor.targets.base import TOLERANCE
+from compressor.errors import CompressorError, InputError
+from compressor.targets.base import TOLERANCE, Feeds
 from compressor.targets.compare import relative_error
 from compressor.targets.feeds import random_feeds
 from compressor.targets.prepare import prepare
 from compressor.targets.session import one_line, open_session, run
 from graph_passes import load, save
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
 
 _TRIALS = ((1, 6, False), (2, 9, True), (3, 5, True))
 """Batch, length, padded: what a fused graph is tried on."""
@@ -35,9 +38,8 @@ def fuse(source: Path, out: Path, session: Mapping[str, Any]) -> str:
         CompressorError: the graph as given cannot be loaded or run.
         OSError: `out` cannot be written.
     """
-    trials = list(trial_feeds(source))
     plain = open_session(source, {**session, "graph_optimization": "none"})
-    expected = [run(plain, feeds) for feeds in trials]
+    trials, expected = _runnable(plain, trial_feeds(source))
     del plain
     model = load(source)
     try:
@@ -67,6 +69,19 @@ def trial_feeds(source: Path) -> Iterator[dict[str, np.ndarray]]:
         yield random_feeds(model, batches[0] if batches else batch, seq, seed=seed, padded=padded)
 
 
+def _runnable(session: InferenceSession, trials: Iterable[Feeds]) -> tuple[list[Feeds], list[dict[str, np.ndarray]]]:
+    """The inputs that the graph can run on, and its outputs; a graph may have fewer positions than the longest asks."""
+    found, refusal = [], None
+    for feeds in trials:
+        try:
+            found.append((feeds, run(session, feeds)))
+        except InputError as error:
+            refusal = error
+    if refusal is not None and not found:
+        raise refusal
+    return [feeds for feeds, _ in found], [outputs for _, outputs in found]
+
+
 def _rewritten(model: ir.Model) -> ir.Model:
     from onnxscript.rewriter.ort_fusions import optimize_for_ort
 
@@ -75,7 +90,7 @@ def _rewritten(model: ir.Model) -> ir.Model:
 
 
 def _largest_error(
-    path: Path, session: Mapping[str, Any], trials: list[dict[str, np.ndarray]], expected: list[dict[str, np.ndarray]]
+    path: Path, session: Mapping[str, Any], trials: list[Feeds], expected: list[dict[str, np.ndarray]]
 ) -> float:
     fused = open_session(path, dict(session))
     return max(

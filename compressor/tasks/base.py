@@ -98,6 +98,7 @@ class Data:
         task: the task that encoded them.
         notes: what a reader must know, e.g. that the test rows were set aside from the evaluation rows.
         train_hash: `sha256:...` over the training rows as tokens and labels, whatever file they came in; None without.
+        eval_hash: the same of the evaluation rows.
     """
 
     train: Dataset
@@ -106,3 +107,4 @@ class Data:
     task: Task
     notes: tuple[str, ...]
     train_hash: str | None
+    eval_hash: str | None

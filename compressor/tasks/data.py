@@ -36,7 +36,8 @@ def open_data(request: DataRequest, folder: ModelFolder) -> Data:
         notes.append(_note("test", "evaluation", rows["test"], request.seed))
     none = rows["test"].select([])
     train = rows.get("train", none)
-    return Data(train, rows.get("eval", none), rows["test"], task, tuple(notes), _hash(train) if len(train) else None)
+    chosen_on = rows.get("eval", none)
+    return Data(train, chosen_on, rows["test"], task, tuple(notes), _hash(train), _hash(chosen_on))
 
 
 def _sources(request: DataRequest) -> tuple[dict[Split, tuple[Dataset, str]], list[str]]:
@@ -85,7 +86,9 @@ def _note(new: str, old: str, rows: Dataset, seed: int) -> str:
     return f"no {new} data was given: {len(rows)} of the {old} rows, drawn with seed {seed}, were set aside for it"
 
 
-def _hash(examples: Dataset) -> str:
+def _hash(examples: Dataset) -> str | None:
+    if not len(examples):
+        return None
     digest = hashlib.sha256()
     for batch in examples.select_columns(["input_ids", "labels"]).iter(batch_size=1000):
         for ids, label in zip(batch["input_ids"], batch["labels"], strict=True):

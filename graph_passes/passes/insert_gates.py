@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import onnx_ir as ir
 
@@ -65,35 +67,54 @@ def _check_gates(plan: Plan, gates: dict[str, ir.Value]) -> None:
 
 
 def _meet(plan: Plan, places: list[GraphSite]) -> list[tuple[SitePlan, GraphSite]]:
-    """Pair the plan's sites with the graph's attentions (cases 2 and 3)."""
-    if len(places) != len(plan.sites):
-        raise PlanError(
-            f"the plan has {len(plan.sites)} sites and the graph {len(places)} attentions that can be told; "
-            "use a plan of this model, or export the graph with its gates"
-        )
-    by_name = [[place for place in places if _same_path(site.name, place.name)] for site in plan.sites]
-    distinct = len({id(place) for found in by_name for place in found})
-    if all(len(found) == 1 for found in by_name) and distinct == len(places):
-        pairs = [(site, found[0]) for site, found in zip(plan.sites, by_name, strict=True)]
-    elif not any(by_name):
-        pairs = list(zip(plan.sites, places, strict=True))
-        for site, place in pairs:
-            if (site.kind == "cross") != (place.kind == "cross"):
-                raise PlanError(
-                    f"site {site.name}: a {site.kind} attention in the plan, and the graph's nameless attention in its "
-                    f"place is {place.kind}; export the graph with its gates"
-                )
-    else:
-        site = next(site for site, found in zip(plan.sites, by_name, strict=True) if len(found) != 1)
-        raise PlanError(
-            f"site {site.name} could be several attentions of this graph, which has "
-            f"{_listed(place.name or 'a nameless one' for place in places)}; export the graph with its gates"
-        )
+    """Pair the plan's sites with the graph's attentions."""
+    by_name = [(site, [place for place in places if _same_path(site.name, place.name)]) for site in plan.sites]
+    pairs = _meet_by_name(by_name, places) if any(found for _, found in by_name) else _meet_in_order(plan, places)
     for site, place in pairs:
         if (site.heads, site.head_dim) != (place.heads, place.head_dim):
             raise PlanError(
                 f"site {site.name}: the plan has {site.heads} heads of {site.head_dim}, the graph {place.heads} of "
                 f"{place.head_dim} at {place.name or 'that place'}; use a plan of this model"
+            )
+    return pairs
+
+
+def _meet_by_name(
+    by_name: list[tuple[SitePlan, list[GraphSite]]], places: list[GraphSite]
+) -> list[tuple[SitePlan, GraphSite]]:
+    """Case 2. A module that the model calls several times is one site with several attentions of one name."""
+    for site, found in by_name:
+        if not found:
+            raise PlanError(
+                f"site {site.name} is no attention of this graph, which has {_names(places)}; use a plan of this model"
+            )
+        if len({place.name for place in found}) > 1:
+            raise PlanError(
+                f"site {site.name} could be several attentions of this graph, which has {_names(found)}; "
+                "export the graph with its gates"
+            )
+    pairs = [(site, place) for site, found in by_name for place in found]
+    for place in places:
+        sites = [site.name for site, found in pairs if found is place]
+        if len(sites) != 1:
+            which = f"could be any of {_listed(sites)}" if sites else "is not in the plan"
+            raise PlanError(f"the graph's attention {place.name or 'without a name'} {which}; use a plan of this model")
+    return pairs
+
+
+def _meet_in_order(plan: Plan, places: list[GraphSite]) -> list[tuple[SitePlan, GraphSite]]:
+    """Case 3."""
+    if len(places) != len(plan.sites):
+        raise PlanError(
+            f"the plan has {len(plan.sites)} sites and the graph {len(places)} attentions that can be told; "
+            "use a plan of this model, or export the graph with its gates"
+        )
+    pairs = list(zip(plan.sites, places, strict=True))
+    for site, place in pairs:
+        if (site.kind == "cross") != (place.kind == "cross"):
+            raise PlanError(
+                f"site {site.name}: a {site.kind} attention in the plan, and the graph's nameless attention in its "
+                f"place is {place.kind}; export the graph with its gates"
             )
     return pairs
 
@@ -108,8 +129,12 @@ def _same_path(site: str, scope: str | None) -> bool:
     return inside or any(mine[start:] == theirs for start in starts if mine[start:])
 
 
-def _listed(names: object) -> str:
-    known = [str(name) for name in names]  # type: ignore[attr-defined]
+def _names(places: list[GraphSite]) -> str:
+    return _listed(place.name or "a nameless one" for place in places)
+
+
+def _listed(names: Iterable[str]) -> str:
+    known = list(dict.fromkeys(names))
     return ", ".join(known[:4]) + (f" and {len(known) - 4} more" if len(known) > 4 else "")
 
 
@@ -121,11 +146,17 @@ def _insert(graph: ir.Graph, site: SitePlan, place: GraphSite) -> None:
     else:
         content = np.array(site.gate).reshape(-1, *(1,) * (place.rank - 1 - place.axis))
     dtype = _dtype(value)
-    tensor = ir.Tensor(content.astype(dtype.numpy()), dtype=dtype, name=gate_name(site.name))
-    gate = ir.Value(name=tensor.name, const_value=tensor, type=ir.TensorType(dtype), shape=tensor.shape)
-    graph.register_initializer(gate)
+    gate = graph.initializers.get(gate_name(site.name))
+    if gate is not None and tuple(gate.shape or ()) != content.shape:
+        raise PlanError(
+            f"site {site.name} is computed in two layouts of its heads in this graph; export the graph with its gates"
+        )
+    if gate is None:
+        tensor = ir.Tensor(content.astype(dtype.numpy()), dtype=dtype, name=gate_name(site.name))
+        gate = ir.Value(name=tensor.name, const_value=tensor, type=ir.TensorType(dtype), shape=tensor.shape)
+        graph.register_initializer(gate)
     readers = list(value.uses())
-    product = ir.node("Mul", [value, gate], name=f"{site.name}/gate")
+    product = ir.node("Mul", [value, gate], name=f"{value.name}.gate")
     gated = product.outputs[0]
     gated.dtype, gated.shape = dtype, value.shape
     graph.insert_after(producer, product)
