@@ -94,8 +94,17 @@ def encoder() -> Path:
 def fine_tune(splits: dict[str, list[tuple[str, str]]], folder: Path) -> None:
     """Write the dense model: the encoder and a fresh head, trained on the rows with every attention head."""
     import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer, TrainingArguments
+    from transformers import (
+        AutoModelForSequenceClassification,
+        AutoTokenizer,
+        PrinterCallback,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
     from transformers.utils import logging
+
+    from compressor.cli.view import View
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -111,6 +120,10 @@ def fine_tune(splits: dict[str, list[tuple[str, str]]], folder: Path) -> None:
         labels = torch.tensor([PACKAGES.index(package) for package, _ in batch])
         return {**tokens.convert_to_tensors("pt"), "labels": labels}
 
+    class Progress(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            tell(state.global_step, state.max_steps)
+
     arguments = TrainingArguments(
         output_dir=str(folder),
         num_train_epochs=EPOCHS,
@@ -122,9 +135,19 @@ def fine_tune(splits: dict[str, list[tuple[str, str]]], folder: Path) -> None:
         report_to="none",
         remove_unused_columns=False,
         dataloader_pin_memory=False,
+        disable_tqdm=True,
         logging_strategy="no",
     )
-    Trainer(model=model, args=arguments, data_collator=collate, train_dataset=splits["train"]).train()
+    with View().stage("teaching MiniLM with every head") as tell:
+        trainer = Trainer(
+            model=model,
+            args=arguments,
+            data_collator=collate,
+            train_dataset=splits["train"],
+            callbacks=[Progress()],
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -139,7 +162,6 @@ def main() -> None:
     write_rows(splits, out / "rows")
     counts = ", ".join(f"{len(found)} {split}" for split, found in splits.items())
     print(f"docstrings of {len(PACKAGES)} packages as rows: {counts}", flush=True)
-    print(f"teaching MiniLM the task with all of its heads, {EPOCHS} epochs", flush=True)
     fine_tune(splits, out / "model")
     recipe = RECIPE.format(epochs=EPOCHS, learning_rate=LEARNING_RATE, max_length=MAX_LENGTH)
     (out / "model" / "compress.toml").write_text(recipe)

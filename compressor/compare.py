@@ -7,8 +7,9 @@ import itertools
 import numpy as np
 from torch import Tensor
 
+from compressor.errors import UsageError
 from compressor.folder import ModelFolder, example_inputs
-from compressor.folder.inputs import token_limit
+from compressor.folder.inputs import takes_text, token_limit
 from compressor.measure import interleave, paired_interval
 from compressor.progress import Listener, Tell
 from compressor.recipe import Recipe
@@ -47,8 +48,8 @@ def speeds(dense: Side, compressed: Side, folder: ModelFolder, recipe: Recipe, l
     """Both engines timed in turn, at each batch size and length of the recipe."""
     rows = []
     for batch, seq in itertools.product(recipe.batch, lengths(recipe, folder)):
-        feeds = {name: value.numpy() for name, value in example_inputs(folder, batch, seq).items()}
-        with listen.stage(f"timing both, batch {batch}, {seq} tokens") as tell:
+        feeds = {name: value.numpy() for name, value in example_inputs(folder, batch, seq or 1).items()}
+        with listen.stage(f"timing both, batch {batch}" + (f", {seq} tokens" if seq else "")) as tell:
             row = interleave(
                 dense.engine,
                 compressed.engine,
@@ -63,8 +64,16 @@ def speeds(dense: Side, compressed: Side, folder: ModelFolder, recipe: Recipe, l
     return tuple(rows)
 
 
-def lengths(recipe: Recipe, folder: ModelFolder) -> tuple[int, ...]:
-    """The lengths to time, in tokens."""
+def lengths(recipe: Recipe, folder: ModelFolder) -> tuple[int | None, ...]:
+    """The lengths to time, in tokens; None alone for a model of images or sound, which have one size.
+
+    Raises:
+        UsageError: lengths were asked for of such a model.
+    """
+    if not takes_text(folder):
+        if recipe.seq:
+            raise UsageError(f"--seq {','.join(map(str, recipe.seq))}: {folder.path} takes no text; leave it out")
+        return (None,)
     return recipe.seq or (min(_LENGTH, token_limit(folder.model) or _LENGTH),)
 
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import logging
 import os
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -20,6 +17,7 @@ from transformers import PreTrainedModel
 from transformers.exporters import OnnxConfig, OnnxExporter
 
 from compressor.errors import InputError, UsageError
+from compressor.quiet import quiet_tools
 from compressor.sites.find import find_sites
 from compressor.sites.gates import check_plan, gated
 from compressor.sites.hook import Attention, Call, configs, family, intercepted, unwrap
@@ -67,7 +65,7 @@ def export_reference(
     sample = _sample(inputs)
     with _as_deployed(bare):
         check_plan(plan, find_sites(bare, sample, attention=attention))
-        with gated(bare, plan, attention=attention), intercepted(bare, _with_whole_mask, attention), _quiet():
+        with gated(bare, plan, attention=attention), intercepted(bare, _with_whole_mask, attention), quiet_tools():
             program = _exported(bare, sample, opset)
     _tidy(program)
     if plan.model is not None:
@@ -130,19 +128,6 @@ def _as_deployed(model: PreTrainedModel) -> Iterator[None]:
             module.training = training
         if not had_forward:
             vars(model).pop("forward", None)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """The exporters tell their progress by print, by logging and by warnings; none of it is for the user."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(disabled)
 
 
 def _tidy(program: ir.Model) -> None:

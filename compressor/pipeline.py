@@ -11,19 +11,20 @@ from typing import Any, Literal
 import torch
 from accelerate import PartialState
 
+import graph_passes
 from compressor import choice, compare, measure, verify
 from compressor import folder as folders
 from compressor import report as reports
 from compressor.choice import Choice
 from compressor.folder import ModelFolder, example_inputs, save_companions
 from compressor.folder.inputs import token_limit
-from compressor.folder.quiet import quiet_transformers
 from compressor.heads.learn import heads_to_keep
 from compressor.machine import machine
 from compressor.progress import Listener, Silent, Tell
+from compressor.quiet import quiet_transformers
 from compressor.recipe import Recipe, command_line
-from compressor.report import Report, Score, Speed
-from compressor.side import Side, build, rehearse
+from compressor.report import Refusal, Report, Score, Speed
+from compressor.side import Side, build, one_head_less, require, shrink
 from compressor.sites import Site, find_sites, keep_all
 from compressor.tasks import Data, open_data
 from compressor.workdir import WorkDir, opened
@@ -97,8 +98,9 @@ class _Run:
         longest = token_limit(self.folder.model)
         tried = verify.cases(lambda *size: example_inputs(self.folder, *size), longest=longest)
         dense = build("dense", self.folder, keep_all(sites), recipe, tried, self.work, watch)
+        rehearsed = shrink(dense.reference, one_head_less(sites))
         if chosen is None and data is not None:
-            rehearse(dense, sites)
+            require(rehearsed)
             with watch.stage(f"learning which heads to keep ({recipe.method})") as tell:
                 store = self.work.learning
                 chosen = choice.learned(recipe, self.folder, sites, data, store, self.state, watch, tell)
@@ -108,15 +110,21 @@ class _Run:
         compressed = build("compressed", self.folder, chosen.plan, recipe, tried, self.work, watch)
         scores = compare.scores(dense, compressed, data, recipe, watch)
         speeds = compare.speeds(dense, compressed, self.folder, recipe, watch)
-        return self._written(chosen, dense, compressed, scores, speeds)
+        return self._written(chosen, dense, compressed, scores, speeds, rehearsed.refused)
 
     def _written(
-        self, chosen: Choice, dense: Side, compressed: Side, scores: tuple[Score, ...], speeds: tuple[Speed, ...]
+        self,
+        chosen: Choice,
+        dense: Side,
+        compressed: Side,
+        scores: tuple[Score, ...],
+        speeds: tuple[Speed, ...],
+        refused: tuple[graph_passes.Refusal, ...],
     ) -> Report:
         """Everything that the output folder holds beside the engine."""
         recipe, result, watch = self.recipe, self.work.result, self.watch
         with watch.stage("measuring memory"):
-            size = {"batch": recipe.batch[0], "seq": compare.lengths(recipe, self.folder)[0]}
+            size = {"batch": recipe.batch[0], "seq": compare.lengths(recipe, self.folder)[0] or 1}
             facts = {
                 "dense": measure.facts(dense.engine, dense.graph, file=None, **size),
                 "compressed": measure.facts(compressed.engine, compressed.graph, file="engine.onnx", **size),
@@ -134,6 +142,10 @@ class _Run:
             "scores": scores,
             "proofs": (*dense.proofs, *compressed.proofs),
             "gate": _gate(recipe.max_drop, scores),
+            "refused": tuple(
+                Refusal(what=", ".join(sorted(found.sites)), why=f"its heads cannot be removed: {found}")
+                for found in refused
+            ),
         }
         report = Report(
             verdict=reports.verdict(**seen, max_drop=recipe.max_drop),
@@ -160,7 +172,7 @@ def _load(recipe: Recipe) -> tuple[ModelFolder, list[Site]]:
     loading = {"allow_pickle": recipe.allow_pickle, "trust_remote_code": recipe.trust_remote_code}
     folder = folders.load(recipe.model, task=recipe.task, needs_processor=True, **loading)
     sites = find_sites(folder.model, example_inputs(folder, 2, 8), attention=recipe.attention)
-    example_inputs(folder, 1, max(compare.lengths(recipe, folder)))
+    example_inputs(folder, 1, max(seq or 1 for seq in compare.lengths(recipe, folder)))
     if recipe.keep is not None:
         heads_to_keep(recipe.keep, sum(site.heads for site in sites))
     return folder, sites

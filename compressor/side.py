@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import graph_passes
@@ -14,11 +14,11 @@ from compressor.folder import ModelFolder, example_inputs
 from compressor.progress import Listener
 from compressor.recipe import Recipe
 from compressor.report import Proof
-from compressor.sites import Site
+from compressor.sites import Site, keep_all
 from compressor.targets import Engine, target
 from compressor.verify import Case
 from compressor.workdir import WorkDir
-from graph_passes import Plan, Shrunk, SitePlan
+from graph_passes import Plan, Shrunk
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def build(
         exported = verify.prove_export(folder.model, plan, reference, tried, name, attention=recipe.attention)
         verify.require(exported)
     with listen.stage(f"{name}: shrinking it"):
-        graph_passes.save(shrink(reference, plan).model, graph)
+        graph_passes.save(require(shrink(reference, plan)).model, graph)
         same = verify.require(verify.prove_shrunk(reference, graph, tried, name))
     with listen.stage(f"{name}: building the engine"):
         make = target(recipe.target)
@@ -86,37 +86,28 @@ def build(
 
 
 def shrink(reference: Path, plan: Plan) -> Shrunk:
-    """The graph without the heads that the plan drops.
+    """The graph without the heads that the plan drops."""
+    return graph_passes.shrink(graph_passes.load(reference), plan)
+
+
+def require(shrunk: Shrunk) -> Shrunk:
+    """What was shrunk, if nothing was refused.
 
     Raises:
-        SiteRefusedError: a site cannot be shrunk; the message names the operator in the way.
+        SiteRefusedError: a site was; the message names the operator in the way.
     """
-    shrunk = graph_passes.shrink(graph_passes.load(reference), plan)
-    if shrunk.refused:
-        first = shrunk.refused[0]
-        more = f" (and {len(shrunk.refused) - 1} more)" if len(shrunk.refused) > 1 else ""
+    if shrunk.obstacle:
         raise SiteRefusedError(
-            f"{min(first.sites)}: {first.op} {first.node}: {first.why}{more}; keep every head of the site in a plan"
-            " of your own (--plan), or try --attention sdpa or --opset 23"
+            f"{shrunk.obstacle}; keep every head of the site in a plan of your own (--plan), or try --attention sdpa or"
+            " --opset 23"
         )
     return shrunk
 
 
-def rehearse(dense: Side, sites: Sequence[Site]) -> None:
-    """Drop a few heads at every site, so that a site which cannot be shrunk is known before hours of learning.
+def one_head_less(sites: Iterable[Site]) -> Plan:
+    """A plan that drops the first key/value head of every site, with all that read it.
 
-    Raises:
-        SiteRefusedError: there is one.
+    Sites that it cannot shrink, no plan can: that is known before hours of learning.
     """
-    plans = [
-        SitePlan(
-            site.name,
-            site.kind,
-            site.heads,
-            site.kv_heads,
-            site.head_dim,
-            tuple(range(site.heads // site.kv_heads, site.heads)),
-        )
-        for site in sites
-    ]
-    shrink(dense.reference, Plan(sites=tuple(plans)))
+    dense = keep_all(sites).sites
+    return Plan(sites=tuple(replace(site, kept=site.kept[site.heads // site.kv_heads :], scale=()) for site in dense))

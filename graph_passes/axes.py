@@ -58,6 +58,9 @@ class Refusal:
     node: str
     why: str
 
+    def __str__(self) -> str:
+        return f"{self.op} {self.node}: {self.why}"
+
 
 class _Use(NamedTuple):
     """One use of a tensor: by an input of a node (None: by the graph's outputs), and for which sites."""

@@ -11,7 +11,3 @@ class PlanError(GraphPassError):
 
 class GraphError(GraphPassError):
     """An ONNX file that does not read: truncated, data missing or outside its folder, not a graph of a transformer."""
-
-
-class RefusedError(GraphPassError):
-    """A site that the passes cannot shrink as the plan asks; the message carries the operator's name."""

@@ -40,6 +40,14 @@ class Shrunk:
     refused: tuple[Refusal, ...]
     parameters: tuple[int, int]
 
+    @property
+    def obstacle(self) -> str | None:
+        """The first site refused and the operator in the way, in words; None where nothing was refused."""
+        if not self.refused:
+            return None
+        first, *more = self.refused
+        return f"{min(first.sites)}: {first}" + (f" (and {len(more)} more)" if more else "")
+
 
 def shrink(model: ir.Model, plan: Plan) -> Shrunk:
     """Remove the heads that a plan drops from a graph, physically.

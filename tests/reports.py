@@ -215,7 +215,7 @@ def refused() -> Report:
     """Half of the sites could not be shrunk, and one size has no result."""
     refusals = tuple(
         Refusal(
-            what=f"shrink bert.encoder.layer.{layer}.attention.self",
+            what=f"bert.encoder.layer.{layer}.attention.self",
             why="its head axis meets SplitToSequence (node split_7), which has no rule; fold it to Split first",
         )
         for layer in (0, 4)

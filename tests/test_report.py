@@ -79,7 +79,7 @@ def test_verdict_of_a_run_that_won_is_one_whole_sentence() -> None:
         ),
         ({"gate": "failed"}, "worse than --max-drop 0.02 allows"),
         ({"scores": ()}, "no metric measured"),
-        ({"refused": (Refusal(what="a", why="b"),)}, "one thing asked for was refused"),
+        ({"refused": (Refusal(what="a", why="b"),)}, "one site was refused"),
         ({"plan": reports.bert_plan().dense().model_copy(update={"method": "dsp"})}, "Nothing was dropped: "),
     ],
 )

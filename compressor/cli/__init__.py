@@ -19,7 +19,7 @@ from compressor.cli.report import report
 from compressor.cli.run import run
 from compressor.cli.sites import sites
 from compressor.cli.view import View
-from compressor.errors import CompressorError, InputError, SiteRefusedError
+from compressor.errors import CompressorError, InputError
 
 
 @click.group(cls=Group, default="run", context_settings={"help_option_names": ["-h", "--help"]})
@@ -77,11 +77,10 @@ def explain(error: Exception) -> tuple[str, int]:
         case MemoryError():
             return "out of memory; give a smaller --batch or --batch-size, or a machine with more", InputError.exit_code
     # Imported here: the graph libraries take long to load, and every command would wait for them.
-    from graph_passes.errors import GraphPassError, RefusedError
+    from graph_passes.errors import GraphPassError
 
     if isinstance(error, GraphPassError):
-        refused = isinstance(error, RefusedError)
-        return str(error), SiteRefusedError.exit_code if refused else InputError.exit_code
+        return str(error), InputError.exit_code
     return f"{type(error).__name__}: {error} (a fault of this program; --debug shows where)", 1
 
 

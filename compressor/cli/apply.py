@@ -37,12 +37,9 @@ def apply(view: View, graph: Path, plan: Path, out: Path, force: bool) -> None:
     before = sum(file.stat().st_size for file in {graph.resolve(), *read})
     with view.stage("removing heads"):
         shrunk = graph_passes.shrink(model, wanted)
-    if shrunk.refused:
-        first = shrunk.refused[0]
-        more = f" (and {len(shrunk.refused) - 1} more)" if len(shrunk.refused) > 1 else ""
+    if shrunk.obstacle:
         raise SiteRefusedError(
-            f"{graph}: {min(first.sites)}: {first.op} {first.node}: {first.why}{more}; keep every head of the site in"
-            f" {plan} (nothing was written)"
+            f"{graph}: {shrunk.obstacle}; keep every head of the site in {plan} (nothing was written)"
         )
     with view.stage("writing the graph"):
         graph_passes.save(shrunk.model, out)

@@ -10,7 +10,7 @@ from optimum.exporters.tasks import TasksManager
 from transformers import PretrainedConfig, PreTrainedModel
 
 from compressor.errors import InputError, UsageError
-from compressor.folder.quiet import one_line
+from compressor.quiet import one_line
 
 OURS = {"text-generation": "causal-lm"}
 """Tasks that this product calls by another name than optimum."""

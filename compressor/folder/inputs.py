@@ -77,6 +77,11 @@ def token_limit(model: PreTrainedModel) -> int | None:
     return int(limit) - max(offsets, default=0)
 
 
+def takes_text(folder: ModelFolder) -> bool:
+    """Whether a length in tokens means anything: tokens go in, into the encoder or the decoder."""
+    return any(name.endswith("input_ids") for name in example_inputs(folder, batch=1, seq=2))
+
+
 def takes_segments(model: PreTrainedModel, tokenizer: Any) -> bool:
     """Whether `token_type_ids` go in: the tokenizer makes them, and the model tells a first text from a second by them.
 

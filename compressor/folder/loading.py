@@ -13,8 +13,8 @@ from transformers import AutoConfig, AutoProcessor, PretrainedConfig, PreTrained
 
 from compressor.errors import InputError
 from compressor.folder.classes import model_class
-from compressor.folder.quiet import one_line, quiet_transformers
 from compressor.folder.weights import check_finite, check_weight_files
+from compressor.quiet import one_line, quiet_transformers
 
 _NO_FUNCTION = {
     "_name_or_path",

@@ -15,12 +15,12 @@ from torch.utils.data import Subset
 from transformers import EvalPrediction, PreTrainedModel, PrinterCallback, TrainerCallback, TrainingArguments
 
 from compressor.errors import UsageError
-from compressor.folder.quiet import quiet_transformers
 from compressor.heads.carry import carrying
 from compressor.heads.gates import Gate
 from compressor.heads.order import row_order
 from compressor.heads.resume import claim, digest
 from compressor.heads.trainer import Clip, GateTrainer
+from compressor.quiet import quiet_transformers
 from compressor.sites import Site
 from compressor.tasks.base import Data
 

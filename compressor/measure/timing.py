@@ -26,7 +26,7 @@ def interleave(
     feeds: Feeds,
     *,
     batch: int,
-    seq: int,
+    seq: int | None,
     seconds: float = 10.0,
     seed: int = 0,
     confidence: float = 0.95,

@@ -100,7 +100,7 @@ def _tiles(report: Report) -> list[tuple[str, str, str]]:
     rows = sorted(readable(report.speeds), key=lambda row: row.ratio)
     for row in (rows[:1] + rows[-1:])[: len(rows)]:
         ground = f"{words.ends(row.low, row.high)} ({100 * row.confidence:g}%)"
-        tiles.append((f"speed, batch {row.batch} × {row.seq}", f"{row.ratio:.2f}×", ground))
+        tiles.append((f"speed, batch {row.batch}" + (f" × {row.seq}" if row.seq else ""), f"{row.ratio:.2f}×", ground))
     for score in headline_scores(report.scores)[:2]:
         moved, ends = words.moved(score)
         tiles.append((f"{words.metric(score)}, {score.split} rows", moved, f"{ends} ({100 * score.confidence:g}%)"))

@@ -140,4 +140,4 @@ def _proof(proofs: Sequence[Proof]) -> str:
 def _refusals(refused: Sequence[Refusal]) -> str:
     if not refused:
         return ""
-    return "one thing asked for was refused" if len(refused) == 1 else f"{len(refused)} things asked for were refused"
+    return "one site was refused" if len(refused) == 1 else f"{len(refused)} sites were refused"

@@ -75,7 +75,8 @@ class Speed(_Row):
     """
 
     batch: int
-    seq: int
+    seq: int | None
+    """Length in tokens; None for a model of images or sound alone."""
     dense: Latency
     compressed: Latency
     ratio: float
@@ -101,7 +102,7 @@ class EngineFacts(_Row):
 
 
 class Refusal(_Row):
-    """Something asked for and not done, and why."""
+    """A site, or several, whose heads have to stay as they are, and the operator in the way."""
 
     what: str
     why: str

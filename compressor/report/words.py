@@ -84,7 +84,7 @@ def interval(told: str, confidence: float) -> str:
 
 def where(speed: Speed) -> str:
     """The size of the inputs of a speed row."""
-    return f"batch {speed.batch}, length {speed.seq}"
+    return f"batch {speed.batch}" + (f", length {speed.seq}" if speed.seq else "")
 
 
 def ratio(speed: Speed) -> str:

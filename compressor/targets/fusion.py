@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.errors import CompressorError, InputError
+from compressor.quiet import quiet_tools
 from compressor.targets.base import TOLERANCE, Feeds
 from compressor.targets.compare import relative_error
 from compressor.targets.feeds import random_feeds
@@ -43,7 +40,7 @@ def fuse(source: Path, out: Path, session: Mapping[str, Any]) -> str:
     del plain
     model = load(source)
     try:
-        with _quiet():
+        with quiet_tools():
             model = _rewritten(model)
         save(model, out)
         error = _largest_error(out, session, trials, expected)
@@ -99,16 +96,3 @@ def _largest_error(
         for got in [run(fused, feeds)]
         for name in wanted
     )
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """The rewriters report by logging, warnings and print what only their authors can use."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(disabled)

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from compressor import quiet
 from compressor.errors import InputError, TargetMissingError
 from compressor.targets.base import Feeds, Precision, Provider
 
@@ -25,7 +26,6 @@ except ImportError as error:
     ) from error
 
 _ONLY_FATAL = 4
-_LONGEST = 200
 _PROVIDERS: dict[Provider, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
@@ -149,6 +149,5 @@ def executed(path: Path, session: dict[str, Any], feeds: Feeds) -> dict[str, int
 
 def one_line(error: BaseException) -> str:
     """An exception's message without ONNX Runtime's prefixes and line breaks, cut where it rambles."""
-    text = " ".join(str(error).split())
-    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from \S+ failed:)?", "", text)
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from \S+ failed:)?", "", str(error))
+    return quiet.one_line(text or type(error).__name__)

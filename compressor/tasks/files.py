@@ -20,7 +20,7 @@ import pyarrow.csv
 from datasets import Dataset
 
 from compressor.errors import InputError
-from compressor.folder.quiet import one_line
+from compressor.quiet import one_line
 
 _UNPACK: dict[str, Callable[[bytes], bytes]] = {".xz": lzma.decompress, ".gz": gzip.decompress}
 _FORMATS = (".tsv", ".csv", ".jsonl", ".txt")

@@ -10,7 +10,7 @@ from typing import Literal
 from datasets import Dataset, DatasetDict, load_dataset
 
 from compressor.errors import InputError
-from compressor.folder.quiet import one_line, quiet_hub
+from compressor.quiet import one_line, quiet_hub
 from compressor.tasks.files import is_file_name, read_file
 
 Split = Literal["train", "eval", "test"]

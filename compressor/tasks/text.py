@@ -12,7 +12,7 @@ from torch import Tensor
 from compressor.errors import InputError
 from compressor.folder import ModelFolder
 from compressor.folder.inputs import takes_segments, token_limit
-from compressor.folder.quiet import quiet_transformers
+from compressor.quiet import quiet_transformers
 from compressor.tasks.base import DataRequest
 from compressor.tasks.columns import text_columns
 

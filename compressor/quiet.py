@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 
-import datasets
-import huggingface_hub.utils as hub
-from transformers.utils import logging as transformers
+
+@contextmanager
+def quiet_tools() -> Iterator[None]:
+    """Exporters and rewriters report by print, logging and warnings what only their authors can use."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
 
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """transformers says nothing; as it was before, afterwards."""
+    from transformers.utils import logging as transformers
+
     level, bars = transformers.get_verbosity(), transformers.is_progress_bar_enabled()
     transformers.set_verbosity(transformers.CRITICAL)
     transformers.disable_progress_bar()
@@ -28,6 +41,9 @@ def quiet_transformers() -> Iterator[None]:
 @contextmanager
 def quiet_hub() -> Iterator[None]:
     """datasets and the hub's client, with its retries, say nothing; as they were before, afterwards."""
+    import datasets
+    import huggingface_hub.utils as hub
+
     hub_level, level = hub.logging.get_verbosity(), datasets.logging.get_verbosity()
     hidden, hub_hidden = datasets.are_progress_bars_disabled(), hub.are_progress_bars_disabled()
     hub.logging.set_verbosity(logging.CRITICAL)
@@ -45,7 +61,7 @@ def quiet_hub() -> Iterator[None]:
             hub.enable_progress_bars()
 
 
-def one_line(error: BaseException, width: int = 200) -> str:
+def one_line(error: BaseException | str, width: int = 200) -> str:
     """An error's message on one line of readable length."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= width else f"{text[:width]}..."
