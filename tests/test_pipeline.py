@@ -259,7 +259,11 @@ def test_ctrl_c_and_kill_from_outside(place: Path, tmp_path: Path, learned: tupl
     words = [place / "model", "--data", place / "rows.tsv", *flags, "--seconds", "0.01", "-o", out, "--quiet"]
     for sent, code in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
         run = subprocess.Popen(
-            [sys.executable, "-m", "compressor.cli", *map(str, words)], stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "compressor.cli", *map(str, words)],
+            stderr=subprocess.PIPE,
+            text=True,
+            # A shell that runs the tests in the background has them, and all that they start, ignore Ctrl-C.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         wait_for(lambda: any(out.with_name("out.partial").glob("learning/checkpoints/checkpoint-*/trainer_state.json")))
         run.send_signal(sent)
