@@ -1,8 +1,8 @@
 """Run the RUN lines of the Dockerfile in a clean folder, stage by stage, with no container engine.
 
 What stands in for a container: one temporary folder a stage, in which `/app` and `/work` lie; COPY takes only what git
-tracks; ENV is set; after USER, commands run under that user id where this process may change it. The entry point runs
-last, as the user of the image, with `--help`. Base images and ARG defaults are left out: the machine's own Python and
+tracks; ENV is set; after USER, commands run under that user id where this process may change it and that user may read
+the machine's Python (it is said where not). The entry point runs last, with `--help`. Base images and ARG defaults are left out: the machine's own Python and
 package index are used.
 
     python scripts/docker_check.py [STAGE ...]
@@ -95,13 +95,22 @@ def copy(words: list[str], where: Path) -> None:
 def run(command: list[str], where: Path, env: dict[str, str], user: int | None) -> None:
     """Run one command, under `user` where this process may."""
     print(f"  {shlex.join(command)}", flush=True)
-    account = user if user is not None and os.getuid() == 0 else None
+    account = user if user is not None and os.getuid() == 0 and may_enter(sys.base_prefix, user) else None
+    if account != user:
+        print(f"  (as this user, for {user} cannot be taken here or cannot read {sys.base_prefix})", flush=True)
     path = env["PATH"]
     done = subprocess.run(
         [shutil.which(command[0], path=path) or command[0], *command[1:]], cwd=where, env=env, user=account, text=True
     )
     if done.returncode:
         sys.exit(f"docker_check: exit code {done.returncode}")
+
+
+def may_enter(folder: str, user: int) -> bool:
+    """Whether a user may read a folder; a Python below root's home is for root alone."""
+    return (
+        subprocess.run(["ls", folder], user=user, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+    )
 
 
 def main() -> None:
