@@ -2,8 +2,8 @@
 
 What stands in for a container: one temporary folder a stage, in which `/app` and `/work` lie; COPY takes only what git
 tracks; ENV is set; after USER, commands run under that user id where this process may change it and that user may read
-the machine's Python (it is said where not). The entry point runs last, with `--help`. Base images and ARG defaults are left out: the machine's own Python and
-package index are used.
+the machine's Python (it is said where not). The entry point runs last, with `--help`. Base images and ARG defaults are
+left out: the machine's own Python and package index are used.
 
     python scripts/docker_check.py [STAGE ...]
 """
