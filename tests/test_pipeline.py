@@ -17,10 +17,11 @@ from typing import Any
 import onnxruntime
 import pytest
 import torch
+from transformers import ViTImageProcessorPil
 
 import compressor
 from compressor import pipeline, side, verify
-from compressor.errors import InputError, MismatchError, SiteRefusedError
+from compressor.errors import InputError, MismatchError, SiteRefusedError, UsageError
 from compressor.folder import example_inputs, load
 from compressor.progress import Tell
 from compressor.recipe import Recipe
@@ -29,6 +30,7 @@ from compressor.report import load as load_report
 from graph_passes import Plan, Refusal, Shrunk
 from tests import folders
 from tests.command import compress as command
+from tests.zoo import FAMILIES
 
 OUTPUT = {
     "model.onnx",
@@ -202,6 +204,37 @@ def test_a_refused_site_is_known_before_learning(place: Path, tmp_path: Path, mo
         compressor.compress(recipe(place, tmp_path / "out"), heard)
     assert not any("learning" in name for name in heard.seen)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_images_have_no_length(tmp_path: Path) -> None:
+    model, _ = FAMILIES["vit"](0)
+    folder = tmp_path / "model"
+    model.save_pretrained(folder)
+    size = {"height": model.config.image_size, "width": model.config.image_size}
+    ViTImageProcessorPil(size=size).save_pretrained(folder)
+    asked: dict[str, Any] = {"model": folder, "out": tmp_path / "out", "batch": (1,), "seconds": 0.01}
+    report = compressor.compress(Recipe(**asked))
+    assert [(row.batch, row.seq) for row in report.speeds] == [(1, None)]
+    assert "at batch 1 (" in report.verdict
+    with pytest.raises(UsageError, match=r"--seq 8: .* takes no text; leave it out"):
+        compressor.compress(Recipe(**asked, seq=(8,), force=True))
+
+
+def test_a_site_that_must_stay_whole_is_reported(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan that keeps all of its heads goes through, and the report says why they stay."""
+    real = side.graph_passes.shrink
+
+    def refuse(model: Any, plan: Plan) -> Shrunk:
+        done = real(model, plan)
+        dropped = [site.name for site in plan.sites if site.dropped]
+        refusals = tuple(Refusal(frozenset({name}), "Frobnicate", "node_7", "no rule for it") for name in dropped)
+        return Shrunk(done.model, (), (), refusals, done.parameters)
+
+    monkeypatch.setattr(side.graph_passes, "shrink", refuse)
+    report = compressor.compress(recipe(place, tmp_path / "out", data=None, keep=None))
+    assert len(report.refused) == len(report.plan.sites) > 0
+    assert "Frobnicate node_7: no rule for it" in report.refused[0].why
+    assert "refused" in report.verdict
 
 
 def interrupt() -> None:

@@ -113,6 +113,24 @@ def test_a_fused_graph_that_is_wrong_is_not_kept(
     np.testing.assert_allclose(engine.run(bert.inputs)["logits"], expected["logits"], rtol=1e-5)
 
 
+def test_a_graph_of_few_positions_is_tried_on_what_it_takes(tmp_path: Path) -> None:
+    body = """
+        length = Shape <start = 1, end = 2> (x)
+        end = Squeeze (length)
+        places = Range (zero, end, one)
+        offsets = Gather (table, places)
+        y = Add (x, offsets)
+    """
+    weights = "int64 zero = {0}, int64 one = {1}, float[7, 4] table"
+    graph = tmp_path / "graph.onnx"
+    save(parsed(body, "float[B, S, 4] x", "float[B, S, 4] y", weights), graph)
+    engine = build(graph, tmp_path / "engine.onnx", provider="cpu", threads=1)
+    assert engine.optimization.startswith("fused by onnxscript's rules")
+    save(parsed(body, "float[B, S, 4] x", "float[B, S, 4] y", weights.replace("7", "2")), graph)
+    with pytest.raises(InputError, match="cannot run the graph on these inputs"):
+        build(graph, tmp_path / "engine.onnx", provider="cpu", threads=1)
+
+
 def test_half_precision_is_close(bert: Pruned, tmp_path: Path) -> None:
     graph = tmp_path / "half.onnx"
     save(load(bert.shrunk), graph)
