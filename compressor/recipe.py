@@ -57,6 +57,11 @@ def _count_or_share(value: Any) -> Any:
 
 Keep = Annotated[int | str, BeforeValidator(_count_or_share)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+Method = Literal[
+    "dsp", "dsp-pipelined", "ste", "hard-concrete", "bin-concrete", "taylor", "astar", "local", "global", "random"
+]
+SEARCH_METHODS = ("taylor", "astar", "local", "global", "random")
+"""Methods that evaluate subsets and can work by a budget (`max_drop`) in place of a count (`keep`)."""
 Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1), BeforeValidator(_listed)]
 Options = Annotated[dict[str, Any], BeforeValidator(_table)]
 
@@ -88,8 +93,11 @@ class Recipe(BaseModel):
     max_length: Annotated[int, Field(ge=1)] = _field("Data", "longest row in tokens; longer ones are cut", 128)
 
     plan: Path | None = _field("Heads", "a plan.json to follow; nothing is learned then")
-    method: Literal["dsp", "taylor"] = _field("Heads", "how the heads are chosen", "dsp")
+    method: Method = _field("Heads", "how the heads are chosen", "dsp")
     keep: Keep | None = _field("Heads", "heads to keep over the whole model: a count (36) or a share (50%)")
+    guarantee: Annotated[float, Field(gt=0, lt=1)] | None = _field(
+        "Heads", "a search takes only heads whose drop is certified, with this confidence (0.95), on unseen rows"
+    )
     options: Options = _field("Heads", "options of the method: name=value, divided by commas", {})
     epochs: Annotated[float, Field(gt=0)] = _field("Heads", "passes over the rows to learn from", 3.0)
     steps: Annotated[int, Field(ge=1)] | None = _field("Heads", "optimizer steps, in place of epochs")
@@ -127,8 +135,22 @@ class Recipe(BaseModel):
             raise ValueError(f"keep {self.keep}: there are no rows to learn from; give them (data), or a plan")
         if self.max_drop is not None and not self.scored:
             raise ValueError(f"max_drop {self.max_drop:g}: there are no rows to score; give them (data)")
-        if self.data is not None and self.keep is None and self.plan is None and not self._folder_plan.exists():
+        learns = self.data is not None and self.plan is None and not self._folder_plan.exists()
+        if learns and self.keep is None and self.method not in SEARCH_METHODS:
             raise ValueError(f"{self.method} learns which heads to keep, not how many; say how many (keep)")
+        if learns and self.keep is None and self.max_drop is None:
+            raise ValueError(
+                f"{self.method} needs an end: how many heads to keep (keep), or what they may cost (max_drop)"
+            )
+        if self.guarantee is not None and (self.method not in SEARCH_METHODS or self.max_drop is None):
+            raise ValueError(
+                f"guarantee {self.guarantee:g}: certifies what a search may cost; name one of"
+                f" {', '.join(SEARCH_METHODS)} (method) and the cost (max_drop)"
+            )
+        if self.guarantee is not None and self.keep is not None:
+            raise ValueError(
+                f"guarantee {self.guarantee:g}, keep {self.keep}: the guarantee decides how many heads go; leave keep out"
+            )
         return self
 
     @property

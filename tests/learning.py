@@ -30,6 +30,8 @@ class Recipe:
 
     method: str = "dsp"
     keep: int | str | None = 3
+    max_drop: float | None = None
+    guarantee: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     steps: int | None = 12
     epochs: float = 1.0

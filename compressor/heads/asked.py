@@ -17,6 +17,8 @@ class LearnRequest(Protocol):
     Attributes:
         method: a name in `GATES` or `SEARCHES`.
         keep: heads to keep over all sites, a count (36) or a share ("50%"); None for a search with its own budget.
+        max_drop: what a search without `keep` may cost, in the metric's own unit; None where `keep` is given.
+        guarantee: confidence with which the drop holds on rows that nothing was chosen on; None: not asked for.
         options: the method's options; what is not given keeps its default.
         steps: optimizer steps; None: from `epochs`.
         epochs: passes over the training rows.
@@ -29,6 +31,10 @@ class LearnRequest(Protocol):
     def method(self) -> str: ...
     @property
     def keep(self) -> int | str | None: ...
+    @property
+    def max_drop(self) -> float | None: ...
+    @property
+    def guarantee(self) -> float | None: ...
     @property
     def options(self) -> Mapping[str, Any]: ...
     @property

@@ -119,7 +119,7 @@ def _search(
     own, sample = read_options(recipe, make, sample_options)
     trials = ModelTrials(model, sites, data, recipe.batch_size, sample["rows"], recipe.seed)
     steps = []
-    for step in make(**own).choose(trials, keep):
+    for step in make(**own).choose(trials, keep, recipe.max_drop):
         steps.append(step)
         tell(len(trials.heads) - len(step.kept), len(trials.heads) - (keep or 0))
     kept = dict.fromkeys(steps[-1].kept, 1.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,8 +19,15 @@ class Trials(Protocol):
     count: int
     """Evaluations made so far, the remembered ones not counted again."""
 
+    forwards: float
+    """What they cost: forwards of the whole model over all evaluation rows that would have taken as much."""
+
     def evaluate(self, kept: frozenset[Head]) -> float:
         """The metric on the evaluation rows with the heads `kept`; larger is better, whatever the metric."""
+        ...
+
+    def evaluate_without(self, kept: frozenset[Head], heads: Sequence[Head]) -> list[float]:
+        """`evaluate` of `kept` without each of `heads`, one at a time, in their order; cheaper than one by one."""
         ...
 
     def evaluate_all(self, subsets: Iterable[frozenset[Head]]) -> list[float]:
@@ -43,15 +50,18 @@ class Step:
 class Search(Protocol):
     """A method that chooses heads without learning. Its options are its constructor's."""
 
-    def choose(self, trials: Trials, keep: int | None) -> Iterator[Step]:
+    def choose(self, trials: Trials, keep: int | None, budget: float | None) -> Iterator[Step]:
         """The way from all heads down to the chosen ones, told as it is found; the last step holds the choice.
+
+        Every step's heads are among those of the step before.
 
         Args:
             trials: the model.
-            keep: exactly how many heads to keep; None where the method has a budget of its own, such as a drop of
-                the metric.
+            keep: exactly how many heads to keep; None: as few as the budget allows.
+            budget: by how much the metric may fall below that of all heads, in its own unit; not looked at where
+                `keep` is given. One of the two is.
 
         Raises:
-            UsageError: `keep` is None and the method has no budget of its own.
+            UsageError: the method cannot work by the one that is given.
         """
         ...

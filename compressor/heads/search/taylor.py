@@ -26,7 +26,7 @@ class TaylorSearch:
             raise UsageError(f"share {share}: heads removed a step; give a number above 0 and up to 1")
         self.normalize, self.rescore, self.share = normalize, rescore, share
 
-    def choose(self, trials: Trials, keep: int | None) -> Iterator[Step]:
+    def choose(self, trials: Trials, keep: int | None, budget: float | None) -> Iterator[Step]:
         if keep is None:
             raise UsageError("taylor removes heads down to a number: none was given; say how many with --keep")
         kept = frozenset(trials.heads)
