@@ -99,7 +99,9 @@ class Recipe(BaseModel):
         "Heads", "a search takes only heads whose drop is certified, with this confidence (0.95), on unseen rows"
     )
     options: Options = _field("Heads", "options of the method: name=value, divided by commas", {})
-    epochs: Annotated[float, Field(gt=0)] = _field("Heads", "passes over the rows to learn from", 3.0)
+    epochs: Annotated[float, Field(gt=0)] | None = _field(
+        "Heads", "passes over the rows to learn from; else 3, or 1 for dsp-pipelined"
+    )
     steps: Annotated[int, Field(ge=1)] | None = _field("Heads", "optimizer steps, in place of epochs")
     batch_size: Annotated[int, Field(ge=1)] = _field("Heads", "rows a step and process", 32)
     learning_rate: Annotated[float, Field(gt=0)] = _field("Heads", "peak learning rate of the model", 5e-5)

@@ -34,7 +34,7 @@ class Recipe:
     guarantee: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     steps: int | None = 12
-    epochs: float = 1.0
+    epochs: float | None = 1.0
     batch_size: int = 4
     learning_rate: float = 1e-3
     seed: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,10 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressor.errors import UsageError
-from compressor.heads.gates import GATES, Gate, SubsetGate, base
+from compressor.heads.gates import GATES as METHODS
+from compressor.heads.gates import BinConcreteGate, Gate, HardConcreteGate, StraightThroughGate, SubsetGate, base
+from compressor.heads.gates.concrete import ConcreteGate
 from compressor.heads.gates.dsp import soft_top
 from compressor.heads.gates.pooled import PooledGate, shares
 
+GATES = {name: method.make for name, method in METHODS.items()}
+MakeConcrete = Callable[..., ConcreteGate]
+CONCRETE: list[MakeConcrete] = [HardConcreteGate, BinConcreteGate]
 LAYERS = (3, 4, 2)
 HEADS = sum(LAYERS)
 _weights = st.lists(st.floats(-1e6, 1e6) | st.sampled_from([0.0, 1.0]), min_size=HEADS, max_size=HEADS)
@@ -24,7 +30,7 @@ def dsp(keep: int, **options: float) -> SubsetGate:
 
 
 @pytest.mark.parametrize("name", GATES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(weights=_weights, keep=st.integers(0, HEADS))
 def test_hardens_to_exactly_k(name: str, weights: list[float], keep: int) -> None:
     gate = GATES[name](LAYERS, keep, 30, 0)
@@ -34,6 +40,17 @@ def test_hardens_to_exactly_k(name: str, weights: list[float], keep: int) -> Non
     assert mask.dtype == torch.bool
     assert mask.sum() == keep
     assert torch.equal(gate.scale() != 0, mask)
+
+
+@pytest.mark.parametrize("name", GATES)
+@settings(max_examples=20, deadline=None)
+@given(layers=st.lists(st.integers(1, 6), min_size=1, max_size=5), share=st.floats(0, 1), step=st.integers(0, 29))
+def test_any_layers_any_k(name: str, layers: list[int], share: float, step: int) -> None:
+    keep = round(share * sum(layers))
+    gate = GATES[name](layers, keep, 30, 0)
+    assert gate.harden().sum() == keep
+    assert gate.sample(step).shape == (sum(layers),)
+    assert (gate.sample(step) >= 0).all()
 
 
 @pytest.mark.parametrize("name", GATES)
@@ -104,9 +121,116 @@ def test_noise_follows_the_gumbel_distribution() -> None:
     assert first == pytest.approx(1 / (1 + math.exp(-1)), abs=0.02)
 
 
+@pytest.mark.parametrize("name", GATES)
 @pytest.mark.parametrize("keep", [0, HEADS])
-def test_without_a_choice_the_gates_are_constant(keep: int) -> None:
-    assert dsp(keep).sample(0).tolist() == [float(keep > 0)] * HEADS
+def test_without_a_choice_the_gates_are_constant(name: str, keep: int) -> None:
+    gate = GATES[name](LAYERS, keep, 30, 0)
+    assert gate.sample(0).tolist() == [float(keep > 0)] * HEADS
+    assert gate.penalty(0) == 0
+
+
+def test_straight_through_is_hard_forward_and_the_identity_backward() -> None:
+    gate = StraightThroughGate(LAYERS, 4, 30, 0)
+    upstream = torch.arange(HEADS, dtype=torch.float64)
+    for step in (0, 29):
+        gates = gate.sample(step)
+        assert torch.equal(gates, gate.scale())
+        assert _gradient(gate, gates @ upstream) == upstream.tolist()
+        assert gate.cold(step)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    weights=st.lists(st.floats(-5, 5), min_size=HEADS, max_size=HEADS),
+    keep=st.integers(1, HEADS - 1),
+    step=st.integers(0, 5),
+)
+def test_bin_concrete_is_zero_or_one_with_the_gradient_of_what_was_rounded(
+    weights: list[float], keep: int, step: int
+) -> None:
+    gate = BinConcreteGate(LAYERS, keep, 30, 0)
+    _put(gate, weights)
+    gates = gate.sample(step)
+    assert set(gates.tolist()) <= {0.0, 1.0}
+    uniform = base.noise(HEADS, 0, step)
+    assert torch.equal(gates == 1, torch.logit(uniform) + gate.weight > 0)
+    assert _slopes(gate, lambda: gate.concrete(uniform).sum()) == pytest.approx(_gradient(gate, gates.sum()), abs=1e-6)
+
+
+def test_hard_concrete_has_mass_at_both_ends() -> None:
+    gate = HardConcreteGate(LAYERS, 4, 30, 0)
+    _put(gate, [2.0] * HEADS)
+    n = 10**6
+    uniform = (torch.arange(n, dtype=torch.float64) + 0.5) / n
+    drawn = gate.draw(uniform[:, None])[:, 0]
+    assert (drawn == 0).double().mean().item() == pytest.approx(0.057405, abs=2e-6)
+    assert (drawn == 1).double().mean().item() == pytest.approx(0.768792, abs=2e-6)
+    assert (drawn > 0).double().mean().item() == pytest.approx(0.942595, abs=2e-6)
+    assert gate.open().tolist() == pytest.approx([0.942595] * HEADS, abs=5e-7)
+
+
+def test_bin_concrete_starts_open() -> None:
+    gate = BinConcreteGate(LAYERS, 4, 30, 0)
+    assert gate.weight.tolist() == [2.0] * HEADS
+    n = 10**5
+    drawn = gate.draw(((torch.arange(n, dtype=torch.float64) + 0.5) / n)[:, None])[:, 0]
+    assert drawn.detach().mean().item() == pytest.approx(0.8808, abs=1e-5)
+    assert gate.counts() == {"open": 9.0, "expected": pytest.approx(9 * 0.942595, abs=1e-5)}
+
+
+@pytest.mark.parametrize("step", [0, 7])
+@pytest.mark.parametrize(
+    "gate", [dsp(4, tau_ini=2.0, tau_end=0.5), HardConcreteGate(LAYERS, 4, 30, 0)], ids=["dsp", "hard-concrete"]
+)
+def test_gradients_of_samples_are_those_of_finite_differences(gate: base.RankedGate, step: int) -> None:
+    toward = torch.linspace(-1, 2, HEADS, dtype=torch.float64)
+    found = _gradient(gate, gate.sample(step) @ toward)
+    assert any(found)
+    assert _slopes(gate, lambda: gate.sample(step) @ toward) == pytest.approx(found, abs=1e-6)
+
+
+@pytest.mark.parametrize("make", CONCRETE)
+@settings(max_examples=20, deadline=None)
+@given(weights=st.lists(st.floats(-5, 5), min_size=HEADS, max_size=HEADS))
+def test_the_penalty_closes_heads(make: MakeConcrete, weights: list[float]) -> None:
+    gate = make(LAYERS, 4, 100, 0, penalty=0.5, penalty_warmup=0.1, cooldown=0.4)
+    _put(gate, weights)
+    found = _gradient(gate, gate.penalty(10))
+    assert min(found) > 0
+    assert _slopes(gate, lambda: gate.penalty(10)) == pytest.approx(found, abs=1e-6)
+
+
+@pytest.mark.parametrize("make", CONCRETE)
+def test_the_penalty_rises_then_stops_with_the_freeze(make: MakeConcrete) -> None:
+    gate = make(LAYERS, 4, 100, 0, penalty=0.5, penalty_warmup=0.1, cooldown=0.4)
+    whole = 0.5 * gate.counts()["expected"]
+    shares = [gate.penalty(step).item() / whole for step in (0, 5, 10, 39, 40, 99)]
+    assert shares == pytest.approx([0, 0.5, 1, 1, 0, 0])
+    assert [gate.cold(step) for step in (0, 39, 40, 100)] == [False, False, True, True]
+    assert [gate.learning_rate_at(step) for step in (0, 20, 40, 99)] == [1.0, 0.5, 0.0, 0.0]
+    assert torch.equal(gate.sample(40), gate.scale())
+    assert not torch.equal(gate.sample(39), gate.scale())
+
+
+@pytest.mark.parametrize("make", CONCRETE)
+def test_a_penalty_without_warm_up_is_whole_from_the_start(make: MakeConcrete) -> None:
+    gate = make(LAYERS, 4, 100, 0, penalty=0.5, penalty_warmup=0.0)
+    assert gate.penalty(0).item() == pytest.approx(0.5 * gate.counts()["expected"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    weights=st.lists(st.floats(-3, 3) | st.sampled_from([0.0, 1.0]), min_size=HEADS, max_size=HEADS),
+    keep=st.integers(0, HEADS),
+)
+def test_as_few_heads_as_possible_are_moved_to_keep_k(weights: list[float], keep: int) -> None:
+    gate = HardConcreteGate(LAYERS, keep, 30, 0)
+    _put(gate, weights)
+    is_open, kept = gate.weight > 0, gate.harden()
+    moved = kept != is_open
+    assert moved.sum() == abs(int(is_open.sum()) - keep)
+    if kept.any() and not kept.all():
+        assert gate.weight[kept].min() >= gate.weight[~kept].max()
 
 
 def test_starts_at_small_seeded_noise() -> None:
@@ -130,6 +254,43 @@ def test_starts_at_small_seeded_noise() -> None:
 def test_refuses_options_out_of_range(keep: int, options: dict[str, float], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         dsp(keep, **options)
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_every_gate_refuses_what_none_can_do(name: str) -> None:
+    for keep, options in ((10, {}), (-1, {}), (2, {"gate_learning_rate": 0.0}), (2, {"gate_max_grad_norm": -1.0})):
+        with pytest.raises(UsageError, match=r"the model has 9 heads|must be above 0"):
+            GATES[name](LAYERS, keep, 30, 0, **options)
+
+
+@pytest.mark.parametrize("make", CONCRETE)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"penalty": -0.1}, "penalty -0.1: would reward open heads; give a number from 0 up"),
+        ({"penalty_warmup": 2.0}, "penalty_warmup 2.0: a share of the steps"),
+        ({"cooldown": -1.0}, "cooldown -1.0: a share of the steps"),
+        ({"beta": 0.0}, "beta 0.0: a temperature"),
+    ],
+)
+def test_concrete_gates_refuse_options_out_of_range(
+    make: MakeConcrete, options: dict[str, float], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        make(LAYERS, 4, 30, 0, **options)
+
+
+@pytest.mark.parametrize("ends", [{"gamma": 0.0}, {"zeta": 1.0}])
+def test_the_stretch_holds_zero_and_one(ends: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match="0 and 1 must lie between them"):
+        HardConcreteGate(LAYERS, 4, 30, 0, **ends)
+
+
+def test_counts_add_up_over_pools() -> None:
+    pools = ["encoder", "decoder", "encoder"]
+    gate = PooledGate(lambda layers, count, seed: BinConcreteGate(layers, count, 30, seed), LAYERS, pools, 4, 0)
+    assert gate.counts() == pytest.approx(BinConcreteGate(LAYERS, 4, 30, 0).counts())
+    assert gate.penalty(9).item() == pytest.approx(BinConcreteGate(LAYERS, 4, 30, 0).penalty(9).item())
 
 
 @pytest.mark.parametrize("keep", range(HEADS + 1))
@@ -161,3 +322,27 @@ def test_shares_go_by_largest_remainder() -> None:
 def test_one_pool_is_the_gate_alone() -> None:
     pooled = PooledGate(lambda layers, count, seed: SubsetGate(layers, count, 30, seed), LAYERS, ["encoder"] * 3, 4, 5)
     assert torch.equal(pooled.sample(3), SubsetGate(LAYERS, 4, 30, 5).sample(3))
+
+
+def _put(gate: base.RankedGate, weights: list[float]) -> None:
+    with torch.no_grad():
+        gate.weight.copy_(torch.tensor(weights))
+
+
+def _gradient(gate: base.RankedGate, of: torch.Tensor) -> list[float]:
+    (found,) = torch.autograd.grad(of, gate.weight)
+    return list(found.tolist())
+
+
+def _slopes(gate: base.RankedGate, of: Callable[[], torch.Tensor], step: float = 1e-6) -> list[float]:
+    """The gradient of `of` in the gate's weights by central differences."""
+    slopes = []
+    with torch.no_grad():
+        for head in range(gate.heads):
+            values = []
+            for shift in (step, -2 * step):
+                gate.weight[head] += shift
+                values.append(of().item())
+            gate.weight[head] += step
+            slopes.append((values[0] - values[1]) / (2 * step))
+    return slopes

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ import torch
 
 from compressor.errors import UsageError
 from compressor.heads.asked import heads_to_keep
-from compressor.heads.learn import METHODS
+from compressor.heads.carry import frozen
+from compressor.heads.gates import GATES
+from compressor.heads.learn import METHODS, learn
 from compressor.heads.order import row_order
 from compressor.heads.trials import ModelTrials
 from tests import learning
@@ -57,9 +60,12 @@ def test_the_seed_matters(tmp_path: Path) -> None:
     assert starts[0] != starts[1]
 
 
-@pytest.mark.parametrize("stop", [1, 3, 4, 7, 11, 12])
-def test_an_interrupted_run_resumes_to_the_same_plan(stop: int, tmp_path: Path) -> None:
-    recipe = Recipe(options={"evaluations": 4})  # a checkpoint every third step
+@pytest.mark.parametrize(
+    ("method", "stop"),
+    [*(("dsp", stop) for stop in (1, 3, 4, 7, 11, 12)), *((method, 8) for method in GATES if method != "dsp")],
+)
+def test_an_interrupted_run_resumes_to_the_same_plan(method: str, stop: int, tmp_path: Path) -> None:
+    recipe = Recipe(method=method, options={"evaluations": 4})  # a checkpoint every third step
     whole = learning.model()
     expected = learning.run(tmp_path / "whole", recipe, of=whole)
 
@@ -132,6 +138,56 @@ def test_the_model_is_left_as_it_was_but_for_its_weights(tmp_path: Path) -> None
     assert not all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
+def test_a_pipelined_method_leaves_the_model_as_it_was(tmp_path: Path) -> None:
+    model, untouched = learning.model(), learning.model()
+    recipe = Recipe(method="dsp-pipelined", options={"evaluations": 2})
+    expected = learning.run(tmp_path / "alone", recipe)
+    learning.run(tmp_path / "run", replace(recipe, method="dsp"))  # its checkpoints are those of another run
+    learned = learning.run(tmp_path / "run", recipe, of=model)
+    assert not learned.trained
+    assert plan_bytes(learned, tmp_path) == plan_bytes(expected, tmp_path)
+    assert _same_weights(model, untouched)
+    assert all(weight.requires_grad and weight.grad is None for weight in model.parameters())
+    state = torch.load(tmp_path / "run" / "checkpoint-12" / "optimizer.pt", weights_only=True)
+    assert [len(group["params"]) for group in state["param_groups"]] == [1]  # the gate's weights
+    assert state["state"][0]["exp_avg"].abs().min() > 0
+
+
+def test_a_frozen_model_gathers_no_statistics() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
+    model[0].bias.requires_grad_(False)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with frozen(model):
+        assert not any(weight.requires_grad for weight in model.parameters())
+        model(torch.randn(5, 2))
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert [name for name, weight in model.named_parameters() if not weight.requires_grad] == ["0.bias"]
+    model(torch.randn(5, 2))
+    assert model[1].num_batches_tracked == 1
+
+
+@pytest.mark.parametrize("method", GATES)
+def test_kinds_of_sites_keep_their_share_each(method: str, tmp_path: Path) -> None:
+    model = learning.model()
+    first, second = learning.sites(model)
+    kinds = [replace(first, kind="encoder"), replace(second, kind="decoder")]
+    recipe = Recipe(method=method, keep=5, steps=4, options={"pool": "kind"})
+    learned = learn(model, kinds, learning.data(), recipe, tmp_path)
+    assert [len(site.kept) for site in learned.plan.sites] == [3, 2]
+    assert learned.trained == GATES[method].trains_model
+
+
+@pytest.mark.parametrize("method", ["hard-concrete", "bin-concrete"])
+def test_penalised_gates_settle_and_the_model_trains_with_what_is_kept(method: str, tmp_path: Path) -> None:
+    options = {"cooldown": 0.5, "penalty": 0.1, "points": 12, "evaluations": 2}
+    learned = learning.run(tmp_path, Recipe(method=method, keep=2, options=options))
+    seen = {point.step: point.values for point in learned.curves}
+    assert all({"open", "expected", "overlap"} <= set(values) for values in seen.values())
+    assert {seen[step]["overlap"] for step in range(6, 13)} == {1.0}
+    assert len({seen[step]["expected"] for step in range(1, 7)}) == 6
+    assert {seen[step]["expected"] for step in range(6, 13)} == {seen[6]["expected"]}
+
+
 def test_a_search_changes_no_weight(tmp_path: Path) -> None:
     model, untouched = learning.model(), learning.model()
     learned = learning.run(tmp_path, OTHER, of=model)
@@ -184,6 +240,12 @@ def test_epochs_become_steps(tmp_path: Path) -> None:
     assert learned.curves[-1].step == 4  # 30 of 60 rows, 8 a step
 
 
+@pytest.mark.parametrize(("method", "steps"), [("dsp", 9), ("dsp-pipelined", 3)])
+def test_epochs_are_those_of_the_paper_where_none_are_asked_for(method: str, steps: int, tmp_path: Path) -> None:
+    learned = learning.run(tmp_path, Recipe(method=method, steps=None, epochs=None, batch_size=20))
+    assert learned.curves[-1].step == steps
+
+
 def test_every_epoch_visits_each_row_once_in_batches_of_like_length() -> None:
     lengths = [1 + row % 40 for row in range(400)]
     order = row_order(lengths, batch_size=8, batches=100, seed=0)
@@ -196,7 +258,7 @@ def test_every_epoch_visits_each_row_once_in_batches_of_like_length() -> None:
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        (Recipe(method="magic"), "method 'magic': unknown; choose one of dsp, taylor"),
+        (Recipe(method="magic"), "method 'magic': unknown; choose one of dsp, dsp-pipelined, ste, hard-concrete"),
         (Recipe(options={"tau": 1}), "option 'tau' of dsp: unknown; it has .*tau_ini"),
         (Recipe(method="taylor", options={"tau": 1}), "option 'tau' of taylor: unknown; it has normalize, rescore"),
         (Recipe(options={"tau_ini": "hot"}), "option tau_ini='hot' of dsp: Input should be a valid number"),

@@ -21,7 +21,7 @@ class LearnRequest(Protocol):
         guarantee: confidence with which the drop holds on rows that nothing was chosen on; None: not asked for.
         options: the method's options; what is not given keeps its default.
         steps: optimizer steps; None: from `epochs`.
-        epochs: passes over the training rows.
+        epochs: passes over the training rows; None: as many as the method's paper makes.
         batch_size: rows a step and process.
         learning_rate: the model's peak learning rate.
         seed: of everything drawn.
@@ -40,7 +40,7 @@ class LearnRequest(Protocol):
     @property
     def steps(self) -> int | None: ...
     @property
-    def epochs(self) -> float: ...
+    def epochs(self) -> float | None: ...
     @property
     def batch_size(self) -> int: ...
     @property

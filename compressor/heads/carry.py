@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import PreTrainedModel
 
 from compressor.heads.gates import Gate
@@ -15,6 +16,24 @@ from compressor.sites import Site, hooked
 
 GATE = "head_gate"
 """Name under which the gate hangs on the model while both learn, so that distributed wrappers see its parameters."""
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """Keep `model` as it is while a gate on it learns: no gradient for its parameters, no new batch statistics."""
+    learnt = [weight for weight in model.parameters() if weight.requires_grad]
+    counting = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    for weight in learnt:
+        weight.requires_grad_(False)
+    for module in counting:
+        module.track_running_stats = False
+    try:
+        yield
+    finally:
+        for weight in learnt:
+            weight.requires_grad_(True)
+        for module in counting:
+            module.track_running_stats = True
 
 
 @contextmanager

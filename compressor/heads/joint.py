@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from torch.utils.data import Subset
 from transformers import EvalPrediction, PreTrainedModel, PrinterCallback, TrainerCallback, TrainingArguments
 
 from compressor.errors import UsageError
-from compressor.heads.carry import carrying
+from compressor.heads.carry import carrying, frozen
 from compressor.heads.gates import Gate
 from compressor.heads.order import row_order
 from compressor.heads.resume import claim, digest
@@ -64,7 +65,7 @@ class Schedule:
 
 
 class _Watch(TrainerCallback):
-    """Adds the gate's readings and today's kept heads to each log line, and tells the caller how far the run is."""
+    """Adds what the gate shows and the heads kept today to each log line, and tells the caller how far the run is."""
 
     def __init__(self, gate: Gate, tell: Callable[[int, int], None]) -> None:
         self.gate, self.tell = gate, tell
@@ -77,7 +78,7 @@ class _Watch(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # The history is part of every checkpoint, so the curves of a resumed run are whole.
         if state.log_history and "loss" in (last := state.log_history[-1]):
-            last["gate"] = self.gate.readings(state.global_step)
+            last["gate"] = {**self.gate.readings(state.global_step), **self.gate.counts()}
             last["kept"] = torch.nonzero(self.gate.harden()).flatten().tolist()
 
 
@@ -90,6 +91,7 @@ def train(
     options: Mapping[str, Any],
     folder: Path,
     tell: Callable[[int, int], None],
+    trains_model: bool = True,
 ) -> list[dict[str, Any]]:
     """Train `model` and `gate` in place and leave both at the best evaluation after the gates went cold.
 
@@ -98,6 +100,7 @@ def train(
         options: what made the gate, to know the run by.
         folder: checkpoints; the same run found there is resumed.
         tell: called with (step, steps) after every step.
+        trains_model: False freezes the model, dropout on: the gate alone learns.
 
     Returns:
         The log: one dictionary an entry, each with its `step`.
@@ -152,12 +155,14 @@ def train(
         "start": [digest(model), digest(gate)],
         "schedule": asdict(schedule),
         "options": options,
+        "trains_model": trains_model,
         "rows": [data.train_hash, data.eval_hash],
         "processes": processes(),
     }
     with _state().main_process_first():
         checkpoint = claim(folder, settings)
-    with quiet_transformers(), carrying(model, gate, sites, lambda: trainer.state.global_step):
+    held = nullcontext() if trains_model else frozen(model)
+    with quiet_transformers(), held, carrying(model, gate, sites, lambda: trainer.state.global_step):
         trainer = GateTrainer(
             gate=gate,
             warmup_steps=round(schedule.warmup * schedule.steps),

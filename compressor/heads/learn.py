@@ -52,9 +52,9 @@ def learn(
 ) -> Learned:
     """Choose the heads of `model` to keep.
 
-    A joint method (a gate) trains the model with its gates and leaves the trained weights in `model`; a search leaves
-    it as it was. The same seed on the same machine gives the same plan, byte for byte, and so does a run that was
-    interrupted and started again with the same `checkpoint_dir`.
+    A joint method (a gate) trains the model with its gates and leaves the trained weights in `model`; a pipelined one
+    and a search leave it as it was. The same seed on the same machine gives the same plan, byte for byte, and so does a
+    run that was interrupted and started again with the same `checkpoint_dir`.
 
     Args:
         model: float32.
@@ -88,14 +88,14 @@ def _learn_gate(
     checkpoint_dir: Path,
     tell: Tell,
 ) -> Learned:
-    make = GATES[recipe.method]
-    own, pace, pooling = read_options(recipe, make, schedule_options, pool_options)
+    method = GATES[recipe.method]
+    own, pace, pooling = read_options(recipe, method.make, schedule_options, pool_options)
     rows = recipe.batch_size * joint.processes()
-    steps = recipe.steps or math.ceil(recipe.epochs * len(data.train) / rows)
+    steps = recipe.steps or math.ceil((recipe.epochs or method.epochs) * len(data.train) / rows)
     schedule = joint.Schedule(steps, recipe.batch_size, recipe.learning_rate, recipe.seed, **pace)
 
     def one(layers: Sequence[int], count: int, seed: int) -> Gate:
-        return make(layers, count, steps, seed, **own)
+        return method.make(layers, count, steps, seed, **own)
 
     layers = [site.heads for site in sites]
     by_kind = pooling["pool"] == "kind"
@@ -105,11 +105,13 @@ def _learn_gate(
         else one(layers, keep, recipe.seed)
     )
     options = {**own, **pace, **pooling}
-    log = joint.train(model, gate, sites, data, schedule, {"keep": keep, **options}, checkpoint_dir, tell)
+    asked = {"keep": keep, **options}
+    log = joint.train(model, gate, sites, data, schedule, asked, checkpoint_dir, tell, method.trains_model)
     heads = all_heads(sites)
     scales = dict(zip(heads, gate.scale().tolist(), strict=True))
     kept = {head: scales[head] for head, stays in zip(heads, gate.harden().tolist(), strict=True) if stays}
-    return Learned(to_plan(sites, kept, recipe, options, data), joint_curves(log, data.task.metric), trained=True)
+    plan = to_plan(sites, kept, recipe, options, data)
+    return Learned(plan, joint_curves(log, data.task.metric), method.trains_model)
 
 
 def _search(

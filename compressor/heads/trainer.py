@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,13 @@ class GateTrainer(Trainer):
             named = [(n, p) for n, p in self._whole.named_parameters() if p.requires_grad]
             mine = [(n, p) for n, p in named if not n.startswith(f"{GATE}.")]
             gate = {"params": [p for n, p in named if n.startswith(f"{GATE}.")]}
+            groups = [
+                {"params": [p for n, p in mine if n in decayed], "weight_decay": args.weight_decay},
+                {"params": [p for n, p in mine if n not in decayed], "weight_decay": 0.0},
+                {**gate, "weight_decay": 0.0, "lr": self.gate.learning_rate},
+            ]
             self.optimizer = torch.optim.AdamW(
-                [
-                    {"params": [p for n, p in mine if n in decayed], "weight_decay": args.weight_decay},
-                    {"params": [p for n, p in mine if n not in decayed], "weight_decay": 0.0},
-                    {**gate, "weight_decay": 0.0, "lr": self.gate.learning_rate},
-                ],
+                [group for group in groups if group["params"]],  # a frozen model has none
                 lr=args.learning_rate,
                 betas=(args.adam_beta1, args.adam_beta2),
                 eps=args.adam_epsilon,
@@ -70,7 +72,10 @@ class GateTrainer(Trainer):
             return max(0.0, (num_training_steps - step) / max(1, num_training_steps - self.model_warmup_steps))
 
         if self.lr_scheduler is None:
-            self.lr_scheduler = LambdaLR(self.create_optimizer(), [of_model, of_model, self.gate.learning_rate_at])
+            made = self.create_optimizer()
+            paces: list[Callable[[int], float]] = [of_model for _ in made.param_groups]
+            paces[-1] = self.gate.learning_rate_at  # the gate's group is the last
+            self.lr_scheduler = LambdaLR(made, paces)
             self._created_lr_scheduler = True
         return self.lr_scheduler
 

@@ -27,7 +27,7 @@ def soft_top(weights: Tensor, keep: int, temperature: float) -> Tensor:
     return gates
 
 
-class SubsetGate(base.Gate):
+class SubsetGate(base.RankedGate):
     """Gumbel soft top-K over the heads of the whole model, in float64 throughout.
 
     Args:
@@ -57,24 +57,11 @@ class SubsetGate(base.Gate):
         gate_learning_rate: float = 0.5,
         gate_max_grad_norm: float = 1.0,
     ) -> None:
-        super().__init__()
-        self.heads = sum(layers)
-        if not 0 <= keep <= self.heads:
-            raise UsageError(f"keep {keep}: the model has {self.heads} heads; give a number from 0 to {self.heads}")
+        super().__init__(base.initial(layers, seed), keep, steps, seed, gate_learning_rate, gate_max_grad_norm)
         if not 0 < tau_end <= tau_ini:
             raise UsageError(f"tau_ini {tau_ini}, tau_end {tau_end}: temperatures fall and stay above 0; mend them")
-        if not 0 <= cooldown <= 1:
-            raise UsageError(f"cooldown {cooldown}: a share of the steps; give a number from 0 to 1")
-        if gate_learning_rate <= 0 or gate_max_grad_norm <= 0:
-            raise UsageError(
-                f"gate_learning_rate {gate_learning_rate}, gate_max_grad_norm {gate_max_grad_norm}: must be above 0;"
-                " raise them"
-            )
-        self.keep, self.steps, self.seed = keep, steps, seed
         self.tau_ini, self.tau_end = tau_ini, tau_end
-        self.cooldown_steps = round(cooldown * steps)
-        self.learning_rate, self.max_grad_norm = gate_learning_rate, gate_max_grad_norm
-        self.weight = base.parameter(base.initial(layers, seed))
+        self.cooldown_steps = base.share_of(steps, "cooldown", cooldown)
 
     def temperature(self, step: int) -> float:
         """Temperature at `step`: log-linear from `tau_ini` at step 0 to `tau_end` at the end of the cooldown."""
@@ -83,16 +70,11 @@ class SubsetGate(base.Gate):
         return self.tau_ini * (self.tau_end / self.tau_ini) ** (step / self.cooldown_steps)
 
     def sample(self, step: int) -> Tensor:
-        if self.keep in (0, self.heads):
-            # Every subset of this size is the same one. The zero keeps the weights in the graph, as distributed
-            # training expects of each parameter.
-            return self.scale() + 0.0 * self.weight
+        if not self.choice:
+            return self.fixed()
         uniform = base.noise(self.heads, self.seed, step).to(self.weight.device)
         gumbel = -torch.log(-torch.log(torch.clamp(uniform, min=_TINY)))
         return soft_top(self.weight + gumbel, self.keep, self.temperature(step))
-
-    def harden(self) -> Tensor:
-        return base.top(self.weight, self.keep)
 
     def cold(self, step: int) -> bool:
         return step >= self.cooldown_steps

@@ -76,6 +76,10 @@ class PooledGate(Gate):
     def readings(self, step: int) -> dict[str, float]:
         return self._gates[0].readings(step)
 
+    def counts(self) -> dict[str, float]:
+        parts = [gate.counts() for gate in self._gates]
+        return {name: sum(part[name] for part in parts) for name in parts[0]}
+
 
 def shares(keep: int, sizes: Sequence[int]) -> list[int]:
     """`keep` shared out over pools in proportion to their `sizes`, by largest remainder; ties go to the first."""

@@ -1,0 +1,59 @@
+"""BinConcrete gates of all-attention head pruning (Shim et al. 2021, section 3.2): 0 or 1 at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from compressor.heads.gates import base
+from compressor.heads.gates.concrete import ConcreteGate
+
+
+class BinConcreteGate(ConcreteGate):
+    """Concrete gates rounded to 0 or 1, with the gradient of what was rounded.
+
+    The defaults are the paper's, as shares of its 80K steps: a penalty between 0.01 and 0.02 that rises over the first
+    4K, gates frozen after 16K, `pi` started at 2, which opens a head with probability 0.8808.
+
+    Args:
+        layers: heads of each site, in site order.
+        initial: `pi` of every head at the start.
+
+    The others are `ConcreteGate`'s, with `pi` for `log_alpha`. The penalty weighs the stretched gate's probability.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[int],
+        keep: int,
+        steps: int,
+        seed: int,
+        *,
+        penalty: float = 0.015,
+        penalty_warmup: float = 0.05,
+        cooldown: float = 0.2,
+        initial: float = 2.0,
+        beta: float = 0.333,
+        gate_learning_rate: float = 0.1,
+        gate_max_grad_norm: float = 1.0,
+    ) -> None:
+        super().__init__(
+            torch.full((sum(layers),), initial, dtype=torch.float64),
+            keep,
+            steps,
+            seed,
+            penalty=penalty,
+            penalty_warmup=penalty_warmup,
+            cooldown=cooldown,
+            beta=beta,
+            gamma=-0.1,
+            zeta=1.1,
+            gate_learning_rate=gate_learning_rate,
+            gate_max_grad_norm=gate_max_grad_norm,
+        )
+
+    def draw(self, uniform: Tensor) -> Tensor:
+        soft = self.concrete(uniform)
+        return base.straight_through((soft > 0.5).to(soft.dtype), soft)
