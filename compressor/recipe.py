@@ -151,7 +151,7 @@ class Recipe(BaseModel):
             )
         if self.guarantee is not None and self.keep is not None:
             raise ValueError(
-                f"guarantee {self.guarantee:g}, keep {self.keep}: the guarantee decides how many heads go; leave keep out"
+                f"guarantee {self.guarantee:g}, keep {self.keep}: the guarantee decides how many heads go; leave one out"
             )
         return self
 

@@ -1,74 +1,187 @@
-"""The frozen model behind a search: subsets are evaluated through the hook, counted, and remembered."""
+"""The frozen model behind a search: subsets are evaluated through the hook, and as little of the model as they need."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from compressor.heads.replay import NotRowsError, Record, Replay
 from compressor.heads.search import Head
 from compressor.heads.sensitivity import sensitivity
-from compressor.sites import Site, hooked
+from compressor.sites import Site
 from compressor.tasks.base import Data
-from compressor.tasks.evaluate import batches, statistics
+from compressor.tasks.evaluate import batches
+
+_TOGETHER = {"cpu": 1024, "cuda": 65_536}
+"""Tokens of a forward up to which several subsets share one: beyond, a processor gains nothing from more rows."""
+_OF_MEMORY = 0.25
+"""Share of the free memory that records may take; what does not fit is made anew when it is needed."""
 
 
 class ModelTrials:
     """`Trials` over one model and its data.
 
+    Subsets are run from the first block that they change against the base, a subset whose way through the model is on
+    record. `evaluate_without` makes the subset that it is given the base; that, too, is run from its first change on.
+
     Args:
         model: not changed.
-        sites: its sites.
+        sites: its sites, in call order.
         data: metrics are taken on its evaluation rows, sensitivity on its training rows.
         batch_size: rows a batch.
         rows: training rows that sensitivity is averaged over, at most.
         seed: draws those rows.
+        plain: the whole model for every subset, one at a time, the rows in their own order: what the rest must equal.
     """
 
     def __init__(
-        self, model: PreTrainedModel, sites: Sequence[Site], data: Data, batch_size: int, rows: int, seed: int
+        self,
+        model: PreTrainedModel,
+        sites: Sequence[Site],
+        data: Data,
+        batch_size: int,
+        rows: int,
+        seed: int,
+        *,
+        plain: bool = False,
     ) -> None:
         self.heads: tuple[Head, ...] = tuple((site.name, head) for site in sites for head in range(site.heads))
-        self.count = 0
-        self._model, self._sites, self._data, self._batch_size = model, sites, data, batch_size
-        self._metrics: dict[frozenset[Head], float] = {}
+        self.count, self.forwards = 0, 0.0
+        self._model, self._sites, self._data, self._batch_size, self._plain = model, sites, data, batch_size, plain
+        self._replay = Replay(model, sites)
+        self._found: dict[frozenset[Head], np.ndarray] = {}
+        self._base = frozenset(self.heads)
+        self._records: dict[int, tuple[frozenset[Head], Record]] = {}
+        self._together = 1 if plain else _TOGETHER[model.device.type]
         drawn = np.random.default_rng(seed).permutation(len(data.train))[:rows]
         self._train = data.train.select(sorted(drawn.tolist()))
 
     def evaluate(self, kept: frozenset[Head]) -> float:
-        if kept not in self._metrics:
-            self.count += 1
-            self._metrics[kept] = self._measure(kept)
-        return self._metrics[kept]
+        return self.evaluate_all([kept])[0]
+
+    def evaluate_without(self, kept: frozenset[Head], heads: Sequence[Head]) -> list[float]:
+        self._base = kept
+        return self._evaluate([kept - {head} for head in heads], record=not self._plain)
 
     def evaluate_all(self, subsets: Iterable[frozenset[Head]]) -> list[float]:
-        return [self.evaluate(kept) for kept in subsets]
+        return self._evaluate(list(subsets), record=False)
+
+    def statistics(self, kept: frozenset[Head]) -> np.ndarray:
+        """`Task.per_example` of every evaluation row with the heads `kept`, `[examples, statistics]`."""
+        self.evaluate(kept)
+        return self._found[kept]
 
     def sensitivity(self, kept: frozenset[Head]) -> Mapping[Head, float]:
         rows = (batch for _, batch in batches(self._data.task, self._train, self._batch_size))
-        found = sensitivity(self._model, self._sites, self._mask(kept), rows)
+        found = sensitivity(self._model, self._sites, self._gates([kept])[0].bool().cpu(), rows)
         return dict(zip(self.heads, found.tolist(), strict=True))
 
-    def _mask(self, kept: frozenset[Head]) -> Tensor:
-        return torch.tensor([head in kept for head in self.heads], dtype=torch.bool)
+    def _evaluate(self, subsets: list[frozenset[Head]], *, record: bool) -> list[float]:
+        new = [subset for subset in dict.fromkeys(subsets) if subset not in self._found]
+        if new:
+            self._measure(new, record)
+            self.count += len(new)
+        task = self._data.task
+        metrics = [task.score(self._found[subset]) for subset in subsets]
+        return metrics if task.higher_is_better else [-metric for metric in metrics]
 
-    def _measure(self, kept: frozenset[Head]) -> float:
-        model = self._model
-        parts = torch.split(self._mask(kept).float().to(model.device), [site.heads for site in self._sites])
-        gates = {site.name: part[:, None] for site, part in zip(self._sites, parts, strict=True)}
+    def _measure(self, subsets: Sequence[frozenset[Head]], record: bool) -> None:
+        parts: dict[frozenset[Head], list[np.ndarray]] = {subset: [] for subset in subsets}
+        order: list[int] = []
+        for number, (indices, batch) in enumerate(self._batches()):
+            labels = batch.pop("labels").numpy()
+            there = {name: tensor.to(self._model.device) for name, tensor in batch.items()}
+            base = self._record(number, there) if record else self._records.get(number)
+            order += indices
+            for call, group in self._groups(subsets, base, there):
+                for subset, logits in zip(group, self._logits(there, group, base, call), strict=True):
+                    parts[subset].append(self._data.task.per_example(logits, labels))
+        back = np.argsort(order)
+        self._found.update({subset: np.concatenate(found)[back] for subset, found in parts.items()})
 
-        def forward(batch: dict[str, Tensor]) -> np.ndarray:
-            return model(**{name: tensor.to(model.device) for name, tensor in batch.items()}).logits.cpu().numpy()
+    def _record(self, number: int, batch: Mapping[str, Tensor]) -> tuple[frozenset[Head], Record]:
+        """The base's way on one batch: on record, or run from where it leaves an older one."""
+        older = self._records.get(number)
+        if older is not None and older[0] == self._base:
+            return older
+        record = Record()
+        self._run(batch, [self._base], older, self._first_call(self._base, older), record)
+        made = (self._base, record)
+        self._records.pop(number, None)
+        if record.nbytes <= self._room():
+            self._records[number] = made
+        return made
 
-        was_training = model.training
-        model.eval()
+    def _groups(
+        self,
+        subsets: Sequence[frozenset[Head]],
+        base: tuple[frozenset[Head], Record] | None,
+        batch: Mapping[str, Tensor],
+    ) -> Iterator[tuple[int, list[frozenset[Head]]]]:
+        """Subsets that share a forward, with the first attention call that any of them changes."""
+        by_call: dict[int, list[frozenset[Head]]] = {}
+        for subset in subsets:
+            by_call.setdefault(self._first_call(subset, base), []).append(subset)
+        first = next(iter(batch.values()))
+        size = max(1, self._together // (first.numel() if first.dim() == 2 else len(first)))
+        for call, group in by_call.items():
+            for start in range(0, len(group), size):
+                yield call, group[start : start + size]
+
+    def _logits(
+        self,
+        batch: Mapping[str, Tensor],
+        group: Sequence[frozenset[Head]],
+        base: tuple[frozenset[Head], Record] | None,
+        call: int,
+    ) -> list[np.ndarray]:
+        """Logits of each subset of a group."""
         try:
-            with torch.no_grad(), hooked(model, lambda name, out: out * gates[name].to(out.dtype)):
-                found = statistics(self._data.task, self._data.eval, forward, self._batch_size)
-        finally:
-            model.train(was_training)
-        metric = self._data.task.score(found)
-        return metric if self._data.task.higher_is_better else -metric
+            out = self._run(batch, group, base, call)
+        except NotRowsError:
+            self._together = 1
+            return [self._run(batch, [subset], base, call).logits.cpu().numpy() for subset in group]
+        return list(np.split(out.logits.cpu().numpy(), len(group)))
+
+    def _run(
+        self,
+        batch: Mapping[str, Tensor],
+        group: Sequence[frozenset[Head]],
+        base: tuple[frozenset[Head], Record] | None,
+        call: int,
+        record: Record | None = None,
+    ) -> Any:
+        played = base[1] if base else None
+        share = 1 - played.start(call) / len(played.blocks) if played and played.blocks else 1.0
+        self.forwards += len(group) * share * len(next(iter(batch.values()))) / len(self._data.eval)
+        return self._replay.run(batch, self._gates(group), base=played, call=call, record=record)
+
+    def _first_call(self, subset: frozenset[Head], base: tuple[frozenset[Head], Record] | None) -> int:
+        """The first attention call at which a subset is not the base."""
+        return base[1].first_call({site for site, _ in subset ^ base[0]}) if base else 0
+
+    def _gates(self, subsets: Sequence[frozenset[Head]]) -> Tensor:
+        """`[subsets, heads]`, one where a head is kept."""
+        gates = [[float(head in subset) for head in self.heads] for subset in subsets]
+        return torch.tensor(gates, device=self._model.device)
+
+    def _batches(self) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
+        task, rows = self._data.task, self._data.eval
+        if not self._plain:
+            yield from batches(task, rows, self._batch_size)
+            return
+        for start in range(0, len(rows), self._batch_size):
+            indices = list(range(start, min(start + self._batch_size, len(rows))))
+            yield indices, task.collate([rows[index] for index in indices])
+
+    def _room(self) -> float:
+        """Bytes that one more record may take."""
+        cuda = self._model.device.type == "cuda"
+        free = torch.cuda.mem_get_info()[0] if cuda else psutil.virtual_memory().available
+        return _OF_MEMORY * free

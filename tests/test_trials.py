@@ -1,0 +1,123 @@
+"""Evaluating subsets of heads: whatever is played back, every number is that of the whole model run anew."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from compressor.heads import trials as evaluator
+from compressor.heads.replay import Record, Replay, blocks
+from compressor.heads.trials import ModelTrials
+from compressor.sites import find_sites, hooked
+from tests import learning
+from tests.zoo import FAMILIES
+
+Pair = tuple[ModelTrials, ModelTrials]
+
+
+def pair(make: Callable[[], Any] = learning.model, task: learning.Sign | None = None) -> Pair:
+    """The evaluator and what it must equal."""
+    model = make()
+    given = (model, learning.sites(model), learning.data(task), 5, 6, 0)
+    return ModelTrials(*given), ModelTrials(*given, plain=True)
+
+
+def walk(fast: ModelTrials, plain: ModelTrials, seed: int) -> None:
+    """A search that drops a random head a step, and looks at random subsets between."""
+    draw = random.Random(seed)
+    kept = frozenset(fast.heads)
+    while kept:
+        heads = draw.sample(sorted(kept), draw.randint(1, len(kept)))
+        assert fast.evaluate_without(kept, heads) == plain.evaluate_without(kept, heads)
+        odd = [frozenset(draw.sample(fast.heads, draw.randint(0, len(fast.heads)))) for _ in range(3)]
+        assert fast.evaluate_all([*odd, kept]) == plain.evaluate_all([*odd, kept])
+        kept -= {draw.choice(heads)}
+    assert fast.count == plain.count
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_equals_the_plain_evaluation(seed: int) -> None:
+    fast, plain = pair()
+    walk(fast, plain, seed)
+    assert fast.forwards < plain.forwards == pytest.approx(plain.count)
+
+
+@pytest.mark.parametrize("room", [0.0, 1e-6])
+def test_equals_it_where_records_find_no_room(room: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluator, "_OF_MEMORY", room)
+    fast, plain = pair()
+    walk(fast, plain, 1)
+
+
+def test_statistics_stand_in_the_order_of_the_rows() -> None:
+    fast, plain = pair()
+    some = frozenset(fast.heads[::2])
+    np.testing.assert_array_equal(fast.statistics(some), plain.statistics(some))
+
+
+def test_a_metric_that_falls_is_turned_around() -> None:
+    fast, plain = pair(learning.language_model, learning.NextToken())
+    some = frozenset(fast.heads[::2])
+    assert fast.evaluate(some) == pytest.approx(plain.evaluate(some), rel=1e-6)
+    assert fast.evaluate(some) < 0
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    fast, _ = pair()
+    model = fast._model.train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    fast.evaluate_without(frozenset(fast.heads), fast.heads)
+    assert model.training
+    assert not any("forward" in vars(module) for module in model.modules())
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_can_be_played_back(family: str) -> None:
+    model, inputs = FAMILIES[family](0)
+    sites = find_sites(model, inputs)
+    replay = Replay(model, sites)
+    heads = sum(site.heads for site in sites)
+    base, record = torch.ones(1, heads), Record()
+    base[0, 1] = 0
+    whole = _logits(replay.run(inputs, base, record=record))
+    assert torch.equal(whole, _plainly(model, sites, inputs, base))
+    assert len(record.blocks) > 1
+    draw = torch.Generator().manual_seed(0)
+    first = 0
+    for site in sites:
+        other = base.repeat(2, 1)
+        other[0, first] = 1 - other[0, first]
+        other[1, first + torch.randint(site.heads, (1,), generator=draw)] = 0.5
+        other[1, first + site.heads :] = 0.25
+        call = record.first_call({site.name})
+        parts = [_plainly(model, sites, inputs, gates[None]) for gates in other]
+        played = [_logits(replay.run(inputs, gates[None], base=record, call=call)) for gates in other]
+        assert all(torch.equal(one, two) for one, two in zip(parts, played, strict=True))
+        torch.testing.assert_close(_logits(replay.run(inputs, other, base=record, call=call)), torch.cat(parts))
+        first += site.heads
+    # From the first block on which the last site changes, nothing before is run.
+    assert record.start(len(record.sites) - 1) >= len(record.blocks) // 2
+
+
+def _plainly(model: Any, sites: Any, inputs: dict[str, Tensor], gates: Tensor) -> Tensor:
+    apart = dict(zip((site.name for site in sites), gates[0].split([site.heads for site in sites]), strict=True))
+    with torch.no_grad(), hooked(model.eval(), lambda name, out: out * apart[name][:, None]):
+        return _logits(model(**inputs))
+
+
+def _logits(out: Any) -> Tensor:
+    found = out[0]
+    assert isinstance(found, Tensor)
+    return found
+
+
+def test_blocks_are_the_outermost() -> None:
+    model, _ = FAMILIES["bert"](0)
+    assert len(blocks(model)) == model.config.num_hidden_layers
