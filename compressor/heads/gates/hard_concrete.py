@@ -19,6 +19,7 @@ class HardConcreteGate(ConcreteGate):
 
     Args:
         layers: heads of each site, in site order.
+        initial: `log_alpha` of every head at the start, before the small seeded noise that tells them apart.
 
     The others are `ConcreteGate`'s.
     """
