@@ -81,8 +81,10 @@ def _statistics(side: Side, data: Data, tell: Tell) -> np.ndarray:
     done = 0
 
     def forward(batch: dict[str, Tensor]) -> np.ndarray:
-        nonlocal done
-        tell(done := done + len(next(iter(batch.values()))), len(data.test))
         return side.engine.run({name: value.numpy() for name, value in batch.items()})["logits"]
 
-    return statistics(data.task, data.test, forward)
+    def progress(rows: int) -> None:
+        nonlocal done
+        tell(done := done + rows, len(data.test))
+
+    return statistics(data.task, data.test, forward, progress=progress)

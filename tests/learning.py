@@ -20,7 +20,7 @@ from compressor.heads.learn import Learned, learn
 from compressor.heads.resume import digest
 from compressor.progress import Tell
 from compressor.sites import Site, find_sites, gated
-from compressor.tasks.base import Data
+from compressor.tasks.base import Data, Task
 from graph_passes import Plan
 
 
@@ -40,7 +40,7 @@ class Recipe:
     seed: int = 0
 
 
-class Sign:
+class Sign(Task):
     """Tells whether a row holds more tokens above 10 than below."""
 
     name = "text-classification"

@@ -15,8 +15,8 @@ from compressor.quiet import one_line
 OURS = {"text-generation": "causal-lm"}
 """Tasks that this product calls by another name than optimum."""
 
-_HEADS = {"regression": "text-classification"}
-"""Tasks that load the class of another."""
+_HEADS = {"regression": "text-classification", "translation": "text2text-generation"}
+"""Tasks that load the class of another, and are only meant where they are named."""
 
 
 def model_class(folder: Path, config: PretrainedConfig, task: str | None, remote: bool) -> tuple[Any, str]:
@@ -41,17 +41,17 @@ def model_class(folder: Path, config: PretrainedConfig, task: str | None, remote
         cls = _class_for(loader, config)
         if cls is None and (own is None or wanted != _inferred(own)):
             raise UsageError(f"--task {task}: transformers has no {config.model_type} for it; name another task")
-        return (cls or own), _named(wanted, config, regression=task == "regression")
+        return (cls or own), task if task in _HEADS else _named(wanted, config)
     if own is not None:
         found = _inferred(own)
         if found is None:
             raise InputError(f"{folder}: what {named} is for is not known; name it (--task text-classification, ...)")
-        return own, _named(found, config, regression=False)
+        return own, _named(found, config)
     if remote and named:
         for name, loaders in TasksManager._TRANSFORMERS_TASKS_TO_MODEL_LOADERS.items():
             for loader in (loaders,) if isinstance(loaders, str) else loaders:
                 if loader in (config.auto_map or {}):
-                    return getattr(transformers, loader), _named(name, config, regression=False)
+                    return getattr(transformers, loader), _named(name, config)
     said = f"names the class {named!r}, which transformers {transformers.__version__} does not have" if named else ""
     raise InputError(
         f"{folder / 'config.json'}: {said or 'names no class (architectures)'}; name the task (--task), or save the"
@@ -87,10 +87,9 @@ def _inferred(cls: type[PreTrainedModel]) -> str | None:
         return "feature-extraction" if cls.__name__.endswith(("Model", "ModelWithProjection")) else None
 
 
-def _named(task: str, config: PretrainedConfig, *, regression: bool) -> str:
+def _named(task: str, config: PretrainedConfig) -> str:
     """Our name of a task; a single logit under a classifier is a regression."""
-    if task == "text-classification" and (
-        regression or config.problem_type == "regression" or (config.num_labels == 1 and config.problem_type is None)
-    ):
+    regression = config.problem_type == "regression" or (config.num_labels == 1 and config.problem_type is None)
+    if task == "text-classification" and regression:
         return "regression"
     return OURS.get(task, task)

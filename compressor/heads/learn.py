@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -59,7 +59,7 @@ def learn(
     Args:
         model: float32.
         sites: its sites, in call order.
-        data: encoded rows.
+        data: encoded rows; what is chosen is chosen by `Task.chooser`.
         recipe: method, options, heads to keep, schedule, seed.
         checkpoint_dir: where a joint run keeps its checkpoints; one of another run is thrown away.
         progress: told how far learning is.
@@ -70,6 +70,12 @@ def learn(
     heads = sum(site.heads for site in sites)
     keep = None if recipe.keep is None else heads_to_keep(recipe.keep, heads)
     tell = progress or (lambda done, total: None)
+    asked, data = data.task, replace(data, task=data.task.chooser)
+    if recipe.method in SEARCHES and keep is None and data.task is not asked:
+        raise UsageError(
+            f"{asked.metric}: heads are chosen by the {data.task.metric}, so what they may cost in {asked.metric} ends"
+            f" no search; say how many to keep (--keep), or score by {data.task.metric} (--metric {data.task.metric})"
+        )
     if recipe.method in GATES:
         if keep is None:
             raise UsageError(f"{recipe.method} learns which heads to keep, not how many; say how many with --keep")

@@ -39,6 +39,7 @@ def sensitivity(
     was_training = model.training
     model.eval()
     gates: dict[str, Tensor] = {}
+    shifted = not model.config.is_encoder_decoder
 
     def apply(name: str, out: Tensor) -> Tensor:
         return out * gates[name][:, None, :, None].to(out.dtype)
@@ -53,20 +54,21 @@ def sensitivity(
                 gates.update({site.name: part for site, part in zip(sites, parts, strict=True)})
                 loss = model(**there).loss
                 (gradient,) = torch.autograd.grad(loss, gate)
-                total += (gradient.abs() * _examples_loss(there["labels"])).double().sum(0).cpu()
+                total += (gradient.abs() * _examples_loss(there["labels"], shifted)).double().sum(0).cpu()
                 seen += rows
     finally:
         model.train(was_training)
     return torch.where(mask, total / max(seen, 1), 0.0)
 
 
-def _examples_loss(labels: Tensor) -> Tensor:
+def _examples_loss(labels: Tensor, shifted: bool) -> Tensor:
     """Factor `[rows, 1]` from d(batch loss) to d(example's own loss).
 
     The batch's loss is the mean over all its labels, an example's own loss the mean over its labels. One label a row
-    makes this the number of rows; with a label a token (shifted by one, so the first has no loss) rows differ.
+    makes this the number of rows; with a label a token rows differ. A decoder alone shifts its labels by one, so that
+    the first has no loss; a decoder beside an encoder shifts its inputs.
     """
     if labels.dim() < 2 or labels.is_floating_point():
         return labels.new_full((len(labels), 1), len(labels), dtype=torch.float32)
-    counted = (labels[:, 1:] != _IGNORED).sum(1, keepdim=True).float()
+    counted = (labels[:, int(shifted) :] != _IGNORED).sum(1, keepdim=True).float()
     return torch.where(counted > 0, counted.sum() / counted.clamp(min=1.0), 0.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,21 +10,31 @@ import numpy as np
 from datasets import Dataset
 from torch import Tensor
 
+Forward = Callable[[dict[str, Tensor]], np.ndarray]
+"""A batch without labels to logits, `[batch, ...]`."""
+
 
 class Task(Protocol):
-    """One task over one model folder.
+    """One task over one model folder; a base class too, for tasks that one forward answers.
 
     Attributes:
-        name: `text-classification`, `regression` or `causal-lm`.
+        name: `text-classification`, `regression`, `causal-lm` or `translation`.
         metric: what `score` computes, e.g. `accuracy`.
         higher_is_better: False for perplexity.
         metrics: the metrics that the task knows, the default first.
+        notes: what a reader must know of how rows were read and scored; complete once labels are learned.
     """
 
     name: str
     metric: str
     higher_is_better: bool
     metrics: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def chooser(self) -> Task:
+        """The task that heads and checkpoints are chosen by: this one, if one forward answers its rows."""
+        return self
 
     def learn_labels(self, rows: Dataset, source: str) -> None:
         """Fix how the labels of `rows` map to numbers, for every split. Called once, before any `encode`.
@@ -46,12 +56,21 @@ class Task(Protocol):
         """One batch, padded to its longest example: what the model's forward takes, `labels` included."""
         ...
 
+    def measure(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> np.ndarray:
+        """Sufficient statistics of a few rows, `[examples, k]` float64: `score` of any rows of them is the metric.
+
+        By one forward, unless the task needs more of them.
+        """
+        batch = self.collate(examples)
+        labels = batch.pop("labels").numpy()
+        return self.per_example(forward(batch), labels)
+
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Sufficient statistics of one batch, `[examples, 2]` float64: `score` of any rows of them is the metric."""
+        """The same from the logits of one forward over a collated batch, and its labels."""
         ...
 
     def score(self, statistics: np.ndarray) -> float:
-        """The metric over `[examples, 2]`, e.g. over a bootstrap's resampled rows of `per_example`."""
+        """The metric over `[examples, k]`, e.g. over a bootstrap's resampled rows of `measure`."""
         ...
 
 
@@ -62,7 +81,7 @@ class DataRequest(Protocol):
         data: training rows: a file or a Hugging Face data set name; None for none.
         eval_data: rows that choices are made on.
         test_data: rows that are reported on.
-        text_columns: columns that hold the text, in order; empty: found by name.
+        text_columns: columns that hold the text, in order (source and target of a translation); empty: by name.
         label_column: column that holds the label; None: found by name.
         metric: None for the task's own.
         max_length: longest example in tokens; longer ones are cut.

@@ -14,12 +14,12 @@ from compressor.errors import InputError
 from compressor.folder import ModelFolder
 from compressor.folder.inputs import token_limit
 from compressor.quiet import quiet_transformers
-from compressor.tasks.base import DataRequest
+from compressor.tasks.base import DataRequest, Task
 from compressor.tasks.columns import text_columns
 from compressor.tasks.metrics import perplexity
 
 
-class CausalLM:
+class CausalLM(Task):
     """Perplexity over blocks of equal length, cut from the rows' concatenation.
 
     The rows are the lines of a text, joined by line ends again, or the rows of one column, joined by the end token. A

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from compressor.errors import InputError
 from compressor.folder import ModelFolder
-from compressor.tasks.base import DataRequest
+from compressor.tasks.base import DataRequest, Task
 from compressor.tasks.columns import label_column
 from compressor.tasks.labels import class_ids, classes_of
 from compressor.tasks.metrics import Metric, accuracy, f1, matthews
@@ -21,7 +21,7 @@ from compressor.tasks.text import Texts
 _METRICS: Mapping[str, Metric] = {"accuracy": accuracy, "f1": f1, "matthews": matthews}
 
 
-class TextClassification:
+class TextClassification(Task):
     """Classes by the largest logit; accuracy, or F1, or Matthews' correlation.
 
     Args:

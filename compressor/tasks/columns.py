@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from datasets import Dataset, Value
@@ -19,6 +20,9 @@ _PAIRS = (
     ("query", "document"),
 )
 _SINGLE = ("sentence", "text", "content", "review", "document", "question", "sentence1")
+_TRANSLATIONS = (("source", "target"), ("src", "tgt"), ("src", "trg"), ("source_text", "target_text"))
+_LANGUAGE = re.compile(r"[a-z]{2}([-_][A-Za-z]{2,4})?")
+"""A column named by its language: `de`, `pt_BR`."""
 _LABELS = ("label", "labels", "score", "target", "class", "similarity", "stars", "rating")
 
 
@@ -34,13 +38,32 @@ def text_columns(rows: Dataset, wanted: Sequence[str], source: str) -> tuple[str
     if len(found) > 2:
         raise InputError(f"{source}: {len(found)} text columns were named, a model reads one or two; name fewer")
     for name in found:
-        _must_have(rows, name, source, "--text-columns")
-        if rows.features[name] not in (Value("string"), Value("large_string")):
-            raise InputError(f"{source}: column {name!r} does not hold text; name one that does (--text-columns)")
-        empty = next((index for index, value in enumerate(rows[name]) if value is None), None)
-        if empty is not None:
-            raise InputError(f"{source}: row {empty + 1} has no {name!r}; fill it or leave the row out")
+        _check_text(rows, name, source)
     return found
+
+
+def pair_columns(rows: Dataset, wanted: Sequence[str], source: str) -> tuple[str, str]:
+    """The columns of source and target: as named, else by usual names, else the two that languages name, in order.
+
+    Raises:
+        InputError: not two columns were named, one is missing or holds no text, or there is no usual pair.
+    """
+    languages = [name for name in rows.column_names if _LANGUAGE.fullmatch(name) and _is_text(rows, name)]
+    usual = [pair for pair in _TRANSLATIONS if set(pair) <= set(rows.column_names)]
+    found = tuple(wanted) or (usual[0] if usual else tuple(languages))
+    if len(found) != 2 or len(set(found)) != 2:
+        if wanted:
+            given = ",".join(wanted)
+            raise InputError(f"--text-columns {given}: a translation has two columns; name source and target, as de,en")
+        raise InputError(
+            f"{source}: no pair of source and target among {_listed(rows)}; name both (--text-columns de,en)"
+        )
+    for name in found:
+        _check_text(rows, name, source)
+        empty = next((index for index, value in enumerate(rows[name]) if not value.strip()), None)
+        if empty is not None:
+            raise InputError(f"{source}: row {empty + 1} has an empty {name!r}; fill it or leave the row out")
+    return found[0], found[1]
 
 
 def label_column(rows: Dataset, wanted: str | None, source: str) -> str:
@@ -63,6 +86,19 @@ def _usual_texts(names: Sequence[str]) -> tuple[str, ...]:
         if all(name in names for name in pair):
             return pair
     return next(((name,) for name in _SINGLE if name in names), ())
+
+
+def _check_text(rows: Dataset, name: str, source: str) -> None:
+    _must_have(rows, name, source, "--text-columns")
+    if not _is_text(rows, name):
+        raise InputError(f"{source}: column {name!r} does not hold text; name one that does (--text-columns)")
+    empty = next((index for index, value in enumerate(rows[name]) if value is None), None)
+    if empty is not None:
+        raise InputError(f"{source}: row {empty + 1} has no {name!r}; fill it or leave the row out")
+
+
+def _is_text(rows: Dataset, name: str) -> bool:
+    return rows.features[name] in (Value("string"), Value("large_string"))
 
 
 def _must_have(rows: Dataset, name: str, source: str, flag: str) -> None:

@@ -27,6 +27,7 @@ def open_data(request: DataRequest, folder: ModelFolder) -> Data:
     sources, notes = _sources(request)
     task = make_task(folder, request)
     task.learn_labels(*next(iter(sources.values())))
+    notes += task.notes
     rows = {split: task.encode(found, source) for split, (found, source) in sources.items()}
     if "eval" not in rows and "train" in rows:
         rows["train"], rows["eval"] = _set_aside(rows["train"], _HELD_OUT, request.seed, "training", "--eval-data")

@@ -8,21 +8,12 @@ import numpy as np
 from datasets import Dataset
 from torch import Tensor
 
-from compressor.tasks.base import Task
-
-Forward = Callable[[dict[str, Tensor]], np.ndarray]
-"""A batch without labels to logits, `[batch, ...]`."""
+from compressor.tasks.base import Forward, Task
 
 
 def batches(task: Task, examples: Dataset, batch_size: int) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
-    """Batches of rows of like length, longest first, with each row's index in `examples`.
-
-    Sorting leaves little padding; longest first, so that what does not fit in memory fails at once.
-    """
-    lengths = np.asarray(examples["length"])
-    order = np.argsort(-lengths, kind="stable")
-    for start in range(0, len(order), batch_size):
-        indices = order[start : start + batch_size].tolist()
+    """Batches of rows of like length, longest first, with each row's index in `examples`."""
+    for indices in _grouped(examples, batch_size):
         yield indices, task.collate([examples[index] for index in indices])
 
 
@@ -33,19 +24,27 @@ def statistics(
     batch_size: int = 32,
     progress: Callable[[int], None] | None = None,
 ) -> np.ndarray:
-    """`Task.per_example` of every row, `[examples, 2]`, in the order of `examples`.
+    """`Task.measure` of every row, `[examples, k]`, in the order of `examples`.
 
     Args:
-        task: collates the rows and reads the logits.
+        task: collates the rows and measures them.
         examples: encoded rows.
         forward: runs one batch.
         batch_size: rows a batch.
         progress: is told the number of rows done after each batch.
     """
-    found = np.empty((len(examples), 2), dtype=np.float64)
-    for indices, batch in batches(task, examples, batch_size):
-        labels = batch.pop("labels").numpy()
-        found[indices] = task.per_example(forward(batch), labels)
+    order: list[int] = []
+    found = []
+    for indices in _grouped(examples, batch_size):
+        found.append(task.measure(forward, [examples[index] for index in indices]))
+        order += indices
         if progress is not None:
             progress(len(indices))
-    return found
+    return np.concatenate(found)[np.argsort(order)]
+
+
+def _grouped(examples: Dataset, batch_size: int) -> Iterator[list[int]]:
+    """Rows of like length leave little padding; longest first, so that what does not fit in memory fails at once."""
+    order = np.argsort(-np.asarray(examples["length"]), kind="stable")
+    for start in range(0, len(order), batch_size):
+        yield order[start : start + batch_size].tolist()

@@ -6,8 +6,11 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+from sacrebleu.metrics import BLEU
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
+_SENTENCES = BLEU(effective_order=True)  # of a single sentence; the counts are those of any order
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
 
@@ -40,8 +43,25 @@ def pearson(predicted: np.ndarray, labels: np.ndarray) -> float:
 
 def perplexity(losses: np.ndarray, tokens: np.ndarray) -> float:
     """`exp` of the mean loss a token, from each block's summed loss in nats and its number of predicted tokens."""
-    mean = losses.sum() / tokens.sum()
+    mean = mean_loss(losses, tokens)
     return math.exp(mean) if mean < 700 else math.inf
+
+
+def mean_loss(losses: np.ndarray, tokens: np.ndarray) -> float:
+    """The mean loss a token, from each row's summed loss in nats and its number of tokens."""
+    return float(losses.sum() / tokens.sum())
+
+
+def bleu_counts(translation: str, reference: str) -> np.ndarray:
+    """What BLEU needs of one row, `[10]`: both lengths, then matches and totals of the n-grams of 1 to 4 words."""
+    found = _SENTENCES.sentence_score(translation, [reference])
+    return np.asarray([found.sys_len, found.ref_len, *found.counts, *found.totals], dtype=np.float64)
+
+
+def bleu(counts: np.ndarray) -> float:
+    """Corpus BLEU, 0 to 100, of any rows of `bleu_counts` `[examples, 10]` (Papineni et al. 2002; sacrebleu's)."""
+    translated, reference, *ngrams = counts.sum(axis=0).astype(np.int64).tolist()
+    return float(BLEU.compute_bleu(ngrams[:4], ngrams[4:], translated, reference, smooth_method="exp").score)
 
 
 def _constant(values: np.ndarray) -> bool:

@@ -8,13 +8,15 @@ from compressor.tasks.base import DataRequest, Task
 from compressor.tasks.causal_lm import CausalLM
 from compressor.tasks.classification import TextClassification
 from compressor.tasks.regression import Regression
+from compressor.tasks.translation import Translation
 
-_Class = type[TextClassification] | type[Regression] | type[CausalLM]
+_Class = type[TextClassification] | type[Regression] | type[CausalLM] | type[Translation]
 
 TASKS: dict[str, _Class] = {
     TextClassification.name: TextClassification,
     Regression.name: Regression,
     CausalLM.name: CausalLM,
+    Translation.name: Translation,
 }
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from compressor.errors import InputError
 from compressor.folder import ModelFolder
-from compressor.tasks.base import DataRequest
+from compressor.tasks.base import DataRequest, Task
 from compressor.tasks.columns import label_column
 from compressor.tasks.labels import numbers_of
 from compressor.tasks.metrics import Metric, pearson, spearman
@@ -21,7 +21,7 @@ from compressor.tasks.text import Texts
 _METRICS: Mapping[str, Metric] = {"spearman": spearman, "pearson": pearson}
 
 
-class Regression:
+class Regression(Task):
     """A number by the model's one logit; Spearman's or Pearson's correlation with the label.
 
     Args:

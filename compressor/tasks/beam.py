@@ -1,0 +1,77 @@
+"""Beam search over any runner of an encoder-decoder: PyTorch, gated or not, or a built engine."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+
+from compressor.quiet import quiet_transformers
+from compressor.tasks.base import Forward
+
+
+def search(model: PreTrainedModel, forward: Forward, batch: dict[str, Tensor], beams: int, longest: int) -> Tensor:
+    """The best target of each source, ids `[batch, tokens]`, by transformers' own beam search.
+
+    Every step runs `forward` on whole sources and whole targets so far, as an engine without a key/value cache has to;
+    so do all runners, and their targets can be compared.
+
+    Args:
+        model: gives its configurations: special tokens, length penalty and the like. It is not run.
+        forward: (input_ids, attention_mask, decoder_input_ids) to logits `[batch, target, vocabulary]`.
+        batch: input_ids and attention_mask, `[batch, source]`.
+        beams: hypotheses kept a source.
+        longest: most tokens of a target.
+    """
+    wanted = copy.deepcopy(model.generation_config)
+    for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id"):
+        if getattr(wanted, name) is None:  # an old generation_config.json need not have them
+            setattr(wanted, name, getattr(model.config, name, None))
+    wanted.update(num_beams=beams, do_sample=False, use_cache=False, max_new_tokens=longest, max_length=None)
+    stand: Any = _Stand(model, forward)
+    with torch.no_grad(), quiet_transformers():
+        found: Tensor = stand.generate(**batch, generation_config=wanted)
+    return found
+
+
+class _Stand(GenerationMixin):
+    """What `generate` takes for a model. It computes nothing itself: a step is one call of `forward`."""
+
+    main_input_name = "input_ids"
+    base_model_prefix = "model"
+    input_modalities = ("text",)
+    device = torch.device("cpu")
+    dtype = torch.float32
+    _is_stateful = False
+
+    def __init__(self, model: PreTrainedModel, forward: Forward) -> None:
+        self.config, self.generation_config = model.config, model.generation_config
+        self._forward = forward
+
+    def __call__(self, **inputs: Any) -> Seq2SeqLMOutput:
+        return self.forward(**inputs)
+
+    def forward(
+        self, decoder_input_ids: Tensor, attention_mask: Tensor, encoder_outputs: BaseModelOutput, **unused: Any
+    ) -> Seq2SeqLMOutput:
+        assert encoder_outputs.last_hidden_state is not None
+        batch = {"input_ids": encoder_outputs.last_hidden_state[..., 0], "attention_mask": attention_mask}
+        logits = self._forward({**batch, "decoder_input_ids": decoder_input_ids})
+        return Seq2SeqLMOutput(logits=torch.from_numpy(logits[:, -1:]))
+
+    def get_encoder(self) -> nn.Module:
+        return _Ids()
+
+    def is_remote_code(self) -> bool:
+        return False
+
+
+class _Ids(nn.Module):
+    """In the encoder's place: hands the source's ids on, for `generate` to repeat them once a beam."""
+
+    def forward(self, input_ids: Tensor, **unused: Any) -> BaseModelOutput:
+        return BaseModelOutput(last_hidden_state=input_ids[..., None])
