@@ -31,7 +31,8 @@ def search(model: PreTrainedModel, forward: Forward, batch: dict[str, Tensor], b
     for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id"):
         if getattr(wanted, name) is None:  # an old generation_config.json need not have them
             setattr(wanted, name, getattr(model.config, name, None))
-    wanted.update(num_beams=beams, do_sample=False, use_cache=False, max_new_tokens=longest, max_length=None)
+    wanted.update(num_beams=beams, do_sample=False, max_new_tokens=longest, max_length=None)
+    wanted.update(use_cache=False, num_return_sequences=1, return_dict_in_generate=False)
     stand: Any = _Stand(model, forward)
     with torch.no_grad(), quiet_transformers():
         found: Tensor = stand.generate(**batch, generation_config=wanted)

@@ -1,0 +1,220 @@
+"""A small Marian for German to English, learned from nothing on Multi30k: a dense model to compress, and its BLEU.
+
+    python -m benchmarks.translation --size small      # the model, into build/translation/small/model
+    python -m benchmarks.translation --size tiny       # one minute, learns nothing worth having
+    compress build/translation/small/model --task translation --data multi30k_deen.tsv.xz --keep 50%
+
+One BPE vocabulary serves both languages. The checkpoint of the least loss on the validation rows is kept; BLEU is that
+of `compressor.tasks.translation`. A run that was interrupted goes on from its last checkpoint when it is started again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from torch import Tensor
+from transformers import (
+    MarianConfig,
+    MarianMTModel,
+    PreTrainedTokenizerFast,
+    PrinterCallback,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
+from transformers.trainer_utils import get_last_checkpoint
+
+from benchmarks.machine import machine
+from compressor.folder import ModelFolder, load
+from compressor.quiet import quiet_transformers
+from compressor.tasks import Data, open_data, statistics
+from compressor.tasks.splits import named_splits, pick
+
+DATA = Path(__file__).parents[2] / "shared" / "data" / "multi30k_deen.tsv.xz"
+
+
+@dataclass(frozen=True)
+class Size:
+    """Model and schedule of one `--size`; `rows` is the most that is evaluated of each split, None for all."""
+
+    vocabulary: int
+    width: int
+    layers: int
+    heads: int
+    inner: int
+    dropout: float
+    steps: int
+    evaluations: int
+    batch: int
+    learning_rate: float
+    rows: int | None
+
+
+SIZES = {
+    "tiny": Size(1000, 64, 2, 4, 128, 0.1, 60, 2, 32, 3e-3, 32),
+    "small": Size(8000, 256, 3, 8, 1024, 0.3, 9000, 30, 128, 1e-3, None),
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which rows to use; see `compressor.tasks.DataRequest`."""
+
+    data: str
+    eval_data: str | None = None
+    test_data: str | None = None
+    text_columns: tuple[str, ...] = ("de", "en")
+    label_column: str | None = None
+    metric: str | None = None
+    max_length: int = 96
+    seed: int = 0
+
+
+def tokenizer(texts: list[str], size: int) -> PreTrainedTokenizerFast:
+    """Byte-level BPE, so that no text is out of its vocabulary, and an end mark behind every text."""
+    made = Tokenizer(models.BPE())
+    made.normalizer = normalizers.NFC()
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    made.decoder = decoders.ByteLevel()
+    marks = ["<pad>", "</s>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    learner = trainers.BpeTrainer(vocab_size=size, special_tokens=marks, initial_alphabet=alphabet, show_progress=False)
+    made.train_from_iterator(texts, learner)
+    made.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    names = ["input_ids", "attention_mask"]
+    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="</s>", model_input_names=names)
+
+
+def start(size: Size, data: Path, folder: Path) -> None:
+    """Write the model folder as it is before learning: the tokenizer of the training rows, and random weights."""
+    splits = named_splits(str(data))
+    rows = splits[pick(splits, "train") or next(iter(splits))]
+    words = tokenizer([*rows["de"], *rows["en"]], size.vocabulary)
+    config = MarianConfig(
+        vocab_size=len(words),
+        d_model=size.width,
+        encoder_layers=size.layers,
+        decoder_layers=size.layers,
+        encoder_attention_heads=size.heads,
+        decoder_attention_heads=size.heads,
+        encoder_ffn_dim=size.inner,
+        decoder_ffn_dim=size.inner,
+        dropout=size.dropout,
+        activation_function="relu",
+        max_position_embeddings=128,
+        scale_embedding=True,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+        decoder_start_token_id=0,
+        forced_eos_token_id=1,
+    )
+    MarianMTModel(config).save_pretrained(folder)
+    words.save_pretrained(folder)
+
+
+def learn(folder: ModelFolder, data: Data, size: Size, checkpoints: Path) -> None:
+    """Train in place, from the last checkpoint on where there is one, and end at the best."""
+    every = size.steps // size.evaluations
+    trainer = Trainer(
+        model=folder.model,
+        args=TrainingArguments(
+            output_dir=str(checkpoints),
+            max_steps=size.steps,
+            per_device_train_batch_size=size.batch,
+            per_device_eval_batch_size=size.batch,
+            learning_rate=size.learning_rate,
+            lr_scheduler_type="inverse_sqrt",
+            warmup_steps=0.1,
+            adam_beta2=0.98,
+            label_smoothing_factor=0.1,
+            train_sampling_strategy="group_by_length",
+            eval_strategy="steps",
+            eval_steps=every,
+            save_steps=every,
+            save_total_limit=1,
+            load_best_model_at_end=True,
+            prediction_loss_only=True,
+            remove_unused_columns=False,
+            label_names=["labels"],
+            dataloader_pin_memory=False,
+            logging_steps=every,
+            disable_tqdm=True,
+            report_to="none",
+        ),
+        data_collator=data.task.collate,
+        train_dataset=data.train,
+        eval_dataset=data.eval if size.rows is None else data.eval.select(range(size.rows)),
+    )
+    trainer.remove_callback(PrinterCallback)
+    with quiet_transformers():
+        trainer.train(resume_from_checkpoint=get_last_checkpoint(str(checkpoints)) if checkpoints.exists() else None)
+    for entry in trainer.state.log_history:
+        if "eval_loss" in entry:
+            print(f"step {entry['step']}: loss on the validation rows {entry['eval_loss']:.3f}")
+
+
+def score(folder: ModelFolder, data: Data, size: Size) -> None:
+    """Print BLEU of beam search on the validation and the test rows."""
+    model = folder.model.eval()
+    device = model.device
+
+    def forward(batch: dict[str, Tensor]) -> np.ndarray:
+        there = {name: tensor.to(device) for name, tensor in batch.items()}
+        found: np.ndarray = model(**there, use_cache=False).logits.float().cpu().numpy()
+        return found
+
+    for name, rows in (("validation", data.eval), ("test", data.test)):
+        began = time.perf_counter()
+        some = rows if size.rows is None else rows.select(range(size.rows))
+        with torch.inference_mode():
+            found = data.task.score(statistics(data.task, some, forward))
+        print(f"BLEU on {len(some)} {name} rows: {found:.2f} ({time.perf_counter() - began:.0f} s)", flush=True)
+
+
+def main() -> None:
+    """Learn, unless the model is there already, and print BLEU."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, default="tiny")
+    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--out", type=Path, default=Path("build/translation"), help="a folder a size")
+    args = parser.parse_args()
+    if not args.data.exists():
+        print(f"skipped: {args.data} is not on this machine; give --data")
+        return
+    size, out = SIZES[args.size], args.out / args.size
+    print(f"size {args.size}: {size}\n{machine('torch', 'transformers', 'sacrebleu')}", flush=True)
+    set_seed(0)
+    done, partial = out / "model", out / "partial"
+    if not done.exists():
+        if not (partial / "started").exists():
+            with quiet_transformers():
+                start(size, args.data, partial / "model")
+            (partial / "started").touch()
+        began = time.perf_counter()
+        folder = load(partial / "model", task="translation")
+        data = open_data(Request(str(args.data)), folder)
+        learn(folder, data, size, partial / "checkpoints")
+        print(f"{folder.model.num_parameters():,} parameters, {time.perf_counter() - began:.0f} s", flush=True)
+        with quiet_transformers():
+            folder.model.save_pretrained(partial / "model")
+        (partial / "model").rename(done)
+        shutil.rmtree(partial)
+    folder = load(done, task="translation")
+    if torch.cuda.is_available():
+        folder.model.to("cuda")  # type: ignore[arg-type]
+    data = open_data(Request(str(args.data)), folder)
+    for note in data.notes:
+        print(note)
+    score(folder, data, size)
+
+
+if __name__ == "__main__":
+    main()
