@@ -98,7 +98,7 @@ def learned(
             safetensors.torch.load_model(folder.model, str(weights))
         listen.note(f"what an earlier run learned is taken from {store}")
         curves = tuple(Point.model_validate(point) for point in stored["curves"])
-        return Choice(Plan.load(store / "plan.json"), curves, stored["trained"])
+        return Choice(Plan.load(store / "plan.json"), curves, stored["trained"], tuple(stored["notes"]))
     found = learn(folder.model, sites, data, recipe, store / "checkpoints", tell)
     folder.model.to("cpu")  # type: ignore[arg-type]  # a trainer with a GPU leaves the model there
     plan = found.plan.model_copy(update={"model": fingerprint(folder.model) if found.trained else folder.fingerprint})
@@ -106,9 +106,10 @@ def learned(
         if found.trained:
             safetensors.torch.save_model(folder.model, str(weights))
         plan.save(store / "plan.json")
-        _write_last(done, {"trained": found.trained, "curves": [point.model_dump() for point in found.curves]})
+        points = [point.model_dump() for point in found.curves]
+        _write_last(done, {"trained": found.trained, "curves": points, "notes": found.notes})
         shutil.rmtree(store / "checkpoints", ignore_errors=True)
-    return Choice(plan, found.curves, found.trained)
+    return Choice(plan, found.curves, found.trained, found.notes)
 
 
 def _signed(plan: Plan, folder: ModelFolder) -> Plan:

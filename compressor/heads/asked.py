@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -71,6 +72,12 @@ def defaults(make: Callable[..., Any]) -> dict[str, Any]:
     return {option.name: option.default for option in found if option.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
+def nearest(name: str, known: Sequence[str]) -> str:
+    """How to mend a name that is not among `known`."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return (f"did you mean {near[0]}? " if near else "") + f"choose one of {', '.join(known)}"
+
+
 def read_options(recipe: LearnRequest, *makers: Callable[..., Any]) -> list[dict[str, Any]]:
     """The recipe's options, each of the type that its owner declares, the defaults filled in: one table a maker.
 
@@ -81,7 +88,7 @@ def read_options(recipe: LearnRequest, *makers: Callable[..., Any]) -> list[dict
     names = sorted(name for table in known for name in table)
     for name in recipe.options:
         if name not in names:
-            raise UsageError(f"option {name!r} of {recipe.method}: unknown; it has {', '.join(names)}")
+            raise UsageError(f"option {name!r} of {recipe.method}: unknown; {nearest(name, names)}")
     tables = []
     for make, table in zip(makers, known, strict=True):
         hints = get_type_hints(make.__init__ if inspect.isclass(make) else make, include_extras=True)

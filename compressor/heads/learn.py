@@ -8,15 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 from pydantic import PositiveInt
 from transformers import PreTrainedModel
 
 from compressor.errors import UsageError
 from compressor.heads import joint
-from compressor.heads.asked import LearnRequest, heads_to_keep, read_options
+from compressor.heads.asked import LearnRequest, heads_to_keep, nearest, read_options
+from compressor.heads.certify import certify, distinct, divide
 from compressor.heads.gates import GATES, Gate, PooledGate
 from compressor.heads.outcome import all_heads, joint_curves, search_curves, to_plan
-from compressor.heads.search import SEARCHES
+from compressor.heads.search import SEARCHES, Step
 from compressor.heads.trials import ModelTrials
 from compressor.progress import Tell
 from compressor.report.schema import Point
@@ -35,11 +37,13 @@ class Learned:
         plan: every site with the heads kept; the model's fingerprint and the evidence are the caller's to add.
         curves: what was measured on the way, by step.
         trained: whether the model's weights were changed.
+        notes: what a reader must know, e.g. what was certified.
     """
 
     plan: Plan
     curves: tuple[Point, ...]
     trained: bool
+    notes: tuple[str, ...] = ()
 
 
 def learn(
@@ -82,7 +86,7 @@ def learn(
         return _learn_gate(model, sites, data, recipe, keep, checkpoint_dir, tell)
     if recipe.method in SEARCHES:
         return _search(model, sites, data, recipe, keep, tell)
-    raise UsageError(f"method {recipe.method!r}: unknown; choose one of {', '.join(METHODS)}")
+    raise UsageError(f"method {recipe.method!r}: unknown; {nearest(recipe.method, METHODS)}")
 
 
 def _learn_gate(
@@ -125,15 +129,38 @@ def _search(
 ) -> Learned:
     make = SEARCHES[recipe.method]
     own, sample = read_options(recipe, make, sample_options)
-    trials = ModelTrials(model, sites, data, recipe.batch_size, sample["rows"], recipe.seed)
+    if "seed" in own:
+        own["seed"] = recipe.options.get("seed", recipe.seed)
+    unseen = None
+    if recipe.guarantee is not None:
+        if keep is not None or recipe.max_drop is None:
+            raise UsageError(f"guarantee {recipe.guarantee:g}: certifies what heads cost; give --max-drop, not --keep")
+        searched, unseen = divide(data.eval, data.task, recipe.max_drop, recipe.guarantee, recipe.seed)
+        data = replace(data, eval=searched)
+
+    def trials_on(rows: Data) -> ModelTrials:
+        return ModelTrials(model, sites, rows, recipe.batch_size, sample["rows"], recipe.seed)
+
+    trials = trials_on(data)
     steps = []
     for step in make(**own).choose(trials, keep, recipe.max_drop):
         steps.append(step)
         tell(len(trials.heads) - len(step.kept), len(trials.heads) - (keep or 0))
+    notes = steps[-1].notes
+    if unseen is not None and recipe.guarantee is not None and recipe.max_drop is not None:
+        others = trials_on(replace(data, eval=unseen))
+
+        def losses(step: Step) -> np.ndarray:
+            predicted, true = others.statistics(step.kept).T
+            return (predicted != true).astype(np.float64)
+
+        steps = distinct(steps)
+        found = certify(steps, losses, recipe.max_drop, recipe.guarantee, len(data.eval))
+        notes = (*notes, found.note(steps))
+        steps = steps[: found.steps]
     kept = dict.fromkeys(steps[-1].kept, 1.0)
-    return Learned(
-        to_plan(sites, kept, recipe, {**own, **sample}, data), search_curves(steps, data.task), trained=False
-    )
+    plan = to_plan(sites, kept, recipe, {**own, **sample}, data)
+    return Learned(plan, search_curves(steps, data.task), trained=False, notes=notes)
 
 
 def schedule_options(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
+
+from compressor.errors import UsageError
 
 Head = tuple[str, int]
 """A head for life: the name of its site and its id in the untouched model."""
@@ -41,10 +43,21 @@ class Trials(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """One decision of a search: the heads kept after it and what it was based on, e.g. `{"metric": 0.91}`."""
+    """One decision of a search; the last may be to stop.
+
+    Attributes:
+        kept: the heads that stay after it.
+        values: what a curve shows, e.g. `metric`, larger is better; what the searches share is in `taken`.
+        costs: what the decision was based on: how far the metric falls below that of all heads if this head goes too.
+        eliminated: heads that stay for good, as the search looks at them no more.
+        notes: what a reader of the result must know, were this the last step.
+    """
 
     kept: frozenset[Head]
     values: Mapping[str, float]
+    costs: Mapping[Head, float] = field(default_factory=dict)
+    eliminated: frozenset[Head] = frozenset()
+    notes: tuple[str, ...] = ()
 
 
 class Search(Protocol):
@@ -53,7 +66,7 @@ class Search(Protocol):
     def choose(self, trials: Trials, keep: int | None, budget: float | None) -> Iterator[Step]:
         """The way from all heads down to the chosen ones, told as it is found; the last step holds the choice.
 
-        Every step's heads are among those of the step before.
+        The first step holds all heads. Every step's heads are among those of the step before.
 
         Args:
             trials: the model.
@@ -62,6 +75,44 @@ class Search(Protocol):
                 `keep` is given. One of the two is.
 
         Raises:
-            UsageError: the method cannot work by the one that is given.
+            UsageError: neither is given, or the method cannot work by the one that is.
         """
         ...
+
+
+def taken(trials: Trials, kept: frozenset[Head], **values: float) -> dict[str, float]:
+    """The values of a step that every search tells: the metric of `kept`, and the work done until then."""
+    metric = trials.evaluate(kept)
+    return {"metric": metric, **values, "evaluations": float(trials.count), "forwards": float(trials.forwards)}
+
+
+def drop(before: float, after: float) -> float:
+    """How far the metric fell, in its unit. Of two shares of some rows it has no digits beyond what is rounded off."""
+    return round(before - after, 12)
+
+
+def require_end(method: str, keep: int | None, budget: float | None) -> float:
+    """The budget, infinite where heads are counted.
+
+    Raises:
+        UsageError: neither is given, or the budget is negative.
+    """
+    if keep is not None:
+        return float("inf")
+    if budget is None:
+        raise UsageError(
+            f"{method} needs an end; say how many heads to keep with --keep, or their cost with --max-drop"
+        )
+    if not budget >= 0:
+        raise UsageError(f"max_drop {budget:g}: what heads may cost; give 0 or more")
+    return budget
+
+
+def named(head: Head) -> str:
+    """A head as a reader knows it."""
+    return f"head {head[1]} of {head[0]}"
+
+
+def none_fits(what: str, cost: float, budget: float) -> str:
+    """The note of a search that leaves every head where it is."""
+    return f"no head was removed: {what} costs least, {cost:.4g} of the metric, and {budget:g} may be lost (--max-drop)"

@@ -1,44 +1,72 @@
-"""Michel, Levy, Neubig 2019: drop the heads to whose gates the loss is least sensitive, a tenth at a time."""
+"""Michel, Levy, Neubig 2019: drop the least important heads, a tenth at a time."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from typing import Literal
 
 from compressor.errors import UsageError
-from compressor.heads.search.base import Head, Step, Trials
+from compressor.heads.search.base import Head, Step, Trials, drop, none_fits, require_end, taken
 
 
 class TaylorSearch:
     """Greedy removal by importance I_h = E_x |Att_h(x) . dL/dAtt_h(x)| (equation 2 and the one after it).
 
+    By a budget it goes on while the metric stays within it.
+
     Args:
-        normalize: divide a head's importance by the l2 norm of its site's.
-        rescore: measure importance again before every step, else once.
+        by: what importance is: the gradient's (above), or the loss of metric when this head alone is removed (the
+            order that the paper compares with, section 4.2).
+        normalize: divide a head's importance by the l2 norm of its site's. None as in the paper: gradients alone.
+        rescore: measure importance again before every step, with what is left, else once. None: gradients alone.
         share: heads removed a step, as a share of all heads of the model.
 
     Raises:
         UsageError: an option out of its range.
     """
 
-    def __init__(self, *, normalize: bool = True, rescore: bool = True, share: float = 0.1) -> None:
+    def __init__(
+        self,
+        *,
+        by: Literal["gradient", "loss"] = "gradient",
+        normalize: bool | None = None,
+        rescore: bool | None = None,
+        share: float = 0.1,
+    ) -> None:
         if not 0 < share <= 1:
             raise UsageError(f"share {share}: heads removed a step; give a number above 0 and up to 1")
-        self.normalize, self.rescore, self.share = normalize, rescore, share
+        self.by, self.share = by, share
+        self.normalize = by == "gradient" if normalize is None else normalize
+        self.rescore = by == "gradient" if rescore is None else rescore
 
     def choose(self, trials: Trials, keep: int | None, budget: float | None) -> Iterator[Step]:
-        if keep is None:
-            raise UsageError("taylor removes heads down to a number: none was given; say how many with --keep")
+        limit = require_end("taylor", keep, budget)
         kept = frozenset(trials.heads)
-        yield Step(kept, {"metric": trials.evaluate(kept)})
+        baseline = trials.evaluate(kept)
+        yield Step(kept, taken(trials, kept))
         at_once = max(1, round(self.share * len(trials.heads)))
         importance: Mapping[Head, float] = {}
-        while len(kept) > keep:
+        while len(kept) > (keep or 0):
             if self.rescore or not importance:
-                importance = trials.sensitivity(kept)
+                importance = self._importance(trials, kept)
             rank = ranked(importance, kept, trials.heads, self.normalize)
-            kept = kept - frozenset(rank[: min(at_once, len(kept) - keep)])
-            yield Step(kept, {"metric": trials.evaluate(kept)})
+            gone = rank[: min(at_once, len(kept) - (keep or 0))]
+            lost = drop(baseline, trials.evaluate(kept - frozenset(gone)))
+            if keep is None and lost > limit:
+                if len(kept) == len(trials.heads):
+                    what = f"the first step ({len(gone)} of {len(kept)} heads, a smaller --options share takes fewer)"
+                    yield Step(kept, taken(trials, kept), notes=(none_fits(what, lost, limit),))
+                return
+            kept = kept - frozenset(gone)
+            yield Step(kept, taken(trials, kept))
+
+    def _importance(self, trials: Trials, kept: frozenset[Head]) -> Mapping[Head, float]:
+        if self.by == "gradient":
+            return trials.sensitivity(kept)
+        left = [head for head in trials.heads if head in kept]
+        whole = trials.evaluate(kept)
+        return {h: drop(whole, m) for h, m in zip(left, trials.evaluate_without(kept, left), strict=True)}
 
 
 def ranked(
