@@ -77,6 +77,8 @@ class Recipe:
     max_length: int = 64
     eval_data: str | None = None
     test_data: str | None = None
+    max_drop: float | None = None
+    guarantee: float | None = None
     text_columns: tuple[str, ...] = ()
     label_column: str | None = None
     metric: str | None = None

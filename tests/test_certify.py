@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from datasets import Dataset
+from scipy.stats import binom
 
 from compressor.errors import InputError, UsageError
 from compressor.heads.certify import Certificate, certify, divide, p_value, rows_needed
@@ -61,6 +62,24 @@ def test_has_power() -> None:
     assert few.mean() < many.mean()
     assert many.mean() > 0.9
     assert p_value(np.zeros(400), 0.01, 0.95) <= 0.05
+
+
+def hoeffding_bentkus(differences: np.ndarray, budget: float) -> np.ndarray:
+    """The p-value of Bates et al. 2021 (section 3.1) of the differences brought to [0, 1]."""
+    rows, at = differences.shape[-1], (1 + budget) / 2
+    mean = (1 + differences.mean(-1)) / 2
+    low = np.minimum(mean, at)
+    hoeffding = np.exp(-rows * (low * np.log(low / at) + (1 - low) * np.log((1 - low) / (1 - at))))
+    return np.minimum(hoeffding, np.e * binom.cdf(np.ceil(rows * mean - 1e-9), rows, at))
+
+
+@pytest.mark.parametrize("rows", [400, 2000, 5000])
+@pytest.mark.parametrize("budget", [0.01, 0.05])
+@pytest.mark.parametrize("discordant", [0.0, 0.05, 0.2])
+def test_betting_has_at_least_the_power_of_hoeffding_bentkus(rows: int, budget: float, discordant: float) -> None:
+    differences = drawn([0.0], discordant, rows, 200, seed=3)[:, 0]
+    betting = (p_value(differences, budget, 0.95) <= 0.05).mean()
+    assert betting >= (hoeffding_bentkus(differences, budget) <= 0.05).mean()
 
 
 def test_p_values_are_of_one_row_after_another() -> None:

@@ -8,8 +8,8 @@ confidence asked for, and nothing after it is tested, so no test is corrected fo
 Each test is a bet (Waudby-Smith, Ramdas 2024, "Estimating means of bounded random variables by betting"): capital
 that cannot grow in expectation while the true drop is more than the budget reaches 1/p with probability p at most
 (Ville). It needs independent rows and nothing else. The bet adapts to the rows' variance, and most rows are answered
-alike by both models; the Hoeffding-Bentkus bound cannot use that and was the weaker one at every size tried, so it is
-left out, by this rule and not by what the rows say.
+alike by both models; the Hoeffding-Bentkus bound cannot use that and is weaker (`tests/test_certify.py` compares
+them), so it is left out for good: taking the better of two p-values after seeing them would prove nothing.
 """
 
 from __future__ import annotations
