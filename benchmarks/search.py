@@ -1,0 +1,171 @@
+"""A* on sentiment: how many heads are free, what unseen rows say of it, and what the search costs.
+
+Three tables, printed as Markdown. `evaluator`: the metric of random heads' removal, by the evaluator that plays back
+what a subset does not change and by plain runs of the whole model, in turn. `loop`: the paper's A* with plain
+evaluation against lazy A* with the evaluator, on the same rows. `budgets`: heads dropped at each budget of each data
+set, by both variants, with the metric on rows that the search has not seen, and the best of random trials of as many
+heads.
+
+Times are CPU seconds of this process beside wall seconds: other work on the machine lengthens the second alone.
+
+    python -m benchmarks.search [evaluator] [loop] [budgets] [--rows 300] [--trials 100] [--data sst2 imdb amazon_md]
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from benchmarks.machine import machine
+from compressor.folder import ModelFolder, example_inputs, load
+from compressor.heads.search import SEARCHES, Step
+from compressor.heads.trials import ModelTrials
+from compressor.recipe import Recipe
+from compressor.sites import find_sites
+from compressor.tasks import Data, open_data
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+MODEL = SHARED / "models" / "minilm-sst2"
+POINTS = (0.01, 0.02, 0.03)
+TABLES = ("evaluator", "loop", "budgets")
+_AT_ONCE = 24
+UNSEEN = 1500
+"""Rows of the unseen part, at most."""
+T = TypeVar("T")
+
+
+def rows(folder: ModelFolder, name: str, count: int, max_length: int) -> Data:
+    """A data set whose evaluation rows are searched, `count` of them, and whose test rows nothing is chosen on."""
+    file = str(SHARED / "data" / f"{name}.tsv.xz")
+    data = open_data(Recipe(model=MODEL, data=file, keep=1, max_length=max_length), folder)
+    drawn = list(range(len(data.eval)))
+    random.Random(0).shuffle(drawn)
+    unseen = data.test.select(range(min(UNSEEN, len(data.test))))
+    return replace(data, eval=data.eval.select(sorted(drawn[:count])), test=unseen)
+
+
+class Bench:
+    """One model on one data set."""
+
+    def __init__(self, name: str, count: int, max_length: int) -> None:
+        self.folder = load(MODEL)
+        self.data = rows(self.folder, name, count, max_length)
+        self.sites = find_sites(self.folder.model, example_inputs(self.folder, 2, 8))
+
+    def trials(self, *, plain: bool = False, unseen: bool = False) -> ModelTrials:
+        data = replace(self.data, eval=self.data.test) if unseen else self.data
+        return ModelTrials(self.folder.model, self.sites, data, 32, 1, 0, plain=plain)
+
+    def astar(self, variant: str, budget: float, *, plain: bool = False) -> tuple[list[Step], ModelTrials]:
+        trials = self.trials(plain=plain)
+        return list(SEARCHES["astar"](variant=variant).choose(trials, None, budget)), trials
+
+
+def timed(work: Callable[[], T]) -> tuple[T, float, float]:
+    """The result, CPU seconds, wall seconds."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    return work(), time.process_time() - cpu, time.perf_counter() - wall
+
+
+def evaluator(bench: Bench, repeats: int) -> Iterator[str]:
+    """Both ways of measuring the removal of random heads, in turn."""
+    yield "| rows | heads tried | plain, CPU s | with playback, CPU s | times faster (each pair) | same metrics |"
+    yield "|---|---|---|---|---|---|"
+    draw, same = random.Random(0), True
+    spent: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(repeats):
+        found = {}
+        everything = bench.trials().heads
+        heads = draw.sample(everything, _AT_ONCE)
+        for plain in (True, False) if number % 2 else (False, True):
+            trials = bench.trials(plain=plain)
+            removed = functools.partial(trials.evaluate_without, frozenset(everything), heads)
+            found[plain], cpu, _ = timed(removed)
+            spent[plain].append(cpu)
+        same &= found[True] == found[False]
+    ratios = [one / other for one, other in zip(spent[True], spent[False], strict=True)]
+    told = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    medians = f"{statistics.median(spent[True]):.1f} | {statistics.median(spent[False]):.1f}"
+    yield f"| {len(bench.data.eval)} | {_AT_ONCE} x {repeats} | {medians} | {told} | {'yes' if same else 'NO'} |"
+
+
+def loop(bench: Bench, budget: float) -> Iterator[str]:
+    """The paper's loop, plainly evaluated, against the lazy one with playback."""
+    yield "| search | evaluation | budget | heads dropped | evaluations | full forwards | CPU s | wall s |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for variant, plain in (("lazy", False), ("paper", False), ("paper", True)):
+        (steps, trials), cpu, wall = timed(functools.partial(bench.astar, variant, budget, plain=plain))
+        dropped = len(trials.heads) - len(steps[-1].kept)
+        way = "plain" if plain else "playback"
+        yield (
+            f"| {variant} | {way} | {100 * budget:g} | {dropped} | {trials.count} | {trials.forwards:.0f} | {cpu:.0f} |"
+            f" {wall:.0f} |"
+        )
+
+
+def budgets(name: str, bench: Bench, trials: int) -> Iterator[str]:
+    """Heads dropped at each budget, on the rows searched and on unseen ones."""
+    yield (
+        "| data | budget, points | variant | heads dropped | searched rows, dense to pruned |"
+        " unseen rows, dense to pruned | evaluations | full forwards | cost fell | best of random, searched |"
+    )
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    unseen = bench.trials(unseen=True)
+    chance = bench.trials()
+    for budget in POINTS:
+        for variant in ("paper", "lazy"):
+            steps, counted = bench.astar(variant, budget)
+            kept = steps[-1].kept
+            everything = frozenset(counted.heads)
+            spent = f"{counted.count} | {counted.forwards:.0f}"
+            searched = f"{100 * counted.evaluate(everything):.1f} to {100 * counted.evaluate(kept):.1f}"
+            new = f"{100 * unseen.evaluate(everything):.1f} to {100 * unseen.evaluate(kept):.1f}"
+            fell = f"{steps[-1].values.get('fell', float('nan')):g}" if variant == "lazy" else ""
+            best = ""
+            if variant == "paper" and trials:
+                draw = random.Random(0)
+                drawn = [frozenset(draw.sample(chance.heads, len(kept))) for _ in range(trials)]
+                best = f"{100 * max(chance.evaluate_all(drawn)):.1f} of {trials}"
+            yield (
+                f"| {name} | {100 * budget:g} | {variant} | {len(everything) - len(kept)} of {len(everything)} |"
+                f" {searched} | {new} | {spent} | {fell} | {best} |"
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("tables", nargs="*", choices=TABLES, default=TABLES)
+    parser.add_argument("--rows", type=int, default=300, help="rows searched")
+    parser.add_argument("--max-length", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--trials", type=int, default=100, help="random subsets to compare with")
+    parser.add_argument("--budget", type=float, default=0.02, help="of the loop")
+    parser.add_argument("--data", nargs="*", default=["sst2"])
+    options = parser.parse_args()
+    print(f"machine: {machine('torch', 'transformers')}; {torch.get_num_threads()} threads")
+    print(f"model minilm-sst2, {options.rows} rows searched, at most {options.max_length} tokens\n", flush=True)
+    made = {name: Bench(name, options.rows, options.max_length) for name in options.data}
+    for table in options.tables:
+        for name, bench in made.items():
+            if table == "evaluator":
+                lines = evaluator(bench, options.repeats)
+            elif table == "loop":
+                lines = loop(bench, options.budget)
+            else:
+                lines = budgets(name, bench, options.trials)
+            for line in lines:
+                print(line, flush=True)
+            print(flush=True)
+
+
+if __name__ == "__main__":
+    main()
