@@ -18,11 +18,15 @@ class Trials(Protocol):
     heads: tuple[Head, ...]
     """All heads in (site, head) order, the order in which ties are broken."""
 
-    count: int
-    """Evaluations made so far, the remembered ones not counted again."""
+    @property
+    def count(self) -> int:
+        """Evaluations made so far, the remembered ones not counted again."""
+        ...
 
-    forwards: float
-    """What they cost: forwards of the whole model over all evaluation rows that would have taken as much."""
+    @property
+    def forwards(self) -> float:
+        """What they cost: forwards of the whole model over all evaluation rows that would have taken as much."""
+        ...
 
     def evaluate(self, kept: frozenset[Head]) -> float:
         """The metric on the evaluation rows with the heads `kept`; larger is better, whatever the metric."""
