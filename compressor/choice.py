@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Sequence
@@ -13,9 +14,10 @@ from accelerate import PartialState
 
 from compressor.errors import InputError
 from compressor.folder import ModelFolder, fingerprint
+from compressor.heads.gates import GATES
 from compressor.heads.learn import learn
 from compressor.progress import Listener, Tell
-from compressor.recipe import Recipe
+from compressor.recipe import Recipe, flag_of
 from compressor.report.schema import Point
 from compressor.sites import Site, check_plan, keep_all
 from compressor.tasks import Data
@@ -55,6 +57,13 @@ def given(recipe: Recipe, folder: ModelFolder, sites: Sequence[Site]) -> Choice 
         return None if recipe.data else Choice(_signed(keep_all(sites), folder), notes=(NOTHING_LEARNED,))
     plan = Plan.load(recipe.plan_file)
     if plan.model not in (None, folder.fingerprint):
+        if plan.method in GATES and GATES[plan.method].trains_model:
+            beside = recipe.plan_file.parent
+            raise InputError(
+                f"{recipe.plan_file}: the plan ({plan.method}) belongs to weights that were trained along with it, not"
+                f" to those of {folder.path}; they lie in the output folder of the run that made it:"
+                f" compress {beside if (beside / 'model.safetensors').is_file() else 'out/'} ..."
+            )
         raise InputError(
             f"{recipe.plan_file}: the plan of another model ({plan.model}, not {folder.fingerprint}); give the"
             " model that it was learned on, or learn again"
@@ -62,13 +71,11 @@ def given(recipe: Recipe, folder: ModelFolder, sites: Sequence[Site]) -> Choice 
     try:
         check_plan(plan, sites)
     except InputError as error:
-        raise InputError(f"{recipe.plan_file}: {error}") from error
-    notes = []
-    if recipe.data or recipe.keep is not None:
-        notes.append(
-            f"the heads are those of {recipe.plan_file}: nothing was learned, and keep and method were not used"
-        )
-    return Choice(_signed(plan, folder), notes=tuple(notes))
+        raise InputError(f"{recipe.plan_file}: {str(error).removeprefix('plan: ')}") from error
+    unused = [flag_of(name) for name in ("keep", "method", "guarantee", "options") if name in recipe.model_fields_set]
+    note = f"the heads are those of {recipe.plan_file}" + ("" if recipe.plan else ", which lies in the model folder")
+    note += f": nothing was learned{', without ' + ', '.join(unused) if unused else ''}"
+    return Choice(_signed(plan, folder), notes=(note,))
 
 
 def learned(
@@ -99,6 +106,8 @@ def learned(
         listen.note(f"what an earlier run learned is taken from {store}")
         curves = tuple(Point.model_validate(point) for point in stored["curves"])
         return Choice(Plan.load(store / "plan.json"), curves, stored["trained"], tuple(stored["notes"]))
+    if step := _step(store / "checkpoints"):
+        listen.note(f"learning goes on from {step} of an interrupted run")
     found = learn(folder.model, sites, data, recipe, store / "checkpoints", tell)
     folder.model.to("cpu")  # type: ignore[arg-type]  # a trainer with a GPU leaves the model there
     plan = found.plan.model_copy(update={"model": fingerprint(folder.model) if found.trained else folder.fingerprint})
@@ -114,6 +123,16 @@ def learned(
 
 def _signed(plan: Plan, folder: ModelFolder) -> Plan:
     return plan.model_copy(update={"model": folder.fingerprint})
+
+
+def _step(checkpoints: Path) -> str | None:
+    """How far an interrupted run's last whole checkpoint is: `step 40 of 120`."""
+    states = []
+    for path in checkpoints.glob("checkpoint-*/trainer_state.json"):
+        with contextlib.suppress(OSError, ValueError):  # cut short: learning passes it over too
+            states.append(json.loads(path.read_text()))
+    last = max(states, key=lambda state: int(state["global_step"]), default=None)
+    return last and f"step {last['global_step']} of {last['max_steps']}"
 
 
 def _open_store(store: Path, key: str, listen: Listener) -> None:

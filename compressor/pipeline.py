@@ -12,22 +12,25 @@ import torch
 from accelerate import PartialState
 
 import graph_passes
-from compressor import choice, compare, measure, verify
+from compressor import choice, compare, measure, targets, verify
 from compressor import folder as folders
 from compressor import report as reports
 from compressor.choice import Choice
 from compressor.folder import ModelFolder, example_inputs, save_companions
 from compressor.folder.inputs import token_limit
-from compressor.heads.learn import heads_to_keep
+from compressor.heads.learn import check_options, heads_to_keep
 from compressor.machine import machine
 from compressor.progress import Listener, Silent, Tell
 from compressor.quiet import quiet_transformers
-from compressor.recipe import Recipe, command_line
+from compressor.recipe import SEARCH_METHODS, Recipe, command_line, flag_of
 from compressor.report import Refusal, Report, Score, Speed
 from compressor.side import Side, build, one_head_less, require, shrink
 from compressor.sites import Site, find_sites, keep_all
 from compressor.tasks import Data, open_data
 from compressor.workdir import WorkDir, opened
+
+_PACE = ("epochs", "steps", "learning_rate")
+"""What training alone reads of a recipe."""
 
 _COPIES = 4
 """Graphs of the model's size that lie on the disk at once, at least."""
@@ -93,9 +96,10 @@ class _Run:
             with watch.stage("reading the rows"):
                 data = open_data(recipe, self.folder)
         chosen = choice.given(recipe, self.folder, sites)
-        for note in (*self.folder.notes, *(data.notes if data else ())):
-            watch.note(note)
         longest = token_limit(self.folder.model)
+        read = (*self.folder.notes, *(data.notes if data else ()), *_unused(recipe, longest, learns=chosen is None))
+        for note in read:
+            watch.note(note)
         tried = verify.cases(lambda *size: example_inputs(self.folder, *size), longest=longest)
         dense = build("dense", self.folder, keep_all(sites), recipe, tried, self.work, watch)
         rehearsed = shrink(dense.reference, one_head_less(sites))
@@ -168,7 +172,10 @@ class _Run:
 
 
 def _load(recipe: Recipe) -> tuple[ModelFolder, list[Site]]:
-    """The model and its sites, and whatever can be known to fail now rather than after learning."""
+    """The model and its sites, and whatever can be known to fail now rather than after an export or learning."""
+    targets.check(recipe.target, recipe.precision, recipe.provider)
+    if recipe.data is not None and recipe.plan_file is None:
+        check_options(recipe)
     loading = {"allow_pickle": recipe.allow_pickle, "trust_remote_code": recipe.trust_remote_code}
     folder = folders.load(recipe.model, task=recipe.task, needs_processor=True, **loading)
     sites = find_sites(folder.model, example_inputs(folder, 2, 8), attention=recipe.attention)
@@ -186,6 +193,15 @@ def _help(recipe: Recipe, state: PartialState) -> None:
         choice.learned(
             recipe, folder, sites, open_data(recipe, folder), store, state, Silent(), lambda done, total: None
         )
+
+
+def _unused(recipe: Recipe, longest: int | None, *, learns: bool) -> Iterator[str]:
+    """What was asked for and has no effect."""
+    if recipe.scored and "max_length" in recipe.model_fields_set and longest and recipe.max_length > longest:
+        yield f"--max-length {recipe.max_length}: the model takes {longest} tokens, longer rows are cut there"
+    paces = [flag_of(name) for name in _PACE if getattr(recipe, name) != Recipe.model_fields[name].default]
+    if learns and recipe.method in SEARCH_METHODS and paces:
+        yield f"{recipe.method} searches and trains nothing: {' and '.join(paces)} had no effect"
 
 
 def _notes(folder: ModelFolder, chosen: Choice, data: Data | None) -> Iterator[str]:

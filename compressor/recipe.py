@@ -6,9 +6,10 @@ import difflib
 import hashlib
 import json
 import os
+import re
 import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -121,7 +122,9 @@ class Recipe(BaseModel):
     seq: Sizes | None = _field(
         "Measuring", "lengths to time, in tokens, divided by commas; else 128, or the most that the model takes"
     )
-    seconds: Annotated[float, Field(gt=0)] = _field("Measuring", "about how long to time each size", 10.0)
+    seconds: Annotated[float, Field(gt=0)] = _field(
+        "Measuring", "about how long to time each size; never fewer than ten pairs of blocks", 10.0
+    )
 
     out: Path = _field("Output", "folder to write", Path("out"))
     force: bool = _field("Output", "replace the output folder if it is there", False)
@@ -134,7 +137,7 @@ class Recipe(BaseModel):
     @pydantic.model_validator(mode="after")
     def _fields_agree(self) -> Self:
         if self.data is None and self.plan is None and self.keep is not None and not self._folder_plan.exists():
-            raise ValueError(f"keep {self.keep}: there are no rows to learn from; give them (data), or a plan")
+            raise ValueError(f"keep {self.keep}: there are no rows to learn from; give them (data), or a plan (plan)")
         if self.max_drop is not None and not self.scored:
             raise ValueError(f"max_drop {self.max_drop:g}: there are no rows to score; give them (data)")
         learns = self.data is not None and self.plan is None and not self._folder_plan.exists()
@@ -151,7 +154,8 @@ class Recipe(BaseModel):
             )
         if self.guarantee is not None and self.keep is not None:
             raise ValueError(
-                f"guarantee {self.guarantee:g}, keep {self.keep}: the guarantee decides how many heads go; leave one out"
+                f"guarantee {self.guarantee:g}, keep {self.keep}: the guarantee decides how many heads go; leave one"
+                " out"
             )
         return self
 
@@ -196,6 +200,8 @@ def command_line(recipe: Recipe) -> str:
         value = getattr(recipe, name)
         if name == "model" or value == Recipe.model_fields[name].default:
             continue
+        if name == "epochs" and recipe.steps is not None:
+            continue  # steps are in place of epochs
         if isinstance(value, bool):
             words.append(flag_of(name) if value else flag_of(f"no_{name}"))
         else:
@@ -235,9 +241,20 @@ def make(model: str | None, file: str | None, flags: Mapping[str, Any]) -> Recip
         return Recipe.model_validate(asked)
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
+        keys = set(written) - set(flags)
         name = str(first["loc"][0]) if first["loc"] else ""
         where = flag_of(name) if name in flags else f"{found}: {name}"
-        raise UsageError(_one_line(first, name, where)) from error
+        said = _one_line(first, name, where)
+        if not name:
+            said = (f"{found}: " if said.split()[0] in keys else "") + _as_asked(said, keys)
+        raise UsageError(said) from error
+
+
+def _as_asked(said: str, keys: Set[str]) -> str:
+    """A fault between fields, which it calls `keep 3` or `(keep)`: as flags, but for those that are a file's keys."""
+    names = "|".join(Recipe.model_fields)
+    mentioned = re.compile(rf"(?<=\()({names})(?=\))|(?:^|(?<=, ))({names})(?= [^ :,]+[:,])")
+    return mentioned.sub(lambda name: name[0] if name[0] in keys else flag_of(name[0]), said)
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -79,9 +79,14 @@ def _bind(tensor: ir.ExternalTensor, folder: Path, path: Path) -> None:
     """Bind a tensor to its folder, after its file is known to hold it."""
     location = Path(str(tensor.location).replace("\\", "/"))
     target = (folder / location).resolve()
-    if location.is_absolute() or not target.is_relative_to(folder):
+    if location.is_absolute() or not Path(os.path.normpath(folder / location)).is_relative_to(folder):
         raise GraphError(
             f"{path}: the data of {tensor.name} lies outside the graph's folder ({location}); move it beside the graph"
+        )
+    if not target.is_relative_to(folder):
+        raise GraphError(
+            f"{path}: its data file {location} is a link to a file that lies outside the graph's folder; put the file"
+            " itself there"
         )
     if not target.is_file():
         raise GraphError(f"{path}: its data file {location} is missing; copy it beside the graph")

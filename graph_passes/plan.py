@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.dataclasses import dataclass
+from pydantic_core import ErrorDetails
 
 from graph_passes.errors import PlanError
 
@@ -151,11 +152,30 @@ class Plan(BaseModel):
         """
         try:
             text = Path(path).read_text(encoding="utf-8")
+        except FileNotFoundError as error:
+            raise PlanError(f"{path}: there is no such plan; give the path of a plan.json") from error
         except (OSError, UnicodeDecodeError) as error:
-            raise PlanError(f"{path}: cannot read the plan ({error}); give the path of a plan.json") from error
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise PlanError(f"{path}: cannot be read as a plan ({why}); give the path of a plan.json") from error
         try:
             return cls.model_validate_json(text)
         except pydantic.ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "plan"
-            raise PlanError(f"{path}: {where}: {first['msg']}; mend the plan or learn it again") from error
+            raise PlanError(f"{path}: {_fault(error.errors()[0])}; mend the plan or learn it again") from error
+
+
+def _fault(error: ErrorDetails) -> str:
+    """What is wrong with a plan, in the words of one who has never seen the code that reads it."""
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).lstrip(".")
+    said = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    match error["type"]:
+        case "json_invalid":
+            return f"is not JSON ({said.removeprefix('Invalid JSON: ')})"
+        case "missing":
+            return f"{where} is missing"
+        case "extra_forbidden" | "unexpected_keyword_argument":
+            return f"{where} is no key of a plan"
+        case "value_error":
+            return said
+        case "literal_error" if where == "version":
+            return f"version {error['input']!r:.40} is not read, only version 1"
+    return f"{where or 'the plan'} is {error['input']!r:.40} and {said}"

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import transformers as hf
 
 from compressor.folder import example_inputs, load
 from compressor.sites import find_sites, keep_all
+from graph_passes import Plan, save, shrink
+from graph_passes import load as load_graph
 from tests import folders
 from tests.command import compress
 
@@ -133,6 +136,41 @@ def another_model(place: Path) -> Words:
     return following(place)
 
 
+def trained_elsewhere(place: Path) -> Words:
+    plan = json.loads((place / "plan.json").read_text())
+    (place / "plan.json").write_text(json.dumps({**plan, "model": "sha256:1", "method": "dsp"}))
+    return [place / "model", "--plan", place / "plan.json"]
+
+
+def beside_its_weights(place: Path) -> Words:
+    trained_elsewhere(place)
+    (place / "run").mkdir()
+    (place / "run" / "model.safetensors").touch()
+    return [place / "model", "--plan", (place / "plan.json").rename(place / "run" / "plan.json")]
+
+
+def shrunk_already(place: Path) -> Words:
+    plan = Plan.load(place / "plan.json")
+    site = plan.sites[0]
+    less = plan.model_copy(update={"sites": (replace(site, kept=site.kept[1:], scale=()),)})
+    save(shrink(load_graph(place / "dense.onnx"), less).model, place / "dense.onnx")
+    less.save(place / "plan.json")
+    return applying(place)
+
+
+def strange_label(place: Path) -> Words:
+    config = json.loads((place / "model" / "config.json").read_text())
+    config |= {"id2label": {"0": "asyncio", "1": "email"}, "label2id": {"asyncio": 0, "email": 1}}
+    (place / "model" / "config.json").write_text(json.dumps(config))
+    text = (place / "rows.tsv").read_text().replace("\n0\t", "\nasyncio\t").replace("\n1\t", "\nemail\t")
+    (place / "rows.tsv").write_text(text + "zebra\tthe plot\n")
+    return learning(place)
+
+
+def timing(place: Path, graph: str | Path) -> Words:
+    return ["bench", place / "dense.onnx" if isinstance(graph, Path) else place / graph, place / "dense.onnx"]
+
+
 def no_label(place: Path) -> Words:
     text = (place / "rows.tsv").read_text()
     (place / "rows.tsv").write_text(text.replace("label\ttext", "verdict\ttext"))
@@ -162,8 +200,9 @@ def unknown_key(place: Path) -> Words:
     return [place / "model"]
 
 
-def cut(file: Path) -> None:
+def cut(file: Path) -> Path:
     os.truncate(file, file.stat().st_size // 2)
+    return file
 
 
 BAD: dict[str, tuple[Callable[[Path], Words], int, str]] = {
@@ -180,16 +219,34 @@ BAD: dict[str, tuple[Callable[[Path], Words], int, str]] = {
     "plan with an unknown site": (
         lambda place: following(place, name="bert.nowhere"),
         3,
-        "plan.json: plan: the model has no",
+        "plan.json: the model has no attention site bert.nowhere, its sites are",
     ),
     "head out of range": (lambda place: following(place, kept=[0, 2]), 3, "head 2 is out of range"),
     "head twice": (lambda place: following(place, kept=[1, 1]), 3, "without repeats"),
     "plan with other heads": (
         lambda place: following(place, heads=4, kv_heads=4),
         3,
-        "heads is 4 there, 2 in the model",
+        "heads is 4 there, 2 in the model; give a plan that was learned on this model",
     ),
     "plan of another model": (another_model, 3, "the plan of another model"),
+    "plan of trained weights": (
+        trained_elsewhere,
+        3,
+        "plan.json: the plan (dsp) belongs to weights that were trained along with it, not to those of ",
+    ),
+    "plan of trained weights that lie beside it": (beside_its_weights, 3, "place/run ..."),
+    "no plan": (lambda place: [place / "model", "--plan", place / "p.json"], 3, "p.json: there is no such plan; give"),
+    "graph that is shrunk already": (shrunk_already, 3, "the graph seems to be shrunk already"),
+    "output in no folder": (
+        lambda place: [*applying(place), "-o", place / "no" / "s.onnx"],
+        2,
+        "no: no such folder; make",
+    ),
+    "label that the model does not know": (
+        strange_label,
+        3,
+        "rows.tsv: label 'zebra' is not among the model's (asyncio, email, id2label in its config.json); mend",
+    ),
     "negative keep": (lambda place: [*learning(place), "--keep", "-3"], 2, "--keep '-3': out of range"),
     "keep more than there are": (lambda place: [*learning(place), "--keep", "3"], 2, "the model has 2 heads"),
     "no label column": (no_label, 3, "no label column among verdict, text"),
@@ -198,6 +255,31 @@ BAD: dict[str, tuple[Callable[[Path], Words], int, str]] = {
     "family off the hook": (off_the_hook, 8, "deberta-v2: its attention"),
     "unknown key": (unknown_key, 2, "unknown key kep; did you mean keep?"),
     "unknown option": (lambda place: [*learning(place), "--options", "tau=3"], 2, "tau"),
+    "option of another type": (
+        lambda place: [*learning(place), "--options", "cooldown=x"],
+        2,
+        "option cooldown='x' of",
+    ),
+    "option out of its range": (lambda place: [*learning(place), "--options", "warmup=2"], 2, "warmup 2"),
+    "unknown task": (
+        lambda place: [place / "model", "--task", "text-classifcation"],
+        2,
+        "--task text-classifcation: no such task; name one such as text-classification",
+    ),
+    "no such runtime": (lambda place: [place / "model", "--target", "trt"], 6, "trt: this version builds no"),
+    "neither folder nor graph": (lambda place: ["sites", place / "no"], 3, "no: no such folder or .onnx file; give"),
+    "benchmark of nothing": (lambda place: timing(place, "no.onnx"), 3, "no.onnx: there is no such ONNX file; give"),
+    "benchmark of a truncated graph": (lambda place: timing(place, cut(place / "dense.onnx")), 3, "maybe truncated"),
+    "benchmark of truncated data": (
+        lambda place: timing(place, cut(place / "dense.onnx.data")),
+        3,
+        "its data file dense.onnx.data is too short",
+    ),
+    "benchmark of too long a text": (
+        lambda place: [*timing(place, "dense.onnx"), "--seq", "99"],
+        3,
+        "dense.onnx: cannot run at batch 1, length 99, maybe more tokens than it has positions for; ask for another",
+    ),
     "text too long": (lambda place: [place / "model", "--seq", "99"], 3, "takes at most 20 tokens"),
     "no half precision on a CPU": (
         lambda place: [place / "model", "--precision", "fp16", "--provider", "cpu"],
@@ -211,7 +293,9 @@ BAD: dict[str, tuple[Callable[[Path], Words], int, str]] = {
 def test_bad_input(name: str, place: Path, capfd: Cap) -> None:
     spoil, code, message = BAD[name]
     out = place.parent / "out"
-    done = compress(capfd, *spoil(place), "-o", out, "--quiet")
+    words = spoil(place)
+    takes_out = words[0] not in ("bench", "sites") and "-o" not in words
+    done = compress(capfd, *words, *(("-o", out) if takes_out else ()), "--quiet")
     assert (done.code, done.out) == (code, "")
     assert message in done.error
     assert len(done.error) < 500

@@ -121,3 +121,19 @@ def test_debug_shows_where(capfd: Cap) -> None:
     done = compress(capfd, "nowhere/", "--debug", "--quiet")
     assert done.err.startswith("Traceback (most recent call last)")
     assert done.err.splitlines()[-1].startswith("compress: nowhere: no such folder")
+
+
+def test_an_unknown_option_and_its_neighbour(capfd: Cap) -> None:
+    assert compress(capfd, "model/", "--bogus").error == "no such option: --bogus. Try 'compress run --help'."
+    near = compress(capfd, "model/", "--eval-dta", "x")
+    assert near.error == "no such option: --eval-dta, did you mean --eval-data? Try 'compress run --help'."
+
+
+def test_neither_a_verb_nor_two_folders(capfd: Cap) -> None:
+    done = compress(capfd, "frobnicate", "x")
+    assert done.error.startswith("frobnicate is no verb, nor can two model folders be given; the verbs are run, sites")
+
+
+def test_the_table_of_bench_names_its_columns(capfd: Cap, graph: Path) -> None:
+    done = compress(capfd, "bench", graph, graph, "--batch", "1", "--seq", "8", "--seconds", "0.01")
+    assert done.out.splitlines()[0].split("  ")[-1].strip() == "95% interval"

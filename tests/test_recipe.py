@@ -71,9 +71,13 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
         ({"opset": "19"}, "--opset 19: input should be 18 or 23 (ONNX operator set of the exported graph)"),
         ({"options": "x"}, "--options 'x': options are name=value, divided by commas (options of the method: "),
         ({"seq": "0"}, "--seq '0': input should be greater than or equal to 1 (lengths to time"),
-        ({"keep": "3"}, "keep 3: there are no rows to learn from; give them (data), or a plan"),
-        ({"data": "x.tsv"}, "dsp learns which heads to keep, not how many; say how many (keep)"),
-        ({"max_drop": "0.1"}, "max_drop 0.1: there are no rows to score; give them (data)"),
+        ({"keep": "3"}, "--keep 3: there are no rows to learn from; give them (--data), or a plan (--plan)"),
+        ({"data": "x.tsv"}, "dsp learns which heads to keep, not how many; say how many (--keep)"),
+        ({"max_drop": "0.1"}, "--max-drop 0.1: there are no rows to score; give them (--data)"),
+        (
+            {"data": "x.tsv", "method": "astar", "keep": "3", "max_drop": "0.1", "guarantee": "0.95"},
+            "--guarantee 0.95, --keep 3: the guarantee decides",
+        ),
     ],
 )
 def test_a_fault_is_one_line(flags: dict[str, Any], message: str) -> None:
@@ -90,6 +94,7 @@ def test_a_fault_is_one_line(flags: dict[str, Any], message: str) -> None:
         ("eval-dta = 'x'", "unknown key eval_dta; did you mean eval_data?"),
         ("zzz = 3", "unknown key zzz; the keys are model, task"),
         ("keep = ", "not a recipe ("),
+        ("keep = 3", "keep 3: there are no rows to learn from; give them (--data), or a plan (--plan)"),
         ("seed = -1", "seed -1: input should be greater than or equal to 0 (seed of everything that is drawn)"),
     ],
 )

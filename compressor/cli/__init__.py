@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import logging
 import os
@@ -64,7 +65,8 @@ def explain(error: Exception) -> tuple[str, int]:
     match error:
         case click.UsageError():
             name = error.ctx.command_path if error.ctx else "compress"
-            return f"{error.format_message()} Try '{name} --help'.", 2
+            said = _no_such_option(error) if isinstance(error, click.NoSuchOption) else error.format_message()
+            return f"{said} Try '{name} --help'.", 2
         case click.ClickException():
             return error.format_message(), error.exit_code
         case CompressorError():
@@ -82,6 +84,13 @@ def explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, GraphPassError):
         return str(error), InputError.exit_code
     return f"{type(error).__name__}: {error} (a fault of this program; --debug shows where)", 1
+
+
+def _no_such_option(error: click.NoSuchOption) -> str:
+    """click compares the dashes too, which every option has: `--bogus` is not near `--out`."""
+    known = {name.lstrip("-"): name for name in error.possibilities or ()}
+    near = difflib.get_close_matches(error.option_name.lstrip("-"), known, n=1)
+    return f"no such option: {error.option_name}{f', did you mean {known[near[0]]}?' if near else '.'}"
 
 
 def _hush() -> None:

@@ -26,6 +26,8 @@ def apply(view: View, graph: Path, plan: Path, out: Path, force: bool) -> None:
             raise UsageError(f"{there}: is there already; add --force to replace it, or name another file (-o)")
     if out.is_dir():
         raise UsageError(f"{out}: is a folder; name the file to write (-o)")
+    if not out.parent.is_dir():
+        raise UsageError(f"{out.parent}: no such folder; make it, or name another file (-o)")
     import graph_passes
 
     wanted = graph_passes.Plan.load(plan)

@@ -14,7 +14,7 @@ from rich.text import Text
 from compressor.cli.group import common
 from compressor.cli.view import View
 from compressor.errors import UsageError
-from compressor.recipe import Sizes
+from compressor.recipe import Recipe, Sizes
 
 _SIZES = pydantic.TypeAdapter(Sizes)
 
@@ -37,7 +37,12 @@ class _SizesType(click.ParamType):
 @click.argument("compressed", type=click.Path(path_type=Path))
 @click.option("--batch", type=_SizesType(), default="1,8", metavar="BATCH", help="batch sizes, divided by commas [1,8]")
 @click.option("--seq", type=_SizesType(), default="128", metavar="SEQ", help="lengths, divided by commas [128]")
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=10.0, help="time for each size [10]")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=10.0,
+    help=f"{Recipe.model_fields['seconds'].description} [10]",
+)
 @click.option("--target", "runtime", default="ort", metavar="ort|trt", help="the runtime to build for [ort]")
 @click.option("--precision", type=click.Choice(["fp32", "fp16"]), default="fp32", help="numbers computed in [fp32]")
 @click.option("--provider", type=click.Choice(["cpu", "cuda"]), help="where it runs; else CUDA where there is one")
@@ -52,7 +57,7 @@ def bench(view: View, dense: Path, compressed: Path, batch: Any, seq: Any, **opt
     from compressor.measure import bench as run
 
     found = run(dense, compressed, batch, seq, listener=view, **options)
-    table = Table("batch", "tokens", "dense p50", "compressed p50", "ratio", "", box=None, pad_edge=False)
+    table = Table("batch", "tokens", "dense p50", "compressed p50", "ratio", "95% interval", box=None, pad_edge=False)
     for row in found.speeds:
         cells = (f"{row.dense.p50:.2f} ms", f"{row.compressed.p50:.2f} ms", f"{row.ratio:.2f}")
         between = f"[{row.low:.2f}, {row.high:.2f}]" + (f" void: {row.void}" if row.void else "")

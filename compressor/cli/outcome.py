@@ -27,7 +27,11 @@ def finish(view: View, report: Report | None, recipe: Recipe) -> None:
     view.result(shown, report.model_dump(mode="json"))
     view.note(f"the whole report is in {recipe.out / HTML_NAME}")
     if report.gate == "failed":
+        told = ", ".join(
+            f"{score.metric} on the {score.split} rows went from {score.dense:.4g} to {score.compressed:.4g}"
+            for score in report.scores
+        )
         raise GateError(
-            f"{recipe.out}: the metric fell by more than --max-drop {recipe.max_drop:g} allows; keep more heads, train"
+            f"{recipe.out}: {told}, worse than --max-drop {recipe.max_drop:g} allows; keep more heads, train"
             f" longer, or allow more (the evidence is in {HTML_NAME})"
         )

@@ -75,7 +75,7 @@ def run(view: View, model: str | None, more: tuple[str, ...], file: str | None, 
         raise click.UsageError(
             f"{model} is no verb, did you mean {near[0]}?"
             if near
-            else f"one model folder at a time, not also {more[0]}."
+            else f"{model} is no verb, nor can two model folders be given; the verbs are {', '.join(_VERBS)}."
         )
     recipe = make(model, file, {name: value for name, value in flags.items() if value is not None})
     from compressor.cli.outcome import finish

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from compressor.cli.group import common
 from compressor.cli.view import View
+from compressor.errors import InputError
 
 _COLUMNS = ("name", "kind", "heads", "kv_heads", "head_dim")
 
@@ -25,6 +26,8 @@ _COLUMNS = ("name", "kind", "heads", "kv_heads", "head_dim")
 def sites(view: View, model: str, **loading: Any) -> None:
     """List the attention sites of MODEL, a model folder or an ONNX file, in the order in which they are called."""
     path = Path(model)
+    if not path.exists():
+        raise InputError(f"{model}: no such folder or .onnx file; give a model folder or an ONNX graph")
     with view.stage("looking for attention"):
         found = _of_graph(path) if path.suffix == ".onnx" else _of_folder(path, loading)
     rows = [{column: getattr(site, column) for column in _COLUMNS} for site in found]

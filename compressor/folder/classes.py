@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from compressor.quiet import one_line
 
 OURS = {"text-generation": "causal-lm"}
 """Tasks that this product calls by another name than optimum."""
+
+_USUAL = ["text-classification", "regression", "causal-lm", "translation"]
+"""Tasks that rows are read for."""
 
 _HEADS = {"regression": "text-classification", "translation": "text2text-generation"}
 """Tasks that load the class of another, and are only meant where they are named."""
@@ -63,10 +67,11 @@ def _auto_class(asked: str, task: str, config: PretrainedConfig) -> Any:
     try:
         return TasksManager.get_model_class_for_task(task, model_type=config.model_type)
     except (KeyError, ValueError) as error:
-        known = ", ".join(sorted({OURS.get(name, name) for name in TasksManager.get_all_tasks()} | set(_HEADS)))
+        known = sorted({OURS.get(name, name) for name in TasksManager.get_all_tasks()} | set(_HEADS))
+        near = difflib.get_close_matches(asked, known, n=3) or _USUAL
         if isinstance(error, ValueError):
             raise UsageError(f"--task {asked}: {one_line(error)}") from error
-        raise UsageError(f"--task {asked}: no such task; known are {known}") from error
+        raise UsageError(f"--task {asked}: no such task; name one such as {', '.join(near)}") from error
 
 
 def _class_for(loader: Any, config: PretrainedConfig) -> type[PreTrainedModel] | None:

@@ -89,6 +89,22 @@ def learn(
     raise UsageError(f"method {recipe.method!r}: unknown; {nearest(recipe.method, METHODS)}")
 
 
+def check_options(recipe: LearnRequest) -> None:
+    """Check the method's options as `learn` will read them, without a model.
+
+    Raises:
+        UsageError: one is unknown, of the wrong type or out of its range.
+    """
+    if recipe.method in SEARCHES:
+        own, _ = read_options(recipe, SEARCHES[recipe.method], sample_options)
+        SEARCHES[recipe.method](**own)
+    elif recipe.method in GATES:
+        make = GATES[recipe.method].make
+        own, pace, _ = read_options(recipe, make, schedule_options, pool_options)
+        make([2], 1, 1, recipe.seed, **own)
+        joint.Schedule(1, recipe.batch_size, recipe.learning_rate, recipe.seed, **pace)
+
+
 def _learn_gate(
     model: PreTrainedModel,
     sites: Sequence[Site],

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import onnx_ir as ir
 
 from compressor.errors import InputError
 from compressor.measure.macs import macs
 from compressor.measure.timing import interleave
 from compressor.progress import Listener, Silent
 from compressor.report.schema import EngineFacts, Speed
-from compressor.targets import Engine, Precision, Provider, target
+from compressor.targets import Engine, Feeds, Precision, Provider, check, target
 from compressor.targets.feeds import random_feeds
 from graph_passes import count_parameters, load
 from graph_passes.passes import Normalize
@@ -61,10 +64,15 @@ def bench(
         listener: hears of the stages.
 
     Raises:
-        InputError: a file cannot be read or run, or the two have different inputs.
+        GraphError: a file cannot be read.
+        InputError: a graph cannot be run, or not at a size asked for, or the two have different inputs.
         TargetMissingError: the runtime or the device is not there.
     """
-    sizes = [(batch, seq) for batch in batches for seq in seqs]
+    check(runtime, precision, provider)
+    # What is wrong with a file is said before anything is built of either.
+    graphs = {path: load(path) for path in (dense, compressed)}
+    tried = {(batch, seq): _feeds(graphs[dense], dense, batch, seq, seed) for batch in batches for seq in seqs}
+    sizes = list(tried)
     heard = listener or Silent()
     with tempfile.TemporaryDirectory() as folder:
         engines: list[Engine] = []
@@ -79,10 +87,11 @@ def bench(
                 f"{compressed}: it wants {', '.join(engines[1].inputs)}, and {dense} has {', '.join(engines[0].inputs)}"
                 "; compare two graphs of the same model"
             )
-        model = load(dense)
+        for engine, path in zip(engines, (dense, compressed), strict=True):
+            for (batch, seq), feeds in tried.items():
+                _require_run(engine, path, feeds, batch, seq)
         speeds = []
-        for batch, seq in sizes:
-            feeds = random_feeds(model, batch, seq, seed=seed)
+        for (batch, seq), feeds in tried.items():
             with heard.stage(f"time batch {batch}, length {seq}") as tell:
                 speeds.append(
                     interleave(
@@ -95,6 +104,39 @@ def bench(
                 for engine, path in zip(engines, (dense, compressed), strict=True)
             )
     return Bench(first, second, tuple(speeds), dict(engines[0].session))
+
+
+def _feeds(model: ir.Model, path: Path, batch: int, seq: int, seed: int) -> dict[str, np.ndarray]:
+    """Random inputs of the size asked for, if the graph does not fix another."""
+    fixed = [(name, value) for name, value in _texts(model) if value != seq]
+    if fixed:
+        name, length = fixed[0]
+        raise InputError(
+            f"{path}: {name} has the length {length} in the graph, {seq} was asked for (--seq); ask for {length} or"
+            " export the graph with a free length"
+        )
+    try:
+        return random_feeds(model, batch, seq, seed=seed)
+    except InputError as error:
+        raise InputError(f"{path}: {error} (--batch)") from error
+
+
+def _texts(model: ir.Model) -> Iterator[tuple[str, int]]:
+    """Inputs of rows of tokens whose length the graph fixes, with that length."""
+    for value in model.graph.inputs:
+        length = value.shape[1] if value.shape is not None and len(value.shape) == 2 else None
+        if isinstance(length, int) and value.dtype is not None and not value.dtype.is_floating_point():
+            yield str(value.name), length
+
+
+def _require_run(engine: Engine, path: Path, feeds: Feeds, batch: int, seq: int) -> None:
+    try:
+        engine.run(feeds)
+    except InputError as error:
+        raise InputError(
+            f"{path}: cannot run at batch {batch}, length {seq}, maybe more tokens than it has positions for; ask for"
+            " another size (--batch, --seq; --debug shows what the runtime says)"
+        ) from error
 
 
 def facts(engine: Engine, graph: Path, *, batch: int, seq: int, file: str | None) -> EngineFacts:
@@ -123,7 +165,5 @@ def facts(engine: Engine, graph: Path, *, batch: int, seq: int, file: str | None
 
 def _files(graph: Path) -> set[Path]:
     """The graph's file and those of its external data."""
-    import onnx_ir as ir
-
     tensors = (value.const_value for value in load(graph).graph.initializers.values())
     return {graph, *(Path(tensor.path) for tensor in tensors if isinstance(tensor, ir.ExternalTensor))}

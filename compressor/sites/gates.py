@@ -36,7 +36,10 @@ def check_plan(plan: Plan, sites: Sequence[Site]) -> None:
     planned = {site.name: site for site in plan.sites}
     for name in planned:
         if name not in found:
-            raise InputError(f"plan: the model has no attention site {name}; its sites are {_some(found)}")
+            raise InputError(
+                f"plan: the model has no attention site {name}, its sites are {_some(found)}; give a plan that was"
+                " learned on this model"
+            )
     for name, site in found.items():
         if name not in planned:
             raise InputError(f"plan: site {name} of the model is missing; give every site an entry")
@@ -44,7 +47,8 @@ def check_plan(plan: Plan, sites: Sequence[Site]) -> None:
             has, says = getattr(site, field), getattr(planned[name], field)
             if has != says:
                 raise InputError(
-                    f"plan: {name}: {field} is {says} there, {has} in the model; the plan is another model's"
+                    f"plan: {name}: {field} is {says} there, {has} in the model; give a plan that was learned on this"
+                    " model"
                 )
 
 
@@ -82,7 +86,7 @@ def gated(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = N
         if tuple(out.shape[2:]) != (site.heads, site.head_dim):
             raise InputError(
                 f"plan: {name}: {site.heads} heads of {site.head_dim} there, {out.shape[2]} of {out.shape[3]} in the "
-                "model; the plan is another model's"
+                "model; give a plan that was learned on this model"
             )
         return out * getattr(modules[name], GATE)
 

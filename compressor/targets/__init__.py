@@ -54,4 +54,15 @@ def target(name: str) -> Build:
     return build
 
 
-__all__ = ["TARGETS", "TOLERANCE", "Build", "Engine", "Feeds", "Precision", "Provider", "target"]
+def check(name: str, precision: Precision, provider: Provider | None) -> None:
+    """Make sure that a target can be built for here, before any work is done towards it.
+
+    Raises:
+        UsageError: there is no target of this name.
+        TargetMissingError: its runtime or device is not on this machine.
+    """
+    target(name)
+    import_module(_HOMES[name]).check(provider, precision)
+
+
+__all__ = ["TARGETS", "TOLERANCE", "Build", "Engine", "Feeds", "Precision", "Provider", "check", "target"]

@@ -55,6 +55,11 @@ class OrtEngine:
         return peak_growth(self.path, self.session, feeds)
 
 
+def check(provider: Provider | None, precision: Precision) -> None:
+    """Raise TargetMissingError where `build` would, for want of a device."""
+    session.choose(provider, precision)
+
+
 def build(
     onnx: Path,
     out: Path,

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NoReturn
 
 from compressor.errors import TargetMissingError
 from compressor.targets.base import Engine, Precision, Provider
+
+
+def check(provider: Provider | None, precision: Precision) -> NoReturn:
+    """Raises:
+    TargetMissingError: always; the verified graph is there for TensorRT's own tools.
+    """
+    half = " --fp16" if precision == "fp16" else ""
+    raise TargetMissingError(
+        "trt: this version builds no TensorRT engines; write the verified graph by --target ort, then build its"
+        f" model.onnx on a machine with an NVIDIA GPU: trtexec --onnx=model.onnx{half} --saveEngine=model.plan"
+    )
 
 
 def build(
@@ -16,11 +28,9 @@ def build(
     provider: Provider | None = None,
     threads: int | None = None,
 ) -> Engine:
-    """Raises:
-    TargetMissingError: always; the verified graph is there for TensorRT's own tools.
+    """See `check`.
+
+    Raises:
+        TargetMissingError: always.
     """
-    half = " --fp16" if precision == "fp16" else ""
-    raise TargetMissingError(
-        "trt: this version builds no TensorRT engines; write the verified graph by --target ort, then build its"
-        f" model.onnx on a machine with an NVIDIA GPU: trtexec --onnx=model.onnx{half} --saveEngine=model.plan"
-    )
+    check(provider, precision)

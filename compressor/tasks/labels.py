@@ -20,7 +20,8 @@ def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str)
     which is how one trains a model that never was told its labels' names.
 
     Raises:
-        InputError: a label is empty or outside the model's range, or all rows have the same.
+        InputError: a label is empty or outside the model's range, some are the model's by name and others not, or all
+            rows have the same.
     """
     classes = int(config.num_labels or 0)
     names = sorted(set(label_texts(rows, column, source)))
@@ -34,6 +35,13 @@ def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str)
     elif known := _known(names, config):
         ids = known
     else:
+        strange = _strangers(names, config)
+        if 0 < len(strange) < len(names):
+            raise InputError(
+                f"{source}: label {_some([repr(name) for name in strange])} is not among the model's"
+                f" ({_some(list((config.id2label or {}).values()))}, id2label in its config.json); mend the label or"
+                " leave its rows out"
+            )
         if len(names) > classes:
             raise InputError(
                 f"{source}: {len(names)} different labels ({_some(names)}), the model has {classes} classes;"
@@ -139,9 +147,15 @@ def _known(names: Sequence[str], config: PretrainedConfig) -> dict[str, int]:
     """`config.id2label` turned round, under the data's spelling, or nothing where it lacks one of `names`."""
     exact = {str(name): int(index) for index, name in (config.id2label or {}).items()}
     model = {name.lower(): index for name, index in exact.items()}
-    if not all(name.lower() in model for name in names):
+    if _strangers(names, config):
         return {}
     return exact | {name: model[name.lower()] for name in names}
+
+
+def _strangers(names: Sequence[str], config: PretrainedConfig) -> list[str]:
+    """Those of `names` that `config.id2label` does not have in any case."""
+    known = {str(name).lower() for name in (config.id2label or {}).values()}
+    return [name for name in names if name.lower() not in known]
 
 
 def _some(names: Sequence[str]) -> str:

@@ -25,7 +25,7 @@ class InsertGates(ir.passes.InPlacePass):
         3. It left none: as many attentions as sites, with the same heads, in the same order.
 
     Raises (from `call`):
-        PlanError: none of these; the message says what does not fit.
+        PlanError: none of these, or the heads are gone already; the message says what does not fit.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -68,6 +68,13 @@ def _check_gates(plan: Plan, gates: dict[str, ir.Value]) -> None:
 
 def _meet(plan: Plan, places: list[GraphSite]) -> list[tuple[SitePlan, GraphSite]]:
     """Pair the plan's sites with the graph's attentions."""
+    if plan.heads_kept < plan.heads and [place.heads for place in places] == [
+        len(s.kept) for s in plan.sites if s.kept
+    ]:
+        raise PlanError(
+            "the graph seems to be shrunk already: its attentions have as many heads as the plan keeps; give the graph"
+            " that has every head"
+        )
     by_name = [(site, [place for place in places if _same_path(site.name, place.name)]) for site in plan.sites]
     pairs = _meet_by_name(by_name, places) if any(found for _, found in by_name) else _meet_in_order(plan, places)
     for site, place in pairs:

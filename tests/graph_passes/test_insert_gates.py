@@ -112,6 +112,14 @@ def test_other_heads_and_other_widths_are_refused(scope: str | None) -> None:
             gated(stack(scope), Plan(sites=(wrong,)))
 
 
+@pytest.mark.parametrize("scopes", [("one", "two"), (None, None)])
+def test_a_graph_that_was_shrunk_is_known(scopes: tuple[str | None, ...]) -> None:
+    wanted = Plan(sites=(drops(0, name="one"), drops(1, 2, name="two")))
+    shrunk = shrink_and_compare(stack(*scopes), wanted).model
+    with pytest.raises(PlanError, match=r"seems to be shrunk already: .*; give the graph that has every head"):
+        gated(shrunk, wanted)
+
+
 def test_a_cross_attention_in_place_of_another_is_refused() -> None:
     cross = SitePlan("one", "cross", 4, 4, 3, (0,), ())
     with pytest.raises(PlanError, match="cross attention in the plan"):
