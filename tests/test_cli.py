@@ -47,7 +47,14 @@ def dropping_first(plan: Plan) -> Plan:
 def test_help_names_the_verbs_in_order(capfd: Cap) -> None:
     done = compress(capfd, "--help")
     assert (done.code, done.err) == (0, "")
-    assert re.findall(r"^  (\w+)\*? {2,}\w", done.out, re.MULTILINE) == ["run", "sites", "apply", "bench", "report"]
+    assert re.findall(r"^  (\w+)\*? {2,}\w", done.out, re.MULTILINE) == [
+        "run",
+        "sites",
+        "apply",
+        "bench",
+        "report",
+        "study",
+    ]
     assert compress(capfd).out == done.out
 
 

@@ -19,6 +19,7 @@ from compressor.cli.group import Group, common
 from compressor.cli.report import report
 from compressor.cli.run import run
 from compressor.cli.sites import sites
+from compressor.cli.study import study
 from compressor.cli.view import View
 from compressor.errors import CompressorError, InputError
 
@@ -33,7 +34,7 @@ def cli() -> None:
     """
 
 
-for _verb in (run, sites, apply, bench, report):
+for _verb in (run, sites, apply, bench, report, study):
     cli.add_command(_verb)
 
 

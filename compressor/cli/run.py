@@ -14,7 +14,7 @@ from compressor.recipe import Recipe, flag_of, group_of, make
 
 F = TypeVar("F", bound=Callable[..., Any])
 _OTHER = "Common"
-_VERBS = ("run", "sites", "apply", "bench", "report")
+_VERBS = ("run", "sites", "apply", "bench", "report", "study")
 
 
 class RunCommand(click.Command):

@@ -23,31 +23,31 @@ from compressor.report import words
 from compressor.report.schema import Latency, Speed
 
 # Colours that stand for the page's own, which differ between light, dark and print.
-_DENSE, _COMPRESSED, _INK, _LINE, _MUTED = "#010101", "#020202", "#030303", "#040404", "#050505"
+DENSE, COMPRESSED, INK, LINE, MUTED = "#010101", "#020202", "#030303", "#040404", "#050505"
 _ON_PAGE = {
-    _DENSE: "var(--dense)",
-    _COMPRESSED: "var(--compressed)",
-    _INK: "var(--ink)",
-    _LINE: "var(--line)",
-    _MUTED: "var(--muted)",
+    DENSE: "var(--dense)",
+    COMPRESSED: "var(--compressed)",
+    INK: "var(--ink)",
+    LINE: "var(--line)",
+    MUTED: "var(--muted)",
 }
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "compressor",
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.spines.left": False,
-    "axes.edgecolor": _LINE,
+    "axes.edgecolor": LINE,
     "axes.facecolor": "none",
     "figure.facecolor": "none",
-    "xtick.color": _LINE,
-    "xtick.labelcolor": _MUTED,
-    "ytick.color": _LINE,
-    "ytick.labelcolor": _MUTED,
-    "axes.labelcolor": _MUTED,
+    "xtick.color": LINE,
+    "xtick.labelcolor": MUTED,
+    "ytick.color": LINE,
+    "ytick.labelcolor": MUTED,
+    "axes.labelcolor": MUTED,
     "ytick.major.size": 0,
-    "grid.color": _LINE,
+    "grid.color": LINE,
     "grid.linewidth": 0.7,
 }
 _WIDTH = 4.4  # inches of 72 pixels: two stand side by side on a desktop, one fills a telephone
@@ -55,9 +55,9 @@ _WIDTH = 4.4  # inches of 72 pixels: two stand side by side on a desktop, one fi
 
 def curve(steps: Sequence[int], values: Sequence[float]) -> Markup:
     """One logged quantity over the steps; logarithmic where it spans three decades or more."""
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure, axes = _axes(2.1)
-        axes.plot(steps, values, color=_COMPRESSED, linewidth=1.4, marker="o" if len(steps) <= 25 else None, ms=3.5)
+        axes.plot(steps, values, color=COMPRESSED, linewidth=1.4, marker="o" if len(steps) <= 25 else None, ms=3.5)
         if min(values) > 0 and max(values) / min(values) >= 1000:
             axes.set_yscale("log")
             axes.yaxis.set_minor_locator(NullLocator())
@@ -65,23 +65,23 @@ def curve(steps: Sequence[int], values: Sequence[float]) -> Markup:
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.set_xlabel("step")
         axes.grid(axis="y")
-        return _svg(figure)
+        return inline(figure)
 
 
 def latencies(speed: Speed) -> Markup:
     """Both engines' calls on one axis that starts at nothing: a histogram each, with p50, p90 and p99 marked."""
     end = axis_end(speed)
     bins = np.linspace(0, end, 81)
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure, axes = _axes(2.1)
-        for base, engine, colour in ((1.0, speed.dense, _DENSE), (0.0, speed.compressed, _COMPRESSED)):
+        for base, engine, colour in ((1.0, speed.dense, DENSE), (0.0, speed.compressed, COMPRESSED)):
             shares, _ = np.histogram(engine.samples, bins)
             height = 0.72 * shares / max(shares.max(), 1)
             axes.stairs(base + height, bins, baseline=base, fill=True, color=colour, linewidth=0)
             _percentiles(axes, base, engine)
         axes.set_yticks([1.0, 0.0], ["dense", "compressed"], va="bottom")
         axes.set(xlim=(0, end), ylim=(-0.16, 1.95), xlabel="milliseconds a call")
-        return _svg(figure)
+        return inline(figure)
 
 
 def axis_end(speed: Speed) -> float:
@@ -91,14 +91,14 @@ def axis_end(speed: Speed) -> float:
 
 def ratios(speeds: Sequence[Speed]) -> Markup:
     """Speed against dense with its interval, a line a size; one means no difference. Void rows are hollow and grey."""
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure, axes = _axes(0.75 + 0.3 * len(speeds))
         rows = range(len(speeds), 0, -1)
         for row, speed in zip(rows, speeds, strict=True):
-            colour = _COMPRESSED if speed.void is None else _MUTED
+            colour = COMPRESSED if speed.void is None else MUTED
             axes.plot((speed.low, speed.high), (row, row), color=colour, linewidth=2)
             axes.plot(speed.ratio, row, "o", color=colour, markersize=6, fillstyle="none" if speed.void else "full")
-        axes.axvline(1, color=_INK, linewidth=1)
+        axes.axvline(1, color=INK, linewidth=1)
         ends = [1.0, *(end for speed in speeds for end in (speed.low, speed.high, speed.ratio) if math.isfinite(end))]
         room = 0.06 * (max(ends) - min(ends)) or 0.1
         axes.set(xlim=(min(ends) - room, max(ends) + room), ylim=(0.4, len(speeds) + 0.6))
@@ -106,14 +106,14 @@ def ratios(speeds: Sequence[Speed]) -> Markup:
         axes.set_xlabel("times the speed of dense")
         axes.grid(axis="x")
         axes.set_axisbelow(True)
-        return _svg(figure)
+        return inline(figure)
 
 
 def _percentiles(axes: Axes, base: float, engine: Latency) -> None:
     for value, drop in ((engine.p50, 0.8), (engine.p90, 0.0), (engine.p99, 0.0)):
-        axes.plot((value, value), (base - 0.1, base + drop), color=_INK, linewidth=1.2 if drop else 0.9)
+        axes.plot((value, value), (base - 0.1, base + drop), color=INK, linewidth=1.2 if drop else 0.9)
     axes.annotate(
-        words.ms(engine.p50), (engine.p50, base + 0.8), (3, 0), textcoords="offset points", color=_INK, va="top"
+        words.ms(engine.p50), (engine.p50, base + 0.8), (3, 0), textcoords="offset points", color=INK, va="top"
     )
 
 
@@ -122,7 +122,7 @@ def _axes(height: float) -> tuple[Figure, Axes]:
     return figure, figure.add_subplot()
 
 
-def _svg(figure: Figure) -> Markup:
+def inline(figure: Figure) -> Markup:
     """The figure as an `<svg>` element for the inside of a page: no prologue, no fonts, no colours of its own."""
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})

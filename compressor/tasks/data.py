@@ -38,7 +38,7 @@ def open_data(request: DataRequest, folder: ModelFolder) -> Data:
     none = rows["test"].select([])
     train = rows.get("train", none)
     chosen_on = rows.get("eval", none)
-    return Data(train, chosen_on, rows["test"], task, tuple(notes), _hash(train), _hash(chosen_on))
+    return Data(train, chosen_on, rows["test"], task, tuple(notes), rows_hash(train), rows_hash(chosen_on))
 
 
 def _sources(request: DataRequest) -> tuple[dict[Split, tuple[Dataset, str]], list[str]]:
@@ -87,7 +87,8 @@ def _note(new: str, old: str, rows: Dataset, seed: int) -> str:
     return f"no {new} data was given: {len(rows)} of the {old} rows, drawn with seed {seed}, were set aside for it"
 
 
-def _hash(examples: Dataset) -> str | None:
+def rows_hash(examples: Dataset) -> str | None:
+    """`sha256:...` over encoded rows as tokens and labels; None without rows."""
     if not len(examples):
         return None
     digest = hashlib.sha256()

@@ -1,0 +1,99 @@
+"""What a study is: the cells it is made of, how one is run, and what all of them amount to."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from compressor.errors import UsageError
+from compressor.heads.asked import heads_to_keep
+from compressor.progress import Tell
+from compressor.recipe import Recipe, flag_of
+from compressor.study.cells import Cell, StudyFolder
+from compressor.study.findings import Findings
+from compressor.study.sizes import Size
+from compressor.study.subject import Subject
+
+Result = Mapping[str, Any]
+"""What a cell's file holds."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a study is asked for.
+
+    Attributes:
+        recipe: model, rows, pace of learning, engine.
+        size: how much of it.
+        sources: data sets that are compared with each other; the first is the recipe's own.
+        axes: what is varied, name -> values; what is not there takes the study's own values.
+    """
+
+    recipe: Recipe
+    size: Size
+    sources: tuple[str, ...] = ()
+    axes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+
+class Study(ABC):
+    """One kind of study.
+
+    Args:
+        asked: what for.
+        subject: model and rows.
+        folder: where the cells lie.
+    """
+
+    says: ClassVar[str]
+    """What it finds out, in a line."""
+    axes: ClassVar[Mapping[str, tuple[Any, ...]]]
+    """What can be varied, and its values unless others are asked for; `seeds` and `keeps` come from the size."""
+    groups: ClassVar[tuple[str, ...]] = ("Heads",)
+    """Groups of the recipe's fields that its results depend on, beside the model and the rows."""
+    several: ClassVar[bool] = False
+    """Whether it compares data sets."""
+    rows: ClassVar[bool] = True
+    """Whether it needs rows."""
+
+    def __init__(self, asked: Asked, subject: Subject, folder: StudyFolder) -> None:
+        self.asked, self.subject, self.folder = asked, subject, folder
+
+    @abstractmethod
+    def cells(self) -> list[Cell]:
+        """Every cell that is asked for, those that others need first."""
+
+    @abstractmethod
+    def run(self, cell: Cell, work: Path, tell: Tell) -> Result:
+        """Find out what a cell is there for; the same, whatever ran before in this process."""
+
+    @abstractmethod
+    def findings(self, results: Sequence[Result]) -> Findings:
+        """What the cells that are done amount to, in whatever order they come."""
+
+    def axis(self, name: str) -> tuple[Any, ...]:
+        """The values of one axis."""
+        sized = {"seeds": self.asked.size.seeds, "keeps": self.asked.size.keeps}
+        return tuple(self.asked.axes.get(name) or self.axes[name] or sized[name])
+
+    def keeps(self) -> list[int]:
+        """Heads to keep, as counts, most first."""
+        return sorted({heads_to_keep(keep, len(self.subject.heads)) for keep in self.axis("keeps")}, reverse=True)
+
+
+def check_axes(kind: str, study: type[Study], asked: Asked) -> None:
+    """Refuse what this kind of study would not look at.
+
+    Raises:
+        UsageError: an axis or a second data set that it does not vary.
+    """
+    for name in asked.axes:
+        if name not in study.axes:
+            known = ", ".join(map(flag_of, study.axes)) or "nothing"
+            raise UsageError(f"{flag_of(name)}: study {kind} does not vary it; it varies {known}")
+    if len(asked.sources) > 1 and not study.several:
+        raise UsageError(f"--data: study {kind} is made on one data set, {len(asked.sources)} were given; give one")
+    if study.rows and not asked.recipe.data:
+        raise UsageError(f"study {kind}: needs rows; give them with --data")

@@ -1,0 +1,79 @@
+"""One run of a method inside a study: the recipe's pace, the method's own options, a seed and a number of heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from compressor.errors import UsageError
+from compressor.heads.asked import defaults, nearest
+from compressor.heads.gates import GATES
+from compressor.heads.learn import Learned, learn, pool_options, sample_options, schedule_options
+from compressor.heads.search import SEARCHES
+from compressor.progress import Tell
+from compressor.study.subject import Subject
+from graph_passes import Plan
+
+
+def known_options(method: str) -> dict[str, Any]:
+    """The options of a method with their defaults."""
+    if method in GATES:
+        return {**defaults(GATES[method].make), **defaults(schedule_options), **defaults(pool_options)}
+    return {**defaults(SEARCHES[method]), **defaults(sample_options)}
+
+
+def check_options(options: Mapping[str, Any], methods: Sequence[str]) -> None:
+    """Refuse an option that none of the methods has.
+
+    Raises:
+        UsageError: one is unknown.
+    """
+    known = sorted({name for method in methods for name in known_options(method)})
+    for name in options:
+        method, dot, own = name.rpartition(".")
+        if dot and method not in methods:
+            raise UsageError(f"option {name!r}: {method} is not studied; {nearest(method, methods)}")
+        among = sorted(known_options(method)) if dot else known
+        if own not in among:
+            raise UsageError(f"option {name!r} of {method or ', '.join(methods)}: unknown; {nearest(own, among)}")
+
+
+def options_of(subject: Subject, method: str) -> dict[str, Any]:
+    """What a study gives a method: the size's own pace, then the recipe's options that it has (`name=value`), then
+    those that name it (`method.name=value`)."""
+    size, asked = subject.size, subject.recipe.options
+    paced = {"evaluations": size.evaluations, "rows": size.sample, "trials": size.trials}
+    mine = {name.removeprefix(f"{method}."): value for name, value in asked.items() if name.startswith(f"{method}.")}
+    return {name: value for name, value in {**paced, **asked, **mine}.items() if name in known_options(method)}
+
+
+def choose(
+    subject: Subject,
+    method: str,
+    keep: int | str | None,
+    seed: int,
+    work: Path,
+    tell: Tell,
+    *,
+    max_drop: float | None = None,
+    steps: int | None = None,
+    **options: Any,
+) -> Learned:
+    """Choose heads of the subject's model as it is now; an interrupted run of the same is gone on with from `work`."""
+    recipe = subject.recipe.model_copy(
+        update={
+            "method": method,
+            "keep": keep,
+            "max_drop": max_drop,
+            "options": {**options_of(subject, method), **options},
+            "steps": subject.steps() if steps is None else steps,
+            "seed": seed,
+        }
+    )
+    return learn(subject.model, subject.sites, subject.data, recipe, work / "checkpoints", tell)
+
+
+def kept_heads(plan: Plan) -> list[list[Any]]:
+    """The heads of a plan as JSON: `[site, head]` each."""
+    return [[site.name, head] for site in plan.sites for head in site.kept]

@@ -1,0 +1,60 @@
+"""What a study leaves in its folder: `study.csv`, `figures/*.svg`, and `study.html`, which needs nothing but itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import jinja2
+
+from compressor.study import figures
+from compressor.study.cells import CSV_NAME, write, write_csv
+from compressor.study.findings import Findings
+
+PAGE_NAME = "study.html"
+
+
+def save(
+    found: Findings,
+    folder: Path,
+    *,
+    kind: str,
+    says: str,
+    model: str,
+    tiles: Sequence[tuple[str, str, str]],
+    facts: Sequence[tuple[str, str]],
+) -> None:
+    """Write all files, each beside its place and renamed.
+
+    Args:
+        found: what to show.
+        folder: of the study.
+        kind, says, model: for the head of the page.
+        tiles: name, number, and what it stands on.
+        facts: how it was done, name and value.
+    """
+    write_csv(folder / CSV_NAME, found.rows)
+    (folder / "figures").mkdir(exist_ok=True)
+    drawn = [(picture, figures.styled(picture.figure)) for picture in found.pictures]
+    for picture, svg in drawn:
+        write(folder / "figures" / f"{picture.name}.svg", figures.file_text(svg))
+    environment = jinja2.Environment(
+        loader=jinja2.ChoiceLoader(
+            [jinja2.PackageLoader("compressor", "study"), jinja2.PackageLoader("compressor", "report")]
+        ),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template("page.html").render(
+        title=f"{model}: study {kind}",
+        model=model,
+        kind=kind,
+        says=says,
+        tiles=tiles,
+        found=found,
+        pictures=drawn,
+        facts=facts,
+    )
+    write(folder / PAGE_NAME, page)

@@ -1,0 +1,128 @@
+"""A study from beginning to end: open the folder, run the cells that are missing, write what they amount to."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from compressor.errors import UsageError
+from compressor.heads.asked import nearest
+from compressor.machine import machine
+from compressor.progress import Listener, Silent, Tell
+from compressor.recipe import Recipe, group_of
+from compressor.study import page
+from compressor.study.base import Asked, Result, Study, check_axes
+from compressor.study.cells import Cell, StudyFolder
+from compressor.study.findings import Findings
+from compressor.study.grid import Grid
+from compressor.study.subject import Subject
+from compressor.tasks.data import rows_hash
+
+KINDS: dict[str, type[Study]] = {
+    "grid": Grid,
+}
+"""Kind of study by name. To add one: write the file, add one line here."""
+_NOT_ITS_OWN = ("plan", "method", "keep", "guarantee", "max_drop", "seed", "ray")
+"""Fields of a recipe that a study decides itself, or that change no result; the seed that draws rows shows in their
+hashes."""
+
+
+def check(kind: str, asked: Asked) -> type[Study]:
+    """The study of that kind, if it can be asked for this; nothing is loaded.
+
+    Raises:
+        UsageError: an unknown kind, or something that it would not look at.
+    """
+    if kind not in KINDS:
+        raise UsageError(f"study {kind!r}: unknown; {nearest(kind, list(KINDS))}")
+    check_axes(kind, KINDS[kind], asked)
+    return KINDS[kind]
+
+
+def study(kind: str, asked: Asked, listener: Listener | None = None) -> Findings:
+    """Do a study, or what is left of it, in the folder `asked.recipe.out`; several processes may do it together.
+
+    Raises:
+        UsageError: the folder holds another study, or something is asked for that this kind does not have.
+        InputError: the model or the rows cannot be used.
+    """
+    listen = listener or Silent()
+    make = check(kind, asked)
+    with listen.stage("loading the model and the rows"):
+        subject = Subject(asked.recipe, asked.size)
+    notes = (*subject.folder.notes, *(subject.given.notes if subject.given else ()))
+    for note in notes:
+        listen.note(note)
+    folder = StudyFolder(Path(os.path.abspath(asked.recipe.out)), _recipe(kind, make, asked, subject))  # noqa: PTH100
+    made = make(asked, subject, folder)
+    cells = made.cells()
+
+    def do(cell: Cell, work: Path, tell: Tell) -> Result:
+        started = time.perf_counter()
+        return {**made.run(cell, work, tell), "seconds": round(time.perf_counter() - started, 3)}
+
+    folder.run(cells, do, listen)
+    results = folder.results()
+    with listen.stage("writing what was found"):
+        found = made.findings(results)
+        seconds = sum(cell["seconds"] for cell in results)
+        page.save(
+            found,
+            folder.path,
+            kind=kind,
+            says=make.says,
+            model=asked.recipe.model.resolve().name,
+            tiles=[
+                ("size", asked.size.name, str(asked.size).partition(": ")[2]),
+                ("cells", str(len(results)), f"{seconds / 60:.1f} minutes in all"),
+                ("heads", str(len(subject.heads)), f"in {len(subject.sites)} attention layers"),
+                *([("rows", f"{len(subject.given.test):,}", "reported on")] if subject.given else []),
+            ],
+            facts=_facts(made, subject, notes),
+        )
+    return found
+
+
+def _recipe(kind: str, make: type[Study], asked: Asked, subject: Subject) -> dict[str, Any]:
+    """What every cell's result depends on, beside its name."""
+    fields = {
+        name: value
+        for name, value in asked.recipe.model_dump(mode="json").items()
+        if group_of(Recipe.model_fields[name]) in make.groups and name not in _NOT_ITS_OWN
+    }
+    data = subject.given
+    rows = [rows_hash(part) for part in (data.train, data.eval, data.test)] if data else []
+    metric = data.task.metric if data else None
+    return {
+        "kind": kind,
+        "size": str(asked.size),
+        "model": subject.folder.fingerprint,
+        "rows": rows,
+        "metric": metric,
+    } | {
+        **fields,
+        "sources": len(asked.sources),
+    }
+
+
+def _facts(made: Study, subject: Subject, notes: tuple[str, ...]) -> list[tuple[str, str]]:
+    recipe = made.asked.recipe
+    facts = [
+        ("size", str(made.asked.size)),
+        ("rows", subject.rows_told()),
+        *((name, ", ".join(map(str, made.axis(name)))) for name in made.axes if made.axis(name)),
+    ]
+    if subject.given and "Heads" in made.groups:
+        pace = f"{recipe.batch_size} rows a step, peak learning rate {recipe.learning_rate:g}"
+        facts.append(("learning", f"{subject.steps()} steps, {pace}"))
+    if recipe.options:
+        facts.append(("options", ", ".join(f"{name}={value}" for name, value in recipe.options.items())))
+    facts += [("note", note) for note in notes]
+    found = machine()
+    told = ", ".join(f"{name} {found[name]}" for name in ("torch", "transformers") if name in found)
+    facts.append(("machine", f"{found['processor']}, {torch.get_num_threads()} threads; {told}"))
+    return facts

@@ -1,0 +1,128 @@
+"""What a study works on: one model folder and its rows, loaded once and found as they were by every cell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import safetensors.torch
+import torch
+from datasets import Dataset
+from transformers import PreTrainedModel
+
+from compressor import folder as folders
+from compressor.errors import InputError
+from compressor.folder import example_inputs
+from compressor.heads.outcome import all_heads
+from compressor.heads.search import Head
+from compressor.heads.trials import ModelTrials
+from compressor.recipe import Recipe
+from compressor.sites import find_sites, gated
+from compressor.study.sizes import Size
+from compressor.tasks import Data, open_data
+from compressor.tasks.data import rows_hash
+from compressor.tasks.evaluate import statistics
+from graph_passes import Plan
+
+
+class Subject:
+    """The model, its sites, and as many rows as the size allows, drawn with the recipe's seed.
+
+    Attributes:
+        folder: the model folder; its model holds the weights of whatever cell ran last, see `fresh`.
+        sites: attention sites, in call order.
+        heads: all heads in (site, head) order.
+        given: the rows; None where the recipe names none.
+    """
+
+    def __init__(self, recipe: Recipe, size: Size) -> None:
+        self.recipe, self.size = recipe, size
+        self.folder = folders.load(
+            recipe.model,
+            task=recipe.task,
+            allow_pickle=recipe.allow_pickle,
+            trust_remote_code=recipe.trust_remote_code,
+        )
+        self.sites = find_sites(self.folder.model, example_inputs(self.folder, 2, 8))
+        self.heads: tuple[Head, ...] = all_heads(self.sites)
+        self.given = _limited(open_data(recipe, self.folder), size, recipe.seed) if recipe.scored else None
+        self._start = {name: tensor.clone() for name, tensor in self.folder.model.state_dict().items()}
+
+    @property
+    def data(self) -> Data:
+        """The rows.
+
+        Raises:
+            InputError: none were given.
+        """
+        if self.given is None:
+            raise InputError("no rows were given, and this study is made on some; give them with --data")
+        return self.given
+
+    @property
+    def model(self) -> PreTrainedModel:
+        return self.folder.model
+
+    def fresh(self, weights: Path | None = None) -> PreTrainedModel:
+        """The model with the folder's weights or those of a file, in evaluation mode, on a GPU if there is one."""
+        if weights is None:
+            self.model.load_state_dict(self._start)
+        else:
+            safetensors.torch.load_model(self.model, str(weights))
+        self.model.zero_grad(set_to_none=True)
+        self.model.eval()
+        self.model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]
+        return self.model
+
+    def answers(self, plan: Plan, rows: Dataset) -> np.ndarray:
+        """`Task.measure` of every row, `[examples, k]`, with the heads gated as `plan` says."""
+
+        def forward(batch: dict[str, torch.Tensor]) -> np.ndarray:
+            there = {name: tensor.to(self.model.device) for name, tensor in batch.items()}
+            found: np.ndarray = self.model(**there).logits.cpu().numpy()
+            return found
+
+        self.model.eval()
+        with torch.no_grad(), gated(self.model, plan):
+            return statistics(self.data.task, rows, forward)
+
+    def trials(self, rows: Dataset) -> ModelTrials:
+        """Subsets of the model as it is, scored on `rows` by what the task chooses heads by."""
+        data = replace(self.data, eval=rows, task=self.data.task.chooser)
+        return ModelTrials(self.model, self.sites, data, self.recipe.batch_size, self.size.sample, self.recipe.seed)
+
+    def steps(self, epochs: float | None = None) -> int:
+        """Optimizer steps of a run that learns: the recipe's, else the size's."""
+        if epochs is None and self.recipe.steps is not None:
+            return self.recipe.steps
+        passes = epochs or self.recipe.epochs or self.size.epochs
+        steps = int(np.ceil(passes * len(self.data.train) / self.recipe.batch_size))
+        asked = epochs is not None or self.recipe.epochs is not None
+        return steps if asked or self.size.steps is None else min(steps, self.size.steps)
+
+    def rows_told(self) -> str:
+        """How many rows there are for what."""
+        if self.given is None:
+            return "no rows"
+        return f"{len(self.given.train):,} training, {len(self.given.eval):,} evaluation, {len(self.given.test):,} test"
+
+
+def site_numbers(kept: Iterable[Head], subject: Subject) -> str:
+    """Heads as `site.head`, sites numbered in call order."""
+    number = {site.name: place for place, site in enumerate(subject.sites)}
+    return " ".join(f"{place}.{head}" for place, head in sorted((number[site], head) for site, head in kept))
+
+
+def _limited(data: Data, size: Size, seed: int) -> Data:
+    def some(rows: Dataset, most: int | None) -> Dataset:
+        if most is None or len(rows) <= most:
+            return rows
+        return rows.select(np.sort(np.random.default_rng(seed).permutation(len(rows))[:most]))
+
+    train, chosen_on, test = some(data.train, size.train), some(data.eval, size.eval), some(data.test, size.test)
+    if train is data.train and chosen_on is data.eval and test is data.test:
+        return data
+    train_hash, eval_hash = rows_hash(train), rows_hash(chosen_on)
+    return replace(data, train=train, eval=chosen_on, test=test, train_hash=train_hash, eval_hash=eval_hash)
