@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 import pydantic
 import pytest
 
 from compressor.cli.run import run
 from compressor.errors import UsageError
+from compressor.heads.asked import defaults
+from compressor.heads.gates import GATES
+from compressor.heads.learn import METHODS, pool_options, sample_options, schedule_options
+from compressor.heads.search import SEARCHES
 from compressor.recipe import Recipe, command_line, flag_of, make
 
 README = Path(__file__).parent.parent / "README.md"
@@ -135,9 +140,14 @@ def test_learning_is_keyed_by_what_decides_it() -> None:
 
 
 def test_methods_are_those_that_are_registered() -> None:
-    from compressor.heads.learn import METHODS
-
     assert get_args(Recipe.model_fields["method"].annotation) == METHODS
+
+
+def choices(annotation: Any) -> str:
+    """What a field chooses among, for the table; nothing where it takes any value."""
+    kinds = [annotation, *get_args(annotation)]
+    found: tuple[Any, ...] = next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ())
+    return f": {', '.join(f'`{choice}`' for choice in found)}" if found else ""
 
 
 def reference_table() -> str:
@@ -145,9 +155,27 @@ def reference_table() -> str:
     lines = ["| key, flag | default | what it says |", "|---|---|---|"]
     for name, field in Recipe.model_fields.items():
         default = "" if field.default in (None, (), {}) or field.is_required() else str(field.default)
-        lines.append(f"| `{name}` | {default.strip('()').rstrip(',')} | {str(field.description).replace('|', '/')} |")
+        says = f"{field.description}{choices(field.annotation)}".replace("|", "/")
+        lines.append(f"| `{name}` | {default.strip('()').rstrip(',')} | {says} |")
     return "\n".join(lines)
 
 
 def test_the_readme_lists_every_key() -> None:
     assert reference_table() in README.read_text(), f"put this table into README.md:\n{reference_table()}"
+
+
+def options(make: Callable[..., Any]) -> str:
+    """The options of a method as the README writes them; a default that depends on other options is left out."""
+    return ", ".join(
+        f"`{name}`" if default is None else f"`{name}={f'{default:.4g}' if isinstance(default, float) else default}`"
+        for name, default in defaults(make).items()
+    )
+
+
+def test_the_readme_lists_every_method_with_its_options() -> None:
+    text = README.read_text().split("## Methods")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| `")]
+    made: dict[str, Callable[..., Any]] = {**{name: gate.make for name, gate in GATES.items()}, **SEARCHES}
+    assert [(name, told) for name, _, told in rows] == [(f"`{name}`", options(make)) for name, make in made.items()]
+    for shared in (schedule_options, pool_options, sample_options):
+        assert options(shared) in " ".join(text.split()), f"put this under Methods in README.md: {options(shared)}"
