@@ -74,7 +74,7 @@ def given(recipe: Recipe, folder: ModelFolder, sites: Sequence[Site]) -> Choice 
         raise InputError(f"{recipe.plan_file}: {str(error).removeprefix('plan: ')}") from error
     unused = [flag_of(name) for name in ("keep", "method", "guarantee", "options") if name in recipe.model_fields_set]
     note = f"the heads are those of {recipe.plan_file}" + ("" if recipe.plan else ", which lies in the model folder")
-    note += f": nothing was learned{', without ' + ', '.join(unused) if unused else ''}"
+    note += ": nothing was learned" + (f", and {' and '.join(unused)} had no effect" if unused else "")
     return Choice(_signed(plan, folder), notes=(note,))
 
 

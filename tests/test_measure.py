@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +245,30 @@ def test_bench_compares_any_two_files(bert: Pruned) -> None:
     assert found.dense.peak_memory_bytes
     assert found.compressed.file == str(bert.shrunk)
     assert found.session["intra_op_threads"] == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "batch", "seq", "message"),
+    [
+        ("2, 16", 2, 8, "x has the length 16 in the graph, 8 was asked for (--seq); ask for 16 or export"),
+        (
+            "2, 16",
+            1,
+            16,
+            "x: the graph fixes the batch at 2, 1 was asked for; ask for 2 or export the graph with a free",
+        ),
+        ("B, S", 1, 8, "cannot run at batch 1, length 8, maybe more tokens than it has positions for; ask for another"),
+    ],
+)
+def test_bench_names_the_graph_and_the_size_that_it_cannot_run(
+    shape: str, batch: int, seq: int, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "graph.onnx"
+    positions = "one = Constant <value_ints = [1]> () s = Shape (x) n = Slice (s, one, two) p = Expand (w, n)"
+    body = f"two = Constant <value_ints = [2]> () {positions} f = Cast <to = 1> (x) y = Add (f, p)"
+    save(parsed(body, f"int64[{shape}] x", f"float[{shape}] y", "float[6] w"), path)
+    with pytest.raises(InputError, match=re.escape(f"{path}: {message}")):
+        bench(path, path, [batch], [seq], provider="cpu", threads=1, seconds=0.01)
 
 
 def test_bench_refuses_graphs_with_other_inputs(bert: Pruned, tmp_path: Path) -> None:
