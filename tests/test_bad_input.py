@@ -236,7 +236,7 @@ BAD: dict[str, tuple[Callable[[Path], Words], int, str]] = {
     ),
     "plan of trained weights that lie beside it": (beside_its_weights, 3, "place/run ..."),
     "no plan": (lambda place: [place / "model", "--plan", place / "p.json"], 3, "p.json: there is no such plan; give"),
-    "graph that is shrunk already": (shrunk_already, 3, "the graph seems to be shrunk already"),
+    "graph that is shrunk already": (shrunk_already, 3, "plan.json: the graph seems to be shrunk already"),
     "output in no folder": (
         lambda place: [*applying(place), "-o", place / "no" / "s.onnx"],
         2,

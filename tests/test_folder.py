@@ -119,7 +119,7 @@ def test_a_task_that_is_named_wins(tmp_path: Path) -> None:
 
 
 def test_tasks_that_do_not_exist(folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"--task juggling: no such task; known are .*causal-lm"):
+    with pytest.raises(UsageError, match=r"--task juggling: no such task; name one such as .*causal-lm"):
         load(folder, task="juggling")
     with pytest.raises(UsageError, match="no bert for it; name another task"):
         load(folder, task="text2text-generation")

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from compressor.cli.group import common
 from compressor.cli.view import View
-from compressor.errors import SiteRefusedError, UsageError
+from compressor.errors import InputError, SiteRefusedError, UsageError
 
 
 @click.command(short_help="Shrink an ONNX graph by a plan.")
@@ -38,7 +38,10 @@ def apply(view: View, graph: Path, plan: Path, out: Path, force: bool) -> None:
         raise UsageError(f"{out}.data: holds the weights of {graph}; name another file (-o)")
     before = sum(file.stat().st_size for file in {graph.resolve(), *read})
     with view.stage("removing heads"):
-        shrunk = graph_passes.shrink(model, wanted)
+        try:
+            shrunk = graph_passes.shrink(model, wanted)
+        except graph_passes.PlanError as error:
+            raise InputError(f"{graph}, {plan}: {error}") from error
     if shrunk.obstacle:
         raise SiteRefusedError(
             f"{graph}: {shrunk.obstacle}; keep every head of the site in {plan} (nothing was written)"
