@@ -79,6 +79,7 @@ class Recipe:
     test_data: str | None = None
     max_drop: float | None = None
     guarantee: float | None = None
+    ray: str | None = None
     text_columns: tuple[str, ...] = ()
     label_column: str | None = None
     metric: str | None = None

@@ -56,6 +56,12 @@ def _count_or_share(value: Any) -> Any:
     return text if text.endswith("%") else number
 
 
+def _place(value: Any) -> Any:
+    if isinstance(value, str) and not re.fullmatch(r"local(:[1-9]\d*)?|(?!local:)(\[.+\]|[^:/\s]+):\d{1,5}", value):
+        raise ValueError("no place for workers; say local, local:4 for four of them, or HOST:PORT of a Ray cluster")
+    return value
+
+
 Keep = Annotated[int | str, BeforeValidator(_count_or_share)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 Method = Literal[
@@ -98,6 +104,9 @@ class Recipe(BaseModel):
     keep: Keep | None = _field("Heads", "heads to keep over the whole model: a count (36) or a share (50%)")
     guarantee: Annotated[float, Field(gt=0, lt=1)] | None = _field(
         "Heads", "a search takes only heads whose drop is certified, with this confidence (0.95), on unseen rows"
+    )
+    ray: Annotated[str, BeforeValidator(_place)] | None = _field(
+        "Heads", "spread a search with Ray: local, local:4 for four workers, or HOST:PORT of a cluster"
     )
     options: Options = _field("Heads", "options of the method: name=value, divided by commas", {})
     epochs: Annotated[float, Field(gt=0)] | None = _field(
@@ -147,6 +156,8 @@ class Recipe(BaseModel):
             raise ValueError(
                 f"{self.method} needs an end: how many heads to keep (keep), or what they may cost (max_drop)"
             )
+        if self.ray is not None and self.method not in SEARCH_METHODS:
+            raise ValueError(f"ray {self.ray}: spreads a search; name one of {', '.join(SEARCH_METHODS)} (method)")
         if self.guarantee is not None and (self.method not in SEARCH_METHODS or self.max_drop is None):
             raise ValueError(
                 f"guarantee {self.guarantee:g}: certifies what a search may cost; name one of"
@@ -178,7 +189,8 @@ class Recipe(BaseModel):
     def learning_key(self, **more: str) -> str:
         """Hash of the fields that decide what is learned, and of `more` (what lies in the files that they name)."""
         groups = ("Model", "Data", "Heads")
-        fields = {name for name, field in type(self).model_fields.items() if group_of(field) in groups} - {"plan"}
+        fields = {name for name, field in type(self).model_fields.items() if group_of(field) in groups}
+        fields -= {"plan", "ray"}
         asked = {**self.model_dump(mode="json", include=fields), **more}
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 

@@ -32,6 +32,7 @@ class Recipe:
     keep: int | str | None = 3
     max_drop: float | None = None
     guarantee: float | None = None
+    ray: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     steps: int | None = 12
     epochs: float | None = 1.0

@@ -20,6 +20,7 @@ class LearnRequest(Protocol):
         keep: heads to keep over all sites, a count (36) or a share ("50%"); None for a search with its own budget.
         max_drop: what a search without `keep` may cost, in the metric's own unit; None where `keep` is given.
         guarantee: confidence with which the drop holds on rows that nothing was chosen on; None: not asked for.
+        ray: where the evaluations of a search are spread: `local`, `local:4`, `HOST:PORT`; None: nowhere.
         options: the method's options; what is not given keeps its default.
         steps: optimizer steps; None: from `epochs`.
         epochs: passes over the training rows; None: as many as the method's paper makes.
@@ -36,6 +37,8 @@ class LearnRequest(Protocol):
     def max_drop(self) -> float | None: ...
     @property
     def guarantee(self) -> float | None: ...
+    @property
+    def ray(self) -> str | None: ...
     @property
     def options(self) -> Mapping[str, Any]: ...
     @property

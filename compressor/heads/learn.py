@@ -16,6 +16,7 @@ from compressor.errors import UsageError
 from compressor.heads import joint
 from compressor.heads.asked import LearnRequest, heads_to_keep, nearest, read_options
 from compressor.heads.certify import certify, distinct, divide
+from compressor.heads.distributed import MakeTrials, reachable, spread
 from compressor.heads.gates import GATES, Gate, PooledGate
 from compressor.heads.outcome import all_heads, joint_curves, search_curves, to_plan
 from compressor.heads.search import SEARCHES, Step
@@ -85,7 +86,8 @@ def learn(
             raise UsageError(f"{recipe.method} learns which heads to keep, not how many; say how many with --keep")
         return _learn_gate(model, sites, data, recipe, keep, checkpoint_dir, tell)
     if recipe.method in SEARCHES:
-        return _search(model, sites, data, recipe, keep, tell)
+        with spread(recipe.ray) as make_trials:
+            return _search(model, sites, data, recipe, keep, tell, make_trials)
     raise UsageError(f"method {recipe.method!r}: unknown; {nearest(recipe.method, METHODS)}")
 
 
@@ -94,10 +96,13 @@ def check_options(recipe: LearnRequest) -> None:
 
     Raises:
         UsageError: one is unknown, of the wrong type or out of its range.
+        TargetMissingError: the workers asked for cannot be had.
     """
     if recipe.method in SEARCHES:
         own, _ = read_options(recipe, SEARCHES[recipe.method], sample_options)
         SEARCHES[recipe.method](**own)
+        if recipe.ray is not None:
+            reachable(recipe.ray)
     elif recipe.method in GATES:
         make = GATES[recipe.method].make
         own, pace, _ = read_options(recipe, make, schedule_options, pool_options)
@@ -141,7 +146,13 @@ def _learn_gate(
 
 
 def _search(
-    model: PreTrainedModel, sites: Sequence[Site], data: Data, recipe: LearnRequest, keep: int | None, tell: Tell
+    model: PreTrainedModel,
+    sites: Sequence[Site],
+    data: Data,
+    recipe: LearnRequest,
+    keep: int | None,
+    tell: Tell,
+    make_trials: MakeTrials,
 ) -> Learned:
     make = SEARCHES[recipe.method]
     own, sample = read_options(recipe, make, sample_options)
@@ -155,7 +166,7 @@ def _search(
         data = replace(data, eval=searched)
 
     def trials_on(rows: Data) -> ModelTrials:
-        return ModelTrials(model, sites, rows, recipe.batch_size, sample["rows"], recipe.seed)
+        return make_trials(model, sites, rows, recipe.batch_size, sample["rows"], recipe.seed)
 
     trials = trials_on(data)
     steps = []
