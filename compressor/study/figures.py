@@ -151,8 +151,8 @@ def maps(
         return figure
 
 
-def table_map(values: np.ndarray, columns: Sequence[str], x_label: str, *, places: int = 1) -> Figure:
-    """A map `[rows, columns]` with its numbers written in."""
+def table_map(values: np.ndarray, columns: Sequence[str], x_label: str, *, places: int = 1, first: int = 0) -> Figure:
+    """A map `[rows, columns]` with its numbers written in; rows are numbered from `first`."""
     with matplotlib.rc_context(STYLE):
         rows, count = values.shape
         figure, axes = _axes(False, 0.7 + min(0.3 * rows, 6.0))
@@ -168,7 +168,7 @@ def table_map(values: np.ndarray, columns: Sequence[str], x_label: str, *, place
                 )
         axes.invert_yaxis()
         axes.set_xticks(np.arange(count) + 0.5, list(columns))
-        axes.set_yticks(np.arange(rows) + 0.5, [str(row) for row in range(rows)])
+        axes.set_yticks(np.arange(rows) + 0.5, [str(first + row) for row in range(rows)])
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
         axes.set_xlabel(x_label)

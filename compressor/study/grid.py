@@ -168,12 +168,8 @@ class Grid(Study):
 
     def _shares(self, cells: Sequence[Result]) -> np.ndarray:
         """Share `[sites, heads]` of the cells that keep each head; NaN where a site has no such head."""
-        sites = self.subject.sites
-        share = np.full((len(sites), max(site.heads for site in sites)), np.nan)
-        for place, site in enumerate(sites):
-            kept = [[head for name, head in cell["kept"] if name == site.name] for cell in cells]
-            share[place, : site.heads] = [np.mean([head in heads for heads in kept]) for head in range(site.heads)]
-        return share
+        kept = [{(site, head) for site, head in cell["kept"]} for cell in cells]
+        return self.subject.map({head: float(np.mean([head in one for one in kept])) for head in self.subject.heads})
 
 
 def told_difference(task: Any, dense: Sequence[Result], cells: Sequence[Result]) -> str:

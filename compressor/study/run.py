@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,28 @@ from compressor.machine import machine
 from compressor.progress import Listener, Silent, Tell
 from compressor.recipe import Recipe, group_of
 from compressor.study import page
+from compressor.study.ablate import Ablate
+from compressor.study.astar import AStar
 from compressor.study.base import Asked, Result, Study, check_axes
 from compressor.study.cells import Cell, StudyFolder
+from compressor.study.dynamics import Dynamics
 from compressor.study.findings import Findings
 from compressor.study.grid import Grid
+from compressor.study.importance import Importance
+from compressor.study.penalty import Penalty
+from compressor.study.sizes import Size
+from compressor.study.speed import SpeedStudy
 from compressor.study.subject import Subject
 from compressor.tasks.data import rows_hash
 
 KINDS: dict[str, type[Study]] = {
     "grid": Grid,
+    "astar": AStar,
+    "ablate": Ablate,
+    "dynamics": Dynamics,
+    "penalty": Penalty,
+    "importance": Importance,
+    "speed": SpeedStudy,
 }
 """Kind of study by name. To add one: write the file, add one line here."""
 _NOT_ITS_OWN = ("plan", "method", "keep", "guarantee", "max_drop", "seed", "ray")
@@ -99,14 +114,25 @@ def _recipe(kind: str, make: type[Study], asked: Asked, subject: Subject) -> dic
     metric = data.task.metric if data else None
     return {
         "kind": kind,
-        "size": str(asked.size),
+        "size": _limits(asked.size),
         "model": subject.folder.fingerprint,
         "rows": rows,
         "metric": metric,
     } | {
         **fields,
-        "sources": len(asked.sources),
+        "sources": [_digest(source) for source in asked.sources] if make.several else [],
     }
+
+
+def _limits(size: Size) -> dict[str, Any]:
+    """What of a size is the same in every cell."""
+    return {name: value for name, value in asdict(size).items() if name not in ("seeds", "keeps")}
+
+
+def _digest(source: str) -> str:
+    """What a data set is known by: its file's content, or its name."""
+    path = Path(source)
+    return f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}" if path.is_file() else source
 
 
 def _facts(made: Study, subject: Subject, notes: tuple[str, ...]) -> list[tuple[str, str]]:

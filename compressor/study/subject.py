@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,6 +101,14 @@ class Subject:
         steps = int(np.ceil(passes * len(self.data.train) / self.recipe.batch_size))
         asked = epochs is not None or self.recipe.epochs is not None
         return steps if asked or self.size.steps is None else min(steps, self.size.steps)
+
+    def map(self, values: Mapping[Head, float]) -> np.ndarray:
+        """A number a head as `[sites, heads]`; NaN where a site has no such head."""
+        found = np.full((len(self.sites), max(site.heads for site in self.sites)), np.nan)
+        number = {site.name: place for place, site in enumerate(self.sites)}
+        for (site, head), value in values.items():
+            found[number[site], head] = value
+        return found
 
     def rows_told(self) -> str:
         """How many rows there are for what."""
