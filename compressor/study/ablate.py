@@ -25,6 +25,7 @@ class Ablate(Study):
 
     says = "each head dropped alone, and each layer with a single head"
     axes: ClassVar = {}
+    groups = ()
 
     def cells(self) -> list[Cell]:
         if self.asked.recipe.options:
@@ -110,7 +111,6 @@ class Ablate(Study):
                     f"Change of {unit(metric)} on the test rows, in points; a dot: the {level:g}% interval excludes"
                     " zero. Rows are attention layers in call order, columns heads.",
                     figures.maps([("", changes)], diverging=True, marks=certain),
-                    wide=True,
                 ),
                 Picture(
                     "ablate_histogram",

@@ -35,6 +35,7 @@ class AStar(Study):
 
     says = "A* pruning per iteration, its costs, and random pruning beside it"
     axes: ClassVar = {"variants": ("paper", "lazy"), "budgets": (1.0, 2.0, 3.0)}
+    groups = ()
 
     def cells(self) -> list[Cell]:
         for variant in self.axis("variants"):
@@ -212,7 +213,8 @@ class AStar(Study):
             found = [(f"budget {cell['asked']['budget']:g}", self._kept(cell)) for cell in cells]
             told = "Dark: kept, light: removed. Rows are attention layers in call order, columns heads."
             figure = figures.maps(found, low=0.0, high=1.0)
-            pictures.append(Picture(f"solutions_{variant}", f"Heads kept, variant {variant}", told, figure, wide=True))
+            name = f"solutions_{variant}"
+            pictures.append(Picture(name, f"Heads kept, variant {variant}", told, figure, wide=len(found) > 1))
         return pictures
 
     def _kept(self, cell: Result) -> np.ndarray:

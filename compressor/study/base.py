@@ -52,7 +52,7 @@ class Study(ABC):
     axes: ClassVar[Mapping[str, tuple[Any, ...]]]
     """What can be varied, and its values unless others are asked for; `seeds` and `keeps` come from the size."""
     groups: ClassVar[tuple[str, ...]] = ("Heads",)
-    """Groups of the recipe's fields that its results depend on, beside the model and the rows."""
+    """Groups of the recipe's fields that its results depend on, beside the model, the rows and the seed."""
     several: ClassVar[bool] = False
     """Whether it compares data sets."""
     rows: ClassVar[bool] = True

@@ -83,7 +83,7 @@ class Dynamics(Study):
             pictures.append(
                 Picture(
                     f"dynamics_k{keep}",
-                    f"Learning to keep {keep} heads",
+                    f"Learning with {keep} of {len(self.subject.heads)} heads",
                     "Mean over seeds. The overlap is the share of the heads kept at the end that would be kept now.",
                     figures.curves(panels, "step"),
                     wide=True,

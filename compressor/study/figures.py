@@ -12,6 +12,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from compressor.report.pictures import COMPRESSED, DENSE, INK, LINE, MUTED, STYLE, inline
@@ -91,7 +92,7 @@ def spread(
 def curves(panels: Sequence[tuple[str, Mapping[str, Sequence[tuple[float, float]]]]], x_label: str) -> Figure:
     """Panels side by side, one line a name, of (x, y)s; logarithmic where a panel spans three decades or more."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure((_WIDE, 2.9), layout="constrained")
+        figure = Figure((_WIDE, 2.9), layout=ConstrainedLayoutEngine(w_pad=0.12))
         names = list(dict.fromkeys(name for _, lines in panels for name in lines))
         colours = dict(zip(names, _cycle(len(names)), strict=True))
         for place, (y_label, lines) in enumerate(panels):
@@ -123,8 +124,9 @@ def maps(
         sites, heads = found[0][1].shape
         columns = min(len(found), 3 if heads <= 16 else 2)
         rows = math.ceil(len(found) / columns)
-        each = (_WIDE - 0.9) / max(columns, 2)
-        figure = Figure((_WIDE, rows * (each * min(sites / heads, 1.6) + 0.55)), layout="constrained")
+        width = _WIDE if len(found) > 1 else _HALF
+        each = (width - 0.9) / columns
+        figure = Figure((width, rows * (each * min(sites / heads, 1.6) + 0.55)), layout="constrained")
         everything = np.concatenate([values.ravel() for _, values in found])
         bottom = float(np.nanmin(everything)) if low is None else low
         top = float(np.nanmax(everything)) if high is None else high
@@ -133,7 +135,7 @@ def maps(
             bottom = -top
         picture: Any = None
         for place, (title, values) in enumerate(found):
-            axes = figure.add_subplot(rows, max(columns, 2) if len(found) == 1 else columns, place + 1)
+            axes = figure.add_subplot(rows, columns, place + 1)
             picture = axes.pcolormesh(
                 np.ma.masked_invalid(values),
                 cmap="RdBu" if diverging else "YlGnBu",
@@ -253,7 +255,12 @@ def _named(axes: Axes, x_label: str, y_label: str) -> None:
 def _legend(figure: Figure, axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(
-        handles, labels, loc="outside lower center", ncols=min(len(labels), 6), frameon=False, labelcolor=MUTED
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=min(len(labels), 6 if figure.get_figwidth() > _HALF else 3),
+        frameon=False,
+        labelcolor=MUTED,
     )
 
 

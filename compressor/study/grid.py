@@ -152,7 +152,7 @@ class Grid(Study):
                     f"Heads kept by {method}",
                     "Share of the seeds that keep a head: rows are attention layers in call order, columns heads.",
                     figures.maps(maps, low=0.0, high=1.0),
-                    wide=True,
+                    wide=len(maps) > 1,
                 )
             )
             layers = np.stack([np.nansum(share, axis=1) for share in shares.values()], axis=1)

@@ -151,7 +151,7 @@ class Importance(Study):
                     f"Importance of each head by {what}",
                     f"As a share of the largest. {told}. Rows are attention layers in call order, columns heads.",
                     figures.maps(maps, low=0.0, high=1.0),
-                    wide=True,
+                    wide=len(maps) > 1,
                 )
             )
         return Findings(rows, tables, pictures)

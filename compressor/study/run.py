@@ -42,8 +42,7 @@ KINDS: dict[str, type[Study]] = {
 }
 """Kind of study by name. To add one: write the file, add one line here."""
 _NOT_ITS_OWN = ("plan", "method", "keep", "guarantee", "max_drop", "seed", "ray")
-"""Fields of a recipe that a study decides itself, or that change no result; the seed that draws rows shows in their
-hashes."""
+"""Fields of a recipe that a study decides itself, that change no result, or that every study depends on."""
 
 
 def check(kind: str, asked: Asked) -> type[Study]:
@@ -118,7 +117,7 @@ def _recipe(kind: str, make: type[Study], asked: Asked, subject: Subject) -> dic
         "model": subject.folder.fingerprint,
         "rows": rows,
         "metric": metric,
-    } | {
+        "seed": asked.recipe.seed,
         **fields,
         "sources": [_digest(source) for source in asked.sources] if make.several else [],
     }

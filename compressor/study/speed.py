@@ -7,7 +7,6 @@ disturb each other.
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -45,6 +44,7 @@ class SpeedStudy(Study):
     axes: ClassVar = {"keeps": (), "grids": ()}
     groups = ("Engine", "Measuring")
     rows = False
+    _dense: Engine | None = None
 
     def cells(self) -> list[Cell]:
         masks = range(self.asked.size.masks)
@@ -111,6 +111,8 @@ class SpeedStudy(Study):
         plan = self._plan(kept)
         graph = work / "model.onnx"
         graph_passes.save(require(shrink(self._reference, plan)).model, graph)
+        if self._dense is None:  # its file may go with this cell's folder: the runtime has it open
+            self._dense = self._built(self.folder.scratch("dense.onnx"), work / "dense.onnx")
         engine = self._built(graph, work / "engine.onnx")
         seq = compare.lengths(self.asked.recipe, self.subject.folder)[0]
         batch = cell.asked["batch"]
@@ -145,11 +147,6 @@ class SpeedStudy(Study):
     @property
     def _reference(self) -> Path:
         return self.folder.scratch("reference.onnx")
-
-    @cached_property
-    def _dense(self) -> Engine:
-        self._place = tempfile.TemporaryDirectory()  # as long as this study: the runtime may map the file
-        return self._built(self.folder.scratch("dense.onnx"), Path(self._place.name) / "engine.onnx")
 
     def _built(self, graph: Path, out: Path) -> Engine:
         recipe = self.asked.recipe

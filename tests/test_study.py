@@ -1,0 +1,347 @@
+"""Studies: cells run once and go on after an interruption, every kind leaves its files, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import functools
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig, BertForSequenceClassification
+
+from compressor.errors import InputError, UsageError
+from compressor.progress import Tell
+from compressor.recipe import Recipe
+from compressor.study import KINDS, SIZES, Asked, Size, study
+from compressor.study.cells import Cell, StudyFolder
+from compressor.study.findings import difference
+from compressor.study.grid import Grid
+from compressor.study.learner import check_options, known_options
+from compressor.study.subject import Subject
+from tests import folders, learning
+from tests.command import compress
+
+TINY = replace(SIZES["tiny"], steps=3, trials=3, masks=1, seconds=0.001, evaluations=1, sample=8)
+AXES: dict[str, dict[str, tuple[Any, ...]]] = {
+    "grid": {"methods": ("dsp", "ste", "dsp-pipelined", "taylor"), "keeps": (4, 1)},
+    "astar": {"budgets": (1.0, 60.0)},
+    "penalty": {"penalties": (0.01, 1.0)},
+}
+PICTURES = {
+    "grid": {"metric_vs_heads", "kept_dsp", "layers_dsp", "kept_taylor", "layers_ste"},
+    "astar": {"iterations_b1", "solutions_lazy", "costs_paper_b60", "random_b1", "random_metric_b60"},
+    "ablate": {"ablate_one", "ablate_histogram"},
+    "dynamics": {"dynamics_k1"},
+    "penalty": {"penalty"},
+    "importance": {"domain_correlation", "domain_importance", "epoch_correlation", "epoch_importance"},
+    "speed": {"speed_vs_heads", "size_vs_heads", "speed_vs_batch", "speed_vs_metric"},
+}
+Cap = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of two layers with four heads, and rows of two domains that it can learn."""
+    folder = tmp_path_factory.mktemp("study")
+    torch.manual_seed(0)
+    sizes = {**folders._sizes(), "num_hidden_layers": 2, "num_attention_heads": 4}
+    folders.save(BertForSequenceClassification(BertConfig(**sizes)), folder / "model")
+    words = ["one", "two", "three", "four", "five", "six", "seven"]
+    rows = [
+        f"{n % 2}\t{'a$b' if n % 3 else '<i>&amp;'}\tthe {('bad', 'good')[n % 2]} film {words[n % 7]} {words[n % 5]}"
+        for n in range(64)
+    ]
+    (folder / "rows.tsv").write_text("\n".join(["label\tdomain\ttext", *rows, ""]))
+    return folder
+
+
+def asked(
+    place: Path, out: Path, size: Size = TINY, axes: dict[str, tuple[Any, ...]] | None = None, **more: Any
+) -> Asked:
+    """A study that takes a second."""
+    settings = {"keep": "100%", "batch_size": 8, "max_length": 8, "batch": (1, 2), "seq": (8,), **more}
+    recipe = Recipe(model=place / "model", data=str(place / "rows.tsv"), out=out, **settings)
+    return Asked(recipe, size, (str(place / "rows.tsv"),), axes or {})
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    """The CSV without its wall times."""
+    with (folder / "study.csv").open() as file:
+        return [{name: value for name, value in row.items() if name != "seconds"} for row in csv.DictReader(file)]
+
+
+class Stages:
+    """Notes the stages, and does something when one begins."""
+
+    def __init__(self, at: str = "", do: Callable[[], None] = lambda: None) -> None:
+        self.at, self.do = at, do
+        self.seen: list[str] = []
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[Tell]:
+        self.seen.append(name.partition(" (")[0])
+        if self.at and name.startswith(self.at):
+            self.do()
+        yield lambda done, total: None
+
+    def note(self, text: str) -> None: ...
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.fixture(scope="module")
+def done(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a study of each kind, done when it is first asked for."""
+    out = tmp_path_factory.mktemp("done")
+
+    @functools.cache
+    def folder(kind: str) -> Path:
+        axes = {"keeps": (4,), "grids": (str(folder("grid")),)} if kind == "speed" else AXES.get(kind)
+        study(kind, asked(place, out / kind, axes=axes))
+        return out / kind
+
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_leaves_a_table_and_figures(kind: str, done: Callable[[str], Path]) -> None:
+    found = {file.stem for file in (done(kind) / "figures").iterdir()}
+    assert found >= PICTURES[kind]
+    for file in (done(kind) / "figures").iterdir():
+        text = file.read_text()
+        assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
+        assert "var(" not in text
+    assert len(table(done(kind))) > 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_page_needs_nothing_but_itself(kind: str, done: Callable[[str], Path]) -> None:
+    page = (done(kind) / "study.html").read_text()
+    assert not re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?(?!#|data:,)[\w/.]+""", page)
+    assert "<script" not in page
+    assert page.count("<svg") == len(list((done(kind) / "figures").iterdir()))
+    assert "<i>&amp;</i>" not in page
+
+
+def test_a_grid_is_told_as_it_is(place: Path, done: Callable[[str], Path]) -> None:
+    rows = table(done("grid"))
+    assert [(row["method"], row["keep"]) for row in rows] == [
+        ("dense", "8"),
+        *((method, keep) for method in ("dsp", "dsp-pipelined", "ste", "taylor") for keep in ("4", "1")),
+    ]
+    assert all(row["heads"] == row["keep"] == str(len(row["kept"].split())) for row in rows)
+    dense = float(rows[0]["test"])
+    assert [float(row["difference"]) for row in rows] == pytest.approx([float(row["test"]) - dense for row in rows])
+    assert all(float(row["low"]) <= float(row["difference"]) <= float(row["high"]) for row in rows)
+
+
+def test_pipelined_methods_and_searches_start_from_the_dense_run(place: Path, tmp_path: Path) -> None:
+    request = asked(place, tmp_path, axes=AXES["grid"])
+    cells = Grid(request, Subject(request.recipe, TINY), StudyFolder(tmp_path / "cells", {})).cells()
+    assert {cell.asked["method"] for cell in cells if cell.needs} == {"dsp-pipelined", "taylor"}
+    assert {cell.needs for cell in cells if cell.needs} == {("dense-s1",)}
+
+
+def test_a_grid_goes_on_after_an_interruption(place: Path, done: Callable[[str], Path], tmp_path: Path) -> None:
+    request = asked(place, tmp_path / "grid", axes=AXES["grid"])
+    first = Stages("taylor-k4", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        study("grid", request, first)
+    second = Stages()
+    study("grid", request, second)
+    assert [name for name in first.seen + second.seen if name.count("-s") == 1].count("taylor-k4-s1") == 2
+    assert not {*first.seen} & {*second.seen} - {"taylor-k4-s1", "loading the model and the rows"}
+    assert table(tmp_path / "grid") == table(done("grid"))
+    third = Stages()
+    study("grid", request, third)
+    assert third.seen == ["loading the model and the rows", "writing what was found"]
+
+
+def test_a_study_grows_by_what_is_asked_for_later(place: Path, tmp_path: Path) -> None:
+    study("grid", asked(place, tmp_path, axes={"methods": ("ste",), "keeps": (4,)}))
+    heard = Stages()
+    study("grid", asked(place, tmp_path, axes={"methods": ("ste",), "keeps": (1,)}), heard)
+    assert heard.seen[1:-1] == ["ste-k1-s1"]
+    assert [row["keep"] for row in table(tmp_path)] == ["8", "4", "1"]
+
+
+def test_an_interrupted_cell_is_gone_on_with_where_it_was(tmp_path: Path) -> None:
+    """What a killed process leaves in the cell's own folder, checkpoints say, is there the next time."""
+
+    def killed(cell: Cell, work: Path, tell: Tell) -> dict[str, Any]:
+        (work / "step").write_text("7")
+        raise KeyboardInterrupt
+
+    def resumed(cell: Cell, work: Path, tell: Tell) -> dict[str, Any]:
+        return {"step": (work / "step").read_text()}
+
+    folder = StudyFolder(tmp_path, {})
+    with pytest.raises(KeyboardInterrupt):
+        folder.run([Cell("a", {})], killed, Stages())
+    assert folder.results() == []
+    folder.run([Cell("a", {})], resumed, Stages())
+    assert folder.results() == [{"cell": "a", "asked": {}, "step": "7"}]
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_a_cell_that_another_process_holds_is_left_to_it(tmp_path: Path) -> None:
+    """Cells b and c are run while another holds a; then this one waits, and finds a done."""
+    holder = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); input();"
+    holder += "open(sys.argv[1].replace('.lock', '.json'), 'w').write('{\"cell\": \"a\", \"by\": \"other\"}')"
+    folder = StudyFolder(tmp_path, {})
+    lock = tmp_path / "cells" / "a.lock"
+    with subprocess.Popen(
+        [sys.executable, "-c", holder, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdin
+        assert other.stdout
+        other.stdout.readline()
+        ran = []
+
+        def do(cell: Cell, work: Path, tell: Tell) -> dict[str, Any]:
+            ran.append(cell.name)
+            if cell.name == "c":
+                other.stdin.write("\n")  # type: ignore[union-attr]
+                other.stdin.flush()  # type: ignore[union-attr]
+            return {}
+
+        folder.run([Cell(name, {}, ("b",) * (name == "c")) for name in "abc"], do, Stages())
+    assert ran == ["b", "c"]
+    assert [found.get("by") for found in folder.results()] == ["other", None, None]
+
+
+def test_a_claim_ends_with_its_process(tmp_path: Path) -> None:
+    folder = StudyFolder(tmp_path, {})
+    (tmp_path / "cells" / "a.lock").touch()  # left by one that was killed
+    folder.run([Cell("a", {})], lambda cell, work, tell: {}, Stages())
+    assert len(folder.results()) == 1
+    with (tmp_path / "cells" / "a.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_the_interval_of_accuracy_is_that_of_any_metric() -> None:
+    """The short way that accuracy takes gives what scoring every draw gives."""
+    draw = np.random.default_rng(0)
+    runs = [np.stack([draw.integers(0, 2, 40), draw.integers(0, 2, 40)], axis=1).astype(float) for _ in range(4)]
+    quick, slow = learning.Sign(), learning.Sign()
+    slow.metric = "other"
+    assert difference(quick, runs[:2], runs[2:]) == pytest.approx(difference(slow, runs[:2], runs[2:]))
+
+
+@pytest.mark.parametrize("kind", ["astar", "dynamics", "importance"])
+def test_the_same_seed_gives_the_same_rows(kind: str, place: Path, done: Callable[[str], Path], tmp_path: Path) -> None:
+    study(kind, asked(place, tmp_path, axes=AXES.get(kind)))
+    assert table(tmp_path) == table(done(kind))
+
+
+def test_astar_beside_random(done: Callable[[str], Path]) -> None:
+    rows = table(done("astar"))
+    assert {row["variant"] for row in rows} == {"paper", "lazy", "random"}
+    for budget in ("1.0", "60.0"):
+        fewest = {
+            variant: min(int(r["heads"]) for r in rows if (r["variant"], r["budget"]) == (variant, budget))
+            for variant in ("paper", "random")
+        }
+        assert fewest["paper"] <= fewest["random"]
+
+
+def test_domains_come_from_a_column(done: Callable[[str], Path]) -> None:
+    rows = table(done("importance"))
+    assert list(dict.fromkeys(row["which"] for row in rows if row["what"] == "domain")) == ["<i>&amp;", "a$b"]
+    assert list(dict.fromkeys(row["which"] for row in rows if row["what"] == "epoch")) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["gird"], "study 'gird': unknown; did you mean grid?"),
+        (["grid", "--size", "smal"], "--size smal: unknown; did you mean small?"),
+        (["grid", "--methods", "dps"], "--methods dps: unknown; did you mean dsp?"),
+        (["grid", "--keeps", "9"], "keep 9: the model has 8 heads; give a number from 0 to 8, or 0% to 100%"),
+        (["grid", "--keeps", "x"], "neither a count nor a share"),
+        (["grid", "--seeds", "-1"], "--seeds '-1'"),
+        (["grid", "--seeds", ","], "--seeds ',': names nothing"),
+        (["grid", "--budgets", "1"], "--budgets: study grid does not vary it; it varies --methods, --keeps, --seeds"),
+        (["grid", "--options", "coldown=1"], "option 'coldown'"),
+        (["grid", "--options", "astar.variant=lazy"], "option 'astar.variant': astar is not studied"),
+        (["astar", "--variants", "lasy"], "--variants lasy: unknown; did you mean lazy?"),
+        (["ablate", "--seeds", "1"], "--seeds: study ablate does not vary it; it varies nothing"),
+        (["speed", "--grids", "nowhere"], "nowhere: no study there that reads"),
+    ],
+)
+def test_refusals_are_one_line(words: list[str], said: str, place: Path, tmp_path: Path, capfd: Cap) -> None:
+    kind, *more = words
+    rows: list[str | Path] = ["--data", place / "rows.tsv"]
+    found = compress(
+        capfd, "study", kind, place / "model", *rows, "-o", tmp_path / "out", "--size", "tiny", *more, "--quiet"
+    )
+    assert said in found.error
+    assert found.code in (2, 3)
+    assert found.out == ""
+
+
+def test_rows_that_are_missing_or_too_many(place: Path, tmp_path: Path, capfd: Cap) -> None:
+    rows: list[str | Path] = ["--data", place / "rows.tsv"]
+    words: list[str | Path] = ["study", "grid", place / "model", "-o", tmp_path / "out", "--quiet"]
+    assert compress(capfd, *words).error == "study grid: needs rows; give them with --data"
+    assert "is made on one data set, 2 were given" in compress(capfd, *words, *rows, *rows).error
+
+
+def test_a_folder_of_another_recipe_is_refused(place: Path, done: Callable[[str], Path], tmp_path: Path) -> None:
+    there = done("penalty")
+    with pytest.raises(UsageError, match=r"another recipe \(learning_rate was 5e-05, now 0.1\)"):
+        study("penalty", asked(place, there, learning_rate=0.1, axes=AXES["penalty"]))
+    with pytest.raises(UsageError, match=r"another recipe \(kind was penalty, now grid\)"):
+        study("grid", asked(place, there))
+    (tmp_path / "mine").write_text("")
+    with pytest.raises(UsageError, match="no study wrote this folder"):
+        study("grid", asked(place, tmp_path))
+    with pytest.raises(UsageError, match="is a file"):
+        study("grid", asked(place, tmp_path / "mine"))
+
+
+def test_a_damaged_cell_is_named(tmp_path: Path) -> None:
+    folder = StudyFolder(tmp_path, {})
+    (tmp_path / "cells" / "a.json").write_text("{")
+    with pytest.raises(InputError, match=r"a\.json: is damaged"):
+        folder.results()
+
+
+def test_options_go_to_the_methods_that_have_them() -> None:
+    assert {"cooldown", "evaluations", "pool"} <= known_options("dsp").keys()
+    check_options({"cooldown": 0.5, "taylor.share": 0.2}, ["dsp", "taylor"])
+    with pytest.raises(UsageError, match=r"did you mean share\?"):
+        check_options({"taylor.shar": 0.2}, ["dsp", "taylor"])
+
+
+def test_the_command_prints_its_table(place: Path, tmp_path: Path, capfd: Cap) -> None:
+    words: list[str | Path] = [
+        "study",
+        "ablate",
+        place / "model",
+        "--data",
+        place / "rows.tsv",
+        "--size",
+        "tiny",
+        "-o",
+        tmp_path / "out",
+    ]
+    found = compress(capfd, *words)
+    assert found.code == 0
+    assert "one head left in a layer" in found.out
+    assert "note: size tiny: at most 256 training" in found.err
+    again = compress(capfd, *words, "--json", "--quiet")
+    assert (again.err, len(again.json["rows"])) == ("", 2 * 4 + 2)
