@@ -16,6 +16,7 @@ from compressor import choice, compare, measure, targets, verify
 from compressor import folder as folders
 from compressor import report as reports
 from compressor.choice import Choice
+from compressor.errors import UsageError
 from compressor.folder import ModelFolder, example_inputs, save_companions
 from compressor.folder.inputs import token_limit
 from compressor.heads.learn import check_options, heads_to_keep
@@ -49,6 +50,10 @@ def compress(recipe: Recipe, listener: Listener | None = None) -> Report:
         GraphPassError: a plan or a graph that cannot be used.
     """
     state = PartialState(cpu=not torch.cuda.is_available())
+    if state.num_processes > 1 and recipe.method in SEARCH_METHODS and recipe.plan_file is None:
+        if not state.is_main_process:
+            sys.exit(UsageError.exit_code)
+        raise UsageError(f"{recipe.method} is no training; start it without accelerate launch, or spread it by --ray")
     if not state.is_main_process:
         _help(recipe, state)
         sys.exit(0)

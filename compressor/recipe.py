@@ -191,6 +191,8 @@ class Recipe(BaseModel):
         groups = ("Model", "Data", "Heads")
         fields = {name for name, field in type(self).model_fields.items() if group_of(field) in groups}
         fields -= {"plan", "ray"}
+        if self.keep is None:  # then what heads may cost decides how many go
+            fields.add("max_drop")
         asked = {**self.model_dump(mode="json", include=fields), **more}
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import google.protobuf.message
@@ -111,15 +113,31 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as beside:
         written = Path(beside) / path.name
         ir.save(model, str(written), external_data=data.name, size_threshold_bytes=_EXTERNAL_BYTES)
-        made, old = written.with_name(data.name), written.with_name("old")
-        with contextlib.suppress(FileNotFoundError):
-            data.rename(old)
-        try:
-            if made.is_file() and made.stat().st_size:
-                made.rename(data)
-            written.replace(path)
-        except OSError:
-            data.unlink(missing_ok=True)
-            if old.exists():
-                old.rename(data)
-            raise
+        with _undisturbed():
+            _put(written, path, data)
+
+
+def _put(written: Path, path: Path, data: Path) -> None:
+    """Move a graph and its weights from where they were written to their place, or leave what stood there."""
+    made, old = written.with_name(data.name), written.with_name("old")
+    with contextlib.suppress(FileNotFoundError):
+        data.rename(old)
+    try:
+        if made.is_file() and made.stat().st_size:
+            made.rename(data)
+        written.replace(path)
+    except BaseException:
+        data.unlink(missing_ok=True)
+        if old.exists():
+            old.rename(data)
+        raise
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ctrl-C waits: between two renames a graph would stand beside the weights of another."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -129,6 +129,14 @@ def test_the_command_line_asks_for_the_same_run() -> None:
     assert make(params.pop("model"), None, params) == recipe
 
 
+def test_what_heads_may_cost_is_part_of_a_search_without_a_number() -> None:
+    def key(**fields: object) -> str:
+        return Recipe.model_validate({"model": "m", "data": "rows.tsv", "method": "astar", **fields}).learning_key()
+
+    assert key(max_drop=0.01) != key(max_drop=0.02)
+    assert key(max_drop=0.01, keep=3) == key(max_drop=0.02, keep=3)
+
+
 def test_learning_is_keyed_by_what_decides_it() -> None:
     recipe = Recipe(model=Path("m"), data="d", keep=3)
     key = recipe.learning_key(model="sha256:1")

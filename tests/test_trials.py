@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -121,3 +122,25 @@ def _logits(out: Any) -> Tensor:
 def test_blocks_are_the_outermost() -> None:
     model, _ = FAMILIES["bert"](0)
     assert len(blocks(model)) == model.config.num_hidden_layers
+
+
+def test_an_interrupted_search_does_not_measure_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluator, "_SAVE_SECONDS", 0.0)
+    first, second = pair()[0], pair()[0]
+    for trials in (first, second):
+        trials.remember(tmp_path / "store" / "found.npz")
+        kept = frozenset(trials.heads)
+        trials.evaluate(kept)
+        trials.evaluate_without(kept, trials.heads[:3])
+        second.remember(tmp_path / "store" / "found.npz")
+    assert (first.count, second.count) == (4, 4)
+    assert (first.forwards > 0, second.forwards) == (True, 0)
+    assert all(np.array_equal(first.statistics(subset), second.statistics(subset)) for subset in first._found)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"not an archive"])
+def test_a_damaged_store_is_passed_over(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "found.npz").write_bytes(content)
+    fast, plain = pair()
+    fast.remember(tmp_path / "found.npz")
+    assert fast.evaluate(frozenset(fast.heads)) == plain.evaluate(frozenset(plain.heads))

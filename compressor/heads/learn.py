@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import torch
 from pydantic import PositiveInt
 from transformers import PreTrainedModel
 
@@ -87,7 +88,7 @@ def learn(
         return _learn_gate(model, sites, data, recipe, keep, checkpoint_dir, tell)
     if recipe.method in SEARCHES:
         with spread(recipe.ray) as make_trials:
-            return _search(model, sites, data, recipe, keep, tell, make_trials)
+            return _search(model, sites, data, recipe, keep, checkpoint_dir, tell, make_trials)
     raise UsageError(f"method {recipe.method!r}: unknown; {nearest(recipe.method, METHODS)}")
 
 
@@ -151,13 +152,14 @@ def _search(
     data: Data,
     recipe: LearnRequest,
     keep: int | None,
+    checkpoint_dir: Path,
     tell: Tell,
     make_trials: MakeTrials,
 ) -> Learned:
     make = SEARCHES[recipe.method]
     own, sample = read_options(recipe, make, sample_options)
-    if "seed" in own:
-        own["seed"] = recipe.options.get("seed", recipe.seed)
+    if "seed" in own and "seed" not in recipe.options:
+        own["seed"] = recipe.seed
     unseen = None
     if recipe.guarantee is not None:
         if keep is not None or recipe.max_drop is None:
@@ -165,17 +167,22 @@ def _search(
         searched, unseen = divide(data.eval, data.task, recipe.max_drop, recipe.guarantee, recipe.seed)
         data = replace(data, eval=searched)
 
-    def trials_on(rows: Data) -> ModelTrials:
-        return make_trials(model, sites, rows, recipe.batch_size, sample["rows"], recipe.seed)
+    if torch.cuda.is_available():
+        model.to("cuda")  # type: ignore[arg-type]
 
-    trials = trials_on(data)
+    def trials_on(rows: Data, name: str) -> ModelTrials:
+        made = make_trials(model, sites, rows, recipe.batch_size, sample["rows"], recipe.seed)
+        made.remember(checkpoint_dir / f"checkpoint-{name}.npz")
+        return made
+
+    trials = trials_on(data, "search")
     steps = []
     for step in make(**own).choose(trials, keep, recipe.max_drop):
         steps.append(step)
         tell(len(trials.heads) - len(step.kept), len(trials.heads) - (keep or 0))
     notes = steps[-1].notes
     if unseen is not None and recipe.guarantee is not None and recipe.max_drop is not None:
-        others = trials_on(replace(data, eval=unseen))
+        others = trials_on(replace(data, eval=unseen), "unseen")
 
         def losses(step: Step) -> np.ndarray:
             predicted, true = others.statistics(step.kept).T
@@ -184,9 +191,10 @@ def _search(
         steps = distinct(steps)
         found = certify(steps, losses, recipe.max_drop, recipe.guarantee, len(data.eval))
         notes = (*notes, found.note(steps))
-        steps = steps[: found.steps]
-    kept = dict.fromkeys(steps[-1].kept, 1.0)
-    plan = to_plan(sites, kept, recipe, {**own, **sample}, data)
+        chosen = steps[found.steps - 1]
+    else:
+        chosen = steps[-1]
+    plan = to_plan(sites, dict.fromkeys(chosen.kept, 1.0), recipe, {**own, **sample}, data)
     return Learned(plan, search_curves(steps, data.task), trained=False, notes=notes)
 
 

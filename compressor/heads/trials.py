@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import time
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +27,9 @@ _TOGETHER = {"cpu": 1024, "cuda": 65_536}
 """Tokens of a forward up to which several subsets share one: beyond, a processor gains nothing from more rows."""
 _OF_MEMORY = 0.25
 """Share of the free memory that records may take; what does not fit is made anew when it is needed."""
+
+_SAVE_SECONDS = 30.0
+"""Between two savings of what a search has measured."""
 
 
 class ModelTrials:
@@ -56,6 +64,9 @@ class ModelTrials:
         self._model, self._sites, self._data, self._batch_size, self._plain = model, sites, data, batch_size, plain
         self._replay = Replay(model, sites)
         self._found: dict[frozenset[Head], np.ndarray] = {}
+        self._stored: dict[frozenset[Head], np.ndarray] = {}
+        self._path: Path | None = None
+        self._saved = 0.0
         self._base = frozenset(self.heads)
         self._records: dict[int, tuple[frozenset[Head], Record]] = {}
         self._together = 1 if plain else _TOGETHER[model.device.type]
@@ -77,6 +88,26 @@ class ModelTrials:
         self.evaluate(kept)
         return self._found[kept]
 
+    def remember(self, path: Path) -> None:
+        """Take from `path` what an interrupted run of the same search measured, and keep there what this one does."""
+        self._path, self._saved = path, time.monotonic()
+        with contextlib.suppress(OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile), np.load(path) as file:
+            for mask, statistics in zip(file["kept"], file["statistics"], strict=True):
+                self._stored[frozenset(itertools.compress(self.heads, mask))] = statistics
+
+    def _store(self) -> None:
+        """Write what was measured, now and then."""
+        if self._path is None or time.monotonic() - self._saved < _SAVE_SECONDS:
+            return
+        known = {**self._stored, **self._found}
+        kept = np.array([[head in subset for head in self.heads] for subset in known])
+        beside = self._path.with_suffix(".tmp")
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with beside.open("wb") as file:
+            np.savez(file, kept=kept, statistics=np.stack(list(known.values())))
+        beside.replace(self._path)
+        self._saved = time.monotonic()
+
     def sensitivity(self, kept: frozenset[Head]) -> Mapping[Head, float]:
         rows = (batch for _, batch in batches(self._data.task, self._train, self._batch_size))
         found = sensitivity(self._model, self._sites, self._gates([kept])[0].bool().cpu(), rows)
@@ -84,9 +115,12 @@ class ModelTrials:
 
     def _evaluate(self, subsets: list[frozenset[Head]], *, record: bool) -> list[float]:
         new = [subset for subset in dict.fromkeys(subsets) if subset not in self._found]
-        if new:
-            self._measure(new, record)
-            self.count += len(new)
+        self._found.update({subset: self._stored[subset] for subset in new if subset in self._stored})
+        missing = [subset for subset in new if subset not in self._found]
+        if missing:
+            self._measure(missing, record)
+            self._store()
+        self.count += len(new)
         task = self._data.task
         metrics = [task.score(self._found[subset]) for subset in subsets]
         return metrics if task.higher_is_better else [-metric for metric in metrics]
@@ -159,8 +193,9 @@ class ModelTrials:
     ) -> Any:
         played = base[1] if base else None
         share = 1 - played.start(call) / len(played.blocks) if played and played.blocks else 1.0
+        out = self._replay.run(batch, self._gates(group), base=played, call=call, record=record)
         self.forwards += len(group) * share * len(next(iter(batch.values()))) / len(self._data.eval)
-        return self._replay.run(batch, self._gates(group), base=played, call=call, record=record)
+        return out
 
     def _first_call(self, subset: frozenset[Head], base: tuple[frozenset[Head], Record] | None) -> int:
         """The first attention call at which a subset is not the base."""

@@ -262,3 +262,23 @@ def test_a_folder_in_the_way(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         save(model(), tmp_path / "none" / "model.onnx")
+
+
+@pytest.mark.parametrize("failing", ["made", "written"])
+def test_a_save_that_is_cut_short_leaves_the_older_graph(
+    saved: Path, failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever ends it between the two renames."""
+    before = {path.name: path.read_bytes() for path in saved.parent.iterdir()}
+    real = {"made": Path.rename, "written": Path.replace}[failing]
+
+    def cut(self: Path, target: Path) -> Path:
+        if self.name != saved.name + (".data" if failing == "made" else "") or self.parent == saved.parent:
+            return real(self, target)
+        raise KeyboardInterrupt
+
+    model = load(saved)
+    monkeypatch.setattr(Path, {"made": "rename", "written": "replace"}[failing], cut)
+    with pytest.raises(KeyboardInterrupt):
+        save(model, saved)
+    assert {path.name: path.read_bytes() for path in saved.parent.iterdir()} == before

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from pydantic import PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 
 from compressor.errors import UsageError
 from compressor.heads.search.base import Head, Step, Trials, drop, require_end, taken
@@ -24,7 +24,7 @@ class RandomSearch:
         UsageError: no tries.
     """
 
-    def __init__(self, *, trials: PositiveInt = 100, seed: int = 0) -> None:
+    def __init__(self, *, trials: PositiveInt = 100, seed: NonNegativeInt = 0) -> None:
         if trials < 1:
             raise UsageError(f"trials {trials}: random ways to try; give 1 or more")
         self.trials, self.seed = trials, seed
