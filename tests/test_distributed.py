@@ -103,7 +103,7 @@ class DiesOnce(learning.NextToken):
 
 
 @needs_ray
-def test_a_worker_that_dies_is_replaced(make: MakeTrials, tmp_path: Path) -> None:
+def test_a_worker_that_dies_is_replaced(make: MakeTrials, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     armed = tmp_path / "armed"
     alone, apart = trials(ModelTrials), trials(limited(make, 2), DiesOnce(armed))
     kept = frozenset(alone.heads)
@@ -114,6 +114,7 @@ def test_a_worker_that_dies_is_replaced(make: MakeTrials, tmp_path: Path) -> Non
     assert apart.evaluate_all(odd) == alone.evaluate_all(odd)
     assert not armed.exists()
     assert apart.count == alone.count
+    assert capfd.readouterr() == ("", "")
 
 
 class Fails(learning.Sign):

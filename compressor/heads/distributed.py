@@ -41,7 +41,7 @@ MakeTrials = Callable[[PreTrainedModel, Sequence[Site], Data, int, int, int], Mo
 
 _RESTARTS = 3
 """Times that a worker may die before the run gives up."""
-_CONNECTED, _ANSWERED, _STARTED, _ENDED = 5, 20, 120, 2
+_CONNECTED, _ANSWERED, _STARTED, _ENDED = 5, 20, 300, 2
 """Seconds to reach an address, for a cluster behind it to answer, for workers to start, and for processes to end."""
 _CORES = 1
 """That a worker takes: more rows at once are better spread than computed by several threads."""
@@ -245,16 +245,19 @@ def _initialized(where: str, shared: int) -> Iterator[None]:
     count = _count(where)
     quiet: dict[str, Any] = {"logging_level": "critical", "configure_logging": False, "log_to_driver": False}
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    terminates = signal.getsignal(signal.SIGTERM)  # Ray puts its own there
+    terminates = signal.getsignal(signal.SIGTERM)
+    in_main = threading.current_thread() is threading.main_thread()
     with ExitStack() as stack:
         if count is None:
             _probe(where)
             asked: dict[str, Any] = {"address": where}
         else:
-            # Named for other systems, it keeps Ray on the loopback device; the token keeps out who else is there.
-            os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-            os.environ.setdefault("RAY_AUTH_MODE", "token")
-            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+            if "ray" not in sys.modules:  # which reads them once
+                # The first, named for other systems, keeps Ray on the loopback device; a token keeps out who else is
+                # there.
+                os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+                os.environ.setdefault("RAY_AUTH_MODE", "token")
+                os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
             folder = tempfile.TemporaryDirectory(prefix="compress-", ignore_cleanup_errors=True)
             asked = {
                 "address": "local",
@@ -264,22 +267,29 @@ def _initialized(where: str, shared: int) -> Iterator[None]:
                 "_temp_dir": stack.enter_context(folder),
             }
         import ray
+        import ray._private.worker as connection
 
+        # Whatever is logged, Ray tells stdout of workers that died: that is where the result goes.
+        prints = connection.print_to_stdstream
+        connection.print_to_stdstream = lambda *what, **how: None
         before = _processes()
         try:
             try:
                 ray.init(**asked, **quiet)
             except Exception as error:
                 raise _no_answer(where, _said(error)) from error
+            if in_main:  # Ray's own handler ends the process on the spot, and its files would stay
+                signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
             yield
         finally:
             started = _processes() - before
             ray.shutdown()
+            connection.print_to_stdstream = prints
             # Interrupted while it starts, Ray leaves some of its processes waiting for the others, for a minute.
             for process in psutil.wait_procs(started, timeout=_ENDED)[1]:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
-            if threading.current_thread() is threading.main_thread():
+            if in_main:
                 signal.signal(signal.SIGTERM, terminates)
 
 
