@@ -79,7 +79,10 @@ def study(kind: str, asked: Asked, listener: Listener | None = None) -> Findings
         started = time.perf_counter()
         return {**made.run(cell, work, tell), "seconds": round(time.perf_counter() - started, 3)}
 
-    folder.run(cells, do, listen)
+    try:
+        folder.run(cells, do, listen)
+    except KeyboardInterrupt as interrupt:
+        raise KeyboardInterrupt(f"interrupted; the same command goes on from {folder.path}") from interrupt
     results = folder.results()
     with listen.stage("writing what was found"):
         found = made.findings(results)
