@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,3 +45,9 @@ def compress(capfd: pytest.CaptureFixture[str], *args: str | Path) -> Done:
     finally:
         logging.disable(disabled)
     return Done(int(exit_.value.code or 0), *capfd.readouterr())
+
+
+def heed_ctrl_c() -> None:
+    """For a process that a test interrupts: a shell that runs the tests in the background makes all that they start
+    ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

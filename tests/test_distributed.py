@@ -27,6 +27,7 @@ from compressor.heads.trials import ModelTrials
 from compressor.recipe import Recipe
 from compressor.recipe import make as make_recipe
 from tests import learning
+from tests.command import heed_ctrl_c
 
 needs_ray = pytest.mark.skipif(not distributed.installed(), reason="ray is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -169,7 +170,10 @@ with here.spread("local:1") as make:
 def test_ctrl_c_leaves_nothing() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         search = subprocess.Popen(
-            [sys.executable, "-c", SEARCH], env={**os.environ, "TMPDIR": folder}, stderr=subprocess.DEVNULL
+            [sys.executable, "-c", SEARCH],
+            env={**os.environ, "TMPDIR": folder},
+            stderr=subprocess.DEVNULL,
+            preexec_fn=heed_ctrl_c,
         )
         process = psutil.Process(search.pid)
         started: list[psutil.Process] = []

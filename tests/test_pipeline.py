@@ -31,6 +31,7 @@ from compressor.report import load as load_report
 from graph_passes import Plan, Refusal, Shrunk
 from tests import folders
 from tests.command import compress as command
+from tests.command import heed_ctrl_c
 from tests.zoo import FAMILIES
 
 OUTPUT = {
@@ -323,8 +324,7 @@ def test_ctrl_c_and_kill_from_outside(place: Path, tmp_path: Path, learned: tupl
             [sys.executable, "-m", "compressor.cli", *map(str, words)],
             stderr=subprocess.PIPE,
             text=True,
-            # A shell that runs the tests in the background has them, and all that they start, ignore Ctrl-C.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            preexec_fn=heed_ctrl_c,
         )
         wait_for(lambda: any(out.with_name("out.partial").glob("learning/checkpoints/checkpoint-*/trainer_state.json")))
         run.send_signal(sent)

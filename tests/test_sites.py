@@ -324,7 +324,7 @@ def test_a_plan_of_another_model_is_refused() -> None:
     check_plan(plan, sites)
     name = sites[0].name
     for change, message in (
-        ({"name": "nowhere"}, "no attention site nowhere; its sites are bert.encoder"),
+        ({"name": "nowhere"}, "no attention site nowhere, its sites are bert.encoder"),
         ({"heads": 6, "kv_heads": 6}, f"{name}: heads is 6 there, 4 in the model"),
         ({"kv_heads": 2}, f"{name}: kv_heads is 2 there, 4 in the model"),
         ({"kind": "decoder"}, f"{name}: kind is decoder there, encoder in the model"),
