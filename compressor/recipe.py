@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 import tomllib
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -231,13 +231,14 @@ def _as_text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def make(model: str | None, file: str | None, flags: Mapping[str, Any]) -> Recipe:
+def make(model: str | None, file: str | None, flags: Mapping[str, Any], *, decided: Collection[str] = ()) -> Recipe:
     """The recipe of one command: what a flag says, else what the file says, else the default.
 
     Args:
         model: the model folder; None where the file names it.
         file: a recipe file; None for `compress.toml` in the model folder, where there is one.
         flags: field name -> what its flag said.
+        decided: fields that neither may say; where there are rows and `keep` is one of them, all heads are kept.
 
     Raises:
         UsageError: the file does not read, a key is unknown or a value is out of its range; one line says which.
@@ -249,6 +250,9 @@ def make(model: str | None, file: str | None, flags: Mapping[str, Any]) -> Recip
     if found and (file or found.is_file()):
         written = read(found)
     asked = {**written, **({"model": model} if model else {}), **flags}
+    asked = {name: value for name, value in asked.items() if name not in decided}
+    if "keep" in decided and "data" in asked:
+        asked["keep"] = "100%"
     if "model" not in asked:
         raise UsageError(f"{found}: no model folder was given; say compress MODEL, or add a line model = ...")
     try:

@@ -20,9 +20,10 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
+from compressor.cli.study import _DECIDED
 from compressor.errors import InputError, UsageError
 from compressor.progress import Tell
-from compressor.recipe import Recipe
+from compressor.recipe import Recipe, make
 from compressor.study import KINDS, SIZES, Asked, Size, study
 from compressor.study.cells import Cell, StudyFolder
 from compressor.study.findings import difference
@@ -349,3 +350,11 @@ def test_the_command_prints_its_table(place: Path, tmp_path: Path, capfd: Cap) -
     assert "note: size tiny: at most 256 training" in found.err
     again = compress(capfd, *words, "--json", "--quiet")
     assert (again.err, len(again.json["rows"])) == ("", 2 * 4 + 2)
+
+
+def test_a_recipe_of_a_run_serves_a_study(place: Path, tmp_path: Path) -> None:
+    """What a study decides itself is passed over, whatever a file says of it."""
+    file = tmp_path / "compress.toml"
+    file.write_text('data = "rows.tsv"\nmethod = "astar"\nmax_drop = 0.01\nguarantee = 0.95\nray = "local"\nseed = 3\n')
+    recipe = make(str(place / "model"), str(file), {}, decided=_DECIDED)
+    assert (recipe.keep, recipe.max_drop, recipe.guarantee, recipe.ray, recipe.seed) == ("100%", None, None, None, 3)

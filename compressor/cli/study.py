@@ -16,8 +16,7 @@ from compressor.cli.view import View
 from compressor.errors import UsageError
 from compressor.recipe import Keep, Names, Recipe, flag_of, make
 
-_KINDS = ("grid", "astar", "ablate", "dynamics", "penalty", "importance", "speed")
-_DECIDED = ("plan", "method", "keep", "guarantee", "max_drop", "force")
+_DECIDED = ("plan", "method", "keep", "guarantee", "max_drop", "ray", "force")
 """Fields of a recipe that a study decides itself."""
 _AXES: dict[str, tuple[Any, str]] = {
     "methods": (str, "methods to compare"),
@@ -64,8 +63,7 @@ def study(view: View, kind: str, model: str | None, size: str, file: str | None,
     given = {name: value for name, value in flags.items() if value is not None}
     if sources:
         given["data"] = sources[0]
-        given["keep"] = "100%"  # a recipe that learns says how many; every cell says so itself
-    recipe = make(model, file, given)
+    recipe = make(model, file, given, decided=_DECIDED)
     from compressor import study as studies
     from compressor.heads.asked import nearest
 
