@@ -101,10 +101,13 @@ class AStar(Study):
         return points(self.subject.data.task.chooser.metric)
 
     def findings(self, results: Sequence[Result]) -> Findings:
-        searched = sorted((cell for cell in results if cell["asked"]["variant"] != RANDOM), key=_order)
         random = max(
             (cell for cell in results if cell["asked"]["variant"] == RANDOM), key=lambda cell: cell["asked"]["budget"]
         )
+        # Random walks end at their budget: a search of a larger one, left by an earlier call, has nothing beside it.
+        most = random["asked"]["budget"]
+        asked = [cell for cell in results if cell["asked"]["variant"] != RANDOM and cell["asked"]["budget"] <= most]
+        searched = sorted(asked, key=_order)
         budgets = sorted({cell["asked"]["budget"] for cell in searched})
         tried = {budget: _within(random, budget / self._points) for budget in budgets}
         return Findings(

@@ -121,6 +121,7 @@ def _recipe(kind: str, make: type[Study], asked: Asked, subject: Subject) -> dic
         "rows": rows,
         "metric": metric,
         "seed": asked.recipe.seed,
+        "max_length": asked.recipe.max_length,
         **fields,
         "sources": [_digest(source) for source in asked.sources] if make.several else [],
     }

@@ -102,6 +102,9 @@ class SpeedStudy(Study):
             if recipe.get("kind") != "grid" or recipe.get("model") != self.subject.folder.fingerprint:
                 raise InputError(f"{path}: no grid study of this model; give the folder of one (--grids)")
             found.append((recipe["metric"], [cell for cell in cells if cell["asked"]["method"] != "dense"]))
+        metrics = sorted({metric for metric, _ in found})
+        if len(metrics) > 1:
+            raise InputError(f"{', '.join(metrics)}: grids of different metrics; give those of one (--grids)")
         return found
 
     def run(self, cell: Cell, work: Path, tell: Tell) -> Result:
