@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -104,7 +104,7 @@ def require(shrunk: Shrunk) -> Shrunk:
     return shrunk
 
 
-def one_head_less(sites: Iterable[Site]) -> Plan:
+def one_head_less(sites: Sequence[Site]) -> Plan:
     """A plan that drops the first key/value head of every site, with all that read it.
 
     Sites that it cannot shrink, no plan can: that is known before hours of learning.

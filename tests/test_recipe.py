@@ -17,7 +17,7 @@ from compressor.heads.asked import defaults
 from compressor.heads.gates import GATES
 from compressor.heads.learn import METHODS, pool_options, sample_options, schedule_options
 from compressor.heads.search import SEARCHES
-from compressor.recipe import Recipe, command_line, flag_of, make
+from compressor.recipe import SEARCH_METHODS, Method, Recipe, command_line, flag_of, make
 
 README = Path(__file__).parent.parent / "README.md"
 
@@ -187,3 +187,9 @@ def test_the_readme_lists_every_method_with_its_options() -> None:
     assert [(name, told) for name, _, told in rows] == [(f"`{name}`", options(make)) for name, make in made.items()]
     for shared in (schedule_options, pool_options, sample_options):
         assert options(shared) in " ".join(text.split()), f"put this under Methods in README.md: {options(shared)}"
+
+
+def test_the_methods_of_a_recipe_are_those_that_there_are() -> None:
+    """Their names stand twice, for a recipe must not load PyTorch."""
+    assert get_args(Method) == METHODS
+    assert tuple(SEARCHES) == SEARCH_METHODS

@@ -8,9 +8,9 @@ from typing import Any
 from compressor.heads.asked import LearnRequest
 from compressor.heads.search import Head, Step
 from compressor.report.schema import Point
-from compressor.sites import Site
+from compressor.sites import Site, keep_only
 from compressor.tasks.base import Data, Task
-from graph_passes import Plan, SitePlan
+from graph_passes import Plan
 
 
 def all_heads(sites: Sequence[Site]) -> tuple[Head, ...]:
@@ -22,14 +22,8 @@ def to_plan(
     sites: Sequence[Site], kept: Mapping[Head, float], recipe: LearnRequest, options: Mapping[str, Any], data: Data
 ) -> Plan:
     """The plan that keeps the heads `kept`, each at its scale."""
-    entries = []
-    for site in sites:
-        heads = tuple(head for head in range(site.heads) if (site.name, head) in kept)
-        scales = tuple(kept[site.name, head] for head in heads)
-        entries.append(SitePlan(site.name, site.kind, site.heads, site.kv_heads, site.head_dim, heads, scales))
-    return Plan(
-        sites=tuple(entries), method=recipe.method, options=dict(options), seed=recipe.seed, data=data.train_hash
-    )
+    made = {"method": recipe.method, "options": dict(options), "seed": recipe.seed, "data": data.train_hash}
+    return keep_only(sites, kept).model_copy(update=made)
 
 
 def joint_curves(log: Sequence[Mapping[str, Any]], metric: str) -> tuple[Point, ...]:

@@ -1,7 +1,7 @@
 """Attention sites of a model: find them, gate them, watch them. One hook serves every family that has it."""
 
 from compressor.sites.find import Site, find_sites
-from compressor.sites.gates import check_plan, gated, keep_all
+from compressor.sites.gates import check_plan, gated, keep_all, keep_only
 from compressor.sites.hook import Attention, OutputHook, WeightsHook, hooked
 
 __all__ = [
@@ -14,4 +14,5 @@ __all__ = [
     "gated",
     "hooked",
     "keep_all",
+    "keep_only",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -17,14 +17,19 @@ from graph_passes import Plan, SitePlan
 GATE = "head_gate"
 
 
-def keep_all(sites: Iterable[Site]) -> Plan:
+def keep_only(sites: Iterable[Site], scales: Mapping[tuple[str, int], float]) -> Plan:
+    """The plan that keeps the heads (site, id) of `scales`, each at its scale."""
+    entries = []
+    for site in sites:
+        kept = tuple(head for head in range(site.heads) if (site.name, head) in scales)
+        scale = tuple(scales[site.name, head] for head in kept)
+        entries.append(SitePlan(site.name, site.kind, site.heads, site.kv_heads, site.head_dim, kept, scale))
+    return Plan(sites=tuple(entries))
+
+
+def keep_all(sites: Sequence[Site]) -> Plan:
     """The plan that keeps every head at scale one."""
-    return Plan(
-        sites=tuple(
-            SitePlan(site.name, site.kind, site.heads, site.kv_heads, site.head_dim, tuple(range(site.heads)))
-            for site in sites
-        )
-    )
+    return keep_only(sites, {(site.name, head): 1.0 for site in sites for head in range(site.heads)})
 
 
 def check_plan(plan: Plan, sites: Sequence[Site]) -> None:

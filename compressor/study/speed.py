@@ -24,13 +24,12 @@ from compressor.heads.search import Head
 from compressor.measure import interleave
 from compressor.progress import Tell
 from compressor.side import one_head_less, require, shrink
-from compressor.sites import keep_all
+from compressor.sites import keep_all, keep_only
 from compressor.study import figures
 from compressor.study.base import Result, Study
 from compressor.study.cells import STAMP, Cell
 from compressor.study.findings import Findings, Picture, Table, points, unit
 from compressor.targets import Engine, target
-from graph_passes import Plan, SitePlan
 
 _BATCH = 8
 _BATCHES = (1, 4, 16, 64)
@@ -111,7 +110,7 @@ class SpeedStudy(Study):
         if cell.asked["what"] == "dense":
             return self._export()
         kept = self._mask(cell) if cell.asked["what"] != "grid" else [(site, head) for site, head in cell.asked["kept"]]
-        plan = self._plan(kept)
+        plan = keep_only(self.subject.sites, dict.fromkeys(kept, 1.0))
         graph = work / "model.onnx"
         graph_passes.save(require(shrink(self._reference, plan)).model, graph)
         if self._dense is None:  # its file may go with this cell's folder: the runtime has it open
@@ -161,21 +160,6 @@ class SpeedStudy(Study):
         keep, mask = cell.asked["keep"], cell.asked["mask"]
         drawn = np.random.default_rng([self.asked.recipe.seed, keep, mask]).permutation(len(self.subject.heads))
         return [self.subject.heads[place] for place in sorted(drawn[:keep])]
-
-    def _plan(self, kept: Sequence[Head]) -> Plan:
-        return Plan(
-            sites=tuple(
-                SitePlan(
-                    site.name,
-                    site.kind,
-                    site.heads,
-                    site.kv_heads,
-                    site.head_dim,
-                    tuple(head for head in range(site.heads) if (site.name, head) in set(kept)),
-                )
-                for site in self.subject.sites
-            )
-        )
 
     def findings(self, results: Sequence[Result]) -> Findings:
         dense = next(cell for cell in results if cell["asked"]["what"] == "dense")
