@@ -84,13 +84,16 @@ class Bench:
     """One model on one data set."""
 
     def __init__(self, name: str, count: int, max_length: int) -> None:
-        self.folder = load(MODEL)
+        self.name, self.folder = name, load(MODEL)
         self.data = rows(self.folder, name, count, max_length)
         self.sites = find_sites(self.folder.model, example_inputs(self.folder, 2, 8))
 
-    def trials(self, *, plain: bool = False, unseen: bool = False) -> ModelTrials:
+    def trials(self, *, plain: bool = False, unseen: bool = False, store: Path | None = None) -> ModelTrials:
         data = replace(self.data, eval=self.data.test) if unseen else self.data
-        return ModelTrials(self.folder.model, self.sites, data, 32, 1, 0, plain=plain)
+        made = ModelTrials(self.folder.model, self.sites, data, 32, 1, 0, plain=plain)
+        if store is not None:
+            made.remember(store / f"{self.name}-{len(data.eval)}-{'unseen' if unseen else 'searched'}.npz")
+        return made
 
     def astar(self, variant: str, budget: float, *, plain: bool = False) -> tuple[list[Step], ModelTrials]:
         trials = self.trials(plain=plain)
@@ -139,14 +142,14 @@ def loop(bench: Bench, budget: float) -> Iterator[str]:
         )
 
 
-def budgets(name: str, bench: Bench, variants: Sequence[str], trials: int) -> Iterator[str]:
+def budgets(bench: Bench, variants: Sequence[str], trials: int, store: Path | None) -> Iterator[str]:
     """Heads dropped at each budget, on the rows searched and on unseen ones."""
     yield (
         "| data | budget, points | variant | heads dropped | searched rows, dense to pruned |"
         " unseen rows, dense to pruned | evaluations | cost fell | best of random, searched |"
     )
     yield "|---|---|---|---|---|---|---|---|---|"
-    unseen, measured = bench.trials(unseen=True), bench.trials()
+    unseen, measured = bench.trials(unseen=True, store=store), bench.trials(store=store)
     for budget in POINTS:
         for variant in variants:
             asked = Asked(measured)
@@ -161,7 +164,7 @@ def budgets(name: str, bench: Bench, variants: Sequence[str], trials: int) -> It
                 drawn = [frozenset(draw.sample(asked.heads, len(kept))) for _ in range(trials)]
                 best = f"{100 * max(measured.evaluate_all(drawn)):.1f} of {trials}"
             yield (
-                f"| {name} | {100 * budget:g} | {variant} | {len(everything) - len(kept)} of {len(everything)} |"
+                f"| {bench.name} | {100 * budget:g} | {variant} | {len(everything) - len(kept)} of {len(everything)} |"
                 f" {searched} | {new} | {asked.count} | {fell} | {best} |"
             )
 
@@ -176,18 +179,19 @@ def main() -> None:
     parser.add_argument("--variants", nargs="*", default=["paper", "lazy"], help="of A*, in the table of budgets")
     parser.add_argument("--budget", type=float, default=0.02, help="of the loop")
     parser.add_argument("--data", nargs="*", default=["sst2"])
+    parser.add_argument("--store", type=Path, help="folder to keep measured subsets in: an interrupted table goes on")
     options = parser.parse_args()
     print(f"machine: {machine('torch', 'transformers')}; {torch.get_num_threads()} threads")
     print(f"model minilm-sst2, {options.rows} rows searched, at most {options.max_length} tokens\n", flush=True)
     made = {name: Bench(name, options.rows, options.max_length) for name in options.data}
     for table in options.tables:
-        for name, bench in made.items():
+        for bench in made.values():
             if table == "evaluator":
                 lines = evaluator(bench, options.repeats)
             elif table == "loop":
                 lines = loop(bench, options.budget)
             else:
-                lines = budgets(name, bench, options.variants, options.trials)
+                lines = budgets(bench, options.variants, options.trials, options.store)
             for line in lines:
                 print(line, flush=True)
             print(flush=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -40,6 +40,7 @@ class Schedule:
         max_grad_norm: bound on the norm of the model's gradient.
         evaluations: evaluations with hard gates over the run, evenly spaced; a checkpoint goes with each.
         points: points of the curves, evenly spaced.
+        mixed_precision: what matrices are multiplied in, weights staying float32: `no` (float32) or `bf16`.
     """
 
     steps: int
@@ -51,6 +52,7 @@ class Schedule:
     max_grad_norm: float
     evaluations: int
     points: int
+    mixed_precision: Literal["no", "bf16"]
 
     def __post_init__(self) -> None:
         if not 0 <= self.warmup <= 1:
@@ -117,6 +119,7 @@ def train(
         max_grad_norm=0.0,  # clipped by Clip, the gate apart
         seed=schedule.seed % 2**32,  # NumPy's range
         use_cpu=not torch.cuda.is_available(),
+        bf16=schedule.mixed_precision == "bf16",
         train_sampling_strategy="sequential",
         logging_steps=log_every,
         eval_strategy="steps",

@@ -205,6 +205,7 @@ def schedule_options(
     max_grad_norm: float = 1.0,
     evaluations: int = 12,
     points: int = 60,
+    mixed_precision: Literal["no", "bf16"] = "no",
 ) -> None:
     """The options of every joint method; `joint.Schedule` says what they mean."""
 

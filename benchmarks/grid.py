@@ -1,0 +1,163 @@
+"""MiniLM on SST-2 and on a sample of MNLI: every method at 60, 36, 24, 12, 6 and 3 of 72 heads, against dense.
+
+`compress study grid` on these data. Every run starts from the same weights and learns for the same steps at the same
+learning rates; the dense one keeps every head, pipelined methods and searches start from it. Checkpoints are chosen on
+dev, accuracy is reported on test, with a paired bootstrap over the test rows. SST-2's start is `minilm-sst2`; MNLI's is
+its encoder with a fresh head of three classes, learnt here for two epochs on the training rows.
+
+    python -m benchmarks.grid sst2 mnli --size small                                     # the methods side by side
+    python -m benchmarks.grid sst2 --size full --fp32 --methods dsp --keeps 36 12 6      # one method at its best
+    python -m benchmarks.grid sst2 --size tiny                                           # minutes
+
+A cell (method, heads kept, seed) that `--out` already holds is not run again, one that was interrupted resumes, and
+several processes started with the same `--out` share the cells among them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from benchmarks.machine import machine
+from compressor.cli.view import View
+from compressor.folder import example_inputs, load
+from compressor.heads.learn import learn
+from compressor.measure import paired_interval
+from compressor.recipe import Recipe
+from compressor.sites import find_sites
+from compressor.study import Asked, Size, study
+from compressor.tasks import open_data
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+MODEL = SHARED / "models" / "minilm-sst2"
+METHODS = ("dsp", "ste", "hard-concrete", "dsp-pipelined", "taylor")
+KEEPS = ("60", "36", "24", "12", "6", "3")
+CLASSES = {"sst2": None, "mnli": ("contradiction", "entailment", "neutral")}
+
+
+def _size(
+    name: str, rows: int | None, steps: int, keeps: tuple[str, ...], seeds: tuple[int, ...], evaluations: int = 2
+) -> Size:
+    """As many optimizer steps a cell, whatever that is in epochs; at most `rows` to report on."""
+    return Size(name, None, 1000, rows, 1.0, steps, seeds, keeps, evaluations, 250, 100, 10, 3.0)
+
+
+SIZES = {
+    "tiny": _size("tiny", 200, 10, ("36",), (1,)),
+    "small": _size("small", 2000, 120, KEEPS, (1, 2, 3)),
+    "full": _size("full", None, 800, KEEPS, (1, 2, 3), evaluations=4),
+}
+COOLDOWN = 0.4
+"""In a run this short the choice settles early: the rest of it goes to learning with the heads that stay."""
+
+
+def start(data: str, folder: Path) -> Path:
+    """The model folder that every run on `data` starts from."""
+    classes = CLASSES[data]
+    if classes is None:
+        return MODEL
+    if not (folder / "config.json").exists():
+        torch.manual_seed(0)
+        named = {"id2label": dict(enumerate(classes)), "label2id": {name: i for i, name in enumerate(classes)}}
+        fresh = AutoModelForSequenceClassification.from_pretrained(
+            MODEL, num_labels=len(classes), ignore_mismatched_sizes=True, dtype=torch.float32, **named
+        )
+        begun = folder.with_name(folder.name + "-begun")
+        fresh.save_pretrained(begun)
+        AutoTokenizer.from_pretrained(MODEL).save_pretrained(begun)
+        recipe = Recipe(
+            model=begun,
+            data=_file(data),
+            keep="100%",
+            epochs=2,
+            learning_rate=1e-4,
+            max_length=64,
+            options={"mixed_precision": "bf16", "evaluations": 4},
+        )
+        opened = load(begun)
+        rows = open_data(recipe, opened)
+        learn(opened.model, find_sites(opened.model, example_inputs(opened, 2, 8)), rows, recipe, begun / "checkpoints")
+        AutoTokenizer.from_pretrained(MODEL).save_pretrained(folder)
+        opened.model.save_pretrained(folder)
+    return folder
+
+
+def _file(data: str) -> str:
+    return str(SHARED / "data" / f"{data}.tsv.xz")
+
+
+def table(cells: list[dict[str, Any]]) -> str:
+    """The study as Markdown: a row a method and number of heads, over all its seeds."""
+    dense = {cell["asked"]["seed"]: cell for cell in cells if cell["asked"]["method"] == "dense"}
+    lines = ["| method | heads | seeds | dev | test | test of each seed | test minus dense, points (95%) |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for cell in cells:
+        groups.setdefault((cell["asked"]["method"], cell["heads"]), []).append(cell)
+    for (method, heads), same in groups.items():
+        bases = [dense[cell["asked"]["seed"]] for cell in same]
+        difference = "" if method == "dense" else _difference(same, bases)
+        dev, test = (100 * float(np.mean([cell[split] for cell in same])) for split in ("eval", "test"))
+        each = ", ".join(f"{100 * cell['test']:.1f}" for cell in same)
+        lines.append(f"| {method} | {heads} | {len(same)} | {dev:.2f} | {test:.2f} | {each} | {difference} |")
+    return "\n".join(lines)
+
+
+def _difference(cells: list[dict[str, Any]], bases: list[dict[str, Any]]) -> str:
+    """Points of test accuracy over all seeds; each draw of the bootstrap takes the same rows of every run."""
+    dense, pruned = (np.mean([_right(cell) for cell in side], axis=0) for side in (bases, cells))
+    found = paired_interval(dense, pruned, lambda right: 100 * float(right.mean()), seed=0, resamples=10_000)
+    return f"{found.difference:+.2f} ({found.low:+.2f} to {found.high:+.2f})"
+
+
+def _right(cell: dict[str, Any]) -> np.ndarray:
+    predicted, true = np.array(cell["answers"]).T
+    return predicted == true
+
+
+def main() -> None:
+    """Run the cells that are missing and print a table a data set."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", nargs="*", choices=CLASSES, default=["sst2"])
+    parser.add_argument("--size", choices=SIZES, default="tiny")
+    parser.add_argument("--methods", nargs="+", default=METHODS)
+    parser.add_argument("--keeps", nargs="+", help="default: those of the size")
+    parser.add_argument("--seeds", type=int, nargs="+", help="default: those of the size")
+    parser.add_argument("--fp32", action="store_true", help="learn in float32; else matrices are multiplied in bf16")
+    parser.add_argument("--out", type=Path, default=Path("build/grid"), help="a study's folder for each data and size")
+    args = parser.parse_args()
+    if not MODEL.exists():
+        print(f"skipped: {MODEL} is not on this machine")
+        return
+    size = SIZES[args.size]
+    keeps, seeds = tuple(args.keeps or size.keeps), tuple(args.seeds or size.seeds)
+    print(f"machine: {machine('torch', 'transformers')}; {torch.get_num_threads()} threads")
+    for data in args.data:
+        recipe = Recipe(
+            model=start(data, args.out / f"{data}-start"),
+            data=_file(data),
+            keep="100%",
+            options={"cooldown": COOLDOWN, "mixed_precision": "no" if args.fp32 else "bf16"},
+            steps=size.steps,
+            learning_rate=1e-4,
+            max_length=64,
+            out=args.out / f"{data}-{size.name}",
+        )
+        axes = {"methods": tuple(args.methods), "keeps": keeps, "seeds": seeds}
+        study("grid", Asked(recipe, size, axes=axes), View())
+        found = [json.loads(path.read_text()) for path in sorted(recipe.out.glob("cells/*.json"))]
+        order = {name: place for place, name in enumerate(("dense", *args.methods))}
+        found.sort(key=lambda cell: (order[cell["asked"]["method"]], -cell["heads"], cell["asked"]["seed"]))
+        print(
+            f"\n{data}, size {size.name}: {size.steps} steps of 32 rows, seeds {seeds}\n\n{table(found)}\n", flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()
