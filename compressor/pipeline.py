@@ -107,8 +107,9 @@ class _Run:
             watch.note(note)
         tried = verify.cases(lambda *size: example_inputs(self.folder, *size), longest=longest)
         dense = build("dense", self.folder, keep_all(sites), recipe, tried, self.work, watch)
-        rehearsed = shrink(dense.reference, one_head_less(sites))
-        if chosen is None and data is not None:
+        # What is in the way of a given plan, its own shrink says.
+        rehearsed = None if recipe.plan_file else shrink(dense.reference, one_head_less(sites))
+        if rehearsed and chosen is None and data is not None:
             require(rehearsed)
             with watch.stage(f"learning which heads to keep ({recipe.method})") as tell:
                 store = self.work.learning
@@ -119,7 +120,7 @@ class _Run:
         compressed = build("compressed", self.folder, chosen.plan, recipe, tried, self.work, watch)
         scores = compare.scores(dense, compressed, data, recipe, watch)
         speeds = compare.speeds(dense, compressed, self.folder, recipe, watch)
-        return self._written(chosen, dense, compressed, scores, speeds, rehearsed.refused)
+        return self._written(chosen, dense, compressed, scores, speeds, rehearsed.refused if rehearsed else ())
 
     def _written(
         self,

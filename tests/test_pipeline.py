@@ -134,13 +134,25 @@ def test_the_engine_computes_what_the_gated_model_does(learned: tuple[Path, Repo
         torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_output_is_a_model_folder_with_its_plan(learned: tuple[Path, Report, Stages], tmp_path: Path) -> None:
+def test_the_output_is_a_model_folder_with_its_plan(
+    learned: tuple[Path, Report, Stages], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out, report, _ = learned
     heard = Stages()
+    shrunk: list[int] = []
+    real = side.graph_passes.shrink
+
+    def count(model: Any, plan: Plan) -> Shrunk:
+        shrunk.append(plan.heads_kept)
+        return real(model, plan)
+
+    monkeypatch.setattr(side.graph_passes, "shrink", count)
     again = compressor.compress(Recipe(model=out, out=tmp_path / "out", batch=(1,), seq=(8,), seconds=0.01), heard)
     assert again.plan.sites == report.plan.sites
     assert again.compressed.parameters == report.compressed.parameters
     assert not any("learning" in name for name in heard.seen)
+    assert shrunk == [2, 1], "dense, then by the plan; nothing was rehearsed"
+    assert again.refused == ()
     assert (
         f"the heads are those of {out / 'plan.json'}, which lies in the model folder: nothing was learned"
         in heard.notes
@@ -231,7 +243,7 @@ def test_images_have_no_length(tmp_path: Path) -> None:
 
 
 def test_a_site_that_must_stay_whole_is_reported(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan that keeps all of its heads goes through, and the report says why they stay."""
+    """Without a plan the model goes through with all of its heads, and the report says why they would stay."""
     real = side.graph_passes.shrink
 
     def refuse(model: Any, plan: Plan) -> Shrunk:
