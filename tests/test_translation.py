@@ -26,6 +26,7 @@ from compressor.report import Report
 from compressor.sites import find_sites, hooked
 from compressor.tasks import Data, batches, open_data, statistics
 from compressor.tasks.beam import search
+from compressor.tasks.data import rows_hash
 from compressor.tasks.metrics import bleu, bleu_counts
 from tests import folders, learning
 from tests.folders import Request
@@ -139,6 +140,16 @@ def runs(model: PreTrainedModel) -> Any:
 
 
 # Rows
+
+
+def test_rows_are_known_by_their_reference_texts_too(folder: ModelFolder, tmp_path: Path) -> None:
+    """BLEU is taken over the texts: two that are cut or unknown alike are not the same rows."""
+    one, same, other = (
+        opened(folder, tsv(tmp_path / f"{place}.tsv", "ein hund\tone dog", f"katze\tred {word}"))
+        for place, word in enumerate(("cow", "cow", "owl"))
+    )
+    assert one.test["labels"][:] == other.test["labels"][:]
+    assert rows_hash(one.test) == rows_hash(same.test) != rows_hash(other.test)
 
 
 def test_pairs_become_batches(folder: ModelFolder, tmp_path: Path) -> None:

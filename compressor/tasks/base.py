@@ -116,7 +116,7 @@ class Data:
         test: rows that are reported on; nothing is chosen on them.
         task: the task that encoded them.
         notes: what a reader must know, e.g. that the test rows were set aside from the evaluation rows.
-        train_hash: `sha256:...` over the training rows as tokens and labels, whatever file they came in; None without.
+        train_hash: `sha256:...` over the training rows as encoded, whatever file they came in; None without.
         eval_hash: the same of the evaluation rows.
     """
 

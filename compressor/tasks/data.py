@@ -88,11 +88,12 @@ def _note(new: str, old: str, rows: Dataset, seed: int) -> str:
 
 
 def rows_hash(examples: Dataset) -> str | None:
-    """`sha256:...` over encoded rows as tokens and labels; None without rows."""
+    """`sha256:...` over encoded rows as tokens, labels and, where there are any, reference texts; None without rows."""
     if not len(examples):
         return None
     digest = hashlib.sha256()
-    for batch in examples.select_columns(["input_ids", "labels"]).iter(batch_size=1000):
-        for ids, label in zip(batch["input_ids"], batch["labels"], strict=True):
-            digest.update(repr((ids, label)).encode())
+    told = [name for name in ("input_ids", "labels", "reference") if name in examples.column_names]
+    for batch in examples.select_columns(told).iter(batch_size=1000):
+        for row in zip(*(batch[name] for name in told), strict=True):
+            digest.update(repr(row).encode())
     return f"sha256:{digest.hexdigest()}"
