@@ -139,6 +139,18 @@ def test_the_model_is_left_as_it_was_but_for_its_weights(tmp_path: Path) -> None
     assert not all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
+def test_bf16_multiplies_in_half_precision_and_leaves_float32_weights(tmp_path: Path) -> None:
+    whole, half, again = learning.model(), learning.model(), learning.model()
+    recipe = Recipe(keep=3, options={"mixed_precision": "bf16"})
+    learning.run(tmp_path / "whole", Recipe(keep=3), of=whole)
+    learned = learning.run(tmp_path / "half", recipe, of=half)
+    assert learned.plan.heads_kept == 3
+    assert all(weight.dtype == torch.float32 for weight in half.parameters())
+    assert not _same_weights(whole, half)
+    assert plan_bytes(learning.run(tmp_path / "again", recipe, of=again), tmp_path) == plan_bytes(learned, tmp_path)
+    assert _same_weights(half, again)
+
+
 def test_a_pipelined_method_leaves_the_model_as_it_was(tmp_path: Path) -> None:
     model, untouched = learning.model(), learning.model()
     recipe = Recipe(method="dsp-pipelined", options={"evaluations": 2})
