@@ -10,6 +10,7 @@ import transformers
 from optimum.exporters.tasks import TasksManager
 from transformers import PretrainedConfig, PreTrainedModel
 
+from compressor import models
 from compressor.errors import InputError, UsageError
 from compressor.quiet import one_line
 
@@ -30,11 +31,11 @@ def model_class(folder: Path, config: PretrainedConfig, task: str | None, remote
     the task, else the one that transformers has for this family and task: the weights then show whether it fits.
 
     Raises:
-        InputError: the folder names no class that transformers has, or the class tells no task.
+        InputError: the folder names no class that transformers or `compressor.models` has, or the class tells no task.
         UsageError: the task does not exist, or this family has no class for it.
     """
     named = (config.architectures or [""])[0]
-    own = getattr(transformers, named, None) if named else None
+    own = getattr(transformers, named, None) or getattr(models, named, None) if named else None
     if not (isinstance(own, type) and issubclass(own, PreTrainedModel)):
         own = None
     if task is not None:
@@ -85,6 +86,8 @@ def _class_for(loader: Any, config: PretrainedConfig) -> type[PreTrainedModel] |
 
 def _inferred(cls: type[PreTrainedModel]) -> str | None:
     """optimum's name of the task of a class, or None."""
+    if issubclass(cls, models.SegmentForCausalLM):
+        return "text-generation"
     try:
         return str(TasksManager.infer_task_from_model(cls))
     except ValueError:

@@ -105,9 +105,13 @@ def _kind(call: Call, arguments: Mapping[str, Any]) -> Kind:
     names = inspect.signature(type(call.module).forward).parameters
     positional = dict(zip(list(names)[1:], arguments.get("args", ()), strict=False))
     given = {**positional, **{name: value for name, value in arguments.items() if name in names}}
-    if any(given.get(name) is not None for name in _ELSEWHERE) or call.query.shape[2] != call.key.shape[2]:
+    if any(given.get(name) is not None for name in _ELSEWHERE):
         return "cross"
-    return "decoder" if _causal(call) else "encoder"
+    if call.query.shape[2] == call.key.shape[2]:
+        return "decoder" if _causal(call) else "encoder"
+    # More keys than queries: a memory before them or vectors that are always seen, where the module itself is causal.
+    own = call.mask is not None and getattr(call.module, "is_causal", False)
+    return "decoder" if own and _causal(call) else "cross"
 
 
 def _causal(call: Call) -> bool:
@@ -120,6 +124,8 @@ def _causal(call: Call) -> bool:
         return False
     hidden = ~call.mask if call.mask.dtype == torch.bool else call.mask < torch.finfo(call.mask.dtype).min / 2
     length = call.query.shape[2]
-    hidden = hidden.expand(-1, -1, length, -1)[..., :length]  # a mask of padding alone has one row for every query
+    hidden = hidden.expand(-1, -1, length, -1)  # a mask of padding alone has one row for every query
     later = torch.ones(length, length, dtype=torch.bool, device=hidden.device).triu(1)
-    return bool(hidden[..., later].all())
+    # The queries' own keys come after a memory of any length.
+    starts = range(hidden.shape[3] - length + 1)
+    return any(bool(hidden[..., start : start + length][..., later].all()) for start in starts)

@@ -1,0 +1,34 @@
+"""Model families that transformers lacks; importing this room makes the Auto classes know them."""
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from compressor.models.configuration import AllAttentionConfig, SegmentConfig, TransformerXLConfig
+from compressor.models.segments import (
+    AllAttentionForCausalLM,
+    AllAttentionModel,
+    SegmentForCausalLM,
+    SegmentOutput,
+    SegmentPreTrainedModel,
+    TransformerXLForCausalLM,
+    TransformerXLModel,
+)
+
+AutoConfig.register("all-attention", AllAttentionConfig)
+AutoConfig.register("transformer-xl", TransformerXLConfig)
+AutoModel.register(AllAttentionConfig, AllAttentionModel)
+AutoModel.register(TransformerXLConfig, TransformerXLModel)
+AutoModelForCausalLM.register(AllAttentionConfig, AllAttentionForCausalLM)
+AutoModelForCausalLM.register(TransformerXLConfig, TransformerXLForCausalLM)
+
+__all__ = [
+    "AllAttentionConfig",
+    "AllAttentionForCausalLM",
+    "AllAttentionModel",
+    "SegmentConfig",
+    "SegmentForCausalLM",
+    "SegmentOutput",
+    "SegmentPreTrainedModel",
+    "TransformerXLConfig",
+    "TransformerXLForCausalLM",
+    "TransformerXLModel",
+]

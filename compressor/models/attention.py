@@ -1,0 +1,131 @@
+"""Attention with relative positions over memory, segment and persistent vectors, in one softmax."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from compressor.models.configuration import SegmentConfig
+
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **_: Any,
+) -> tuple[Tensor, Tensor]:
+    """Output `[batch, query, head, head_dim]` and map `[batch, head, query, key]`."""
+    scores = query @ key.transpose(2, 3) * scaling
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
+def sinusoids(length: int, width: int, like: Tensor) -> Tensor:
+    """Encodings `[length, width]` of the distances length-1, ..., 0, sines before cosines (Transformer-XL, R)."""
+    steps = torch.arange(width // 2, device=like.device, dtype=torch.float32)
+    distance = length - 1 - torch.arange(length, device=like.device)
+    angles = distance.float()[:, None] * torch.exp(steps * (-2 * math.log(10000.0) / width))
+    return torch.cat([angles.sin(), angles.cos()], dim=-1).to(like.dtype)
+
+
+def rel_shift(scores: Tensor) -> Tensor:
+    """Turn columns that stand for distances into columns that stand for keys.
+
+    Args:
+        scores: `[batch, head, query, key]`, column p for distance key - 1 - p.
+
+    Returns:
+        The same shape; entry [i, j] is that of distance i + memory - j. Where that is negative (the future) it is
+        whatever the trick leaves there.
+    """
+    batch, heads, queries, keys = scores.shape
+    padded = nn.functional.pad(scores, (1, 0)).reshape(batch, heads, keys + 1, queries)
+    return padded[:, :, 1:].reshape(batch, heads, queries, keys)
+
+
+class RelativeAttention(nn.Module):
+    """One attention site.
+
+    Position (Transformer-XL, eq. in section 3.3): score of query i and key j is
+    `((q_i + b_w) k_j + (q_i + b_r) W_r R_{i+S-j}) / sqrt(head_dim)`. Persistent vectors (All-attention, eq. 1) are seen
+    by every query, never masked, and have no position.
+
+    Args:
+        config: sizes.
+        heads: heads that are left, at least one.
+        persistent: key and value vectors N a head.
+    """
+
+    is_causal = True
+
+    def __init__(self, config: SegmentConfig, heads: int, persistent: int = 0) -> None:
+        super().__init__()
+        assert config.head_dim is not None
+        self.config, self.head_dim, self.persistent = config, config.head_dim, persistent
+        self.scaling = self.head_dim**-0.5
+        self.attention_dropout = config.attention_dropout
+        width = heads * self.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, width, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, width, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, width, bias=False)
+        self.r_proj = nn.Linear(config.hidden_size, width, bias=False)
+        self.o_proj = nn.Linear(width, config.hidden_size)
+        self.content_bias = nn.Parameter(torch.zeros(heads, self.head_dim))  # b_w
+        self.position_bias = nn.Parameter(torch.zeros(heads, self.head_dim))  # b_r
+        if persistent:
+            self.persistent_key = nn.Parameter(torch.zeros(heads, persistent, self.head_dim))
+            self.persistent_value = nn.Parameter(torch.zeros(heads, persistent, self.head_dim))
+
+    def forward(self, context: Tensor, length: int, positions: Tensor, hidden: Tensor) -> Tensor:
+        """
+        Args:
+            context: memory and segment, normed, `[batch, key, hidden]`; the segment is its last `length` positions.
+            length: queries.
+            positions: encodings of distances `[key, hidden]`, farthest first.
+            hidden: True where a query may not see a key, broadcast to `[batch, 1, query, key]`.
+
+        Returns:
+            `[batch, query, hidden]`.
+        """
+        batch, keys = context.shape[:2]
+        query = self._heads(self.q_proj(context[:, keys - length :]))
+        key, value = self._heads(self.k_proj(context)), self._heads(self.v_proj(context))
+        distance = self._heads(self.r_proj(positions)[None])
+        biased = query + self.position_bias[:, None].to(query.dtype)
+        mask = rel_shift(biased @ distance.transpose(2, 3)) * self.scaling
+        mask = mask.masked_fill(hidden, torch.finfo(mask.dtype).min)
+        if self.persistent:
+            # The factors keep both in the range of learned keys and values (Sukhbaatar et al., 2019).
+            key = self._beside(key, self.persistent_key * math.sqrt(self.head_dim))
+            value = self._beside(value, self.persistent_value * math.sqrt(self.persistent))
+            mask = nn.functional.pad(mask, (0, self.persistent))
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        out, _ = attend(
+            self,
+            query + self.content_bias[:, None].to(query.dtype),
+            key,
+            value,
+            mask,
+            scaling=self.scaling,
+            dropout=self.attention_dropout if self.training else 0.0,
+        )
+        return self.o_proj(out.reshape(batch, length, -1))
+
+    def _heads(self, states: Tensor) -> Tensor:
+        """`[batch, position, head * head_dim]` -> `[batch, head, position, head_dim]`."""
+        batch, length = states.shape[:2]
+        return states.view(batch, length, -1, self.head_dim).transpose(1, 2)
+
+    def _beside(self, states: Tensor, vectors: Tensor) -> Tensor:
+        return torch.cat([states, vectors.to(states.dtype).expand(states.shape[0], -1, -1, -1)], dim=2)

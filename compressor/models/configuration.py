@@ -1,0 +1,91 @@
+"""Sizes of the two language models that read a text segment by segment with a memory of the segments before."""
+
+from __future__ import annotations
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+
+@strict
+class SegmentConfig(PreTrainedConfig):
+    """What both have.
+
+    Attributes:
+        vocab_size: tokens.
+        hidden_size: width d of the model.
+        num_hidden_layers: layers.
+        num_attention_heads: heads of a layer.
+        head_dim: width of a head; None: hidden_size / num_attention_heads.
+        memory_length: positions that each layer remembers of the segments before.
+        max_position_embeddings: most positions, memory and segment together.
+        attention_dropout: of attention maps.
+        embedding_dropout: of token embeddings.
+        hidden_dropout: of what a sublayer adds to the residual.
+        layer_heads: original ids of the heads that each layer still has; None: all of them.
+    """
+
+    vocab_size: int = 32000
+    hidden_size: int = 512
+    num_hidden_layers: int = 16
+    num_attention_heads: int = 8
+    head_dim: int | None = None
+    memory_length: int = 192
+    max_position_embeddings: int = 4096
+    attention_dropout: float | int = 0.2
+    embedding_dropout: float | int = 0.1
+    hidden_dropout: float | int = 0.1
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-5
+    tie_word_embeddings: bool = True
+    layer_heads: list[list[int]] | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    pad_token_id: int | None = None
+
+    def __post_init__(self, **kwargs: object) -> None:
+        if self.head_dim is None:
+            self.head_dim = self.hidden_size // max(1, self.num_attention_heads)
+        super().__post_init__(**kwargs)
+
+    def heads(self, layer: int) -> int:
+        """How many heads a layer has."""
+        return self.num_attention_heads if self.layer_heads is None else len(self.layer_heads[layer])
+
+    def validate_architecture(self) -> None:
+        """Part of the validation that `strict` runs."""
+        if self.hidden_size % 2:
+            raise ValueError(f"hidden_size {self.hidden_size} is odd; sines and cosines need halves of one width")
+        sizes = {name: getattr(self, name) for name in ("memory_length", "num_persistent") if hasattr(self, name)}
+        for name, size in sizes.items():
+            if size < 0:
+                raise ValueError(f"{name} is {size}; give 0 or more")
+        if self.layer_heads is None:
+            return
+        if len(self.layer_heads) != self.num_hidden_layers:
+            raise ValueError(f"layer_heads has {len(self.layer_heads)} layers, the model {self.num_hidden_layers}")
+        for layer, heads in enumerate(self.layer_heads):
+            if heads != sorted(set(heads)) or not set(heads) <= set(range(self.num_attention_heads)):
+                raise ValueError(f"layer_heads: layer {layer} lists {heads}; give ascending ids of the original heads")
+
+
+@strict
+class AllAttentionConfig(SegmentConfig):
+    """All-attention Transformer: `num_persistent` key and value vectors a head in place of a feed-forward layer."""
+
+    model_type = "all-attention"
+
+    num_persistent: int = 2048
+
+
+@strict
+class TransformerXLConfig(SegmentConfig):
+    """Transformer-XL in pre-norm form; `intermediate_size` of its feed-forward layer, None: 4 * hidden_size."""
+
+    model_type = "transformer-xl"
+
+    intermediate_size: int | None = None
+
+    def __post_init__(self, **kwargs: object) -> None:
+        if self.intermediate_size is None:
+            self.intermediate_size = 4 * self.hidden_size
+        super().__post_init__(**kwargs)

@@ -1,0 +1,272 @@
+"""Language models that read a text in segments and attend to a memory of the segments before.
+
+`AllAttentionForCausalLM` is the variant of Shim et al. (Layer-wise Pruning of Transformer Attention Heads for Efficient
+Language Modeling, 2021) of Sukhbaatar et al.'s All-attention Transformer: pre-norm, no adaptive span.
+`TransformerXLForCausalLM` is Dai et al.'s (2019), pre-norm too, so that the two differ in nothing but the feed-forward
+layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.utils import ModelOutput
+
+from compressor.errors import InputError
+from compressor.models.attention import RelativeAttention, sinusoids
+from compressor.models.configuration import AllAttentionConfig, SegmentConfig, TransformerXLConfig
+
+Memories = tuple[Tensor, ...]
+"""One tensor a layer: hidden states before the layer's norm, `[batch, memory, hidden]`."""
+
+
+@dataclass
+class SegmentStates(ModelOutput):
+    """`last_hidden_state` `[batch, segment, hidden]`, normed, and the memories for the next segment."""
+
+    last_hidden_state: Tensor | None = None
+    memories: Memories | None = None
+
+
+@dataclass
+class SegmentOutput(ModelOutput):
+    """`loss`, `logits` `[batch, segment, vocabulary]`, and the memories for the next segment."""
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    memories: Memories | None = None
+
+
+class SegmentLayer(nn.Module):
+    """Pre-norm attention; without heads, its output bias alone is left on the residual."""
+
+    def __init__(self, config: SegmentConfig, heads: int, persistent: int = 0) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(config.hidden_dropout)
+        if heads:
+            self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+            self.attention = RelativeAttention(config, heads, persistent)
+        else:
+            self.bias = nn.Parameter(torch.zeros(config.hidden_size))
+
+    def forward(self, states: Tensor, memory: Tensor | None, positions: Tensor, hidden: Tensor) -> Tensor:
+        """Next hidden states `[batch, segment, hidden]`; `positions` and `hidden` as in `RelativeAttention.forward`."""
+        if not hasattr(self, "attention"):
+            return states + self.dropout(self.bias)
+        context = states if memory is None else torch.cat([memory, states], dim=1)
+        return states + self.dropout(self.attention(self.norm(context), states.shape[1], positions, hidden))
+
+
+class AllAttentionLayer(SegmentLayer):
+    """Persistent vectors stand for the feed-forward layer."""
+
+    def __init__(self, config: AllAttentionConfig, heads: int) -> None:
+        super().__init__(config, heads, config.num_persistent)
+
+
+class TransformerXLLayer(SegmentLayer):
+    """Attention, then a feed-forward layer."""
+
+    def __init__(self, config: TransformerXLConfig, heads: int) -> None:
+        super().__init__(config, heads)
+        assert config.intermediate_size is not None
+        self.feed_forward = nn.Sequential(
+            nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps),
+            nn.Linear(config.hidden_size, config.intermediate_size),
+            nn.ReLU(),
+            nn.Dropout(config.hidden_dropout),
+            nn.Linear(config.intermediate_size, config.hidden_size),
+        )
+
+    def forward(self, states: Tensor, memory: Tensor | None, positions: Tensor, hidden: Tensor) -> Tensor:
+        states = super().forward(states, memory, positions, hidden)
+        return states + self.dropout(self.feed_forward(states))
+
+
+class SegmentPreTrainedModel(PreTrainedModel):
+    """Loading, saving and initial values of both families."""
+
+    config: SegmentConfig
+    base_model_prefix = "model"
+    main_input_name = "input_ids"
+    _supports_sdpa = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, RelativeAttention):
+            init.zeros_(module.content_bias)
+            init.zeros_(module.position_bias)
+            if module.persistent:
+                init.normal_(module.persistent_key, std=module.head_dim**-0.5)
+                init.normal_(module.persistent_value, std=module.persistent**-0.5)
+        elif isinstance(module, SegmentLayer) and hasattr(module, "bias"):
+            init.zeros_(module.bias)
+
+
+class SegmentModel(SegmentPreTrainedModel):
+    """Embedding, layers and the final norm."""
+
+    layer_class: ClassVar[Callable[..., SegmentLayer]]
+
+    def __init__(self, config: SegmentConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.dropout = nn.Dropout(config.embedding_dropout)
+        self.layers = nn.ModuleList(
+            self.layer_class(config, config.heads(layer)) for layer in range(config.num_hidden_layers)
+        )
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        memories: Sequence[Tensor] | None = None,
+        inputs_embeds: Tensor | None = None,
+        **_: Any,
+    ) -> SegmentStates:
+        """
+        Args:
+            input_ids: `[batch, segment]`.
+            attention_mask: `[batch, segment]`, 0 where a position is padding. Positions in memory are all seen.
+            memories: one tensor a layer, `[batch, memory, hidden]`, as the segment before returned them; None: there is
+                no segment before.
+            inputs_embeds: `[batch, segment, hidden]` in place of `input_ids`, already scaled by sqrt(hidden).
+
+        Raises:
+            InputError: memories of another number or shape, or more positions than the model has.
+        """
+        if inputs_embeds is None:
+            assert input_ids is not None
+            inputs_embeds = self.embed_tokens(input_ids) * math.sqrt(self.config.hidden_size)
+        states = self.dropout(inputs_embeds)
+        if not torch.compiler.is_compiling():
+            check_segment(self.config, states.shape[0], states.shape[1], memories)
+        length = states.shape[1]
+        keys = length if not memories else memories[0].shape[1] + length
+        positions = sinusoids(keys, self.config.hidden_size, states)
+        hidden = _hidden(length, keys, attention_mask, states.device)
+        remembered = []
+        for index, layer in enumerate(self.layers):
+            memory = memories[index] if memories else None
+            remembered.append(self._remembered(memory, states))
+            states = layer(states, memory, positions, hidden)
+        return SegmentStates(last_hidden_state=self.norm(states), memories=tuple(remembered))
+
+    def _remembered(self, memory: Tensor | None, states: Tensor) -> Tensor:
+        """The last `memory_length` positions of memory and segment, without gradient."""
+        whole = (states if memory is None else torch.cat([memory, states], dim=1)).detach()
+        return whole[:, torch.sym_max(whole.shape[1] - self.config.memory_length, 0) :]
+
+
+class SegmentForCausalLM(SegmentPreTrainedModel):
+    """A language model; its output matrix is the embedding's."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+    model_class: ClassVar[type[SegmentModel]]
+
+    def __init__(self, config: SegmentConfig) -> None:
+        super().__init__(config)
+        self.model = self.model_class(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        memories: Sequence[Tensor] | None = None,
+        labels: Tensor | None = None,
+        shift_labels: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> SegmentOutput:
+        """Logits of the next token at every position, the loss where labels are given, and new memories.
+
+        Args:
+            input_ids, attention_mask, memories, inputs_embeds: see `SegmentModel.forward`.
+            labels: `[batch, segment]`, the token at each position; shifted by one here. -100 is left out.
+            shift_labels: `[batch, segment]`, the token after each position, in place of `labels`.
+        """
+        out = self.model(input_ids, attention_mask, memories, inputs_embeds)
+        logits = self.lm_head(out.last_hidden_state)
+        loss = None
+        if labels is not None or shift_labels is not None:
+            loss = self.loss_function(
+                logits=logits, labels=labels, vocab_size=self.config.vocab_size, shift_labels=shift_labels, **kwargs
+            )
+        return SegmentOutput(loss=loss, logits=logits, memories=out.memories)
+
+
+def check_segment(config: SegmentConfig, batch: int, length: int, memories: Sequence[Tensor] | None) -> None:
+    """Make sure that memories are those of this model and batch, and that it has as many positions.
+
+    Raises:
+        InputError: one line that says what does not fit.
+    """
+    past = 0
+    if memories:
+        if len(memories) != config.num_hidden_layers:
+            raise InputError(
+                f"{len(memories)} memories were given, the model has {config.num_hidden_layers} layers; give one each"
+            )
+        past = memories[0].shape[1] if len(memories[0].shape) > 1 else 0
+        for index, memory in enumerate(memories):
+            if tuple(memory.shape) != (batch, past, config.hidden_size):
+                raise InputError(
+                    f"memory_{index} is {list(memory.shape)}, not [batch {batch}, length {past}, hidden "
+                    f"{config.hidden_size}]; give the memories that the segment before returned"
+                )
+        if past > config.memory_length:
+            raise InputError(
+                f"memories hold {past} positions, the model keeps {config.memory_length} (memory_length); give the "
+                f"last {config.memory_length}"
+            )
+    if past + length > config.max_position_embeddings:
+        raise InputError(
+            f"{past} positions of memory and {length} of the segment are more than the model's "
+            f"{config.max_position_embeddings} (max_position_embeddings); give shorter segments"
+        )
+
+
+def _hidden(length: int, keys: int, attention_mask: Tensor | None, device: torch.device) -> Tensor:
+    """True where a query may not see a key, `[1 or batch, 1, segment, memory + segment]`."""
+    past = keys - length
+    query = torch.arange(length, device=device)[:, None] + past
+    hidden = (torch.arange(keys, device=device) > query)[None, None]
+    if attention_mask is None:
+        return hidden
+    return hidden | nn.functional.pad(attention_mask == 0, (past, 0))[:, None, None]
+
+
+class AllAttentionModel(SegmentModel):
+    config_class = AllAttentionConfig
+    layer_class = AllAttentionLayer
+
+
+class TransformerXLModel(SegmentModel):
+    config_class = TransformerXLConfig
+    layer_class = TransformerXLLayer
+
+
+class AllAttentionForCausalLM(SegmentForCausalLM):
+    """The All-attention Transformer as a language model."""
+
+    config_class = AllAttentionConfig
+    model_class = AllAttentionModel
+
+
+class TransformerXLForCausalLM(SegmentForCausalLM):
+    """Transformer-XL as a language model."""
+
+    config_class = TransformerXLConfig
+    model_class = TransformerXLModel
