@@ -252,6 +252,12 @@ def test_the_same_seed_gives_the_same_rows(kind: str, place: Path, done: Callabl
     assert table(tmp_path) == table(done(kind))
 
 
+def test_dynamics_evaluate_as_often_as_asked(place: Path, done: Callable[[str], Path], tmp_path: Path) -> None:
+    study("dynamics", asked(place, tmp_path, options={"evaluations": 1}))
+    asked_for, own = ([row["step"] for row in table(at) if row["eval_accuracy"]] for at in (tmp_path, done("dynamics")))
+    assert (set(asked_for), set(own)) == ({"3"}, {"1", "2", "3"})
+
+
 def test_astar_beside_random(done: Callable[[str], Path]) -> None:
     rows = table(done("astar"))
     assert {row["variant"] for row in rows} == {"paper", "lazy", "random"}
@@ -282,6 +288,12 @@ def test_domains_come_from_a_column(done: Callable[[str], Path]) -> None:
         (["grid", "--budgets", "1"], "--budgets: study grid does not vary it; it varies --methods, --keeps, --seeds"),
         (["grid", "--options", "coldown=1"], "option 'coldown'"),
         (["grid", "--options", "astar.variant=lazy"], "option 'astar.variant': astar is not studied"),
+        (
+            ["penalty", "--options", "penalty=1"],
+            "option 'penalty': study penalty varies it; give its values with --pen",
+        ),
+        (["penalty", "--options", "hard-concrete.cooldown=1"], "option 'hard-concrete.cooldown': study penalty never"),
+        (["importance", "--options", "evaluations=3"], "option 'evaluations': study importance trains an epoch at a"),
         (["astar", "--variants", "lasy"], "--variants lasy: unknown; did you mean lazy?"),
         (["ablate", "--seeds", "1"], "--seeds: study ablate does not vary it; it varies nothing"),
         (["speed", "--grids", "nowhere"], "nowhere: no study there that reads"),

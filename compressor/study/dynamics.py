@@ -17,7 +17,7 @@ from compressor.study.learner import check_options, choose, kept_heads, known_op
 
 _ANNEALED, _HELD = "annealed", "held"
 _EVALUATIONS = 12
-"""At least, so that the metric makes a curve."""
+"""At least, unless a number is asked for: so that the metric makes a curve."""
 
 
 class Dynamics(Study):
@@ -39,7 +39,8 @@ class Dynamics(Study):
         subject, data = self.subject, self.subject.data
         subject.fresh()
         options: dict[str, Any] = {**known_options("dsp"), **options_of(subject, "dsp")}
-        options["evaluations"] = max(options["evaluations"], _EVALUATIONS)
+        if not {"evaluations", "dsp.evaluations"} & subject.recipe.options.keys():
+            options["evaluations"] = max(options["evaluations"], _EVALUATIONS)
         if cell.asked["way"] == _HELD:
             options["tau_end"] = options["tau_ini"]
         found = choose(subject, "dsp", cell.asked["keep"], cell.asked["seed"], work, tell, **options)

@@ -26,6 +26,7 @@ from compressor.tasks.registry import make_task
 from compressor.tasks.splits import named_splits, pick
 
 _COLUMN = "domain"
+_DECIDED = {"evaluations": "study importance trains an epoch at a time and looks at its end alone; leave it out"}
 
 
 class Importance(Study):
@@ -39,7 +40,7 @@ class Importance(Study):
     several = True
 
     def cells(self) -> list[Cell]:
-        check_options(self.asked.recipe.options, ["dsp"])
+        check_options(self.asked.recipe.options, ["dsp"], _DECIDED)
         epochs = int(np.ceil(self.asked.recipe.epochs or self.asked.size.epochs))
         return [
             *(Cell(f"domain-{number}", {"domain": name}) for number, (name, _, _) in enumerate(self._domains)),

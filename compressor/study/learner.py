@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from compressor.errors import UsageError
@@ -23,11 +24,18 @@ def known_options(method: str) -> dict[str, Any]:
     return {**defaults(SEARCHES[method]), **defaults(sample_options)}
 
 
-def check_options(options: Mapping[str, Any], methods: Sequence[str]) -> None:
-    """Refuse an option that none of the methods has.
+def check_options(
+    options: Mapping[str, Any], methods: Sequence[str], decided: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Refuse an option that none of the methods has, or that the study decides itself.
+
+    Args:
+        options: the recipe's.
+        methods: those that are studied.
+        decided: option -> why it cannot be given, and the mend.
 
     Raises:
-        UsageError: one is unknown.
+        UsageError: one is unknown, or decided.
     """
     known = sorted({name for method in methods for name in known_options(method)})
     for name in options:
@@ -37,6 +45,8 @@ def check_options(options: Mapping[str, Any], methods: Sequence[str]) -> None:
         among = sorted(known_options(method)) if dot else known
         if own not in among:
             raise UsageError(f"option {name!r} of {method or ', '.join(methods)}: unknown; {nearest(own, among)}")
+        if own in decided:
+            raise UsageError(f"option {name!r}: {decided[own]}")
 
 
 def options_of(subject: Subject, method: str) -> dict[str, Any]:

@@ -16,6 +16,10 @@ from compressor.study.findings import Findings, Picture, Table, points, unit
 from compressor.study.learner import check_options, choose
 
 _METHOD = "hard-concrete"
+_DECIDED = {
+    "penalty": "study penalty varies it; give its values with --penalties",
+    "cooldown": "study penalty never freezes the gates, to see how many stay open; leave it out",
+}
 
 
 class Penalty(Study):
@@ -25,7 +29,7 @@ class Penalty(Study):
     axes: ClassVar = {"penalties": (0.0005, 0.0015, 0.005, 0.015, 0.05, 0.15), "keeps": ("50%",), "seeds": ()}
 
     def cells(self) -> list[Cell]:
-        check_options(self.asked.recipe.options, [_METHOD])
+        check_options(self.asked.recipe.options, [_METHOD], _DECIDED)
         return [
             Cell(f"p{penalty:g}-k{keep}-s{seed}", {"penalty": penalty, "keep": keep, "seed": seed})
             for seed in self.axis("seeds")
