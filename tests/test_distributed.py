@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from compressor.errors import InputError, TargetMissingError, UsageError
-from compressor.heads import distributed
+from compressor.heads import cluster, distributed
 from compressor.heads import learn as learner
 from compressor.heads.distributed import DistributedTrials, MakeTrials, spread
 from compressor.heads.trials import ModelTrials
@@ -29,7 +29,7 @@ from compressor.recipe import make as make_recipe
 from tests import learning
 from tests.command import heed_ctrl_c
 
-needs_ray = pytest.mark.skipif(not distributed.installed(), reason="ray is not installed")
+needs_ray = pytest.mark.skipif(not cluster.installed(), reason="ray is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 
@@ -148,7 +148,7 @@ def test_workers_that_keep_dying_are_one_line(make: MakeTrials, monkeypatch: pyt
     trials(make)
     with ExitStack() as stack:
         monkeypatch.setattr(distributed, "_RESTARTS", 0)
-        monkeypatch.setattr(distributed, "_initialized", lambda *given: ExitStack())
+        monkeypatch.setattr(distributed, "connected", lambda *given: ExitStack())
         monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 1.0})
         monkeypatch.setattr(distributed, "_CORES", 0)
         workers = distributed._Workers("local:1", stack)
@@ -201,7 +201,7 @@ def test_an_address_that_refuses_is_one_line() -> None:
 
 @needs_ray
 def test_an_address_that_is_silent_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distributed, "_ANSWERED", 1)
+    monkeypatch.setattr(cluster, "_ANSWERED", 1)
     with socket.create_server(("127.0.0.1", 0)) as server:
         where = f"127.0.0.1:{server.getsockname()[1]}"
         with spread(where) as make, pytest.raises(TargetMissingError) as caught:
@@ -210,7 +210,7 @@ def test_an_address_that_is_silent_is_one_line(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_without_ray_installed_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distributed, "installed", lambda: False)
+    monkeypatch.setattr(cluster, "installed", lambda: False)
     with (
         pytest.raises(TargetMissingError, match=r"^ray local: .* pip install 'compressor\[distributed\]'$"),
         spread("local"),

@@ -17,7 +17,8 @@ from compressor.errors import UsageError
 from compressor.heads import joint
 from compressor.heads.asked import LearnRequest, heads_to_keep, nearest, read_options
 from compressor.heads.certify import certify, distinct, divide
-from compressor.heads.distributed import MakeTrials, reachable, spread
+from compressor.heads.cluster import reachable
+from compressor.heads.distributed import MakeTrials, spread
 from compressor.heads.gates import GATES, Gate, PooledGate
 from compressor.heads.outcome import all_heads, joint_curves, search_curves, to_plan
 from compressor.heads.search import SEARCHES, Step
