@@ -3,6 +3,7 @@
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from compressor.models.configuration import AllAttentionConfig, SegmentConfig, TransformerXLConfig
+from compressor.models.prune import pruned
 from compressor.models.segments import (
     AllAttentionForCausalLM,
     AllAttentionModel,
@@ -31,4 +32,5 @@ __all__ = [
     "TransformerXLConfig",
     "TransformerXLForCausalLM",
     "TransformerXLModel",
+    "pruned",
 ]

@@ -72,7 +72,7 @@ class RelativeAttention(nn.Module):
     def __init__(self, config: SegmentConfig, heads: int, persistent: int = 0) -> None:
         super().__init__()
         assert config.head_dim is not None
-        self.config, self.head_dim, self.persistent = config, config.head_dim, persistent
+        self.config, self.heads, self.head_dim, self.persistent = config, heads, config.head_dim, persistent
         self.scaling = self.head_dim**-0.5
         self.attention_dropout = config.attention_dropout
         width = heads * self.head_dim

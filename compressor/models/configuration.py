@@ -47,9 +47,9 @@ class SegmentConfig(PreTrainedConfig):
             self.head_dim = self.hidden_size // max(1, self.num_attention_heads)
         super().__post_init__(**kwargs)
 
-    def heads(self, layer: int) -> int:
-        """How many heads a layer has."""
-        return self.num_attention_heads if self.layer_heads is None else len(self.layer_heads[layer])
+    def kept(self, layer: int) -> list[int]:
+        """Original ids of the heads that a layer has."""
+        return list(range(self.num_attention_heads)) if self.layer_heads is None else self.layer_heads[layer]
 
     def validate_architecture(self) -> None:
         """Part of the validation that `strict` runs."""

@@ -49,6 +49,7 @@ class SegmentLayer(nn.Module):
 
     def __init__(self, config: SegmentConfig, heads: int, persistent: int = 0) -> None:
         super().__init__()
+        self.heads = heads
         self.dropout = nn.Dropout(config.hidden_dropout)
         if heads:
             self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
@@ -58,7 +59,7 @@ class SegmentLayer(nn.Module):
 
     def forward(self, states: Tensor, memory: Tensor | None, positions: Tensor, hidden: Tensor) -> Tensor:
         """Next hidden states `[batch, segment, hidden]`; `positions` and `hidden` as in `RelativeAttention.forward`."""
-        if not hasattr(self, "attention"):
+        if not self.heads:
             return states + self.dropout(self.bias)
         context = states if memory is None else torch.cat([memory, states], dim=1)
         return states + self.dropout(self.attention(self.norm(context), states.shape[1], positions, hidden))
@@ -107,7 +108,7 @@ class SegmentPreTrainedModel(PreTrainedModel):
             if module.persistent:
                 init.normal_(module.persistent_key, std=module.head_dim**-0.5)
                 init.normal_(module.persistent_value, std=module.persistent**-0.5)
-        elif isinstance(module, SegmentLayer) and hasattr(module, "bias"):
+        elif isinstance(module, SegmentLayer) and not module.heads:
             init.zeros_(module.bias)
 
 
@@ -121,7 +122,7 @@ class SegmentModel(SegmentPreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.dropout = nn.Dropout(config.embedding_dropout)
         self.layers = nn.ModuleList(
-            self.layer_class(config, config.heads(layer)) for layer in range(config.num_hidden_layers)
+            self.layer_class(config, len(config.kept(layer))) for layer in range(config.num_hidden_layers)
         )
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.post_init()
