@@ -63,6 +63,7 @@ def _place(value: Any) -> Any:
 
 
 Keep = Annotated[int | str, BeforeValidator(_count_or_share)]
+Place = Annotated[str, BeforeValidator(_place)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 Method = Literal[
     "dsp", "dsp-pipelined", "ste", "hard-concrete", "bin-concrete", "taylor", "astar", "local", "global", "random"
@@ -105,7 +106,7 @@ class Recipe(BaseModel):
     guarantee: Annotated[float, Field(gt=0, lt=1)] | None = _field(
         "Heads", "a search takes only heads whose drop is certified, with this confidence (0.95), on unseen rows"
     )
-    ray: Annotated[str, BeforeValidator(_place)] | None = _field(
+    ray: Place | None = _field(
         "Heads", "spread a search with Ray: local, local:4 for four workers, or HOST:PORT of a cluster"
     )
     options: Options = _field("Heads", "options of the method: name=value, divided by commas", {})

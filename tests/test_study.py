@@ -22,9 +22,11 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from compressor.cli.study import _DECIDED
 from compressor.errors import InputError, UsageError
+from compressor.heads.distributed import MakeTrials
+from compressor.heads.trials import ModelTrials
 from compressor.progress import Tell
 from compressor.recipe import Recipe, make
-from compressor.study import KINDS, SIZES, Asked, Size, study
+from compressor.study import KINDS, SIZES, Asked, Size, base, run, study
 from compressor.study.cells import Cell, StudyFolder
 from compressor.study.findings import difference
 from compressor.study.grid import Grid
@@ -269,6 +271,32 @@ def test_astar_beside_random(done: Callable[[str], Path]) -> None:
         assert fewest["paper"] <= fewest["random"]
 
 
+@pytest.mark.parametrize("kind", ["astar", "ablate"])
+def test_trials_are_spread_where_asked(
+    kind: str, place: Path, done: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every evaluation is made by what `spread` gives; the study it makes is the same, whoever goes on with it."""
+    spread: list[str | None] = []
+    made: list[int] = []
+
+    @contextmanager
+    def counted(ray: str | None) -> Iterator[MakeTrials]:
+        def make(*given: Any) -> ModelTrials:
+            made.append(len(given))
+            return ModelTrials(*given)
+
+        spread.append(ray)
+        yield make
+
+    monkeypatch.setattr(run, "spread", counted)
+    monkeypatch.setattr(base, "reachable", lambda ray: None)
+    request = asked(place, tmp_path, axes=AXES.get(kind))
+    study(kind, replace(request, ray="local:2"))
+    assert (spread, bool(made)) == (["local:2"], True)
+    assert table(tmp_path) == table(done(kind))
+    study(kind, request)
+
+
 def test_domains_come_from_a_column(done: Callable[[str], Path]) -> None:
     rows = table(done("importance"))
     assert list(dict.fromkeys(row["which"] for row in rows if row["what"] == "domain")) == ["<i>&amp;", "a$b"]
@@ -294,6 +322,8 @@ def test_domains_come_from_a_column(done: Callable[[str], Path]) -> None:
         ),
         (["penalty", "--options", "hard-concrete.cooldown=1"], "option 'hard-concrete.cooldown': study penalty never"),
         (["importance", "--options", "evaluations=3"], "option 'evaluations': study importance trains an epoch at a"),
+        (["grid", "--ray", "local"], "--ray local: study grid evaluates nothing that Ray could spread; leave it out"),
+        (["astar", "--ray", "here"], "--ray 'here': no place for workers; say local, local:4 for four of them, or HO"),
         (["astar", "--variants", "lasy"], "--variants lasy: unknown; did you mean lazy?"),
         (["ablate", "--seeds", "1"], "--seeds: study ablate does not vary it; it varies nothing"),
         (["speed", "--grids", "nowhere"], "nowhere: no study there that reads"),

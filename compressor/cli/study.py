@@ -14,10 +14,10 @@ from compressor.cli.group import common
 from compressor.cli.run import RunCommand, recipe_options
 from compressor.cli.view import View
 from compressor.errors import UsageError
-from compressor.recipe import Keep, Names, Recipe, flag_of, make
+from compressor.recipe import Keep, Names, Place, Recipe, flag_of, make
 
 _DECIDED = ("plan", "method", "keep", "guarantee", "max_drop", "ray", "force")
-"""Fields of a recipe that a study decides itself."""
+"""Fields of a recipe that a study decides itself; a recipe's `ray` is for its own search, a flag for the study's."""
 _AXES: dict[str, tuple[Any, str]] = {
     "methods": (str, "methods to compare"),
     "keeps": (Keep, "heads to keep: counts or shares"),
@@ -39,6 +39,14 @@ def _values(name: str, kind: Any, text: str) -> tuple[Any, ...]:
     if not found:
         raise UsageError(f"{flag_of(name)} {text!r}: names nothing; give values, divided by commas")
     return tuple(dict.fromkeys(found))
+
+
+def _place(text: str | None) -> str | None:
+    """Where `--ray` says."""
+    try:
+        return pydantic.TypeAdapter(Place | None).validate_python(text)
+    except pydantic.ValidationError as error:
+        raise UsageError(f"--ray {text!r}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
 
 
 @click.command(cls=RunCommand, short_help="Many runs side by side: one table, and figures.")
@@ -63,15 +71,15 @@ def study(view: View, kind: str, model: str | None, size: str, file: str | None,
     given = {name: value for name, value in flags.items() if value is not None}
     if sources:
         given["data"] = sources[0]
+    ray = _place(given.pop("ray", None))
     recipe = make(model, file, given, decided=_DECIDED)
     from compressor import study as studies
     from compressor.heads.asked import nearest
 
     if size not in studies.SIZES:
         raise UsageError(f"--size {size}: unknown; {nearest(size, list(studies.SIZES))}")
-    request = studies.Asked(
-        recipe, studies.SIZES[size], tuple(sources) or ((recipe.data,) if recipe.data else ()), asked
-    )
+    sources = tuple(sources) or ((recipe.data,) if recipe.data else ())
+    request = studies.Asked(recipe, studies.SIZES[size], sources, asked, ray)
     studies.check(kind, request)
     view.note(f"size {request.size}")
     found = studies.study(kind, request, view)
@@ -88,8 +96,10 @@ def study(view: View, kind: str, model: str | None, size: str, file: str | None,
 
 for _name, (_, _says) in _AXES.items():
     study.params.append(click.Option([flag_of(_name)], metavar=_name.upper(), help=f"{_says}, divided by commas"))
-study.params = [option for option in study.params if option.name not in _DECIDED]
+study.params = [option for option in study.params if option.name == "ray" or option.name not in _DECIDED]
 for _option in study.params:
     if isinstance(_option, click.Option) and _option.name == "data":
         _option.multiple = True
         _option.help = f"{Recipe.model_fields['data'].description}; several to compare"
+    if isinstance(_option, click.Option) and _option.name == "ray":
+        _option.help = f"{Recipe.model_fields['ray'].description} (astar, ablate)"

@@ -26,6 +26,7 @@ class Ablate(Study):
     says = "each head dropped alone, and each layer with a single head"
     axes: ClassVar = {}
     groups = ()
+    spreads = True
 
     def cells(self) -> list[Cell]:
         if self.asked.recipe.options:

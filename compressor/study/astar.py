@@ -36,6 +36,7 @@ class AStar(Study):
     says = "A* pruning per iteration, its costs, and random pruning beside it"
     axes: ClassVar = {"variants": ("paper", "lazy"), "budgets": (1.0, 2.0, 3.0)}
     groups = ()
+    spreads = True
 
     def cells(self) -> list[Cell]:
         for variant in self.axis("variants"):

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from compressor.errors import UsageError
 from compressor.heads.asked import heads_to_keep
+from compressor.heads.cluster import reachable
 from compressor.progress import Tell
 from compressor.recipe import Recipe, flag_of
 from compressor.study.cells import Cell, StudyFolder
@@ -30,12 +31,14 @@ class Asked:
         size: how much of it.
         sources: data sets that are compared with each other; the first is the recipe's own.
         axes: what is varied, name -> values; what is not there takes the study's own values.
+        ray: where evaluations are spread, as in `spread`; it decides no result.
     """
 
     recipe: Recipe
     size: Size
     sources: tuple[str, ...] = ()
     axes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    ray: str | None = None
 
 
 class Study(ABC):
@@ -57,6 +60,8 @@ class Study(ABC):
     """Whether it compares data sets."""
     rows: ClassVar[bool] = True
     """Whether it needs rows."""
+    spreads: ClassVar[bool] = False
+    """Whether its evaluations are made by `Subject.trials`, which Ray can spread."""
 
     def __init__(self, asked: Asked, subject: Subject, folder: StudyFolder) -> None:
         self.asked, self.subject, self.folder = asked, subject, folder
@@ -83,11 +88,12 @@ class Study(ABC):
         return sorted({heads_to_keep(keep, len(self.subject.heads)) for keep in self.axis("keeps")}, reverse=True)
 
 
-def check_axes(kind: str, study: type[Study], asked: Asked) -> None:
+def check_asked(kind: str, study: type[Study], asked: Asked) -> None:
     """Refuse what this kind of study would not look at.
 
     Raises:
-        UsageError: an axis or a second data set that it does not vary.
+        UsageError: an axis or a second data set that it does not vary, or workers that it has no use for.
+        TargetMissingError: the workers asked for cannot be had.
     """
     for name in asked.axes:
         if name not in study.axes:
@@ -97,3 +103,7 @@ def check_axes(kind: str, study: type[Study], asked: Asked) -> None:
         raise UsageError(f"--data: study {kind} is made on one data set, {len(asked.sources)} were given; give one")
     if study.rows and not asked.recipe.data:
         raise UsageError(f"study {kind}: needs rows; give them with --data")
+    if asked.ray is not None and not study.spreads:
+        raise UsageError(f"--ray {asked.ray}: study {kind} evaluates nothing that Ray could spread; leave it out")
+    if asked.ray is not None:
+        reachable(asked.ray)

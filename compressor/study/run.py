@@ -13,13 +13,14 @@ import torch
 
 from compressor.errors import UsageError
 from compressor.heads.asked import nearest
+from compressor.heads.distributed import spread
 from compressor.machine import machine
 from compressor.progress import Listener, Silent, Tell
 from compressor.recipe import Recipe, group_of
 from compressor.study import page
 from compressor.study.ablate import Ablate
 from compressor.study.astar import AStar
-from compressor.study.base import Asked, Result, Study, check_axes
+from compressor.study.base import Asked, Result, Study, check_asked
 from compressor.study.cells import Cell, StudyFolder
 from compressor.study.dynamics import Dynamics
 from compressor.study.findings import Findings
@@ -50,10 +51,11 @@ def check(kind: str, asked: Asked) -> type[Study]:
 
     Raises:
         UsageError: an unknown kind, or something that it would not look at.
+        TargetMissingError: the workers asked for cannot be had.
     """
     if kind not in KINDS:
         raise UsageError(f"study {kind!r}: unknown; {nearest(kind, list(KINDS))}")
-    check_axes(kind, KINDS[kind], asked)
+    check_asked(kind, KINDS[kind], asked)
     return KINDS[kind]
 
 
@@ -80,7 +82,8 @@ def study(kind: str, asked: Asked, listener: Listener | None = None) -> Findings
         return {**made.run(cell, work, tell), "seconds": round(time.perf_counter() - started, 3)}
 
     try:
-        folder.run(cells, do, listen)
+        with spread(asked.ray) as subject.make_trials:
+            folder.run(cells, do, listen)
     except KeyboardInterrupt as interrupt:
         raise KeyboardInterrupt(f"interrupted; the same command goes on from {folder.path}") from interrupt
     results = folder.results()

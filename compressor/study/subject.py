@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from compressor import folder as folders
 from compressor.errors import InputError
 from compressor.folder import example_inputs
+from compressor.heads.distributed import MakeTrials
 from compressor.heads.outcome import all_heads
 from compressor.heads.search import Head
 from compressor.heads.trials import ModelTrials
@@ -35,6 +36,7 @@ class Subject:
         sites: attention sites, in call order.
         heads: all heads in (site, head) order.
         given: the rows; None where the recipe names none.
+        make_trials: what makes `trials`; `spread` has others.
     """
 
     def __init__(self, recipe: Recipe, size: Size) -> None:
@@ -48,6 +50,7 @@ class Subject:
         self.sites = find_sites(self.folder.model, example_inputs(self.folder, 2, 8))
         self.heads: tuple[Head, ...] = all_heads(self.sites)
         self.given = _limited(open_data(recipe, self.folder), size, recipe.seed) if recipe.scored else None
+        self.make_trials: MakeTrials = ModelTrials
         self._start = {name: tensor.clone() for name, tensor in self.folder.model.state_dict().items()}
 
     @property
@@ -91,7 +94,8 @@ class Subject:
     def trials(self, rows: Dataset) -> ModelTrials:
         """Subsets of the model as it is, scored on `rows` by what the task chooses heads by."""
         data = replace(self.data, eval=rows, task=self.data.task.chooser)
-        return ModelTrials(self.model, self.sites, data, self.recipe.batch_size, self.size.sample, self.recipe.seed)
+        recipe = self.recipe
+        return self.make_trials(self.model, self.sites, data, recipe.batch_size, self.size.sample, recipe.seed)
 
     def steps(self, epochs: float | None = None) -> int:
         """Optimizer steps of a run that learns: the recipe's, else the size's."""
