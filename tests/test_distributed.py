@@ -35,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 @pytest.fixture(scope="module")
 def make() -> Iterator[MakeTrials]:
-    with spread("local:3") as found:
+    with spread("local:2") as found:
         yield found
 
 
@@ -47,13 +47,14 @@ def limited(make: Any, count: int) -> MakeTrials:
     return lambda *given: DistributedTrials(workers, *given)
 
 
+# Three batches, the last of them short: two workers have shares of different sizes.
 def trials(make: MakeTrials, task: learning.Sign | None = None) -> ModelTrials:
     model = learning.language_model()
-    return make(model, learning.sites(model), learning.data(task or learning.NextToken()), 2, 6, 0)
+    return make(model, learning.sites(model), learning.data(task or learning.NextToken()), 5, 6, 0)
 
 
 @needs_ray
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("count", [1, 2])
 def test_every_number_is_that_of_one_process(make: MakeTrials, count: int) -> None:
     alone, apart = trials(ModelTrials), trials(limited(make, count))
     kept = frozenset(alone.heads)
@@ -69,7 +70,7 @@ def test_every_number_is_that_of_one_process(make: MakeTrials, count: int) -> No
 
 
 @needs_ray
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize(("method", "options"), [("astar", {"variant": "lazy"}), ("random", {"trials": 8})])
 def test_the_plan_is_the_same(
     make: MakeTrials, count: int, method: str, options: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -166,6 +167,13 @@ with here.spread("local:1") as make:
 """
 
 
+def command_of(process: psutil.Process) -> str:
+    """Its command line; empty once it has ended."""
+    with suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
+
+
 @needs_ray
 def test_ctrl_c_leaves_nothing() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
@@ -177,13 +185,13 @@ def test_ctrl_c_leaves_nothing() -> None:
         )
         process = psutil.Process(search.pid)
         started: list[psutil.Process] = []
-        while not any("ray::" in " ".join(child.cmdline()) for child in started):
+        while not any("ray::" in command_of(child) for child in started):
             assert search.poll() is None
             time.sleep(0.2)
             started = process.children(recursive=True)
         search.send_signal(signal.SIGINT)
-        assert search.wait(30) in (1, 130, -signal.SIGINT)
-        _, alive = psutil.wait_procs(started, timeout=10)
+        assert search.wait(120) in (1, 130, -signal.SIGINT)
+        _, alive = psutil.wait_procs(started, timeout=60)
         assert not alive
         assert list(Path(folder).iterdir()) == []
 
