@@ -39,6 +39,12 @@ class TargetMissingError(CompressorError):
     exit_code = 6
 
 
+class DivergedError(CompressorError):
+    """Training met a loss or a gradient that is no finite number."""
+
+    exit_code = 7
+
+
 class SiteRefusedError(CompressorError):
     """A site could not be gated or shrunk; the message names it and the operator or family that is in the way."""
 

@@ -70,6 +70,8 @@ Method = Literal[
 ]
 SEARCH_METHODS = ("taylor", "astar", "local", "global", "random")
 """Methods that evaluate subsets and can work by a budget (`max_drop`) in place of a count (`keep`)."""
+PENALISED_METHODS = ("hard-concrete", "bin-concrete")
+"""Gates that a penalty closes: without a count (`keep`), as many heads stay as it leaves open."""
 Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1), BeforeValidator(_listed)]
 Options = Annotated[dict[str, Any], BeforeValidator(_table)]
 
@@ -151,9 +153,9 @@ class Recipe(BaseModel):
         if self.max_drop is not None and not self.scored:
             raise ValueError(f"max_drop {self.max_drop:g}: there are no rows to score; give them (data)")
         learns = self.data is not None and self.plan is None and not self._folder_plan.exists()
-        if learns and self.keep is None and self.method not in SEARCH_METHODS:
+        if learns and self.keep is None and self.method not in (*SEARCH_METHODS, *PENALISED_METHODS):
             raise ValueError(f"{self.method} learns which heads to keep, not how many; say how many (keep)")
-        if learns and self.keep is None and self.max_drop is None:
+        if learns and self.keep is None and self.max_drop is None and self.method in SEARCH_METHODS:
             raise ValueError(
                 f"{self.method} needs an end: how many heads to keep (keep), or what they may cost (max_drop)"
             )
@@ -192,7 +194,7 @@ class Recipe(BaseModel):
         groups = ("Model", "Data", "Heads")
         fields = {name for name, field in type(self).model_fields.items() if group_of(field) in groups}
         fields -= {"plan", "ray"}
-        if self.keep is None:  # then what heads may cost decides how many go
+        if self.keep is None and self.method in SEARCH_METHODS:  # then what heads may cost decides how many go
             fields.add("max_drop")
         asked = {**self.model_dump(mode="json", include=fields), **more}
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
@@ -232,13 +234,21 @@ def _as_text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def make(model: str | None, file: str | None, flags: Mapping[str, Any], *, decided: Collection[str] = ()) -> Recipe:
+def make(
+    model: str | None,
+    file: str | None,
+    flags: Mapping[str, Any],
+    *,
+    decided: Collection[str] = (),
+    options: Mapping[str, Any] | None = None,
+) -> Recipe:
     """The recipe of one command: what a flag says, else what the file says, else the default.
 
     Args:
         model: the model folder; None where the file names it.
         file: a recipe file; None for `compress.toml` in the model folder, where there is one.
         flags: field name -> what its flag said.
+        options: options of the method that have a flag of their own; they join those of `flags`, or of the file.
         decided: fields that neither may say; where there are rows and `keep` is one of them, all heads are kept.
 
     Raises:
@@ -257,6 +267,8 @@ def make(model: str | None, file: str | None, flags: Mapping[str, Any], *, decid
     if "model" not in asked:
         raise UsageError(f"{found}: no model folder was given; say compress MODEL, or add a line model = ...")
     try:
+        if options:
+            asked["options"] = {**_table(asked.get("options", {})), **options}
         return Recipe.model_validate(asked)
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]

@@ -17,10 +17,10 @@ from torch import Tensor
 from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from compressor.heads.learn import Learned, learn
-from compressor.heads.resume import digest
 from compressor.progress import Tell
 from compressor.sites import Site, find_sites, gated
 from compressor.tasks.base import Data, Task
+from compressor.training.resume import digest
 from graph_passes import Plan
 
 

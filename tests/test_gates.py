@@ -148,7 +148,7 @@ def test_straight_through_is_hard_forward_and_the_identity_backward() -> None:
 def test_bin_concrete_is_zero_or_one_with_the_gradient_of_what_was_rounded(
     weights: list[float], keep: int, step: int
 ) -> None:
-    gate = BinConcreteGate(LAYERS, keep, 30, 0)
+    gate = BinConcreteGate(LAYERS, keep, 30, 0, output_scaling=False)
     _put(gate, weights)
     gates = gate.sample(step)
     assert set(gates.tolist()) <= {0.0, 1.0}
@@ -170,7 +170,7 @@ def test_hard_concrete_has_mass_at_both_ends() -> None:
 
 
 def test_bin_concrete_starts_open() -> None:
-    gate = BinConcreteGate(LAYERS, 4, 30, 0)
+    gate = BinConcreteGate(LAYERS, 4, 30, 0, output_scaling=False)
     assert gate.weight.tolist() == [2.0] * HEADS
     n = 10**5
     drawn = gate.draw(((torch.arange(n, dtype=torch.float64) + 0.5) / n)[:, None])[:, 0]

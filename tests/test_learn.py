@@ -14,11 +14,11 @@ import torch
 
 from compressor.errors import UsageError
 from compressor.heads.asked import heads_to_keep
-from compressor.heads.carry import frozen
 from compressor.heads.gates import GATES
 from compressor.heads.learn import METHODS, learn
-from compressor.heads.order import row_order
 from compressor.heads.trials import ModelTrials
+from compressor.training.carry import frozen
+from compressor.training.order import row_order
 from tests import learning
 from tests.learning import Recipe
 
@@ -42,7 +42,9 @@ def test_every_method_keeps_exactly_k(method: str, keep: int | str, tmp_path: Pa
     assert learned.plan.heads_kept == (exactly + exactly % 2 if method == "global" else exactly)  # one of each site
     assert learned.plan.method == method
     assert learned.plan.data == "sha256:rows"
-    assert all(scale == 1.0 for site in learned.plan.sites for scale in site.scale)
+    for site in learned.plan.sites:
+        scale = site.heads / max(1, len(site.kept)) if method == "bin-concrete" else 1.0
+        assert all(one == pytest.approx(scale) for one in site.scale)
 
 
 def test_same_seed_same_plan_and_weights(tmp_path: Path) -> None:

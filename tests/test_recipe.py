@@ -17,13 +17,13 @@ from compressor.heads.asked import defaults
 from compressor.heads.gates import GATES
 from compressor.heads.learn import METHODS, pool_options, sample_options, schedule_options
 from compressor.heads.search import SEARCHES
-from compressor.recipe import SEARCH_METHODS, Method, Recipe, command_line, flag_of, make
+from compressor.recipe import PENALISED_METHODS, SEARCH_METHODS, Method, Recipe, command_line, flag_of, make
 
 README = Path(__file__).parent.parent / "README.md"
 
 
 def test_every_field_is_one_flag_and_every_flag_one_field() -> None:
-    flags = {str(option.name): option.opts for option in run.params if option.name not in ("more", "file")}
+    flags = {str(option.name): option.opts for option in run.params if option.name not in ("more", "file", "penalty")}
     common = {"quiet", "debug", "json"}
     assert set(flags) - common == set(Recipe.model_fields)
     assert all(flag_of(name) in opts for name, opts in flags.items() if name != "model")
@@ -149,6 +149,24 @@ def test_learning_is_keyed_by_what_decides_it() -> None:
 
 def test_methods_are_those_that_are_registered() -> None:
     assert get_args(Recipe.model_fields["method"].annotation) == METHODS
+
+
+def test_lambda_is_the_penalty_beside_the_other_options(tmp_path: Path) -> None:
+    (tmp_path / "compress.toml").write_text(
+        'data = "d"\nmethod = "bin-concrete"\noptions = { initial = 0, penalty = 1 }'
+    )
+    recipe = make(str(tmp_path), None, {}, options={"penalty": 0.02})
+    assert (recipe.keep, recipe.options) == (None, {"initial": 0, "penalty": 0.02})
+    assert make(str(tmp_path), None, {"options": "beta=0.5"}, options={"penalty": 0.02}).options == {
+        "beta": 0.5,
+        "penalty": 0.02,
+    }
+    context = run.make_context("run", [str(tmp_path), "--lambda", "0.02"])
+    assert context.params["penalty"] == 0.02
+
+
+def test_the_methods_that_may_end_where_their_penalty_leaves_them_are_those_with_one() -> None:
+    assert tuple(name for name, gate in GATES.items() if "penalty" in defaults(gate.make)) == PENALISED_METHODS
 
 
 def choices(annotation: Any) -> str:

@@ -19,7 +19,6 @@ import compressor
 from compressor.errors import InputError, UsageError
 from compressor.folder import ModelFolder, load
 from compressor.heads.learn import learn
-from compressor.heads.resume import digest
 from compressor.heads.sensitivity import sensitivity
 from compressor.recipe import Recipe
 from compressor.report import Report
@@ -28,6 +27,7 @@ from compressor.tasks import Data, batches, open_data, statistics
 from compressor.tasks.beam import search
 from compressor.tasks.data import rows_hash
 from compressor.tasks.metrics import bleu, bleu_counts
+from compressor.training.resume import digest
 from tests import folders, learning
 from tests.folders import Request
 

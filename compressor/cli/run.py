@@ -63,9 +63,12 @@ def _metavar(name: str, annotation: Any) -> str:
 @click.argument("more", nargs=-1, metavar="")
 @click.option("--recipe", "file", metavar="FILE", help="a TOML file of the options below; else MODEL/compress.toml")
 @recipe_options
+@click.option("--lambda", "penalty", type=float, help="short for --options penalty=LAMBDA, what an open head costs")
 @common
 @click.pass_obj
-def run(view: View, model: str | None, more: tuple[str, ...], file: str | None, **flags: Any) -> None:
+def run(
+    view: View, model: str | None, more: tuple[str, ...], file: str | None, penalty: float | None, **flags: Any
+) -> None:
     """From a model folder to a smaller engine: learn which heads to drop, shrink the graph, build, prove, measure.
 
     A recipe file holds everything that a flag below can say, under the same names; a flag wins.
@@ -77,7 +80,8 @@ def run(view: View, model: str | None, more: tuple[str, ...], file: str | None, 
             if near
             else f"{model} is no verb, nor can two model folders be given; the verbs are {', '.join(_VERBS)}."
         )
-    recipe = make(model, file, {name: value for name, value in flags.items() if value is not None})
+    options = {} if penalty is None else {"penalty": penalty}
+    recipe = make(model, file, {name: value for name, value in flags.items() if value is not None}, options=options)
     from compressor.cli.outcome import finish
     from compressor.pipeline import compress
 

@@ -14,7 +14,6 @@ from pydantic import PositiveInt
 from transformers import PreTrainedModel
 
 from compressor.errors import UsageError
-from compressor.heads import joint
 from compressor.heads.asked import LearnRequest, heads_to_keep, nearest, read_options
 from compressor.heads.certify import certify, distinct, divide
 from compressor.heads.cluster import reachable
@@ -24,9 +23,13 @@ from compressor.heads.outcome import all_heads, joint_curves, search_curves, to_
 from compressor.heads.search import SEARCHES, Step
 from compressor.heads.trials import ModelTrials
 from compressor.progress import Tell
+from compressor.recipe import PENALISED_METHODS
 from compressor.report.schema import Point
 from compressor.sites import Site
 from compressor.tasks.base import Data
+from compressor.tasks.streams import Streams
+from compressor.training.fit import fit, processes
+from compressor.training.schedule import Schedule
 from graph_passes import Plan
 
 METHODS = (*GATES, *SEARCHES)
@@ -77,14 +80,16 @@ def learn(
     heads = sum(site.heads for site in sites)
     keep = None if recipe.keep is None else heads_to_keep(recipe.keep, heads)
     tell = progress or (lambda done, total: None)
-    asked, data = data.task, replace(data, task=data.task.chooser)
-    if recipe.method in SEARCHES and keep is None and data.task is not asked:
+    asked = data.task
+    if recipe.method in SEARCHES or not isinstance(asked, Streams):  # training reads streams as they are scored
+        data = replace(data, task=asked.chooser)
+    if recipe.method in SEARCHES and keep is None and data.task.metric != asked.metric:
         raise UsageError(
             f"{asked.metric}: heads are chosen by the {data.task.metric}, so what they may cost in {asked.metric} ends"
             f" no search; say how many to keep (--keep), or score by {data.task.metric} (--metric {data.task.metric})"
         )
     if recipe.method in GATES:
-        if keep is None:
+        if keep is None and recipe.method not in PENALISED_METHODS:
             raise UsageError(f"{recipe.method} learns which heads to keep, not how many; say how many with --keep")
         return _learn_gate(model, sites, data, recipe, keep, checkpoint_dir, tell)
     if recipe.method in SEARCHES:
@@ -109,7 +114,7 @@ def check_options(recipe: LearnRequest) -> None:
         make = GATES[recipe.method].make
         own, pace, _ = read_options(recipe, make, schedule_options, pool_options)
         make([2], 1, 1, recipe.seed, **own)
-        joint.Schedule(1, recipe.batch_size, recipe.learning_rate, recipe.seed, **pace)
+        Schedule(1, recipe.batch_size, recipe.learning_rate, recipe.seed, **pace)
 
 
 def _learn_gate(
@@ -117,17 +122,17 @@ def _learn_gate(
     sites: Sequence[Site],
     data: Data,
     recipe: LearnRequest,
-    keep: int,
+    keep: int | None,
     checkpoint_dir: Path,
     tell: Tell,
 ) -> Learned:
     method = GATES[recipe.method]
     own, pace, pooling = read_options(recipe, method.make, schedule_options, pool_options)
-    rows = recipe.batch_size * joint.processes()
+    rows = recipe.batch_size * processes()
     steps = recipe.steps or math.ceil((recipe.epochs or method.epochs) * len(data.train) / rows)
-    schedule = joint.Schedule(steps, recipe.batch_size, recipe.learning_rate, recipe.seed, **pace)
+    schedule = Schedule(steps, recipe.batch_size, recipe.learning_rate, recipe.seed, **pace)
 
-    def one(layers: Sequence[int], count: int, seed: int) -> Gate:
+    def one(layers: Sequence[int], count: int | None, seed: int) -> Gate:
         return method.make(layers, count, steps, seed, **own)
 
     layers = [site.heads for site in sites]
@@ -139,7 +144,9 @@ def _learn_gate(
     )
     options = {**own, **pace, **pooling}
     asked = {"keep": keep, **options}
-    log = joint.train(model, gate, sites, data, schedule, asked, checkpoint_dir, tell, method.trains_model)
+    log = fit(
+        model, data, schedule, asked, checkpoint_dir, tell, gate=gate, sites=sites, trains_model=method.trains_model
+    )
     heads = all_heads(sites)
     scales = dict(zip(heads, gate.scale().tolist(), strict=True))
     kept = {head: scales[head] for head, stays in zip(heads, gate.harden().tolist(), strict=True) if stays}
@@ -207,8 +214,11 @@ def schedule_options(
     evaluations: int = 12,
     points: int = 60,
     mixed_precision: Literal["no", "bf16"] = "no",
+    optimizer: Literal["adamw", "lamb"] = "adamw",
+    scheduler: Literal["linear", "cosine"] = "linear",
+    final_learning_rate: float = 0.0,
 ) -> None:
-    """The options of every joint method; `joint.Schedule` says what they mean."""
+    """The options of every joint method; `Schedule` says what they mean."""
 
 
 def pool_options(*, pool: Literal["model", "kind"] = "model") -> None:

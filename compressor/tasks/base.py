@@ -23,6 +23,7 @@ class Task(Protocol):
         higher_is_better: False for perplexity.
         metrics: the metrics that the task knows, the default first.
         notes: what a reader must know of how rows were read and scored; complete once labels are learned.
+        in_order: whether rows follow each other, so that they may not be drawn from among others.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Task(Protocol):
     higher_is_better: bool
     metrics: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    in_order: bool = False
 
     @property
     def chooser(self) -> Task:

@@ -54,8 +54,7 @@ class CausalLM(Task):
         if len(names) != 1:
             raise InputError(f"{source}: language models read one column, not {len(names)}; name it (--text-columns)")
         ids = self._stream(list(rows[names[0]]), lines=rows.column_names == ["text"])
-        blocks = [ids[start : start + self._block] for start in range(0, len(ids), self._block)]
-        blocks = [block for block in blocks if len(block) > 1]
+        blocks = self._cut(ids, source)
         if not blocks:
             raise InputError(f"{source}: holds {len(ids)} token, nothing can be predicted; give more text")
         masks = [[1] * len(block) for block in blocks]
@@ -73,20 +72,16 @@ class CausalLM(Task):
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Summed loss in nats and predicted tokens of each block, from logits `[batch, block, vocabulary]`."""
-        sums = []
-        for scores, row in zip(logits, labels, strict=True):
-            found = torch.nn.functional.cross_entropy(
-                torch.from_numpy(np.ascontiguousarray(scores[:-1])).double(),
-                torch.from_numpy(row[1:]),
-                ignore_index=-100,
-                reduction="sum",
-            )
-            sums.append((float(found), float((row[1:] != -100).sum())))
-        return np.asarray(sums, dtype=np.float64).reshape(-1, 2)
+        return summed_loss(torch.from_numpy(logits[:, :-1]), torch.from_numpy(labels[:, 1:])).numpy()
 
     def score(self, statistics: np.ndarray) -> float:
         """Perplexity over rows of (loss, tokens)."""
         return perplexity(statistics[:, 0], statistics[:, 1])
+
+    def _cut(self, ids: list[int], source: str) -> list[list[int]]:
+        """The text as rows, each with something to predict in it."""
+        blocks = [ids[start : start + self._block] for start in range(0, len(ids), self._block)]
+        return [block for block in blocks if len(block) > 1]
 
     def _stream(self, texts: list[str], *, lines: bool) -> list[int]:
         """All texts as one sequence of ids."""
@@ -98,3 +93,17 @@ class CausalLM(Task):
             rows = self._tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
         end = [] if lines or self._tokenizer.eos_token_id is None else [self._tokenizer.eos_token_id]
         return [token for row in rows for token in [*row, *end]]
+
+
+def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Summed loss in nats and predicted tokens of each row, `[batch, 2]` float64.
+
+    Args:
+        logits: `[batch, tokens, vocabulary]`.
+        targets: `[batch, tokens]`, the token that each position predicts; -100 is left out.
+    """
+    sums = [
+        torch.nn.functional.cross_entropy(scores.double(), row, ignore_index=-100, reduction="sum")
+        for scores, row in zip(logits, targets, strict=True)  # row by row: in float64 a whole batch would not fit
+    ]
+    return torch.stack([torch.stack(sums), (targets != -100).sum(1).double()], dim=1)

@@ -9,7 +9,7 @@ from datasets import Dataset
 
 from compressor.errors import InputError
 from compressor.folder import ModelFolder
-from compressor.tasks.base import Data, DataRequest
+from compressor.tasks.base import Data, DataRequest, Task
 from compressor.tasks.labels import withheld
 from compressor.tasks.registry import make_task
 from compressor.tasks.splits import Split, named_splits, pick
@@ -30,11 +30,11 @@ def open_data(request: DataRequest, folder: ModelFolder) -> Data:
     notes += task.notes
     rows = {split: task.encode(found, source) for split, (found, source) in sources.items()}
     if "eval" not in rows and "train" in rows:
-        rows["train"], rows["eval"] = _set_aside(rows["train"], _HELD_OUT, request.seed, "training", "--eval-data")
-        notes.append(_note("evaluation", "training", rows["eval"], request.seed))
+        rows["train"], rows["eval"] = _set_aside(rows["train"], _HELD_OUT, request.seed, "training", task)
+        notes.append(_note("evaluation", "training", rows["eval"], request.seed, task))
     if "test" not in rows:
-        rows["eval"], rows["test"] = _set_aside(rows["eval"], 0.5, request.seed, "evaluation", "--test-data")
-        notes.append(_note("test", "evaluation", rows["test"], request.seed))
+        rows["eval"], rows["test"] = _set_aside(rows["eval"], 0.5, request.seed, "evaluation", task)
+        notes.append(_note("test", "evaluation", rows["test"], request.seed, task))
     none = rows["test"].select([])
     train = rows.get("train", none)
     chosen_on = rows.get("eval", none)
@@ -74,17 +74,23 @@ def _meant_for(split: Split, splits: dict[str, Dataset], source: str) -> tuple[D
     return splits[name], f"{source} [{name}]" if name else source
 
 
-def _set_aside(examples: Dataset, share: float, seed: int, kind: str, flag: str) -> tuple[Dataset, Dataset]:
-    """What stays and what goes: `share` of the rows, at least one, drawn; both parts keep the rows' order."""
+def _set_aside(examples: Dataset, share: float, seed: int, kind: str, task: Task) -> tuple[Dataset, Dataset]:
+    """What stays and what goes: `share` of the rows, at least one, drawn; both parts keep the rows' order.
+
+    Rows that follow each other are cut in two: the last of them go.
+    """
     count = max(1, round(share * len(examples)))
     if count >= len(examples):
+        flag = "--eval-data" if kind == "training" else "--test-data"
         raise InputError(f"{len(examples)} {kind} row is too few to set one aside; give more rows, or {flag}")
-    order = np.random.default_rng(seed).permutation(len(examples))
+    last_first = np.arange(len(examples))[::-1]
+    order = last_first if task.in_order else np.random.default_rng(seed).permutation(len(examples))
     return examples.select(np.sort(order[count:])), examples.select(np.sort(order[:count]))
 
 
-def _note(new: str, old: str, rows: Dataset, seed: int) -> str:
-    return f"no {new} data was given: {len(rows)} of the {old} rows, drawn with seed {seed}, were set aside for it"
+def _note(new: str, old: str, rows: Dataset, seed: int, task: Task) -> str:
+    which = "the last ones" if task.in_order else f"drawn with seed {seed}"
+    return f"no {new} data was given: {len(rows)} of the {old} rows, {which}, were set aside for it"
 
 
 def rows_hash(examples: Dataset) -> str | None:

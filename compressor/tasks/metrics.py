@@ -47,6 +47,11 @@ def perplexity(losses: np.ndarray, tokens: np.ndarray) -> float:
     return math.exp(mean) if mean < 700 else math.inf
 
 
+def bits(losses: np.ndarray, tokens: np.ndarray) -> float:
+    """The mean loss a token in bits: bits per character where tokens are characters."""
+    return mean_loss(losses, tokens) / math.log(2)
+
+
 def mean_loss(losses: np.ndarray, tokens: np.ndarray) -> float:
     """The mean loss a token, from each row's summed loss in nats and its number of tokens."""
     return float(losses.sum() / tokens.sum())

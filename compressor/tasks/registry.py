@@ -8,6 +8,7 @@ from compressor.tasks.base import DataRequest, Task
 from compressor.tasks.causal_lm import CausalLM
 from compressor.tasks.classification import TextClassification
 from compressor.tasks.regression import Regression
+from compressor.tasks.streams import remembers, streams_of
 from compressor.tasks.translation import Translation
 
 _Class = type[TextClassification] | type[Regression] | type[CausalLM] | type[Translation]
@@ -35,6 +36,8 @@ def make_task(folder: ModelFolder, request: DataRequest) -> Task:
         )
     if folder.processor is None:
         raise InputError(f"{folder.path}: no tokenizer; save the model's own there (tokenizer.save_pretrained)")
+    if make is CausalLM and remembers(folder.config):
+        make = streams_of(folder)
     metric = request.metric or make.metrics[0]
     if metric not in make.metrics:
         raise UsageError(f"--metric {metric}: {folder.task} is scored by {', '.join(make.metrics)}; name one of these")

@@ -17,9 +17,9 @@ _EDGE = 1e-6  # uniform noise keeps so far from 0 and 1 (Voita et al.'s code)
 class ConcreteGate(base.RankedGate):
     """One concrete variable a head, `log_alpha` its weight; a head counts as open iff that is above zero.
 
-    How many heads end up open follows from the penalty and cannot be set (Li et al. 2021, section 5.2). To keep exactly
-    K, the closed heads of highest `log_alpha` are opened again or the open ones of lowest closed, as few as possible:
-    that is the top K of `log_alpha`.
+    How many heads end up open follows from the penalty and cannot be set (Li et al. 2021, section 5.2). Without `keep`
+    it is those. To keep exactly K, the closed heads of highest `log_alpha` are opened again or the open ones of lowest
+    closed, as few as possible: that is the top K of `log_alpha`.
 
     After `cooldown` the gates are frozen at that mask and training goes on without noise and penalty. Otherwise the
     model would learn under random subsets of another size until the end and never meet the one it is deployed with, and
@@ -27,7 +27,7 @@ class ConcreteGate(base.RankedGate):
 
     Args:
         start: `log_alpha` `[heads]` to learn from.
-        keep: heads to keep, from none to all; at both ends the gates are constant.
+        keep: heads to keep, from none to all; at both ends the gates are constant. None: those that end up open.
         steps: optimizer steps of the run.
         seed: of every step's noise.
         penalty: weight of the expected number of open heads in the loss.
@@ -45,7 +45,7 @@ class ConcreteGate(base.RankedGate):
     def __init__(
         self,
         start: Tensor,
-        keep: int,
+        keep: int | None,
         steps: int,
         seed: int,
         *,
@@ -58,7 +58,10 @@ class ConcreteGate(base.RankedGate):
         gate_learning_rate: float,
         gate_max_grad_norm: float,
     ) -> None:
-        super().__init__(start, keep, steps, seed, gate_learning_rate, gate_max_grad_norm)
+        super().__init__(
+            start, len(start) if keep is None else keep, steps, seed, gate_learning_rate, gate_max_grad_norm
+        )
+        self.free = keep is None
         if penalty < 0:
             raise UsageError(f"penalty {penalty}: would reward open heads; give a number from 0 up")
         if beta <= 0:
@@ -80,6 +83,13 @@ class ConcreteGate(base.RankedGate):
     def open(self) -> Tensor:
         """Probability `[heads]` that a stretched gate is not closed: Louizos et al. 2018, equation 12."""
         return torch.sigmoid(self.weight - self.beta * math.log(-self.gamma / self.zeta))
+
+    @property
+    def choice(self) -> bool:
+        return self.free or super().choice
+
+    def harden(self) -> Tensor:
+        return self.weight.detach() > 0 if self.free else super().harden()
 
     def sample(self, step: int) -> Tensor:
         if not self._moves(step):

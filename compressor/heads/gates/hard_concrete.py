@@ -27,7 +27,7 @@ class HardConcreteGate(ConcreteGate):
     def __init__(
         self,
         layers: Sequence[int],
-        keep: int,
+        keep: int | None,
         steps: int,
         seed: int,
         *,

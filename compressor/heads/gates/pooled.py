@@ -17,22 +17,23 @@ class PooledGate(Gate):
         make: called with (layers, keep, seed) for each pool.
         layers: heads of each site, in site order.
         pools: the pool of each site, e.g. its kind.
-        keep: heads to keep over the whole model, shared out by `shares`.
+        keep: heads to keep over the whole model, shared out by `shares`; None: as many as each pool leaves open.
         seed: each pool draws from a seed of its own.
     """
 
     def __init__(
         self,
-        make: Callable[[Sequence[int], int, int], Gate],
+        make: Callable[..., Gate],
         layers: Sequence[int],
         pools: Sequence[str],
-        keep: int,
+        keep: int | None,
         seed: int,
     ) -> None:
         super().__init__()
         names = list(dict.fromkeys(pools))
         members = [[site for site, pool in enumerate(pools) if pool == name] for name in names]
-        keeps = shares(keep, [sum(layers[site] for site in member) for member in members])
+        sizes = [sum(layers[site] for site in member) for member in members]
+        keeps: Sequence[int | None] = [None] * len(sizes) if keep is None else shares(keep, sizes)
         # The first pool's seed is the run's own: a model of one pool gives the plan of the gate alone.
         self.parts = nn.ModuleList(
             make([layers[site] for site in member], count, seed + 7_919 * number)

@@ -37,6 +37,17 @@ def frozen(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def as_it_was(model: PreTrainedModel) -> Iterator[None]:
+    """Put back what a trainer changes beside the weights: it turns the cache off, a loss may note its problem type."""
+    was_training, config = model.training, dict(vars(model.config))
+    try:
+        yield
+    finally:
+        model.train(was_training)
+        vars(model.config).update(config)
+
+
+@contextmanager
 def carrying(model: PreTrainedModel, gate: Gate, sites: Sequence[Site], step: Callable[[], int]) -> Iterator[None]:
     """Hang `gate` on `model` and multiply every site's heads by it: sampled in training, hard in evaluation."""
     now: dict[str, Tensor] = {}
@@ -49,7 +60,6 @@ def carrying(model: PreTrainedModel, gate: Gate, sites: Sequence[Site], step: Ca
     def apply(name: str, out: Tensor) -> Tensor:
         return out * now[name].to(out.dtype)
 
-    was_training, config = model.training, dict(vars(model.config))
     model.add_module(GATE, gate)
     handle = model.register_forward_pre_hook(draw)
     try:
@@ -58,5 +68,3 @@ def carrying(model: PreTrainedModel, gate: Gate, sites: Sequence[Site], step: Ca
     finally:
         handle.remove()
         delattr(model, GATE)
-        model.train(was_training)
-        vars(model.config).update(config)  # the trainer turns the key/value cache off, a loss may note its problem type

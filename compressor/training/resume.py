@@ -11,21 +11,31 @@ from typing import Any
 
 from torch import nn
 
+from compressor.errors import UsageError
+
 _RUN = "run.json"
 _STATE = "trainer_state.json"
 
 
-def claim(folder: Path, settings: Mapping[str, Any]) -> str | None:
+def claim(folder: Path, settings: Mapping[str, Any], *, refuse_others: bool = False) -> str | None:
     """Make `folder` the place of the run that `settings` describe and find its newest checkpoint.
 
-    A checkpoint of other settings is thrown away: going on from it would give a plan that no single command gives.
+    A checkpoint of other settings is thrown away, or refused: going on from it would give what no single command gives.
 
     Returns:
         The checkpoint to resume from, or None to start anew.
+
+    Raises:
+        UsageError: there is a checkpoint of other settings (`refuse_others`).
     """
     said = json.dumps(settings, indent=1, sort_keys=True, default=str)
     run = folder / _RUN
-    if not run.exists() or run.read_text(encoding="utf-8") != said:
+    if not run.exists() or (before := run.read_text(encoding="utf-8")) != said:
+        if refuse_others and run.exists() and any(folder.glob("checkpoint-*")):
+            raise UsageError(
+                f"{folder}: the checkpoints are of another run ({_differences(json.loads(before), json.loads(said))});"
+                " ask for the same, name another folder to write, or start anew (--force)"
+            )
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         run.write_text(said, encoding="utf-8")
@@ -52,3 +62,12 @@ def _whole(checkpoint: Path) -> bool:
     except (OSError, ValueError):
         return False
     return True
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], most: int = 3) -> str:
+    """What two settings differ in, as far as it fits on a line: `layers 4, now 6`; the rows or the start if no word."""
+    simple = [name for name in {**before, **now} if not isinstance(now.get(name), (dict, list))]
+    told = [
+        f"{name} {before.get(name)}, now {now.get(name)}" for name in simple if before.get(name) != now.get(name)
+    ] or [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    return "; ".join(told[:most])
