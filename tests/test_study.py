@@ -309,7 +309,7 @@ def test_domains_come_from_a_column(done: Callable[[str], Path]) -> None:
         (["gird"], "study 'gird': unknown; did you mean grid?"),
         (["grid", "--size", "smal"], "--size smal: unknown; did you mean small?"),
         (["grid", "--methods", "dps"], "--methods dps: unknown; did you mean dsp?"),
-        (["grid", "--keeps", "9"], "keep 9: the model has 8 heads; give a number from 0 to 8, or 0% to 100%"),
+        (["grid", "--keeps", "9"], "--keeps 9: the model has 8 heads; give a number from 0 to 8, or 0% to 100%"),
         (["grid", "--keeps", "x"], "neither a count nor a share"),
         (["grid", "--seeds", "-1"], "--seeds '-1'"),
         (["grid", "--seeds", ","], "--seeds ',': names nothing"),

@@ -53,8 +53,13 @@ class LearnRequest(Protocol):
     def seed(self) -> int: ...
 
 
-def heads_to_keep(keep: int | str, heads: int) -> int:
+def heads_to_keep(keep: int | str, heads: int, flag: str = "--keep") -> int:
     """The count that `keep` asks for of `heads`: a count (36, "36") or a share ("50%", rounded to the nearest head).
+
+    Args:
+        keep: what was asked for.
+        heads: of the whole model.
+        flag: where, for the message.
 
     Raises:
         UsageError: it is neither, or out of range.
@@ -63,9 +68,9 @@ def heads_to_keep(keep: int | str, heads: int) -> int:
     try:
         count = round(heads * float(text[:-1]) / 100) if text.endswith("%") else int(text)
     except (ValueError, OverflowError) as error:
-        raise UsageError(f"keep {text!r}: neither a count nor a share; give a number such as 36, or 50%") from error
+        raise UsageError(f"{flag} {text!r}: neither a count nor a share; give a number such as 36, or 50%") from error
     if not 0 <= count <= heads:
-        raise UsageError(f"keep {text}: the model has {heads} heads; give a number from 0 to {heads}, or 0% to 100%")
+        raise UsageError(f"{flag} {text}: the model has {heads} heads; give a number from 0 to {heads}, or 0% to 100%")
     return count
 
 

@@ -85,7 +85,8 @@ class Study(ABC):
 
     def keeps(self) -> list[int]:
         """Heads to keep, as counts, most first."""
-        return sorted({heads_to_keep(keep, len(self.subject.heads)) for keep in self.axis("keeps")}, reverse=True)
+        heads = len(self.subject.heads)
+        return sorted({heads_to_keep(keep, heads, "--keeps") for keep in self.axis("keeps")}, reverse=True)
 
 
 def check_asked(kind: str, study: type[Study], asked: Asked) -> None:
