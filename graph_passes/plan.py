@@ -123,14 +123,6 @@ class Plan(BaseModel):
                 return site
         raise KeyError(name)
 
-    def dense(self) -> Plan:
-        """The same sites with every head kept at scale one: the plan of the model it is compared with."""
-        sites = [
-            SitePlan(site.name, site.kind, site.heads, site.kv_heads, site.head_dim, tuple(range(site.heads)))
-            for site in self.sites
-        ]
-        return self.model_copy(update={"sites": tuple(sites), "method": None, "options": {}, "evidence": {}})
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON; the same plan always gives the same bytes. Written beside and renamed."""
         path = Path(path)

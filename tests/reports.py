@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from compressor.report import (
@@ -186,9 +187,15 @@ def report(**changed: Any) -> Report:
     return Report(**facts)
 
 
+def dense(plan: Plan) -> Plan:
+    """The same sites with every head kept at scale one, as if nothing had been learned."""
+    sites = tuple(replace(site, kept=tuple(range(site.heads)), scale=(), mask=None) for site in plan.sites)
+    return plan.model_copy(update={"sites": sites, "method": None, "options": {}, "evidence": {}})
+
+
 def nothing_learned() -> Report:
     """Neither data nor a plan: the model as it is."""
-    plan = bert_plan().dense().model_copy(update={"seed": None, "data": None})
+    plan = dense(bert_plan()).model_copy(update={"seed": None, "data": None})
     facts = engine(22_713_602)
     notes = ("Nothing was learned: give --data with --method, or a --plan.",)
     speeds = (speed(1, 128, 6.32, 6.3), speed(8, 128, 47.9, 47.9))

@@ -80,7 +80,7 @@ def test_verdict_of_a_run_that_won_is_one_whole_sentence() -> None:
         ({"gate": "failed"}, "worse than --max-drop 0.02 allows"),
         ({"scores": ()}, "no metric measured"),
         ({"refused": (Refusal(what="a", why="b"),)}, "one site was refused"),
-        ({"plan": reports.bert_plan().dense().model_copy(update={"method": "dsp"})}, "Nothing was dropped: "),
+        ({"plan": reports.dense(reports.bert_plan()).model_copy(update={"method": "dsp"})}, "Nothing was dropped: "),
     ],
 )
 def test_verdict_says_so(changed: dict[str, Any], told: str) -> None:

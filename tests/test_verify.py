@@ -14,6 +14,7 @@ from compressor.targets.ort import build
 from compressor.verify import Case, cases, prove_engine, prove_export, prove_shrunk, require
 from graph_passes import load, save
 from tests.engines import Pruned, parsed, pruned
+from tests.reports import dense
 from tests.zoo import text
 
 
@@ -57,7 +58,7 @@ def test_every_stage_of_an_honest_run_holds(bert: Pruned, tmp_path: Path) -> Non
 
 
 def test_the_plan_of_other_heads_does_not_hold(bert: Pruned) -> None:
-    proof = prove_export(bert.model, bert.plan.dense(), bert.reference, TRIED, "dense", attention="eager")
+    proof = prove_export(bert.model, dense(bert.plan), bert.reference, TRIED, "dense", attention="eager")
     assert not proof.holds
     with pytest.raises(MismatchError, match=r"dense: gated model = reference graph .* relative error \d.*0\.0001"):
         require(proof)
