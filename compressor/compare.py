@@ -15,6 +15,7 @@ from compressor.progress import Listener, Tell
 from compressor.recipe import Recipe
 from compressor.report import Score, Speed
 from compressor.side import Side
+from compressor.targets.stream import empty_memories
 from compressor.tasks import Data, statistics
 
 _LENGTH = 128
@@ -81,7 +82,8 @@ def _statistics(side: Side, data: Data, tell: Tell) -> np.ndarray:
     done = 0
 
     def forward(batch: dict[str, Tensor]) -> np.ndarray:
-        return side.engine.run({name: value.numpy() for name, value in batch.items()})["logits"]
+        feeds = {name: value.numpy() for name, value in batch.items()}
+        return side.engine.run({**empty_memories(side.graph, len(batch["labels"])), **feeds})["logits"]
 
     def progress(rows: int) -> None:
         nonlocal done

@@ -17,6 +17,8 @@ from transformers import PreTrainedModel
 from transformers.exporters import OnnxConfig, OnnxExporter
 
 from compressor.errors import InputError, UsageError
+from compressor.memories import LENGTH, POSITIONS
+from compressor.models import SegmentConfig
 from compressor.quiet import quiet_tools
 from compressor.sites.find import find_sites
 from compressor.sites.gates import check_plan, gated
@@ -25,8 +27,19 @@ from graph_passes import Plan, save
 from graph_passes.passes.insert_gates import FINGERPRINT
 
 OPSETS = (18, 23)
-_BY_PRODUCTS = ("past_key_values", "hidden_states", "attentions", "encoder_", "decoder_", "cross_attentions")
-"""Outputs that no task reads: caches, what `output_*` flags add, and the encoder's states beside a decoder's logits."""
+_BY_PRODUCTS = (
+    "past_key_values",
+    "memories",
+    "hidden_states",
+    "attentions",
+    "encoder_",
+    "decoder_",
+    "cross_attentions",
+)
+"""Outputs that no task reads: caches, what `output_*` flags add, and the encoder's states beside a decoder's logits.
+
+New memories are among them only where no memory goes in.
+"""
 _NOTES = ("pkg.torch.onnx.stack_trace", "pkg.torch.onnx.fx_node")
 """What the exporter writes on each node about the Python that made it: most of the file of a small model."""
 
@@ -43,7 +56,8 @@ def export_reference(
     """Write the gated model as ONNX: every head still there, each site multiplied by its gate.
 
     The gates are initializers `<site>.head_gate` `[heads, 1]`; weights keep the names of the state dict. Batch and
-    sequence are dynamic. Language models are written without key/value cache. Weights lie in `<path>.data`.
+    sequence are dynamic. Language models are written without key/value cache; one that reads segment by segment gives
+    new memories out where `memory_0`, ... are among the inputs, of any length. Weights lie in `<path>.data`.
 
     Args:
         model: a transformers model; left as it was.
@@ -70,6 +84,9 @@ def export_reference(
     _tidy(program)
     if plan.model is not None:
         program.metadata_props[FINGERPRINT] = plan.model
+    if isinstance(bare.config, SegmentConfig):
+        limits = bare.config.limits
+        program.metadata_props.update({LENGTH: str(limits.memory_length), POSITIONS: str(limits.max_positions)})
     save(program, path)
 
 
@@ -95,7 +112,7 @@ def _sample(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if all(len(value) == 1 for value in sample.values()):
         sample = {name: torch.cat([value, value]) for name, value in sample.items()}
     for name, value in sample.items():
-        if value.dim() == 2 and value.shape[1] == 1:
+        if value.shape[1:2] == (1,) and (value.dim() == 2 or name.startswith("memory_")):
             raise InputError(f"{name}: one position would be fixed in the graph; give inputs of two or more")
         if name.endswith("attention_mask") and value.dim() == 2 and bool((value != 0).all()):
             value[-1, -1] = 0
@@ -150,7 +167,7 @@ def _tidy(program: ir.Model) -> None:
 
 
 def _axis_names(inputs: Iterable[ir.Value]) -> dict[str, str]:
-    """torch's symbols (`s72`) to the words users know: `batch`, `sequence`, `decoder_sequence`."""
+    """torch's symbols (`s72`) to the words users know: `batch`, `sequence`, `decoder_sequence`, `memory`."""
     names: dict[str, str] = {}
     for value in inputs:
         side = "decoder_" if (value.name or "").startswith("decoder_") else ""
@@ -158,6 +175,8 @@ def _axis_names(inputs: Iterable[ir.Value]) -> dict[str, str]:
             if isinstance(dim, ir.SymbolicDim) and dim.value is not None:
                 if axis == 0:
                     names.setdefault(dim.value, "batch")
+                elif axis == 1 and (value.name or "").startswith("memory_"):
+                    names.setdefault(dim.value, "memory")
                 elif axis == 1 and len(value.shape or ()) == 2:
                     names.setdefault(dim.value, f"{side}sequence")
     return names

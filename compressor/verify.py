@@ -42,7 +42,7 @@ class Case:
 
 
 def cases(inputs: Callable[[int, int, int], Mapping[str, Tensor]], *, longest: int | None = None) -> tuple[Case, ...]:
-    """Batches of several sizes, alone and padded.
+    """Batches of several sizes, alone and padded; where there are memories, empty, half full and full.
 
     Args:
         inputs: makes a batch of the model's inputs from (batch size, length, seed), its last row padded.
@@ -52,6 +52,8 @@ def cases(inputs: Callable[[int, int, int], Mapping[str, Tensor]], *, longest: i
     for seed, (batch, seq) in enumerate(_SIZES):
         made = inputs(batch, seq if longest is None else min(seq, longest), seed)
         feeds = {name: value.numpy() for name, value in made.items()}
+        for name in (name for name in feeds if name.startswith("memory_")):
+            feeds[name] = feeds[name][:, : seed * feeds[name].shape[1] // (len(_SIZES) - 1)]
         # A model whose inputs have one length only would be tried on the same sizes again.
         found.setdefault(tuple((name, array.shape) for name, array in feeds.items()), Case(feeds, _name(feeds)))
     return tuple(found.values())
@@ -64,6 +66,8 @@ def _name(feeds: Feeds) -> str:
         words.append(f"length {first.shape[1]}")
     if any("mask" in name and not array.all() for name, array in feeds.items()):
         words.append("padded")
+    if "memory_0" in feeds:
+        words.append(f"memory {feeds['memory_0'].shape[1]}")
     return ", ".join(words)
 
 

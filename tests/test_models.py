@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from compressor import folder
 from compressor.errors import InputError
+from compressor.memories import memory_names, new_memory_names
 from compressor.models import (
     AllAttentionConfig,
     AllAttentionForCausalLM,
@@ -73,7 +74,8 @@ def sites(model: SegmentForCausalLM) -> list[Any]:
 
 def stream(model: SegmentForCausalLM, text: Tensor, length: int) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Logits of a text read in segments, and the memories at its end."""
-    memories, logits = None, []
+    memories: Any = None
+    logits = []
     for segment in text.split(length, dim=1):
         out = model(segment, memories=memories)
         memories = out.memories
@@ -120,7 +122,7 @@ def by_the_book(model: SegmentForCausalLM, text: Tensor, memories: list[np.ndarr
     """Hidden states after the layers, in float64 and one query, head and key at a time."""
     weights = {name: value.double().numpy() for name, value in model.model.state_dict().items()}
     config = model.config
-    d, w = config.hidden_size, config.head_dim
+    d, w = config.hidden_size, config.head_dim or 0
     states = weights["embed_tokens.weight"][text.numpy()] * math.sqrt(d)
 
     def norm(x: np.ndarray) -> np.ndarray:
@@ -207,6 +209,19 @@ def test_an_empty_memory_is_none(make: Any) -> None:
 
 
 @BOTH
+def test_memories_may_be_given_and_taken_by_name(make: Any) -> None:
+    model = make()
+    memories = model(ids(2, 5)).memories
+    named = model(ids(2, 4), **dict(zip(memory_names(3), memories, strict=True)))
+    expected = model(ids(2, 4), memories=memories)
+    assert list(named) == ["logits", *new_memory_names(3)]
+    for one, other in zip(named.values(), (expected.logits, *expected.memories), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    with pytest.raises(InputError, match="memory_0 is missing beside memory_1; give one memory a layer"):
+        model(ids(2, 4), memory_1=memories[1])
+
+
+@BOTH
 def test_no_gradient_flows_into_memory(make: Any) -> None:
     model = make()
     memories = model(ids(2, 5)).memories
@@ -287,8 +302,9 @@ def test_saved_and_loaded_like_any_other(make: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_its_attention_is_found_with_and_without_memory(make: Any, attention: Attention) -> None:
     model = make()
-    for memories in (None, model(ids(2, 4)).memories):
-        found = find_sites(model, {"input_ids": ids(2, 5), "memories": memories}, attention=attention)
+    for memories in ((), model(ids(2, 4)).memories):
+        named = dict(zip(memory_names(3), memories, strict=False))
+        found = find_sites(model, {"input_ids": ids(2, 5), **named}, attention=attention)
         assert [site.name for site in found] == [f"model.layers.{layer}.attention" for layer in range(3)]
         assert {(site.kind, site.heads, site.kv_heads, site.head_dim) for site in found} == {("decoder", 4, 4, 6)}
 

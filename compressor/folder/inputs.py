@@ -13,6 +13,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from compressor.errors import InputError
 from compressor.folder.loading import ModelFolder
+from compressor.memories import memory_names
+from compressor.models import SegmentConfig
 
 _NO_TARGET = ("text-classification", "regression", "question-answering")
 """Tasks for which an encoder-decoder makes its decoder's inputs itself."""
@@ -28,7 +30,8 @@ def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> 
     """Keyword arguments of the model's forward.
 
     Text begins and ends as the tokenizer has it, ids `[batch, seq]` int64; with two rows or more the last one is padded
-    on the right, so that a mask does work. Images and sound have the one size that the model takes.
+    on the right, so that a mask does work. Images and sound have the one size that the model takes. A model that reads
+    segment by segment gets its memories, as long as they become, and no mask: a stream has no padding.
 
     Args:
         folder: a loaded folder.
@@ -51,6 +54,7 @@ def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> 
                 made[name] = _signal(name, folder, batch)
         if model.config.is_encoder_decoder and "decoder_input_ids" in taken and folder.task not in _NO_TARGET:
             made["decoder_input_ids"] = _target(model.config, batch, seq)
+        memories = _memories(model.config, batch, seq)
     lacking = sorted(_required(taken) - set(made))
     if lacking or not made:
         raise InputError(
@@ -59,7 +63,9 @@ def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> 
         )
     if folder.task == "multiple-choice":
         made = {name: value.unsqueeze(1).repeat(1, 2, *(1,) * (value.dim() - 1)) for name, value in made.items()}
-    return {name: made[name] for name in taken if name in made}
+    if memories:
+        made.pop("attention_mask", None)
+    return {name: made[name] for name in taken if name in made} | memories
 
 
 def token_limit(model: PreTrainedModel) -> int | None:
@@ -126,6 +132,15 @@ def _text(folder: ModelFolder, batch: int, seq: int, taken: Any) -> dict[str, Te
         second = torch.arange(seq)[None] >= (ends // 2)[:, None]
         made["token_type_ids"] = (second & (mask == 1)).long()
     return made
+
+
+def _memories(config: PretrainedConfig, batch: int, seq: int) -> dict[str, Tensor]:
+    """Full memories beside `seq` tokens; nothing for a model that has none."""
+    if not isinstance(config, SegmentConfig) or not config.memory_length:
+        return {}
+    length = min(config.memory_length, config.max_position_embeddings - seq)
+    names = memory_names(config.num_hidden_layers)
+    return {name: torch.randn(batch, length, config.hidden_size) for name in names}
 
 
 def _target(config: PretrainedConfig, batch: int, seq: int) -> Tensor:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
+from compressor.memories import Limits
+
 
 @strict
 class SegmentConfig(PreTrainedConfig):
@@ -50,6 +52,11 @@ class SegmentConfig(PreTrainedConfig):
     def kept(self, layer: int) -> list[int]:
         """Original ids of the heads that a layer has."""
         return list(range(self.num_attention_heads)) if self.layer_heads is None else self.layer_heads[layer]
+
+    @property
+    def limits(self) -> Limits:
+        """What may be given as memory."""
+        return Limits(self.num_hidden_layers, self.hidden_size, self.memory_length, self.max_position_embeddings)
 
     def validate_architecture(self) -> None:
         """Part of the validation that `strict` runs."""

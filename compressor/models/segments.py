@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import ModelOutput
 
-from compressor.errors import InputError
+from compressor.memories import listed, new_memory_names
 from compressor.models.attention import RelativeAttention, sinusoids
 from compressor.models.configuration import AllAttentionConfig, SegmentConfig, TransformerXLConfig
 
@@ -151,7 +151,7 @@ class SegmentModel(SegmentPreTrainedModel):
             inputs_embeds = self.embed_tokens(input_ids) * math.sqrt(self.config.hidden_size)
         states = self.dropout(inputs_embeds)
         if not torch.compiler.is_compiling():
-            check_segment(self.config, states.shape[0], states.shape[1], memories)
+            self.config.limits.check(states.shape[0], states.shape[1], [memory.shape for memory in memories or ()])
         length = states.shape[1]
         keys = length if not memories else memories[0].shape[1] + length
         positions = sinusoids(keys, self.config.hidden_size, states)
@@ -190,53 +190,28 @@ class SegmentForCausalLM(SegmentPreTrainedModel):
         shift_labels: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         **kwargs: Any,
-    ) -> SegmentOutput:
+    ) -> SegmentOutput | dict[str, Tensor]:
         """Logits of the next token at every position, the loss where labels are given, and new memories.
+
+        Memories may also be given one by one, as a graph has them: `memory_0`, `memory_1`, ...; what is returned is
+        named likewise then, `logits`, `new_memory_0`, `new_memory_1`, ...
 
         Args:
             input_ids, attention_mask, memories, inputs_embeds: see `SegmentModel.forward`.
             labels: `[batch, segment]`, the token at each position; shifted by one here. -100 is left out.
             shift_labels: `[batch, segment]`, the token after each position, in place of `labels`.
         """
-        out = self.model(input_ids, attention_mask, memories, inputs_embeds)
+        singly = listed(kwargs)
+        out = self.model(input_ids, attention_mask, memories or singly, inputs_embeds)
         logits = self.lm_head(out.last_hidden_state)
+        if singly:
+            return {"logits": logits, **dict(zip(new_memory_names(len(singly)), out.memories, strict=True))}
         loss = None
         if labels is not None or shift_labels is not None:
             loss = self.loss_function(
                 logits=logits, labels=labels, vocab_size=self.config.vocab_size, shift_labels=shift_labels, **kwargs
             )
         return SegmentOutput(loss=loss, logits=logits, memories=out.memories)
-
-
-def check_segment(config: SegmentConfig, batch: int, length: int, memories: Sequence[Tensor] | None) -> None:
-    """Make sure that memories are those of this model and batch, and that it has as many positions.
-
-    Raises:
-        InputError: one line that says what does not fit.
-    """
-    past = 0
-    if memories:
-        if len(memories) != config.num_hidden_layers:
-            raise InputError(
-                f"{len(memories)} memories were given, the model has {config.num_hidden_layers} layers; give one each"
-            )
-        past = memories[0].shape[1] if len(memories[0].shape) > 1 else 0
-        for index, memory in enumerate(memories):
-            if tuple(memory.shape) != (batch, past, config.hidden_size):
-                raise InputError(
-                    f"memory_{index} is {list(memory.shape)}, not [batch {batch}, length {past}, hidden "
-                    f"{config.hidden_size}]; give the memories that the segment before returned"
-                )
-        if past > config.memory_length:
-            raise InputError(
-                f"memories hold {past} positions, the model keeps {config.memory_length} (memory_length); give the "
-                f"last {config.memory_length}"
-            )
-    if past + length > config.max_position_embeddings:
-        raise InputError(
-            f"{past} positions of memory and {length} of the segment are more than the model's "
-            f"{config.max_position_embeddings} (max_position_embeddings); give shorter segments"
-        )
 
 
 def _hidden(length: int, keys: int, attention_mask: Tensor | None, device: torch.device) -> Tensor:
