@@ -7,7 +7,9 @@ import onnx_ir as ir
 
 from graph_passes.plan import Plan, SitePlan
 
-SUFFIX = ".head_gate"
+GATE = "head_gate"
+"""What a gate is called on its module, and so behind the site's name in a graph."""
+SUFFIX = f".{GATE}"
 
 
 def gate_name(site: str) -> str:

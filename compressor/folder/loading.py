@@ -15,6 +15,7 @@ from compressor.errors import InputError
 from compressor.folder.classes import model_class
 from compressor.folder.weights import check_finite, check_weight_files
 from compressor.quiet import one_line, quiet_transformers
+from graph_passes.gates import SUFFIX
 
 _NO_FUNCTION = {
     "_name_or_path",
@@ -110,7 +111,7 @@ def fingerprint(model: PreTrainedModel) -> str:
     digest.update(type(model).__name__.encode())
     digest.update(json.dumps(_entries(model.config.to_diff_dict()), sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):
-        if name.endswith(".head_gate"):
+        if name.endswith(SUFFIX):
             continue  # A gate is on the model, not of it.
         digest.update(f"{name} {tuple(tensor.shape)}".encode())
         whole = tensor.detach().cpu()

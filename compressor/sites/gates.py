@@ -13,8 +13,7 @@ from compressor.errors import InputError
 from compressor.sites.find import Site
 from compressor.sites.hook import Attention, family, hooked, unwrap
 from graph_passes import Plan, SitePlan
-
-GATE = "head_gate"
+from graph_passes.gates import GATE
 
 
 def keep_only(sites: Iterable[Site], scales: Mapping[tuple[str, int], float]) -> Plan:

@@ -13,9 +13,7 @@ from transformers import PreTrainedModel
 
 from compressor.heads.gates import Gate
 from compressor.sites import Site, hooked
-
-GATE = "head_gate"
-"""Name under which the gate hangs on the model while both learn, so that distributed wrappers see its parameters."""
+from graph_passes.gates import GATE
 
 
 @contextmanager
@@ -60,7 +58,7 @@ def carrying(model: PreTrainedModel, gate: Gate, sites: Sequence[Site], step: Ca
     def apply(name: str, out: Tensor) -> Tensor:
         return out * now[name].to(out.dtype)
 
-    model.add_module(GATE, gate)
+    model.add_module(GATE, gate)  # on the model, so that distributed wrappers see its parameters
     handle = model.register_forward_pre_hook(draw)
     try:
         with hooked(model, apply):

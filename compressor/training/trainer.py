@@ -16,8 +16,8 @@ from transformers import Trainer, TrainerCallback
 
 from compressor.errors import DivergedError
 from compressor.heads.gates import Gate
-from compressor.training.carry import GATE
 from compressor.training.schedule import Schedule
+from graph_passes.gates import GATE
 
 WEIGHTS = "model.safetensors"
 
