@@ -14,7 +14,8 @@ from pathlib import Path
 from compressor.errors import CompressorError, InputError, UsageError
 
 _STAMP = ".compress"
-_OURS = ("report.json", "plan.json")
+_OURS = (("report.json", "plan.json"), ("training.json",))
+"""Files by which a folder that a run wrote, or a training, is known."""
 
 
 class WorkDir:
@@ -131,7 +132,7 @@ def _check_target(out: Path, force: bool) -> None:
         return
     if not force:
         raise UsageError(f"{out}: is there already; add --force to replace it, or name another folder (-o)")
-    if not out.is_dir() or not all((out / name).is_file() for name in _OURS):
+    if not out.is_dir() or not any(all((out / name).is_file() for name in names) for names in _OURS):
         raise UsageError(f"{out}: no run wrote this folder, so --force does not replace it; name another (-o)")
 
 

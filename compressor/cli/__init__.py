@@ -20,6 +20,7 @@ from compressor.cli.report import report
 from compressor.cli.run import run
 from compressor.cli.sites import sites
 from compressor.cli.study import study
+from compressor.cli.train import train
 from compressor.cli.view import View
 from compressor.errors import CompressorError, InputError
 
@@ -34,7 +35,7 @@ def cli() -> None:
     """
 
 
-for _verb in (run, sites, apply, bench, report, study):
+for _verb in (run, sites, apply, bench, report, study, train):
     cli.add_command(_verb)
 
 

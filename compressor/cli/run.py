@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import click
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
 from compressor.cli.group import common
 from compressor.cli.view import View
@@ -14,16 +17,20 @@ from compressor.recipe import Recipe, flag_of, group_of, make
 
 F = TypeVar("F", bound=Callable[..., Any])
 _OTHER = "Common"
-_VERBS = ("run", "sites", "apply", "bench", "report", "study")
+_VERBS = ("run", "sites", "apply", "bench", "report", "study", "train")
 
 
-class RunCommand(click.Command):
-    """Lists its options under the headings of the recipe's fields."""
+class FieldsCommand(click.Command):
+    """Lists its options under the headings of the fields that they set."""
+
+    def __init__(self, *args: Any, fields: Mapping[str, FieldInfo] | None = None, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.fields = fields or {}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows: dict[str, list[tuple[str, str]]] = {}
         for option in self.get_params(ctx):
-            field = Recipe.model_fields.get(str(option.name))
+            field = self.fields.get(str(option.name))
             record = option.get_help_record(ctx)
             if record and isinstance(option, click.Option):
                 rows.setdefault(group_of(field) if field else _OTHER, []).append(record)
@@ -32,20 +39,39 @@ class RunCommand(click.Command):
                 formatter.write_dl(records)
 
 
+class RunCommand(FieldsCommand):
+    """Lists its options under the headings of the recipe's fields."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, fields=Recipe.model_fields, **more)
+
+
+def options_of(config: type[BaseModel], *, without: Collection[str]) -> Callable[[F], F]:
+    """One option a field of a configuration, but for the arguments `without`."""
+
+    def decorate(command: F) -> F:
+        for name, field in reversed(config.model_fields.items()):
+            if name not in without:
+                command = _option(name, field)(command)
+        return command
+
+    return decorate
+
+
 def recipe_options(command: F) -> F:
     """One option a field of the recipe, but for the model, which is the argument."""
-    for name, field in reversed(Recipe.model_fields.items()):
-        if name == "model":
-            continue
-        flags = [*(["-o"] if name == "out" else []), flag_of(name)]
-        default = field.default
-        says = f"{field.description}" + (f" [{_shown(default)}]" if default not in (None, False, (), {}) else "")
-        if field.annotation is bool:
-            option = click.option(f"{flag_of(name)}/{flag_of(f'no_{name}')}", name, default=None, help=says)
-        else:
-            option = click.option(*flags, name, metavar=_metavar(name, field.annotation), help=says)
-        command = option(command)
-    return command
+    return options_of(Recipe, without=("model",))(command)
+
+
+def _option(name: str, field: FieldInfo) -> Callable[[F], F]:
+    flags = [*(["-o"] if name == "out" else []), flag_of(name)]
+    default = field.get_default()
+    says = f"{field.description}" + (
+        f" [{_shown(default)}]" if default not in (None, PydanticUndefined, False, (), {}) else ""
+    )
+    if field.annotation is bool:
+        return click.option(f"{flag_of(name)}/{flag_of(f'no_{name}')}", name, default=None, help=says)
+    return click.option(*flags, name, metavar=_metavar(name, field.annotation), help=says)
 
 
 def _shown(default: Any) -> str:

@@ -1,8 +1,8 @@
 """Tasks: rows to batches, outputs to a metric that can be resampled."""
 
 from compressor.tasks.base import Data, DataRequest, Task
-from compressor.tasks.data import open_data
+from compressor.tasks.data import open_data, training_texts
 from compressor.tasks.evaluate import batches, statistics
 from compressor.tasks.registry import TASKS
 
-__all__ = ["TASKS", "Data", "DataRequest", "Task", "batches", "open_data", "statistics"]
+__all__ = ["TASKS", "Data", "DataRequest", "Task", "batches", "open_data", "statistics", "training_texts"]

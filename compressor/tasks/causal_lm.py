@@ -15,7 +15,7 @@ from compressor.folder import ModelFolder
 from compressor.folder.inputs import token_limit
 from compressor.quiet import quiet_transformers
 from compressor.tasks.base import DataRequest, Task
-from compressor.tasks.columns import text_columns
+from compressor.tasks.columns import text_column
 from compressor.tasks.metrics import perplexity
 
 
@@ -50,10 +50,8 @@ class CausalLM(Task):
 
     def encode(self, rows: Dataset, source: str) -> Dataset:
         """Text to blocks; `labels` are the block's own ids, which the model shifts."""
-        names = text_columns(rows, self._columns, source)
-        if len(names) != 1:
-            raise InputError(f"{source}: language models read one column, not {len(names)}; name it (--text-columns)")
-        ids = self._stream(list(rows[names[0]]), lines=rows.column_names == ["text"])
+        name = text_column(rows, self._columns, source)
+        ids = self._stream(list(rows[name]), lines=rows.column_names == ["text"])
         blocks = self._cut(ids, source)
         if not blocks:
             raise InputError(f"{source}: holds {len(ids)} token, nothing can be predicted; give more text")

@@ -66,6 +66,18 @@ def pair_columns(rows: Dataset, wanted: Sequence[str], source: str) -> tuple[str
     return found[0], found[1]
 
 
+def text_column(rows: Dataset, wanted: Sequence[str], source: str) -> str:
+    """The one column of text that a language model reads.
+
+    Raises:
+        InputError: there are two, a named one is missing or holds no text, or no usual name is there.
+    """
+    names = text_columns(rows, wanted, source)
+    if len(names) != 1:
+        raise InputError(f"{source}: language models read one column, not {len(names)}; name it (--text-columns)")
+    return names[0]
+
+
 def label_column(rows: Dataset, wanted: str | None, source: str) -> str:
     """The column of the label.
 

@@ -10,6 +10,7 @@ from datasets import Dataset
 from compressor.errors import InputError
 from compressor.folder import ModelFolder
 from compressor.tasks.base import Data, DataRequest, Task
+from compressor.tasks.columns import text_column
 from compressor.tasks.labels import withheld
 from compressor.tasks.registry import make_task
 from compressor.tasks.splits import Split, named_splits, pick
@@ -39,6 +40,17 @@ def open_data(request: DataRequest, folder: ModelFolder) -> Data:
     train = rows.get("train", none)
     chosen_on = rows.get("eval", none)
     return Data(train, chosen_on, rows["test"], task, tuple(notes), rows_hash(train), rows_hash(chosen_on))
+
+
+def training_texts(request: DataRequest) -> list[str]:
+    """The texts of the training rows as they stand there, e.g. to make a tokenizer from.
+
+    Raises:
+        InputError: the file cannot be read, or there is no one column of text.
+    """
+    sources, _ = _sources(request)
+    rows, source = sources["train"]
+    return list(rows[text_column(rows, request.text_columns, source)])
 
 
 def _sources(request: DataRequest) -> tuple[dict[Split, tuple[Dataset, str]], list[str]]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from datasets import Dataset
 from torch import Tensor
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from compressor.errors import InputError
 from compressor.folder import ModelFolder
@@ -18,8 +18,8 @@ from compressor.tasks.causal_lm import CausalLM, summed_loss
 from compressor.tasks.metrics import bits, perplexity
 
 Memories = tuple[Tensor, ...]
-Step = Callable[[Tensor, Memories | None], tuple[Tensor, Memories]]
-"""Ids `[streams, segment]` and the memories of the segments before (None: there are none) to logits and memories."""
+Reader = Callable[[Tensor], Tensor]
+"""The next segment of every stream, ids `[streams, segment]`, to logits; remembers the segments before by itself."""
 
 FILLER = -1
 """The number of no row: its targets do not count."""
@@ -147,24 +147,37 @@ def lay(rows: int, streams: int, *, whole: bool) -> np.ndarray:
     return np.where(numbers < rows, numbers, FILLER).reshape(streams, length).T
 
 
+def reader(model: PreTrainedModel) -> Reader:
+    """Reads streams with a PyTorch model, which is in evaluation mode."""
+    memories: Memories | None = None
+
+    def forward(ids: Tensor) -> Tensor:
+        nonlocal memories
+        with torch.no_grad():
+            out = model(input_ids=ids.to(model.device), memories=memories)
+        memories = out.memories
+        return cast(Tensor, out.logits)
+
+    return forward
+
+
 def read(
-    task: Streams, examples: Dataset, step: Step, streams: int = 32, progress: Callable[[int], None] | None = None
+    task: Streams, examples: Dataset, forward: Reader, streams: int = 32, progress: Callable[[int], None] | None = None
 ) -> np.ndarray:
     """Statistics of every row, `[examples, 2]`, the text read in order with memory carried.
 
     Args:
         task: collates and scores.
         examples: encoded rows, as they follow each other.
-        step: runs the model on one segment of every stream.
+        forward: runs the model, which has read nothing yet, on one segment of every stream.
         streams: streams side by side; more are faster, and each begins without memory.
-        progress: is told the number of rows done after each step.
+        progress: is told the number of rows done after each segment.
     """
     found = np.zeros((len(examples), 2))
-    memories: Memories | None = None
     for rows in lay(len(examples), min(streams, len(examples)), whole=True):
         there = rows != FILLER
         batch = task.collate([examples[int(row)] if row != FILLER else None for row in rows])
-        logits, memories = step(batch["input_ids"], memories)
+        logits = forward(batch["input_ids"])
         found[rows[there]] = summed_loss(logits, batch["shift_labels"].to(logits.device)).cpu().numpy()[there]
         if progress is not None:
             progress(int(there.sum()))
