@@ -13,6 +13,7 @@ import jinja2
 from markupsafe import Markup
 
 from compressor.report import pictures, words
+from compressor.report.frame import environment
 from compressor.report.headmap import head_maps
 from compressor.report.judgement import headline_scores, readable, tone
 from compressor.report.schema import Report, Speed
@@ -30,7 +31,7 @@ class Figure:
 def render(report: Report) -> str:
     """The page. Everything that comes out of the report is escaped; only the pictures, made of numbers, are not."""
     return (
-        _environment()
+        _templates()
         .get_template("page.html")
         .render(
             report=report,
@@ -47,18 +48,12 @@ def render(report: Report) -> str:
 
 
 @functools.cache
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("compressor", "report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals["words"] = words
-    environment.globals["named"] = _named
-    environment.filters["data"] = _data
-    return environment
+def _templates() -> jinja2.Environment:
+    templates = environment("report")
+    templates.globals["words"] = words
+    templates.globals["named"] = _named
+    templates.filters["data"] = _data
+    return templates
 
 
 def _named(values: Mapping[str, Any]) -> list[tuple[str, str]]:

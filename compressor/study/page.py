@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import jinja2
-
+from compressor.report.frame import environment
 from compressor.study import figures
 from compressor.study.cells import CSV_NAME, write, write_csv
 from compressor.study.findings import Findings
@@ -38,23 +37,17 @@ def save(
     drawn = [(picture, figures.styled(picture.figure)) for picture in found.pictures]
     for picture, svg in drawn:
         write(folder / "figures" / f"{picture.name}.svg", figures.file_text(svg))
-    environment = jinja2.Environment(
-        loader=jinja2.ChoiceLoader(
-            [jinja2.PackageLoader("compressor", "study"), jinja2.PackageLoader("compressor", "report")]
-        ),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    page = environment.get_template("page.html").render(
-        title=f"{model}: study {kind}",
-        model=model,
-        kind=kind,
-        says=says,
-        tiles=tiles,
-        found=found,
-        pictures=drawn,
-        facts=facts,
+    page = (
+        environment("study")
+        .get_template("page.html")
+        .render(
+            name=model,
+            kind=kind,
+            verdict=says,
+            tiles=tiles,
+            found=found,
+            pictures=drawn,
+            facts=facts,
+        )
     )
     write(folder / PAGE_NAME, page)
