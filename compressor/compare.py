@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from compressor.errors import UsageError
@@ -15,8 +16,9 @@ from compressor.progress import Listener, Tell
 from compressor.recipe import Recipe
 from compressor.report import Score, Speed
 from compressor.side import Side
-from compressor.targets.stream import empty_memories
+from compressor.targets.stream import Stream
 from compressor.tasks import Data, statistics
+from compressor.tasks.streams import Streams, read
 
 _LENGTH = 128
 """Tokens to time where the recipe does not say."""
@@ -82,11 +84,13 @@ def _statistics(side: Side, data: Data, tell: Tell) -> np.ndarray:
     done = 0
 
     def forward(batch: dict[str, Tensor]) -> np.ndarray:
-        feeds = {name: value.numpy() for name, value in batch.items()}
-        return side.engine.run({**empty_memories(side.graph, len(batch["labels"])), **feeds})["logits"]
+        return side.engine.run({name: value.numpy() for name, value in batch.items()})["logits"]
 
     def progress(rows: int) -> None:
         nonlocal done
         tell(done := done + rows, len(data.test))
 
+    if isinstance(data.task, Streams):
+        stream = Stream(side.engine, side.graph)
+        return read(data.task, data.test, lambda ids: torch.from_numpy(stream.read(ids.numpy())), progress=progress)
     return statistics(data.task, data.test, forward, progress=progress)

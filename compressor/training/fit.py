@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import Subset
 from transformers import EvalPrediction, PreTrainedModel, PrinterCallback, TrainerCallback, TrainingArguments
 
+from compressor.errors import DivergedError
 from compressor.heads.gates import Gate
 from compressor.progress import Tell
 from compressor.quiet import quiet_transformers
@@ -23,7 +24,7 @@ from compressor.tasks.base import Data
 from compressor.tasks.streams import Streams, lay
 from compressor.training.carry import as_it_was, carrying, frozen
 from compressor.training.order import row_order
-from compressor.training.resume import claim, digest
+from compressor.training.resume import claim, digest, newest
 from compressor.training.schedule import Schedule
 from compressor.training.segments import Laid, SegmentTrainer
 from compressor.training.trainer import Clip, GateTrainer
@@ -187,7 +188,12 @@ def fit(
                 **shared,
             )
         trainer.remove_callback(PrinterCallback)
-        trainer.train(resume_from_checkpoint=checkpoint)
+        try:
+            trainer.train(resume_from_checkpoint=checkpoint)
+        except DivergedError as error:
+            good = newest(folder)
+            kept = f"the last good checkpoint is {good.name}" if good else "there was no checkpoint yet"
+            raise DivergedError(f"{error}; {kept}") from error
     return list(trainer.state.log_history)
 
 

@@ -29,7 +29,7 @@ class Training(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
 
     out: Path = Field(description="the model folder to write", json_schema_extra={"group": "Output"})
-    force: bool = _field("Output", "replace the folder, and what an interrupted training left", False)
+    force: bool = _field("Output", "replace the folder, and checkpoints of another training", False)
 
     data: str = Field(
         description="the text to learn from: .txt, or a column of TSV, CSV or JSONL, each also .xz or .gz",

@@ -39,9 +39,15 @@ def claim(folder: Path, settings: Mapping[str, Any], *, refuse_others: bool = Fa
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         run.write_text(said, encoding="utf-8")
+    found = newest(folder)
+    return None if found is None else str(found)
+
+
+def newest(folder: Path) -> Path | None:
+    """The last whole checkpoint; one that was cut short is removed."""
     for checkpoint in sorted(folder.glob("checkpoint-*"), key=lambda path: -int(path.name.split("-")[1])):
         if _whole(checkpoint):
-            return str(checkpoint)
+            return checkpoint
         shutil.rmtree(checkpoint)
     return None
 

@@ -46,8 +46,8 @@ def finite(value: Tensor, name: str, step: int) -> None:
     """
     if not math.isfinite(number := float(value)):
         raise DivergedError(
-            f"step {step + 1}: the {name} is {number}; the weights are those before the step; lower the learning rate"
-            " (--learning-rate) or warm it up for longer (warmup)"
+            f"step {step + 1}: the {name} is {number}; lower the learning rate (--learning-rate) or warm it up for"
+            " longer (warmup)"
         )
 
 
