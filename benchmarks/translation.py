@@ -120,6 +120,12 @@ def start(size: Size, data: Path, folder: Path) -> None:
     words.save_pretrained(folder)
 
 
+def opened(path: Path, data: Path) -> tuple[ModelFolder, Data]:
+    """The model folder, and the rows as its tokenizer encodes them."""
+    folder = load(path, task="translation")
+    return folder, open_data(Request(str(data)), folder)
+
+
 def learn(folder: ModelFolder, data: Data, size: Size, checkpoints: Path) -> None:
     """Train in place, from the last checkpoint on where there is one, and end at the best."""
     every = size.steps // size.evaluations
@@ -199,18 +205,16 @@ def main() -> None:
                 start(size, args.data, partial / "model")
             (partial / "started").touch()
         began = time.perf_counter()
-        folder = load(partial / "model", task="translation")
-        data = open_data(Request(str(args.data)), folder)
+        folder, data = opened(partial / "model", args.data)
         learn(folder, data, size, partial / "checkpoints")
         print(f"{folder.model.num_parameters():,} parameters, {time.perf_counter() - began:.0f} s", flush=True)
         with quiet_transformers():
             folder.model.save_pretrained(partial / "model")
         (partial / "model").rename(done)
         shutil.rmtree(partial)
-    folder = load(done, task="translation")
+    folder, data = opened(done, args.data)
     if torch.cuda.is_available():
         folder.model.to("cuda")  # type: ignore[arg-type]
-    data = open_data(Request(str(args.data)), folder)
     for note in data.notes:
         print(note)
     score(folder, data, size)
