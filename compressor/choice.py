@@ -108,6 +108,8 @@ def learned(
         return Choice(Plan.load(store / "plan.json"), curves, stored["trained"], tuple(stored["notes"]))
     if step := _step(store / "checkpoints"):
         listen.note(f"learning goes on from {step} of an interrupted run")
+    elif any((store / "checkpoints").glob("checkpoint-*.npz")):
+        listen.note("the search goes on with what an interrupted run measured")
     found = learn(folder.model, sites, data, recipe, store / "checkpoints", tell)
     folder.model.to("cpu")  # type: ignore[arg-type]  # a trainer with a GPU leaves the model there
     plan = found.plan.model_copy(update={"model": fingerprint(folder.model) if found.trained else folder.fingerprint})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -13,17 +14,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import onnxruntime
 import pytest
 import torch
-from transformers import ViTImageProcessorPil
+from transformers import BertConfig, BertForSequenceClassification, ViTImageProcessorPil
 
 import compressor
 from compressor import choice, pipeline, side, verify
 from compressor.errors import InputError, MismatchError, SiteRefusedError, TargetMissingError, UsageError
 from compressor.folder import example_inputs, load
+from compressor.heads import trials
 from compressor.progress import Tell
 from compressor.recipe import Recipe
 from compressor.report import Report
@@ -63,7 +66,7 @@ def recipe(place: Path, out: Path, **more: Any) -> Recipe:
     """A short run that learns."""
     settings = {"keep": 1, "steps": 4, "batch_size": 8, "max_length": 8, "batch": (1,), "seq": (8,), "seconds": 0.01}
     settings["data"] = str(place / "rows.tsv")
-    return Recipe(model=place / "model", out=out, **{**settings, **more})
+    return Recipe(**{"model": place / "model", "out": out, **settings, **more})
 
 
 class Stages:
@@ -347,6 +350,46 @@ def test_ctrl_c_and_kill_from_outside(place: Path, tmp_path: Path, learned: tupl
             assert err.startswith("compress: interrupted; the same command goes on from ")
             assert len(err.splitlines()) == 1
     shutil.rmtree(out.with_name("out.partial"))
+
+
+class Halfway(Stages):
+    """Interrupts learning once it has come to a first step."""
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[Tell]:
+        with super().stage(name):
+            yield lambda done, total: interrupt() if done and "learning" in name else None
+
+
+def test_an_interrupted_search_goes_on(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same command measures no subset a second time, and comes to the same plan. Nothing is exported or built."""
+
+    def build(name: str, *rest: Any) -> Any:
+        return SimpleNamespace(reference=None) if name == "dense" else interrupt()
+
+    monkeypatch.setattr(pipeline, "build", build)
+    monkeypatch.setattr(pipeline, "shrink", lambda *given: SimpleNamespace(obstacle=None))
+    monkeypatch.setattr(trials, "_SAVE_SECONDS", 0.0)
+    torch.manual_seed(0)
+    two_layers = {**folders._sizes(), "num_hidden_layers": 2}
+    folders.save(BertForSequenceClassification(BertConfig(**two_layers)), tmp_path / "model")
+
+    def run(out: str, listener: Stages) -> Path:
+        with pytest.raises(KeyboardInterrupt):
+            compressor.compress(
+                recipe(place, tmp_path / out, model=tmp_path / "model", method="astar", steps=None), listener
+            )
+        return tmp_path / f"{out}.partial" / "learning"
+
+    whole = run("whole", Stages())
+    assert not (run("out", Halfway()) / "done.json").exists()
+    heard = Stages()
+    resumed = run("out", heard)
+    assert "the search goes on with what an interrupted run measured" in heard.notes
+    assert (resumed / "plan.json").read_bytes() == (whole / "plan.json").read_bytes()
+    once, again = (json.loads((of / "done.json").read_text())["curves"][-1]["values"] for of in (whole, resumed))
+    assert again["eval_accuracy"] == once["eval_accuracy"]
+    assert 0 < again["forwards"] < once["forwards"]
 
 
 def test_how_far_an_interrupted_run_is(tmp_path: Path) -> None:
