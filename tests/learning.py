@@ -150,16 +150,18 @@ def accuracy(of: PreTrainedModel, plan: Plan) -> float:
 
 
 def main(folder: Path) -> None:
-    """One of several processes: learn, then say what came out."""
-    learner = model()
-    learned = run(folder / "run", of=learner)
+    """One of several processes: learn by a gate that draws heads and by a penalised one, then say what came out."""
+    found: dict[str, Any] = {}
+    for method in ("dsp", "hard-concrete"):
+        learner = model()
+        learned = run(folder / method, Recipe(method=method), of=learner)
+        found[method] = {
+            "kept": [site.kept for site in learned.plan.sites],
+            "weights": digest(learner),
+            "curves": [point.model_dump() for point in learned.curves],
+        }
     state = PartialState()
-    found = {
-        "kept": [site.kept for site in learned.plan.sites],
-        "weights": digest(learner),
-        "curves": [point.model_dump() for point in learned.curves],
-        "processes": state.num_processes,
-    }
+    found["processes"] = state.num_processes
     (folder / f"rank{state.process_index}.json").write_text(json.dumps(found))
     state.destroy_process_group()
 
