@@ -35,6 +35,8 @@ class CausalLM(Task):
     name = "causal-lm"
     metrics: tuple[str, ...] = ("perplexity",)
     higher_is_better = False
+    shortest = 2
+    """Tokens of a block in which something can be predicted."""
 
     def __init__(self, folder: ModelFolder, request: DataRequest, metric: str) -> None:
         self.metric = metric
@@ -42,7 +44,7 @@ class CausalLM(Task):
         self._columns = request.text_columns
         limit = token_limit(folder.model)
         self._block = min(request.max_length, limit) if limit else request.max_length
-        if self._block < 2:
+        if self._block < self.shortest:
             raise InputError(f"{folder.path}: blocks of {self._block} token predict nothing; raise --max-length")
 
     def learn_labels(self, rows: Dataset, source: str) -> None:

@@ -44,6 +44,7 @@ class Streams(CausalLM):
     """
 
     in_order = True
+    shortest = 1
 
     def __init__(self, folder: ModelFolder, request: DataRequest, metric: str) -> None:
         super().__init__(folder, request, metric)

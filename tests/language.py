@@ -1,0 +1,119 @@
+"""A made-up text, and tiny language models with memory in memory: what the tests of streams and training share."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from transformers import PreTrainedTokenizerFast
+
+from compressor.folder import ModelFolder, fingerprint
+from compressor.tasks import Data, open_data
+from compressor.training.fit import fit
+from compressor.training.recipe import Training
+from compressor.training.resume import digest
+from compressor.training.schedule import Schedule
+from compressor.training.train import new_model
+from compressor.training.vocabulary import characters, words
+from tests import folders
+
+WORDS = "one two three four five six seven eight nine ten".split()
+
+
+def text(lines: int, seed: int = 0) -> str:
+    """Lines of words, each likely to be followed by the one that comes after it in counting."""
+    draw = np.random.default_rng(seed)
+    told = []
+    for _ in range(lines):
+        at = int(draw.integers(10))
+        line = []
+        for _ in range(int(draw.integers(3, 9))):
+            line.append(WORDS[at])
+            at = (at + 1) % 10 if draw.random() < 0.8 else int(draw.integers(10))
+        told.append(" ".join(line))
+    return "\n".join(told) + "\n"
+
+
+def asked(out: Path = Path("out"), **more: Any) -> Training:
+    """A training of a model of two layers and four heads."""
+    tiny: dict[str, Any] = {
+        "data": str(out.parent / "train.txt"),
+        "layers": 2,
+        "hidden": 16,
+        "heads": 4,
+        "persistent": 8,
+        "memory": 8,
+        "segment": 6,
+        "batch_size": 3,
+        "steps": 12,
+        "evaluations": 4,
+        "warmup": 0.25,
+    }
+    return Training(out=out, **{**tiny, **more})
+
+
+def folder(tokenizer: PreTrainedTokenizerFast | None = None, **more: Any) -> ModelFolder:
+    """An untrained model in evaluation mode with the tokenizer of the made-up text, or the one given."""
+    known = tokenizer or words([text(200)])
+    model = new_model(asked(**more), len(known)).eval()
+    return ModelFolder(Path("model"), model, known, model.config, fingerprint(model), "causal-lm", "all-attention")
+
+
+def data(at: Path, held: ModelFolder, *, segment: int = 6, lines: int = 60) -> Data:
+    """The made-up text as rows for `held`, written to the folder `at`."""
+    for name, seed in (("train", 0), ("eval", 1), ("test", 2)):
+        (at / f"{name}.txt").write_text(text(lines, seed))
+    files = {f"{name}_data": str(at / f"{name}.txt") for name in ("eval", "test")}
+    return open_data(folders.Request(data=str(at / "train.txt"), max_length=segment, **files), held)
+
+
+def schedule(**more: Any) -> Schedule:
+    """Twelve steps of LAMB over three streams."""
+    tiny: dict[str, Any] = {
+        "steps": 12,
+        "batch_size": 3,
+        "learning_rate": 1e-2,
+        "seed": 0,
+        "warmup": 0.25,
+        "weight_decay": 0.01,
+        "max_grad_norm": 0.5,
+        "evaluations": 4,
+        "points": 12,
+        "mixed_precision": "no",
+        "optimizer": "lamb",
+        "scheduler": "cosine",
+        "final_learning_rate": 1e-4,
+    }
+    return Schedule(**{**tiny, **more})
+
+
+UNDROPPED = {"attention_dropout": 0.0, "embedding_dropout": 0.0, "hidden_dropout": 0.0}
+
+
+def main(at: Path) -> None:
+    """One of several processes that train together: each on streams of its own."""
+    held = folder(**UNDROPPED)
+    state = PartialState(cpu=True)
+    with state.main_process_first():
+        rows = data(at, held)
+    log = fit(held.model, rows, schedule(batch_size=2), {}, at / "run", lambda done, total: None)
+    found = {
+        "weights": digest(held.model),
+        "norm": float(sum(weight.double().norm() for weight in held.model.parameters())),
+        "perplexity": [entry["eval_perplexity"] for entry in log if "eval_perplexity" in entry],
+    }
+    (at / f"rank{state.process_index}.json").write_text(json.dumps(found))
+    state.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]))
+
+
+__all__ = ["UNDROPPED", "asked", "characters", "data", "folder", "schedule", "text"]
