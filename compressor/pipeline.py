@@ -21,6 +21,7 @@ from compressor.folder import ModelFolder, example_inputs, save_companions
 from compressor.folder.inputs import token_limit
 from compressor.heads.learn import check_options, heads_to_keep
 from compressor.machine import machine
+from compressor.models import SegmentConfig
 from compressor.progress import Listener, Silent, Tell
 from compressor.quiet import quiet_transformers
 from compressor.recipe import SEARCH_METHODS, Recipe, command_line, flag_of
@@ -216,7 +217,13 @@ def _notes(folder: ModelFolder, chosen: Choice, data: Data | None) -> Iterator[s
             "the compressed model was trained while its heads were chosen; dense is the model folder as it was given,"
             " with every head, through the same export, passes and runtime"
         )
-    if folder.task == "causal-lm":
+    config = folder.config
+    if isinstance(config, SegmentConfig) and config.memory_length:
+        yield (
+            f"the graph reads a text segment by segment: it takes a memory a layer, {config.memory_length} positions at"
+            " most and none at first, and gives the memories for the next segment; times are with full memories"
+        )
+    elif folder.task == "causal-lm":
         yield "the language model is exported without a key/value cache: every call reads the whole text"
     if data is None:
         yield "no rows were given, so no metric was measured (--data, --eval-data or --test-data)"

@@ -16,7 +16,7 @@ from compressor.export import export_reference
 from compressor.sites import Attention, find_sites, keep_all
 from graph_passes import Plan, load, save, shrink
 from graph_passes.gates import set_gates
-from tests.zoo import FAMILIES, VOCABULARY, random_plan
+from tests.zoo import FAMILIES, PERSISTENT, VOCABULARY, random_plan
 
 TOLERANCE = 1e-4
 WAYS: list[tuple[int, Attention]] = [(18, "eager"), (18, "sdpa"), (23, "eager"), (23, "sdpa")]
@@ -113,7 +113,8 @@ def test_gated_is_shrunk_everywhere(family: str, opset: int, attention: Attentio
 # -- Parameters removed equal the plan's exactly ---------------------------------------------------------------------
 
 POST_NORM = {"bert", "roberta", "distilbert", "electra", "bart", "marian"}
-NO_BIAS = {"modernbert", "llama", "qwen3", "t5"}
+NO_BIAS = {"modernbert", "llama", "qwen3", "t5", "all_attention", "transformer_xl"}
+VECTORS = {"all_attention": 2 * PERSISTENT + 2, "transformer_xl": 2}  # persistent ones and position biases, a head
 BUCKETS = 6  # of T5's relative-position table
 
 
@@ -134,8 +135,10 @@ def removed_parameters(family: str, plan: Plan) -> int:
         total += queries * (2 * width * w + query_bias * w) + keys * (2 * width * w + 2 * key_value_bias * w)
         if family == "whisper":
             total -= keys * w  # Whisper's keys have no bias.
+        if family in VECTORS:
+            total += queries * (width + VECTORS[family]) * w  # The other width is the position projection's.
         if not site.kept and family not in POST_NORM:
-            norms = 1 if family in NO_BIAS else 2
+            norms = 1 if family in NO_BIAS and family not in VECTORS else 2
             total += 0 if family == "modernbert" and place == 0 else norms * width
             total += 2 * w if family == "qwen3" else 0
     if family == "t5":

@@ -38,6 +38,8 @@ SITES: dict[str, tuple[list[str], str, tuple[int, int, int]]] = {
     "vit": (["encoder"] * 3, "vit.layers.0.attention", FOUR),
     "clip_text": (["decoder"] * 3, "text_model.encoder.layers.0.self_attn", FOUR),
     "whisper": (["encoder"] * 2 + ["decoder", "cross"] * 2, "model.encoder.layers.0.self_attn", FOUR),
+    "all_attention": (["decoder"] * 3, "model.layers.0.attention", FOUR),
+    "transformer_xl": (["decoder"] * 3, "model.layers.0.attention", FOUR),
 }
 
 

@@ -14,12 +14,14 @@ import transformers as hf
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from compressor import models
 from compressor.sites import Site
 from graph_passes import Plan, SitePlan
 
 Case = tuple[PreTrainedModel, dict[str, Tensor]]
 
 VOCABULARY, BATCH, LENGTH, TARGET = 99, 3, 7, 5
+PERSISTENT = 6
 
 
 def text(batch: int = BATCH, length: int = LENGTH, seed: int = 0) -> dict[str, Tensor]:
@@ -197,6 +199,19 @@ def whisper() -> PreTrainedModel:
     )
 
 
+def _segment_like(config: type, model: type, **more: int) -> PreTrainedModel:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "memory_length": 10}
+    return model(config(vocab_size=VOCABULARY, max_position_embeddings=70, **sizes, **more))
+
+
+def all_attention() -> PreTrainedModel:
+    return _segment_like(models.AllAttentionConfig, models.AllAttentionForCausalLM, num_persistent=PERSISTENT)
+
+
+def transformer_xl() -> PreTrainedModel:
+    return _segment_like(models.TransformerXLConfig, models.TransformerXLForCausalLM, intermediate_size=44)
+
+
 def clip_inputs() -> dict[str, Tensor]:
     inputs = text()
     inputs["input_ids"][:, 4] = VOCABULARY - 1  # the text embedding is read at the end token
@@ -234,6 +249,8 @@ FAMILIES: dict[str, Callable[[int], Case]] = {
     "vit": _family(vit, pixels),
     "clip_text": _family(clip_text, clip_inputs),
     "whisper": _family(whisper, speech),
+    "all_attention": _family(all_attention, text),
+    "transformer_xl": _family(transformer_xl, text),
 }
 
 

@@ -1,0 +1,252 @@
+"""Graphs with memory: shrunk and built like any other, they read a text segment by segment as the model does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from torch import Tensor
+
+import compressor
+from compressor import verify
+from compressor.errors import InputError
+from compressor.export import export_reference
+from compressor.folder import ModelFolder, example_inputs, load
+from compressor.models import SegmentForCausalLM, pruned
+from compressor.recipe import Recipe
+from compressor.sites import Site, find_sites, gated, keep_all
+from compressor.targets import Engine, target
+from compressor.targets.compare import relative_error
+from compressor.targets.stream import Stream, empty_memories, limits
+from graph_passes import Plan, Shrunk, save, shrink
+from graph_passes import load as load_graph
+from graph_passes.gates import set_gates
+from tests import folders
+from tests.test_models import all_attention, ids, share, transformer_xl
+from tests.zoo import random_plan
+
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A model and its reference graph, every gate open."""
+
+    model: SegmentForCausalLM
+    sites: list[Site]
+    reference: Path
+    tried: Sequence[verify.Case]
+
+    def shrunk(self, plan: Plan) -> Shrunk:
+        return shrink(load_graph(self.reference), plan)
+
+    def gated(self, plan: Plan, path: Path) -> Path:
+        model = load_graph(self.reference)
+        set_gates(model.graph, plan)
+        save(model, path)
+        return path
+
+
+@pytest.fixture(scope="module", params=["all_attention", "transformer_xl"])
+def dense(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Dense:
+    model = all_attention() if request.param == "all_attention" else transformer_xl()
+    folder = ModelFolder(Path("model"), model, None, model.config, "sha256:1", "causal-lm", model.config.model_type)
+    inputs = example_inputs(folder, 2, 8)
+    sites = find_sites(model, inputs)
+    path = tmp_path_factory.mktemp("graph") / "reference.onnx"
+    export_reference(
+        model, keep_all(sites), inputs, path, attention="sdpa" if request.param == "transformer_xl" else "eager"
+    )
+    return Dense(model, sites, path, verify.cases(lambda *size: example_inputs(folder, *size), longest=40))
+
+
+def built(shrunk: Shrunk, folder: Path) -> tuple[Engine, Path]:
+    graph = folder / "model.onnx"
+    save(shrunk.model, graph)
+    return target("ort")(graph, folder / "engine.onnx", provider="cpu", threads=1), graph
+
+
+# -- The graph ---------------------------------------------------------------------------------------------------------
+
+
+def test_memories_are_inputs_and_outputs_of_any_length(dense: Dense) -> None:
+    graph = ir.load(dense.reference).graph
+    sizes = {str(value.name): list(map(str, value.shape or ())) for value in graph.inputs}
+    assert sizes == {
+        "input_ids": ["batch", "sequence"],
+        **{f"memory_{layer}": ["batch", "memory", "24"] for layer in range(3)},
+    }
+    assert [value.name for value in graph.outputs] == ["logits", *(f"new_memory_{layer}" for layer in range(3))]
+    assert limits(dense.reference) == dense.model.config.limits
+
+
+def test_the_cases_tried_have_memories_empty_half_full_and_full(dense: Dense) -> None:
+    words = ["batch 1, length 5, memory 0", "batch 2, length 17, memory 3", "batch 3, length 32, memory 6"]
+    assert [case.name for case in dense.tried] == words
+
+
+def test_the_reference_is_the_gated_model(dense: Dense, tmp_path: Path) -> None:
+    plan = random_plan(dense.sites, np.random.default_rng(7))
+    graph = dense.gated(plan, tmp_path / "gated.onnx")
+    proof = verify.prove_export(dense.model, plan, graph, dense.tried, "compressed", attention="eager")
+    assert proof.error <= 1e-5
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_shrunk_is_gated_and_no_byte_too_large(dense: Dense, seed: int, tmp_path: Path) -> None:
+    plan = random_plan(dense.sites, np.random.default_rng(seed))
+    found = dense.shrunk(plan)
+    assert not found.refused
+    save(found.model, tmp_path / "small.onnx")
+    proof = verify.prove_shrunk(
+        dense.gated(plan, tmp_path / "gated.onnx"), tmp_path / "small.onnx", dense.tried, "compressed"
+    )
+    assert proof.error <= TOLERANCE
+    # An emptied layer has no norm any more: only its output bias is left, on the residual.
+    emptied = [site.name for site in plan.sites if not site.kept]
+    weights = dict(pruned(dense.model, plan).named_parameters())
+    assert _weight_bytes(tmp_path / "small.onnx") == 4 * sum(weight.numel() for weight in weights.values())
+    removed = (plan.heads - plan.heads_kept) * share(dense.model) + 48 * len(emptied)
+    assert _weight_bytes(dense.reference) - _weight_bytes(tmp_path / "small.onnx") == 4 * removed
+    for name in emptied:
+        of_it = [value for value in found.model.graph.initializers if value.startswith(name.removesuffix("attention"))]
+        kept = [value for value in of_it if "feed_forward" not in value]
+        assert kept == [f"{name}.o_proj.bias"]
+        scoped = [node.op_type for node in found.model.graph if name in node.metadata_props.get("namespace", "")]
+        assert not {"MatMul", "Gemm", "Softmax", "LayerNormalization", "Sin"} & set(scoped)
+    assert sum(node.op_type == "Softmax" for node in found.model.graph) == len(plan.sites) - len(emptied)
+
+
+def _weight_bytes(path: Path) -> int:
+    """Bytes of the initializers that are weights: what arithmetic needs beside is scalar, and gates are the plan's."""
+    tensors = [
+        value.const_value for value in ir.load(path).graph.initializers.values() if "head_gate" not in str(value.name)
+    ]
+    return sum(
+        tensor.nbytes
+        for tensor in tensors
+        if tensor is not None and tensor.dtype.is_floating_point() and tensor.size > 1
+    )
+
+
+# -- The runner --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kept", ["dense", "pruned"])
+def test_ten_segments_as_in_pytorch(dense: Dense, kept: str, tmp_path: Path) -> None:
+    plan = keep_all(dense.sites) if kept == "dense" else random_plan(dense.sites, np.random.default_rng(1))
+    stream = Stream(*built(dense.shrunk(plan), tmp_path))
+    memories: tuple[Tensor, ...] | None = None
+    lengths = [4, 1, 7, 2, 4, 30, 4, 4, 3, 5]
+    with torch.no_grad(), gated(dense.model, plan):
+        for step, length in enumerate(lengths):
+            segment = ids(3, length, step)
+            out: Any = dense.model(segment, memories=memories)
+            memories = out.memories
+            got = [stream.read(segment.numpy()), *stream.memories]
+            for one, other in zip((out.logits, *out.memories), got, strict=True):
+                assert relative_error(one.numpy(), other, {}) <= TOLERANCE
+
+
+@pytest.fixture(scope="module")
+def stream(dense: Dense, tmp_path_factory: pytest.TempPathFactory) -> Stream:
+    return Stream(*built(dense.shrunk(keep_all(dense.sites)), tmp_path_factory.mktemp("stream")))
+
+
+@pytest.mark.parametrize(
+    ("memories", "segment", "message"),
+    [
+        ([(2, 3, 24)] * 2, (2, 4), r"2 memories were given, the model has 3 layers; give one each"),
+        (
+            [(2, 3, 24), (2, 2, 24), (2, 3, 24)],
+            (2, 4),
+            r"memory_1 is \[2, 2, 24\], not \[batch 2, length 3, hidden 24\]",
+        ),
+        ([(2, 7, 24)] * 3, (2, 4), r"memories hold 7 positions, the model keeps 6"),
+        ([(1, 3, 24)] * 3, (2, 4), r"memory_0 is \[1, 3, 24\], not \[batch 2"),
+        ([], (2, 41), r"0 positions of memory and 41 of the segment are more than the model's 40"),
+        ([(2, 6, 24)] * 3, (2, 35), r"6 positions of memory and 35 of the segment are more than the model's 40"),
+        ([], (2, 0), r"a segment of int64 \[2, 0\] was given; give token ids \[batch, segment\]"),
+        ([], (4,), r"a segment of int64 \[4\] was given"),
+    ],
+)
+def test_what_does_not_fit_is_one_line_and_loses_nothing(
+    stream: Stream, memories: list[tuple[int, ...]], segment: tuple[int, ...], message: str
+) -> None:
+    given = [np.zeros(shape, np.float32) for shape in memories]
+    stream.memories = given
+    with pytest.raises(InputError, match=message) as caught:
+        stream.read(np.ones(segment, np.int64))
+    assert "\n" not in str(caught.value)
+    assert stream.memories is given
+
+
+def test_tokens_beyond_the_vocabulary_lose_nothing(stream: Stream) -> None:
+    stream.memories = ()
+    stream.read(np.ones((1, 3), np.int32))
+    before = stream.memories
+    with pytest.raises(InputError, match="cannot run the graph on these inputs"):
+        stream.read(np.full((1, 3), 29))
+    assert stream.memories is before
+
+
+def test_a_graph_without_memory_is_refused(stream: Stream, tmp_path: Path) -> None:
+    model = ir.from_onnx_text(
+        '<ir_version: 10, opset_import: ["": 18]> g (int64[N, T] ids) => (int64[N, T] y) { y = Neg(ids) }'
+    )
+    save(model, tmp_path / "model.onnx")
+    assert empty_memories(tmp_path / "model.onnx", 2) == {}
+    with pytest.raises(InputError, match="has no memory_0 among its inputs"):
+        Stream(stream.engine, tmp_path / "model.onnx")
+
+
+def test_one_remembered_position_cannot_be_exported(tmp_path: Path) -> None:
+    model = all_attention(memory_length=1)
+    named = {"input_ids": ids(2, 5), **{f"memory_{layer}": torch.zeros(2, 1, 24) for layer in range(3)}}
+    with pytest.raises(InputError, match="memory_0: one position would be fixed in the graph"):
+        export_reference(model, keep_all(find_sites(model, named)), named, tmp_path / "reference.onnx")
+
+
+# -- The whole way -----------------------------------------------------------------------------------------------------
+
+
+def test_compress_takes_a_folder_like_any_other(tmp_path: Path) -> None:
+    model = all_attention(vocab_size=25, max_position_embeddings=60, num_hidden_layers=2)
+    folders.save(model, tmp_path / "model")
+    rows = [f"the {word} film {place}" for word in ("good", "bad") for place in ("one", "two", "three", "four")]
+    (tmp_path / "rows.txt").write_text("\n".join(rows * 4) + "\n")
+    sites = find_sites(model, {"input_ids": ids(2, 5) % 25})
+    kept = [(1, 3), ()]
+    plan = Plan(
+        sites=tuple(replace(site, kept=k, scale=()) for site, k in zip(keep_all(sites).sites, kept, strict=True))
+    )
+    plan.save(tmp_path / "plan.json")
+    report = compressor.compress(
+        Recipe(
+            model=tmp_path / "model",
+            out=tmp_path / "out",
+            plan=tmp_path / "plan.json",
+            test_data=str(tmp_path / "rows.txt"),
+            max_length=8,
+            batch=(1,),
+            seq=(8,),
+            seconds=0.01,
+        )
+    )
+    assert {proof.stage for proof in report.proofs if proof.holds} == {proof.stage for proof in report.proofs}
+    assert all("memory 0" in proof.cases[0] and "memory 6" in proof.cases[2] for proof in report.proofs)
+    assert any("segment by segment" in note for note in report.notes)
+    assert report.compressed.parameters < report.dense.parameters
+    graph = tmp_path / "out" / "model.onnx"
+    stream = Stream(target("ort")(graph, tmp_path / "engine.onnx", provider="cpu", threads=1), graph)
+    smaller = pruned(load(tmp_path / "model").model, plan)  # type: ignore[type-var]
+    with torch.no_grad():
+        expected: Any = smaller(ids(2, 9) % 25)
+    assert relative_error(expected.logits.numpy(), stream.read(ids(2, 9).numpy() % 25), {}) <= TOLERANCE
+    assert relative_error(expected.memories[1].numpy(), stream.memories[1], {}) <= TOLERANCE
