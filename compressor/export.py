@@ -177,7 +177,7 @@ def _axis_names(inputs: Iterable[ir.Value]) -> dict[str, str]:
                     names.setdefault(dim.value, "batch")
                 elif axis == 1 and (value.name or "").startswith("memory_"):
                     names.setdefault(dim.value, "memory")
-                elif axis == 1 and len(value.shape or ()) == 2:
+                elif axis == 1 and (len(value.shape or ()) == 2 or value.name == "inputs_embeds"):
                     names.setdefault(dim.value, f"{side}sequence")
     return names
 

@@ -133,9 +133,13 @@ class SegmentModel(SegmentPreTrainedModel):
         attention_mask: Tensor | None = None,
         memories: Sequence[Tensor] | None = None,
         inputs_embeds: Tensor | None = None,
-        **_: Any,
-    ) -> SegmentStates:
-        """
+        **named: Any,
+    ) -> SegmentStates | dict[str, Tensor]:
+        """Hidden states and new memories.
+
+        Memories may also be given one by one, as a graph has them: `memory_0`, `memory_1`, ...; what is returned is
+        named likewise then: `new_memory_0`, `new_memory_1`, ... beside the first output.
+
         Args:
             input_ids: `[batch, segment]`.
             attention_mask: `[batch, segment]`, 0 where a position is padding. Positions in memory are all seen.
@@ -149,6 +153,8 @@ class SegmentModel(SegmentPreTrainedModel):
         if inputs_embeds is None:
             assert input_ids is not None
             inputs_embeds = self.embed_tokens(input_ids) * math.sqrt(self.config.hidden_size)
+        singly = listed(named)
+        memories = memories or singly
         states = self.dropout(inputs_embeds)
         if not torch.compiler.is_compiling():
             self.config.limits.check(states.shape[0], states.shape[1], [memory.shape for memory in memories or ()])
@@ -161,7 +167,8 @@ class SegmentModel(SegmentPreTrainedModel):
             memory = memories[index] if memories else None
             remembered.append(self._remembered(memory, states))
             states = layer(states, memory, positions, hidden)
-        return SegmentStates(last_hidden_state=self.norm(states), memories=tuple(remembered))
+        out = SegmentStates(last_hidden_state=self.norm(states), memories=tuple(remembered))
+        return _by_name(out) if singly else out
 
     def _remembered(self, memory: Tensor | None, states: Tensor) -> Tensor:
         """The last `memory_length` positions of memory and segment, without gradient."""
@@ -193,9 +200,6 @@ class SegmentForCausalLM(SegmentPreTrainedModel):
     ) -> SegmentOutput | dict[str, Tensor]:
         """Logits of the next token at every position, the loss where labels are given, and new memories.
 
-        Memories may also be given one by one, as a graph has them: `memory_0`, `memory_1`, ...; what is returned is
-        named likewise then, `logits`, `new_memory_0`, `new_memory_1`, ...
-
         Args:
             input_ids, attention_mask, memories, inputs_embeds: see `SegmentModel.forward`.
             labels: `[batch, segment]`, the token at each position; shifted by one here. -100 is left out.
@@ -204,14 +208,21 @@ class SegmentForCausalLM(SegmentPreTrainedModel):
         singly = listed(kwargs)
         out = self.model(input_ids, attention_mask, memories or singly, inputs_embeds)
         logits = self.lm_head(out.last_hidden_state)
-        if singly:
-            return {"logits": logits, **dict(zip(new_memory_names(len(singly)), out.memories, strict=True))}
         loss = None
         if labels is not None or shift_labels is not None:
             loss = self.loss_function(
                 logits=logits, labels=labels, vocab_size=self.config.vocab_size, shift_labels=shift_labels, **kwargs
             )
-        return SegmentOutput(loss=loss, logits=logits, memories=out.memories)
+        result = SegmentOutput(loss=loss, logits=logits, memories=out.memories)
+        return _by_name(result) if singly else result
+
+
+def _by_name(out: SegmentStates | SegmentOutput) -> dict[str, Tensor]:
+    """The outputs of a graph with memory."""
+    memories = out.memories or ()
+    return {name: value for name, value in out.items() if torch.is_tensor(value)} | dict(
+        zip(new_memory_names(len(memories)), memories, strict=True)
+    )
 
 
 def _hidden(length: int, keys: int, attention_mask: Tensor | None, device: torch.device) -> Tensor:

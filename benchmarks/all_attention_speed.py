@@ -1,0 +1,147 @@
+"""What half the heads are worth in an All-attention Transformer on ONNX Runtime's CPU: times and weights in memory.
+
+    python -m benchmarks.all_attention_speed              # the paper's stack: 16 layers, width 512, 8 heads, N 2048
+    python -m benchmarks.all_attention_speed --layers 2 --seconds 5
+
+The graph goes from the embeddings to the last norm, a segment of 192 positions with as many in memory; the embedding
+and the logits are left out, for pruning heads does not touch them. Weights are random: they do not change the time.
+`even` drops half of every layer's heads, `uneven` half of all heads wherever they are drawn. Dense and compressed go
+through the same export, passes and build.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from benchmarks.machine import machine
+from benchmarks.speed import table
+from compressor.export import export_reference
+from compressor.measure import interleave, macs
+from compressor.memories import memory_names
+from compressor.models import AllAttentionConfig, AllAttentionModel
+from compressor.sites import Site, find_sites, keep_all, keep_only
+from compressor.targets import Engine, target
+from compressor.targets.feeds import random_feeds
+from graph_passes import Plan, load, save, shrink
+
+FASTER, SMALLER = 1.8, 0.55
+
+
+def plans(sites: list[Site], seed: int) -> dict[str, Plan]:
+    """Every head; half of each layer's; half of all, wherever they are drawn."""
+    rng = np.random.default_rng(seed)
+    even = [(site.name, int(head)) for site in sites for head in rng.permutation(site.heads)[: site.heads // 2]]
+    every = [(site.name, head) for site in sites for head in range(site.heads)]
+    uneven = [every[place] for place in rng.permutation(len(every))[: len(every) // 2]]
+    return {
+        "dense": keep_all(sites),
+        "even": keep_only(sites, dict.fromkeys(even, 1.0)),
+        "uneven": keep_only(sites, dict.fromkeys(uneven, 1.0)),
+    }
+
+
+def stack(layers: int, seed: int) -> tuple[AllAttentionModel, dict[str, torch.Tensor]]:
+    """The paper's layers and a segment for them."""
+    torch.manual_seed(seed)
+    config = AllAttentionConfig(vocab_size=2, num_hidden_layers=layers)
+    inputs = {"inputs_embeds": torch.randn(2, 5, config.hidden_size)}
+    memories = {name: torch.randn(2, 7, config.hidden_size) for name in memory_names(layers)}
+    return AllAttentionModel(config).eval(), {**inputs, **memories}
+
+
+def weight_bytes(path: Path) -> int:
+    """Bytes of the initializers that the runtime loads."""
+    tensors = (value.const_value for value in ir.load(path).graph.initializers.values())
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+
+def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every row."""
+    model, inputs = stack(options.layers, options.seed)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        engines: dict[str, Engine] = {}
+        found: dict[str, dict[str, Any]] = {}
+        made = plans(find_sites(model, inputs), options.seed)
+        for name, plan in made.items():
+            reference, graph, engine = (
+                Path(folder) / f"{name}.{kind}.onnx" for kind in ("reference", "shrunk", "engine")
+            )
+            export_reference(model, plan, inputs, reference, attention=options.attention, opset=options.opset)
+            save(shrink(load(reference), plan).model, graph)
+            reference.unlink()
+            Path(f"{reference}.data").unlink()
+            engines[name] = target("ort")(graph, engine, provider="cpu", threads=options.threads)
+            feeds = random_feeds(load(graph), 1, options.seq, seed=options.seed)
+            found[name] = {
+                "macs": macs(load(graph), 1, options.seq),
+                "weights": weight_bytes(engine),
+                "peak": engines[name].memory(feeds),
+            }
+            print(f"{name}: {engines[name].optimization}", file=sys.stderr)
+        feeds = random_feeds(load(Path(folder) / "dense.shrunk.onnx"), 1, options.seq, seed=options.seed)
+        dense = found["dense"]
+        for name, plan in made.items():
+            speed = interleave(
+                engines["dense"],
+                engines[name],
+                feeds,
+                batch=1,
+                seq=options.seq,
+                seconds=options.seconds,
+                seed=options.seed,
+            )
+            rows.append(
+                {
+                    "plan": "dense twice" if name == "dense" else name,
+                    "heads": f"{plan.heads_kept}/{plan.heads}",
+                    "a layer": " ".join(str(len(site.kept)) for site in plan.sites),
+                    "dense p50, ms": f"{speed.dense.p50:.1f}",
+                    "compressed p50, ms": f"{speed.compressed.p50:.1f}",
+                    "times faster": f"{speed.ratio:.3f} ({speed.low:.3f} to {speed.high:.3f})",
+                    "MACs left": f"{100 * found[name]['macs'] / dense['macs']:.1f}%",
+                    "weights, MB": f"{found[name]['weights'] / 1e6:.1f}",
+                    "weights left": f"{found[name]['weights'] / dense['weights']:.3f}",
+                    "peak memory left": f"{found[name]['peak'] / dense['peak']:.3f}" if dense["peak"] else "not told",
+                    "fused": f"{engines[name].fused}/{engines[name].attentions}",
+                    "void": speed.void or "",
+                }
+            )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--seq", type=int, default=192, help="positions of the segment, and of the memory")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--attention", choices=("eager", "sdpa"), default="eager")
+    parser.add_argument("--opset", type=int, choices=(18, 23), default=18)
+    parser.add_argument("--seconds", type=float, default=60.0, help="about how long to measure each row")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
+    options = parser.parse_args()
+    rows = measure(options)
+    if options.json:
+        print(json.dumps(rows, indent=1))
+        return
+    print(f"command: python -m benchmarks.all_attention_speed {' '.join(sys.argv[1:])}".rstrip())
+    print(f"machine: {machine('onnxruntime', 'onnxscript', 'torch', 'transformers')}; {options.threads} threads")
+    print(
+        f"times faster = dense p50 / compressed p50, batch 1, {options.seq} positions and as many in memory; intervals "
+        f"are 95%. Goals: {FASTER} times at least, {SMALLER} of the weights at most.\n"
+    )
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
