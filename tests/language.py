@@ -68,8 +68,8 @@ def data(at: Path, held: ModelFolder, *, segment: int = 6, lines: int = 60) -> D
     """The made-up text as rows for `held`, written to the folder `at`."""
     for name, seed in (("train", 0), ("eval", 1), ("test", 2)):
         (at / f"{name}.txt").write_text(text(lines, seed))
-    files = {f"{name}_data": str(at / f"{name}.txt") for name in ("eval", "test")}
-    return open_data(folders.Request(data=str(at / "train.txt"), max_length=segment, **files), held)
+    train, choose, report = (str(at / f"{name}.txt") for name in ("train", "eval", "test"))
+    return open_data(folders.Request(data=train, eval_data=choose, test_data=report, max_length=segment), held)
 
 
 def schedule(**more: Any) -> Schedule:
@@ -92,7 +92,7 @@ def schedule(**more: Any) -> Schedule:
     return Schedule(**{**tiny, **more})
 
 
-UNDROPPED = {"attention_dropout": 0.0, "embedding_dropout": 0.0, "hidden_dropout": 0.0}
+UNDROPPED: dict[str, Any] = {"attention_dropout": 0.0, "embedding_dropout": 0.0, "hidden_dropout": 0.0}
 
 
 def main(at: Path) -> None:

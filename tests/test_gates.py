@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from compressor.errors import UsageError
 from compressor.heads.gates import GATES as METHODS
 from compressor.heads.gates import BinConcreteGate, Gate, HardConcreteGate, StraightThroughGate, SubsetGate, base
+from compressor.heads.gates.bin_concrete import scaled
 from compressor.heads.gates.concrete import ConcreteGate
 from compressor.heads.gates.dsp import soft_top
 from compressor.heads.gates.pooled import PooledGate, shares
@@ -157,6 +158,55 @@ def test_bin_concrete_is_zero_or_one_with_the_gradient_of_what_was_rounded(
     assert _slopes(gate, lambda: gate.concrete(uniform).sum()) == pytest.approx(_gradient(gate, gates.sum()), abs=1e-6)
 
 
+@settings(max_examples=60, deadline=None)
+@given(mask=st.lists(st.booleans(), min_size=HEADS, max_size=HEADS))
+def test_what_is_open_stands_in_for_what_is_closed(mask: list[bool]) -> None:
+    gates = torch.tensor(mask, dtype=torch.float64)
+    for part, found in zip(gates.split(LAYERS), scaled(gates, LAYERS).split(LAYERS), strict=True):
+        heads, count = len(part), int(part.sum())
+        assert found.tolist() == pytest.approx([gate * heads / max(1, count) for gate in part.tolist()])
+        assert found.sum() == pytest.approx(heads if count else 0.0)
+
+
+def test_a_site_that_is_all_but_closed_is_scaled_by_its_heads_and_no_more() -> None:
+    gates = torch.tensor([0.25, 0.25, 0.0, 1.0], dtype=torch.float64)
+    assert scaled(gates, [3, 1]).tolist() == pytest.approx([0.75, 0.75, 0.0, 1.0])
+
+
+@settings(max_examples=40, deadline=None)
+@given(gates=st.lists(st.floats(0.4, 1.0), min_size=HEADS, max_size=HEADS))
+def test_gradients_through_the_scale_are_those_of_finite_differences(gates: list[float]) -> None:
+    gate = BinConcreteGate(LAYERS, None, 30, 0)
+    _put(gate, gates)  # read as gates themselves
+    toward = torch.linspace(-1, 2, HEADS, dtype=torch.float64)
+    found = _gradient(gate, scaled(gate.weight, LAYERS) @ toward)
+    assert _slopes(gate, lambda: scaled(gate.weight, LAYERS) @ toward) == pytest.approx(found, abs=1e-6)
+
+
+def test_samples_and_the_final_gates_are_scaled_alike() -> None:
+    gate, plain = (BinConcreteGate(LAYERS, 4, 30, 0, output_scaling=on) for on in (True, False))
+    _put(gate, weights := [2.0, -1.0, 1.0, -1.0, -1.0, 3.0, -2.0, -2.0, 0.5])
+    _put(plain, weights)
+    assert gate.scale().tolist() == pytest.approx([1.5, 0, 1.5, 0, 0, 4, 0, 0, 2])
+    for step in range(30):
+        assert torch.equal(gate.sample(step), scaled(plain.sample(step), LAYERS))
+    assert torch.equal(gate.harden(), plain.harden())
+
+
+@pytest.mark.parametrize("make", CONCRETE)
+@settings(max_examples=40, deadline=None)
+@given(weights=st.lists(st.floats(-30, 30, width=32), min_size=HEADS, max_size=HEADS))
+def test_without_a_number_to_keep_the_open_heads_stay(make: MakeConcrete, weights: list[float]) -> None:
+    gate = make(LAYERS, None, 100, 0, cooldown=0.4)
+    _put(gate, weights)
+    assert gate.harden().tolist() == [weight > 0 for weight in weights]
+    assert torch.equal(gate.scale() != 0, gate.harden())
+    assert gate.harden().sum() == gate.counts()["open"]
+    assert gate.choice
+    assert gate.penalty(39) > gate.penalty(40) == 0
+    assert torch.equal(gate.sample(40), gate.scale())
+
+
 def test_hard_concrete_has_mass_at_both_ends() -> None:
     gate = HardConcreteGate(LAYERS, 4, 30, 0)
     _put(gate, [2.0] * HEADS)
@@ -291,6 +341,15 @@ def test_counts_add_up_over_pools() -> None:
     gate = PooledGate(lambda layers, count, seed: BinConcreteGate(layers, count, 30, seed), LAYERS, pools, 4, 0)
     assert gate.counts() == pytest.approx(BinConcreteGate(LAYERS, 4, 30, 0).counts())
     assert gate.penalty(9).item() == pytest.approx(BinConcreteGate(LAYERS, 4, 30, 0).penalty(9).item())
+
+
+def test_pools_without_a_number_keep_what_is_open() -> None:
+    pools = ["encoder", "decoder", "encoder"]
+    gate = PooledGate(lambda layers, count, seed: HardConcreteGate(layers, count, 30, seed), LAYERS, pools, None, 0)
+    with torch.no_grad():
+        for weight, values in zip(gate.parameters(), ([1.0, -1, 1, -1, 1], [-1.0, -1, -1, 1]), strict=True):
+            weight.copy_(torch.tensor(values))
+    assert gate.harden().tolist() == [True, False, True, False, False, False, True, False, True]
 
 
 @pytest.mark.parametrize("keep", range(HEADS + 1))

@@ -79,7 +79,8 @@ class GateTrainer(Trainer):
             if self.schedule.optimizer == "lamb":
                 if self.gate is not None:
                     groups[-1] |= {"adam": True, "eps": eps}  # a gate's weights are no matrix: no rate by their norm
-                self.optimizer = Lamb(groups, lr=rate, betas=betas)
+                # As in the paper's third version: no bias correction, which the library would do in part.
+                self.optimizer = Lamb(groups, lr=rate, betas=betas, adam_debias=True)
             else:
                 self.optimizer = torch.optim.AdamW(groups, lr=rate, betas=betas, eps=eps, fused=True)
         return self.optimizer
