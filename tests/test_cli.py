@@ -54,6 +54,7 @@ def test_help_names_the_verbs_in_order(capfd: Cap) -> None:
         "bench",
         "report",
         "study",
+        "train",
     ]
     assert compress(capfd).out == done.out
 
