@@ -32,6 +32,7 @@ from compressor.heads.trials import ModelTrials
 from compressor.recipe import Recipe
 from compressor.sites import find_sites
 from compressor.tasks import Data, open_data
+from compressor.training.schedule import MixedPrecision
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 MODEL = SHARED / "models" / "minilm-sst2"
@@ -83,16 +84,18 @@ class Asked:
 class Bench:
     """One model on one data set."""
 
-    def __init__(self, name: str, count: int, max_length: int) -> None:
-        self.name, self.folder = name, load(MODEL)
+    def __init__(self, name: str, count: int, max_length: int, mixed_precision: MixedPrecision) -> None:
+        self.name, self.folder, self.mixed_precision = name, load(MODEL), mixed_precision
         self.data = rows(self.folder, name, count, max_length)
         self.sites = find_sites(self.folder.model, example_inputs(self.folder, 2, 8))
 
     def trials(self, *, plain: bool = False, unseen: bool = False, store: Path | None = None) -> ModelTrials:
         data = replace(self.data, eval=self.data.test) if unseen else self.data
-        made = ModelTrials(self.folder.model, self.sites, data, 32, 1, 0, plain=plain)
+        made = ModelTrials(self.folder.model, self.sites, data, 32, 1, 0, self.mixed_precision, plain=plain)
         if store is not None:
-            made.remember(store / f"{self.name}-{len(data.eval)}-{'unseen' if unseen else 'searched'}.npz")
+            made.remember(
+                store / f"{self.name}-{len(data.eval)}-{'unseen' if unseen else 'searched'}-{self.mixed_precision}.npz"
+            )
         return made
 
     def astar(self, variant: str, budget: float, *, plain: bool = False) -> tuple[list[Step], ModelTrials]:
@@ -179,11 +182,15 @@ def main() -> None:
     parser.add_argument("--variants", nargs="*", default=["paper", "lazy"], help="of A*, in the table of budgets")
     parser.add_argument("--budget", type=float, default=0.02, help="of the loop")
     parser.add_argument("--data", nargs="*", default=["sst2"])
+    parser.add_argument("--bf16", action="store_true", help="multiply matrices in bfloat16; else in float32")
     parser.add_argument("--store", type=Path, help="folder to keep measured subsets in: an interrupted table goes on")
     options = parser.parse_args()
     print(f"machine: {machine('torch', 'transformers')}; {torch.get_num_threads()} threads")
-    print(f"model minilm-sst2, {options.rows} rows searched, at most {options.max_length} tokens\n", flush=True)
-    made = {name: Bench(name, options.rows, options.max_length) for name in options.data}
+    numbers = "bfloat16" if options.bf16 else "float32"
+    print(f"minilm-sst2, {options.rows} rows searched, at most {options.max_length} tokens, {numbers}\n", flush=True)
+    made = {
+        name: Bench(name, options.rows, options.max_length, "bf16" if options.bf16 else "no") for name in options.data
+    }
     for table in options.tables:
         for bench in made.values():
             if table == "evaluator":

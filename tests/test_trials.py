@@ -29,6 +29,12 @@ def pair(make: Callable[[], Any] = learning.model, task: learning.Sign | None = 
     return ModelTrials(*given), ModelTrials(*given, plain=True)
 
 
+def _batch(trials: ModelTrials) -> dict[str, Tensor]:
+    batch = next(iter(trials._batches()))[1]
+    del batch["labels"]
+    return batch
+
+
 def walk(fast: ModelTrials, plain: ModelTrials, seed: int) -> None:
     """A search that drops a random head a step, and looks at random subsets between."""
     draw = random.Random(seed)
@@ -54,6 +60,19 @@ def test_equals_it_where_records_find_no_room(room: float, monkeypatch: pytest.M
     monkeypatch.setattr(evaluator, "_OF_MEMORY", room)
     fast, plain = pair()
     walk(fast, plain, 1)
+
+
+def test_half_precision_is_another_measurement_of_the_same_subsets() -> None:
+    model = learning.model()
+    given = (model, learning.sites(model), learning.data(), 5, 6, 0)
+    whole, half = ModelTrials(*given), ModelTrials(*given, "bf16")
+    odd = frozenset(whole.heads[1::2])
+    one, two = (
+        torch.from_numpy(trials._run(_batch(trials), [odd], None, 0).logits.float().numpy()) for trials in (whole, half)
+    )
+    assert not torch.equal(one, two)
+    torch.testing.assert_close(one, two, rtol=0.05, atol=0.05)
+    assert half.statistics(odd).shape == whole.statistics(odd).shape
 
 
 def test_statistics_stand_in_the_order_of_the_rows() -> None:

@@ -27,8 +27,10 @@ from compressor.heads.trials import ModelTrials
 from compressor.sites import Site
 from compressor.tasks.base import Data
 from compressor.tasks.evaluate import batches
+from compressor.training.schedule import MixedPrecision
 
-MakeTrials = Callable[[PreTrainedModel, Sequence[Site], Data, int, int, int], ModelTrials]
+MakeTrials = Callable[..., ModelTrials]
+"""Called as `ModelTrials` is."""
 
 _RESTARTS = 3
 """Times that a worker may die before the run gives up."""
@@ -72,14 +74,15 @@ class DistributedTrials(ModelTrials):
         batch_size: int,
         rows: int,
         seed: int,
+        mixed_precision: MixedPrecision = "no",
     ) -> None:
-        super().__init__(model, sites, data, batch_size, rows, seed)
+        super().__init__(model, sites, data, batch_size, rows, seed, mixed_precision)
         dealt = [indices for indices, _ in batches(data.task, data.eval, batch_size)]
         count = workers.start(model, len(dealt))
         self._workers = workers
         # A share's rows, in order, make the same batches again: all are full but the very last.
         self._rows = [sorted(itertools.chain(*dealt[worker::count])) for worker in range(count)]
-        self._shared = workers.share((model, tuple(sites), data.task, batch_size))
+        self._shared = workers.share((model, tuple(sites), data.task, batch_size, mixed_precision))
         self._shares = [workers.share(_in_memory(data.eval.select(share))) for share in self._rows]
         self._recorded: frozenset[Head] | None = None
 
@@ -178,9 +181,9 @@ class _Worker:
             import ray
             from ray import cloudpickle
 
-            model, sites, task, batch_size = cloudpickle.loads(ray.get(shared[0]))
+            model, sites, task, *how = cloudpickle.loads(ray.get(shared[0]))
             rows = cloudpickle.loads(ray.get(share[0]))
-            self._trials = _Share(model, sites, Data(rows, rows, rows, task, (), None, None), batch_size)
+            self._trials = _Share(model, sites, Data(rows, rows, rows, task, (), None, None), *how)
             self._share = share
         return self._trials.measure(subsets, base, record)
 
@@ -188,8 +191,15 @@ class _Worker:
 class _Share(ModelTrials):
     """One worker's part of the trials; it keeps records and no results."""
 
-    def __init__(self, model: PreTrainedModel, sites: Sequence[Site], data: Data, batch_size: int) -> None:
-        super().__init__(model, sites, data, batch_size, rows=0, seed=0)
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        sites: Sequence[Site],
+        data: Data,
+        batch_size: int,
+        mixed_precision: MixedPrecision,
+    ) -> None:
+        super().__init__(model, sites, data, batch_size, 0, 0, mixed_precision)
         self._recorded: frozenset[Head] | None = None
 
     def measure(

@@ -29,7 +29,7 @@ from compressor.sites import Site
 from compressor.tasks.base import Data
 from compressor.tasks.streams import Streams
 from compressor.training.fit import fit, processes
-from compressor.training.schedule import Schedule
+from compressor.training.schedule import MixedPrecision, Schedule
 from graph_passes import Plan
 
 METHODS = (*GATES, *SEARCHES)
@@ -179,7 +179,9 @@ def _search(
         model.to("cuda")  # type: ignore[arg-type]
 
     def trials_on(rows: Data, name: str) -> ModelTrials:
-        made = make_trials(model, sites, rows, recipe.batch_size, sample["rows"], recipe.seed)
+        made = make_trials(
+            model, sites, rows, recipe.batch_size, sample["rows"], recipe.seed, sample["mixed_precision"]
+        )
         made.remember(checkpoint_dir / f"checkpoint-{name}.npz")
         return made
 
@@ -213,7 +215,7 @@ def schedule_options(
     max_grad_norm: float = 1.0,
     evaluations: int = 12,
     points: int = 60,
-    mixed_precision: Literal["no", "bf16"] = "no",
+    mixed_precision: MixedPrecision = "no",
     optimizer: Literal["adamw", "lamb"] = "adamw",
     scheduler: Literal["linear", "cosine"] = "linear",
     final_learning_rate: float = 0.0,
@@ -225,5 +227,6 @@ def pool_options(*, pool: Literal["model", "kind"] = "model") -> None:
     """Whether all heads compete for the places, or those of each kind of site for a share of them."""
 
 
-def sample_options(*, rows: PositiveInt = 10_000) -> None:
-    """Training rows, at most, over which a search averages what it measures on them."""
+def sample_options(*, rows: PositiveInt = 10_000, mixed_precision: MixedPrecision = "no") -> None:
+    """Training rows, at most, over which a search averages what it measures on them; and what its evaluations multiply
+    matrices in."""

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from compressor.sites import Site
 from compressor.sites.hook import Call, intercepted, unwrap
+from compressor.training.schedule import MixedPrecision
 
 
 @dataclass
@@ -61,10 +62,11 @@ class Replay:
     Args:
         model: not changed.
         sites: its sites, in call order.
+        mixed_precision: what matrices are multiplied in.
     """
 
-    def __init__(self, model: PreTrainedModel, sites: Sequence[Site]) -> None:
-        self._model, self._sites = model, sites
+    def __init__(self, model: PreTrainedModel, sites: Sequence[Site], mixed_precision: MixedPrecision = "no") -> None:
+        self._model, self._sites, self._half = model, sites, mixed_precision == "bf16"
         self._blocks = blocks(model)
         takes = inspect.signature(model.forward).parameters
         self._always = {"use_cache": False} if "use_cache" in takes else {}
@@ -101,7 +103,8 @@ class Replay:
         was_training = self._model.training
         self._model.eval()
         try:
-            with torch.no_grad(), run.patched(self._blocks), intercepted(self._model, on_call, None):
+            half = torch.autocast(self._model.device.type, torch.bfloat16, enabled=self._half)
+            with torch.no_grad(), half, run.patched(self._blocks), intercepted(self._model, on_call, None):
                 return self._model(
                     **{name: _repeat(value, len(gates), rows) for name, value in batch.items()}, **self._always
                 )

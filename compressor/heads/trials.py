@@ -22,6 +22,7 @@ from compressor.heads.sensitivity import sensitivity
 from compressor.sites import Site
 from compressor.tasks.base import Data
 from compressor.tasks.evaluate import batches
+from compressor.training.schedule import MixedPrecision
 
 _TOGETHER = {"cpu": 1024, "cuda": 65_536}
 """Tokens of a forward up to which several subsets share one: beyond, a processor gains nothing from more rows."""
@@ -45,6 +46,7 @@ class ModelTrials:
         batch_size: rows a batch.
         rows: training rows that sensitivity is averaged over, at most.
         seed: draws those rows.
+        mixed_precision: what the matrices of an evaluation are multiplied in; sensitivity is measured in float32.
         plain: the whole model for every subset, one at a time, the rows in their own order: what the rest must equal.
     """
 
@@ -56,13 +58,14 @@ class ModelTrials:
         batch_size: int,
         rows: int,
         seed: int,
+        mixed_precision: MixedPrecision = "no",
         *,
         plain: bool = False,
     ) -> None:
         self.heads: tuple[Head, ...] = tuple((site.name, head) for site in sites for head in range(site.heads))
         self.count, self.forwards = 0, 0.0
         self._model, self._sites, self._data, self._batch_size, self._plain = model, sites, data, batch_size, plain
-        self._replay = Replay(model, sites)
+        self._replay = Replay(model, sites, mixed_precision)
         self._found: dict[frozenset[Head], np.ndarray] = {}
         self._stored: dict[frozenset[Head], np.ndarray] = {}
         self._path: Path | None = None
@@ -180,8 +183,8 @@ class ModelTrials:
             out = self._run(batch, group, base, call)
         except NotRowsError:
             self._together = 1
-            return [self._run(batch, [subset], base, call).logits.cpu().numpy() for subset in group]
-        return list(np.split(out.logits.cpu().numpy(), len(group)))
+            return [self._run(batch, [subset], base, call).logits.float().cpu().numpy() for subset in group]
+        return list(np.split(out.logits.float().cpu().numpy(), len(group)))
 
     def _run(
         self,

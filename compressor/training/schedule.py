@@ -8,6 +8,9 @@ from typing import Literal
 
 from compressor.errors import UsageError
 
+MixedPrecision = Literal["no", "bf16"]
+"""What matrices are multiplied in, weights staying float32: float32, or bfloat16."""
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -23,7 +26,7 @@ class Schedule:
         max_grad_norm: bound on the norm of the model's gradient.
         evaluations: evaluations over the run, evenly spaced, with hard gates; a checkpoint goes with each.
         points: points of the curves, evenly spaced.
-        mixed_precision: what matrices are multiplied in, weights staying float32: `no` (float32) or `bf16`.
+        mixed_precision: what matrices are multiplied in.
         optimizer: `adamw`, or `lamb` (You et al. 2020), whose rate each matrix scales by its own norm.
         scheduler: how the rate falls after the warm-up, `linear` or `cosine`.
         final_learning_rate: where it ends.
@@ -38,7 +41,7 @@ class Schedule:
     max_grad_norm: float
     evaluations: int
     points: int
-    mixed_precision: Literal["no", "bf16"]
+    mixed_precision: MixedPrecision
     optimizer: Literal["adamw", "lamb"] = "adamw"
     scheduler: Literal["linear", "cosine"] = "linear"
     final_learning_rate: float = 0.0
