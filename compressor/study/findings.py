@@ -13,7 +13,7 @@ from compressor.measure import paired_interval
 from compressor.measure.paired import Interval
 from compressor.tasks.base import Task
 
-_OWN_UNIT = frozenset({"bleu", "loss", "perplexity"})
+_OWN_UNIT = frozenset({"bits-per-character", "bleu", "loss", "perplexity"})
 """Metrics that are told as they are; the others are shares or correlations, told in points, hundredths."""
 _RESAMPLES = 2000
 

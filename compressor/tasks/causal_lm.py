@@ -103,7 +103,7 @@ def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
         targets: `[batch, tokens]`, the token that each position predicts; -100 is left out.
     """
     sums = [
-        torch.nn.functional.cross_entropy(scores.double(), row, ignore_index=-100, reduction="sum")
-        for scores, row in zip(logits, targets, strict=True)  # row by row: in float64 a whole batch would not fit
+        torch.nn.functional.cross_entropy(scores.float(), row, ignore_index=-100, reduction="none").double().sum()
+        for scores, row in zip(logits, targets, strict=True)  # row by row: a copy of a whole batch might not fit
     ]
     return torch.stack([torch.stack(sums), (targets != -100).sum(1).double()], dim=1)

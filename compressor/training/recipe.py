@@ -67,7 +67,7 @@ class Training(BaseModel):
     mixed_precision: Literal["auto", "no", "bf16"] = _field(
         "Training", "what matrices are multiplied in; auto: bf16 where the device has it", "auto"
     )
-    evaluations: Count = _field("Training", "evaluations, evenly spaced; a checkpoint goes with each", 40)
+    evaluations: Count = _field("Training", "evaluations, evenly spaced; a checkpoint goes with each", 20)
     seed: Annotated[int, Field(ge=0)] = _field("Training", "seed of everything that is drawn", 0)
 
     @pydantic.model_validator(mode="after")
