@@ -53,9 +53,13 @@ def stack(layers: int, seed: int) -> tuple[AllAttentionModel, dict[str, torch.Te
     """The paper's layers and a segment for them."""
     torch.manual_seed(seed)
     config = AllAttentionConfig(vocab_size=2, num_hidden_layers=layers)
+    model = AllAttentionModel(config).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):  # two biases of zeros would be taken for one
+            torch.nn.init.normal_(parameter, std=0.1)
     inputs = {"inputs_embeds": torch.randn(2, 5, config.hidden_size)}
     memories = {name: torch.randn(2, 7, config.hidden_size) for name in memory_names(layers)}
-    return AllAttentionModel(config).eval(), {**inputs, **memories}
+    return model, {**inputs, **memories}
 
 
 def weight_bytes(path: Path) -> int:

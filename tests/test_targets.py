@@ -16,7 +16,7 @@ from compressor.targets.compare import relative_error
 from compressor.targets.feeds import random_feeds
 from compressor.targets.half import halve
 from compressor.targets.ort import OrtEngine, build
-from compressor.targets.prepare import prepare
+from compressor.targets.prepare import drop_idle_expands, prepare
 from graph_passes import load, save
 from tests.engines import Pruned, parsed, pruned
 from tests.zoo import FAMILIES
@@ -300,3 +300,18 @@ def test_what_is_added_to_scores_is_added_up_first() -> None:
     assert [value.name for value in added.inputs if value is not None] == ["bias", "mask"]
     prepare(model)
     assert kinds(model) == ["MatMul", "Mul", "Add", "Add", "Softmax"]
+
+
+def test_an_expand_that_repeats_nothing_goes() -> None:
+    model = parsed(
+        "s = Shape <start = 2, end = 3> (q)  to = Concat <axis = 0> (one, one, s, one)  e = Expand(mask, to)"
+        "  f = Expand(row, to)  y = Add(e, f)",
+        "float[B, 2, S, 4] q, float[B, 1, S, S] mask, float[B, 1, 1, S] row",
+        "float[B, 1, S, S] y",
+        "int64[1] one = {1}",
+    )
+    drop_idle_expands(model)
+    assert kinds(model) == ["Shape", "Concat", "Expand", "Add"]
+    assert [value.name for value in model.graph[-1].inputs if value is not None] == ["mask", "f"]
+    drop_idle_expands(model)
+    assert kinds(model) == ["Shape", "Concat", "Expand", "Add"]

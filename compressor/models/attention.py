@@ -102,8 +102,8 @@ class RelativeAttention(nn.Module):
         query = self._heads(self.q_proj(context[:, keys - length :]))
         key, value = self._heads(self.k_proj(context)), self._heads(self.v_proj(context))
         distance = self._heads(self.r_proj(positions)[None])
-        biased = query + self.position_bias[:, None].to(query.dtype)
-        mask = rel_shift(biased @ distance.transpose(2, 3)) * self.scaling
+        biased = (query + self.position_bias.to(query.dtype)).transpose(1, 2)
+        mask = rel_shift(biased @ distance.permute(0, 2, 3, 1)) * self.scaling
         mask = mask.masked_fill(hidden, torch.finfo(mask.dtype).min)
         if self.persistent:
             # The factors keep both in the range of learned keys and values (Sukhbaatar et al., 2019).
@@ -113,9 +113,9 @@ class RelativeAttention(nn.Module):
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         out, _ = attend(
             self,
-            query + self.content_bias[:, None].to(query.dtype),
-            key,
-            value,
+            (query + self.content_bias.to(query.dtype)).transpose(1, 2),
+            key.transpose(1, 2),
+            value.transpose(1, 2),
             mask,
             scaling=self.scaling,
             dropout=self.attention_dropout if self.training else 0.0,
@@ -123,9 +123,10 @@ class RelativeAttention(nn.Module):
         return self.o_proj(out.reshape(batch, length, -1))
 
     def _heads(self, states: Tensor) -> Tensor:
-        """`[batch, position, head * head_dim]` -> `[batch, head, position, head_dim]`."""
-        batch, length = states.shape[:2]
-        return states.view(batch, length, -1, self.head_dim).transpose(1, 2)
+        """`[batch, position, head * head_dim]` -> `[batch, position, head, head_dim]`."""
+        return states.view(*states.shape[:2], -1, self.head_dim)
 
     def _beside(self, states: Tensor, vectors: Tensor) -> Tensor:
-        return torch.cat([states, vectors.to(states.dtype).expand(states.shape[0], -1, -1, -1)], dim=2)
+        """Persistent vectors `[head, N, head_dim]` after the positions of every row."""
+        rows = vectors.transpose(0, 1).to(states.dtype).expand(states.shape[0], -1, -1, -1)
+        return torch.cat([states, rows], dim=1)

@@ -14,7 +14,7 @@ from compressor.quiet import quiet_tools
 from compressor.targets.base import TOLERANCE, Feeds
 from compressor.targets.compare import relative_error
 from compressor.targets.feeds import random_feeds
-from compressor.targets.prepare import prepare
+from compressor.targets.prepare import drop_idle_expands, prepare
 from compressor.targets.session import one_line, open_session, run
 from graph_passes import load, save
 
@@ -83,7 +83,9 @@ def _rewritten(model: ir.Model) -> ir.Model:
     from onnxscript.rewriter.ort_fusions import optimize_for_ort
 
     prepare(model)
-    return optimize_for_ort(model)[0]
+    fused = optimize_for_ort(model)[0]
+    drop_idle_expands(fused)
+    return fused
 
 
 def _largest_error(

@@ -27,6 +27,21 @@ def prepare(model: ir.Model) -> None:
     RemoveUnusedNodesPass()(model)
 
 
+def drop_idle_expands(model: ir.Model) -> None:
+    """Remove every `Expand` to the size that its input has at any size of the graph's inputs.
+
+    The fusions write one before each attention's mask, which then copies whole maps of scores.
+    """
+    probe = Probe(model)
+    for node in list(model.graph):
+        if node.op_type == "Expand" and not node.domain and None not in probe.shapes(node.inputs[0]):
+            before, after = node.inputs[0], node.outputs[0]
+            if before is not None and probe.shapes(before) == probe.shapes(after) and not after.is_graph_output():
+                after.replace_all_uses_with(before)
+                model.graph.remove(node, safe=True)
+    RemoveUnusedNodesPass()(model)
+
+
 def _unflatten(gemm: ir.Node, probe: Probe) -> None:
     """Case 1."""
     flatten = gemm.inputs[0].producer() if gemm.inputs[0] is not None else None
