@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import lzma
 import math
 import re
 from dataclasses import replace
@@ -147,6 +148,18 @@ def test_words_are_ranked_and_lines_end(tmp_path: Path) -> None:
     assert len(words(["the cat", "the dog <unk>"], 3)) == 3
     with pytest.raises(InputError, match="the text holds no word"):
         words(["", " "])
+
+
+def test_rows_of_a_column_end_as_lines_do(tmp_path: Path) -> None:
+    held = language.folder()
+    (tmp_path / "a.txt.xz").write_bytes(lzma.compress(b"one two\nthree\nfour five\n"))
+    (tmp_path / "b.tsv").write_text("id\ttext\n1\tone two\n2\tthree\n3\tfour five\n")
+    found = [
+        open_data(Request(test_data=str(tmp_path / name), max_length=3), held).test["input_ids"]
+        for name in ("a.txt.xz", "b.tsv")
+    ]
+    assert list(found[0]) == list(found[1])
+    assert [len(row) for row in found[0]] == [4, 4, 2]
 
 
 def test_segments_leave_room_for_the_memory() -> None:

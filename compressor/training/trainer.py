@@ -35,10 +35,10 @@ class Clip(TrainerCallback):
         if self.gate is not None:
             norms.append(nn.utils.clip_grad_norm_(list(own), self.gate.max_grad_norm))
         for norm in norms:
-            finite(norm, "gradient's norm", state.global_step)
+            require_finite(norm, "gradient's norm", state.global_step)
 
 
-def finite(value: Tensor, name: str, step: int) -> None:
+def require_finite(value: Tensor, name: str, step: int) -> None:
     """Stop before a step that would leave no number in the weights.
 
     Raises:
@@ -108,7 +108,7 @@ class GateTrainer(Trainer):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         loss = super().training_step(*args, **kwargs)
-        finite(loss, "loss", self.state.global_step)
+        require_finite(loss, "loss", self.state.global_step)
         return loss
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
