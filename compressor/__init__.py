@@ -7,17 +7,39 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from compressor.export import export_reference
+    from compressor.models import (
+        AllAttentionConfig,
+        AllAttentionForCausalLM,
+        TransformerXLConfig,
+        TransformerXLForCausalLM,
+    )
     from compressor.pipeline import compress
     from compressor.recipe import Recipe
     from compressor.report.schema import Report
     from compressor.sites import Site, find_sites, gated
 
-__all__ = ["Recipe", "Report", "Site", "compress", "export_reference", "find_sites", "gated"]
+__all__ = [
+    "AllAttentionConfig",
+    "AllAttentionForCausalLM",
+    "Recipe",
+    "Report",
+    "Site",
+    "TransformerXLConfig",
+    "TransformerXLForCausalLM",
+    "compress",
+    "export_reference",
+    "find_sites",
+    "gated",
+]
 
 _HOMES = {
+    "AllAttentionConfig": "compressor.models",
+    "AllAttentionForCausalLM": "compressor.models",
     "Recipe": "compressor.recipe",
     "Report": "compressor.report.schema",
     "Site": "compressor.sites",
+    "TransformerXLConfig": "compressor.models",
+    "TransformerXLForCausalLM": "compressor.models",
     "compress": "compressor.pipeline",
     "export_reference": "compressor.export",
     "find_sites": "compressor.sites",

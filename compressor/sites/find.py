@@ -15,8 +15,8 @@ from compressor.sites.hook import Attention, Call, family, intercepted, unwrap
 from graph_passes import Kind
 
 WORKING = (
-    "BERT, RoBERTa, DistilBERT, ELECTRA, ModernBERT, GPT-2, Llama, Qwen3, T5, BART, Marian, ViT, CLIP, Whisper and "
-    "every other family that calls transformers' attention interface"
+    "BERT, RoBERTa, DistilBERT, ELECTRA, ModernBERT, GPT-2, Llama, Qwen3, T5, BART, Marian, ViT, CLIP, Whisper, "
+    "All-attention, Transformer-XL and every other family that calls transformers' attention interface"
 )
 _ELSEWHERE = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
 """Names under which the attention modules of transformers are handed a second sequence to attend to."""
