@@ -39,13 +39,13 @@ class TargetMissingError(CompressorError):
     exit_code = 6
 
 
-class DivergedError(CompressorError):
-    """Training met a loss or a gradient that is no finite number."""
-
-    exit_code = 7
-
-
 class SiteRefusedError(CompressorError):
     """A site could not be gated or shrunk; the message names it and the operator or family that is in the way."""
 
     exit_code = 8
+
+
+class DivergedError(CompressorError):
+    """Training met a loss or a gradient that is no finite number."""
+
+    exit_code = 9
