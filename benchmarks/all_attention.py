@@ -16,8 +16,9 @@ the same `--out` share the cells among them. Writes study.csv, study.html and fi
 from __future__ import annotations
 
 import argparse
-import functools
+import contextlib
 import lzma
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ import numpy as np
 import safetensors.torch
 import torch
 
+from benchmarks.all_attention_cost import figure1
 from benchmarks.machine import machine
 from compressor.cli.view import View
 from compressor.folder import load
@@ -37,7 +39,7 @@ from compressor.progress import Tell
 from compressor.recipe import Recipe
 from compressor.sites import find_sites, gated, keep_all
 from compressor.study import figures, page
-from compressor.study.cells import Cell, StudyFolder
+from compressor.study.cells import Cell, StudyFolder, write
 from compressor.study.findings import Findings, Picture, Table
 from compressor.tasks import Data, open_data
 from compressor.tasks.streams import Streams, read, reader
@@ -57,6 +59,20 @@ ABLATIONS: dict[str, dict[str, Any]] = {
 }
 """Table 3: what is left out, as options of bin-concrete."""
 
+PACE = {
+    "warmup": 0.05,
+    "weight_decay": 0.0,
+    "max_grad_norm": 0.25,
+    "optimizer": "lamb",
+    "scheduler": "cosine",
+    "final_learning_rate": 1e-4,
+    "evaluations": 4,
+    "points": 60,
+}
+"""How every cell learns, with gates and without (section 4.1.2)."""
+PEAK, AGAIN = 1e-2, 1e-3
+"""Peak learning rates: from nothing, and from the dense model."""
+
 
 @dataclass(frozen=True)
 class Size:
@@ -69,8 +85,8 @@ class Size:
         vocabulary: words, at most.
         tokens: training tokens, at most; None: all.
         held: tokens of each of the two halves of the validation text, at most; None: all.
-        steps: of the dense model; a narrower Transformer-XL learns for `steps + pruning`.
-        pruning: further steps with gates.
+        steps: of the dense model.
+        pruning: further steps, with gates or without.
         penalties: lambda; the largest is that of the ablation.
         widths: of the narrower Transformer-XLs.
         gate_rate: the gates' learning rate.
@@ -94,7 +110,7 @@ class Size:
     precision: str = "bf16"
 
 
-_TINY = Size(32, 2, 4, 128, 16, 8, 500, 20_000, 2_000, 40, 40, (0.1,), (24,), (1,))
+_TINY = Size(32, 2, 4, 128, 16, 8, 500, 20_000, 2_000, 40, 80, (0.1,), (24,), (1,), gate_rate=0.3)
 _SMALL = Size(128, 4, 8, 512, 64, 16, 8_000, None, 50_000, 1_200, 400, (0.01, 0.015, 0.02), (112, 96, 80), (1, 2, 3))
 _PAPER = Size(
     512, 16, 8, 2048, 192, 96, None, None, None, 160_000, 80_000, (0.01, 0.015, 0.02), (480, 448, 416), (1, 2, 3)
@@ -127,11 +143,14 @@ class Study:
 
     def _begin(self, folder: Path) -> Path:
         """A folder with the tokenizer and the dense configuration, for the rows to be read by."""
-        if not (folder / "config.json").exists():
+        if not folder.exists():
+            beside = folder.with_name(f".{folder.name}.{os.getpid()}")
             with lzma.open(TRAIN, "rt", encoding="utf-8") as text:
                 tokenizer = words(text, self.size.vocabulary) if self.level == "word" else characters()
-            AllAttentionForCausalLM(self._config(len(tokenizer))).save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
+            AllAttentionForCausalLM(self._config(len(tokenizer))).save_pretrained(beside)
+            tokenizer.save_pretrained(beside)
+            with contextlib.suppress(OSError):  # another process was first
+                beside.rename(folder)
         return folder
 
     def _config(self, vocabulary: int) -> AllAttentionConfig:
@@ -181,30 +200,28 @@ class Study:
         model.to(self.device)
         sites = find_sites(model, {"input_ids": torch.zeros(2, 8, dtype=torch.int64, device=self.device)})
         plan, notes = keep_all(sites), list[str]()
+        pace: dict[str, Any] = {**PACE, "mixed_precision": self.size.precision}
         if kind in ("pruned", "ablated"):
-            options = {"penalty": cell.asked["penalty"], **self._pace(1e-4), "gate_learning_rate": self.size.gate_rate}
+            options = {"penalty": cell.asked["penalty"], "gate_learning_rate": self.size.gate_rate, **pace}
             recipe = self.recipe.model_copy(
                 update={
                     "method": "bin-concrete",
                     "keep": None,
                     "options": {**options, **ABLATIONS.get(cell.asked["name"], {})},
                     "steps": self.size.pruning,
-                    "learning_rate": 1e-3,
+                    "learning_rate": AGAIN,
                     "seed": seed,
                 }
             )
             found = learn(model, sites, self.data, recipe, work / "checkpoints", tell)
             plan, notes = found.plan, list(found.notes)
         else:
-            steps = {"dense": self.size.steps, "longer": self.size.pruning}.get(
-                kind, self.size.steps + self.size.pruning
-            )
-            pace = self._pace(1e-4)
-            peak = 1e-3 if kind == "longer" else 1e-2
-            schedule = Schedule(
-                steps, self.size.batch, peak, seed, weight_decay=0.0, max_grad_norm=0.25, points=60, **pace
-            )
-            fit(model, self.data, schedule, {"cell": cell.name}, work / "checkpoints", tell)
+            # A Transformer-XL learns as long as dense and what comes of it do together, at the same rates.
+            phases = {"dense": (PEAK,), "longer": (AGAIN,)}.get(kind, (PEAK, AGAIN))
+            for rate in phases:
+                steps = self.size.steps if rate == PEAK else self.size.pruning
+                schedule = Schedule(steps, self.size.batch, rate, seed, **pace)
+                fit(model, self.data, schedule, {"cell": cell.name}, work / f"checkpoints-{rate:g}", tell)
             if kind == "dense":
                 beside = weights.with_suffix(".writing")
                 safetensors.torch.save_model(model, str(beside))
@@ -218,16 +235,6 @@ class Study:
             "notes": notes,
         }
 
-    def _pace(self, final: float) -> dict[str, Any]:
-        return {
-            "warmup": 0.05,
-            "optimizer": "lamb",
-            "scheduler": "cosine",
-            "final_learning_rate": final,
-            "evaluations": 4,
-            "mixed_precision": self.size.precision,
-        }
-
     def _held(self) -> list[tuple[str, Any]]:
         return [("eval", self.data.eval), ("test", self.data.test)]
 
@@ -238,23 +245,43 @@ class Study:
         with gated(model, plan):
             return task.score(read(task, rows, reader(model), self.size.batch))
 
+    def told(self, name: str, cells: list[dict[str, Any]]) -> str:
+        """What every table and figure says of how it came about."""
+        size, seeds = self.size, sorted({cell["asked"]["seed"] for cell in cells})
+        read = "all" if size.tokens is None else f"{size.tokens:,}"
+        return (
+            f"size {name}: width {size.hidden}, {size.layers} layers of {size.heads} heads, {size.persistent} vectors,"
+            f" {self.opened.config.vocab_size:,} tokens, segment and memory {size.segment}, {size.batch} streams,"
+            f" {size.steps} and then {size.pruning} steps, {read} training tokens, {size.precision}, seeds"
+            f" {', '.join(map(str, seeds))}"
+        )
+
     def findings(self, cells: list[dict[str, Any]], told: str) -> Findings:
         """Tables 1 or 2 and 3, figures 1 and 3."""
         order = [cell.asked["name"] for cell in self.cells((0,))]
         groups: dict[str, list[dict[str, Any]]] = {}
         for cell in sorted(cells, key=lambda cell: (order.index(cell["asked"]["name"]), cell["asked"]["seed"])):
             groups.setdefault(cell["asked"]["name"], []).append(cell)
-        columns = ("model", "seeds", "heads kept", "sparsity, %", "parameters, M", f"test {self.metric}", "each seed")
+        largest = f"lambda {max(self.size.penalties):g}"
+        columns = (
+            "model",
+            "seeds",
+            "heads kept",
+            "sparsity, %",
+            "parameters, M",
+            f"test {self.metric}",
+            "each seed",
+            f"minus {largest}, each seed",
+        )
         sections = {
             "Pruning by lambda (tables 1 and 2)": ("dense", "longer", "pruned"),
             "Without each technique, at the largest lambda (table 3)": ("pruned", "ablated"),
             "Narrower Transformer-XLs (figure 3)": ("transformer-xl",),
         }
-        largest = f"lambda {max(self.size.penalties):g}"
         tables = []
         for title, kinds in sections.items():
             told_rows = [
-                _row(name, same)
+                _row(name, same, groups[largest])
                 for name, same in groups.items()
                 if same[0]["asked"]["kind"] in kinds
                 and ("ablated" not in kinds or name == largest or name in ABLATIONS)
@@ -269,7 +296,7 @@ class Study:
             kind = same[0]["asked"]["kind"]
             if kind not in ("longer", "pruned", "transformer-xl"):
                 continue
-            name = "Transformer-XL" if kind == "transformer-xl" else "All-attention, pruned"
+            name = "Transformer-XL" if kind == "transformer-xl" else "All-attention, whole and pruned"
             size = float(np.mean([cell["parameters"] for cell in same])) / 1e6
             lines.setdefault(name, []).append((size, [cell["scores"]["test"] for cell in same]))
         figure = figures.spread(lines, "parameters without embedding, millions", f"test {self.metric}")
@@ -278,8 +305,10 @@ class Study:
         )
 
 
-def _row(name: str, cells: list[dict[str, Any]]) -> tuple[str, ...]:
+def _row(name: str, cells: list[dict[str, Any]], against: list[dict[str, Any]]) -> tuple[str, ...]:
     scores = [cell["scores"]["test"] for cell in cells]
+    bases = {cell["asked"]["seed"]: cell["scores"]["test"] for cell in against}
+    apart = [cell["scores"]["test"] - bases[cell["asked"]["seed"]] for cell in cells]
     kept, of = (float(np.mean([cell[field] for cell in cells])) for field in ("heads", "of"))
     return (
         name,
@@ -289,58 +318,8 @@ def _row(name: str, cells: list[dict[str, Any]]) -> tuple[str, ...]:
         f"{np.mean([cell['parameters'] for cell in cells]) / 1e6:.3f}",
         f"{np.mean(scores):.3f}",
         ", ".join(f"{score:.3f}" for score in scores),
+        f"{np.mean(apart):+.3f} ({', '.join(f'{one:+.3f}' for one in apart)})",
     )
-
-
-def layer_macs(kept: int, heads: int, width: int, inner: int, segment: int, *, persistent: bool) -> int:
-    """Multiply-accumulates of a layer over one segment with a memory as long, `kept` of `heads` heads left.
-
-    Args:
-        inner: persistent vectors a head, or the feed-forward layer's width.
-        persistent: which of the two.
-    """
-    head, keys = width // heads, 2 * segment
-    projections = (2 * segment + 3 * keys) * width * head  # query and output; key, value and position
-    scores = segment * head * (2 * keys + keys)  # content and position; then values
-    persistents = 2 * segment * inner * head if persistent else 0
-    return kept * (projections + scores + persistents) + (0 if persistent else 2 * segment * width * inner)
-
-
-def figure1() -> Picture:
-    """Share of multiply-accumulates and of parameters that is left, at the paper's width, heads and segment."""
-    width, heads, inner, segment = 512, 8, 2048, 192
-    left: dict[str, dict[str, list[tuple[float, float]]]] = {"multiply-accumulates left": {}, "parameters left": {}}
-    for name, persistent in (("All-attention", True), ("Transformer-XL", False)):
-        macs = [layer_macs(kept, heads, width, inner, segment, persistent=persistent) for kept in range(heads + 1)]
-        sizes = [_parameters(kept, width, heads, inner, persistent=persistent) for kept in range(heads + 1)]
-        for told, values in zip(left, (macs, sizes), strict=True):
-            left[told][name] = [
-                (100 * (1 - kept / heads), 100 * value / values[heads]) for kept, value in enumerate(values)
-            ]
-    half = {told: {name: round(line[heads // 2][1], 1) for name, line in lines.items()} for told, lines in left.items()}
-    told = f"Computed at width {width}, {heads} heads, {inner} vectors or units, segment {segment}. At half: {half}."
-    return Picture(
-        "figure1", "What dropped heads take along", told, figures.curves(list(left.items()), "heads dropped, %")
-    )
-
-
-@functools.cache
-def _parameters(kept: int, width: int, heads: int, inner: int, *, persistent: bool) -> int:
-    """Parameters of one layer of the implementation."""
-    shared: dict[str, Any] = {
-        "vocab_size": 2,
-        "hidden_size": width,
-        "num_hidden_layers": 1,
-        "num_attention_heads": heads,
-        "layer_heads": [list(range(kept))],
-    }
-    with torch.device("meta"):
-        model = (
-            AllAttentionForCausalLM(AllAttentionConfig(num_persistent=inner, **shared))
-            if persistent
-            else TransformerXLForCausalLM(TransformerXLConfig(intermediate_size=inner, **shared))
-        )
-    return sum(weight.numel() for weight in model.model.layers.parameters())
 
 
 def _cut(path: Path, tokens: int | None, level: str, out: Path) -> Path:
@@ -355,7 +334,7 @@ def _cut(path: Path, tokens: int | None, level: str, out: Path) -> Path:
                 lines.append(line)
                 left -= len(line.split()) + 1 if level == "word" else len(line)
         short.parent.mkdir(parents=True, exist_ok=True)
-        short.write_text("".join(lines), encoding="utf-8")
+        write(short, "".join(lines))
     return short
 
 
@@ -379,12 +358,9 @@ def main() -> None:
         out = args.out / f"{level}-{args.size}"
         study = Study(level, size, out)
         study.folder.run(study.cells(seeds), study.run, View())
-        told = (
-            f"size {args.size}: width {size.hidden}, {size.layers} layers of {size.heads} heads, {size.persistent}"
-            f" persistent vectors, segment and memory {size.segment}, batch {size.batch}, {size.steps} and then"
-            f" {size.pruning} steps, seeds {', '.join(map(str, seeds))}"
-        )
-        found = study.findings(study.folder.results(), told)
+        results = study.folder.results()
+        told = study.told(args.size, results)
+        found = study.findings(results, told)
         page.save(
             found,
             out,

@@ -68,7 +68,7 @@ def start(data: str, folder: Path) -> Path:
         fresh = AutoModelForSequenceClassification.from_pretrained(
             MODEL, num_labels=len(classes), ignore_mismatched_sizes=True, dtype=torch.float32, **named
         )
-        begun = folder.with_name(folder.name + "-begun")
+        begun = folder.with_name(f"{folder.name}-begun")
         fresh.save_pretrained(begun)
         AutoTokenizer.from_pretrained(MODEL).save_pretrained(begun)
         recipe = Recipe(
