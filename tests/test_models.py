@@ -400,8 +400,32 @@ def test_what_does_not_fit_is_one_line(make: Any, shapes: Any, length: int, mess
         ({"memory_length": -1}, "memory_length is -1"),
         ({"num_persistent": -1}, "num_persistent is -1"),
         ({"hidden_size": 25}, "hidden_size 25 is odd"),
+        ({"hidden_size": 0}, "hidden_size is 0; give 1 or more"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0; give 1 or more"),
+        ({"num_attention_heads": 7}, "hidden_size 24 cannot be divided among 7 heads; give a multiple"),
+        ({"head_dim": 0}, "head_dim is 0; give 1 or more"),
+        ({"attention_dropout": 1.0}, "attention_dropout is 1.0; give 0 or more, and less than 1"),
+        ({"embedding_dropout": -0.1}, "embedding_dropout is -0.1"),
+        ({"hidden_dropout": float("nan")}, "hidden_dropout is nan"),
+        ({"memory_length": 40}, "memory_length 40 leaves a segment none of the 40 positions"),
     ],
 )
-def test_a_configuration_that_cannot_be(entry: dict[str, Any], message: str) -> None:
-    with pytest.raises(Exception, match=message):  # huggingface_hub's own kind
+def test_a_configuration_that_cannot_be_is_one_line(entry: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
         AllAttentionConfig(**{**SMALL, **entry})
+    assert "\n" not in str(caught.value)
+
+
+def test_heads_need_not_divide_the_width_where_theirs_is_given(tmp_path: Path) -> None:
+    model = all_attention(num_attention_heads=7, head_dim=4)
+    assert model(ids(2, 5)).logits.shape == (2, 5, 29)
+    model.config.save_pretrained(tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).head_dim == 4
+
+
+def test_a_folder_with_such_a_configuration_is_refused_in_one_line(tmp_path: Path) -> None:
+    all_attention().save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(file.read_text().replace('"num_attention_heads": 4', '"num_attention_heads": 0'))
+    with pytest.raises(InputError, match=r"cannot be used \(num_attention_heads is 0; give 1 or more\)"):
+        folder.load(tmp_path, needs_processor=False)

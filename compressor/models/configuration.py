@@ -5,7 +5,18 @@ from __future__ import annotations
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
+from compressor.errors import InputError
 from compressor.memories import Limits
+
+_COUNTS = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "head_dim",
+    "intermediate_size",
+    "max_position_embeddings",
+)
 
 
 @strict
@@ -24,6 +35,9 @@ class SegmentConfig(PreTrainedConfig):
         embedding_dropout: of token embeddings.
         hidden_dropout: of what a sublayer adds to the residual.
         layer_heads: original ids of the heads that each layer still has; None: all of them.
+
+    Raises:
+        InputError: sizes that no model can have; one line says which, and what is allowed.
     """
 
     vocab_size: int = 32000
@@ -45,8 +59,8 @@ class SegmentConfig(PreTrainedConfig):
     pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs: object) -> None:
-        if self.head_dim is None:
-            self.head_dim = self.hidden_size // max(1, self.num_attention_heads)
+        if self.head_dim is None and self.num_attention_heads > 0 and not self.hidden_size % self.num_attention_heads:
+            self.head_dim = self.hidden_size // self.num_attention_heads
         super().__post_init__(**kwargs)
 
     def kept(self, layer: int) -> list[int]:
@@ -60,19 +74,38 @@ class SegmentConfig(PreTrainedConfig):
 
     def validate_architecture(self) -> None:
         """Part of the validation that `strict` runs."""
+        for name in _COUNTS:
+            if (size := getattr(self, name, None)) is not None and size < 1:
+                raise InputError(f"{name} is {size}; give 1 or more")
+        for name in ("memory_length", "num_persistent"):
+            if (size := getattr(self, name, 0)) < 0:
+                raise InputError(f"{name} is {size}; give 0 or more")
+        for name in ("attention_dropout", "embedding_dropout", "hidden_dropout"):
+            if not 0 <= (share := getattr(self, name)) < 1:
+                raise InputError(f"{name} is {share}; give 0 or more, and less than 1")
         if self.hidden_size % 2:
-            raise ValueError(f"hidden_size {self.hidden_size} is odd; sines and cosines need halves of one width")
-        sizes = {name: getattr(self, name) for name in ("memory_length", "num_persistent") if hasattr(self, name)}
-        for name, size in sizes.items():
-            if size < 0:
-                raise ValueError(f"{name} is {size}; give 0 or more")
+            raise InputError(
+                f"hidden_size {self.hidden_size} is odd, its positions are sines beside cosines; give an even one"
+            )
+        if self.head_dim is None:
+            raise InputError(
+                f"hidden_size {self.hidden_size} cannot be divided among {self.num_attention_heads} heads; give a"
+                " multiple of the heads, or head_dim"
+            )
+        if self.memory_length >= self.max_position_embeddings:
+            raise InputError(
+                f"memory_length {self.memory_length} leaves a segment none of the {self.max_position_embeddings}"
+                " positions (max_position_embeddings); give a shorter memory or more positions"
+            )
         if self.layer_heads is None:
             return
         if len(self.layer_heads) != self.num_hidden_layers:
-            raise ValueError(f"layer_heads has {len(self.layer_heads)} layers, the model {self.num_hidden_layers}")
+            raise InputError(
+                f"layer_heads has {len(self.layer_heads)} layers, the model {self.num_hidden_layers}; give one each"
+            )
         for layer, heads in enumerate(self.layer_heads):
             if heads != sorted(set(heads)) or not set(heads) <= set(range(self.num_attention_heads)):
-                raise ValueError(f"layer_heads: layer {layer} lists {heads}; give ascending ids of the original heads")
+                raise InputError(f"layer_heads: layer {layer} lists {heads}; give ascending ids of the original heads")
 
 
 @strict

@@ -19,13 +19,18 @@ def limits(graph: Path) -> Limits | None:
 
     Raises:
         GraphError: the file cannot be read.
+        InputError: the width of its memory is not fixed.
     """
     model = load(graph)
     shapes = {str(value.name): value.shape for value in model.graph.inputs}
-    layers = sum(name.startswith("memory_") for name in shapes)
-    shape = shapes.get("memory_0")
-    if shape is None or not isinstance(shape[2], int):
+    if "memory_0" not in shapes:
         return None
+    layers, shape = sum(name.startswith("memory_") for name in shapes), shapes["memory_0"]
+    if shape is None or len(shape) != 3 or not isinstance(shape[2], int):
+        sizes = "of no known shape" if shape is None else f"[{', '.join(map(str, shape))}]"
+        raise InputError(
+            f"{graph}: memory_0 is {sizes}, not [batch, memory, width] of a fixed width; export the model again"
+        )
     known = {name: int(text) for name, text in model.metadata_props.items() if name in (LENGTH, POSITIONS)}
     return Limits(layers, shape[2], known.get(LENGTH), known.get(POSITIONS))
 
@@ -48,7 +53,7 @@ class Stream:
         graph: an ONNX file with inputs `input_ids`, `memory_0`, ... and outputs `logits`, `new_memory_0`, ...
 
     Raises:
-        InputError: the graph has no memory.
+        InputError: the graph has no memory, or one whose width is not fixed.
     """
 
     def __init__(self, engine: Engine, graph: Path) -> None:
@@ -56,8 +61,9 @@ class Stream:
         if found is None:
             raise InputError(f"{graph}: has no memory_0 among its inputs; export a model that reads segment by segment")
         self.engine, self.limits = engine, found
-        self.memories: Sequence[np.ndarray] = ()
-        """One a layer, `[batch, memory, hidden]`; none before the first segment. May be set to go on elsewhere."""
+        self.memories: Sequence[np.ndarray] | np.ndarray = ()
+        """One a layer, `[batch, memory, hidden]`; none before the first segment. May be set to go on elsewhere, to one
+        array `[layer, batch, memory, hidden]` too."""
 
     def read(self, input_ids: np.ndarray) -> np.ndarray:
         """Logits `[batch, segment, vocabulary]` of the next segment `[batch, segment]` of every text.
@@ -70,7 +76,7 @@ class Stream:
                 f"a segment of {input_ids.dtype} {list(input_ids.shape)} was given; give token ids [batch, segment]"
             )
         batch, segment = input_ids.shape
-        memories = self.memories or _empty(self.limits, batch)
+        memories = self.memories if len(self.memories) else _empty(self.limits, batch)
         self.limits.check(batch, segment, [memory.shape for memory in memories])
         named: Mapping[str, np.ndarray] = dict(zip(memory_names(self.limits.layers), memories, strict=True))
         outputs = self.engine.run({"input_ids": input_ids.astype(np.int64), **named})
