@@ -267,9 +267,8 @@ def make(
     if "model" not in asked:
         raise UsageError(f"{found}: no model folder was given; say compress MODEL, or add a line model = ...")
     try:
-        if options:
-            asked["options"] = {**_table(asked.get("options", {})), **options}
-        return Recipe.model_validate(asked)
+        recipe = Recipe.model_validate(asked)
+        return recipe.model_copy(update={"options": {**recipe.options, **options}}) if options else recipe
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
         keys = set(written) - set(flags)

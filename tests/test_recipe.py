@@ -161,6 +161,9 @@ def test_lambda_is_the_penalty_beside_the_other_options(tmp_path: Path) -> None:
         "beta": 0.5,
         "penalty": 0.02,
     }
+    for options in ({"options": "foo"}, {"options": 3}):
+        with pytest.raises(UsageError, match=r"^--options (foo|'foo'|3)"):
+            make(str(tmp_path), None, options, options={"penalty": 0.02})
     context = run.make_context("run", [str(tmp_path), "--lambda", "0.02"])
     assert context.params["penalty"] == 0.02
 
