@@ -16,7 +16,9 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pytorch_optimizer import Lamb
+from safetensors.torch import save_file
 from torch import nn
+from transformers import TrainingArguments
 
 from compressor.cli.train import train as command
 from compressor.errors import DivergedError, InputError, UsageError
@@ -28,8 +30,9 @@ from compressor.recipe import flag_of
 from compressor.sites import find_sites
 from compressor.tasks import open_data
 from compressor.tasks.streams import Streams, lay, read, reader
-from compressor.training.fit import fit
+from compressor.training.fit import _one_device, fit
 from compressor.training.recipe import Training, make
+from compressor.training.resume import memory_file, newest
 from compressor.training.schedule import Schedule
 from compressor.training.train import train
 from tests import language
@@ -218,6 +221,30 @@ def test_a_loss_that_is_no_number_stops_before_it_does_harm(tmp_path: Path) -> N
     assert all(torch.equal(*pair) for pair in zip(again.model.parameters(), whole.model.parameters(), strict=True))
 
 
+def test_a_checkpoint_that_has_diverged_is_not_kept(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text(language.text(30))
+    wild = {"learning_rate": 1e30, "warmup": 0.0, "evaluations": 12}
+    with pytest.raises(
+        DivergedError,
+        match=r"^step 1: .* (nan|inf|not finite); lower .*-rate.*--warmup.*--force.*; there was no checkpoint yet$",
+    ):
+        train(language.asked(tmp_path / "out", **wild))
+    assert train(language.asked(tmp_path / "out")).eval < math.inf  # as it was told to, nothing in the way
+
+
+def test_after_a_late_divergence_the_advice_can_be_followed(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text(language.text(30))
+    wild = language.asked(tmp_path / "out", learning_rate=1e4, warmup=1.0, optimizer="adamw", evaluations=12)
+    with pytest.raises(DivergedError, match=r"start anew with --force.*; the last good checkpoint is checkpoint-\d+"):
+        train(wild)
+    for state in (tmp_path / "out.partial").rglob("trainer_state.json"):
+        log = json.loads(state.read_text())["log_history"]
+        assert all(math.isfinite(entry.get("eval_perplexity", 0.0)) for entry in log)
+    with pytest.raises(UsageError, match=r"of another run .*--force"):
+        train(language.asked(tmp_path / "out"))
+    train(language.asked(tmp_path / "out", force=True))
+
+
 def test_a_gradient_that_is_no_number_stops_too(tmp_path: Path) -> None:
     held = language.folder()
     rows = language.data(tmp_path, held)
@@ -229,6 +256,31 @@ def test_a_gradient_that_is_no_number_stops_too(tmp_path: Path) -> None:
     ):
         fit(held.model, rows, language.schedule(), {}, tmp_path / "run", lambda done, total: None)
     assert all(torch.equal(*pair) for pair in zip(before, held.model.parameters(), strict=True))
+
+
+def test_a_checkpoint_is_whole_once_every_process_wrote_its_memory(tmp_path: Path) -> None:
+    for step in (1, 2):
+        (checkpoint := tmp_path / f"checkpoint-{step}").mkdir()
+        (checkpoint / "trainer_state.json").write_text("{}")
+        for process in range(2):
+            save_file({"0": torch.zeros(3)}, memory_file(checkpoint, process))
+    last, before = tmp_path / "checkpoint-2", tmp_path / "checkpoint-1"
+    assert newest(tmp_path, 2) == last
+    second = memory_file(last, 1)
+    second.write_bytes(second.read_bytes()[:-4])  # cut short
+    assert newest(tmp_path, 1) == last
+    assert newest(tmp_path, 2) == before
+    memory_file(before, 1).unlink()
+    assert newest(tmp_path, 2) is None
+
+
+def test_one_process_has_one_device(tmp_path: Path) -> None:
+    for seen, used in ((0, 0), (1, 1), (4, 1)):
+        args = TrainingArguments(output_dir=str(tmp_path), per_device_train_batch_size=3, use_cpu=True)
+        assert args.device.type == "cpu"
+        args._n_gpu = seen
+        _one_device(args)
+        assert (args.n_gpu, args.train_batch_size, args.eval_batch_size) == (used, 3, 8)
 
 
 def test_lamb_moves_gates_as_adam_does(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -31,6 +32,8 @@ from compressor.training.trainer import Clip, GateTrainer
 
 Measured = Callable[[int, float], None]
 """Called with (step, metric) after an evaluation."""
+
+_SLOWER = "lower the learning rate (--learning-rate) or warm it up for longer (--options warmup=0.2)"
 
 
 class _Watch(TrainerCallback):
@@ -68,6 +71,7 @@ def fit(
     trains_model: bool = True,
     measured: Measured | None = None,
     refuse_others: bool = False,
+    mend: str = _SLOWER,
 ) -> list[dict[str, Any]]:
     """Train `model`, and `gate` with it, in place and leave both at the best evaluation after the gates went cold.
 
@@ -84,12 +88,13 @@ def fit(
         trains_model: False freezes the model, dropout on: the gate alone learns.
         measured: told every evaluation.
         refuse_others: checkpoints of another run are an error; else they are thrown away.
+        mend: what to do about a run that diverges, by the flags of the command that asked for it.
 
     Returns:
         The log: one dictionary an entry, each with its `step`.
 
     Raises:
-        DivergedError: the loss or a gradient is no number; the last checkpoint is from before.
+        DivergedError: the loss, a gradient, a weight or the metric is no finite number; checkpoints are from before.
         UsageError: the folder holds another run's checkpoints (`refuse_others`).
     """
     every = max(1, schedule.steps // schedule.evaluations)
@@ -123,6 +128,8 @@ def fit(
         report_to="none",
     )
 
+    _one_device(args)
+
     def reduce(outputs: Any, labels: Tensor) -> Tensor:
         # Statistics of each row instead of its logits: a language model's would not fit in memory.
         logits = outputs[0] if isinstance(outputs, tuple) else outputs
@@ -130,8 +137,14 @@ def fit(
         return torch.from_numpy(found).to(labels.device)
 
     def measure(prediction: EvalPrediction) -> dict[str, float]:
-        metric = task.score(np.asarray(prediction.predictions))
-        step = trainer.state.global_step
+        step, statistics = trainer.state.global_step, np.asarray(prediction.predictions)
+        # Before the checkpoint that goes with this evaluation is written: it would be taken for a good one.
+        for name, weight in model.named_parameters():
+            if not torch.isfinite(weight).all():
+                raise DivergedError(f"step {step}: {name} is not finite")
+        metric = task.score(statistics) if np.isfinite(statistics).all() else math.nan
+        if not math.isfinite(metric):
+            raise DivergedError(f"step {step}: the {task.metric} is {metric}")
         # While the gates are warm the hard subset still changes: such a checkpoint must not win.
         eligible = gate is None or gate.cold(step) or step >= schedule.steps
         chosen = metric if task.higher_is_better else -metric
@@ -146,6 +159,7 @@ def fit(
         "rows": [data.train_hash, data.eval_hash],
         "start": [digest(model), *([] if gate is None else [digest(gate)])],
     }
+    memories = args.world_size if streams else 0
     side_by_side = schedule.batch_size * args.world_size
     shared: dict[str, Any] = {
         "gate": gate,
@@ -162,7 +176,7 @@ def fit(
             order = np.resize(a_pass, (schedule.steps, side_by_side)).ravel().tolist()
             evaluated = lay(len(data.eval), side_by_side, whole=True).ravel().tolist()
         with _state().main_process_first():
-            checkpoint = claim(folder, settings, refuse_others=refuse_others)
+            checkpoint = claim(folder, settings, refuse_others=refuse_others, memories=memories)
         held.enter_context(quiet_transformers())
         held.enter_context(as_it_was(model))
         if not trains_model:
@@ -191,10 +205,18 @@ def fit(
         try:
             trainer.train(resume_from_checkpoint=checkpoint)
         except DivergedError as error:
-            good = newest(folder)
+            good = newest(folder, memories)
             kept = f"the last good checkpoint is {good.name}" if good else "there was no checkpoint yet"
-            raise DivergedError(f"{error}; {kept}") from error
+            raise DivergedError(f"{error}; {mend}; {kept}") from error
     return list(trainer.state.log_history)
+
+
+def _one_device(args: TrainingArguments) -> None:
+    """Keep the trainer from spreading a process over all GPUs it sees: `accelerate launch` gives each its own process.
+
+    Otherwise a batch would be as many times as large, and its streams would meet the memory of others.
+    """
+    args._n_gpu = min(args.n_gpu, 1)
 
 
 def processes() -> int:

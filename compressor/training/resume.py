@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from compressor.errors import UsageError
@@ -17,10 +18,13 @@ _RUN = "run.json"
 _STATE = "trainer_state.json"
 
 
-def claim(folder: Path, settings: Mapping[str, Any], *, refuse_others: bool = False) -> str | None:
+def claim(folder: Path, settings: Mapping[str, Any], *, refuse_others: bool = False, memories: int = 0) -> str | None:
     """Make `folder` the place of the run that `settings` describe and find its newest checkpoint.
 
     A checkpoint of other settings is thrown away, or refused: going on from it would give what no single command gives.
+
+    Args:
+        memories: processes that each write their `memory_file`.
 
     Returns:
         The checkpoint to resume from, or None to start anew.
@@ -39,17 +43,22 @@ def claim(folder: Path, settings: Mapping[str, Any], *, refuse_others: bool = Fa
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         run.write_text(said, encoding="utf-8")
-    found = newest(folder)
+    found = newest(folder, memories)
     return None if found is None else str(found)
 
 
-def newest(folder: Path) -> Path | None:
-    """The last whole checkpoint; one that was cut short is removed."""
+def newest(folder: Path, memories: int = 0) -> Path | None:
+    """The last whole checkpoint; one that was cut short is removed. `memories` as in `claim`."""
     for checkpoint in sorted(folder.glob("checkpoint-*"), key=lambda path: -int(path.name.split("-")[1])):
-        if _whole(checkpoint):
+        if _whole(checkpoint, memories):
             return checkpoint
         shutil.rmtree(checkpoint)
     return None
+
+
+def memory_file(checkpoint: Path, process: int) -> Path:
+    """What the streams of one process remember: each has streams of its own."""
+    return checkpoint / f"memory_{process}.safetensors"
 
 
 def digest(model: nn.Module) -> str:
@@ -61,11 +70,15 @@ def digest(model: nn.Module) -> str:
     return f"sha256:{sha.hexdigest()}"
 
 
-def _whole(checkpoint: Path) -> bool:
-    """Whether a checkpoint was written to its end: the trainer's state is the last of its files."""
+def _whole(checkpoint: Path, memories: int) -> bool:
+    """Whether a checkpoint was written to its end: the state is the first process's last file, other processes write
+    theirs beside it."""
     try:
         json.loads((checkpoint / _STATE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        for process in range(memories):
+            with safe_open(memory_file(checkpoint, process), "pt"):  # checks the file's size too
+                pass
+    except (OSError, ValueError, SafetensorError):
         return False
     return True
 

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset as Numbered
 
 from compressor.tasks.causal_lm import summed_loss
 from compressor.tasks.streams import FILLER, Memories
+from compressor.training.resume import memory_file
 from compressor.training.trainer import GateTrainer
 
 
@@ -69,14 +70,13 @@ class SegmentTrainer(GateTrainer):
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
         held = {str(layer): memory.contiguous() for layer, memory in enumerate(self.memories or ())}
-        safetensors.torch.save_file(held, self._memory_file(output_dir))
+        safetensors.torch.save_file(held, memory_file(Path(output_dir), self.args.process_index))
+        self.accelerator.wait_for_everyone()  # older checkpoints go only once all have written
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         super()._load_rng_state(checkpoint)
         if checkpoint is not None:
-            held = safetensors.torch.load_file(self._memory_file(checkpoint), device=str(self.args.device))
+            held = safetensors.torch.load_file(
+                memory_file(Path(checkpoint), self.args.process_index), device=str(self.args.device)
+            )
             self.memories = tuple(held[str(layer)] for layer in range(len(held))) or None
-
-    def _memory_file(self, checkpoint: str) -> Path:
-        """Each process remembers its own streams."""
-        return Path(checkpoint) / f"memory_{self.args.process_index}.safetensors"

@@ -29,6 +29,10 @@ FILE_NAME = "training.json"
 """What a training leaves beside the model: what was asked for, the metric, the curves."""
 
 _CHECKPOINTS = "checkpoints"
+_SLOWER = (
+    "lower the learning rate (--learning-rate) or warm it up for longer (--warmup), and start anew with --force or in"
+    " another folder"
+)
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def train(recipe: Training, listener: Listener | None = None) -> Trained:
     Raises:
         InputError: the text cannot be used.
         UsageError: the folder is there, or holds checkpoints of another training.
-        DivergedError: the loss is no number any more; the last checkpoint stays.
+        DivergedError: the loss or the metric is no finite number any more; the last checkpoint stays.
     """
     state = PartialState(cpu=not torch.cuda.is_available())
     if not state.is_main_process:
@@ -161,6 +165,7 @@ def _fit(
         tell,
         measured=measured,
         refuse_others=not recipe.force,
+        mend=_SLOWER,
     )
 
 

@@ -45,10 +45,7 @@ def require_finite(value: Tensor, name: str, step: int) -> None:
         DivergedError: `value` is no finite number.
     """
     if not math.isfinite(number := float(value)):
-        raise DivergedError(
-            f"step {step + 1}: the {name} is {number}; lower the learning rate (--learning-rate) or warm it up for"
-            " longer (warmup)"
-        )
+        raise DivergedError(f"step {step + 1}: the {name} is {number}")
 
 
 class GateTrainer(Trainer):
