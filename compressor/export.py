@@ -76,9 +76,9 @@ def export_reference(
     if opset not in OPSETS:
         raise UsageError(f"opset {opset} is not offered; use {OPSETS[0]} or {OPSETS[1]}")
     bare = unwrap(model)
-    sample = _sample(inputs)
     with _as_deployed(bare):
-        check_plan(plan, find_sites(bare, sample, attention=attention))
+        check_plan(plan, find_sites(bare, inputs, attention=attention))
+        sample = _sample(inputs)
         with gated(bare, plan, attention=attention), intercepted(bare, _with_whole_mask, attention), quiet_tools():
             program = _exported(bare, sample, opset)
     _tidy(program)
@@ -106,14 +106,17 @@ def _sample(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Inputs that keep every axis and every input in the graph.
 
     An axis of length one is taken for a constant, and a mask of ones is taken for no mask at all: a single row is
-    doubled and the last row's last position is masked.
+    doubled and the last row's last position is masked. Memories of one position or none become two, which a model that
+    remembers one is never given where it runs: nothing in the graph counts them.
     """
     sample = {name: value.clone() for name, value in inputs.items()}
     if all(len(value) == 1 for value in sample.values()):
         sample = {name: torch.cat([value, value]) for name, value in sample.items()}
     for name, value in sample.items():
-        if value.shape[1:2] == (1,) and (value.dim() == 2 or name.startswith("memory_")):
+        if value.dim() == 2 and value.shape[1] == 1:
             raise InputError(f"{name}: one position would be fixed in the graph; give inputs of two or more")
+        if name.startswith("memory_") and value.shape[1] < 2:
+            sample[name] = value.new_zeros(len(value), 2, value.shape[2])
         if name.endswith("attention_mask") and value.dim() == 2 and bool((value != 0).all()):
             value[-1, -1] = 0
     return sample

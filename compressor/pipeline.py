@@ -221,7 +221,8 @@ def _notes(folder: ModelFolder, chosen: Choice, data: Data | None) -> Iterator[s
     if isinstance(config, SegmentConfig) and config.memory_length:
         yield (
             f"the graph reads a text segment by segment: it takes a memory a layer, {config.memory_length} positions at"
-            " most and none at first, and gives the memories for the next segment; times are with full memories"
+            " most and none at first, and gives the memories for the next segment; times are with memories as"
+            " long as they become beside the tokens that are timed"
         )
     elif folder.task == "causal-lm":
         yield "the language model is exported without a key/value cache: every call reads the whole text"

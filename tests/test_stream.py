@@ -18,7 +18,7 @@ from compressor import verify
 from compressor.errors import InputError
 from compressor.export import export_reference
 from compressor.folder import ModelFolder, example_inputs, load
-from compressor.models import SegmentForCausalLM, pruned
+from compressor.models import AllAttentionConfig, AllAttentionForCausalLM, SegmentForCausalLM, pruned
 from compressor.recipe import Recipe
 from compressor.sites import Site, find_sites, gated, keep_all
 from compressor.targets import Engine, target
@@ -28,7 +28,7 @@ from graph_passes import Plan, Shrunk, save, shrink
 from graph_passes import load as load_graph
 from graph_passes.gates import set_gates
 from tests import folders
-from tests.test_models import all_attention, ids, share, transformer_xl
+from tests.test_models import SMALL, all_attention, ids, share, transformer_xl
 from tests.zoo import random_plan
 
 TOLERANCE = 1e-4
@@ -55,7 +55,7 @@ class Dense:
 
 @pytest.fixture(scope="module", params=["all_attention", "transformer_xl"])
 def dense(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Dense:
-    model = all_attention() if request.param == "all_attention" else transformer_xl()
+    model = (all_attention if request.param == "all_attention" else transformer_xl)(num_hidden_layers=2)
     folder = ModelFolder(Path("model"), model, None, model.config, "sha256:1", "causal-lm", model.config.model_type)
     inputs = example_inputs(folder, 2, 8)
     sites = find_sites(model, inputs)
@@ -80,9 +80,9 @@ def test_memories_are_inputs_and_outputs_of_any_length(dense: Dense) -> None:
     sizes = {str(value.name): list(map(str, value.shape or ())) for value in graph.inputs}
     assert sizes == {
         "input_ids": ["batch", "sequence"],
-        **{f"memory_{layer}": ["batch", "memory", "24"] for layer in range(3)},
+        **{f"memory_{layer}": ["batch", "memory", "24"] for layer in range(2)},
     }
-    assert [value.name for value in graph.outputs] == ["logits", *(f"new_memory_{layer}" for layer in range(3))]
+    assert [value.name for value in graph.outputs] == ["logits", "new_memory_0", "new_memory_1"]
     assert limits(dense.reference) == dense.model.config.limits
 
 
@@ -138,40 +138,57 @@ def _weight_bytes(path: Path) -> int:
 # -- The runner --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kept", ["dense", "pruned"])
-def test_ten_segments_as_in_pytorch(dense: Dense, kept: str, tmp_path: Path) -> None:
-    plan = keep_all(dense.sites) if kept == "dense" else random_plan(dense.sites, np.random.default_rng(1))
-    stream = Stream(*built(dense.shrunk(plan), tmp_path))
-    memories: tuple[Tensor, ...] | None = None
-    lengths = [4, 1, 7, 2, 4, 30, 4, 4, 3, 5]
-    with torch.no_grad(), gated(dense.model, plan):
-        for step, length in enumerate(lengths):
-            segment = ids(3, length, step)
-            out: Any = dense.model(segment, memories=memories)
-            memories = out.memories
-            got = [stream.read(segment.numpy()), *stream.memories]
-            for one, other in zip((out.logits, *out.memories), got, strict=True):
-                assert relative_error(one.numpy(), other, {}) <= TOLERANCE
-
-
 @pytest.fixture(scope="module")
 def stream(dense: Dense, tmp_path_factory: pytest.TempPathFactory) -> Stream:
     return Stream(*built(dense.shrunk(keep_all(dense.sites)), tmp_path_factory.mktemp("stream")))
 
 
+def streams_alike(stream: Stream, model: SegmentForCausalLM, lengths: Sequence[int]) -> bool:
+    """Whether logits and memories are those of PyTorch after every segment of three texts."""
+    memories: tuple[Tensor, ...] | None = None
+    errors = []
+    with torch.no_grad():
+        for step, length in enumerate(lengths):
+            segment = ids(3, length, step)
+            out: Any = model(segment, memories=memories)
+            memories = out.memories
+            got = [stream.read(segment.numpy()), *stream.memories]
+            errors += [
+                relative_error(one.numpy(), other, {})
+                for one, other in zip((out.logits, *out.memories), got, strict=True)
+            ]
+    return max(errors) <= TOLERANCE
+
+
+@pytest.mark.parametrize("kept", ["dense", "pruned"])
+def test_ten_segments_as_in_pytorch(dense: Dense, stream: Stream, kept: str, tmp_path: Path) -> None:
+    stream.memories = ()
+    plan = keep_all(dense.sites)
+    if kept == "pruned":
+        plan = random_plan(dense.sites, np.random.default_rng(1))
+        stream = Stream(*built(dense.shrunk(plan), tmp_path))
+    with gated(dense.model, plan):
+        assert streams_alike(stream, dense.model, [4, 1, 7, 2, 4, 30, 4, 4, 3, 5])
+
+
+def test_memories_may_be_one_array(stream: Stream) -> None:
+    stream.memories = ()
+    stream.read(ids(2, 3).numpy())
+    before = list(stream.memories)
+    expected = stream.read(ids(2, 4).numpy())
+    stream.memories = np.stack(before)
+    np.testing.assert_array_equal(stream.read(ids(2, 4).numpy()), expected)
+
+
 @pytest.mark.parametrize(
     ("memories", "segment", "message"),
     [
-        ([(2, 3, 24)] * 2, (2, 4), r"2 memories were given, the model has 3 layers; give one each"),
-        (
-            [(2, 3, 24), (2, 2, 24), (2, 3, 24)],
-            (2, 4),
-            r"memory_1 is \[2, 2, 24\], not \[batch 2, length 3, hidden 24\]",
-        ),
-        ([(2, 7, 24)] * 3, (2, 4), r"memories hold 7 positions, the model keeps 6"),
-        ([(1, 3, 24)] * 3, (2, 4), r"memory_0 is \[1, 3, 24\], not \[batch 2"),
+        ([(2, 3, 24)] * 3, (2, 4), r"3 memories were given, the model has 2 layers; give one each"),
+        ([(2, 3, 24), (2, 2, 24)], (2, 4), r"memory_1 is \[2, 2, 24\], not \[batch 2, length 3, hidden 24\]"),
+        ([(2, 7, 24)] * 2, (2, 4), r"memories hold 7 positions, the model keeps 6"),
+        ([(1, 3, 24)] * 2, (2, 4), r"memory_0 is \[1, 3, 24\], not \[batch 2"),
         ([], (2, 41), r"0 positions of memory and 41 of the segment are more than the model's 40"),
-        ([(2, 6, 24)] * 3, (2, 35), r"6 positions of memory and 35 of the segment are more than the model's 40"),
+        ([(2, 6, 24)] * 2, (2, 35), r"6 positions of memory and 35 of the segment are more than the model's 40"),
         ([], (2, 0), r"a segment of int64 \[2, 0\] was given; give token ids \[batch, segment\]"),
         ([], (4,), r"a segment of int64 \[4\] was given"),
     ],
@@ -206,11 +223,30 @@ def test_a_graph_without_memory_is_refused(stream: Stream, tmp_path: Path) -> No
         Stream(stream.engine, tmp_path / "model.onnx")
 
 
-def test_one_remembered_position_cannot_be_exported(tmp_path: Path) -> None:
-    model = all_attention(memory_length=1)
-    named = {"input_ids": ids(2, 5), **{f"memory_{layer}": torch.zeros(2, 1, 24) for layer in range(3)}}
-    with pytest.raises(InputError, match="memory_0: one position would be fixed in the graph"):
-        export_reference(model, keep_all(find_sites(model, named)), named, tmp_path / "reference.onnx")
+def test_a_graph_whose_memory_has_no_fixed_width_is_refused_for_that(stream: Stream, tmp_path: Path) -> None:
+    model = ir.from_onnx_text(
+        '<ir_version: 10, opset_import: ["": 18]> g (float[N, S, W] memory_0) => (float[N, S, W] y)'
+        " { y = Neg(memory_0) }"
+    )
+    save(model, tmp_path / "model.onnx")
+    with pytest.raises(InputError, match=r"memory_0 is \[N, S, W\], not \[batch, memory, width\] of a fixed width"):
+        Stream(stream.engine, tmp_path / "model.onnx")
+
+
+def test_an_untrained_model_that_remembers_one_position(tmp_path: Path) -> None:
+    """Its biases are all zero, and no two of them are taken for one."""
+    config = AllAttentionConfig(**{**SMALL, "num_hidden_layers": 2, "num_persistent": 5, "memory_length": 1})
+    model = AllAttentionForCausalLM(config).eval()
+    assert not any(value.any() for name, value in model.named_parameters() if name.endswith("bias"))
+    named = {"input_ids": ids(2, 5), **{f"memory_{layer}": torch.zeros(2, 1, 24) for layer in range(2)}}
+    dense = keep_all(find_sites(model, named))
+    plan = dense.model_copy(update={"sites": (replace(dense.sites[0], kept=(1, 3), scale=()), dense.sites[1])})
+    export_reference(model, dense, named, tmp_path / "reference.onnx")
+    shrunk = shrink(load_graph(tmp_path / "reference.onnx"), plan)
+    stream = Stream(*built(shrunk, tmp_path))
+    smaller = pruned(model, plan)
+    assert _weight_bytes(tmp_path / "model.onnx") == 4 * sum(weight.numel() for weight in smaller.parameters())
+    assert streams_alike(stream, smaller, [4, 1, 7, 2])
 
 
 # -- The whole way -----------------------------------------------------------------------------------------------------

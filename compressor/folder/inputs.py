@@ -31,7 +31,8 @@ def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> 
 
     Text begins and ends as the tokenizer has it, ids `[batch, seq]` int64; with two rows or more the last one is padded
     on the right, so that a mask does work. Images and sound have the one size that the model takes. A model that reads
-    segment by segment gets its memories, as long as they become, and no mask: a stream has no padding.
+    segment by segment gets its memories, as long as they become beside `seq` tokens, and no mask: a stream has no
+    padding.
 
     Args:
         folder: a loaded folder.
@@ -135,7 +136,7 @@ def _text(folder: ModelFolder, batch: int, seq: int, taken: Any) -> dict[str, Te
 
 
 def _memories(config: PretrainedConfig, batch: int, seq: int) -> dict[str, Tensor]:
-    """Full memories beside `seq` tokens; nothing for a model that has none."""
+    """Memories as long as positions allow beside `seq` tokens; nothing for a model that has none."""
     if not isinstance(config, SegmentConfig) or not config.memory_length:
         return {}
     length = min(config.memory_length, config.max_position_embeddings - seq)
