@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from compressor.recipe import Recipe
     from compressor.report.schema import Report
     from compressor.sites import Site, find_sites, gated
+    from compressor.targets import target
+    from compressor.targets.stream import Stream
 
 __all__ = [
     "AllAttentionConfig",
@@ -24,12 +26,14 @@ __all__ = [
     "Recipe",
     "Report",
     "Site",
+    "Stream",
     "TransformerXLConfig",
     "TransformerXLForCausalLM",
     "compress",
     "export_reference",
     "find_sites",
     "gated",
+    "target",
 ]
 
 _HOMES = {
@@ -38,12 +42,14 @@ _HOMES = {
     "Recipe": "compressor.recipe",
     "Report": "compressor.report.schema",
     "Site": "compressor.sites",
+    "Stream": "compressor.targets.stream",
     "TransformerXLConfig": "compressor.models",
     "TransformerXLForCausalLM": "compressor.models",
     "compress": "compressor.pipeline",
     "export_reference": "compressor.export",
     "find_sites": "compressor.sites",
     "gated": "compressor.sites",
+    "target": "compressor.targets",
 }
 
 
