@@ -32,7 +32,7 @@ def scores(dense: Side, compressed: Side, data: Data | None, recipe: Recipe, lis
     found = []
     for side in (dense, compressed):
         with listen.stage(f"{side.name}: scoring on the test rows") as tell:
-            found.append(_statistics(side, data, tell))
+            found.append(_statistics(side, data, recipe.batch_size, tell))
     interval = paired_interval(found[0], found[1], task.score, recipe.seed)
     return (
         Score(
@@ -80,7 +80,7 @@ def lengths(recipe: Recipe, folder: ModelFolder) -> tuple[int | None, ...]:
     return recipe.seq or (min(_LENGTH, token_limit(folder.model) or _LENGTH),)
 
 
-def _statistics(side: Side, data: Data, tell: Tell) -> np.ndarray:
+def _statistics(side: Side, data: Data, streams: int, tell: Tell) -> np.ndarray:
     done = 0
 
     def forward(batch: dict[str, Tensor]) -> np.ndarray:
@@ -92,5 +92,9 @@ def _statistics(side: Side, data: Data, tell: Tell) -> np.ndarray:
 
     if isinstance(data.task, Streams):
         stream = Stream(side.engine, side.graph)
-        return read(data.task, data.test, lambda ids: torch.from_numpy(stream.read(ids.numpy())), progress=progress)
+
+        def segment(ids: Tensor) -> Tensor:
+            return torch.from_numpy(stream.read(ids.numpy()))
+
+        return read(data.task, data.test, segment, streams, progress)
     return statistics(data.task, data.test, forward, progress=progress)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from compressor.errors import InputError, UsageError
-from compressor.tasks import Task, open_data
+from compressor.tasks import Task, causal_lm, open_data
 from compressor.tasks.registry import make_task
 from compressor.tasks.streams import FILLER, CharacterStreams, Streams, lay, read, reader
 from compressor.training.vocabulary import characters, words
@@ -167,6 +167,10 @@ def test_segments_leave_room_for_the_memory() -> None:
     held.config.max_position_embeddings = 12
     task = make_task(held, Request(max_length=6))
     assert max(encoded(task, language.text(9))["length"]) == 4 + 1
+    assert task.notes == (
+        "segments are of 4 tokens, not the 6 of --max-length: a memory of 8 leaves no more room in 12 positions",
+    )
+    assert not make_task(held, Request(max_length=4)).notes
     held.config.max_position_embeddings = 8
     with pytest.raises(InputError, match="a memory of 8 leaves no room for a segment in 8 positions; raise"):
         make_task(held, Request())
@@ -177,6 +181,33 @@ def test_a_text_of_other_words_is_refused() -> None:
         InputError, match=r"text: \d+% of its tokens are unknown to the tokenizer of model; give a text"
     ):
         encoded(streams(), "drei vier\nfünf sechs\n")
+
+
+def test_a_text_of_other_letters_is_refused() -> None:
+    task = make_task(language.folder(characters()), Request())
+    with pytest.raises(InputError, match=r"text: 100% of its characters are unknown to the tokenizer of model; give"):
+        encoded(task, "один два три\n" * 2500)
+    with pytest.raises(InputError, match=r"text: 60% of its characters"):
+        encoded(task, "ab 012\n")
+    assert len(encoded(task, "für, 1 2 3 Leute.\n" * 9))
+
+
+@settings(max_examples=30, deadline=None)
+@given(lines=st.lists(st.text(st.sampled_from("abZ .0"), max_size=4), min_size=1, max_size=12), chunk=st.integers(1, 4))
+def test_chunks_of_letters_are_joined_as_the_whole_text_reads(lines: list[str], chunk: int) -> None:
+    task = make_task(language.folder(characters()), Request())
+    assert isinstance(task, CharacterStreams)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(causal_lm, "_CHUNK", chunk)
+        found = task._stream(lines, lines=True)
+    assert task._tokenizer.decode(found) == re.sub("[^a-z]+", " ", "".join(f"{line}\n" for line in lines).lower())
+    assert found.tolist() == task._stream(lines, lines=False).tolist()  # letters have no end token
+
+
+def test_a_row_is_kept_as_its_tokens_alone() -> None:
+    for task in (streams(), make_task(language.folder(), Request(max_length=6)).chooser):
+        rows = encoded(task, language.text(12))
+        assert (rows.column_names, rows.features["input_ids"].feature.dtype) == (["input_ids", "length"], "int32")
 
 
 def test_a_tokenizer_of_another_size_is_refused() -> None:

@@ -47,7 +47,7 @@ class Task(Protocol):
         ...
 
     def encode(self, rows: Dataset, source: str) -> Dataset:
-        """Rows to examples: columns `input_ids`, `attention_mask`, (`token_type_ids`), `labels`, `length` (tokens).
+        """Rows to examples: columns `input_ids`, `length` (tokens), and what else `collate` needs of a row.
 
         Raises:
             InputError: a column is missing, a value is not what the task needs, or nothing is left.

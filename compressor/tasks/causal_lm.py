@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from datasets import Dataset
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from compressor.errors import InputError
 from compressor.folder import ModelFolder
@@ -18,13 +20,16 @@ from compressor.tasks.base import DataRequest, Task
 from compressor.tasks.columns import text_column
 from compressor.tasks.metrics import perplexity
 
+_CHUNK, _GROUP = 1000, 64
+"""Lines of a chunk, and chunks or rows that are tokenized at a time."""
+
 
 class CausalLM(Task):
     """Perplexity over blocks of equal length, cut from the rows' concatenation.
 
-    The rows are the lines of a text, joined by line ends again, or the rows of one column, joined by the end token. A
-    block's first token is only read, as there is nothing before it to predict it from; the last, shorter block is kept
-    if anything can be predicted in it.
+    The rows are the lines of a text, joined by line ends again, or the rows of one column, joined by the end token (by
+    line ends where the tokenizer has none). A block's first token is only read, as there is nothing before it to
+    predict it from; the last, shorter block is kept if anything can be predicted in it.
 
     Args:
         folder: its tokenizer makes the tokens.
@@ -51,24 +56,24 @@ class CausalLM(Task):
         """Nothing to fix: the labels are the tokens."""
 
     def encode(self, rows: Dataset, source: str) -> Dataset:
-        """Text to blocks; `labels` are the block's own ids, which the model shifts."""
+        """Text to blocks: columns `input_ids` and `length`, as all else follows from them."""
         name = text_column(rows, self._columns, source)
-        ids = self._stream(list(rows[name]), lines=rows.column_names == ["text"])
-        blocks = self._cut(ids, source)
-        if not blocks:
+        texts = list(rows[name])
+        ids = self._stream(texts, lines=rows.column_names == ["text"])
+        self._check(texts, ids, source)
+        starts, ends = self._cut(len(ids))
+        if not len(starts):
             raise InputError(f"{source}: holds {len(ids)} token, nothing can be predicted; give more text")
-        masks = [[1] * len(block) for block in blocks]
-        lengths = [len(block) for block in blocks]
-        return Dataset.from_dict({"input_ids": blocks, "attention_mask": masks, "labels": blocks, "length": lengths})
+        return _rows_of(ids, starts, ends)
 
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """`[batch, block]`; a shorter block is padded, its padding masked and without a label (-100)."""
-        longest = max(len(example["input_ids"]) for example in examples)
-        fills = {"input_ids": 0, "attention_mask": 0, "labels": -100}
-        return {
-            name: torch.tensor([list(row[name]) + [fill] * (longest - len(row[name])) for row in examples])
-            for name, fill in fills.items()
-        }
+        """`[batch, block]`; `labels` are the block's own ids, which the model shifts.
+
+        A shorter block is padded, its padding masked and without a label (-100).
+        """
+        blocks = [torch.as_tensor(example["input_ids"], dtype=torch.int64) for example in examples]
+        ids, labels = (pad_sequence(blocks, batch_first=True, padding_value=fill) for fill in (0, -100))
+        return {"input_ids": ids, "attention_mask": (labels != -100).long(), "labels": labels}
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Summed loss in nats and predicted tokens of each block, from logits `[batch, block, vocabulary]`."""
@@ -78,21 +83,41 @@ class CausalLM(Task):
         """Perplexity over rows of (loss, tokens)."""
         return perplexity(statistics[:, 0], statistics[:, 1])
 
-    def _cut(self, ids: list[int], source: str) -> list[list[int]]:
-        """The text as rows, each with something to predict in it."""
-        blocks = [ids[start : start + self._block] for start in range(0, len(ids), self._block)]
-        return [block for block in blocks if len(block) > 1]
+    def _check(self, texts: Sequence[str], ids: np.ndarray, source: str) -> None:
+        """Raise InputError if `texts` are none for this model, by their ids."""
 
-    def _stream(self, texts: list[str], *, lines: bool) -> list[int]:
-        """All texts as one sequence of ids."""
+    def _cut(self, tokens: int) -> tuple[np.ndarray, np.ndarray]:
+        """Where the rows of a text of `tokens` start and end, each with something to predict in it."""
+        starts = np.arange(0, max(0, tokens - 1), self._block)
+        return starts, np.minimum(starts + self._block, tokens)
+
+    def _stream(self, texts: Sequence[str], *, lines: bool) -> np.ndarray:
+        """All texts as one sequence of ids `[tokens]` int32, which take 4 bytes each and not a list's 36."""
+        end = None if lines else self._tokenizer.eos_token_id
+        if end is None:  # chunks of lines, so that no tokenizer sees the whole file at once
+            starts = range(0, len(texts), _CHUNK)
+            texts = ["".join(f"{line}\n" for line in texts[start : start + _CHUNK]) for start in starts]
+        ends = [] if end is None else [end]
+        groups = (texts[start : start + _GROUP] for start in range(0, len(texts), _GROUP))
+        return self._joined([np.array([*row, *ends], np.int32) for group in groups for row in self._ids(group)])
+
+    def _joined(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """The ids of chunks that follow each other as those of the whole text."""
+        return np.concatenate(parts) if parts else np.empty(0, np.int32)
+
+    def _ids(self, texts: Sequence[str]) -> list[list[int]]:
         with quiet_transformers():
-            if lines:
-                # Chunks of lines, so that no tokenizer sees the whole file at once.
-                starts = range(0, len(texts), 1000)
-                texts = ["".join(f"{line}\n" for line in texts[start : start + 1000]) for start in starts]
-            rows = self._tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-        end = [] if lines or self._tokenizer.eos_token_id is None else [self._tokenizer.eos_token_id]
-        return [token for row in rows for token in [*row, *end]]
+            found: list[list[int]] = self._tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+        return found
+
+
+def _rows_of(ids: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Dataset:
+    """The stretches of `ids` from each start to its end, as rows; no list of Python's in between."""
+    lengths = ends - starts
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    flat = np.concatenate([ids[start:end] for start, end in zip(starts, ends, strict=True)])
+    held = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(flat))
+    return Dataset(pa.table({"input_ids": held, "length": pa.array(lengths)}))
 
 
 def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:

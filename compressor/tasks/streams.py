@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -13,11 +14,11 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from compressor.errors import InputError
 from compressor.folder import ModelFolder
+from compressor.models.segments import Memories
 from compressor.tasks.base import DataRequest, Task
 from compressor.tasks.causal_lm import CausalLM, summed_loss
 from compressor.tasks.metrics import bits, perplexity
 
-Memories = tuple[Tensor, ...]
 Reader = Callable[[Tensor], Tensor]
 """The next segment of every stream, ids `[streams, segment]`, to logits; remembers the segments before by itself."""
 
@@ -45,6 +46,7 @@ class Streams(CausalLM):
 
     in_order = True
     shortest = 1
+    _unit = "tokens"
 
     def __init__(self, folder: ModelFolder, request: DataRequest, metric: str) -> None:
         super().__init__(folder, request, metric)
@@ -60,12 +62,18 @@ class Streams(CausalLM):
                 f"{folder.path}: a memory of {config.memory_length} leaves no room for a segment in"
                 f" {config.max_position_embeddings} positions; raise max_position_embeddings in config.json"
             )
+        self._alone = _Alone(folder, request, self)
         self._path, self._block = folder.path, min(self._block, room)
+        if self._block < request.max_length:
+            self.notes = (
+                f"segments are of {self._block} tokens, not the {request.max_length} of --max-length: a memory of"
+                f" {config.memory_length} leaves no more room in {config.max_position_embeddings} positions",
+            )
 
     @property
     def chooser(self) -> Task:
         """Segments as rows that stand alone, without memory: subsets of heads are searched among in any order."""
-        return _Alone(self)
+        return self._alone
 
     def collate(self, examples: Sequence[Mapping[str, Any] | None]) -> dict[str, Tensor]:
         """`input_ids` and `shift_labels`, `[streams, segment]`; what a shorter row or a filler (None) lacks is -100."""
@@ -83,21 +91,43 @@ class Streams(CausalLM):
         """Summed loss in nats and predicted tokens of each segment, from logits `[streams, segment, vocabulary]`."""
         return summed_loss(torch.from_numpy(logits), torch.from_numpy(labels)).numpy()
 
-    def _cut(self, ids: list[int], source: str) -> list[list[int]]:
-        unknown = self._tokenizer.unk_token_id
-        share = 0.0 if unknown is None or not ids else ids.count(unknown) / len(ids)
+    def _check(self, texts: Sequence[str], ids: np.ndarray, source: str) -> None:
+        share = self._unknown(texts, ids)
         if share > _UNKNOWN:
             raise InputError(
-                f"{source}: {share:.0%} of its tokens are unknown to the tokenizer of {self._path}; give a text like"
-                " the one that it was made from"
+                f"{source}: {share:.0%} of its {self._unit} are unknown to the tokenizer of {self._path}; give a text"
+                " like the one that it was made from"
             )
-        return [ids[start : start + self._block + 1] for start in range(0, len(ids) - 1, self._block)]
+
+    def _unknown(self, texts: Sequence[str], ids: np.ndarray) -> float:
+        """Share of a text that the tokenizer does not know."""
+        unknown = self._tokenizer.unk_token_id
+        return 0.0 if unknown is None or not len(ids) else float((ids == unknown).mean())
+
+    def _cut(self, tokens: int) -> tuple[np.ndarray, np.ndarray]:
+        starts = np.arange(0, max(0, tokens - 1), self._block)
+        return starts, np.minimum(starts + self._block + 1, tokens)
 
 
 class CharacterStreams(Streams):
     """The same where every token is a character: bits per character, or perplexity."""
 
     metrics: tuple[str, ...] = ("bits-per-character", "perplexity")
+    _unit = "characters"
+
+    def _unknown(self, texts: Sequence[str], ids: np.ndarray) -> float:
+        # Tokenizers of letters write a space for what they do not know, and may have no unknown token.
+        given = sum(len(word) for text in texts for word in text.split())
+        unknown = self._tokenizer.unk_token_id
+        blank = [*self._ids([" "])[0], *([] if unknown is None else [unknown])]
+        known = len(ids) - int(np.isin(ids, blank).sum())
+        return max(0.0, 1 - known / given) if given else 0.0
+
+    def _joined(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """Where two spaces are one token, those of a chunk's end and the next one's beginning are, too."""
+        (space,) = self._ids(["  "])
+        twice = [before[-1:].tolist() == part[:1].tolist() == space for before, part in itertools.pairwise(parts)]
+        return super()._joined([part[int(cut) :] for part, cut in zip(parts, [False, *twice], strict=False)])
 
     def score(self, statistics: np.ndarray) -> float:
         """The metric over rows of (loss, tokens)."""
@@ -108,8 +138,11 @@ class CharacterStreams(Streams):
 class _Alone(CausalLM):
     """Rows of `Streams` as `CausalLM` reads them: the same targets, each from its own row."""
 
-    def __init__(self, streams: Streams) -> None:
-        self.metric, self._streams = streams.metric, streams
+    shortest = 1
+
+    def __init__(self, folder: ModelFolder, request: DataRequest, streams: Streams) -> None:
+        super().__init__(folder, request, streams.metric)
+        self._streams = streams
 
     def score(self, statistics: np.ndarray) -> float:
         return self._streams.score(statistics)

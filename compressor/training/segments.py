@@ -12,8 +12,9 @@ from datasets import Dataset
 from torch import Tensor, nn
 from torch.utils.data import Dataset as Numbered
 
+from compressor.models.segments import Memories
 from compressor.tasks.causal_lm import summed_loss
-from compressor.tasks.streams import FILLER, Memories
+from compressor.tasks.streams import FILLER
 from compressor.training.resume import memory_file
 from compressor.training.trainer import GateTrainer
 

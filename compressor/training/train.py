@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -82,7 +82,7 @@ def train(recipe: Training, listener: Listener | None = None) -> Trained:
         with listen.stage(f"training {recipe.architecture}") as tell:
             log = _fit(recipe, folder, data, work.learning, listen, tell)
         with listen.stage("reading the test text"):
-            found = _found(folder, data, log)
+            found = _found(folder, data, log, recipe.batch_size)
         with quiet_transformers():
             folder.model.save_pretrained(work.result)
             folder.processor.save_pretrained(work.result)
@@ -115,8 +115,10 @@ def new_model(recipe: Training, tokens: int, end: int | None = None) -> PreTrain
 
 def _start(recipe: Training) -> tuple[ModelFolder, Data]:
     """The untrained model with its tokenizer, and the texts."""
+    notes: tuple[str, ...] = ()
     if recipe.eval_data is not None and recipe.test_data is None:
         recipe = recipe.model_copy(update={"test_data": recipe.eval_data})
+        notes = ("no test data was given: the test text is that of --eval-data, which the checkpoint is chosen on",)
     if recipe.level == "character":
         tokenizer = vocabulary.characters()
     else:
@@ -125,7 +127,8 @@ def _start(recipe: Training) -> tuple[ModelFolder, Data]:
         model = new_model(recipe, len(tokenizer), tokenizer.eos_token_id)
     family = model.config.model_type
     folder = ModelFolder(recipe.out, model, tokenizer, model.config, fingerprint(model), "causal-lm", family)
-    return folder, open_data(recipe, folder)
+    data = open_data(recipe, folder)
+    return folder, replace(data, notes=(*notes, *data.notes))
 
 
 def _fit(
@@ -169,7 +172,7 @@ def _fit(
     )
 
 
-def _found(folder: ModelFolder, data: Data, log: list[dict[str, object]]) -> Trained:
+def _found(folder: ModelFolder, data: Data, log: list[dict[str, object]], streams: int) -> Trained:
     task, model = data.task, folder.model.eval()
     assert isinstance(task, Streams)
     best = [float(str(entry[f"eval_{task.metric}"])) for entry in log if f"eval_{task.metric}" in entry]
@@ -177,7 +180,7 @@ def _found(folder: ModelFolder, data: Data, log: list[dict[str, object]]) -> Tra
     return Trained(
         metric=task.metric,
         eval=min(best, default=math.nan),
-        test=task.score(read(task, data.test, reader(model))),
+        test=task.score(read(task, data.test, reader(model), streams)),
         tokens=sum(data.train["length"]) - len(data.train) + 1,
         vocabulary=model.config.vocab_size,
         parameters=model.num_parameters(),

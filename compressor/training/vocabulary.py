@@ -36,7 +36,10 @@ def words(texts: Iterable[str], size: int | None = None) -> PreTrainedTokenizerF
 
 
 def characters() -> PreTrainedTokenizerFast:
-    """The letters a to z and the space: text is lower-cased, and a run of anything else is one space (as in text8)."""
+    """The letters a to z and the space: text is lower-cased, and a run of anything else is one space.
+
+    The alphabet of text8, whose own text is left as it is; digits are not spelled out, as they were to make text8.
+    """
     known = [" ", *string.ascii_lowercase]
     made = Tokenizer(models.WordLevel({letter: index for index, letter in enumerate(known)}, unk_token=" "))
     made.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Replace(Regex("[^a-z]+"), " ")])
