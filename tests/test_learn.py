@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +16,7 @@ from compressor.heads.trials import ModelTrials
 from compressor.training.carry import frozen
 from compressor.training.order import row_order
 from tests import learning
+from tests.launch import launch
 from tests.learning import Recipe
 
 OTHER = Recipe(method="taylor", options={"rows": 20})
@@ -301,29 +298,7 @@ def test_refuses_what_it_cannot_do(recipe: Recipe, message: str, tmp_path: Path)
 
 def test_two_processes_agree(tmp_path: Path) -> None:
     """`accelerate launch` with two processes on the CPU: both end, with the same plan and the same weights."""
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-    done = subprocess.run(
-        [
-            *launch,
-            "--num_machines",
-            "1",
-            "--mixed_precision",
-            "no",
-            "--dynamo_backend",
-            "no",
-            "-m",
-            "tests.learning",
-            str(tmp_path),
-        ],
-        cwd=Path(__file__).parents[1],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    ranks = launch("tests.learning", tmp_path)
     assert ranks[0] == ranks[1]
     assert ranks[0]["processes"] == 2
     for method in ("dsp", "hard-concrete"):

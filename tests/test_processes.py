@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from compressor.training.fit import fit
 from tests import language
+from tests.launch import launch
 
 
 def test_two_processes_read_streams_of_their_own(tmp_path: Path) -> None:
@@ -24,18 +21,7 @@ def test_two_processes_read_streams_of_their_own(tmp_path: Path) -> None:
         tmp_path / "alone",
         lambda done, total: None,
     )
-    launch = "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no"
-    done = subprocess.run(
-        [sys.executable, *launch.split(), "--dynamo_backend", "no", "-m", "tests.language", str(tmp_path)],
-        cwd=Path(__file__).parents[1],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    ranks = launch("tests.language", tmp_path)
     assert ranks[0] == ranks[1]
     assert ranks[0]["perplexity"] == pytest.approx(
         [entry["eval_perplexity"] for entry in log if "eval_perplexity" in entry], rel=1e-3

@@ -35,6 +35,7 @@ from compressor.training.recipe import Training, make
 from compressor.training.resume import memory_file, newest
 from compressor.training.schedule import Schedule
 from compressor.training.train import train
+from compressor.training.trainer import lamb
 from tests import language
 from tests.folders import Request
 from tests.learning import Recipe
@@ -129,18 +130,20 @@ def test_training_is_the_plain_loop_over_segments_that_follow_each_other(optimiz
         assert torch.allclose(weight, best[1][name], atol=1e-4), name
 
 
-@pytest.mark.parametrize("stop", [2, 7, 12])
-def test_an_interrupted_training_is_the_uninterrupted_one_bit_for_bit(stop: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("stop", "precision"), [(2, "no"), (7, "no"), (12, "no"), (7, "bf16")])
+def test_an_interrupted_training_is_the_uninterrupted_one_bit_for_bit(
+    stop: int, precision: Any, tmp_path: Path
+) -> None:
     (tmp_path / "train.txt").write_text(language.text(30))
-    whole = train(language.asked(tmp_path / "whole"))
+    whole = train(language.asked(tmp_path / "whole", mixed_precision=precision))
     with pytest.raises(EndOfPowerError):
-        train(language.asked(tmp_path / "run"), Heard(stop))
+        train(language.asked(tmp_path / "run", mixed_precision=precision), Heard(stop))
     checkpoints = tmp_path / "run.partial" / "learning" / "checkpoints"
     if stop > 3:
         held = {file.name for file in next(iter(checkpoints.glob("checkpoint-*"))).iterdir()}
         assert {"model.safetensors", "optimizer.pt", "memory_0.safetensors"} <= held
     torch.rand(stop)
-    assert train(language.asked(tmp_path / "run")) == whole
+    assert train(language.asked(tmp_path / "run", mixed_precision=precision)) == whole
     assert not (tmp_path / "run.partial").exists()
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
@@ -287,6 +290,26 @@ def test_one_process_has_one_device(tmp_path: Path) -> None:
         assert (args.n_gpu, args.train_batch_size, args.eval_batch_size) == (used, 3, 8)
 
 
+def test_lamb_decays_inside_the_ratio_of_trust() -> None:
+    """Algorithm 2 of You et al. 2020 without its bias correction."""
+    torch.manual_seed(0)
+    weights = [torch.randn(3, 4, requires_grad=True) for _ in range(2)]
+    decays, by_hand = (0.5, 0.0), [weight.detach().clone() for weight in weights]
+    groups = [{"params": [weight], "weight_decay": decay} for weight, decay in zip(weights, decays, strict=True)]
+    made = lamb(groups, 0.1, (0.9, 0.999))
+    first, second = ([torch.zeros(3, 4) for _ in range(2)] for _ in range(2))
+    for _ in range(3):
+        for index, weight in enumerate(weights):
+            weight.grad = gradient = torch.randn(3, 4)
+            first[index] = 0.9 * first[index] + 0.1 * gradient
+            second[index] = 0.999 * second[index] + 0.001 * gradient**2
+            update = first[index] / (second[index].sqrt() + 1e-6) + decays[index] * by_hand[index]
+            by_hand[index] -= 0.1 * by_hand[index].norm() / update.norm() * update
+        made.step()
+        for weight, expected in zip(weights, by_hand, strict=True):
+            assert torch.allclose(weight, expected, atol=1e-5)
+
+
 def test_lamb_moves_gates_as_adam_does(tmp_path: Path) -> None:
     ends = []
     for optimizer in ("adamw", "lamb"):
@@ -375,5 +398,9 @@ def test_a_schedule_ends_below_its_peak() -> None:
 
 def test_the_gate_is_frozen_after_its_share_of_the_steps() -> None:
     gate = BinConcreteGate([4, 4], None, 10, 0, cooldown=0.2)
-    assert torch.equal(gate.sample(2), gate.sample(9))
-    assert not gate.sample(2).eq(0).any()
+    with torch.no_grad():
+        gate.weight.copy_(torch.tensor([-2.0, -1.0, -0.5, 2.0, 0.5, 1.0, -1.0, 2.0]))
+    frozen = gate.sample(2)
+    assert torch.equal(frozen > 0, torch.tensor([False, False, False, True, True, True, False, True]))
+    assert all(torch.equal(gate.sample(step), frozen) for step in range(3, 10))
+    assert not torch.equal(gate.sample(1), frozen)  # drawn until then

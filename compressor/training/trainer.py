@@ -48,6 +48,14 @@ def require_finite(value: Tensor, name: str, step: int) -> None:
         raise DivergedError(f"step {step + 1}: the {name} is {number}")
 
 
+def lamb(groups: Any, rate: float, betas: tuple[float, float]) -> Lamb:
+    """LAMB as in You et al. 2020, algorithm 2: the norm of the update, by which a rate is scaled, is with its decay.
+
+    No bias correction, as in the paper's third version: the library would do it in part.
+    """
+    return Lamb(groups, lr=rate, betas=betas, weight_decouple=False, adam_debias=True)
+
+
 class GateTrainer(Trainer):
     """Trains a model, and the gate that it carries as its submodule `head_gate`, if it does.
 
@@ -76,8 +84,7 @@ class GateTrainer(Trainer):
             if self.schedule.optimizer == "lamb":
                 if self.gate is not None:
                     groups[-1] |= {"adam": True, "eps": eps}  # a gate's weights are no matrix: no rate by their norm
-                # As in the paper's third version: no bias correction, which the library would do in part.
-                self.optimizer = Lamb(groups, lr=rate, betas=betas, adam_debias=True)
+                self.optimizer = lamb(groups, rate, betas)
             else:
                 self.optimizer = torch.optim.AdamW(groups, lr=rate, betas=betas, eps=eps, fused=True)
         return self.optimizer
