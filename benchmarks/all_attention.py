@@ -111,13 +111,29 @@ class Size:
 
 
 _TINY = Size(32, 2, 4, 128, 16, 8, 500, 20_000, 2_000, 40, 80, (0.1,), (24,), (1,), gate_rate=0.3)
-_SMALL = Size(128, 4, 8, 512, 64, 16, 8_000, None, 50_000, 1_200, 400, (0.01, 0.015, 0.02), (112, 96, 80), (1, 2, 3))
+_SMALL = Size(
+    128,
+    4,
+    8,
+    512,
+    64,
+    16,
+    8_000,
+    None,
+    50_000,
+    1_200,
+    400,
+    (0.003, 0.006, 0.012),
+    (112, 96, 80),
+    (1, 2, 3),
+    gate_rate=0.2,
+)
 _PAPER = Size(
     512, 16, 8, 2048, 192, 96, None, None, None, 160_000, 80_000, (0.01, 0.015, 0.02), (480, 448, 416), (1, 2, 3)
 )
 SIZES: dict[str, dict[str, Size]] = {
     "tiny": {"word": _TINY, "character": _TINY},
-    "small": {"word": _SMALL, "character": replace(_SMALL, segment=128)},
+    "small": {"word": _SMALL, "character": _SMALL},
     "paper": {"word": _PAPER, "character": replace(_PAPER, layers=12, segment=512, batch=64)},
 }
 
