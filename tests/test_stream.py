@@ -29,7 +29,6 @@ from graph_passes import load as load_graph
 from graph_passes.gates import set_gates
 from tests import folders
 from tests.test_models import SMALL, all_attention, ids, share, transformer_xl
-from tests.zoo import random_plan
 
 TOLERANCE = 1e-4
 
@@ -66,6 +65,13 @@ def dense(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Dense(model, sites, path, verify.cases(lambda *size: example_inputs(folder, *size), longest=40))
 
 
+def keeping(sites: Sequence[Site], kept: Sequence[tuple[int, ...]], rng: np.random.Generator | None = None) -> Plan:
+    """A plan of these heads, scaled at random where there is a generator."""
+    scales = [tuple(rng.uniform(0.5, 1.5, len(heads))) if rng else () for heads in kept]
+    planned = zip(keep_all(sites).sites, kept, scales, strict=True)
+    return Plan(sites=tuple(replace(site, kept=heads, scale=scale) for site, heads, scale in planned))
+
+
 def built(shrunk: Shrunk, folder: Path) -> tuple[Engine, Path]:
     graph = folder / "model.onnx"
     save(shrunk.model, graph)
@@ -92,15 +98,15 @@ def test_the_cases_tried_have_memories_empty_half_full_and_full(dense: Dense) ->
 
 
 def test_the_reference_is_the_gated_model(dense: Dense, tmp_path: Path) -> None:
-    plan = random_plan(dense.sites, np.random.default_rng(7))
+    plan = keeping(dense.sites, [(), (0, 2, 3)], np.random.default_rng(7))
     graph = dense.gated(plan, tmp_path / "gated.onnx")
     proof = verify.prove_export(dense.model, plan, graph, dense.tried, "compressed", attention="eager")
     assert proof.error <= 1e-5
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_shrunk_is_gated_and_no_byte_too_large(dense: Dense, seed: int, tmp_path: Path) -> None:
-    plan = random_plan(dense.sites, np.random.default_rng(seed))
+@pytest.mark.parametrize("kept", [[(), (1,)], [(0, 2, 3), ()], [(1, 3), (0, 1, 2, 3)], [(2,), (0, 3)]])
+def test_shrunk_is_gated_and_no_byte_too_large(dense: Dense, kept: list[tuple[int, ...]], tmp_path: Path) -> None:
+    plan = keeping(dense.sites, kept, np.random.default_rng(0))
     found = dense.shrunk(plan)
     assert not found.refused
     save(found.model, tmp_path / "small.onnx")
@@ -116,8 +122,8 @@ def test_shrunk_is_gated_and_no_byte_too_large(dense: Dense, seed: int, tmp_path
     assert _weight_bytes(dense.reference) - _weight_bytes(tmp_path / "small.onnx") == 4 * removed
     for name in emptied:
         of_it = [value for value in found.model.graph.initializers if value.startswith(name.removesuffix("attention"))]
-        kept = [value for value in of_it if "feed_forward" not in value]
-        assert kept == [f"{name}.o_proj.bias"]
+        left = [value for value in of_it if "feed_forward" not in value]
+        assert left == [f"{name}.o_proj.bias"]
         scoped = [node.op_type for node in found.model.graph if name in node.metadata_props.get("namespace", "")]
         assert not {"MatMul", "Gemm", "Softmax", "LayerNormalization", "Sin"} & set(scoped)
     assert sum(node.op_type == "Softmax" for node in found.model.graph) == len(plan.sites) - len(emptied)
@@ -149,7 +155,7 @@ def streams_alike(stream: Stream, model: SegmentForCausalLM, lengths: Sequence[i
     errors = []
     with torch.no_grad():
         for step, length in enumerate(lengths):
-            segment = ids(3, length, step)
+            segment = ids(3, length, step) % model.config.vocab_size
             out: Any = model(segment, memories=memories)
             memories = out.memories
             got = [stream.read(segment.numpy()), *stream.memories]
@@ -165,7 +171,7 @@ def test_ten_segments_as_in_pytorch(dense: Dense, stream: Stream, kept: str, tmp
     stream.memories = ()
     plan = keep_all(dense.sites)
     if kept == "pruned":
-        plan = random_plan(dense.sites, np.random.default_rng(1))
+        plan = keeping(dense.sites, [(1, 3), ()], np.random.default_rng(1))
         stream = Stream(*built(dense.shrunk(plan), tmp_path))
     with gated(dense.model, plan):
         assert streams_alike(stream, dense.model, [4, 1, 7, 2, 4, 30, 4, 4, 3, 5])
@@ -174,7 +180,7 @@ def test_ten_segments_as_in_pytorch(dense: Dense, stream: Stream, kept: str, tmp
 def test_memories_may_be_one_array(stream: Stream) -> None:
     stream.memories = ()
     stream.read(ids(2, 3).numpy())
-    before = list(stream.memories)
+    before: list[np.ndarray] = list(stream.memories)
     expected = stream.read(ids(2, 4).numpy())
     stream.memories = np.stack(before)
     np.testing.assert_array_equal(stream.read(ids(2, 4).numpy()), expected)
@@ -233,35 +239,19 @@ def test_a_graph_whose_memory_has_no_fixed_width_is_refused_for_that(stream: Str
         Stream(stream.engine, tmp_path / "model.onnx")
 
 
-def test_an_untrained_model_that_remembers_one_position(tmp_path: Path) -> None:
-    """Its biases are all zero, and no two of them are taken for one."""
-    config = AllAttentionConfig(**{**SMALL, "num_hidden_layers": 2, "num_persistent": 5, "memory_length": 1})
-    model = AllAttentionForCausalLM(config).eval()
-    assert not any(value.any() for name, value in model.named_parameters() if name.endswith("bias"))
-    named = {"input_ids": ids(2, 5), **{f"memory_{layer}": torch.zeros(2, 1, 24) for layer in range(2)}}
-    dense = keep_all(find_sites(model, named))
-    plan = dense.model_copy(update={"sites": (replace(dense.sites[0], kept=(1, 3), scale=()), dense.sites[1])})
-    export_reference(model, dense, named, tmp_path / "reference.onnx")
-    shrunk = shrink(load_graph(tmp_path / "reference.onnx"), plan)
-    stream = Stream(*built(shrunk, tmp_path))
-    smaller = pruned(model, plan)
-    assert _weight_bytes(tmp_path / "model.onnx") == 4 * sum(weight.numel() for weight in smaller.parameters())
-    assert streams_alike(stream, smaller, [4, 1, 7, 2])
-
-
 # -- The whole way -----------------------------------------------------------------------------------------------------
 
 
 def test_compress_takes_a_folder_like_any_other(tmp_path: Path) -> None:
-    model = all_attention(vocab_size=25, max_position_embeddings=60, num_hidden_layers=2)
+    """Untrained, its biases are all zero, and no two of them are taken for one; one position is all it remembers."""
+    sizes = {**SMALL, "vocab_size": 25, "num_hidden_layers": 1, "num_persistent": 5, "memory_length": 1}
+    model = AllAttentionForCausalLM(AllAttentionConfig(**sizes)).eval()
+    assert not any(value.any() for name, value in model.named_parameters() if name.endswith("bias"))
     folders.save(model, tmp_path / "model")
     rows = [f"the {word} film {place}" for word in ("good", "bad") for place in ("one", "two", "three", "four")]
     (tmp_path / "rows.txt").write_text("\n".join(rows * 4) + "\n")
     sites = find_sites(model, {"input_ids": ids(2, 5) % 25})
-    kept = [(1, 3), ()]
-    plan = Plan(
-        sites=tuple(replace(site, kept=k, scale=()) for site, k in zip(keep_all(sites).sites, kept, strict=True))
-    )
+    plan = keeping(sites, [(1, 3)])
     plan.save(tmp_path / "plan.json")
     report = compressor.compress(
         Recipe(
@@ -276,13 +266,11 @@ def test_compress_takes_a_folder_like_any_other(tmp_path: Path) -> None:
         )
     )
     assert {proof.stage for proof in report.proofs if proof.holds} == {proof.stage for proof in report.proofs}
-    assert all("memory 0" in proof.cases[0] and "memory 6" in proof.cases[2] for proof in report.proofs)
+    assert all("memory 0" in proof.cases[0] and "memory 1" in proof.cases[2] for proof in report.proofs)
     assert any("segment by segment" in note for note in report.notes)
     assert report.compressed.parameters < report.dense.parameters
     graph = tmp_path / "out" / "model.onnx"
     stream = Stream(target("ort")(graph, tmp_path / "engine.onnx", provider="cpu", threads=1), graph)
-    smaller = pruned(load(tmp_path / "model").model, plan)  # type: ignore[type-var]
-    with torch.no_grad():
-        expected: Any = smaller(ids(2, 9) % 25)
-    assert relative_error(expected.logits.numpy(), stream.read(ids(2, 9).numpy() % 25), {}) <= TOLERANCE
-    assert relative_error(expected.memories[1].numpy(), stream.memories[1], {}) <= TOLERANCE
+    smaller: Any = pruned(load(tmp_path / "model").model, plan)  # type: ignore[type-var]
+    assert _weight_bytes(graph) == 4 * sum(weight.numel() for weight in smaller.parameters())
+    assert streams_alike(stream, smaller, [4, 1, 7, 2])
