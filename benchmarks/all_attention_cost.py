@@ -29,19 +29,21 @@ def layer_macs(kept: int, heads: int, width: int, inner: int, segment: int, *, p
 def figure1() -> Picture:
     """Share of multiply-accumulates and of parameters that is left, at the paper's width, heads and segment."""
     width, heads, inner, segment = 512, 8, 2048, 192
-    left: dict[str, dict[str, list[tuple[float, float]]]] = {"multiply-accumulates left": {}, "parameters left": {}}
+    left: dict[str, dict[str, list[tuple[float, float]]]] = {"% of MACs left": {}, "% of parameters left": {}}
     for name, persistent in (("All-attention", True), ("Transformer-XL", False)):
-        macs = [layer_macs(kept, heads, width, inner, segment, persistent=persistent) for kept in range(heads + 1)]
-        sizes = [_parameters(kept, width, heads, inner, persistent=persistent) for kept in range(heads + 1)]
+        counts = range(1, heads + 1)
+        macs = {kept: layer_macs(kept, heads, width, inner, segment, persistent=persistent) for kept in counts}
+        sizes = {kept: _parameters(kept, width, heads, inner, persistent=persistent) for kept in counts}
         for told, values in zip(left, (macs, sizes), strict=True):
-            left[told][name] = [
-                (100 * (1 - kept / heads), 100 * value / values[heads]) for kept, value in enumerate(values)
-            ]
-    half = {told: {name: round(line[heads // 2][1], 1) for name, line in lines.items()} for told, lines in left.items()}
-    told = f"Computed at width {width}, {heads} heads, {inner} vectors or units, segment {segment}. At half: {half}."
-    return Picture(
-        "figure1", "What dropped heads take along", told, figures.curves(list(left.items()), "heads dropped, %")
-    )
+            line = [(100 * (1 - kept / heads), 100 * value / values[heads]) for kept, value in values.items()]
+            left[told][name] = line
+    half = [
+        f"{line[heads // 2 - 1][1]:.0f}{told} in {name}" for told, lines in left.items() for name, line in lines.items()
+    ]
+    sizes_told = f"width {width}, {heads} heads, {inner} vectors or units, segment {segment}"
+    told = f"Computed at {sizes_told}. At half: {', '.join(half)}."
+    figure = figures.curves(list(left.items()), "heads dropped, %")
+    return Picture("figure1", "What dropped heads take along", told, figure, wide=True)
 
 
 @functools.cache
