@@ -276,7 +276,10 @@ def test_every_epoch_visits_each_row_once_in_batches_of_like_length() -> None:
         (Recipe(method="local", keep=None), "local needs an end; say how many heads to keep with --keep"),
         (Recipe(method="local", guarantee=0.9), "guarantee 0.9: certifies what heads cost; give --max-drop"),
         (Recipe(options={"tau": 1}), "option 'tau' of dsp: unknown; did you mean tau_ini"),
-        (Recipe(method="taylor", options={"tau": 1}), "option 'tau' of taylor: unknown; choose one of by, mixed_precision"),
+        (
+            Recipe(method="taylor", options={"tau": 1}),
+            "option 'tau' of taylor: unknown; choose one of by, mixed_precision",
+        ),
         (Recipe(options={"tau_ini": "hot"}), "option tau_ini='hot' of dsp: Input should be a valid number"),
         (Recipe(options={"tau_ini": float("inf")}), "option tau_ini=inf of dsp: Input should be a finite number"),
         (Recipe(options={"evaluations": 0}), "evaluations 0, points 60: give 1 or more of each"),
