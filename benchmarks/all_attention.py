@@ -6,7 +6,7 @@ Transformer-XLs that learnt for as many steps (figure 3). What heads are worth a
 computed. Checkpoints are chosen on the first half of the validation text, metrics are of the second.
 
     python -m benchmarks.all_attention word character --size tiny       # minutes
-    python -m benchmarks.all_attention word --size small                # at most two hours on two cores
+    python -m benchmarks.all_attention word --size small                # meant for two hours on two cores
     python -m benchmarks.all_attention word --size paper                # the paper's sizes, on a GPU
 
 A cell that `--out` already holds is not run again, one that was interrupted resumes, and several processes started with

@@ -76,7 +76,8 @@ Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1), 
 Options = Annotated[dict[str, Any], BeforeValidator(_table)]
 
 
-def _field(group: str, says: str, default: Any = None) -> Any:
+def field_of(group: str, says: str, default: Any = None) -> Any:
+    """A field with what help says of it, and the heading that it stands under."""
     return Field(default=default, description=says, json_schema_extra={"group": group})
 
 
@@ -90,56 +91,56 @@ class Recipe(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
 
     model: Path = Field(description="the model folder", json_schema_extra={"group": "Model"})
-    task: str | None = _field("Model", "what the model is for, where its class does not say it: causal-lm, ...")
-    allow_pickle: bool = _field("Model", "load pickled weights, which can run code", False)
-    trust_remote_code: bool = _field("Model", "run the Python files that the model folder brings", False)
+    task: str | None = field_of("Model", "what the model is for, where its class does not say it: causal-lm, ...")
+    allow_pickle: bool = field_of("Model", "load pickled weights, which can run code", False)
+    trust_remote_code: bool = field_of("Model", "run the Python files that the model folder brings", False)
 
-    data: str | None = _field("Data", "rows to learn from: a TSV, CSV or JSONL file, or a Hugging Face data set")
-    eval_data: str | None = _field("Data", "rows that choices are made on")
-    test_data: str | None = _field("Data", "rows that are reported on")
-    text_columns: Names = _field("Data", "columns that hold the text, in order; else found by name", ())
-    label_column: str | None = _field("Data", "column that holds the label; else found by name")
-    metric: str | None = _field("Data", "what the task is scored by; else the task's own")
-    max_length: Annotated[int, Field(ge=1)] = _field("Data", "longest row in tokens; longer ones are cut", 128)
+    data: str | None = field_of("Data", "rows to learn from: a TSV, CSV or JSONL file, or a Hugging Face data set")
+    eval_data: str | None = field_of("Data", "rows that choices are made on")
+    test_data: str | None = field_of("Data", "rows that are reported on")
+    text_columns: Names = field_of("Data", "columns that hold the text, in order; else found by name", ())
+    label_column: str | None = field_of("Data", "column that holds the label; else found by name")
+    metric: str | None = field_of("Data", "what the task is scored by; else the task's own")
+    max_length: Annotated[int, Field(ge=1)] = field_of("Data", "longest row in tokens; longer ones are cut", 128)
 
-    plan: Path | None = _field("Heads", "a plan.json to follow; nothing is learned then")
-    method: Method = _field("Heads", "how the heads are chosen", "dsp")
-    keep: Keep | None = _field("Heads", "heads to keep over the whole model: a count (36) or a share (50%)")
-    guarantee: Annotated[float, Field(gt=0, lt=1)] | None = _field(
+    plan: Path | None = field_of("Heads", "a plan.json to follow; nothing is learned then")
+    method: Method = field_of("Heads", "how the heads are chosen", "dsp")
+    keep: Keep | None = field_of("Heads", "heads to keep over the whole model: a count (36) or a share (50%)")
+    guarantee: Annotated[float, Field(gt=0, lt=1)] | None = field_of(
         "Heads", "a search takes only heads whose drop is certified, with this confidence (0.95), on unseen rows"
     )
-    ray: Place | None = _field(
+    ray: Place | None = field_of(
         "Heads", "spread a search with Ray: local, local:4 for four workers, or HOST:PORT of a cluster"
     )
-    options: Options = _field("Heads", "options of the method: name=value, divided by commas", {})
-    epochs: Annotated[float, Field(gt=0)] | None = _field(
+    options: Options = field_of("Heads", "options of the method: name=value, divided by commas", {})
+    epochs: Annotated[float, Field(gt=0)] | None = field_of(
         "Heads", "passes over the rows to learn from; else 3, or 1 for dsp-pipelined"
     )
-    steps: Annotated[int, Field(ge=1)] | None = _field("Heads", "optimizer steps, in place of epochs")
-    batch_size: Annotated[int, Field(ge=1)] = _field("Heads", "rows a step and process", 32)
-    learning_rate: Annotated[float, Field(gt=0)] = _field("Heads", "peak learning rate of the model", 5e-5)
-    seed: Annotated[int, Field(ge=0)] = _field("Heads", "seed of everything that is drawn", 0)
+    steps: Annotated[int, Field(ge=1)] | None = field_of("Heads", "optimizer steps, in place of epochs")
+    batch_size: Annotated[int, Field(ge=1)] = field_of("Heads", "rows a step and process", 32)
+    learning_rate: Annotated[float, Field(gt=0)] = field_of("Heads", "peak learning rate of the model", 5e-5)
+    seed: Annotated[int, Field(ge=0)] = field_of("Heads", "seed of everything that is drawn", 0)
 
-    target: Literal["ort", "trt"] = _field("Engine", "the runtime to build for", "ort")
-    precision: Literal["fp32", "fp16"] = _field("Engine", "numbers that the engine computes in", "fp32")
-    provider: Literal["cpu", "cuda"] | None = _field("Engine", "where it runs; else CUDA where there is one")
-    threads: Annotated[int, Field(ge=1)] | None = _field("Engine", "threads of the engine; else one a core")
-    opset: Literal[18, 23] = _field("Engine", "ONNX operator set of the exported graph", 18)
-    attention: Literal["eager", "sdpa"] = _field("Engine", "how attention is written into the graph", "eager")
+    target: Literal["ort", "trt"] = field_of("Engine", "the runtime to build for", "ort")
+    precision: Literal["fp32", "fp16"] = field_of("Engine", "numbers that the engine computes in", "fp32")
+    provider: Literal["cpu", "cuda"] | None = field_of("Engine", "where it runs; else CUDA where there is one")
+    threads: Annotated[int, Field(ge=1)] | None = field_of("Engine", "threads of the engine; else one a core")
+    opset: Literal[18, 23] = field_of("Engine", "ONNX operator set of the exported graph", 18)
+    attention: Literal["eager", "sdpa"] = field_of("Engine", "how attention is written into the graph", "eager")
 
-    max_drop: Annotated[float, Field(ge=0)] | None = _field(
+    max_drop: Annotated[float, Field(ge=0)] | None = field_of(
         "Measuring", "the run fails if the metric gets worse by more than this, in its own unit (0.01)"
     )
-    batch: Sizes = _field("Measuring", "batch sizes to time, divided by commas", (1, 8))
-    seq: Sizes | None = _field(
+    batch: Sizes = field_of("Measuring", "batch sizes to time, divided by commas", (1, 8))
+    seq: Sizes | None = field_of(
         "Measuring", "lengths to time, in tokens, divided by commas; else 128, or the most that the model takes"
     )
-    seconds: Annotated[float, Field(gt=0)] = _field(
+    seconds: Annotated[float, Field(gt=0)] = field_of(
         "Measuring", "about how long to time each size; never fewer than ten pairs of blocks", 10.0
     )
 
-    out: Path = _field("Output", "folder to write", Path("out"))
-    force: bool = _field("Output", "replace the output folder if it is there", False)
+    out: Path = field_of("Output", "folder to write", Path("out"))
+    force: bool = field_of("Output", "replace the output folder if it is there", False)
 
     @pydantic.field_validator("opset", mode="before")
     @classmethod

@@ -9,14 +9,10 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
 from compressor.errors import UsageError
-from compressor.recipe import Names, flag_of
+from compressor.recipe import Names, field_of, flag_of
 
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
-
-
-def _field(group: str, says: str, default: Any) -> Any:
-    return Field(default=default, description=says, json_schema_extra={"group": group})
 
 
 class Training(BaseModel):
@@ -29,46 +25,48 @@ class Training(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
 
     out: Path = Field(description="the model folder to write", json_schema_extra={"group": "Output"})
-    force: bool = _field("Output", "replace the folder, and checkpoints of another training", False)
+    force: bool = field_of("Output", "replace the folder, and checkpoints of another training", False)
 
     data: str = Field(
         description="the text to learn from: .txt, or a column of TSV, CSV or JSONL, each also .xz or .gz",
         json_schema_extra={"group": "Data"},
     )
-    eval_data: str | None = _field(
+    eval_data: str | None = field_of(
         "Data", "the text that the best checkpoint is chosen on; else the end of the data", None
     )
-    test_data: str | None = _field("Data", "the text that is reported on; else that of eval_data", None)
-    text_columns: Names = _field("Data", "the column that holds the text; else found by name", ())
-    level: Literal["word", "character"] = _field("Data", "what a token is; characters are a to z and the space", "word")
-    vocabulary: Count | None = _field("Data", "most words that are known, the most frequent ones; else all", None)
+    test_data: str | None = field_of("Data", "the text that is reported on; else that of eval_data", None)
+    text_columns: Names = field_of("Data", "the column that holds the text; else found by name", ())
+    level: Literal["word", "character"] = field_of(
+        "Data", "what a token is; characters are a to z and the space", "word"
+    )
+    vocabulary: Count | None = field_of("Data", "most words that are known, the most frequent ones; else all", None)
 
-    architecture: Literal["all-attention", "transformer-xl"] = _field("Model", "the family", "all-attention")
-    layers: Count = _field("Model", "layers", 16)
-    hidden: Count = _field("Model", "width of the model", 512)
-    heads: Count = _field("Model", "heads of a layer", 8)
-    persistent: Annotated[int, Field(ge=0)] = _field(
+    architecture: Literal["all-attention", "transformer-xl"] = field_of("Model", "the family", "all-attention")
+    layers: Count = field_of("Model", "layers", 16)
+    hidden: Count = field_of("Model", "width of the model", 512)
+    heads: Count = field_of("Model", "heads of a layer", 8)
+    persistent: Annotated[int, Field(ge=0)] = field_of(
         "Model", "persistent vectors of a head; as the inner width of transformer-xl's feed-forward layer", 2048
     )
-    memory: Annotated[int, Field(ge=0)] = _field("Model", "positions of earlier segments that a layer remembers", 192)
-    attention_dropout: Share = _field("Model", "dropout of attention maps", 0.2)
-    embedding_dropout: Share = _field("Model", "dropout of embeddings", 0.1)
-    hidden_dropout: Share = _field("Model", "dropout of what a layer adds", 0.1)
+    memory: Annotated[int, Field(ge=0)] = field_of("Model", "positions of earlier segments that a layer remembers", 192)
+    attention_dropout: Share = field_of("Model", "dropout of attention maps", 0.2)
+    embedding_dropout: Share = field_of("Model", "dropout of embeddings", 0.1)
+    hidden_dropout: Share = field_of("Model", "dropout of what a layer adds", 0.1)
 
-    steps: Count = _field("Training", "optimizer steps", 160_000)
-    batch_size: Count = _field("Training", "streams side by side, a process", 96)
-    segment: Annotated[int, Field(ge=1)] = _field("Training", "tokens of every stream a step", 192)
-    optimizer: Literal["lamb", "adamw"] = _field("Training", "LAMB or AdamW", "lamb")
-    learning_rate: Annotated[float, Field(gt=0)] = _field("Training", "peak learning rate", 1e-2)
-    final_learning_rate: Annotated[float, Field(ge=0)] = _field("Training", "where its cosine ends", 1e-4)
-    warmup: Share = _field("Training", "share of the steps over which it rises", 0.025)
-    weight_decay: Annotated[float, Field(ge=0)] = _field("Training", "of matrices", 0.0)
-    max_grad_norm: Annotated[float, Field(gt=0)] = _field("Training", "bound on the norm of the gradient", 1.0)
-    mixed_precision: Literal["auto", "no", "bf16"] = _field(
+    steps: Count = field_of("Training", "optimizer steps", 160_000)
+    batch_size: Count = field_of("Training", "streams side by side, a process", 96)
+    segment: Annotated[int, Field(ge=1)] = field_of("Training", "tokens of every stream a step", 192)
+    optimizer: Literal["lamb", "adamw"] = field_of("Training", "LAMB or AdamW", "lamb")
+    learning_rate: Annotated[float, Field(gt=0)] = field_of("Training", "peak learning rate", 1e-2)
+    final_learning_rate: Annotated[float, Field(ge=0)] = field_of("Training", "where its cosine ends", 1e-4)
+    warmup: Share = field_of("Training", "share of the steps over which it rises", 0.025)
+    weight_decay: Annotated[float, Field(ge=0)] = field_of("Training", "of matrices", 0.0)
+    max_grad_norm: Annotated[float, Field(gt=0)] = field_of("Training", "bound on the norm of the gradient", 1.0)
+    mixed_precision: Literal["auto", "no", "bf16"] = field_of(
         "Training", "what matrices are multiplied in; auto: bf16 where the device has it", "auto"
     )
-    evaluations: Count = _field("Training", "evaluations, evenly spaced; a checkpoint goes with each", 20)
-    seed: Annotated[int, Field(ge=0)] = _field("Training", "seed of everything that is drawn", 0)
+    evaluations: Count = field_of("Training", "evaluations, evenly spaced; a checkpoint goes with each", 20)
+    seed: Annotated[int, Field(ge=0)] = field_of("Training", "seed of everything that is drawn", 0)
 
     @pydantic.model_validator(mode="after")
     def _fields_agree(self) -> Self:

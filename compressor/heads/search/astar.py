@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
@@ -72,20 +73,15 @@ class _Costs:
     def cheapest(self, kept: frozenset[Head], left: Sequence[Head]) -> tuple[Head, int]:
         """The head of least cost of `left`, which are in (site, head) order, and how many were measured to know it."""
         fresh: set[Head] = set()
-        ask = left
-        if self.lazy and self.last:
-            ask = [min(left, key=self.last.__getitem__)]
-        while True:
+        while (first := min(left, key=lambda head: self.last.get(head, -math.inf))) not in fresh:
+            ask = [first] if self.lazy and first in self.last else left
             for head, metric in zip(ask, self.trials.evaluate_without(kept, ask), strict=True):
                 cost = drop(self._baseline, metric)
                 self._again += head in self.last
                 self._fell += cost < self.last.get(head, cost)
                 self.last[head] = cost
             fresh.update(ask)
-            first = min(left, key=self.last.__getitem__)
-            if first in fresh:
-                return first, len(fresh)
-            ask = [first]
+        return first, len(fresh)
 
     def of(self, heads: Sequence[Head]) -> dict[Head, float]:
         return {head: self.last[head] for head in heads}
