@@ -90,6 +90,7 @@ class Size:
         penalties: lambda; the largest is that of the ablation.
         widths: of the narrower Transformer-XLs.
         gate_rate: the gates' learning rate.
+        dropout: of every kind, for a model that sees little more than its text once; None: the paper's.
     """
 
     hidden: int
@@ -107,6 +108,7 @@ class Size:
     widths: tuple[int, ...]
     seeds: tuple[int, ...]
     gate_rate: float = 0.1
+    dropout: float | None = None
     precision: str = "bf16"
 
 
@@ -117,16 +119,17 @@ _SMALL = Size(
     8,
     512,
     64,
-    16,
-    8_000,
+    8,
+    4_000,
     None,
-    50_000,
-    1_200,
-    400,
+    25_000,
+    500,
+    250,
     (0.003, 0.006, 0.012),
     (112, 96, 80),
     (1, 2, 3),
-    gate_rate=0.2,
+    gate_rate=0.3,
+    dropout=0.0,
 )
 _PAPER = Size(
     512, 16, 8, 2048, 192, 96, None, None, None, 160_000, 80_000, (0.01, 0.015, 0.02), (480, 448, 416), (1, 2, 3)
@@ -178,7 +181,12 @@ class Study:
             num_attention_heads=size.heads,
             num_persistent=size.persistent,
             memory_length=size.segment,
+            **self._dropouts(),
         )
+
+    def _dropouts(self) -> dict[str, Any]:
+        kinds = ("attention_dropout", "embedding_dropout", "hidden_dropout")
+        return {} if self.size.dropout is None else dict.fromkeys(kinds, self.size.dropout)
 
     def cells(self, seeds: Sequence[int]) -> list[Cell]:
         made = []
@@ -207,7 +215,9 @@ class Study:
         if kind == "transformer-xl":
             fields = {name: getattr(config, name) for name in ("vocab_size", "num_hidden_layers", "memory_length")}
             width = cell.asked["width"]
-            narrow = TransformerXLConfig(hidden_size=width, num_attention_heads=self.size.heads, **fields)
+            narrow = TransformerXLConfig(
+                hidden_size=width, num_attention_heads=self.size.heads, **fields, **self._dropouts()
+            )
             model = TransformerXLForCausalLM(narrow)
         else:
             model = AllAttentionForCausalLM(config)

@@ -50,7 +50,7 @@ def _size(
 
 SIZES = {
     "tiny": _size("tiny", 200, 10, ("36",), (1,)),
-    "small": _size("small", 2000, 120, KEEPS, (1, 2, 3)),
+    "small": _size("small", 1500, 120, KEEPS, (1, 2, 3)),
     "full": _size("full", None, 800, KEEPS, (1, 2, 3), evaluations=4),
 }
 COOLDOWN = 0.4

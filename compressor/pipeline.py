@@ -19,7 +19,7 @@ from compressor.choice import Choice
 from compressor.errors import UsageError
 from compressor.folder import ModelFolder, example_inputs, save_companions
 from compressor.folder.inputs import token_limit
-from compressor.heads.learn import check_options, heads_to_keep
+from compressor.heads.learn import check_options, heads_to_keep, pool_of
 from compressor.machine import machine
 from compressor.models import SegmentConfig
 from compressor.progress import Listener, Silent, Tell
@@ -188,7 +188,7 @@ def _load(recipe: Recipe) -> tuple[ModelFolder, list[Site]]:
     sites = find_sites(folder.model, example_inputs(folder, 2, 8), attention=recipe.attention)
     example_inputs(folder, 1, max(seq or 1 for seq in compare.lengths(recipe, folder)))
     if recipe.keep is not None:
-        heads_to_keep(recipe.keep, sum(site.heads for site in sites))
+        heads_to_keep(recipe.keep, sum(site.heads for site in pool_of(sites, recipe.options)))
     return folder, sites
 
 

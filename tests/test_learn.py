@@ -189,6 +189,19 @@ def test_kinds_of_sites_keep_their_share_each(method: str, tmp_path: Path) -> No
     assert learned.trained == GATES[method].trains_model
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_only_the_heads_of_one_kind_compete_where_one_is_named(method: str, tmp_path: Path) -> None:
+    model = learning.model()
+    first, second = learning.sites(model)
+    kinds = [replace(first, kind="decoder"), replace(second, kind="cross")]
+    recipe = Recipe(method=method, keep="25%", steps=4, options={"pool": "cross"})
+    plan = learn(model, kinds, learning.data(), recipe, tmp_path).plan
+    assert [len(site.kept) for site in plan.sites] == [4, 1]
+    assert set(plan.sites[0].scale) == {1.0}
+    with pytest.raises(UsageError, match="option pool=encoder: the model has no such attention; choose among decoder"):
+        learn(model, kinds, learning.data(), replace(recipe, options={"pool": "encoder"}), tmp_path)
+
+
 @pytest.mark.parametrize("method", ["hard-concrete", "bin-concrete"])
 def test_penalised_gates_settle_and_the_model_trains_with_what_is_kept(method: str, tmp_path: Path) -> None:
     options = {"cooldown": 0.5, "penalty": 0.1, "points": 12, "evaluations": 2}
@@ -285,7 +298,10 @@ def test_every_epoch_visits_each_row_once_in_batches_of_like_length() -> None:
         (Recipe(options={"evaluations": 0}), "evaluations 0, points 60: give 1 or more of each"),
         (Recipe(options={"warmup": -1}), "warmup -1.0: a share of the steps"),
         (Recipe(options={"max_grad_norm": 0}), "max_grad_norm 0.0"),
-        (Recipe(options={"pool": "site"}), "option pool='site' of dsp: Input should be 'model' or 'kind'"),
+        (
+            Recipe(options={"pool": "site"}),
+            "option pool='site' of dsp: Input should be 'model', 'kind', 'encoder', 'decoder' or 'cross'",
+        ),
         (Recipe(method="taylor", options={"rows": 0}), "option rows=0 of taylor: Input should be greater than 0"),
         (Recipe(keep=9), "keep 9: the model has 8 heads; give a number from 0 to 8"),
         (Recipe(keep=-1), "keep -1"),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from compressor.heads.distributed import MakeTrials, spread
 from compressor.heads.gates import GATES, Gate, PooledGate
 from compressor.heads.outcome import all_heads, joint_curves, search_curves, to_plan
 from compressor.heads.search import SEARCHES, Step
-from compressor.heads.trials import ModelTrials
+from compressor.heads.trials import ModelTrials, PoolTrials
 from compressor.progress import Tell
 from compressor.recipe import PENALISED_METHODS
 from compressor.report.schema import Point
@@ -31,6 +31,7 @@ from compressor.tasks.streams import Streams
 from compressor.training.fit import fit, processes
 from compressor.training.schedule import MixedPrecision, Schedule
 from graph_passes import Plan
+from graph_passes.plan import Kind
 
 METHODS = (*GATES, *SEARCHES)
 
@@ -77,7 +78,7 @@ def learn(
     Raises:
         UsageError: an unknown method or option, or one out of its range.
     """
-    heads = sum(site.heads for site in sites)
+    heads = sum(site.heads for site in pool_of(sites, recipe.options))
     keep = None if recipe.keep is None else heads_to_keep(recipe.keep, heads)
     tell = progress or (lambda done, total: None)
     asked = data.task
@@ -136,12 +137,11 @@ def _learn_gate(
         return method.make(layers, count, steps, seed, **own)
 
     layers = [site.heads for site in sites]
-    by_kind = pooling["pool"] == "kind"
-    gate = (
-        PooledGate(one, layers, [s.kind for s in sites], keep, recipe.seed)
-        if by_kind
-        else one(layers, keep, recipe.seed)
-    )
+    pool, kinds = pooling["pool"], [site.kind for site in sites]
+    if pool == "model":
+        gate = one(layers, keep, recipe.seed)
+    else:
+        gate = PooledGate(one, layers, kinds, keep, recipe.seed, only=None if pool == "kind" else pool)
     options = {**own, **pace, **pooling}
     asked = {"keep": keep, **options}
     log = fit(
@@ -185,10 +185,10 @@ def _search(
         made.remember(checkpoint_dir / f"checkpoint-{name}.npz")
         return made
 
-    trials = trials_on(data, "search")
+    trials = PoolTrials(trials_on(data, "search"), all_heads(pool_of(sites, recipe.options)))
     steps = []
     for step in make(**own).choose(trials, keep, recipe.max_drop):
-        steps.append(step)
+        steps.append(replace(step, kept=step.kept | trials.rest))
         tell(len(trials.heads) - len(step.kept), len(trials.heads) - (keep or 0))
     notes = steps[-1].notes
     if unseen is not None and recipe.guarantee is not None and recipe.max_drop is not None:
@@ -223,10 +223,29 @@ def schedule_options(
     """The options of every joint method; `Schedule` says what they mean."""
 
 
-def pool_options(*, pool: Literal["model", "kind"] = "model") -> None:
-    """Whether all heads compete for the places, or those of each kind of site for a share of them."""
+def pool_options(*, pool: Literal["model", "kind", Kind] = "model") -> None:
+    """Which heads compete for the places: all; those of each kind of site for a share of them; or those of one kind
+    alone, whose number `keep` then is, while the others stay."""
 
 
-def sample_options(*, rows: PositiveInt = 10_000, mixed_precision: MixedPrecision = "no") -> None:
-    """Training rows, at most, over which a search averages what it measures on them; and what its evaluations multiply
-    matrices in."""
+def sample_options(
+    *, rows: PositiveInt = 10_000, mixed_precision: MixedPrecision = "no", pool: Literal["model", Kind] = "model"
+) -> None:
+    """Training rows, at most, over which a search averages what it measures on them; what its evaluations multiply
+    matrices in; and which heads it chooses among, all or those of one kind of site."""
+
+
+def pool_of(sites: Sequence[Site], options: Mapping[str, Any]) -> list[Site]:
+    """The sites among whose heads a method with these options chooses.
+
+    Raises:
+        UsageError: the model has none of the kind.
+    """
+    pool = options.get("pool", "model")
+    if pool not in get_args(Kind):
+        return list(sites)
+    found = [site for site in sites if site.kind == pool]
+    if not found:
+        kinds = ", ".join(dict.fromkeys(site.kind for site in sites))
+        raise UsageError(f"option pool={pool}: the model has no such attention; choose among {kinds}")
+    return found

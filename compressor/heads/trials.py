@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.heads.replay import NotRowsError, Record, Replay
-from compressor.heads.search import Head
+from compressor.heads.search import Head, Trials
 from compressor.heads.sensitivity import sensitivity
 from compressor.sites import Site
 from compressor.tasks.base import Data
@@ -223,3 +223,37 @@ class ModelTrials:
         cuda = self._model.device.type == "cuda"
         free = torch.cuda.mem_get_info()[0] if cuda else psutil.virtual_memory().available
         return _OF_MEMORY * free
+
+
+class PoolTrials:
+    """`Trials` whose search chooses among the heads of one pool; the others are always there.
+
+    Args:
+        trials: of the whole model.
+        heads: the pool, in (site, head) order.
+    """
+
+    def __init__(self, trials: Trials, heads: tuple[Head, ...]) -> None:
+        self.heads, self.rest = heads, frozenset(trials.heads).difference(heads)
+        self._trials = trials
+
+    @property
+    def count(self) -> int:
+        return self._trials.count
+
+    @property
+    def forwards(self) -> float:
+        return self._trials.forwards
+
+    def evaluate(self, kept: frozenset[Head]) -> float:
+        return self._trials.evaluate(kept | self.rest)
+
+    def evaluate_without(self, kept: frozenset[Head], heads: Sequence[Head]) -> list[float]:
+        return self._trials.evaluate_without(kept | self.rest, heads)
+
+    def evaluate_all(self, subsets: Iterable[frozenset[Head]]) -> list[float]:
+        return self._trials.evaluate_all(kept | self.rest for kept in subsets)
+
+    def sensitivity(self, kept: frozenset[Head]) -> Mapping[Head, float]:
+        found = self._trials.sensitivity(kept | self.rest)
+        return {head: found[head] for head in self.heads}

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from compressor.errors import UsageError
 from compressor.heads.asked import heads_to_keep
 from compressor.heads.cluster import reachable
+from compressor.heads.learn import pool_of
 from compressor.progress import Tell
 from compressor.recipe import Recipe, flag_of
 from compressor.study.cells import Cell, StudyFolder
@@ -84,8 +85,8 @@ class Study(ABC):
         return tuple(self.asked.axes.get(name) or self.axes[name] or sized[name])
 
     def keeps(self) -> list[int]:
-        """Heads to keep, as counts, most first."""
-        heads = len(self.subject.heads)
+        """Heads to keep, as counts among those that a method chooses from, most first."""
+        heads = sum(site.heads for site in pool_of(self.subject.sites, self.asked.recipe.options))
         return sorted({heads_to_keep(keep, heads, "--keeps") for keep in self.axis("keeps")}, reverse=True)
 
 

@@ -64,7 +64,10 @@ class Grid(Study):
         subject, data = self.subject, self.subject.data
         subject.fresh(None if method == DENSE or _joint(method) else weights)
         # With every head kept there is no choice to learn, and joint learning is plain fine-tuning.
-        found = choose(subject, "dsp" if method == DENSE else method, keep, seed, work, tell)
+        if method == DENSE:
+            found = choose(subject, "dsp", keep, seed, work, tell, pool="model")
+        else:
+            found = choose(subject, method, keep, seed, work, tell)
         if method == DENSE:
             beside = weights.with_suffix(".writing")
             safetensors.torch.save_model(subject.model, str(beside))

@@ -17,8 +17,9 @@ class PooledGate(Gate):
         make: called with (layers, keep, seed) for each pool.
         layers: heads of each site, in site order.
         pools: the pool of each site, e.g. its kind.
-        keep: heads to keep over the whole model, shared out by `shares`; None: as many as each pool leaves open.
+        keep: heads to keep over all pools that learn, shared out by `shares`; None: as many as each leaves open.
         seed: each pool draws from a seed of its own.
+        only: the one pool that learns, the others keep every head; None: all learn.
     """
 
     def __init__(
@@ -28,9 +29,10 @@ class PooledGate(Gate):
         pools: Sequence[str],
         keep: int | None,
         seed: int,
+        only: str | None = None,
     ) -> None:
         super().__init__()
-        names = list(dict.fromkeys(pools))
+        names = list(dict.fromkeys(pools)) if only is None else [only]
         members = [[site for site, pool in enumerate(pools) if pool == name] for name in names]
         sizes = [sum(layers[site] for site in member) for member in members]
         keeps: Sequence[int | None] = [None] * len(sizes) if keep is None else shares(keep, sizes)
@@ -39,8 +41,10 @@ class PooledGate(Gate):
             make([layers[site] for site in member], count, seed + 7_919 * number)
             for number, (member, count) in enumerate(zip(members, keeps, strict=True))
         )
+        rest = [site for site, pool in enumerate(pools) if pool not in names]
+        self.whole = sum(layers[site] for site in rest)
         heads = torch.arange(sum(layers)).split(list(layers))
-        order = torch.cat([heads[site] for member in members for site in member])
+        order = torch.cat([heads[site] for member in (*members, rest) for site in member])
         # Where each head of the model lies in the pools laid end to end.
         self.register_buffer("where", torch.argsort(order), persistent=False)
         first = self._gates[0]
@@ -54,7 +58,7 @@ class PooledGate(Gate):
     def _laid_out(self, parts: list[Tensor]) -> Tensor:
         where = self.where
         assert isinstance(where, Tensor)
-        return torch.cat(parts)[where]
+        return torch.cat([*parts, parts[0].new_ones(self.whole)])[where]
 
     def sample(self, step: int) -> Tensor:
         return self._laid_out([gate.sample(step) for gate in self._gates])
@@ -79,7 +83,7 @@ class PooledGate(Gate):
 
     def counts(self) -> dict[str, float]:
         parts = [gate.counts() for gate in self._gates]
-        return {name: sum(part[name] for part in parts) for name in parts[0]}
+        return {name: sum(part[name] for part in parts) + self.whole for name in parts[0]}
 
 
 def shares(keep: int, sizes: Sequence[int]) -> list[int]:
