@@ -2,7 +2,12 @@
 
     python -m benchmarks.translation --size small      # the model, into build/translation/small/model
     python -m benchmarks.translation --size tiny       # one minute, learns nothing worth having
+    python -m benchmarks.translation --size small --pools model encoder decoder cross --keeps 50% 25%
     compress build/translation/small/model --task translation --data multi30k_deen.tsv.xz --keep 50%
+
+With `--pools`, methods choose among the heads of the whole model or of one kind of attention, the others whole (table
+3b and figure 6b of Li et al. 2021, figure 4 of Michel et al. 2019): a grid study in a folder a pool, whose cells are
+not run again once they are done. Joint methods go on from the model, searches and pipelined ones from the dense run.
 
 One BPE vocabulary serves both languages. The checkpoint of the least loss on the validation rows is kept; BLEU is that
 of `compressor.tasks.translation`. A run that was interrupted goes on from its last checkpoint when it is started again.
@@ -11,6 +16,7 @@ of `compressor.tasks.translation`. A run that was interrupted goes on from its l
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import time
 from dataclasses import dataclass
@@ -32,8 +38,12 @@ from transformers import (
 from transformers.trainer_utils import get_last_checkpoint
 
 from benchmarks.machine import machine
+from compressor.cli.view import View
 from compressor.folder import ModelFolder, load
 from compressor.quiet import quiet_transformers
+from compressor.recipe import Recipe
+from compressor.study import Asked, study
+from compressor.study import Size as Grid
 from compressor.tasks import Data, open_data, statistics
 from compressor.tasks.splits import named_splits, pick
 
@@ -186,12 +196,51 @@ def score(folder: ModelFolder, data: Data, size: Size) -> None:
         print(f"BLEU on {len(some)} {name} rows: {found:.2f} ({time.perf_counter() - began:.0f} s)", flush=True)
 
 
+GRID = {
+    "tiny": Grid("tiny", 320, 32, 32, 1.0, 5, (1,), ("50%",), 1, 32, 5, 2, 0.1),
+    "small": Grid("small", 10_000, 200, 200, 1.0, 100, (1,), ("50%", "25%"), 2, 500, 20, 10, 3.0),
+    "full": Grid("full", None, None, None, 3.0, 1500, (1, 2, 3), ("75%", "50%", "25%"), 4, 10_000, 100, 10, 10.0),
+}
+"""How much of a study of pools."""
+
+
+def study_pools(args: argparse.Namespace, model: Path, out: Path) -> None:
+    """A grid study a pool, and one table of all of them."""
+    size = GRID[args.size]
+    axes = {"methods": tuple(args.methods), "keeps": tuple(args.keeps or size.keeps)}
+    print(f"\n{size}; seeds {size.seeds}\n\n| pool | method | heads kept | BLEU | minus dense |\n|---|---|---|---|---|")
+    for pool in args.pools:
+        recipe = Recipe(
+            model=model,
+            task="translation",
+            data=str(args.data),
+            text_columns=("de", "en"),
+            keep="100%",
+            options={"pool": pool, "mixed_precision": "bf16"},
+            learning_rate=3e-4,
+            max_length=96,
+            out=out / f"grid-{pool}",
+        )
+        study("grid", Asked(recipe, size, axes=axes), View())
+        cells = [json.loads(path.read_text()) for path in sorted(recipe.out.glob("cells/*.json"))]
+        dense = np.mean([cell["test"] for cell in cells if cell["asked"]["method"] == "dense"])
+        groups: dict[tuple[str, int], list[float]] = {}
+        for cell in cells:
+            groups.setdefault((cell["asked"]["method"], cell["heads"]), []).append(cell["test"])
+        for (method, heads), found in sorted(groups.items(), key=lambda group: (group[0][0] != "dense", group[0])):
+            apart = "" if method == "dense" else f"{np.mean(found) - dense:+.2f}"
+            print(f"| {pool} | {method} | {heads} | {np.mean(found):.2f} | {apart} |", flush=True)
+
+
 def main() -> None:
-    """Learn, unless the model is there already, and print BLEU."""
+    """Learn, unless the model is there already, and print BLEU; or compare methods on it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--out", type=Path, default=Path("build/translation"), help="a folder a size")
+    parser.add_argument("--pools", nargs="+", default=(), choices=("model", "kind", "encoder", "decoder", "cross"))
+    parser.add_argument("--methods", nargs="+", default=("dsp", "ste", "hard-concrete", "dsp-pipelined", "taylor"))
+    parser.add_argument("--keeps", nargs="+", help="default: those of the size")
     args = parser.parse_args()
     if not args.data.exists():
         print(f"skipped: {args.data} is not on this machine; give --data")
@@ -213,6 +262,9 @@ def main() -> None:
             folder.model.save_pretrained(partial / "model")
         (partial / "model").rename(done)
         shutil.rmtree(partial)
+    if args.pools:
+        study_pools(args, done, out)
+        return
     folder, data = opened(done, args.data)
     if torch.cuda.is_available():
         folder.model.to("cuda")  # type: ignore[arg-type]
