@@ -4,10 +4,12 @@ from graph_passes.attention import GraphSite, find_attention
 from graph_passes.axes import Refusal
 from graph_passes.errors import GraphError, GraphPassError, PlanError
 from graph_passes.files import data_files, load, save
+from graph_passes.masks import BlockMask
 from graph_passes.plan import Kind, Plan, SitePlan
 from graph_passes.shrink import Removed, Shrunk, count_parameters, shrink
 
 __all__ = [
+    "BlockMask",
     "GraphError",
     "GraphPassError",
     "GraphSite",

@@ -6,17 +6,23 @@ kept head. It is JSON with a published schema (`Plan.model_json_schema()`), and 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
+import numpy as np
 import pydantic
-from pydantic import BaseModel, ConfigDict, Field
+import safetensors.numpy
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 from pydantic.dataclasses import dataclass
 from pydantic_core import ErrorDetails
+from safetensors import SafetensorError
 
 from graph_passes.errors import PlanError
+from graph_passes.masks import BlockMask
 
 Kind = Literal["encoder", "decoder", "cross"]
 
@@ -35,7 +41,9 @@ class SitePlan:
         head_dim: width of one head's value vector.
         kept: original ids of the heads kept, ascending. Empty: the whole attention goes.
         scale: the gate of each kept head, in the order of `kept`. Left out: all ones.
-        mask: name of a tensor in `plan.safetensors` beside the plan, or None.
+        mask: name of a tensor in `plan.safetensors` beside the plan, or None: every pair of positions is computed.
+        block: of the mask: positions along each side of a block.
+        memory: of the mask: key positions before position 0.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -46,6 +54,8 @@ class SitePlan:
     kept: tuple[Annotated[int, Field(ge=0)], ...]
     scale: tuple[float, ...] = ()
     mask: str | None = None
+    block: Annotated[int, Field(gt=0)] = 1
+    memory: Annotated[int, Field(ge=0)] = 0
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -98,6 +108,7 @@ class Plan(BaseModel):
     seed: int | None = None
     data: str | None = None
     evidence: dict[str, Any] = Field(default_factory=dict)
+    _masks: dict[str, BlockMask] = PrivateAttr(default_factory=dict)
 
     @pydantic.model_validator(mode="after")
     def _names_are_unique(self) -> Self:
@@ -117,6 +128,36 @@ class Plan(BaseModel):
         """Heads kept, over all sites."""
         return sum(len(site.kept) for site in self.sites)
 
+    @property
+    def masks(self) -> Mapping[str, BlockMask]:
+        """The masks of the sites that have one, by the site's name."""
+        return self._masks
+
+    def masked(self, masks: Mapping[str, BlockMask]) -> Plan:
+        """The plan with these masks, by the site's name, and no others.
+
+        Raises:
+            PlanError: a site that the plan lacks, or a mask for other heads than its site has.
+        """
+        named = {site.name: site for site in self.sites}
+        for name, mask in masks.items():
+            if name not in named:
+                raise PlanError(f"a mask for {name}, which is no site of the plan; give masks of this model")
+            if len(mask.kept) != named[name].heads:
+                raise PlanError(
+                    f"{name}: a mask for {len(mask.kept)} heads, the site has {named[name].heads}; give masks of this"
+                    " model"
+                )
+        sites = tuple(
+            dataclasses.replace(site, mask=site.name, block=masks[site.name].block, memory=masks[site.name].memory)
+            if site.name in masks
+            else dataclasses.replace(site, mask=None, block=1, memory=0)
+            for site in self.sites
+        )
+        plan = self.model_copy(update={"sites": sites})
+        plan._masks = dict(masks)
+        return plan
+
     def __getitem__(self, name: str) -> SitePlan:
         for site in self.sites:
             if site.name == name:
@@ -124,8 +165,11 @@ class Plan(BaseModel):
         raise KeyError(name)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan as JSON; the same plan always gives the same bytes. Written beside and renamed."""
+        """Write the plan as JSON, and its masks as `<name>.safetensors` beside it; the same plan always gives the same
+        bytes. Written beside and renamed, the masks first."""
         path = Path(path)
+        if self._masks:
+            self._save_masks(path.with_suffix(".safetensors"))
         beside = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             beside.write_text(
@@ -135,12 +179,21 @@ class Plan(BaseModel):
         finally:
             beside.unlink(missing_ok=True)
 
+    def _save_masks(self, path: Path) -> None:
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            tensors = {name: mask.kept.astype(np.uint8) for name, mask in sorted(self._masks.items())}
+            beside.write_bytes(safetensors.numpy.save(tensors))
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
-        """Read and validate a plan.
+        """Read and validate a plan and its masks.
 
         Raises:
-            PlanError: the file is missing, is not JSON, or breaks the schema; one line says where.
+            PlanError: a file is missing, is not JSON, or breaks the schema; one line says where.
         """
         try:
             text = Path(path).read_text(encoding="utf-8")
@@ -150,9 +203,34 @@ class Plan(BaseModel):
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise PlanError(f"{path}: cannot be read as a plan ({why}); give the path of a plan.json") from error
         try:
-            return cls.model_validate_json(text)
+            plan = cls.model_validate_json(text)
         except pydantic.ValidationError as error:
             raise PlanError(f"{path}: {_fault(error.errors()[0])}; mend the plan or learn it again") from error
+        if not any(site.mask for site in plan.sites):
+            return plan
+        return plan.masked(_load_masks(Path(path).with_suffix(".safetensors"), plan.sites))
+
+
+def _load_masks(path: Path, sites: Iterable[SitePlan]) -> dict[str, BlockMask]:
+    try:
+        tensors = safetensors.numpy.load(path.read_bytes())
+    except FileNotFoundError as error:
+        raise PlanError(
+            f"{path}: there is no such file, and the plan's masks lie in it; put it beside the plan"
+        ) from error
+    except (OSError, SafetensorError) as error:
+        raise PlanError(f"{path}: cannot be read as masks ({error}); learn the plan again") from error
+    masks = {}
+    for site in sites:
+        if site.mask is not None:
+            kept = tensors.get(site.mask)
+            if kept is None:
+                raise PlanError(f"{path}: the mask {site.mask} of {site.name} is missing; learn the plan again")
+            try:
+                masks[site.name] = BlockMask(kept.astype(np.bool_), site.block, site.memory)
+            except ValueError as error:
+                raise PlanError(f"{path}: {site.mask}: {error}") from error
+    return masks
 
 
 def _fault(error: ErrorDetails) -> str:

@@ -68,6 +68,8 @@ class RelativeAttention(nn.Module):
     """
 
     is_causal = True
+    reads_segments = True
+    """Position 0 is that of the segment, whatever is remembered before it."""
 
     def __init__(self, config: SegmentConfig, heads: int, persistent: int = 0) -> None:
         super().__init__()

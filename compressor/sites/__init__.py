@@ -3,6 +3,7 @@
 from compressor.sites.find import Site, find_sites
 from compressor.sites.gates import check_plan, gated, keep_all, keep_only
 from compressor.sites.hook import Attention, OutputHook, WeightsHook, hooked
+from compressor.sites.masks import masked
 
 __all__ = [
     "Attention",
@@ -15,4 +16,5 @@ __all__ = [
     "hooked",
     "keep_all",
     "keep_only",
+    "masked",
 ]

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from compressor.errors import InputError
 from compressor.sites.find import Site
 from compressor.sites.hook import Attention, family, hooked, unwrap
+from compressor.sites.masks import masked
 from graph_passes import Plan, SitePlan
 from graph_passes.gates import GATE
 
@@ -33,9 +34,6 @@ def keep_all(sites: Sequence[Site]) -> Plan:
 
 def check_plan(plan: Plan, sites: Sequence[Site]) -> None:
     """Raise InputError unless `plan` names exactly these sites with their kinds and sizes."""
-    masked = [site.name for site in plan.sites if site.mask is not None]
-    if masked:
-        raise InputError(f"plan: site {masked[0]} has a mask, which is not applied; give a plan of heads alone")
     found = {site.name: site for site in sites}
     planned = {site.name: site for site in plan.sites}
     for name in planned:
@@ -58,7 +56,8 @@ def check_plan(plan: Plan, sites: Sequence[Site]) -> None:
 
 @contextmanager
 def gated(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = None) -> Iterator[PreTrainedModel]:
-    """The model with every head multiplied by its gate: the scale of a kept head, zero for the rest.
+    """The model with every head multiplied by its gate: the scale of a kept head, zero for the rest; and every site
+    that has a mask attending by it (`masked`).
 
     Inside the context each site carries a buffer `head_gate` `[heads, 1]`, so an export holds it as an initializer.
     Afterwards the model is as it was: same modules, same state dict, same configuration.
@@ -103,6 +102,8 @@ def gated(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = N
             module.register_buffer(GATE, torch.tensor(site.gate, dtype=dtype, device=device)[:, None])
             undo.callback(delattr, module, GATE)
         undo.enter_context(hooked(model, multiply, attention=attention))
+        if plan.masks:
+            undo.enter_context(masked(model, plan, attention=attention))
         yield model
 
 
