@@ -198,7 +198,7 @@ def score(folder: ModelFolder, data: Data, size: Size) -> None:
 
 GRID = {
     "tiny": Grid("tiny", 320, 32, 32, 1.0, 5, (1,), ("50%",), 1, 32, 5, 2, 0.1),
-    "small": Grid("small", 10_000, 200, 200, 1.0, 100, (1,), ("50%", "25%"), 2, 500, 20, 10, 3.0),
+    "small": Grid("small", 10_000, 64, 128, 1.0, 100, (1,), ("50%", "25%"), 2, 500, 20, 10, 3.0),
     "full": Grid("full", None, None, None, 3.0, 1500, (1, 2, 3), ("75%", "50%", "25%"), 4, 10_000, 100, 10, 10.0),
 }
 """How much of a study of pools."""
