@@ -12,10 +12,12 @@ from pathlib import Path
 import safetensors.torch
 from accelerate import PartialState
 
+from compressor.blocks.learn import learn_blocks
+from compressor.blocks.planner import Planner
 from compressor.errors import InputError
 from compressor.folder import ModelFolder, fingerprint
 from compressor.heads.gates import GATES
-from compressor.heads.learn import learn
+from compressor.heads.learn import Learned, learn
 from compressor.progress import Listener, Tell
 from compressor.recipe import Recipe, flag_of
 from compressor.report.schema import Point
@@ -106,11 +108,12 @@ def learned(
         listen.note(f"what an earlier run learned is taken from {store}")
         curves = tuple(Point.model_validate(point) for point in stored["curves"])
         return Choice(Plan.load(store / "plan.json"), curves, stored["trained"], tuple(stored["notes"]))
-    if step := _step(store / "checkpoints"):
-        listen.note(f"learning goes on from {step} of an interrupted run")
-    elif any((store / "checkpoints").glob("checkpoint-*.npz")):
+    for part, stage in (("checkpoints", "learning"), ("blocks/checkpoints", "learning with masks")):
+        if step := _step(store / part):
+            listen.note(f"{stage} goes on from {step} of an interrupted run")
+    if any((store / "checkpoints").glob("checkpoint-*.npz")):
         listen.note("the search goes on with what an interrupted run measured")
-    found = learn(folder.model, sites, data, recipe, store / "checkpoints", tell)
+    found = _learn(recipe, folder, sites, data, store, tell)
     folder.model.to("cpu")  # type: ignore[arg-type]  # a trainer with a GPU leaves the model there
     plan = found.plan.model_copy(update={"model": fingerprint(folder.model) if found.trained else folder.fingerprint})
     if state.is_main_process:
@@ -119,8 +122,25 @@ def learned(
         plan.save(store / "plan.json")
         points = [point.model_dump() for point in found.curves]
         _write_last(done, {"trained": found.trained, "curves": points, "notes": found.notes})
-        shutil.rmtree(store / "checkpoints", ignore_errors=True)
+        for part in ("checkpoints", "blocks/checkpoints"):
+            shutil.rmtree(store / part, ignore_errors=True)
     return Choice(plan, found.curves, found.trained, found.notes)
+
+
+def _learn(recipe: Recipe, folder: ModelFolder, sites: Sequence[Site], data: Data, store: Path, tell: Tell) -> Choice:
+    """Heads first, where they are asked for, then blocks of what is left."""
+    model = folder.model
+    start = {name: tensor.clone() for name, tensor in model.state_dict().items()} if recipe.restart else None
+    found = Learned(_signed(keep_all(sites), folder), (), trained=False)
+    if recipe.learns_heads:
+        found = learn(model, sites, data, recipe, store / "checkpoints", tell)
+    if not recipe.drops_blocks:
+        return Choice(found.plan, found.curves, found.trained, found.notes)
+    planner = Planner(recipe)
+    masked = learn_blocks(model, sites, data, recipe, found.plan, store / "blocks", planner, tell, start=start)
+    last = max((point.step for point in found.curves), default=0)
+    curves = (*found.curves, *(point.model_copy(update={"step": last + point.step}) for point in masked.curves))
+    return Choice(masked.plan, curves, found.trained or bool(masked.plan.masks), (*found.notes, *masked.notes))
 
 
 def _signed(plan: Plan, folder: ModelFolder) -> Plan:

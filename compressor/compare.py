@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -47,10 +48,17 @@ def scores(dense: Side, compressed: Side, data: Data | None, recipe: Recipe, lis
     )
 
 
-def speeds(dense: Side, compressed: Side, folder: ModelFolder, recipe: Recipe, listen: Listener) -> tuple[Speed, ...]:
-    """Both engines timed in turn, at each batch size and length of the recipe."""
+def speeds(
+    dense: Side,
+    compressed: Side,
+    folder: ModelFolder,
+    recipe: Recipe,
+    tokens: Sequence[int | None],
+    listen: Listener,
+) -> tuple[Speed, ...]:
+    """Both engines timed in turn, at each batch size of the recipe and each of the `lengths`."""
     rows = []
-    for batch, seq in itertools.product(recipe.batch, lengths(recipe, folder)):
+    for batch, seq in itertools.product(recipe.batch, tokens):
         feeds = {name: value.numpy() for name, value in example_inputs(folder, batch, seq or 1).items()}
         with listen.stage(f"timing both, batch {batch}" + (f", {seq} tokens" if seq else "")) as tell:
             row = interleave(
@@ -67,24 +75,36 @@ def speeds(dense: Side, compressed: Side, folder: ModelFolder, recipe: Recipe, l
     return tuple(rows)
 
 
-def lengths(recipe: Recipe, folder: ModelFolder) -> tuple[int | None, ...]:
+def lengths(recipe: Recipe, folder: ModelFolder, reach: int | None = None) -> tuple[int | None, ...]:
     """The lengths to time, in tokens; None alone for a model of images or sound, which have one size.
 
+    Args:
+        recipe: may name lengths.
+        folder: the model.
+        reach: positions that the masks of the plan reach over; None: there are none.
+
     Raises:
-        UsageError: lengths were asked for of such a model.
+        UsageError: lengths were asked for of such a model, or longer ones than the masks reach over.
     """
     if not takes_text(folder):
         if recipe.seq:
             raise UsageError(f"--seq {','.join(map(str, recipe.seq))}: {folder.path} takes no text; leave it out")
         return (None,)
-    return recipe.seq or (min(_LENGTH, token_limit(folder.model) or _LENGTH),)
+    over = [seq for seq in recipe.seq or () if reach is not None and seq > reach]
+    if over:
+        raise UsageError(
+            f"--seq {over[0]}: the masks reach over {reach} positions, the length of the rows that they are of; time"
+            " shorter ones, or learn on longer rows (--max-length)"
+        )
+    usual = _LENGTH if reach is None else reach
+    return recipe.seq or (min(usual, token_limit(folder.model) or usual),)
 
 
 def _statistics(side: Side, data: Data, streams: int, tell: Tell) -> np.ndarray:
     done = 0
 
     def forward(batch: dict[str, Tensor]) -> np.ndarray:
-        return side.engine.run({name: value.numpy() for name, value in batch.items()})["logits"]
+        return data.task.scored(side.engine.run({name: value.numpy() for name, value in batch.items()}))
 
     def progress(rows: int) -> None:
         nonlocal done

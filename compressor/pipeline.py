@@ -15,6 +15,7 @@ import graph_passes
 from compressor import choice, compare, measure, targets, verify
 from compressor import folder as folders
 from compressor import report as reports
+from compressor.blocks import learn as blocks
 from compressor.choice import Choice
 from compressor.errors import UsageError
 from compressor.folder import ModelFolder, example_inputs, save_companions
@@ -106,21 +107,25 @@ class _Run:
         read = (*self.folder.notes, *(data.notes if data else ()), *_unused(recipe, longest, learns=chosen is None))
         for note in read:
             watch.note(note)
-        tried = verify.cases(lambda *size: example_inputs(self.folder, *size), longest=longest)
+        reach = _reach(recipe, self.folder, data, chosen)
+        self.lengths = compare.lengths(recipe, self.folder, reach)
+        tried = verify.cases(lambda *size: example_inputs(self.folder, *size), longest=longest, reach=reach)
         dense = build("dense", self.folder, keep_all(sites), recipe, tried, self.work, watch)
         # What is in the way of a given plan, its own shrink says.
         rehearsed = None if recipe.plan_file else shrink(dense.reference, one_head_less(sites))
         if rehearsed and chosen is None and data is not None:
             require(rehearsed)
-            with watch.stage(f"learning which heads to keep ({recipe.method})") as tell:
+            heads = [f"which heads to keep ({recipe.method})"] if recipe.learns_heads else []
+            parts = ["which blocks to drop"] if recipe.drops_blocks else []
+            with watch.stage(f"learning {' and '.join((*heads, *parts))}") as tell:
                 store = self.work.learning
                 chosen = choice.learned(recipe, self.folder, sites, data, store, self.state, watch, tell)
         assert chosen is not None
-        for note in (*chosen.notes, *_notes(self.folder, chosen, data)):
+        for note in (*chosen.notes, *_notes(self.folder, chosen, data), *_aligned(chosen, reach, self.lengths)):
             watch.note(note)
         compressed = build("compressed", self.folder, chosen.plan, recipe, tried, self.work, watch)
         scores = compare.scores(dense, compressed, data, recipe, watch)
-        speeds = compare.speeds(dense, compressed, self.folder, recipe, watch)
+        speeds = compare.speeds(dense, compressed, self.folder, recipe, self.lengths, watch)
         return self._written(chosen, dense, compressed, scores, speeds, rehearsed.refused if rehearsed else ())
 
     def _written(
@@ -135,7 +140,7 @@ class _Run:
         """Everything that the output folder holds beside the engine."""
         recipe, result, watch = self.recipe, self.work.result, self.watch
         with watch.stage("measuring memory"):
-            size = {"batch": recipe.batch[0], "seq": compare.lengths(recipe, self.folder)[0] or 1}
+            size = {"batch": recipe.batch[0], "seq": self.lengths[0] or 1}
             facts = {
                 "dense": measure.facts(dense.engine, dense.graph, file=None, **size),
                 "compressed": measure.facts(compressed.engine, compressed.graph, file="engine.onnx", **size),
@@ -181,7 +186,7 @@ class _Run:
 def _load(recipe: Recipe) -> tuple[ModelFolder, list[Site]]:
     """The model and its sites, and whatever can be known to fail now rather than after an export or learning."""
     targets.check(recipe.target, recipe.precision, recipe.provider)
-    if recipe.data is not None and recipe.plan_file is None:
+    if recipe.learns_heads and recipe.plan_file is None:
         check_options(recipe)
     loading = {"allow_pickle": recipe.allow_pickle, "trust_remote_code": recipe.trust_remote_code}
     folder = folders.load(recipe.model, task=recipe.task, needs_processor=True, **loading)
@@ -189,7 +194,23 @@ def _load(recipe: Recipe) -> tuple[ModelFolder, list[Site]]:
     example_inputs(folder, 1, max(seq or 1 for seq in compare.lengths(recipe, folder)))
     if recipe.keep is not None:
         heads_to_keep(recipe.keep, sum(site.heads for site in pool_of(sites, recipe.options)))
+    blocks.shares(recipe, sites)
     return folder, sites
+
+
+def _reach(recipe: Recipe, folder: ModelFolder, data: Data | None, chosen: Choice | None) -> int | None:
+    """Positions that the masks of the plan reach over, or will; None where there are none."""
+    if chosen is None and data is not None and recipe.drops_blocks:
+        return blocks.reach(folder.model, data, recipe)
+    masks = chosen.plan.masks.values() if chosen is not None else ()
+    limits = [token_limit(folder.model), *(size for mask in masks for size in (mask.queries, mask.keys))]
+    return min(size for size in limits if size is not None) if masks else None
+
+
+def _aligned(chosen: Choice, reach: int | None, lengths: Sequence[int | None]) -> Iterator[str]:
+    others = [str(seq) for seq in lengths if seq is not None and reach is not None and seq < reach]
+    if others and chosen.plan.masks:
+        yield (f"the masks were learned on rows of up to {reach} tokens; at {', '.join(others)} their beginning counts")
 
 
 def _help(recipe: Recipe, state: PartialState) -> None:

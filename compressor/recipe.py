@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import pydantic
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from compressor.errors import UsageError
 
@@ -62,6 +62,12 @@ def _place(value: Any) -> Any:
     return value
 
 
+def _block_size(value: int) -> int:
+    if value != 1 and (value < 8 or value % 8):
+        raise ValueError("no size of a block; give a multiple of 8 such as 64, or 1 for single entries")
+    return value
+
+
 Keep = Annotated[int | str, BeforeValidator(_count_or_share)]
 Place = Annotated[str, BeforeValidator(_place)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
@@ -72,6 +78,9 @@ SEARCH_METHODS = ("taylor", "astar", "local", "global", "random")
 """Methods that evaluate subsets and can work by a budget (`max_drop`) in place of a count (`keep`)."""
 PENALISED_METHODS = ("hard-concrete", "bin-concrete")
 """Gates that a penalty closes: without a count (`keep`), as many heads stay as it leaves open."""
+Share = Annotated[float, Field(ge=0, le=1)]
+Prune = Annotated[dict[Literal["encoder", "decoder", "cross"], Share], BeforeValidator(_table)]
+BlockSize = Annotated[int, AfterValidator(_block_size)]
 Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1), BeforeValidator(_listed)]
 Options = Annotated[dict[str, Any], BeforeValidator(_table)]
 
@@ -102,6 +111,9 @@ class Recipe(BaseModel):
     label_column: str | None = field_of("Data", "column that holds the label; else found by name")
     metric: str | None = field_of("Data", "what the task is scored by; else the task's own")
     max_length: Annotated[int, Field(ge=1)] = field_of("Data", "longest row in tokens; longer ones are cut", 128)
+    stride: Annotated[int, Field(ge=0)] = field_of(
+        "Data", "tokens that the windows of a context share where it is longer (question answering)", 128
+    )
 
     plan: Path | None = field_of("Heads", "a plan.json to follow; nothing is learned then")
     method: Method = field_of("Heads", "how the heads are chosen", "dsp")
@@ -120,6 +132,19 @@ class Recipe(BaseModel):
     batch_size: Annotated[int, Field(ge=1)] = field_of("Heads", "rows a step and process", 32)
     learning_rate: Annotated[float, Field(gt=0)] = field_of("Heads", "peak learning rate of the model", 5e-5)
     seed: Annotated[int, Field(ge=0)] = field_of("Heads", "seed of everything that is drawn", 0)
+
+    blocks: Share | None = field_of(
+        "Blocks", "share of the blocks of every attention map to drop (0.9), those of least attention"
+    )
+    prune: Prune = field_of("Blocks", "the same by kind of attention: encoder=0.9,decoder=0.9,cross=0", {})
+    block_size: BlockSize = field_of("Blocks", "positions along a block's side, a multiple of 8; 1: single entries", 64)
+    maps: Path | None = field_of("Blocks", "attention maps to cut from, of an earlier run; else those of the rows")
+    random_blocks: bool = field_of("Blocks", "drop blocks drawn at random, to compare with", False)
+    restart: bool = field_of(
+        "Blocks",
+        "learn with the masks from MODEL's weights, where heads were learned before; else on from there",
+        False,
+    )
 
     target: Literal["ort", "trt"] = field_of("Engine", "the runtime to build for", "ort")
     precision: Literal["fp32", "fp16"] = field_of("Engine", "numbers that the engine computes in", "fp32")
@@ -153,7 +178,13 @@ class Recipe(BaseModel):
             raise ValueError(f"keep {self.keep}: there are no rows to learn from; give them (data), or a plan (plan)")
         if self.max_drop is not None and not self.scored:
             raise ValueError(f"max_drop {self.max_drop:g}: there are no rows to score; give them (data)")
-        learns = self.data is not None and self.plan is None and not self._folder_plan.exists()
+        if self.drops_blocks and self.data is None:
+            raise ValueError("blocks: there are no rows to watch and to learn from; give them (data)")
+        if self.drops_blocks and self.plan_file is not None:
+            raise ValueError(f"blocks: {self.plan_file} says what stays; leave one of them out")
+        if self.maps is not None and self.random_blocks:
+            raise ValueError("maps, random_blocks: blocks drawn at random need no maps; leave one of them out")
+        learns = self.learns_heads and self.plan_file is None
         if learns and self.keep is None and self.method not in (*SEARCH_METHODS, *PENALISED_METHODS):
             raise ValueError(f"{self.method} learns which heads to keep, not how many; say how many (keep)")
         if learns and self.keep is None and self.max_drop is None and self.method in SEARCH_METHODS:
@@ -186,13 +217,26 @@ class Recipe(BaseModel):
         return self._folder_plan if self._folder_plan.exists() else None
 
     @property
+    def drops_blocks(self) -> bool:
+        """Whether any block of an attention map is to go."""
+        return bool(self.blocks) or any(self.prune.values())
+
+    @property
+    def learns_heads(self) -> bool:
+        """Whether heads are chosen by learning: where blocks go, only if something is said of heads."""
+        if self.data is None:
+            return False
+        searched = self.method in SEARCH_METHODS and self.max_drop is not None
+        return not self.drops_blocks or self.keep is not None or searched
+
+    @property
     def scored(self) -> bool:
         """Whether any rows were given."""
         return any(rows is not None for rows in (self.data, self.eval_data, self.test_data))
 
     def learning_key(self, **more: str) -> str:
         """Hash of the fields that decide what is learned, and of `more` (what lies in the files that they name)."""
-        groups = ("Model", "Data", "Heads")
+        groups = ("Model", "Data", "Heads", "Blocks")
         fields = {name for name, field in type(self).model_fields.items() if group_of(field) in groups}
         fields -= {"plan", "ray"}
         if self.keep is None and self.method in SEARCH_METHODS:  # then what heads may cost decides how many go

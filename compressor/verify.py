@@ -41,19 +41,24 @@ class Case:
     name: str
 
 
-def cases(inputs: Callable[[int, int, int], Mapping[str, Tensor]], *, longest: int | None = None) -> tuple[Case, ...]:
+def cases(
+    inputs: Callable[[int, int, int], Mapping[str, Tensor]], *, longest: int | None = None, reach: int | None = None
+) -> tuple[Case, ...]:
     """Batches of several sizes, alone and padded; where there are memories, empty, half full and full.
 
     Args:
         inputs: makes a batch of the model's inputs from (batch size, length, seed), its last row padded.
         longest: most positions that the model has, or None.
+        reach: positions that the masks of a plan reach over, where it has any: no batch is longer, and one is as long.
     """
+    sizes = _SIZES if reach is None else (*_SIZES, (2, reach))
+    longest = min((size for size in (longest, reach) if size is not None), default=None)
     found: dict[tuple[tuple[str, tuple[int, ...]], ...], Case] = {}
-    for seed, (batch, seq) in enumerate(_SIZES):
+    for seed, (batch, seq) in enumerate(sizes):
         made = inputs(batch, seq if longest is None else min(seq, longest), seed)
         feeds = {name: value.numpy() for name, value in made.items()}
         for name in (name for name in feeds if name.startswith("memory_")):
-            feeds[name] = feeds[name][:, : seed * feeds[name].shape[1] // (len(_SIZES) - 1)]
+            feeds[name] = feeds[name][:, : seed * feeds[name].shape[1] // (len(sizes) - 1)]
         # A model whose inputs have one length only would be tried on the same sizes again.
         found.setdefault(tuple((name, array.shape) for name, array in feeds.items()), Case(feeds, _name(feeds)))
     return tuple(found.values())

@@ -86,30 +86,28 @@ def nearest(name: str, known: Sequence[str]) -> str:
     return (f"did you mean {near[0]}? " if near else "") + f"choose one of {', '.join(known)}"
 
 
-def read_options(recipe: LearnRequest, *makers: Callable[..., Any]) -> list[dict[str, Any]]:
-    """The recipe's options, each of the type that its owner declares, the defaults filled in: one table a maker.
+def read_options(method: str, options: Mapping[str, Any], *makers: Callable[..., Any]) -> list[dict[str, Any]]:
+    """The options of a method, each of the type that its owner declares, the defaults filled in: one table a maker.
 
     Raises:
         UsageError: an option that no maker has, or a value of the wrong type.
     """
     known = [defaults(make) for make in makers]
     names = sorted(name for table in known for name in table)
-    for name in recipe.options:
+    for name in options:
         if name not in names:
-            raise UsageError(f"option {name!r} of {recipe.method}: unknown; {nearest(name, names)}")
+            raise UsageError(f"option {name!r} of {method}: unknown; {nearest(name, names)}")
     tables = []
     for make, table in zip(makers, known, strict=True):
         hints = get_type_hints(make.__init__ if inspect.isclass(make) else make, include_extras=True)
-        given = {name: _typed(recipe, name, hints[name]) for name in table if name in recipe.options}
+        given = {name: _typed(method, name, options[name], hints[name]) for name in table if name in options}
         tables.append({**table, **given})
     return tables
 
 
-def _typed(recipe: LearnRequest, name: str, kind: Any) -> Any:
+def _typed(method: str, name: str, value: Any, kind: Any) -> Any:
     try:
-        return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False)).validate_python(recipe.options[name])
+        return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False)).validate_python(value)
     except ValidationError as error:
         fault = error.errors()[0]["msg"]
-        raise UsageError(
-            f"option {name}={recipe.options[name]!r} of {recipe.method}: {fault}; mend its value"
-        ) from error
+        raise UsageError(f"option {name}={value!r} of {method}: {fault}; mend its value") from error

@@ -107,13 +107,13 @@ def check_options(recipe: LearnRequest) -> None:
         TargetMissingError: the workers asked for cannot be had.
     """
     if recipe.method in SEARCHES:
-        own, _ = read_options(recipe, SEARCHES[recipe.method], sample_options)
+        own, _ = read_options(recipe.method, recipe.options, SEARCHES[recipe.method], sample_options)
         SEARCHES[recipe.method](**own)
         if recipe.ray is not None:
             reachable(recipe.ray)
     elif recipe.method in GATES:
         make = GATES[recipe.method].make
-        own, pace, _ = read_options(recipe, make, schedule_options, pool_options)
+        own, pace, _ = read_options(recipe.method, recipe.options, make, schedule_options, pool_options)
         make([2], 1, 1, recipe.seed, **own)
         Schedule(1, recipe.batch_size, recipe.learning_rate, recipe.seed, **pace)
 
@@ -128,7 +128,7 @@ def _learn_gate(
     tell: Tell,
 ) -> Learned:
     method = GATES[recipe.method]
-    own, pace, pooling = read_options(recipe, method.make, schedule_options, pool_options)
+    own, pace, pooling = read_options(recipe.method, recipe.options, method.make, schedule_options, pool_options)
     rows = recipe.batch_size * processes()
     steps = recipe.steps or math.ceil((recipe.epochs or method.epochs) * len(data.train) / rows)
     schedule = Schedule(steps, recipe.batch_size, recipe.learning_rate, recipe.seed, **pace)
@@ -165,7 +165,7 @@ def _search(
     make_trials: MakeTrials,
 ) -> Learned:
     make = SEARCHES[recipe.method]
-    own, sample = read_options(recipe, make, sample_options)
+    own, sample = read_options(recipe.method, recipe.options, make, sample_options)
     if "seed" in own and "seed" not in recipe.options:
         own["seed"] = recipe.seed
     unseen = None

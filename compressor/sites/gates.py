@@ -99,7 +99,7 @@ def gated(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = N
             # The module's own weights say where its output will be and in which precision.
             weight = next((tensor for tensor in module.parameters() if tensor.is_floating_point()), None)
             dtype, device = (bare.dtype, bare.device) if weight is None else (weight.dtype, weight.device)
-            module.register_buffer(GATE, torch.tensor(site.gate, dtype=dtype, device=device)[:, None])
+            module.register_buffer(GATE, torch.tensor(site.gate, dtype=dtype, device=device)[:, None], persistent=False)
             undo.callback(delattr, module, GATE)
         undo.enter_context(hooked(model, multiply, attention=attention))
         if plan.masks:

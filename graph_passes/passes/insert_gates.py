@@ -10,6 +10,7 @@ import onnx_ir as ir
 from graph_passes.attention import GraphSite, find_attention
 from graph_passes.errors import PlanError
 from graph_passes.gates import find_gates, gate_content, gate_name
+from graph_passes.masks import mask_name
 from graph_passes.plan import Plan, SitePlan
 
 FINGERPRINT = "compressor.fingerprint"
@@ -32,9 +33,11 @@ class InsertGates(ir.passes.InPlacePass):
         self.plan = plan
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        masked = [site.name for site in self.plan.sites if site.mask is not None]
-        if masked:
-            raise PlanError(f"site {masked[0]} has a mask, which these passes do not apply; use a plan of heads alone")
+        for site in self.plan.sites:
+            if site.mask is not None and mask_name(site.name) not in model.graph.initializers:
+                raise PlanError(
+                    f"site {site.name} has a mask in the plan and none in this graph; export the model with its plan"
+                )
         made_for = model.metadata_props.get(FINGERPRINT)
         if None not in (made_for, self.plan.model) and made_for != self.plan.model:
             raise PlanError(

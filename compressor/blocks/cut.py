@@ -1,0 +1,108 @@
+"""From average maps to masks: the share p of a layer's blocks that get least attention go (attention pruning, 3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from compressor.blocks.maps import AttentionMaps
+from graph_passes import BlockMask, Kind, Plan
+
+
+def cut(
+    maps: AttentionMaps,
+    plan: Plan,
+    shares: Mapping[Kind, float],
+    block: int,
+    *,
+    seed: int | None = None,
+    count_causal_zeros: bool = False,
+) -> dict[str, BlockMask]:
+    """Masks of every site whose kind loses a share of its blocks.
+
+    Of a layer's n blocks, over all its kept heads together, exactly `round(p n)` go: those of least mean attention,
+    ties by index. Blocks that no example reaches are not counted and stay; nor are a causal site's blocks of the
+    future, which are never computed. A row of blocks that would lose all of them keeps its strongest, in addition. A
+    block's score is the mean over its entries that count.
+
+    Args:
+        maps: of this model.
+        plan: the heads that are there.
+        shares: kind -> p, from 0 to 1; a kind that is not named loses nothing.
+        block: positions along a block's side; 1 cuts single entries.
+        seed: draw the blocks that go instead (the paper's baseline).
+        count_causal_zeros: count the future, too, as the paper's own code does.
+    """
+    return {
+        site.name: _site(
+            maps.maps[site.name],
+            _counted(maps, site.name, count_causal_zeros),
+            site.kept,
+            shares[site.kind],
+            block,
+            _past(maps, site.name),
+            maps.memory,
+            None if seed is None else np.random.default_rng([seed, number]),
+        )
+        for number, site in enumerate(plan.sites)
+        if shares.get(site.kind, 0.0) > 0.0 and site.kept
+    }
+
+
+def density(mask: BlockMask, maps: AttentionMaps, site: str, kept: tuple[int, ...]) -> np.ndarray:
+    """Share `[kept head]` of the blocks that count which the mask keeps."""
+    counted = _blocks(_counted(maps, site, False).astype(np.float64), mask.block) > 0
+    found: np.ndarray = (mask.kept[list(kept)] & counted).sum((1, 2)) / max(1, counted.sum())
+    return found
+
+
+def _counted(maps: AttentionMaps, site: str, causal_zeros: bool) -> np.ndarray:
+    """Bool `[query, key]`: pairs that the attention can use and some example has."""
+    reached = maps.counts[site] > 0
+    return reached if causal_zeros else reached & _past(maps, site)
+
+
+def _past(maps: AttentionMaps, site: str) -> np.ndarray:
+    """Bool `[query, key]`: pairs that causality leaves, all of them where there is none."""
+    queries, keys = maps.counts[site].shape
+    if maps.kinds[site] != "decoder":
+        return np.ones((queries, keys), dtype=np.bool_)
+    past: np.ndarray = np.arange(keys)[None, :] - maps.memory <= np.arange(queries)[:, None]
+    return past
+
+
+def _site(
+    attention: np.ndarray,
+    counted: np.ndarray,
+    heads: tuple[int, ...],
+    share: float,
+    block: int,
+    past: np.ndarray,
+    memory: int,
+    draw: np.random.Generator | None,
+) -> BlockMask:
+    entries = _blocks(counted.astype(np.float64), block)
+    scores = np.stack([_blocks(attention[head] * counted, block) for head in heads]) / np.maximum(entries, 1.0)
+    population = np.broadcast_to(entries > 0, scores.shape)
+    order = scores if draw is None else draw.random(scores.shape)
+    places = np.flatnonzero(population)
+    least = places[np.argsort(order.ravel()[places], kind="stable")]
+    kept = np.ones(scores.size, dtype=np.bool_)
+    kept[least[: round(share * len(places))]] = False
+    kept = kept.reshape(scores.shape)
+    used = (kept & population).any(axis=2)
+    strongest = np.where(population, scores, -1.0).argmax(axis=2)
+    head, row = np.nonzero(~used & population.any(axis=2))
+    kept[head, row, strongest[head, row]] = True
+    whole = np.zeros((len(attention), *kept.shape[1:]), dtype=np.bool_)
+    whole[list(heads)] = kept & (_blocks(past.astype(np.float64), block) > 0)
+    return BlockMask(whole, block, memory)
+
+
+def _blocks(entries: np.ndarray, block: int) -> np.ndarray:
+    """Sums over blocks of `[query, key]`, the last ones shorter."""
+    queries, keys = entries.shape
+    rows, columns = np.arange(0, queries, block), np.arange(0, keys, block)
+    found: np.ndarray = np.add.reduceat(np.add.reduceat(entries, rows, axis=0), columns, axis=1)
+    return found

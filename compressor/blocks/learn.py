@@ -1,0 +1,192 @@
+"""Learn with fewer blocks: watch the maps, cut masks, let the planner choose sites, and train on with the masks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from accelerate import PartialState
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from compressor.blocks.cut import cut
+from compressor.blocks.maps import AttentionMaps, watch
+from compressor.errors import InputError, UsageError
+from compressor.folder.inputs import token_limit
+from compressor.heads.asked import defaults, read_options
+from compressor.heads.learn import schedule_options
+from compressor.heads.outcome import joint_curves
+from compressor.progress import Tell
+from compressor.report.schema import Point
+from compressor.sites import Site, gated
+from compressor.tasks import Data
+from compressor.tasks.streams import Streams
+from compressor.training.fit import fit, processes
+from compressor.training.schedule import Schedule
+from graph_passes import BlockMask, Kind, Plan
+
+EPOCHS = 3.0
+"""Passes over the rows where the recipe does not say."""
+_WATCHED = 10_000
+"""Rows that maps are averaged over, at most: they settle long before."""
+
+
+class BlocksRequest(Protocol):
+    """The part of a recipe that says which blocks to drop.
+
+    Attributes:
+        blocks: share of each site's blocks that goes; None: what `prune` says alone.
+        prune: kind of attention -> its own share.
+        block_size: positions along a block's side; 1: single entries.
+        maps: maps of an earlier run to cut from; None: the rows' own.
+        random_blocks: draw the blocks that go.
+        steps, epochs, batch_size, learning_rate, seed, options: how the model learns with its masks, as for heads.
+        max_length: longest row in tokens.
+    """
+
+    @property
+    def options(self) -> Mapping[str, Any]: ...
+    @property
+    def blocks(self) -> float | None: ...
+    @property
+    def prune(self) -> Mapping[Kind, float]: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def maps(self) -> Path | None: ...
+    @property
+    def random_blocks(self) -> bool: ...
+    @property
+    def steps(self) -> int | None: ...
+    @property
+    def epochs(self) -> float | None: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def max_length(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Masked:
+    """What was learned.
+
+    Attributes:
+        plan: with the masks.
+        curves: what was measured while the model learned with them.
+        notes: what a reader must know.
+    """
+
+    plan: Plan
+    curves: tuple[Point, ...]
+    notes: tuple[str, ...]
+
+
+Chosen = Callable[[Plan, Mapping[str, BlockMask]], tuple[Mapping[str, BlockMask], Sequence[str]]]
+"""A planner: of all masks those that pay where the model will run, and what a reader must know of the choice."""
+
+
+def shares(recipe: BlocksRequest, sites: Sequence[Site]) -> dict[Kind, float]:
+    """The share that goes of each kind of attention in the model.
+
+    Raises:
+        UsageError: a kind that the model has not.
+    """
+    kinds = list(dict.fromkeys(site.kind for site in sites))
+    for kind in recipe.prune:
+        if kind not in kinds:
+            raise UsageError(f"--prune {kind}: the model has no such attention; it has {', '.join(kinds)}")
+    return {kind: recipe.prune.get(kind, recipe.blocks or 0.0) for kind in kinds}
+
+
+def reach(model: PreTrainedModel, data: Data, recipe: BlocksRequest) -> int:
+    """Positions that masks of these rows reach over: the longest row that there can be."""
+    if isinstance(data.task, Streams):
+        return max(1, *(length - 1 for length in data.train["length"]))
+    longest = token_limit(model)
+    return recipe.max_length if longest is None else min(recipe.max_length, longest)
+
+
+def learn_blocks(
+    model: PreTrainedModel,
+    sites: Sequence[Site],
+    data: Data,
+    recipe: BlocksRequest,
+    plan: Plan,
+    store: Path,
+    planner: Chosen,
+    tell: Tell,
+    *,
+    start: Mapping[str, Tensor] | None = None,
+) -> Masked:
+    """Cut masks for a model with the heads of `plan`, and train it with them, in place.
+
+    The maps are kept as `maps.safetensors` in `store`, so that an interrupted run does not watch again and masks of
+    other densities can be cut from them.
+
+    Args:
+        model: with the weights that maps are watched of.
+        sites: its sites.
+        data: rows to watch and to learn from.
+        recipe: shares, block size, schedule.
+        plan: the heads that are there.
+        store: keeps the maps, and checkpoints.
+        planner: chooses among the masks.
+        tell: called with (step, steps).
+        start: weights to learn on from; None: those that the maps are of.
+
+    Raises:
+        UsageError: an option or a share that does not fit the model.
+        InputError: maps of another model, or shorter than the rows.
+    """
+    state = PartialState()
+    share, length = shares(recipe, sites), reach(model, data, recipe)
+    kept = store / "maps.safetensors"
+    if recipe.maps is not None:
+        maps = AttentionMaps.load(recipe.maps)
+    elif kept.is_file():
+        maps = AttentionMaps.load(kept)
+    else:
+        maps = watch(
+            model, sites, data, plan, length=length, batch_size=recipe.batch_size, rows=_WATCHED, seed=recipe.seed
+        )
+        if state.is_main_process:
+            store.mkdir(parents=True, exist_ok=True)
+            maps.save(kept)
+        state.wait_for_everyone()
+    maps.check(sites)
+    notes = []
+    for site in sites:
+        has = maps.counts[site.name].shape[0]
+        if has < length:
+            raise InputError(
+                f"maps: {site.name}: they reach over {has} positions, rows have up to {length}; lower --max-length, or"
+                " watch longer rows"
+            )
+    if recipe.maps is not None and maps.data != data.train_hash:
+        notes.append(f"masks are cut from the maps of other rows ({recipe.maps})")
+    masks = cut(maps, plan, share, recipe.block_size, seed=recipe.seed if recipe.random_blocks else None)
+    chosen, why = planner(plan, masks)
+    masked = plan.masked(chosen)
+    if not chosen:
+        return Masked(masked, (), (*notes, *why))
+    known = defaults(schedule_options)  # a head method's own options had their turn
+    paced = {name: value for name, value in recipe.options.items() if name in known}
+    (pace,) = read_options("learning with masks", paced, schedule_options)
+    rows = recipe.batch_size * processes()
+    steps = recipe.steps or math.ceil((recipe.epochs or EPOCHS) * len(data.train) / rows)
+    schedule = Schedule(steps, recipe.batch_size, recipe.learning_rate, recipe.seed, **pace)
+    asked = {"masks": sorted((name, mask.block, int(mask.kept.sum())) for name, mask in chosen.items()), **pace}
+    if start is not None:
+        model.load_state_dict(start)
+    if not isinstance(data.task, Streams):
+        data = replace(data, task=data.task.chooser)
+    with gated(model, masked):
+        log = fit(model, data, schedule, asked, store / "checkpoints", tell)
+    return Masked(masked, joint_curves(log, data.task.metric), (*notes, *why))

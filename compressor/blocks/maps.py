@@ -1,0 +1,249 @@
+"""Average attention maps of a model's sites, streamed over rows (attention pruning, section 3.1).
+
+Of every pair of positions only the examples count in which both are there: padding neither adds nor dilutes. What is
+kept in memory is the maps and how many examples each entry stands for, whatever the number of rows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+import torch
+from accelerate import PartialState
+from accelerate.utils import reduce
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from compressor.errors import InputError
+from compressor.progress import Tell
+from compressor.sites import Site, gated, hooked
+from compressor.tasks import Data
+from compressor.tasks.evaluate import batches
+from compressor.tasks.streams import Streams, lay, reader
+from compressor.training.fit import processes
+from graph_passes import Kind, Plan
+
+_IGNORED = -100
+
+
+@dataclass(frozen=True)
+class AttentionMaps:
+    """What was watched.
+
+    Attributes:
+        maps: site -> float32 `[head, query, key]`: attention, averaged over the examples that have both positions.
+        counts: site -> float32 `[query, key]`: how many examples those are.
+        kinds: site -> its kind.
+        memory: key positions before position 0: column 0 is position `-memory`.
+        model: fingerprint of the weights.
+        data: hash of the rows.
+    """
+
+    maps: Mapping[str, np.ndarray]
+    counts: Mapping[str, np.ndarray]
+    kinds: Mapping[str, Kind]
+    memory: int
+    model: str | None
+    data: str | None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one safetensors file: masks of any density are cut from it later without another pass."""
+        path = Path(path)
+        tensors = {f"{site}.map": found for site, found in self.maps.items()}
+        tensors |= {f"{site}.count": found for site, found in self.counts.items()}
+        told = {"kinds": json.dumps(dict(self.kinds)), "memory": str(self.memory)}
+        told |= {name: value for name in ("model", "data") if (value := getattr(self, name))}
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            safetensors.numpy.save_file(tensors, beside, metadata=told)
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> AttentionMaps:
+        """Read what `save` wrote.
+
+        Raises:
+            InputError: there is no such file, or it holds something else.
+        """
+        try:
+            with safetensors.safe_open(path, "numpy") as file:
+                told = file.metadata() or {}
+                kinds = json.loads(told["kinds"])
+                maps = {site: file.get_tensor(f"{site}.map") for site in kinds}
+                counts = {site: file.get_tensor(f"{site}.count") for site in kinds}
+                return cls(maps, counts, kinds, int(told["memory"]), told.get("model"), told.get("data"))
+        except FileNotFoundError as error:
+            raise InputError(f"{path}: there are no such maps; give the maps.safetensors of an earlier run") from error
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise InputError(
+                f"{path}: holds no attention maps ({error}); give the maps.safetensors of a run"
+            ) from error
+
+    def check(self, sites: Sequence[Site]) -> None:
+        """Refuse maps of another model's sites.
+
+        Raises:
+            InputError: they differ in names, kinds or heads. Weights may differ: maps of another data set do.
+        """
+        for site in sites:
+            found = self.maps.get(site.name)
+            if found is None or self.kinds[site.name] != site.kind or len(found) != site.heads:
+                has = "no map" if found is None else f"a {self.kinds[site.name]} map of {len(found)} heads"
+                raise InputError(
+                    f"maps: {has} of {site.name}, which has {site.heads} heads of kind {site.kind}; give maps of this"
+                    " model"
+                )
+
+
+@dataclass
+class _Sums:
+    """What is added up on the way, and the validity of the batch under way."""
+
+    sites: Mapping[str, Site]
+    length: int
+    memory: int
+    maps: dict[str, Tensor] = field(default_factory=dict)
+    counts: dict[str, Tensor] = field(default_factory=dict)
+    own: Tensor | None = None
+    decoder: Tensor | None = None
+    persistent: Mapping[str, int] = field(default_factory=dict)
+
+    def add(self, name: str, weights: Tensor) -> None:
+        """A batch's maps `[batch, head, query, key]` of one site."""
+        site, queries = self.sites[name], weights.shape[2]
+        keys = weights.shape[3] - self.persistent.get(name, 0)
+        remembered = keys - queries if self.memory else 0
+        asks = (
+            self.decoder if site.kind == "cross" or (site.kind == "decoder" and self.decoder is not None) else self.own
+        )
+        seen = self.own if site.kind == "cross" else asks
+        query, key = _valid(asks, weights, queries), _valid(seen, weights, keys - remembered)
+        key = torch.cat([key.new_ones(len(key), remembered), key], dim=1)
+        pairs = query[:, :, None] * key[:, None, :]
+        if name not in self.maps:
+            reach = (self.length, self.length + self.memory)
+            self.maps[name] = torch.zeros(site.heads, *reach, device=weights.device)
+            self.counts[name] = torch.zeros(reach, device=weights.device)
+        queries, keys = min(queries, self.length), keys
+        first = self.memory - remembered
+        self.maps[name][:, :queries, first : first + keys] += torch.einsum(
+            "bhqk,bqk->hqk", weights[..., :keys].float(), pairs
+        )
+        self.counts[name][:queries, first : first + keys] += pairs.sum(0)
+
+
+def _valid(known: Tensor | None, like: Tensor, length: int) -> Tensor:
+    """`[batch, position]`, one where a position is there; all are where the rows do not say (images, sound)."""
+    if known is None or known.shape[1] != length:
+        return torch.ones(len(like), length, device=like.device)
+    return known.to(like.device, torch.float32)
+
+
+def watch(
+    model: PreTrainedModel,
+    sites: Sequence[Site],
+    data: Data,
+    plan: Plan,
+    *,
+    length: int,
+    batch_size: int = 32,
+    rows: int | None = None,
+    seed: int = 0,
+    tell: Tell = lambda done, total: None,
+) -> AttentionMaps:
+    """The average maps of a model over its training rows. Under `accelerate launch` each process reads its share.
+
+    Args:
+        model: left as it was; run without dropout, with eager attention, its heads gated as `plan` says.
+        sites: its sites.
+        data: whose training rows; a text for a model with memory is read in order.
+        plan: the heads that are there.
+        length: positions that the maps reach over; longer rows are refused.
+        batch_size: rows a batch.
+        rows: how many, at most, drawn by `seed`; None: all.
+        seed: draws them.
+        tell: called with (rows, of rows).
+
+    Raises:
+        InputError: a row is longer than `length`.
+    """
+    memory = int(getattr(model.config, "memory_length", 0)) if isinstance(data.task, Streams) else 0
+    modules = dict(model.named_modules())
+    persistent = {site.name: int(getattr(modules[site.name], "persistent", 0)) for site in sites}
+    sums = _Sums({site.name: site for site in sites}, length, memory, persistent=persistent)
+    training = model.training
+    try:
+        model.eval()
+        with (
+            torch.no_grad(),
+            gated(model, plan, attention="eager"),
+            hooked(model, lambda name, out: out, attention="eager", on_weights=sums.add),
+        ):
+            for done, of in _run(model, data, sums, batch_size, rows, seed):
+                tell(done, of)
+    finally:
+        model.train(training)
+    maps, counts = {}, {}
+    for site in sites:
+        if site.name not in sums.maps:
+            raise InputError(f"{site.name}: no row reached it; give more rows (--data)")
+        total, count = sums.maps[site.name], sums.counts[site.name]
+        if processes() > 1:
+            total, count = reduce(total, "sum"), reduce(count, "sum")
+        maps[site.name] = (total / count.clamp(min=1.0)).cpu().numpy()
+        counts[site.name] = count.cpu().numpy()
+    return AttentionMaps(maps, counts, {site.name: site.kind for site in sites}, memory, plan.model, data.train_hash)
+
+
+def _run(
+    model: PreTrainedModel, data: Data, sums: _Sums, batch_size: int, rows: int | None, seed: int
+) -> Iterator[tuple[int, int]]:
+    state = PartialState(cpu=not torch.cuda.is_available())
+    task, train = data.task, data.train
+    if isinstance(task, Streams):
+        most = len(train) if rows is None else min(rows, len(train))
+        mine = train.select(range(most)).shard(state.num_processes, state.process_index, contiguous=True)
+        forward, done = reader(model), 0
+        for numbers in lay(len(mine), min(batch_size, len(mine)), whole=False):
+            batch = task.collate([mine[int(number)] for number in numbers])
+            sums.own, sums.decoder = batch["shift_labels"] != _IGNORED, None
+            forward(batch["input_ids"])
+            done += len(numbers)
+            yield done, len(mine)
+        return
+    if rows is not None and rows < len(train):
+        train = train.select(sorted(np.random.default_rng(seed).permutation(len(train))[:rows].tolist()))
+    mine, done = train.shard(state.num_processes, state.process_index), 0
+    for indices, batch in batches(task, mine, batch_size):
+        own, decoder = _there(batch, encoder_decoder=model.config.is_encoder_decoder)
+        longest = max(tensor.shape[1] for tensor in (own, decoder) if tensor is not None) if own is not None else 0
+        if longest > sums.length:
+            raise InputError(f"a row of {longest} positions, the maps reach over {sums.length}; raise --max-length")
+        sums.own, sums.decoder = own, decoder
+        model(**{name: tensor.to(model.device) for name, tensor in task.labelled(batch).items()})
+        done += len(indices)
+        yield done, len(mine)
+
+
+def _there(batch: Mapping[str, Any], *, encoder_decoder: bool) -> tuple[Tensor | None, Tensor | None]:
+    """Which positions of the input, and of the decoder's input, are there, `[batch, position]` each."""
+    own = batch.get("attention_mask")
+    if own is None and "input_ids" in batch:
+        own = torch.ones_like(batch["input_ids"])
+    if not encoder_decoder:
+        return own, None
+    decoder = batch.get("decoder_attention_mask")
+    if decoder is None and "labels" in batch:
+        decoder = batch["labels"] != _IGNORED
+    return own, decoder

@@ -1,0 +1,136 @@
+"""Masks cut from attention maps: exact counts, the population, and how positions align."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compressor.blocks import AttentionMaps, cut, density
+from compressor.errors import InputError
+from graph_passes import BlockMask, Kind, Plan, PlanError, SitePlan
+
+
+def maps(kind: Kind = "encoder", heads: int = 3, length: int = 20, memory: int = 0, seed: int = 0) -> AttentionMaps:
+    draw = np.random.default_rng(seed)
+    shape = (length, length + memory)
+    found = draw.random((heads, *shape)).astype(np.float32)
+    return AttentionMaps({"a": found}, {"a": np.ones(shape, np.float32)}, {"a": kind}, memory, "sha256:m", "sha256:d")
+
+
+def plan(kind: Kind = "encoder", heads: int = 3, kept: tuple[int, ...] = (0, 1, 2)) -> Plan:
+    return Plan(sites=(SitePlan("a", kind, heads, heads, 4, kept),))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    share=st.floats(0.01, 0.95),
+    kind=st.sampled_from(["encoder", "decoder", "cross"]),
+    block=st.sampled_from([1, 8, 16]),
+    length=st.integers(8, 40),
+    memory=st.sampled_from([0, 8, 13]),
+    kept=st.sampled_from([(0, 1, 2), (0, 2), (1,)]),
+    drawn=st.booleans(),
+)
+def test_exactly_the_share_of_what_counts_goes(
+    share: float, kind: Kind, block: int, length: int, memory: int, kept: tuple[int, ...], drawn: bool
+) -> None:
+    """But for rows that would lose every block, which keep one."""
+    found = maps(kind, length=length, memory=memory, seed=length)
+    mask = cut(found, plan(kind, kept=kept), {kind: share}, block, seed=1 if drawn else None)["a"]
+    blocks = -(-length // block), -(-(length + memory) // block)
+    past = [
+        [
+            kind != "decoder" or column * block - memory <= min((row + 1) * block, length) - 1
+            for column in range(blocks[1])
+        ]
+        for row in range(blocks[0])
+    ]
+    counted = np.array(past)
+    rest = [head for head in range(3) if head not in kept]
+    assert not mask.kept[rest].any()
+    assert not (mask.kept & ~counted).any()
+    left = int(mask.kept.sum())
+    exactly = len(kept) * int(counted.sum()) - round(share * len(kept) * int(counted.sum()))
+    rows = len(kept) * blocks[0]
+    assert exactly <= left <= exactly + rows
+    assert mask.kept[list(kept)].any(axis=2).all()
+    assert density(mask, found, "a", kept).mean() == pytest.approx(left / (len(kept) * counted.sum()))
+
+
+def test_the_least_attention_goes_and_ties_go_by_index() -> None:
+    found = maps(heads=1, length=4)
+    found.maps["a"][0] = [[1, 2, 3, 4], [1, 1, 1, 1], [9, 0, 0, 0], [5, 6, 7, 8]]
+    mask = cut(found, plan(heads=1, kept=(0,)), {"encoder": 7 / 16}, 1)["a"]
+    assert mask.kept[0].astype(int).tolist() == [[0, 1, 1, 1], [0, 0, 0, 1], [1, 0, 0, 0], [1, 1, 1, 1]]
+
+
+def test_an_empty_row_keeps_its_strongest() -> None:
+    found = maps(heads=1, length=3)
+    found.maps["a"][0] = [[0.1, 0.3, 0.2], [5, 5, 5], [5, 5, 5]]
+    mask = cut(found, plan(heads=1, kept=(0,)), {"encoder": 3 / 9}, 1)["a"]
+    assert mask.kept[0, 0].tolist() == [False, True, False]
+
+
+def test_what_no_example_reaches_is_not_counted_and_stays() -> None:
+    found = maps(heads=1, length=4)
+    found.counts["a"][:, 3] = 0
+    found.counts["a"][3] = 0
+    mask = cut(found, plan(heads=1, kept=(0,)), {"encoder": 1 / 3}, 1)["a"]
+    assert mask.kept[0, 3].all()
+    assert mask.kept[0, :, 3].all()
+    assert int(mask.kept[0, :3, :3].sum()) == 6
+
+
+def test_counting_the_future_makes_a_small_share_nothing() -> None:
+    """As the paper's own code does: the zeros above the diagonal are the first to go."""
+    found = maps("decoder", heads=1, length=8)
+    found.maps["a"][0] *= np.tril(np.ones((8, 8)))
+    alone = plan("decoder", heads=1, kept=(0,))
+    assert int(cut(found, alone, {"decoder": 0.2}, 1, count_causal_zeros=True)["a"].kept.sum()) == 36
+    assert int(cut(found, alone, {"decoder": 0.2}, 1)["a"].kept.sum()) == 36 - round(0.2 * 36)
+
+
+@given(st.integers(0, 20), st.integers(1, 12), st.integers(0, 13), st.sampled_from([1, 8]))
+@settings(max_examples=30, deadline=None)
+def test_positions_align_by_what_comes_before(past: int, queries: int, memory: int, block: int) -> None:
+    draw = np.random.default_rng(0)
+    mask = BlockMask(draw.random((2, -(-33 // block), -(-46 // block))) < 0.5, block, memory=13)
+    found = mask.entries(queries, memory + 20, past=past, memory=memory)
+    for row, column in [(0, 0), (queries - 1, memory + 19)]:
+        position = column - memory
+        assert (found[:, row, column] == mask.kept[:, (past + row) // block, (position + 13) // block]).all()
+
+
+def test_maps_and_masks_are_read_as_they_were_written(tmp_path: Path) -> None:
+    found = maps("decoder", memory=8)
+    found.save(tmp_path / "maps.safetensors")
+    back = AttentionMaps.load(tmp_path / "maps.safetensors")
+    assert (back.maps["a"] == found.maps["a"]).all()
+    assert (back.counts["a"] == found.counts["a"]).all()
+    assert (back.kinds, back.memory, back.model, back.data) == (found.kinds, 8, "sha256:m", "sha256:d")
+    masked = plan("decoder").masked(cut(found, plan("decoder"), {"decoder": 0.5}, 8))
+    masked.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == masked
+    (tmp_path / "plan.safetensors").unlink()
+    with pytest.raises(PlanError, match="there is no such file, and the plan's masks lie in it"):
+        Plan.load(tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: BlockMask(np.ones((1, 2, 2), np.bool_), 12), "blocks of 12 positions; give 1 for single entries, or"),
+        (lambda: BlockMask(np.ones((2, 2), np.bool_)), "shape \\[2, 2\\]; give bool \\[head, query block"),
+        (lambda: BlockMask(np.ones((1, 2, 2), np.bool_), 8, -1), "a memory of -1 positions"),
+        (lambda: plan().masked({"b": BlockMask(np.ones((3, 2, 2), np.bool_))}), "a mask for b, which is no site"),
+        (lambda: plan().masked({"a": BlockMask(np.ones((4, 2, 2), np.bool_))}), "a mask for 4 heads, the site has 3"),
+        (lambda: AttentionMaps.load("nowhere"), "there are no such maps"),
+    ],
+)
+def test_refuses_masks_that_do_not_fit(make: object, message: str) -> None:
+    with pytest.raises((ValueError, PlanError, InputError), match=message):
+        make()  # type: ignore[operator]
