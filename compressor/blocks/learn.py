@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ from graph_passes import BlockMask, Kind, Plan
 
 EPOCHS = 3.0
 """Passes over the rows where the recipe does not say."""
-_WATCHED = 10_000
+WATCHED = 10_000
 """Rows that maps are averaged over, at most: they settle long before."""
 
 
@@ -154,7 +155,7 @@ def learn_blocks(
         maps = AttentionMaps.load(kept)
     else:
         maps = watch(
-            model, sites, data, plan, length=length, batch_size=recipe.batch_size, rows=_WATCHED, seed=recipe.seed
+            model, sites, data, plan, length=length, batch_size=recipe.batch_size, rows=WATCHED, seed=recipe.seed
         )
         if state.is_main_process:
             store.mkdir(parents=True, exist_ok=True)
@@ -176,17 +177,31 @@ def learn_blocks(
     masked = plan.masked(chosen)
     if not chosen:
         return Masked(masked, (), (*notes, *why))
+    if start is not None:
+        model.load_state_dict(start)
+    curves = retrain(model, data, recipe, masked, store / "checkpoints", tell)
+    return Masked(masked, curves, (*notes, *why))
+
+
+def retrain(
+    model: PreTrainedModel, data: Data, recipe: BlocksRequest, plan: Plan, checkpoints: Path, tell: Tell
+) -> tuple[Point, ...]:
+    """Train a model in place with the masks and heads of `plan`, at the recipe's pace; the best evaluation wins.
+
+    Returns:
+        What was measured, by step.
+    """
     known = defaults(schedule_options)  # a head method's own options had their turn
     paced = {name: value for name, value in recipe.options.items() if name in known}
     (pace,) = read_options("learning with masks", paced, schedule_options)
     rows = recipe.batch_size * processes()
     steps = recipe.steps or math.ceil((recipe.epochs or EPOCHS) * len(data.train) / rows)
     schedule = Schedule(steps, recipe.batch_size, recipe.learning_rate, recipe.seed, **pace)
-    asked = {"masks": sorted((name, mask.block, int(mask.kept.sum())) for name, mask in chosen.items()), **pace}
-    if start is not None:
-        model.load_state_dict(start)
+    masks = sorted(
+        (name, mask.block, hashlib.sha256(mask.kept.tobytes()).hexdigest()) for name, mask in plan.masks.items()
+    )
     if not isinstance(data.task, Streams):
         data = replace(data, task=data.task.chooser)
-    with gated(model, masked):
-        log = fit(model, data, schedule, asked, store / "checkpoints", tell)
-    return Masked(masked, joint_curves(log, data.task.metric), (*notes, *why))
+    with gated(model, plan):
+        log = fit(model, data, schedule, {"masks": masks, **pace}, checkpoints, tell)
+    return joint_curves(log, data.task.metric)

@@ -16,7 +16,10 @@ from compressor.cli.view import View
 from compressor.errors import UsageError
 from compressor.recipe import Keep, Names, Place, Recipe, flag_of, make
 
-_DECIDED = ("plan", "method", "keep", "guarantee", "max_drop", "ray", "force")
+_DECIDED = (
+    *("plan", "method", "keep", "guarantee", "max_drop", "ray", "force"),
+    *("blocks", "prune", "maps", "random_blocks"),
+)
 """Fields of a recipe that a study decides itself; a recipe's `ray` is for its own search, a flag for the study's."""
 _AXES: dict[str, tuple[Any, str]] = {
     "methods": (str, "methods to compare"),
@@ -25,6 +28,9 @@ _AXES: dict[str, tuple[Any, str]] = {
     "budgets": (pydantic.NonNegativeFloat, "what heads may cost, in points of the metric"),
     "variants": (str, "variants of A*"),
     "penalties": (pydantic.NonNegativeFloat, "weights of the penalty"),
+    "shares": (pydantic.confloat(gt=0, le=1), "shares of the blocks to drop"),
+    "kinds": (str, "kinds of attention whose blocks go: encoder, decoder, cross, or all at once"),
+    "masks": (str, "where masks come from: own, random"),
     "grids": (str, "folders of finished grid studies, whose choices are timed"),
 }
 
@@ -58,8 +64,8 @@ def _place(text: str | None) -> str | None:
 @common
 @click.pass_obj
 def study(view: View, kind: str, model: str | None, size: str, file: str | None, **flags: Any) -> None:
-    """Run a study of MODEL cell by cell into a folder; KIND is grid, astar, ablate, dynamics, penalty, importance or
-    speed.
+    """Run a study of MODEL cell by cell into a folder; KIND is grid, astar, ablate, dynamics, penalty, importance,
+    speed or blocks.
 
     A cell that is done is not run again: the same command goes on where an interrupted one stopped, and several
     processes started with the same command share the cells. The folder gets study.csv, study.html and figures/*.svg.

@@ -153,6 +153,34 @@ def maps(
         return figure
 
 
+def attention(found: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> Figure:
+    """A map and its mask `[query, key]` a layer, side by side; of long ones a dot stands for several positions."""
+    with matplotlib.rc_context(STYLE):
+        columns = min(len(found), 3)
+        rows = math.ceil(len(found) / columns)
+        figure = Figure((_WIDE, rows * (_WIDE / columns / 2 + 0.3)), layout="constrained")
+        for place, (title, weights, mask) in enumerate(found):
+            row, column = divmod(place, columns)
+            for side, (values, top) in enumerate(((weights, float(np.quantile(weights, 0.99)) or 1.0), (mask, 1.0))):
+                axes = figure.add_subplot(rows, 2 * columns, row * 2 * columns + 2 * column + side + 1)
+                axes.imshow(_smaller(values), cmap="YlGnBu", vmin=0.0, vmax=top, aspect="auto", interpolation="nearest")
+                axes.set_xticks([])
+                axes.set_yticks([])
+                axes.set_title(title if side == 0 else "mask", fontsize=8, color=INK)
+        return figure
+
+
+def _smaller(values: np.ndarray, most: int = 128) -> np.ndarray:
+    """At most so many dots along each side, each the mean of what it stands for."""
+    for axis in (0, 1):
+        starts = np.unique(np.linspace(0, values.shape[axis], min(most, values.shape[axis]) + 1).astype(int)[:-1])
+        counts = np.diff(np.append(starts, values.shape[axis]))
+        shape = [1, 1]
+        shape[axis] = -1
+        values = np.add.reduceat(values, starts, axis=axis) / counts.reshape(shape)
+    return values
+
+
 def table_map(values: np.ndarray, columns: Sequence[str], x_label: str, *, places: int = 1, first: int = 0) -> Figure:
     """A map `[rows, columns]` with its numbers written in; rows are numbered from `first`."""
     with matplotlib.rc_context(STYLE):

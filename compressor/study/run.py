@@ -21,6 +21,7 @@ from compressor.study import page
 from compressor.study.ablate import Ablate
 from compressor.study.astar import AStar
 from compressor.study.base import Asked, Result, Study, check_asked
+from compressor.study.blocks import Blocks
 from compressor.study.cells import Cell, StudyFolder
 from compressor.study.dynamics import Dynamics
 from compressor.study.findings import Findings
@@ -40,9 +41,22 @@ KINDS: dict[str, type[Study]] = {
     "penalty": Penalty,
     "importance": Importance,
     "speed": SpeedStudy,
+    "blocks": Blocks,
 }
 """Kind of study by name. To add one: write the file, add one line here."""
-_NOT_ITS_OWN = ("plan", "method", "keep", "guarantee", "max_drop", "seed", "ray")
+_NOT_ITS_OWN = (
+    "blocks",
+    "prune",
+    "maps",
+    "random_blocks",
+    "plan",
+    "method",
+    "keep",
+    "guarantee",
+    "max_drop",
+    "seed",
+    "ray",
+)
 """Fields of a recipe that a study decides itself, that change no result, or that every study depends on."""
 
 

@@ -1,0 +1,241 @@
+"""Share of the blocks dropped x kinds of attention x where the masks come from x seeds (attention pruning, tables 3 to
+10 and figure 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import safetensors.torch
+
+from compressor.blocks import AttentionMaps, cut, density, watch
+from compressor.blocks.learn import WATCHED, reach, retrain, shares
+from compressor.errors import UsageError
+from compressor.heads.asked import nearest
+from compressor.progress import Tell
+from compressor.sites import keep_all
+from compressor.study import figures
+from compressor.study.base import Result, Study
+from compressor.study.cells import Cell
+from compressor.study.findings import Findings, Picture, Table, difference, points, unit
+from compressor.study.grid import told_difference
+from compressor.study.learner import check_options, choose
+from compressor.tasks import open_data
+from graph_passes import Plan
+
+DENSE = "dense"
+ALL = "all"
+OWN, RANDOM = "own", "random"
+
+
+class Blocks(Study):
+    """Every share p of the blocks, from the maps of the dense run of the same seed.
+
+    `dense` trains the folder's weights with every block; a run with masks goes on from there or, with `restart`, from
+    the folder's weights again, for as many steps.
+    """
+
+    says = "share of blocks dropped x kinds of attention x where masks come from x seeds"
+    axes: ClassVar = {
+        "shares": (0.2, 0.4, 0.5, 0.6, 0.8),
+        "kinds": (ALL,),
+        "masks": (OWN, RANDOM),
+        "seeds": (),
+    }
+    groups: ClassVar[tuple[str, ...]] = ("Heads", "Blocks")
+    several = True
+
+    def cells(self) -> list[Cell]:
+        check_options(self.asked.recipe.options, ["dsp"])
+        kinds = (ALL, *dict.fromkeys(site.kind for site in self.subject.sites))
+        for kind in self.axis("kinds"):
+            if kind not in kinds:
+                raise UsageError(f"--kinds {kind}: the model has no such attention; {nearest(kind, kinds)}")
+        made = []
+        for seed in self.axis("seeds"):
+            base = f"{DENSE}-s{seed}"
+            made.append(Cell(base, {"masks": DENSE, "kind": ALL, "share": 0.0, "seed": seed}))
+            for share in self.axis("shares"):
+                for kind in self.axis("kinds"):
+                    for masks in (*self.axis("masks"), *(Path(name).name for name in self.asked.sources[1:])):
+                        asked = {"masks": masks, "kind": kind, "share": share, "seed": seed}
+                        made.append(Cell(f"{masks}-{kind}-p{share:g}-s{seed}", asked, (base,)))
+        return made
+
+    def run(self, cell: Cell, work: Path, tell: Tell) -> Result:
+        subject, data, seed = self.subject, self.subject.data, cell.asked["seed"]
+        weights = self.folder.scratch(f"{DENSE}-s{seed}.safetensors")
+        plan = keep_all(subject.sites)
+        if cell.asked["masks"] == DENSE:
+            subject.fresh()
+            choose(subject, "dsp", "100%", seed, work, tell)
+            beside = weights.with_suffix(".writing")
+            safetensors.torch.save_model(subject.model, str(beside))
+            beside.replace(weights)
+            return {**self._measured(plan), "density": None}
+        maps = self._maps(cell.asked["masks"], seed, plan)
+        drawn = seed if cell.asked["masks"] == RANDOM else None
+        asked = self.asked.recipe.model_copy(update=self._asked(cell.asked["kind"], cell.asked["share"]))
+        masks = cut(maps, plan, shares(asked, subject.sites), asked.block_size, seed=drawn)
+        plan = plan.masked(masks)
+        subject.fresh(None if asked.restart else weights)
+        pace = asked.model_copy(update={"steps": subject.steps(), "seed": seed, "options": self._pace()})
+        retrain(subject.model, data, pace, plan, work / "checkpoints", tell)
+        kept = {name: density(mask, maps, name, plan[name].kept).tolist() for name, mask in masks.items()}
+        return {**self._measured(plan), "density": kept}
+
+    def _asked(self, kind: str, share: float) -> dict[str, Any]:
+        return {"blocks": share, "prune": {}} if kind == ALL else {"blocks": None, "prune": {kind: share}}
+
+    def _pace(self) -> dict[str, Any]:
+        return {"evaluations": self.asked.size.evaluations, **self.asked.recipe.options}
+
+    def _measured(self, plan: Plan) -> dict[str, Any]:
+        data, subject = self.subject.data, self.subject
+        chosen, test = (subject.answers(plan, rows) for rows in (data.eval, data.test))
+        return {"eval": data.task.score(chosen), "test": data.task.score(test), "answers": test.tolist()}
+
+    def _maps(self, source: str, seed: int, plan: Plan) -> AttentionMaps:
+        """The maps of the dense run over the training rows, or over those of another data set; watched once."""
+        other = source if source not in (OWN, RANDOM) else OWN
+        path = self.folder.scratch(f"maps-{other}-s{seed}.safetensors")
+        if path.exists():
+            return AttentionMaps.load(path)
+        subject, recipe = self.subject, self.asked.recipe
+        data = subject.data
+        if other != OWN:
+            named = {Path(name).name: name for name in self.asked.sources}
+            data = open_data(recipe.model_copy(update={"data": named[other], "eval_data": None}), subject.folder)
+        subject.fresh(self.folder.scratch(f"{DENSE}-s{seed}.safetensors"))
+        length = reach(subject.model, subject.data, recipe)
+        most = min(WATCHED, self.asked.size.train or WATCHED)
+        found = watch(
+            subject.model, subject.sites, data, plan, length=length, batch_size=recipe.batch_size, rows=most, seed=seed
+        )
+        found.save(path)
+        return found
+
+    def findings(self, results: Sequence[Result]) -> Findings:
+        task = self.subject.data.task
+        found = sorted(results, key=_order)
+        dense = {cell["asked"]["seed"]: cell for cell in found if cell["asked"]["masks"] == DENSE}
+        by = points(task.metric)
+        groups: dict[tuple[str, str, float], list[Result]] = {}
+        for cell in found:
+            asked = cell["asked"]
+            groups.setdefault((asked["masks"], asked["kind"], asked["share"]), []).append(cell)
+        lines, curves = [], dict[str, list[tuple[float, list[float]]]]()
+        for (masks, kind, share), cells in groups.items():
+            scores = [by * cell["test"] for cell in cells]
+            bases = [dense[cell["asked"]["seed"]] for cell in cells]
+            left = [self._macs(cell) for cell in cells]
+            lines.append(
+                (
+                    masks,
+                    kind,
+                    f"{share:g}",
+                    str(len(cells)),
+                    f"{by * float(np.mean([cell['eval'] for cell in cells])):.2f}",
+                    f"{np.mean(scores):.2f}",
+                    f"{min(scores):.2f}-{max(scores):.2f}" if len(scores) > 1 else "",
+                    "" if masks == DENSE else told_difference(task, bases, cells),
+                    f"{100 * (1 - float(np.mean(left))):.0f}%",
+                )
+            )
+            if masks != DENSE:
+                curves.setdefault(f"{masks}, {kind}", []).append((share, scores))
+        columns = ("masks", "kind", "p", "n", "eval", "test", "spread", "minus dense (95%)", "pairs saved")
+        level = [by * cell["test"] for cell in dense.values()]
+        told = "Mean over seeds; the band reaches from the worst seed to the best. The grey line is dense."
+        label = "share of blocks dropped, p"
+        return Findings(
+            [self._row(cell, dense) for cell in found],
+            [Table(f"{unit(task.metric)}: mean over n seeds, test minus dense", columns, tuple(lines))],
+            [
+                Picture(
+                    "metric_vs_p",
+                    "Metric against the share of blocks dropped",
+                    told,
+                    figures.spread(curves, label, f"test {unit(task.metric)}", level=level),
+                    wide=True,
+                ),
+                *self._pictures(found),
+            ],
+        )
+
+    def _pictures(self, found: Sequence[Result]) -> list[Picture]:
+        """Average maps with their masks, and what is left of each head, at the middle share of the first seed."""
+        own = [cell for cell in found if cell["asked"]["masks"] == OWN]
+        if not own:
+            return []
+        cell = own[len(own) // 2]
+        asked = cell["asked"]
+        path = self.folder.scratch(f"maps-{OWN}-s{asked['seed']}.safetensors")
+        says = f"p = {asked['share']:g}, kind {asked['kind']}, seed {asked['seed']}"
+        left = {(site, head): share for site, shares in cell["density"].items() for head, share in enumerate(shares)}
+        pictures = [
+            Picture(
+                "density",
+                "Blocks left in each head",
+                f"Share of the blocks that count; {says}. Rows are attention layers in call order, columns heads.",
+                figures.maps([("share left", self.subject.map(left))], low=0.0, high=1.0),
+            )
+        ]
+        if not path.exists():
+            return pictures
+        maps, plan = AttentionMaps.load(path), keep_all(self.subject.sites)
+        recipe = self.asked.recipe.model_copy(update=self._asked(asked["kind"], asked["share"]))
+        masks = cut(maps, plan, shares(recipe, self.subject.sites), recipe.block_size)
+        for kind in dict.fromkeys(maps.kinds[site] for site in masks):
+            shown = [site for site in masks if maps.kinds[site] == kind]
+            pictures.append(
+                Picture(
+                    f"maps_{kind}",
+                    f"Average map and mask, {kind} attention",
+                    f"Mean over heads: attention (left), share of heads that keep the pair (right); {says}. Rows are"
+                    " query positions, columns key positions.",
+                    figures.attention([(self._number(site), *_shown(maps, masks[site], site)) for site in shown]),
+                    wide=True,
+                )
+            )
+        return pictures
+
+    def _number(self, name: str) -> str:
+        return f"layer {[site.name for site in self.subject.sites].index(name)}"
+
+    def _macs(self, cell: Result) -> float:
+        """Share of all pairs of positions that are computed."""
+        kept = cell["density"] or {}
+        left = [np.mean(kept[site.name]) if site.name in kept else 1.0 for site in self.subject.sites]
+        heads = [site.heads for site in self.subject.sites]
+        return float(np.average(left, weights=heads))
+
+    def _row(self, cell: Result, dense: Mapping[int, Result]) -> dict[str, Any]:
+        asked, task = cell["asked"], self.subject.data.task
+        base = dense[asked["seed"]]
+        found = difference(task, [np.array(base["answers"])], [np.array(cell["answers"])])
+        return {
+            **asked,
+            "metric": task.metric,
+            "eval": cell["eval"],
+            "test": cell["test"],
+            "difference": found.difference,
+            "low": found.low,
+            "high": found.high,
+            "pairs_left": self._macs(cell),
+            "seconds": cell["seconds"],
+        }
+
+
+def _shown(maps: AttentionMaps, mask: Any, site: str) -> tuple[np.ndarray, np.ndarray]:
+    queries, keys = maps.counts[site].shape
+    kept = mask.entries(queries, keys, memory=maps.memory).mean(axis=0)
+    return maps.maps[site].mean(axis=0), np.where(maps.counts[site] > 0, kept, np.nan)
+
+
+def _order(cell: Result) -> tuple[Any, ...]:
+    asked = cell["asked"]
+    first = {DENSE: 0, OWN: 1, RANDOM: 2}.get(asked["masks"], 3)
+    return first, asked["masks"], asked["kind"], asked["share"], asked["seed"]
