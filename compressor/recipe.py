@@ -140,6 +140,9 @@ class Recipe(BaseModel):
     block_size: BlockSize = field_of("Blocks", "positions along a block's side, a multiple of 8; 1: single entries", 64)
     maps: Path | None = field_of("Blocks", "attention maps to cut from, of an earlier run; else those of the rows")
     random_blocks: bool = field_of("Blocks", "drop blocks drawn at random, to compare with", False)
+    entmax: bool = field_of(
+        "Blocks", "cut from sharper maps, of a model that learned with entmax in place of softmax", False
+    )
     restart: bool = field_of(
         "Blocks",
         "learn with the masks from MODEL's weights, where heads were learned before; else on from there",

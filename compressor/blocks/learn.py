@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +24,7 @@ from compressor.heads.outcome import joint_curves
 from compressor.progress import Tell
 from compressor.report.schema import Point
 from compressor.sites import Site, gated
+from compressor.sites.sharp import sharpened
 from compressor.tasks import Data
 from compressor.tasks.streams import Streams
 from compressor.training.fit import fit, processes
@@ -44,6 +46,7 @@ class BlocksRequest(Protocol):
         block_size: positions along a block's side; 1: single entries.
         maps: maps of an earlier run to cut from; None: the rows' own.
         random_blocks: draw the blocks that go.
+        entmax: cut from the maps of a model that learned with entmax-1.5 in place of softmax.
         steps, epochs, batch_size, learning_rate, seed, options: how the model learns with its masks, as for heads.
         max_length: longest row in tokens.
     """
@@ -60,6 +63,8 @@ class BlocksRequest(Protocol):
     def maps(self) -> Path | None: ...
     @property
     def random_blocks(self) -> bool: ...
+    @property
+    def entmax(self) -> bool: ...
     @property
     def steps(self) -> int | None: ...
     @property
@@ -154,9 +159,10 @@ def learn_blocks(
     elif kept.is_file():
         maps = AttentionMaps.load(kept)
     else:
-        maps = watch(
-            model, sites, data, plan, length=length, batch_size=recipe.batch_size, rows=WATCHED, seed=recipe.seed
-        )
+        with _sharp(model, data, recipe, plan, store, tell) if recipe.entmax else nullcontext():
+            maps = watch(
+                model, sites, data, plan, length=length, batch_size=recipe.batch_size, rows=WATCHED, seed=recipe.seed
+            )
         if state.is_main_process:
             store.mkdir(parents=True, exist_ok=True)
             maps.save(kept)
@@ -181,6 +187,20 @@ def learn_blocks(
         model.load_state_dict(start)
     curves = retrain(model, data, recipe, masked, store / "checkpoints", tell)
     return Masked(masked, curves, (*notes, *why))
+
+
+@contextmanager
+def _sharp(
+    model: PreTrainedModel, data: Data, recipe: BlocksRequest, plan: Plan, store: Path, tell: Tell
+) -> Iterator[None]:
+    """The model as it becomes when it learns with entmax in place of softmax; its own weights again afterwards."""
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    try:
+        with sharpened(model):
+            retrain(model, data, recipe, plan, store / "entmax", tell)
+            yield
+    finally:
+        model.load_state_dict(before)
 
 
 def retrain(
