@@ -1,0 +1,144 @@
+"""Block masks in PyTorch and in the exported graph: what is left out, what stays, and what may never be seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from compressor.errors import InputError
+from compressor.export import export_reference
+from compressor.sites import Attention, Site, find_sites, gated, hooked, keep_all, masked
+from graph_passes import BlockMask, Plan
+from tests.test_law import relative_error, run
+from tests.zoo import FAMILIES
+
+LONGEST = 40
+
+
+def draw(site: Site, model: PreTrainedModel, seed: int, block: int = 1, share: float = 0.4) -> BlockMask:
+    """A random mask; the second head's first row and the third head are left without a block."""
+    memory = getattr(model.config, "memory_length", 0)
+    blocks = -(-LONGEST // block), -(-(LONGEST + memory) // block)
+    kept = np.random.default_rng(seed).random((site.heads, *blocks)) < share
+    kept[1 % site.heads, 0] = False
+    kept[2 % site.heads] = False
+    return BlockMask(kept, block, memory)
+
+
+def maps(model: PreTrainedModel, inputs: dict[str, Tensor], plan: Plan) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Each site's map and its output as the projection gets it."""
+    weights, outputs = dict[str, Tensor](), dict[str, Tensor]()
+
+    def keep(name: str, out: Tensor) -> Tensor:
+        outputs.setdefault(name, out)
+        return out
+
+    def see(name: str, found: Tensor) -> None:
+        weights.setdefault(name, found)
+
+    with (
+        torch.no_grad(),
+        masked(model, plan, attention="eager"),
+        hooked(model, keep, attention="eager", on_weights=see),
+    ):
+        model(**inputs)
+    return weights, outputs
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_masked_map_is_the_map_over_the_pairs_that_are_left(family: str) -> None:
+    model, inputs = FAMILIES[family](0)
+    model.eval()
+    sites = find_sites(model, inputs)
+    whole = keep_all(sites)
+    before, _ = maps(model, inputs, whole)
+    for kind in {site.kind for site in sites}:
+        site = next(site for site in sites if site.kind == kind)
+        mask = draw(site, model, seed=1)
+        after, outputs = maps(model, inputs, whole.masked({site.name: mask}))
+        module = model.get_submodule(site.name)
+        free = getattr(module, "persistent", 0)
+        queries, keys = before[site.name].shape[2:]
+        memory = keys - free - queries if mask.memory else 0
+        allowed = np.pad(
+            mask.entries(queries, keys - free, memory=memory), ((0, 0), (0, 0), (0, free)), constant_values=True
+        )
+        left = before[site.name] * torch.from_numpy(allowed)
+        total = left.sum(-1, keepdim=True)
+        alive = total[..., 0] > 0
+        assert torch.allclose(after[site.name][alive], (left / total)[alive], atol=1e-5)
+        assert not outputs[site.name].transpose(1, 2)[~alive].any()
+        assert bool(alive.any())
+        assert free or not bool(alive.all())
+
+
+@pytest.mark.parametrize(
+    ("family", "opset", "attention"),
+    [
+        ("bert", 18, "eager"),
+        ("gpt2", 18, "sdpa"),
+        ("llama", 23, "sdpa"),
+        ("bart", 18, "eager"),
+        ("t5", 23, "eager"),
+        ("all_attention", 18, "eager"),
+    ],
+)
+def test_the_graph_holds_the_masks_and_computes_the_same(
+    family: str, opset: int, attention: Attention, tmp_path: Path
+) -> None:
+    model, inputs = FAMILIES[family](0)
+    model.eval()
+    sites = find_sites(model, inputs, attention=attention)
+    plan = keep_all(sites).masked({site.name: draw(site, model, seed, block=8) for seed, site in enumerate(sites)})
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    export_reference(model, plan, inputs, tmp_path / "graph.onnx", opset=opset, attention=attention)
+    with torch.no_grad(), gated(model, plan, attention=attention):
+        expected = model(**inputs).logits.numpy()
+    found = run(tmp_path / "graph.onnx", [{name: value.numpy() for name, value in inputs.items()}])
+    assert relative_error([[expected]], [found[0][:1]]) <= 1e-4
+    assert not any(hasattr(model.get_submodule(site.name), "block_mask") for site in sites)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "all_attention", "bart"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_a_pair_left_out_never_lets_the_future_in(family: str, attention: Attention) -> None:
+    model, inputs = FAMILIES[family](0)
+    model.eval()
+    sites = find_sites(model, inputs)
+    masks = {site.name: draw(site, model, seed, share=0.2) for seed, site in enumerate(sites) if site.kind == "decoder"}
+    name = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
+    other = {**inputs, name: inputs[name].clone()}
+    other[name][:, 3:] = 9
+    with torch.no_grad(), gated(model, keep_all(sites).masked(masks), attention=attention):
+        one, two = model(**inputs).logits, model(**other).logits
+    assert torch.equal(one[:, :3], two[:, :3])
+    assert not torch.equal(one[:, 3:], two[:, 3:])
+
+
+def test_queries_are_the_last_positions_where_keys_are_kept_from_earlier_calls() -> None:
+    model, inputs = FAMILIES["llama"](0)
+    model.eval()
+    sites = find_sites(model, inputs)
+    plan = keep_all(sites).masked({site.name: draw(site, model, 3, share=0.6) for site in sites})
+    ids = inputs["input_ids"]
+    with torch.no_grad(), gated(model, plan):
+        whole = model(ids).logits
+        begun = model(ids[:, :4], use_cache=True)
+        rest = model(ids[:, 4:], past_key_values=begun.past_key_values).logits
+    assert torch.allclose(whole[:, 4:], rest, atol=1e-5)
+
+
+def test_refuses_what_the_masks_do_not_reach_over() -> None:
+    model, inputs = FAMILIES["bert"](0)
+    sites = find_sites(model, inputs)
+    name = sites[0].name
+    short = keep_all(sites).masked({name: BlockMask(np.ones((4, 5, 5), np.bool_))})
+    said = "7 queries and 7 keys after 0 remembered; the mask reaches over 5, 5 and 0"
+    with pytest.raises(InputError, match=said), gated(model, short):
+        model(**inputs)
