@@ -12,8 +12,7 @@ from pathlib import Path
 import safetensors.torch
 from accelerate import PartialState
 
-from compressor.blocks.learn import learn_blocks
-from compressor.blocks.planner import Planner
+from compressor.blocks.learn import Chosen, learn_blocks
 from compressor.errors import InputError
 from compressor.folder import ModelFolder, fingerprint
 from compressor.heads.gates import GATES
@@ -23,6 +22,7 @@ from compressor.recipe import Recipe, flag_of
 from compressor.report.schema import Point
 from compressor.sites import Site, check_plan, keep_all
 from compressor.tasks import Data
+from compressor.workdir import write_json
 from graph_passes import Plan
 
 NOTHING_LEARNED = (
@@ -89,8 +89,9 @@ def learned(
     state: PartialState,
     listen: Listener,
     tell: Tell,
+    planner: Chosen,
 ) -> Choice:
-    """Learn which heads to keep, or go on where an interrupted run of the same recipe stopped.
+    """Learn which heads and blocks to keep, or go on where an interrupted run of the same recipe stopped.
 
     Under `accelerate launch` every process calls this, and the main one alone writes into `store`. `folder.model` is
     left with the weights that the plan belongs to.
@@ -113,7 +114,7 @@ def learned(
             listen.note(f"{stage} goes on from {step} of an interrupted run")
     if any((store / "checkpoints").glob("checkpoint-*.npz")):
         listen.note("the search goes on with what an interrupted run measured")
-    found = _learn(recipe, folder, sites, data, store, tell)
+    found = _learn(recipe, folder, sites, data, store, tell, planner)
     folder.model.to("cpu")  # type: ignore[arg-type]  # a trainer with a GPU leaves the model there
     plan = found.plan.model_copy(update={"model": fingerprint(folder.model) if found.trained else folder.fingerprint})
     if state.is_main_process:
@@ -121,13 +122,21 @@ def learned(
             safetensors.torch.save_model(folder.model, str(weights))
         plan.save(store / "plan.json")
         points = [point.model_dump() for point in found.curves]
-        _write_last(done, {"trained": found.trained, "curves": points, "notes": found.notes})
+        write_json(done, {"trained": found.trained, "curves": points, "notes": found.notes})
         for part in ("checkpoints", "blocks/checkpoints"):
             shutil.rmtree(store / part, ignore_errors=True)
     return Choice(plan, found.curves, found.trained, found.notes)
 
 
-def _learn(recipe: Recipe, folder: ModelFolder, sites: Sequence[Site], data: Data, store: Path, tell: Tell) -> Choice:
+def _learn(
+    recipe: Recipe,
+    folder: ModelFolder,
+    sites: Sequence[Site],
+    data: Data,
+    store: Path,
+    tell: Tell,
+    planner: Chosen,
+) -> Choice:
     """Heads first, where they are asked for, then blocks of what is left."""
     model = folder.model
     start = {name: tensor.clone() for name, tensor in model.state_dict().items()} if recipe.restart else None
@@ -136,7 +145,6 @@ def _learn(recipe: Recipe, folder: ModelFolder, sites: Sequence[Site], data: Dat
         found = learn(model, sites, data, recipe, store / "checkpoints", tell)
     if not recipe.drops_blocks:
         return Choice(found.plan, found.curves, found.trained, found.notes)
-    planner = Planner(recipe)
     masked = learn_blocks(model, sites, data, recipe, found.plan, store / "blocks", planner, tell, start=start)
     last = max((point.step for point in found.curves), default=0)
     curves = (*found.curves, *(point.model_copy(update={"step": last + point.step}) for point in masked.curves))
@@ -167,9 +175,3 @@ def _open_store(store: Path, key: str, listen: Listener) -> None:
         shutil.rmtree(store)
     store.mkdir()
     stamp.write_text(key)
-
-
-def _write_last(path: Path, content: object) -> None:
-    beside = path.with_suffix(".tmp")
-    beside.write_text(json.dumps(content))
-    beside.replace(path)

@@ -16,6 +16,7 @@ from compressor import choice, compare, measure, targets, verify
 from compressor import folder as folders
 from compressor import report as reports
 from compressor.blocks import learn as blocks
+from compressor.blocks.planner import Planner
 from compressor.choice import Choice
 from compressor.errors import UsageError
 from compressor.folder import ModelFolder, example_inputs, save_companions
@@ -109,6 +110,7 @@ class _Run:
             watch.note(note)
         reach = _reach(recipe, self.folder, data, chosen)
         self.lengths = compare.lengths(recipe, self.folder, reach)
+        self.planner = Planner(recipe, [seq for seq in self.lengths if seq is not None])
         tried = verify.cases(lambda *size: example_inputs(self.folder, *size), longest=longest, reach=reach)
         dense = build("dense", self.folder, keep_all(sites), recipe, tried, self.work, watch)
         # What is in the way of a given plan, its own shrink says.
@@ -119,7 +121,7 @@ class _Run:
             parts = ["which blocks to drop"] if recipe.drops_blocks else []
             with watch.stage(f"learning {' and '.join((*heads, *parts))}") as tell:
                 store = self.work.learning
-                chosen = choice.learned(recipe, self.folder, sites, data, store, self.state, watch, tell)
+                chosen = choice.learned(recipe, self.folder, sites, data, store, self.state, watch, tell, self.planner)
         assert chosen is not None
         for note in (*chosen.notes, *_notes(self.folder, chosen, data), *_aligned(chosen, reach, self.lengths)):
             watch.note(note)
@@ -217,10 +219,9 @@ def _help(recipe: Recipe, state: PartialState) -> None:
     """What a helper process does: learn along. The main process makes and keeps the folder."""
     folder, sites = _load(recipe)
     if recipe.data is not None and recipe.plan_file is None:
-        store = WorkDir(recipe.out.absolute()).learning
-        choice.learned(
-            recipe, folder, sites, open_data(recipe, folder), store, state, Silent(), lambda done, total: None
-        )
+        store, data = WorkDir(recipe.out.absolute()).learning, open_data(recipe, folder)
+        planner = Planner(recipe, ())  # the main process plans
+        choice.learned(recipe, folder, sites, data, store, state, Silent(), lambda done, total: None, planner)
 
 
 def _unused(recipe: Recipe, longest: int | None, *, learns: bool) -> Iterator[str]:

@@ -140,6 +140,7 @@ class Recipe(BaseModel):
     block_size: BlockSize = field_of("Blocks", "positions along a block's side, a multiple of 8; 1: single entries", 64)
     maps: Path | None = field_of("Blocks", "attention maps to cut from, of an earlier run; else those of the rows")
     random_blocks: bool = field_of("Blocks", "drop blocks drawn at random, to compare with", False)
+    everywhere: bool = field_of("Blocks", "mask every site, even where that is no faster on this machine", False)
     entmax: bool = field_of(
         "Blocks", "cut from sharper maps, of a model that learned with entmax in place of softmax", False
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import shutil
 import signal
@@ -164,3 +165,10 @@ def _is_full(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write a file that is there whole or not at all."""
+    beside = path.with_suffix(".tmp")
+    beside.write_text(json.dumps(content))
+    beside.replace(path)

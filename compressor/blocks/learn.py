@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -29,6 +30,7 @@ from compressor.tasks import Data
 from compressor.tasks.streams import Streams
 from compressor.training.fit import fit, processes
 from compressor.training.schedule import Schedule
+from compressor.workdir import write_json
 from graph_passes import BlockMask, Kind, Plan
 
 EPOCHS = 3.0
@@ -179,14 +181,20 @@ def learn_blocks(
     if recipe.maps is not None and maps.data != data.train_hash:
         notes.append(f"masks are cut from the maps of other rows ({recipe.maps})")
     masks = cut(maps, plan, share, recipe.block_size, seed=recipe.seed if recipe.random_blocks else None)
-    chosen, why = planner(plan, masks)
-    masked = plan.masked(chosen)
-    if not chosen:
-        return Masked(masked, (), (*notes, *why))
+    # Every process, and a run that goes on, learns with what the main process planned once: times differ.
+    planned = store / "planned.json"
+    if state.is_main_process and not planned.is_file():
+        chosen, why = planner(plan, masks)
+        plan.masked(chosen).save(store / "plan.json")
+        write_json(planned, [*notes, *why])
+    state.wait_for_everyone()
+    masked, told = Plan.load(store / "plan.json"), tuple(json.loads(planned.read_text()))
+    if not masked.masks:
+        return Masked(masked, (), told)
     if start is not None:
         model.load_state_dict(start)
     curves = retrain(model, data, recipe, masked, store / "checkpoints", tell)
-    return Masked(masked, curves, (*notes, *why))
+    return Masked(masked, curves, told)
 
 
 @contextmanager
