@@ -1,0 +1,418 @@
+"""`compressor::BlockSparseAttention`: attention over the blocks that a mask keeps, as a function of plain ONNX.
+
+    output = softmax(scale * query key^T + mask) value, over the keys of kept blocks alone
+
+Query blocks are the rows of the mask. Rows of all heads go into a few buckets by how many key blocks they keep, and a
+bucket is one product: gather query, key and value blocks, multiply, mask, softmax, multiply. One gather at the end puts
+the results in order. A bucket's rows are as wide as its widest; the buckets are chosen so that padding and the cost of
+more nodes come to the least together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from graph_passes.masks import BlockMask
+
+DOMAIN = "compressor"
+NAME = "BlockSparseAttention"
+OPSET = 18
+"""Oldest version of the standard that has every operator of the body."""
+
+_NODES = 16
+"""Nodes of one bucket."""
+_NODE_COST = 400_000
+"""What a node costs beside its arithmetic, in multiply-accumulates."""
+_BUCKET_BLOCKS = 64 * 4096
+"""Most scores that a bucket computes for one row of the batch, so that its tensors stay in the caches."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Bucket:
+    """Rows that are computed together.
+
+    Attributes:
+        heads, rows: head and query block of each row `[row]`; query blocks ascend.
+        columns: key blocks of each row `[row, width]`; -1 fills up.
+        diagonal: whether the last column is the row's own block, of which causality hides a triangle.
+    """
+
+    heads: np.ndarray
+    rows: np.ndarray
+    columns: np.ndarray
+    diagonal: bool
+
+    @property
+    def width(self) -> int:
+        return int(self.columns.shape[1])
+
+
+def buckets(mask: BlockMask, head_dim: int, *, causal: bool = False, every: bool = False) -> list[Bucket]:
+    """The rows of a mask that keep any block (or every row), in the buckets that cost least."""
+    kept = _computed(mask, causal=causal)
+    widths = np.maximum(kept.sum(2), int(every))
+    own = np.zeros_like(widths, bool)
+    if causal:
+        size = min(kept.shape[1:])
+        own[:, :size] = kept[:, np.arange(size), np.arange(size)]
+    found = []
+    for diagonal in (False, True):
+        chosen = (widths > 0) & (own == diagonal)
+        for low, high in _ranges(widths[chosen], mask.block, head_dim):
+            heads, rows = np.nonzero(chosen & (widths >= low) & (widths <= high))
+            most = max(1, _BUCKET_BLOCKS // (high * mask.block**2))
+            for part in np.array_split(np.arange(len(heads)), -(-len(heads) // most)):
+                order = part[np.argsort(rows[part], kind="stable")]
+                found.append(_bucket(kept, heads[order], rows[order], high, diagonal=diagonal))
+    return found
+
+
+def _computed(mask: BlockMask, *, causal: bool) -> np.ndarray:
+    """The blocks kept that causality does not hide whole."""
+    return mask.kept & np.tri(*mask.kept.shape[1:], dtype=np.bool_) if causal else mask.kept
+
+
+def _ranges(widths: np.ndarray, block: int, head_dim: int) -> list[tuple[int, int]]:
+    """Cut the widths into ranges so that the padding of each to its highest and the nodes of each cost least."""
+    values, counts = np.unique(widths, return_counts=True)
+    each = 2 * block * block * head_dim
+    best: list[tuple[float, list[tuple[int, int]]]] = [(0.0, [])]
+    for end in range(1, len(values) + 1):
+        options = []
+        for start in range(end):
+            cost = float(counts[start:end].sum() * values[end - 1] * each + _NODES * _NODE_COST)
+            options.append((best[start][0] + cost, [*best[start][1], (int(values[start]), int(values[end - 1]))]))
+        best.append(min(options, key=lambda option: option[0]))
+    return best[-1][1]
+
+
+def _bucket(kept: np.ndarray, heads: np.ndarray, rows: np.ndarray, width: int, *, diagonal: bool) -> Bucket:
+    columns = np.full((len(rows), width), -1)
+    for place, (head, row) in enumerate(zip(heads, rows, strict=True)):
+        active = np.flatnonzero(kept[head, row])
+        if diagonal:
+            columns[place, width - len(active) :] = active
+        else:
+            columns[place, : len(active)] = active
+    return Bucket(heads, rows, columns, diagonal)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What a lowering computes for one row of the batch: multiply-accumulates, and nodes that it runs."""
+
+    macs: int
+    nodes: int
+
+
+def predict(mask: BlockMask, length: int, head_dim: int, *, causal: bool = False) -> Cost:
+    """Cost of the block-sparse form of a mask at a length of queries and keys, to which measured times can be fit."""
+    count = -(-length // mask.block)
+    macs = nodes = 0
+    for bucket in buckets(mask, head_dim, causal=causal):
+        here = bucket.columns[bucket.rows < count]
+        valid = (here >= 0) & (here < count)
+        width = bucket.width if bucket.diagonal else int(valid.sum(1).max(initial=0))
+        macs += 2 * len(here) * width * mask.block**2 * head_dim
+        nodes += _NODES
+    return Cost(macs, nodes + 40)
+
+
+class _Body:
+    """Nodes of the function as they are made, and its constants."""
+
+    def __init__(self, dtype: ir.DataType) -> None:
+        self.nodes: list[ir.Node] = []
+        self.dtype = dtype
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
+
+    def __call__(self, op_type: str, *inputs: ir.Value | None, outputs: int = 1, **attributes: Any) -> Any:
+        node = ir.node(op_type, inputs, attributes, num_outputs=outputs)
+        self.nodes.append(node)
+        return node.outputs[0] if outputs == 1 else list(node.outputs)
+
+    def ints(self, content: Any) -> ir.Value:
+        return self._constant(np.asarray(content, np.int64))
+
+    def floats(self, content: Any) -> ir.Value:
+        return self._constant(np.asarray(content, self.dtype.numpy()))
+
+    def _constant(self, content: np.ndarray) -> ir.Value:
+        key = (str(content.dtype), content.shape, content.tobytes())
+        if key not in self._constants:
+            self._constants[key] = self("Constant", value=ir.tensor(content))
+        return self._constants[key]
+
+
+def block_sparse_attention(
+    mask: BlockMask,
+    head_dim: int,
+    value_dim: int,
+    *,
+    scale: float,
+    causal: bool = False,
+    row: bool = False,
+    full: int = 0,
+    persistent: int = 0,
+    site: str = "",
+    opset: int = OPSET,
+    dtype: ir.DataType = ir.DataType.FLOAT,
+) -> ir.Function:
+    """The function of one site; its overload is the site's name.
+
+    Inputs of the function, in order:
+        query `[batch, query, head, head_dim]`, key `[batch, key, head, head_dim]`, value `[batch, key, head,
+        value_dim]`, as projections give them; block_mask, bool `[head, query block, key block]`, which the body holds
+        as indices, for a kernel that takes over by name; then, where asked for, `row`, added to the scores, `[batch or
+        1, 1, 1, key]`, and `full`, `[batch or 1, 1 or head, query, key]`. What either holds below half the type's
+        lowest number is hidden.
+    Output: `[batch, query, head, value_dim]`; zero for a query without a key that it may attend to.
+
+    Batch and lengths are free up to what the mask reaches over; ONNX Runtime refuses longer inputs at a Gather. Query i
+    is at position i, key j at position j - m: m, the remembered keys, is `keys - queries` if the mask has a memory,
+    else 0.
+
+    Args:
+        mask: of the heads that there are.
+        scale: of the scores.
+        causal: hide keys after the query.
+        row: whether it is given.
+        full: its heads: 0 where it is not given, 1, or all.
+        persistent: last keys, which every query of a head sees whatever the mask says.
+        site: name of the site.
+        opset: of the graph that calls it.
+        dtype: of the graph's numbers.
+
+    Raises:
+        ValueError: causal attention over a memory, whose own mask has to say what is hidden.
+    """
+    if causal and (mask.memory or persistent):
+        raise ValueError("causal block-sparse attention over a memory or persistent vectors; give the mask in full")
+    names = ["query", "key", "value", "block_mask", *(["row"] if row else []), *(["full"] if full else [])]
+    given = {name: ir.Value(name=name) for name in names}
+    body = _Body(dtype)
+    output = _Attention(body, mask, (head_dim, value_dim), scale, causal, persistent, full, given).build()
+    output.name = "output"
+    graph = ir.Graph(list(given.values()), [output], nodes=body.nodes, opset_imports={"": opset}, name=NAME)
+    attributes = [
+        ir.AttrInt64("block", mask.block),
+        ir.AttrFloat32("scale", scale),
+        ir.AttrInt64("causal", int(causal)),
+        ir.AttrInt64("memory", mask.memory),
+        ir.AttrInt64("persistent", persistent),
+    ]
+    return ir.Function(DOMAIN, NAME, site, graph=graph, attributes=attributes)
+
+
+def call(function: ir.Function, inputs: Sequence[ir.Value]) -> ir.Node:
+    """A node that calls the function; its attributes tell a kernel all that the body holds."""
+    attributes = {name: attribute.value for name, attribute in function.attributes.items()}
+    return ir.node(NAME, inputs, attributes, domain=DOMAIN, overload=function.overload)
+
+
+class _Attention:
+    """The function's body, built piece by piece.
+
+    Positions are gathered one by one and clipped to those that there are, so nothing is padded and no layout changes:
+    a tensor `[batch, position, head, dim]` is read as `[batch, position * head, dim]`.
+    """
+
+    def __init__(
+        self,
+        body: _Body,
+        mask: BlockMask,
+        dims: tuple[int, int],
+        scale: float,
+        causal: bool,
+        persistent: int,
+        full: int,
+        given: dict[str, ir.Value],
+    ) -> None:
+        self.op, self.mask, self.dims, self.scale = body, mask, dims, scale
+        self.causal, self.persistent, self.full, self.given = causal, persistent, full, given
+        self.kept = _computed(mask, causal=causal)
+        self.heads, self.rows, self.columns = mask.kept.shape
+        self.buckets = buckets(mask, dims[0], causal=causal, every=bool(persistent))
+        # A quarter, so that several of them add up to a number still.
+        self.hidden = float(np.finfo(body.dtype.numpy()).min) / 4
+
+    def build(self) -> ir.Value:
+        op, block = self.op, self.mask.block
+        self.inside = op.ints(np.arange(block))
+        self.queries = op("Shape", self.given["query"], start=1, end=2)
+        self.keys = op("Shape", self.given["key"], start=1, end=2)
+        if self.persistent:
+            self.keys = op("Sub", self.keys, op.ints([self.persistent]))
+        self.missing = None
+        if self.mask.memory:
+            remembered = op("Sub", self.keys, self.queries)
+            self.missing = op("Sub", op.ints([self.mask.memory]), remembered)
+        reached = self.keys if self.missing is None else op("Add", self.keys, self.missing)
+        self.query_blocks, self.key_blocks = self._blocks(self.queries), self._blocks(reached)
+        self.query_tokens = op("Reshape", self.given["query"], op.ints([0, -1, self.dims[0]]))
+        self._lay_out()
+        counts = np.array(
+            [[max(1, np.searchsorted(b.rows, rows)) for b in self.buckets] for rows in range(self.rows + 1)], np.int64
+        ).reshape(self.rows + 1, -1)
+        widths = np.array(
+            [[_reach(bucket, columns) for bucket in self.buckets] for columns in range(self.columns + 1)], np.int64
+        ).reshape(self.columns + 1, -1)
+        sizes = zip(self._look_up(counts, self.query_blocks), self._look_up(widths, self.key_blocks), strict=True)
+        parts = [self._compute(bucket, *size) for bucket, size in zip(self.buckets, sizes, strict=True)]
+        return self._ordered(parts, counts)
+
+    def _blocks(self, size: ir.Value) -> ir.Value:
+        """How many blocks hold so many positions, `[1]`."""
+        block = self.mask.block
+        return self.op("Div", self.op("Add", size, self.op.ints([block - 1])), self.op.ints([block]))
+
+    def _look_up(self, table: np.ndarray, place: ir.Value) -> list[ir.Value]:
+        """A row of a table, a value `[1]` for each of its columns."""
+        count = table.shape[1]
+        if count == 0:
+            return []
+        found = self.op("Reshape", self.op("Gather", self.op.ints(table), place, axis=0), self.op.ints([-1]))
+        return self.op("Split", found, axis=0, num_outputs=count, outputs=count) if count > 1 else [found]
+
+    def _lay_out(self) -> None:
+        """Keys and values by head and block, `[batch, head * block, position in block, dim]`, and what is added to the
+        scores of each block, `[batch or 1, block + 1, position in block]`; the last hides, for rows to be filled up."""
+        op = self.op
+        first = op("Mul", op("Range", op.ints(0), self._scalar(self.key_blocks), op.ints(1)), op.ints(self.mask.block))
+        position = op("Add", op("Unsqueeze", first, op.ints([1])), self.inside)
+        if self.missing is not None:
+            position = op("Sub", position, self.missing)
+            position = op("Where", op("Less", position, op.ints([0])), self.keys, position)
+        position = op("Min", position, self.keys)
+        token = op("Mul", op("Min", position, op("Sub", self.keys, op.ints([1]))), op.ints(self.heads))
+        token = op("Add", token, op.ints(np.arange(self.heads)[:, None, None]))
+        token = op("Reshape", token, op.ints([-1, self.mask.block]))
+        self.tables, self.vectors = [], []
+        for name, dim in zip(("key", "value"), self.dims, strict=True):
+            tokens = op("Reshape", self.given[name], op.ints([0, -1, dim]))
+            self.tables.append(op("Gather", tokens, token, axis=1))
+            if self.persistent:
+                vectors = self._split(self.given[name], 1)[1]
+                self.vectors.append(op("Transpose", vectors, perm=[0, 2, 1, 3]))
+        row, rest = self._split(self.given.get("row"), 3)
+        if row is None:
+            row = op("Expand", op.floats([[0.0]]), op("Concat", op.ints([1]), self.keys, axis=0))
+        else:
+            row = op("Max", op("Reshape", row, op.ints([0, -1])), op.floats(self.hidden))
+        row = op("Pad", row, op.ints([0, 0, 0, 1]), op.floats(self.hidden))
+        filler = op("Expand", self.keys, op.ints([1, self.mask.block]))
+        self.added = op("Gather", row, op("Concat", position, filler, axis=0), axis=1)
+        self.added_rest = op.floats(np.zeros((1, 1, 1, self.persistent))) if rest is None else rest
+        full, self.full_rest = self._split(self.given.get("full"), 3)
+        if full is not None:
+            before = op.ints([0]) if self.missing is None else self.missing
+            after = op("Sub", op("Mul", self.key_blocks, op.ints([self.mask.block])), op("Add", self.keys, before))
+            zeros = op.ints([0, 0, 0])
+            full = op("Pad", full, op("Concat", zeros, before, zeros, after, axis=0))
+            # The batch's size, which may be one, is copied; rows of a block follow one another.
+            self.full_table = op("Reshape", full, op.ints([0, -1, self.mask.block]))
+        if self.full_rest is not None:
+            self.full_rest = op("Reshape", self.full_rest, op.ints([0, -1, self.persistent]))
+
+    def _split(self, value: ir.Value | None, axis: int) -> tuple[ir.Value | None, ir.Value | None]:
+        """What belongs to keys that have a position, and to those after them that have none."""
+        if value is None or not self.persistent:
+            return value, None
+        op, start, end, along = self.op, self.op.ints([0]), self.op.ints([-self.persistent]), self.op.ints([axis])
+        last = op.ints([np.iinfo(np.int64).max])
+        return op("Slice", value, start, end, along), op("Slice", value, end, last, along)
+
+    def _scalar(self, value: ir.Value) -> ir.Value:
+        return self.op("Squeeze", value, self.op.ints([0]))
+
+    def _compute(self, bucket: Bucket, count: ir.Value, width: ir.Value) -> ir.Value:
+        """One bucket's output, `[batch, row * position in block, value_dim]`."""
+        op, block, zero = self.op, self.mask.block, self.op.ints([0])
+        heads = op("Slice", op.ints(bucket.heads[:, None]), zero, count)
+        first = op("Slice", op.ints(bucket.rows[:, None] * block), zero, count)
+        position = op("Min", op("Add", first, self.inside), op("Sub", self.queries, op.ints([1])))
+        queries_at = op("Add", op("Mul", position, op.ints(self.heads)), heads)
+        columns = op.ints(np.where(bucket.columns < 0, self.columns, bucket.columns))
+        if bucket.diagonal:
+            columns = op("Slice", columns, zero, count)
+        else:
+            columns = op("Slice", columns, op.ints([0, 0]), op("Concat", count, width, axis=0))
+        added_at = op("Min", columns, self.key_blocks)
+        last = op("Sub", self.key_blocks, op.ints([1]))
+        keys_at = op("Add", op("Mul", heads, self.key_blocks), op("Min", columns, last))
+        query = op("Gather", self.query_tokens, queries_at, axis=1)
+        key, value = (
+            op("Reshape", op("Gather", table, keys_at, axis=1), op.ints([0, 0, -1, dim]))
+            for table, dim in zip(self.tables, self.dims, strict=True)
+        )
+        added = op("Reshape", op("Gather", self.added, added_at, axis=1), op.ints([0, 0, 1, -1]))
+        if self.persistent:
+            own = [op("Gather", vectors, op("Reshape", heads, op.ints([-1])), axis=1) for vectors in self.vectors]
+            key, value = op("Concat", key, own[0], axis=2), op("Concat", value, own[1], axis=2)
+            rest = op("Expand", self.added_rest, op("Concat", op.ints([1]), count, op.ints([1, 1]), axis=0))
+            added = op("Concat", added, rest, axis=3)
+        if bucket.diagonal:
+            hidden = np.zeros((block, bucket.width * block), self.op.dtype.numpy())
+            hidden[:, -block:] = np.triu(np.full((block, block), self.hidden), 1)
+            added = op("Add", added, op.floats(hidden))
+        scores = op("Mul", op("MatMul", query, op("Transpose", key, perm=[0, 1, 3, 2])), op.floats(self.scale))
+        scores = op("Add", scores, added)
+        if self.full:
+            scores = op("Add", scores, self._full(heads, position, op("Min", columns, last)))
+        output = op("MatMul", op("Softmax", scores, axis=-1), value)
+        if self.full or self.mask.memory or "row" in self.given:
+            # A row of keys hidden alike gives their mean, which means nothing.
+            seen = scores if self.full or bucket.diagonal else added
+            most = op("ReduceMax", seen, op.ints([-1]), keepdims=1)
+            output = op("Where", op("Greater", most, op.floats(self.hidden / 2)), output, op.floats(0.0))
+        return op("Reshape", output, op.ints([0, -1, self.dims[1]]))
+
+    def _full(self, heads: ir.Value, position: ir.Value, columns: ir.Value) -> ir.Value:
+        """What the full mask adds, `[batch or 1, row, position in block, key]`."""
+        op, block = self.op, self.mask.block
+        row = op("Add", op("Mul", heads, self.queries), position) if self.full > 1 else position
+        start = op("Mul", op("Unsqueeze", row, op.ints([2])), self.key_blocks)
+        found = op("Gather", self.full_table, op("Add", start, op("Unsqueeze", columns, op.ints([1]))), axis=1)
+        found = op("Reshape", found, op.ints([0, 0, block, -1]))
+        if self.full_rest is not None:
+            found = op("Concat", found, op("Gather", self.full_rest, row, axis=1), axis=3)
+        return op("Max", found, op.floats(self.hidden))
+
+    def _ordered(self, parts: list[ir.Value], counts: np.ndarray) -> ir.Value:
+        """The rows of all buckets at their places, zero where a head's row has no key."""
+        op, mask, block = self.op, self.mask, self.mask.block
+        group = np.full((self.heads, self.rows), len(self.buckets))
+        rank = np.zeros((self.heads, self.rows), np.int64)
+        for number, bucket in enumerate(self.buckets):
+            group[bucket.heads, bucket.rows] = number
+            rank[bucket.heads, bucket.rows] = np.arange(len(bucket.rows))
+        offsets = np.concatenate([np.zeros((self.rows + 1, 1), np.int64), np.cumsum(counts, axis=1)], axis=1)
+        offset = op("Gather", op.ints(offsets), self._scalar(self.query_blocks), axis=0)
+        here = (op.ints([0]), self.query_blocks, op.ints([1]))
+        place = op(
+            "Add", op("Gather", offset, op("Slice", op.ints(group), *here), axis=0), op("Slice", op.ints(rank), *here)
+        )
+        place = op("Mul", op("Unsqueeze", place, op.ints([2])), op.ints(block))
+        place = op("Add", place, self.inside)
+        nowhere = op("Mul", op("Gather", offset, op.ints(len(self.buckets)), axis=0), op.ints(block))
+        # A row has a key if its first block holds one; the rest are zero.
+        first = np.where(self.kept.any(2), self.kept.argmax(2), 2 * self.columns)[..., None]
+        some = op(
+            "Less", op("Slice", op.ints(np.zeros_like(first) if self.persistent else first), *here), self.key_blocks
+        )
+        place = op("Reshape", op("Where", some, place, nowhere), op.ints([self.heads, -1]))
+        place = op("Slice", place, op.ints([0]), self.queries, op.ints([1]))
+        place = op("Transpose", place, perm=[1, 0])
+        shape = op("Concat", op("Shape", self.given["query"], start=0, end=1), op.ints([1, self.dims[1]]), axis=0)
+        nothing = op("Expand", op.floats(0.0), shape)
+        return op("Gather", op("Concat", *parts, nothing, axis=1), place, axis=1)
+
+
+def _reach(bucket: Bucket, columns: int) -> int:
+    """How many columns of a bucket hold all key blocks before `columns`, at least one."""
+    return max(1, int(((bucket.columns >= 0) & (bucket.columns < columns)).sum(1).max()))
