@@ -10,6 +10,7 @@ from compressor.report.schema import (
     Refusal,
     Report,
     Score,
+    SiteBlocks,
     Speed,
 )
 from compressor.report.terminal import summary
@@ -22,6 +23,7 @@ __all__ = [
     "Refusal",
     "Report",
     "Score",
+    "SiteBlocks",
     "Speed",
     "load",
     "summary",

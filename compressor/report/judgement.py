@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from compressor.report import words
-from compressor.report.schema import EngineFacts, Proof, Refusal, Score, Speed
+from compressor.report.schema import EngineFacts, Proof, Refusal, Score, SiteBlocks, Speed
 from graph_passes import Plan
 
 Gate = Literal["passed", "failed", "not asked"]
@@ -23,6 +23,7 @@ def verdict(
     proofs: Sequence[Proof] = (),
     gate: Gate = "not asked",
     refused: Sequence[Refusal] = (),
+    blocks: Sequence[SiteBlocks] = (),
     max_drop: float | None = None,
 ) -> str:
     """What was won, or that nothing was, in one sentence. The arguments are the report's fields of the same names.
@@ -31,7 +32,7 @@ def verdict(
         max_drop: what `--max-drop` allowed, as it was given; named when the gate failed.
     """
     alarm = alarms(plan, speeds, proofs, gate)
-    clauses = [_heads(plan, dense, compressed), _speed(speeds), _metric(scores), _proof(proofs), _refusals(refused)]
+    clauses = [_heads(plan, dense, compressed) + _blocks(blocks), _speed(speeds), _metric(scores), _proof(proofs), _refusals(refused)]
     if gate == "failed":
         clauses.insert(0, _gate(clauses.pop(2), max_drop))
     if any(not proof.holds for proof in proofs):
@@ -48,7 +49,7 @@ def alarms(plan: Plan, speeds: Sequence[Speed], proofs: Sequence[Proof], gate: G
         found.append("numbers differ")
     if gate == "failed":
         found.append("gate failed")
-    if plan.heads_kept == plan.heads:
+    if plan.heads_kept == plan.heads and not _masked(plan):
         return [*found, "nothing was learned" if plan.method is None else "nothing was dropped"]
     rows = readable(speeds)
     faster = sum(row.low > 1 for row in rows)
@@ -90,9 +91,23 @@ def _heads(plan: Plan, dense: EngineFacts, compressed: EngineFacts) -> str:
     else:
         fewer = "fewer" if compressed.parameters < dense.parameters else "more"
         parameters = f"{moved} {fewer} parameters ({before} → {after})"
+    if plan.heads_kept == plan.heads and _masked(plan):
+        return f"all {plan.heads} heads and {parameters}"
     if plan.heads_kept == plan.heads:
         return f"the engine is the model as it is, all {plan.heads} heads and {parameters}"
     return f"{plan.heads_kept} of {plan.heads} heads kept, {parameters}"
+
+
+def _masked(plan: Plan) -> bool:
+    return any(site.mask is not None for site in plan.sites)
+
+
+def _blocks(blocks: Sequence[SiteBlocks]) -> str:
+    masked = [site for site in blocks if site.form != "whole"]
+    if not masked:
+        return ", every block of every attention map" if blocks else ""
+    share = sum(site.share for site in masked) / len(masked)
+    return f", {100 * share:.0f}% of the blocks of {len(masked)} of {len(blocks)} attention layers"
 
 
 def _speed(speeds: Sequence[Speed]) -> str:

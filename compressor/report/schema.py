@@ -108,6 +108,22 @@ class Refusal(_Row):
     why: str
 
 
+class SiteBlocks(_Row):
+    """What became of one site's blocks.
+
+    `share` is that of all blocks of its kept heads which are computed. `form` is how the engine computes them;
+    `milliseconds` what each form took alone, by length and form, where forms were timed.
+    """
+
+    site: str
+    kind: str
+    block: int
+    share: float
+    form: Literal["whole", "masked", "block-sparse"]
+    why: str
+    milliseconds: dict[int, dict[str, float]] = Field(default_factory=dict)
+
+
 class Report(BaseModel):
     """Everything a run did, measured and refused."""
 
@@ -131,6 +147,8 @@ class Report(BaseModel):
     dense: EngineFacts
     compressed: EngineFacts
     refused: tuple[Refusal, ...] = ()
+    blocks: tuple[SiteBlocks, ...] = ()
+    """Sites whose blocks were asked for; empty where none were."""
     gate: Literal["passed", "failed", "not asked"] = "not asked"
     target: str
     precision: str
