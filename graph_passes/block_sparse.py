@@ -385,7 +385,7 @@ class _Attention:
 
     def _ordered(self, parts: list[ir.Value], counts: np.ndarray) -> ir.Value:
         """The rows of all buckets at their places, zero where a head's row has no key."""
-        op, mask, block = self.op, self.mask, self.mask.block
+        op, block = self.op, self.mask.block
         group = np.full((self.heads, self.rows), len(self.buckets))
         rank = np.zeros((self.heads, self.rows), np.int64)
         for number, bucket in enumerate(self.buckets):

@@ -3,8 +3,17 @@
 from graph_passes.passes.clean_up import CleanUp
 from graph_passes.passes.fold_gates import FoldGates
 from graph_passes.passes.insert_gates import InsertGates
+from graph_passes.passes.lower_block_sparse import LowerBlockSparse
 from graph_passes.passes.normalize import Normalize
 from graph_passes.passes.remove_empty import RemoveEmptyAttention
 from graph_passes.passes.remove_heads import RemoveHeads
 
-__all__ = ["CleanUp", "FoldGates", "InsertGates", "Normalize", "RemoveEmptyAttention", "RemoveHeads"]
+__all__ = [
+    "CleanUp",
+    "FoldGates",
+    "InsertGates",
+    "LowerBlockSparse",
+    "Normalize",
+    "RemoveEmptyAttention",
+    "RemoveHeads",
+]
