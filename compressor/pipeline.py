@@ -229,15 +229,15 @@ def _unused(recipe: Recipe, longest: int | None, *, learns: bool) -> Iterator[st
     if recipe.scored and "max_length" in recipe.model_fields_set and longest and recipe.max_length > longest:
         yield f"--max-length {recipe.max_length}: the model takes {longest} tokens, longer rows are cut there"
     paces = [flag_of(name) for name in _PACE if getattr(recipe, name) != Recipe.model_fields[name].default]
-    if learns and recipe.method in SEARCH_METHODS and paces:
+    if learns and recipe.method in SEARCH_METHODS and paces and not recipe.drops_blocks:
         yield f"{recipe.method} searches and trains nothing: {' and '.join(paces)} had no effect"
 
 
 def _notes(folder: ModelFolder, chosen: Choice, data: Data | None) -> Iterator[str]:
     if chosen.trained:
         yield (
-            "the compressed model was trained while its heads were chosen; dense is the model folder as it was given,"
-            " with every head, through the same export, passes and runtime"
+            f"the compressed model was trained {'with its masks' if chosen.plan.masks else 'while its heads were chosen'};"
+            " dense is the model folder as it was given, with every head, through the same export, passes and runtime"
         )
     config = folder.config
     if isinstance(config, SegmentConfig) and config.memory_length:
