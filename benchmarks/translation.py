@@ -85,6 +85,7 @@ class Request:
     label_column: str | None = None
     metric: str | None = None
     max_length: int = 96
+    stride: int = 0
     seed: int = 0
 
 

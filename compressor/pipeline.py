@@ -235,9 +235,10 @@ def _unused(recipe: Recipe, longest: int | None, *, learns: bool) -> Iterator[st
 
 def _notes(folder: ModelFolder, chosen: Choice, data: Data | None) -> Iterator[str]:
     if chosen.trained:
+        how = "with its masks" if chosen.plan.masks else "while its heads were chosen"
         yield (
-            f"the compressed model was trained {'with its masks' if chosen.plan.masks else 'while its heads were chosen'};"
-            " dense is the model folder as it was given, with every head, through the same export, passes and runtime"
+            f"the compressed model was trained {how}; dense is the model folder as it was given, with every head, through"
+            " the same export, passes and runtime"
         )
     config = folder.config
     if isinstance(config, SegmentConfig) and config.memory_length:

@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
@@ -112,7 +113,7 @@ class FamilyMasks:
         return self._rows[given]
 
     def _meaning(self, value: ir.Value) -> tuple[ir.Value | None, bool] | None:
-        """The padding mask that says the same, if any, and whether later keys are hidden too; None: neither tells it."""
+        """The padding mask that says the same, if any, and whether later keys are hidden too; None: neither does."""
         if value not in self._meanings:
             self._meanings[value] = self._compare(value)
         return self._meanings[value]
@@ -130,7 +131,8 @@ class FamilyMasks:
         for lengths, batch in ((_LENGTHS, 4), (_LENGTHS[::-1], 4), ((self.longest, self.longest), 2)):
             feeds = _feeds(given, lengths, batch, rng)
             try:
-                (found,) = ReferenceEvaluator(graph).run(None, {source.name: feeds[source] for source in given})
+                named = {source.name or "": feeds[source] for source in given}
+                found = np.asarray(ReferenceEvaluator(graph).run(None, named)[0])
             except Exception:  # a reference evaluation raises whatever its operators do
                 return None
             options = [option for option in options if _says(found, option, feeds)]
@@ -154,10 +156,8 @@ def _behind(value: ir.Value) -> list[ir.Node] | None:
     return [node for node in graph if node in seen] if isinstance(graph, ir.Graph) else []
 
 
-def _graph(value: ir.Value, nodes: list[ir.Node], given: list[ir.Value], model: ir.Model):  # type: ignore[no-untyped-def]
+def _graph(value: ir.Value, nodes: list[ir.Node], given: list[ir.Value], model: ir.Model) -> onnx.ModelProto:
     """The part of the graph that makes a value, as a model of its own."""
-    import onnx
-
     protos = [ir.serde.serialize_node(node) for node in nodes]
     made = {name for proto in protos for name in proto.output} | {source.name for source in given}
     weights = {

@@ -25,6 +25,7 @@ class Request:
     label_column: str | None = None
     metric: str | None = None
     max_length: int = 16
+    stride: int = 128
     seed: int = 0
 
 

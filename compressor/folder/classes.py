@@ -17,7 +17,7 @@ from compressor.quiet import one_line
 OURS = {"text-generation": "causal-lm"}
 """Tasks that this product calls by another name than optimum."""
 
-_USUAL = ["text-classification", "regression", "causal-lm", "translation"]
+_USUAL = ["text-classification", "regression", "causal-lm", "translation", "question-answering"]
 """Tasks that rows are read for."""
 
 _HEADS = {"regression": "text-classification", "translation": "text2text-generation"}

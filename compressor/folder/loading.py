@@ -45,7 +45,7 @@ class ModelFolder:
         processor: tokenizer, or the processor of images or sound; None where the folder has none.
         config: the model's configuration.
         fingerprint: `sha256:...` over weights and configuration, the same whatever precision the file is stored in.
-        task: `text-classification`, `regression`, `causal-lm`, or optimum's name of another task.
+        task: `text-classification`, `regression`, `causal-lm`, `question-answering`, or optimum's name of another task.
         family: transformers' model type, e.g. `bert`.
         notes: what a reader must know, e.g. tensors of the folder that the model has no use for.
     """

@@ -29,7 +29,7 @@ def sensitivity(
         model: not changed; evaluated without dropout.
         sites: its sites.
         mask: `[heads]`, bool: the heads that are still there. The others are at zero in the forward.
-        batches: collated batches with `labels`.
+        batches: collated batches with the model's labels (`Task.labelled`); where none is `labels`, one a row.
 
     Returns:
         float64, zero for the heads that are gone.
@@ -48,13 +48,14 @@ def sensitivity(
         with hooked(model, apply):
             for batch in batches:
                 there = {name: tensor.to(model.device) for name, tensor in batch.items()}
-                rows = len(there["labels"])
+                rows = len(next(iter(there.values())))
                 gate = mask.to(model.device, torch.float32).repeat(rows, 1).requires_grad_()
                 parts = torch.split(gate, [site.heads for site in sites], dim=1)
                 gates.update({site.name: part for site, part in zip(sites, parts, strict=True)})
                 loss = model(**there).loss
                 (gradient,) = torch.autograd.grad(loss, gate)
-                total += (gradient.abs() * _examples_loss(there["labels"], shifted)).double().sum(0).cpu()
+                own = _examples_loss(there["labels"], shifted) if "labels" in there else rows
+                total += (gradient.abs() * own).double().sum(0).cpu()
                 seen += rows
     finally:
         model.train(was_training)

@@ -112,7 +112,8 @@ class ModelTrials:
         self._saved = time.monotonic()
 
     def sensitivity(self, kept: frozenset[Head]) -> Mapping[Head, float]:
-        rows = (batch for _, batch in batches(self._data.task, self._train, self._batch_size))
+        task = self._data.task
+        rows = (task.labelled(batch) for _, batch in batches(task, self._train, self._batch_size))
         found = sensitivity(self._model, self._sites, self._gates([kept])[0].bool().cpu(), rows)
         return dict(zip(self.heads, found.tolist(), strict=True))
 
@@ -132,7 +133,7 @@ class ModelTrials:
         parts: dict[frozenset[Head], list[np.ndarray]] = {subset: [] for subset in subsets}
         order: list[int] = []
         for number, (indices, batch) in enumerate(self._batches()):
-            labels = batch.pop("labels").numpy()
+            labels = batch.pop(self._data.task.label_name).numpy()
             there = {name: tensor.to(self._model.device) for name, tensor in batch.items()}
             base = self._record(number, there) if record else self._records.get(number)
             order += indices
@@ -179,12 +180,13 @@ class ModelTrials:
         call: int,
     ) -> list[np.ndarray]:
         """Logits of each subset of a group."""
+        scored = self._data.task.scored
         try:
             out = self._run(batch, group, base, call)
         except NotRowsError:
             self._together = 1
-            return [self._run(batch, [subset], base, call).logits.float().cpu().numpy() for subset in group]
-        return list(np.split(out.logits.float().cpu().numpy(), len(group)))
+            return [scored(self._run(batch, [subset], base, call)) for subset in group]
+        return list(np.split(scored(out), len(group)))
 
     def _run(
         self,

@@ -32,7 +32,13 @@ def verdict(
         max_drop: what `--max-drop` allowed, as it was given; named when the gate failed.
     """
     alarm = alarms(plan, speeds, proofs, gate)
-    clauses = [_heads(plan, dense, compressed) + _blocks(blocks), _speed(speeds), _metric(scores), _proof(proofs), _refusals(refused)]
+    clauses = [
+        _heads(plan, dense, compressed) + _blocks(blocks),
+        _speed(speeds),
+        _metric(scores),
+        _proof(proofs),
+        _refusals(refused),
+    ]
     if gate == "failed":
         clauses.insert(0, _gate(clauses.pop(2), max_drop))
     if any(not proof.holds for proof in proofs):

@@ -11,7 +11,7 @@ from typing import Any
 from compressor.report.schema import Score, Speed
 
 # Metrics that are shares of one: told in points, hundredths of the whole.
-_SHARES = frozenset({"accuracy", "balanced_accuracy", "f1", "macro_f1", "precision", "recall"})
+_SHARES = frozenset({"accuracy", "balanced_accuracy", "exact-match", "f1", "macro_f1", "precision", "recall"})
 
 
 def count(number: int | None) -> str:

@@ -96,7 +96,7 @@ class Importance(Study):
             subject.model,
             subject.sites,
             torch.ones(len(subject.heads), dtype=torch.bool),
-            (batch for _, batch in batches(task, rows, self.asked.recipe.batch_size)),
+            (task.labelled(batch) for _, batch in batches(task, rows, self.asked.recipe.batch_size)),
         )
         return {"rows": len(rows), "importance": found.tolist()}
 

@@ -84,8 +84,7 @@ class Subject:
 
         def forward(batch: dict[str, torch.Tensor]) -> np.ndarray:
             there = {name: tensor.to(self.model.device) for name, tensor in batch.items()}
-            found: np.ndarray = self.model(**there).logits.cpu().numpy()
-            return found
+            return self.data.task.scored(self.model(**there))
 
         self.model.eval()
         with torch.no_grad(), gated(self.model, plan):

@@ -10,6 +10,8 @@ import numpy as np
 from datasets import Dataset
 from torch import Tensor
 
+from compressor.errors import InputError
+
 Forward = Callable[[dict[str, Tensor]], np.ndarray]
 """A batch without labels to logits, `[batch, ...]`."""
 
@@ -18,12 +20,14 @@ class Task(Protocol):
     """One task over one model folder; a base class too, for tasks that one forward answers.
 
     Attributes:
-        name: `text-classification`, `regression`, `causal-lm` or `translation`.
+        name: `text-classification`, `regression`, `causal-lm`, `translation` or `question-answering`.
         metric: what `score` computes, e.g. `accuracy`.
         higher_is_better: False for perplexity.
         metrics: the metrics that the task knows, the default first.
         notes: what a reader must know of how rows were read and scored; complete once labels are learned.
         in_order: whether rows follow each other, so that they may not be drawn from among others.
+        outputs: the model's outputs that are scored, in the order in which it gives them.
+        label_name: what `collate` calls what is to be predicted.
     """
 
     name: str
@@ -32,6 +36,8 @@ class Task(Protocol):
     metrics: tuple[str, ...]
     notes: tuple[str, ...] = ()
     in_order: bool = False
+    outputs: tuple[str, ...] = ("logits",)
+    label_name: str = "labels"
 
     @property
     def chooser(self) -> Task:
@@ -55,8 +61,25 @@ class Task(Protocol):
         ...
 
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """One batch, padded to its longest example: what the model's forward takes, `labels` included."""
+        """One batch, padded to its longest example: what the model's forward takes, and the labels."""
         ...
+
+    def labelled(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A collated batch with its labels as the model takes them, to compute its loss."""
+        return batch
+
+    def scored(self, outputs: Mapping[str, Any]) -> np.ndarray:
+        """The logits of one forward, of PyTorch or of an engine; of several `outputs`, on a last axis.
+
+        Raises:
+            InputError: the model does not give one.
+        """
+        missing = next((name for name in self.outputs if name not in outputs), None)
+        if missing is not None:
+            raise InputError(f"the model gives no {missing}, which {self.name} is scored by; take one that does")
+        found = [outputs[name] for name in self.outputs]
+        arrays = [value.float().cpu().numpy() if isinstance(value, Tensor) else value for value in found]
+        return arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=-1)
 
     def measure(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> np.ndarray:
         """Sufficient statistics of a few rows, `[examples, k]` float64: `score` of any rows of them is the metric.
@@ -64,7 +87,7 @@ class Task(Protocol):
         By one forward, unless the task needs more of them.
         """
         batch = self.collate(examples)
-        labels = batch.pop("labels").numpy()
+        labels = batch.pop(self.label_name).numpy()
         return self.per_example(forward(batch), labels)
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -86,7 +109,8 @@ class DataRequest(Protocol):
         text_columns: columns that hold the text, in order (source and target of a translation); empty: by name.
         label_column: column that holds the label; None: found by name.
         metric: None for the task's own.
-        max_length: longest example in tokens; longer ones are cut.
+        max_length: longest example in tokens; longer ones are cut, or read in windows.
+        stride: tokens that such windows of a text share.
         seed: draws the rows that are set aside.
     """
 
@@ -104,6 +128,8 @@ class DataRequest(Protocol):
     def metric(self) -> str | None: ...
     @property
     def max_length(self) -> int: ...
+    @property
+    def stride(self) -> int: ...
     @property
     def seed(self) -> int: ...
 

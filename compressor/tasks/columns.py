@@ -21,6 +21,7 @@ _PAIRS = (
 )
 _SINGLE = ("sentence", "text", "content", "review", "document", "question", "sentence1")
 _TRANSLATIONS = (("source", "target"), ("src", "tgt"), ("src", "trg"), ("source_text", "target_text"))
+_QUESTIONS = (("question", "context"), ("question", "passage"), ("question", "paragraph"), ("query", "context"))
 _LANGUAGE = re.compile(r"[a-z]{2}([-_][A-Za-z]{2,4})?")
 """A column named by its language: `de`, `pt_BR`."""
 _LABELS = ("label", "labels", "score", "target", "class", "similarity", "stars", "rating")
@@ -59,11 +60,43 @@ def pair_columns(rows: Dataset, wanted: Sequence[str], source: str) -> tuple[str
             f"{source}: no pair of source and target among {_listed(rows)}; name both (--text-columns de,en)"
         )
     for name in found:
-        _check_text(rows, name, source)
-        empty = next((index for index, value in enumerate(rows[name]) if not value.strip()), None)
-        if empty is not None:
-            raise InputError(f"{source}: row {empty + 1} has an empty {name!r}; fill it or leave the row out")
+        _check_filled(rows, name, source)
     return found[0], found[1]
+
+
+def question_columns(rows: Dataset, wanted: Sequence[str], source: str) -> tuple[str, str]:
+    """The columns of the question and of the text that it is asked about: as named, else by usual names.
+
+    Raises:
+        InputError: not two columns were named, one is missing or holds no text, or there is no usual pair.
+    """
+    if wanted and (len(wanted) != 2 or len(set(wanted)) != 2):
+        given = ",".join(wanted)
+        raise InputError(f"--text-columns {given}: name two, the question's and the text's, as question,context")
+    usual = (pair for pair in _QUESTIONS if set(pair) <= set(rows.column_names))
+    found = tuple(wanted) or next(usual, ())
+    if not found:
+        raise InputError(
+            f"{source}: no question and context among {_listed(rows)}; name both (--text-columns question,context)"
+        )
+    for name in found:
+        _check_filled(rows, name, source)
+    return found[0], found[1]
+
+
+def answers_column(rows: Dataset, wanted: str | None, source: str) -> str:
+    """The column of the answers.
+
+    Raises:
+        InputError: the named column is missing, or no usual name is there.
+    """
+    if wanted is not None:
+        _must_have(rows, wanted, source, "--label-column")
+        return wanted
+    for name in ("answers", "answer"):
+        if name in rows.column_names:
+            return name
+    raise InputError(f"{source}: no answers among {_listed(rows)}; add `answers` or name them (--label-column)")
 
 
 def text_column(rows: Dataset, wanted: Sequence[str], source: str) -> str:
@@ -107,6 +140,13 @@ def _check_text(rows: Dataset, name: str, source: str) -> None:
     empty = next((index for index, value in enumerate(rows[name]) if value is None), None)
     if empty is not None:
         raise InputError(f"{source}: row {empty + 1} has no {name!r}; fill it or leave the row out")
+
+
+def _check_filled(rows: Dataset, name: str, source: str) -> None:
+    _check_text(rows, name, source)
+    empty = next((index for index, value in enumerate(rows[name]) if not value.strip()), None)
+    if empty is not None:
+        raise InputError(f"{source}: row {empty + 1} has an empty {name!r}; fill it or leave the row out")
 
 
 def _is_text(rows: Dataset, name: str) -> bool:

@@ -7,17 +7,19 @@ from compressor.folder import ModelFolder
 from compressor.tasks.base import DataRequest, Task
 from compressor.tasks.causal_lm import CausalLM
 from compressor.tasks.classification import TextClassification
+from compressor.tasks.question_answering import QuestionAnswering
 from compressor.tasks.regression import Regression
 from compressor.tasks.streams import remembers, streams_of
 from compressor.tasks.translation import Translation
 
-_Class = type[TextClassification] | type[Regression] | type[CausalLM] | type[Translation]
+_Class = type[TextClassification] | type[Regression] | type[CausalLM] | type[Translation] | type[QuestionAnswering]
 
 TASKS: dict[str, _Class] = {
     TextClassification.name: TextClassification,
     Regression.name: Regression,
     CausalLM.name: CausalLM,
     Translation.name: Translation,
+    QuestionAnswering.name: QuestionAnswering,
 }
 
 

@@ -45,6 +45,7 @@ class Streams(CausalLM):
     """
 
     in_order = True
+    label_name = "shift_labels"
     shortest = 1
     _unit = "tokens"
 

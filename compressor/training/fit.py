@@ -122,7 +122,7 @@ def fit(
         metric_for_best_model="eval_chosen",
         greater_is_better=True,
         remove_unused_columns=False,
-        label_names=["shift_labels" if streams else "labels"],
+        label_names=[task.label_name],
         dataloader_pin_memory=False,
         disable_tqdm=True,
         report_to="none",
@@ -132,8 +132,8 @@ def fit(
 
     def reduce(outputs: Any, labels: Tensor) -> Tensor:
         # Statistics of each row instead of its logits: a language model's would not fit in memory.
-        logits = outputs[0] if isinstance(outputs, tuple) else outputs
-        found = task.per_example(logits.float().cpu().numpy(), labels.cpu().numpy())
+        named = dict(zip(task.outputs, outputs if isinstance(outputs, tuple) else (outputs,), strict=False))
+        found = task.per_example(task.scored(named), labels.cpu().numpy())
         return torch.from_numpy(found).to(labels.device)
 
     def measure(prediction: EvalPrediction) -> dict[str, float]:
@@ -164,6 +164,7 @@ def fit(
     shared: dict[str, Any] = {
         "gate": gate,
         "schedule": schedule,
+        "labelled": task.labelled,
         "model": model,
         "args": args,
         "data_collator": task.collate,

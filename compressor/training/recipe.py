@@ -94,6 +94,10 @@ class Training(BaseModel):
     def max_length(self) -> int:
         return self.segment
 
+    @property
+    def stride(self) -> int:
+        return 0
+
 
 def make(**flags: Any) -> Training:
     """The training that flags ask for.

@@ -21,6 +21,8 @@ from graph_passes.gates import GATE
 
 WEIGHTS = "model.safetensors"
 
+Labelled = Callable[[dict[str, Any]], dict[str, Any]]
+
 
 class Clip(TrainerCallback):
     """Clips the gate's gradient on its own: near a tie it is so large that a joint norm would stop the model."""
@@ -61,10 +63,16 @@ class GateTrainer(Trainer):
 
     Rows are visited in the order in which `train_dataset` lists them. Weights are saved by `state_dict` names, so that
     what a checkpoint restores is every tensor of the model and the gate, or an error.
+
+    Args:
+        gate: one number a head, or None.
+        schedule: rates and their pace.
+        labelled: makes of a collated batch what the model computes its loss from (`Task.labelled`).
+        kwargs: transformers' own.
     """
 
-    def __init__(self, *, gate: Gate | None, schedule: Schedule, **kwargs: Any) -> None:
-        self.gate, self.schedule = gate, schedule
+    def __init__(self, *, gate: Gate | None, schedule: Schedule, labelled: Labelled, **kwargs: Any) -> None:
+        self.gate, self.schedule, self.labelled = gate, schedule, labelled
         super().__init__(**kwargs)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -116,7 +124,7 @@ class GateTrainer(Trainer):
         return loss
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        found = super().compute_loss(model, inputs, *args, **kwargs)
+        found = super().compute_loss(model, self.labelled(inputs), *args, **kwargs)
         if self.gate is None or not model.training:
             return found
         push: Tensor = self.gate.penalty(self.state.global_step)

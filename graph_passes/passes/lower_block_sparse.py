@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping
 
-import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
@@ -139,7 +138,7 @@ def _match(site: str, blocks: ir.Value, planned: BlockMask, probe: Probe) -> lis
 def _follow(
     blocks: ir.Value, probe: Probe
 ) -> tuple[set[ir.Value], list[tuple[ir.Node, int]], list[tuple[ir.Node, int]], int]:
-    """Everything made of the mask alone: those values, the nodes that zero queries, those that take the mask of scores,
+    """Everything made of the mask: those values, the nodes that zero queries, those that take the mask of scores,
     and how many keys it lets every query see."""
     derived, guards, ends, persistent = {blocks}, [], [], 0
     stack = list(blocks.uses())
@@ -149,9 +148,9 @@ def _follow(
             guards.append((node, 2))
         elif node.op_type == "Mul":
             guards.append((node, 1 - position))
-        elif node.op_type in ("Add", "Attention"):
+        elif node.op_type == "Attention" or (node.op_type == "Add" and _scores(node.inputs[1 - position], probe)):
             ends.append((node, position))
-        elif node.op_type in _MASK_OPS | {"Where"} and node.domain == "":
+        elif node.op_type in _MASK_OPS | {"Add", "Where"} and node.domain == "":
             if node.op_type == "Pad":
                 pads = probe.constant(node.inputs[1])
                 if pads is None:
@@ -178,6 +177,11 @@ def _lowest(value: ir.Value | None, probe: Probe) -> bool:
 def _own(mask: ir.Value, derived: set[ir.Value], probe: Probe) -> Iterator[ir.Value]:
     """The family's mask within `Where(blocks and its mask, its mask or zero, lowest)`."""
     where = mask.producer()
+    if where is not None and where.op_type == "Add":
+        for part in where.inputs:
+            assert part is not None
+            yield from _own(part, derived, probe) if part in derived else (part,)
+        return
     if where is None or where.op_type != "Where" or where.inputs[1] in derived:
         raise _NoMatchError(where, "makes no mask of scores")
     added, both = where.inputs[1], where.inputs[0]
@@ -275,6 +279,15 @@ def _to_product(value: ir.Value | None, probe: Probe) -> tuple[ir.Node, float, l
     raise _NoMatchError(node, "stands between the product of queries and keys and its mask")
 
 
+def _scores(value: ir.Value | None, probe: Probe) -> bool:
+    """Whether a tensor is a product of queries and keys, and not something to be added to one."""
+    try:
+        product, _, _ = _to_product(value, probe)
+    except _NoMatchError:
+        return False
+    return not any(operand is None or operand.is_initializer() for operand in product.inputs)
+
+
 def _factor(node: ir.Node, probe: Probe) -> tuple[ir.Value, float]:
     """The tensor that a node scales, and by how much."""
     for place in (1, 0) if node.op_type == "Mul" else (1,):
@@ -327,7 +340,7 @@ def _unswapped(value: ir.Value, probe: Probe) -> ir.Value | None:
 
 def _guarded(value: ir.Value | None, cores: list[_Core], probe: Probe, guard: ir.Node) -> tuple[_Core, list[ir.Node]]:
     """The attention whose output a guard zeroes, by way of layout and gates, and the reshapes there that do nothing."""
-    idle = []
+    idle: list[ir.Node] = []
     while value is not None:
         for core in cores:
             if value is core.output:
@@ -377,7 +390,7 @@ def _lower(model: ir.Model, site: str, core: _Core, families: FamilyMasks) -> No
     back = ir.node("Transpose", node.outputs, {"perm": _SWAP})
     graph.insert_before(before, [node, back])
     for value in (node.outputs[0], back.outputs[0]):
-        value.dtype = core.output.dtype
+        value.type = core.output.type
     core.output.replace_all_uses_with(back.outputs[0])
     for guard, position in core.guards:
         kept = guard.inputs[position]
@@ -404,5 +417,5 @@ def _tokens(value: ir.Value, before: ir.Node) -> ir.Value:
     made = ir.node("Transpose", [value], {"perm": _SWAP})
     assert before.graph is not None
     before.graph.insert_before(before, made)
-    made.outputs[0].dtype = value.dtype
+    made.outputs[0].type = value.type
     return made.outputs[0]
