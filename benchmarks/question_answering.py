@@ -1,0 +1,183 @@
+"""MiniLM learns to answer SQuAD's questions: a dense model to compress, with its exact match and F1.
+
+    python -m benchmarks.question_answering --size small    # the model, into build/question_answering/small/model
+    python -m benchmarks.question_answering --size tiny     # one minute, learns nothing worth having
+    cd build/question_answering/small && compress model --data rows.jsonl --max-length 384 --keep 50% -o half
+
+The encoder is that of a folder that classifies (`--encoder`), under a fresh head for spans. The rows of a size are
+drawn from the data once and lie beside the model, so that what begins with it reports on the same ones: train and dev
+rows of the data, and as test rows a part of its dev rows that the checkpoint, the best by F1 on the others, was not
+chosen on. A run that was interrupted goes on from its last checkpoint when it is started again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer, set_seed
+
+from benchmarks.machine import machine
+from compressor.cli.view import View
+from compressor.folder import ModelFolder, load
+from compressor.quiet import quiet_transformers
+from compressor.tasks import Data, open_data, statistics
+from compressor.tasks.splits import named_splits
+from compressor.training.fit import fit
+from compressor.training.schedule import MixedPrecision, Schedule
+
+SHARED = Path(__file__).parents[2] / "shared"
+
+
+@dataclass(frozen=True)
+class Size:
+    """Rows and schedule of one `--size`; `train` is the most that is learned from, None for all."""
+
+    train: int | None
+    dev: int
+    test: int
+    max_length: int
+    stride: int
+    steps: int
+    batch: int
+    evaluations: int
+    learning_rate: float
+    mixed_precision: MixedPrecision
+
+
+SIZES = {
+    "tiny": Size(32, 8, 16, 64, 16, 4, 4, 1, 1e-4, "no"),
+    "small": Size(7200, 200, 500, 384, 128, 900, 8, 3, 1e-4, "bf16"),
+    "full": Size(None, 1000, 7000, 384, 128, 2600, 16, 6, 1e-4, "no"),
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which rows to use; see `compressor.tasks.DataRequest`."""
+
+    data: str
+    max_length: int
+    stride: int
+    eval_data: str | None = None
+    test_data: str | None = None
+    text_columns: tuple[str, ...] = ()
+    label_column: str | None = None
+    metric: str | None = None
+    seed: int = 0
+
+
+def start(encoder: Path, folder: Path) -> None:
+    """Write the model folder as it is before learning: the encoder in full precision, and a head of random weights."""
+    AutoModelForQuestionAnswering.from_pretrained(encoder, num_labels=2, dtype=torch.float32).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(encoder).save_pretrained(folder)
+
+
+def draw(source: Path, size: Size, path: Path) -> None:
+    """Write the rows of the size, one an object a line."""
+    splits = named_splits(str(source))
+    train, dev = (splits[name].shuffle(seed=0) for name in ("train", "dev"))
+    parts = {
+        "train": train.take(len(train) if size.train is None else size.train),
+        "dev": dev.take(size.dev),
+        "test": dev.skip(size.dev).take(size.test),
+    }
+    with path.open("w", encoding="utf-8") as file:
+        for split, rows in parts.items():
+            for row in rows.select_columns(["id", "question", "context", "answers"]):
+                file.write(json.dumps({"split": split, **row}) + "\n")
+
+
+def opened(path: Path, size: Size) -> tuple[ModelFolder, Data]:
+    """The model folder, and the rows that lie beside it."""
+    folder = load(path)
+    return folder, open_data(Request(str(path.with_name("rows.jsonl")), size.max_length, size.stride), folder)
+
+
+def learn(folder: ModelFolder, data: Data, size: Size, checkpoints: Path) -> None:
+    """Train in place, from the last checkpoint on where there is one, and end at the best."""
+    schedule = Schedule(
+        steps=size.steps,
+        batch_size=size.batch,
+        learning_rate=size.learning_rate,
+        seed=0,
+        warmup=0.1,
+        weight_decay=0.01,
+        max_grad_norm=1.0,
+        evaluations=size.evaluations,
+        points=size.evaluations,
+        mixed_precision=size.mixed_precision,
+    )
+    with View().stage("learning to answer") as tell:
+        log = fit(folder.model.train(), data, schedule, asdict(size), checkpoints, tell)
+    for entry in log:
+        if (name := f"eval_{data.task.metric}") in entry:
+            print(f"step {entry['step']}: {data.task.metric} on {len(data.eval)} dev rows {100 * entry[name]:.2f}")
+
+
+def score(folder: ModelFolder, data: Data) -> None:
+    """Print exact match and F1 on the test rows, with how sure they are: a bootstrap's 95%."""
+    model = folder.model.eval()
+
+    def forward(batch: dict[str, Tensor]) -> np.ndarray:
+        return data.task.scored(model(**{name: tensor.to(model.device) for name, tensor in batch.items()}))
+
+    began = time.perf_counter()
+    with torch.inference_mode():
+        found = 100 * statistics(data.task, data.test, forward)
+    draws = np.random.default_rng(0).integers(0, len(found), (1000, len(found)))
+    ends = np.quantile(found[draws].mean(1), [0.025, 0.975], axis=0)
+    for column, name in ((1, "exact match"), (0, "F1")):
+        low, high = ends[:, column]
+        print(f"{name} on {len(found)} test rows: {found[:, column].mean():.2f} (95%: {low:.2f} to {high:.2f})")
+    print(f"scored in {time.perf_counter() - began:.0f} s", flush=True)
+
+
+def main() -> None:
+    """Learn, unless the model is there already, and print exact match and F1."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, default="tiny")
+    parser.add_argument("--data", type=Path, default=SHARED / "data" / "squad.jsonl.xz")
+    parser.add_argument("--encoder", type=Path, default=SHARED / "models" / "minilm-sst2")
+    parser.add_argument("--out", type=Path, default=Path("build/question_answering"), help="a folder a size")
+    args = parser.parse_args()
+    for path, flag in ((args.data, "--data"), (args.encoder, "--encoder")):
+        if not path.exists():
+            print(f"skipped: {path} is not on this machine; give {flag}")
+            return
+    size, out = SIZES[args.size], args.out / args.size
+    print(f"size {args.size}: {size}\n{machine('torch', 'transformers')}", flush=True)
+    set_seed(0)
+    done, partial = out / "model", out / "partial"
+    if not done.exists():
+        if not (partial / "started").exists():
+            with quiet_transformers():
+                start(args.encoder, partial / "model")
+            draw(args.data, size, partial / "rows.jsonl")
+            (partial / "started").touch()
+        began = time.perf_counter()
+        folder, data = opened(partial / "model", size)
+        learn(folder, data, size, partial / "checkpoints")
+        print(f"{folder.model.num_parameters():,} parameters, {time.perf_counter() - began:.0f} s", flush=True)
+        with quiet_transformers():
+            folder.model.to("cpu").save_pretrained(partial / "model")  # type: ignore[arg-type]
+        (partial / "rows.jsonl").replace(out / "rows.jsonl")
+        (partial / "model").rename(done)
+        shutil.rmtree(partial)
+    folder, data = opened(done, size)
+    if torch.cuda.is_available():
+        folder.model.to("cuda")  # type: ignore[arg-type]
+    for note in data.notes:
+        print(note)
+    score(folder, data)
+
+
+if __name__ == "__main__":
+    main()
