@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +52,7 @@ def _size(
 
 SIZES = {
     "tiny": _size("tiny", 200, 10, ("36",), (1,)),
-    "small": _size("small", 1500, 120, KEEPS, (1, 2, 3)),
+    "small": _size("small", 2000, 120, KEEPS, (1, 2, 3)),
     "full": _size("full", None, 800, KEEPS, (1, 2, 3), evaluations=4),
 }
 COOLDOWN = 0.4
@@ -63,14 +65,7 @@ def start(data: str, folder: Path) -> Path:
     if classes is None:
         return MODEL
     if not (folder / "config.json").exists():
-        torch.manual_seed(0)
-        named = {"id2label": dict(enumerate(classes)), "label2id": {name: i for i, name in enumerate(classes)}}
-        fresh = AutoModelForSequenceClassification.from_pretrained(
-            MODEL, num_labels=len(classes), ignore_mismatched_sizes=True, dtype=torch.float32, **named
-        )
-        begun = folder.with_name(f"{folder.name}-begun")
-        fresh.save_pretrained(begun)
-        AutoTokenizer.from_pretrained(MODEL).save_pretrained(begun)
+        begun = fresh_head(folder.with_name(f"{folder.name}-begun"), classes)
         recipe = Recipe(
             model=begun,
             data=_file(data),
@@ -85,6 +80,23 @@ def start(data: str, folder: Path) -> Path:
         learn(opened.model, find_sites(opened.model, example_inputs(opened, 2, 8)), rows, recipe, begun / "checkpoints")
         AutoTokenizer.from_pretrained(MODEL).save_pretrained(folder)
         opened.model.save_pretrained(folder)
+    return folder
+
+
+def fresh_head(folder: Path, classes: Sequence[str]) -> Path:
+    """Write MiniLM's encoder with a head of its own for these classes, drawn with seed 0; of one name: a regression."""
+    torch.manual_seed(0)
+    named: dict[str, Any] = {"id2label": dict(enumerate(classes)), "label2id": {c: i for i, c in enumerate(classes)}}
+    if len(classes) == 1:
+        named["problem_type"] = "regression"
+    fresh = AutoModelForSequenceClassification.from_pretrained(
+        MODEL, num_labels=len(classes), ignore_mismatched_sizes=True, dtype=torch.float32, **named
+    )
+    if len(classes) == 2:  # the folder's own head would fit
+        torch.nn.init.normal_(fresh.classifier.weight, std=0.02)
+        torch.nn.init.zeros_(fresh.classifier.bias)
+    fresh.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(MODEL).save_pretrained(folder)
     return folder
 
 
@@ -129,6 +141,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=METHODS)
     parser.add_argument("--keeps", nargs="+", help="default: those of the size")
     parser.add_argument("--seeds", type=int, nargs="+", help="default: those of the size")
+    parser.add_argument("--rows", type=int, help="evaluate on at most so many dev and test rows")
     parser.add_argument("--fp32", action="store_true", help="learn in float32; else matrices are multiplied in bf16")
     parser.add_argument("--out", type=Path, default=Path("build/grid"), help="a study's folder for each data and size")
     args = parser.parse_args()
@@ -136,6 +149,8 @@ def main() -> None:
         print(f"skipped: {MODEL} is not on this machine")
         return
     size = SIZES[args.size]
+    if args.rows:
+        size = replace(size, eval=args.rows, test=args.rows)
     keeps, seeds = tuple(args.keeps or size.keeps), tuple(args.seeds or size.seeds)
     print(f"machine: {machine('torch', 'transformers')}; {torch.get_num_threads()} threads")
     for data in args.data:

@@ -1,0 +1,89 @@
+"""Attention pruning on the GLUE sets at hand: MiniLM with 20 to 80 percent of its attention maps' blocks dropped.
+
+Each set gets MiniLM's encoder with a fresh head. `dense` learns for the size's steps; so do the runs with masks, from
+the same start, with masks cut from the dense run's maps or drawn at random (`compress study blocks --restart`).
+
+    python -m benchmarks.blocks --size tiny
+    python -m benchmarks.blocks rte cola mrpc stsb sst2 mnli --size small
+
+The other tables of attention pruning are studies of folders that other scripts make:
+
+    compress study blocks build/question_answering/small/model --data squad.jsonl.xz --max-length 384 --block-size 16 \
+        --shares 0.5,0.8,0.9
+    compress study blocks build/translation/small/model --task translation --data multi30k_deen.tsv.xz --block-size 1 \
+        --kinds all,encoder,decoder,cross --masks own --shares 0.4,0.6,0.8
+    compress train build/lm --data wikitext2_train.txt.xz ... && compress study blocks build/lm --shares 0.8 ...
+
+A cell that `--out` already holds is not run again, and several processes may share the cells.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from benchmarks.grid import MODEL, SHARED, fresh_head
+from benchmarks.machine import machine
+from compressor.cli.view import View
+from compressor.recipe import Recipe
+from compressor.study import Asked, Size, study
+
+SETS: dict[str, tuple[str, ...]] = {
+    "rte": ("entailment", "not_entailment"),
+    "cola": ("0", "1"),
+    "mrpc": ("0", "1"),
+    "stsb": ("score",),
+    "sst2": ("negative", "positive"),
+    "mnli": ("contradiction", "entailment", "neutral"),
+}
+SIZES = {
+    "tiny": Size("tiny", 128, 64, 64, 1.0, 4, (1,), (), 1, 32, 5, 2, 0.1),
+    "small": Size("small", 10_000, 600, 1500, 2.0, 200, (1, 2), (), 2, 500, 20, 10, 3.0),
+    "paper": Size("paper", None, None, None, 3.0, None, (1, 2, 3, 4, 5), (), 6, 10_000, 100, 10, 10.0),
+}
+
+
+def main() -> None:
+    """Run the cells that are missing and print a table a set."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sets", nargs="*", choices=SETS, default=["rte"])
+    parser.add_argument("--size", choices=SIZES, default="tiny")
+    parser.add_argument("--shares", type=float, nargs="+", default=[0.2, 0.4, 0.5, 0.6, 0.8])
+    parser.add_argument("--masks", nargs="+", default=["own", "random"])
+    parser.add_argument("--seeds", type=int, nargs="+", help="default: those of the size")
+    parser.add_argument("--block-size", type=int, default=1, help="1: single entries, as in the paper's tables")
+    parser.add_argument("--out", type=Path, default=Path("build/blocks"), help="a study's folder for each set and size")
+    args = parser.parse_args()
+    if not MODEL.exists():
+        print(f"skipped: {MODEL} is not on this machine")
+        return
+    size = SIZES[args.size] if args.seeds is None else replace(SIZES[args.size], seeds=tuple(args.seeds))
+    print(f"machine: {machine('torch', 'transformers')}; {torch.get_num_threads()} threads")
+    for name in args.sets:
+        start = args.out / f"{name}-start"
+        if not (start / "config.json").exists():
+            fresh_head(start, SETS[name])
+        recipe = Recipe(
+            model=start,
+            data=str(SHARED / "data" / f"{name}.tsv.xz"),
+            keep="100%",
+            options={"mixed_precision": "bf16"},
+            learning_rate=1e-4,
+            max_length=64,
+            block_size=args.block_size,
+            restart=True,
+            out=args.out / f"{name}-{size.name}",
+        )
+        axes = {"shares": tuple(args.shares), "masks": tuple(args.masks)}
+        found = study("blocks", Asked(recipe, size, axes=axes), View())
+        for table in found.tables:
+            print(f"\n{name}, {size}, seeds {size.seeds}: {table.title}\n")
+            print(f"| {' | '.join(table.columns)} |\n|{'---|' * len(table.columns)}")
+            print("\n".join(f"| {' | '.join(row)} |" for row in table.rows), flush=True)
+
+
+if __name__ == "__main__":
+    main()
