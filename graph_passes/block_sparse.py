@@ -54,7 +54,7 @@ class Bucket:
 
 def buckets(mask: BlockMask, head_dim: int, *, causal: bool = False, every: bool = False) -> list[Bucket]:
     """The rows of a mask that keep any block (or every row), in the buckets that cost least."""
-    kept = _computed(mask, causal=causal)
+    kept = computed(mask, causal=causal)
     widths = np.maximum(kept.sum(2), int(every))
     own = np.zeros_like(widths, bool)
     if causal:
@@ -72,7 +72,7 @@ def buckets(mask: BlockMask, head_dim: int, *, causal: bool = False, every: bool
     return found
 
 
-def _computed(mask: BlockMask, *, causal: bool) -> np.ndarray:
+def computed(mask: BlockMask, *, causal: bool) -> np.ndarray:
     """The blocks kept that causality does not hide whole."""
     return mask.kept & np.tri(*mask.kept.shape[1:], dtype=np.bool_) if causal else mask.kept
 
@@ -235,7 +235,7 @@ class _Attention:
     ) -> None:
         self.op, self.mask, self.dims, self.scale = body, mask, dims, scale
         self.causal, self.persistent, self.full, self.given = causal, persistent, full, given
-        self.kept = _computed(mask, causal=causal)
+        self.kept = computed(mask, causal=causal)
         self.heads, self.rows, self.columns = mask.kept.shape
         self.buckets = buckets(mask, dims[0], causal=causal, every=bool(persistent))
         # A quarter, so that several of them add up to a number still.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import cast
 
 import numpy as np
 import onnx
@@ -132,7 +133,7 @@ class FamilyMasks:
             feeds = _feeds(given, lengths, batch, rng)
             try:
                 named = {source.name or "": feeds[source] for source in given}
-                found = np.asarray(ReferenceEvaluator(graph).run(None, named)[0])
+                (found,) = cast("list[np.ndarray]", ReferenceEvaluator(graph).run(None, named))
             except Exception:  # a reference evaluation raises whatever its operators do
                 return None
             options = [option for option in options if _says(found, option, feeds)]

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Collection
 
 import onnx_ir as ir
 
 from graph_passes.axes import Refusal
+from graph_passes.block_sparse import computed
 from graph_passes.gates import find_gates, set_gates
-from graph_passes.passes import CleanUp, FoldGates, InsertGates, Normalize, RemoveEmptyAttention, RemoveHeads
-from graph_passes.plan import Plan
+from graph_passes.passes import (
+    CleanUp,
+    FoldGates,
+    InsertGates,
+    LowerBlockSparse,
+    Normalize,
+    RemoveEmptyAttention,
+    RemoveHeads,
+)
+from graph_passes.plan import Plan, SitePlan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +42,8 @@ class Shrunk:
         refused: sites left whole, still gated as the plan says, and the operator in the way.
         parameters: elements of floating-point initializers (before, after); what the file keeps in `Constant` nodes
             counts in both.
+        lowered: masked sites that compute the blocks of their mask alone.
+        dense: sites that were to be lowered and stay dense and masked, and the operator in the way.
     """
 
     model: ir.Model
@@ -39,6 +51,8 @@ class Shrunk:
     folded: tuple[str, ...]
     refused: tuple[Refusal, ...]
     parameters: tuple[int, int]
+    lowered: tuple[str, ...] = ()
+    dense: tuple[Refusal, ...] = ()
 
     @property
     def obstacle(self) -> str | None:
@@ -49,12 +63,15 @@ class Shrunk:
         return f"{min(first.sites)}: {first}" + (f" (and {len(more)} more)" if more else "")
 
 
-def shrink(model: ir.Model, plan: Plan) -> Shrunk:
-    """Remove the heads that a plan drops from a graph, physically.
+def shrink(model: ir.Model, plan: Plan, *, lower: Collection[str] | None = None) -> Shrunk:
+    """Remove the heads that a plan drops from a graph, physically, and of the others the blocks that its masks drop.
+
+    A head of which a mask keeps nothing is a dropped head.
 
     Args:
         model: an ONNX graph with or without gates; it is edited in place.
-        plan: which heads stay; its sites meet the graph's attention by gate, name or order.
+        plan: which heads stay; its sites meet the graph's attention by gate, name or order. Masks must be in the graph.
+        lower: masked sites to make block-sparse, where that can be; the others stay dense with their mask. None: all.
 
     Raises:
         PlanError: the plan's sites are not the graph's.
@@ -62,6 +79,7 @@ def shrink(model: ir.Model, plan: Plan) -> Shrunk:
     Normalize()(model)
     before = count_parameters(model)
     InsertGates(plan)(model)
+    plan = plan.model_copy(update={"sites": tuple(_without_dead(site, plan) for site in plan.sites)})
     set_gates(model.graph, plan)
     fold = FoldGates()
     fold(model)
@@ -69,13 +87,36 @@ def shrink(model: ir.Model, plan: Plan) -> Shrunk:
     remove = RemoveHeads()
     remove(model)
     CleanUp()(model)
+    lowering = LowerBlockSparse(plan.masks, lower)
+    if lowering(model).modified:
+        CleanUp()(model)
     left = frozenset(find_gates(model.graph))
     refused = frozenset().union(*(refusal.sites for refusal in remove.refused)) if remove.refused else frozenset()
     removed = tuple(
         Removed(site.name, site.dropped) for site in plan.sites if site.dropped and site.name not in refused
     )
     folded = tuple(site.name for site in plan.sites if site.name not in left)
-    return Shrunk(model, removed, folded, tuple(remove.refused), (before, count_parameters(model)))
+    return Shrunk(
+        model,
+        removed,
+        folded,
+        tuple(remove.refused),
+        (before, count_parameters(model)),
+        tuple(lowering.lowered),
+        tuple(lowering.refused),
+    )
+
+
+def _without_dead(site: SitePlan, plan: Plan) -> SitePlan:
+    """The site without heads of which its mask keeps nothing that they could see."""
+    mask = plan.masks.get(site.name)
+    if mask is None:
+        return site
+    seen = computed(mask, causal=site.kind == "decoder" and not mask.memory)
+    kept = [place for place, head in enumerate(site.kept) if seen[head].any()]
+    return dataclasses.replace(
+        site, kept=tuple(site.kept[place] for place in kept), scale=tuple(site.scale[place] for place in kept)
+    )
 
 
 def count_parameters(model: ir.Model) -> int:

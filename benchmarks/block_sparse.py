@@ -1,0 +1,223 @@
+"""What block-sparse attention is worth: its time beside ONNX Runtime's fused attention of every pair, in one run.
+
+    python -m benchmarks.block_sparse                            # 384 to 4096 tokens, uniform and ragged, block 64
+    python -m benchmarks.block_sparse --length 2048 --block 32 128 --memory
+    python -m benchmarks.block_sparse --maps work/maps.safetensors --share 0.9
+
+Both graphs read projected queries, keys and values `[batch, length, heads * head_dim]`; the dense one is a single
+`MultiHeadAttention` of com.microsoft, which is flash attention on a CPU. Uniform rows keep as many blocks each as the
+density says; ragged rows a heavy-tailed number (Pareto, exponent 1.2); learned ones come from attention maps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import onnx_ir as ir
+
+from benchmarks.machine import machine
+from benchmarks.speed import table
+from compressor.blocks.cut import cut
+from compressor.blocks.maps import AttentionMaps
+from compressor.measure import interleave
+from compressor.targets.base import Engine, Feeds
+from compressor.targets.memory import peak_growth
+from compressor.targets.session import describe, open_session, run
+from graph_passes import BlockMask, Plan, SitePlan, save
+from graph_passes.block_sparse import block_sparse_attention, call, predict
+
+FLOAT = ir.TensorType(ir.DataType.FLOAT)
+TAIL = 1.2
+"""Exponent of the ragged rows' numbers of blocks."""
+GOALS = {("uniform", 1024): 4, ("uniform", 2048): 5, ("uniform", 4096): 6} | {
+    ("ragged", length): 5 for length in (1024, 2048, 4096)
+}
+"""Times faster at least, at a density of 0.1 and blocks of 64."""
+
+
+class Loaded:
+    """One attention, loaded; as much of an engine as timing needs."""
+
+    precision = "fp32"
+    attentions = fused = 0
+
+    def __init__(self, model: ir.Model, path: Path, threads: int) -> None:
+        save(model, path)
+        self.path, self.session = path, describe("cpu", threads)
+        self._opened = open_session(path, self.session)
+
+    def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
+        return run(self._opened, feeds)
+
+    def memory(self, feeds: Feeds) -> int | None:
+        return peak_growth(self.path, self.session, feeds)
+
+
+def uniform(heads: int, blocks: int, density: float, rng: np.random.Generator) -> np.ndarray:
+    """Rows with the same number of blocks, as nearly as the density lets them, at random places."""
+    total = round(density * heads * blocks * blocks)
+    counts = np.full(heads * blocks, total // (heads * blocks))
+    counts[rng.permutation(len(counts))[: total - counts.sum()]] += 1
+    return _placed(counts, heads, blocks, rng)
+
+
+def ragged(heads: int, blocks: int, density: float, rng: np.random.Generator) -> np.ndarray:
+    """Rows with heavy-tailed numbers of blocks, some of them all, some none, at random places."""
+    drawn = rng.pareto(TAIL, heads * blocks) + 0.2
+    low, high = 0.0, float(blocks)
+    for _ in range(60):
+        scale = (low + high) / 2
+        enough = np.clip(np.round(drawn * scale), 0, blocks).sum() >= density * heads * blocks * blocks
+        low, high = (low, scale) if enough else (scale, high)
+    return _placed(np.clip(np.round(drawn * high), 0, blocks).astype(int), heads, blocks, rng)
+
+
+def _placed(counts: np.ndarray, heads: int, blocks: int, rng: np.random.Generator) -> np.ndarray:
+    kept = np.zeros((heads * blocks, blocks), np.bool_)
+    for row, count in zip(kept, counts, strict=True):
+        row[rng.permutation(blocks)[:count]] = True
+    return kept.reshape(heads, blocks, blocks)
+
+
+def learned(path: Path, share: float, block: int, dim: int) -> Iterator[tuple[str, bool, BlockMask]]:
+    """Name, causality and mask of each site that maps were watched at."""
+    maps = AttentionMaps.load(path)
+    sites = [
+        SitePlan(name, maps.kinds[name], len(found), len(found), dim, tuple(range(len(found))))
+        for name, found in maps.maps.items()
+    ]
+    masks = cut(maps, Plan(sites=tuple(sites)), dict.fromkeys(("encoder", "decoder", "cross"), share), block)
+    for site in sites:
+        if site.name in masks and not masks[site.name].memory:
+            yield site.name, site.kind == "decoder", masks[site.name]
+
+
+def dense(heads: int, dim: int, *, causal: bool) -> ir.Model:
+    """One fused attention of every pair."""
+    inputs = _inputs(heads * dim)
+    attributes = {"num_heads": heads, "unidirectional": int(causal)}
+    return _model(inputs, [ir.node("MultiHeadAttention", inputs, attributes, domain="com.microsoft")], heads * dim)
+
+
+def sparse(mask: BlockMask, dim: int, *, causal: bool) -> ir.Model:
+    """Block-sparse attention, with the reshapes that take heads apart and put them together."""
+    heads = len(mask.kept)
+    inputs = _inputs(heads * dim)
+    constants = {"apart": np.array([0, 0, heads, dim]), "together": np.array([0, 0, heads * dim]), "mask": mask.kept}
+    known = {name: ir.Value(name=name, const_value=ir.tensor(found, name=name)) for name, found in constants.items()}
+    function = block_sparse_attention(mask, dim, dim, scale=dim**-0.5, causal=causal)
+    apart = [ir.node("Reshape", [value, known["apart"]]) for value in inputs]
+    node = call(function, [*(split.outputs[0] for split in apart), known["mask"]])
+    nodes = [*apart, node, ir.node("Reshape", [node.outputs[0], known["together"]])]
+    model = _model(inputs, nodes, heads * dim, list(known.values()))
+    model.functions[function.identifier()] = function
+    return model
+
+
+def _inputs(width: int) -> list[ir.Value]:
+    return [
+        ir.Value(name=name, type=FLOAT, shape=ir.Shape(["batch", "length", width]))
+        for name in ("query", "key", "value")
+    ]
+
+
+def _model(
+    inputs: list[ir.Value], nodes: list[ir.Node], width: int, constants: list[ir.Value] | None = None
+) -> ir.Model:
+    output = nodes[-1].outputs[0]
+    output.name, output.type, output.shape = "output", FLOAT, ir.Shape(["batch", "length", width])
+    imports = {"": 18, "compressor": 1, "com.microsoft": 1}
+    return ir.Model(
+        ir.Graph(inputs, [output], nodes=nodes, initializers=constants or [], opset_imports=imports, name="attention"),
+        ir_version=10,
+    )
+
+
+def measure(
+    name: str, length: int, mask: BlockMask, options: argparse.Namespace, *, causal: bool = False
+) -> dict[str, Any]:
+    """One line of the table."""
+    heads, dim = len(mask.kept), options.dim
+    draw = np.random.default_rng(options.seed)
+    shape = (options.batch, length, heads * dim)
+    feeds = {side: draw.standard_normal(shape, dtype=np.float32) for side in ("query", "key", "value")}
+    with tempfile.TemporaryDirectory() as folder:
+        pair = [
+            Loaded(model, Path(folder) / f"{side}.onnx", options.threads)
+            for side, model in (
+                ("dense", dense(heads, dim, causal=causal)),
+                ("sparse", sparse(mask, dim, causal=causal)),
+            )
+        ]
+        whole, blocks = cast("list[Engine]", pair)
+        speed = interleave(
+            whole, blocks, feeds, batch=options.batch, seq=length, seconds=options.seconds, seed=options.seed
+        )
+        widths = mask.kept.sum(2)
+        cost = predict(mask, length, dim, causal=causal)
+        line = {
+            "rows": name,
+            "tokens": length,
+            "block": mask.block,
+            "density": f"{mask.density:.3f}",
+            "blocks a row": f"{widths.min()} to {widths.max()}, mean {widths.mean():.1f}",
+            "dense p50, ms": f"{speed.dense.p50:.2f}",
+            "block-sparse p50, ms": f"{speed.compressed.p50:.2f}",
+            "times faster": f"{speed.ratio:.2f} ({speed.low:.2f} to {speed.high:.2f})",
+            "goal": GOALS.get((name, length), ""),
+            "nodes": cost.nodes,
+            "padding": f"{cost.macs / max(1, 2 * int(mask.kept.sum()) * mask.block**2 * dim) - 1:.0%}",
+        }
+        if options.memory:
+            peaks = [engine.memory(feeds) or 0 for engine in pair]
+            line["peak memory, MiB"] = " / ".join(f"{peak / 2**20:.0f}" for peak in peaks)
+    return line
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--length", nargs="+", type=int, default=[384, 1024, 2048, 4096])
+    parser.add_argument("--block", nargs="+", type=int, default=[64])
+    parser.add_argument("--rows", nargs="+", choices=("uniform", "ragged"), default=["uniform", "ragged"])
+    parser.add_argument("--density", type=float, default=0.1)
+    parser.add_argument("--maps", type=Path, help="attention maps to cut masks from, instead of drawing them")
+    parser.add_argument("--share", type=float, default=0.9, help="of the blocks that learned masks drop")
+    parser.add_argument("--heads", type=int, default=12)
+    parser.add_argument("--dim", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=20.0, help="about how long to measure each row")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--memory", action="store_true", help="compare peak memory too, dense / block-sparse")
+    parser.add_argument("--processor-time", action="store_true", help="time by processor seconds, for a busy machine")
+    options = parser.parse_args()
+    if options.processor_time:
+        time.perf_counter = time.process_time
+    lines = []
+    for block in options.block:
+        if options.maps:
+            for name, causal, mask in learned(options.maps, options.share, block, options.dim):
+                lines.append(measure(name, mask.queries, mask, options, causal=causal))
+            continue
+        for length in options.length:
+            for rows in options.rows:
+                draw = uniform if rows == "uniform" else ragged
+                rng = np.random.default_rng(options.seed)
+                kept = draw(options.heads, -(-length // block), options.density, rng)
+                lines.append(measure(rows, length, BlockMask(kept, block), options))
+                print(lines[-1], file=sys.stderr)
+    print(f"command: python -m benchmarks.block_sparse {' '.join(sys.argv[1:])}".rstrip())
+    print(f"machine: {machine('onnxruntime')}; {options.threads} threads, batch {options.batch}, fp32")
+    print(f"dense: MultiHeadAttention of com.microsoft, {options.heads} heads of {options.dim}. Intervals are 95%.\n")
+    print(table(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Lowered graphs compute what the masked reference computes, for every kind of attention, form of export and length."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+
+from compressor.export import export_reference
+from compressor.sites import find_sites
+from graph_passes import BlockMask, Plan, PlanError, SitePlan, load, save, shrink
+from graph_passes.passes import LowerBlockSparse, Normalize
+from tests.zoo import FAMILIES, pair, random_plan, text
+
+MEMORY = 8
+LENGTHS = ((7, 5), (21, 13), (32, 32))
+CASES = [
+    ("bert", "eager", 18, "row"),
+    ("gpt2", "sdpa", 18, "causal row"),
+    ("bart", "eager", 18, "row, causal row"),
+    ("t5", "sdpa", 23, "row, row full, causal row full"),
+    ("llama", "sdpa", 23, "causal row"),
+    ("all_attention", "eager", 18, "full"),
+]
+_FOLDER = tempfile.TemporaryDirectory()
+
+
+@functools.cache
+def exported(family: str, attention: str, opset: int, heads: bool = False) -> tuple[Plan, Path]:
+    """A plan with random masks, of every site but the last, and the reference graph."""
+    model, inputs = FAMILIES[family](0)
+    sites, rng = find_sites(model, inputs), np.random.default_rng(2)
+    whole = Plan(
+        sites=tuple(
+            SitePlan(site.name, site.kind, site.heads, site.kv_heads, site.head_dim, tuple(range(site.heads)))
+            for site in sites
+        )
+    )
+    plan = random_plan(sites, rng) if heads else whole
+    memory = MEMORY if family == "all_attention" else 0
+    masks = {site.name: BlockMask(rng.random((site.heads, 4, 4 + memory // 8)) < 0.5, 8, memory) for site in sites[:-1]}
+    masks[sites[0].name].kept[1] = False
+    plan = plan.masked(masks)
+    path = Path(_FOLDER.name) / f"{family}-{attention}-{opset}-{heads}.onnx"
+    export_reference(model, plan, inputs, path, attention=attention, opset=opset)  # type: ignore[arg-type]
+    return plan, path
+
+
+def session(path: Path) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    return ort.InferenceSession(str(path), options)
+
+
+def assert_equal(one: Path, other: Path) -> None:
+    """Outputs of two graphs, at several lengths, padded."""
+    first, second = session(one), session(other)
+    names = [value.name for value in first.get_inputs()]
+    for length, target in LENGTHS:
+        feeds = pair(3, length, target) if any(name.startswith("decoder") for name in names) else text(3, length)
+        given = {name: value.numpy() for name, value in feeds.items() if name in names}
+        for expected, found in zip(first.run(None, given), second.run(None, given), strict=True):
+            assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+def written(model: ir.Model, name: str) -> Path:
+    path = Path(_FOLDER.name) / name
+    save(model, path)
+    return path
+
+
+def calls(model: ir.Model) -> list[ir.Node]:
+    return [node for node in model.graph if node.op_type == "BlockSparseAttention"]
+
+
+@pytest.mark.parametrize(("family", "attention", "opset", "forms"), CASES)
+def test_lowered_equals_masked(family: str, attention: str, opset: int, forms: str) -> None:
+    plan, reference = exported(family, attention, opset)
+    result = shrink(load(reference), plan)
+    assert not result.dense
+    assert set(result.lowered) == set(plan.masks)
+    nodes = calls(result.model)
+    found = {
+        " ".join(
+            (["causal"] if node.attributes.get_int("causal") else [])
+            + [value.name or "" for value in result.model.functions[node.op_identifier()].inputs[4:]]
+        )
+        for node in nodes
+    }
+    assert found == set(forms.split(", "))
+    assert len(nodes) == len(plan.masks)
+    assert_equal(reference, written(result.model, "lowered.onnx"))
+
+
+@pytest.mark.parametrize(("family", "attention"), [("bert", "eager"), ("gpt2", "sdpa")])
+def test_dropped_heads_and_masks_together(family: str, attention: str) -> None:
+    plan, reference = exported(family, attention, 18, heads=True)
+    result = shrink(load(reference), plan)
+    assert not result.refused
+    kept = {site.name: len(site.kept) for site in plan.sites}
+    for node in calls(result.model):
+        assert node.inputs[3] is not None
+        assert node.inputs[3].shape is not None
+        assert int(str(node.inputs[3].shape[0])) <= kept[node.overload]
+    assert_equal(reference, written(result.model, "both.onnx"))
+    dense = shrink(load(reference), plan, lower=())
+    assert not dense.lowered
+    assert_equal(reference, written(dense.model, "dense.onnx"))
+
+
+def test_a_head_whose_mask_is_empty_is_removed() -> None:
+    plan, reference = exported("bert", "eager", 18)
+    result = shrink(load(reference), plan)
+    assert result.removed[0].site == plan.sites[0].name
+    assert 1 in result.removed[0].heads
+
+
+def test_only_the_sites_asked_for_and_no_site_twice() -> None:
+    plan, reference = exported("bert", "eager", 18)
+    first = next(iter(plan.masks))
+    model = load(reference)
+    Normalize()(model)
+    lower = LowerBlockSparse(plan.masks, (first,))
+    assert lower(model).modified
+    assert lower.lowered == [first]
+    assert [node.overload for node in calls(model)] == [first]
+    assert sum(node.op_type == "Softmax" for node in model.graph) == len(plan.sites) - 1
+    assert not LowerBlockSparse(plan.masks, (first,))(model).modified
+
+
+def test_entry_masks_and_what_does_not_match_stay_dense() -> None:
+    plan, reference = exported("bert", "eager", 18)
+    first = next(iter(plan.masks))
+    model = load(reference)
+    Normalize()(model)
+    entries = LowerBlockSparse({first: BlockMask(plan.masks[first].kept, 1)})
+    assert not entries(model).modified
+    assert "single entries" in str(entries.refused[0])
+    softmax = next(node for node in model.graph if node.op_type == "Softmax")
+    softmax.op_type = "LogSoftmax"
+    other = LowerBlockSparse(plan.masks, (first,))
+    assert not other(model).modified
+    assert other.refused[0].op == "LogSoftmax"
+
+
+def test_a_plan_whose_masks_the_graph_lacks_is_refused() -> None:
+    plan, reference = exported("bert", "eager", 18)
+    last = plan.sites[-1]
+    more = plan.masked({**plan.masks, last.name: BlockMask(np.ones((last.heads, 4, 4), np.bool_), 8)})
+    with pytest.raises(PlanError, match="none in this graph"):
+        shrink(load(reference), more)
