@@ -359,7 +359,7 @@ def test_bad_models(place: Path, tmp_path: Path) -> None:
     gpt2 = folders.save(folders.gpt2(), tmp_path / "gpt2")
     with pytest.raises(UsageError, match="--task translation: transformers has no gpt2 for it; name another task"):
         load(gpt2, task="translation")
-    with pytest.raises(InputError, match=r"rows for the task text2text-generation are not read, .*translation, .*; name"):
+    with pytest.raises(InputError, match=r"rows for the task text2text-generation are not read, .*translation"):
         opened(load(place / "model"), str(place / "rows.tsv"))
     unstarted: Any = t5()
     del unstarted.config.decoder_start_token_id
