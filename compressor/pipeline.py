@@ -27,11 +27,12 @@ from compressor.models import SegmentConfig
 from compressor.progress import Listener, Silent, Tell
 from compressor.quiet import quiet_transformers
 from compressor.recipe import SEARCH_METHODS, Recipe, command_line, flag_of
-from compressor.report import Refusal, Report, Score, Speed
+from compressor.report import Refusal, Report, Score, SiteBlocks, Speed
 from compressor.side import Side, build, one_head_less, require, shrink
 from compressor.sites import Site, find_sites, keep_all
 from compressor.tasks import Data, open_data
 from compressor.workdir import WorkDir, opened
+from graph_passes import Plan
 
 _PACE = ("epochs", "steps", "learning_rate")
 """What training alone reads of a recipe."""
@@ -125,7 +126,11 @@ class _Run:
         assert chosen is not None
         for note in (*chosen.notes, *_notes(self.folder, chosen, data), *_aligned(chosen, reach, self.lengths)):
             watch.note(note)
-        compressed = build("compressed", self.folder, chosen.plan, recipe, tried, self.work, watch)
+        lower = frozenset[str]()
+        if chosen.plan.masks:
+            with watch.stage("timing masked attention"):
+                lower = self.planner.lowered(chosen.plan)
+        compressed = build("compressed", self.folder, chosen.plan, recipe, tried, self.work, watch, lower)
         scores = compare.scores(dense, compressed, data, recipe, watch)
         speeds = compare.speeds(dense, compressed, self.folder, recipe, self.lengths, watch)
         return self._written(chosen, dense, compressed, scores, speeds, rehearsed.refused if rehearsed else ())
@@ -164,6 +169,7 @@ class _Run:
                 Refusal(what=", ".join(sorted(found.sites)), why=f"its heads cannot be removed: {found}")
                 for found in refused
             ),
+            "blocks": self._blocks(plan, compressed),
         }
         report = Report(
             verdict=reports.verdict(**seen, max_drop=recipe.max_drop),
@@ -183,6 +189,18 @@ class _Run:
         )
         reports.write(report, result)
         return report
+
+    def _blocks(self, plan: Plan, compressed: Side) -> tuple[SiteBlocks, ...]:
+        recipe = self.recipe
+        asked = {
+            site.name
+            for site in plan.sites
+            if recipe.drops_blocks
+            and recipe.prune.get(site.kind, recipe.blocks or 0.0) > 0
+            and recipe.plan_file is None
+        }
+        dense = {name: str(found) for found in compressed.dense for name in found.sites}
+        return self.planner.told(plan, asked, compressed.lowered, dense)
 
 
 def _load(recipe: Recipe) -> tuple[ModelFolder, list[Site]]:
@@ -237,8 +255,8 @@ def _notes(folder: ModelFolder, chosen: Choice, data: Data | None) -> Iterator[s
     if chosen.trained:
         how = "with its masks" if chosen.plan.masks else "while its heads were chosen"
         yield (
-            f"the compressed model was trained {how}; dense is the model folder as it was given, with every head, through"
-            " the same export, passes and runtime"
+            f"the compressed model was trained {how}; dense is the model folder as it was given, with every head,"
+            " through the same export, passes and runtime"
         )
     config = folder.config
     if isinstance(config, SegmentConfig) and config.memory_length:

@@ -139,6 +139,9 @@ class Recipe(BaseModel):
     prune: Prune = field_of("Blocks", "the same by kind of attention: encoder=0.9,decoder=0.9,cross=0", {})
     block_size: BlockSize = field_of("Blocks", "positions along a block's side, a multiple of 8; 1: single entries", 64)
     maps: Path | None = field_of("Blocks", "attention maps to cut from, of an earlier run; else those of the rows")
+    watch_rows: Annotated[int, Field(ge=1)] = field_of(
+        "Blocks", "training rows that the attention maps are averaged over, at most", 2000
+    )
     random_blocks: bool = field_of("Blocks", "drop blocks drawn at random, to compare with", False)
     everywhere: bool = field_of("Blocks", "mask every site, even where that is no faster on this machine", False)
     entmax: bool = field_of(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from compressor.sites import Site, keep_all
 from compressor.targets import Engine, target
 from compressor.verify import Case
 from compressor.workdir import WorkDir
-from graph_passes import Plan, Shrunk
+from graph_passes import Plan, Refusal, Shrunk
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,8 @@ class Side:
         graph: the shrunk graph.
         engine: what the runtime runs.
         proofs: every step against the one before.
+        lowered: masked sites that are block-sparse in `graph`.
+        dense: masked sites that were to be, and the operator in the way.
     """
 
     name: verify.Side
@@ -38,6 +40,8 @@ class Side:
     graph: Path
     engine: Engine
     proofs: tuple[Proof, ...]
+    lowered: tuple[str, ...] = ()
+    dense: tuple[Refusal, ...] = ()
 
 
 def build(
@@ -48,6 +52,7 @@ def build(
     tried: Sequence[Case],
     work: WorkDir,
     listen: Listener,
+    lower: Collection[str] = (),
 ) -> Side:
     """Export, shrink and build the model with a plan, and prove each step.
 
@@ -60,6 +65,7 @@ def build(
         work: gets `model.onnx`, the shrunk graph, and `engine.onnx`, what the runtime loads: those of the compressed
             side go into its result.
         listen: hears of the stages.
+        lower: masked sites to make block-sparse.
 
     Raises:
         SiteRefusedError: a site cannot be shrunk as the plan asks.
@@ -75,19 +81,20 @@ def build(
         exported = verify.prove_export(folder.model, plan, reference, tried, name, attention=recipe.attention)
         verify.require(exported)
     with listen.stage(f"{name}: shrinking it"):
-        graph_passes.save(require(shrink(reference, plan)).model, graph)
+        shrunk = require(shrink(reference, plan, lower))
+        graph_passes.save(shrunk.model, graph)
         same = verify.require(verify.prove_shrunk(reference, graph, tried, name))
     with listen.stage(f"{name}: building the engine"):
         make = target(recipe.target)
         out = place / "engine.onnx"
         engine = make(graph, out, precision=recipe.precision, provider=recipe.provider, threads=recipe.threads)
         runs = verify.require(verify.prove_engine(graph, engine, tried, name))
-    return Side(name, reference, graph, engine, (exported, same, runs))
+    return Side(name, reference, graph, engine, (exported, same, runs), shrunk.lowered, shrunk.dense)
 
 
-def shrink(reference: Path, plan: Plan) -> Shrunk:
-    """The graph without the heads that the plan drops."""
-    return graph_passes.shrink(graph_passes.load(reference), plan)
+def shrink(reference: Path, plan: Plan, lower: Collection[str] = ()) -> Shrunk:
+    """The graph without the heads that the plan drops, and block-sparse at the sites to `lower`."""
+    return graph_passes.shrink(graph_passes.load(reference), plan, lower=lower)
 
 
 def require(shrunk: Shrunk) -> Shrunk:

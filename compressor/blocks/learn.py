@@ -35,8 +35,6 @@ from graph_passes import BlockMask, Kind, Plan
 
 EPOCHS = 3.0
 """Passes over the rows where the recipe does not say."""
-WATCHED = 10_000
-"""Rows that maps are averaged over, at most: they settle long before."""
 
 
 class BlocksRequest(Protocol):
@@ -47,6 +45,7 @@ class BlocksRequest(Protocol):
         prune: kind of attention -> its own share.
         block_size: positions along a block's side; 1: single entries.
         maps: maps of an earlier run to cut from; None: the rows' own.
+        watch_rows: rows that maps are averaged over, at most.
         random_blocks: draw the blocks that go.
         entmax: cut from the maps of a model that learned with entmax-1.5 in place of softmax.
         steps, epochs, batch_size, learning_rate, seed, options: how the model learns with its masks, as for heads.
@@ -63,6 +62,8 @@ class BlocksRequest(Protocol):
     def block_size(self) -> int: ...
     @property
     def maps(self) -> Path | None: ...
+    @property
+    def watch_rows(self) -> int: ...
     @property
     def random_blocks(self) -> bool: ...
     @property
@@ -163,7 +164,14 @@ def learn_blocks(
     else:
         with _sharp(model, data, recipe, plan, store, tell) if recipe.entmax else nullcontext():
             maps = watch(
-                model, sites, data, plan, length=length, batch_size=recipe.batch_size, rows=WATCHED, seed=recipe.seed
+                model,
+                sites,
+                data,
+                plan,
+                length=length,
+                batch_size=recipe.batch_size,
+                rows=recipe.watch_rows,
+                seed=recipe.seed,
             )
         if state.is_main_process:
             store.mkdir(parents=True, exist_ok=True)

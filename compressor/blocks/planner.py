@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.recipe import Recipe
+from compressor.report.schema import SiteBlocks
 from compressor.targets import session as sessions
 from compressor.targets.base import Feeds
 from graph_passes import BlockMask, Plan, SitePlan, save
@@ -102,6 +103,48 @@ class Planner:
                 if times.get("block-sparse", np.inf) < times["masked"]:
                     found.add(site.name)
         return frozenset(found)
+
+    def told(
+        self, plan: Plan, asked: Collection[str], lowered: Collection[str], dense: Mapping[str, str]
+    ) -> tuple[SiteBlocks, ...]:
+        """What became of the blocks of each site that was asked for or has a mask.
+
+        Args:
+            plan: with the masks that the model learned with.
+            asked: sites whose kind was to lose blocks.
+            lowered: sites that are block-sparse in the graph.
+            dense: site -> why it could not be made block-sparse.
+        """
+        found = []
+        for site in plan.sites:
+            mask = plan.masks.get(site.name)
+            if site.name not in asked and mask is None:
+                continue
+            times = self._times.get(site.name, ())
+            if mask is None:
+                form, why = "whole", f"block-sparse attention is less than {PAYS:g} times as fast here"
+            elif site.name in lowered:
+                form, why = "block-sparse", "faster here than the mask as a bias"
+            elif mask.block == 1:
+                form, why = "masked", "of single entries nothing can be skipped"
+            else:
+                form, why = (
+                    "masked",
+                    dense.get(site.name, "the mask as a bias is faster here than block-sparse attention"),
+                )
+            kept = mask.kept[list(site.kept)] if mask is not None else np.ones(1)
+            found.append(
+                SiteBlocks(
+                    site=site.name,
+                    kind=site.kind,
+                    block=self.recipe.block_size if mask is None else mask.block,
+                    share=float(kept.mean()) if kept.size else 0.0,
+                    form=form,
+                    why=why,
+                    milliseconds={time.length: dict(time.milliseconds) for time in times},
+                )
+            )
+        return tuple(found)
 
     def _timed(self, site: SitePlan, mask: BlockMask, length: int) -> SiteTimes:
         heads, width = len(site.kept), len(site.kept) * site.head_dim

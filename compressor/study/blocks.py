@@ -11,7 +11,7 @@ import numpy as np
 import safetensors.torch
 
 from compressor.blocks import AttentionMaps, cut, density, watch
-from compressor.blocks.learn import WATCHED, reach, retrain, shares
+from compressor.blocks.learn import reach, retrain, shares
 from compressor.errors import UsageError
 from compressor.heads.asked import nearest
 from compressor.progress import Tell
@@ -110,10 +110,8 @@ class Blocks(Study):
             data = open_data(recipe.model_copy(update={"data": named[other], "eval_data": None}), subject.folder)
         subject.fresh(self.folder.scratch(f"{DENSE}-s{seed}.safetensors"))
         length = reach(subject.model, subject.data, recipe)
-        most = min(WATCHED, self.asked.size.train or WATCHED)
-        found = watch(
-            subject.model, subject.sites, data, plan, length=length, batch_size=recipe.batch_size, rows=most, seed=seed
-        )
+        most, batch = recipe.watch_rows, recipe.batch_size
+        found = watch(subject.model, subject.sites, data, plan, length=length, batch_size=batch, rows=most, seed=seed)
         found.save(path)
         return found
 
