@@ -13,6 +13,7 @@ from graph_passes.block_sparse import computed
 from graph_passes.gates import find_gates, set_gates
 from graph_passes.passes import (
     CleanUp,
+    DropUnusedBlocks,
     FoldGates,
     InsertGates,
     LowerBlockSparse,
@@ -89,6 +90,7 @@ def shrink(model: ir.Model, plan: Plan, *, lower: Collection[str] | None = None)
     CleanUp()(model)
     lowering = LowerBlockSparse(plan.masks, lower)
     if lowering(model).modified:
+        DropUnusedBlocks()(model)
         CleanUp()(model)
     left = frozenset(find_gates(model.graph))
     refused = frozenset().union(*(refusal.sites for refusal in remove.refused)) if remove.refused else frozenset()

@@ -14,7 +14,7 @@ import pytest
 from compressor.export import export_reference
 from compressor.sites import find_sites
 from graph_passes import BlockMask, Plan, PlanError, SitePlan, load, save, shrink
-from graph_passes.passes import LowerBlockSparse, Normalize
+from graph_passes.passes import CleanUp, DropUnusedBlocks, LowerBlockSparse, Normalize
 from tests.zoo import FAMILIES, pair, random_plan, text
 
 MEMORY = 8
@@ -154,3 +154,21 @@ def test_a_plan_whose_masks_the_graph_lacks_is_refused() -> None:
     more = plan.masked({**plan.masks, last.name: BlockMask(np.ones((last.heads, 4, 4), np.bool_), 8)})
     with pytest.raises(PlanError, match="none in this graph"):
         shrink(load(reference), more)
+
+
+def test_key_blocks_that_no_query_uses_are_not_projected() -> None:
+    model, inputs = FAMILIES["bert"](0)
+    plan, _ = exported("bert", "eager", 18)
+    kept = np.zeros((4, 4, 4), np.bool_)
+    kept[:, :, [0, 3]] = np.random.default_rng(0).random((4, 4, 2)) < 0.7
+    plan = plan.masked({plan.sites[0].name: BlockMask(kept, 8)})
+    reference = Path(_FOLDER.name) / "unused.onnx"
+    export_reference(model, plan, inputs, reference)
+    lowered = load(reference)
+    for step in (Normalize(), CleanUp(), LowerBlockSparse(plan.masks)):
+        step(lowered)
+    drop = DropUnusedBlocks()
+    assert drop(lowered).modified
+    assert drop.dropped == {plan.sites[0].name: 2}
+    assert_equal(reference, written(lowered, "dropped.onnx"))
+    assert not DropUnusedBlocks()(lowered).modified

@@ -1,6 +1,7 @@
 """The graph passes, one a file, each usable alone as an `onnx_ir` pass."""
 
 from graph_passes.passes.clean_up import CleanUp
+from graph_passes.passes.drop_unused_blocks import DropUnusedBlocks
 from graph_passes.passes.fold_gates import FoldGates
 from graph_passes.passes.insert_gates import InsertGates
 from graph_passes.passes.lower_block_sparse import LowerBlockSparse
@@ -10,6 +11,7 @@ from graph_passes.passes.remove_heads import RemoveHeads
 
 __all__ = [
     "CleanUp",
+    "DropUnusedBlocks",
     "FoldGates",
     "InsertGates",
     "LowerBlockSparse",
