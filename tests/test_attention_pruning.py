@@ -1,0 +1,170 @@
+"""Attention pruning from rows to an engine: average maps, what the planner chooses, and a run with masks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import compressor
+from compressor.blocks import watch
+from compressor.blocks.planner import Planner, SiteTimes
+from compressor.errors import InputError, UsageError
+from compressor.folder import load
+from compressor.recipe import Recipe, make
+from compressor.sites import find_sites, hooked, keep_all
+from compressor.tasks import open_data
+from graph_passes import BlockMask, Plan
+from tests import folders
+from tests.test_pipeline import Stages
+from tests.zoo import FAMILIES
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model and rows of 4 to 16 tokens."""
+    folder = tmp_path_factory.mktemp("attention-pruning")
+    torch.manual_seed(0)
+    folders.save(folders.bert(), folder / "model")
+    words = ["one", "two", "three", "four", "five", "six", "seven"]
+    rows = [f"{n % 2}\tthe {'good' if n % 2 else 'bad'} {' '.join(words[: n % 13])}" for n in range(40)]
+    (folder / "rows.tsv").write_text("\n".join(["label\ttext", *rows, ""]))
+    return folder
+
+
+def recipe(place: Path, out: Path, **more: object) -> Recipe:
+    settings = {"steps": 2, "batch_size": 8, "max_length": 16, "batch": (1,), "seq": (16,), "seconds": 0.01}
+    settings |= {"data": str(place / "rows.tsv"), "blocks": 0.5, "block_size": 8, "everywhere": True}
+    return Recipe.model_validate({"model": place / "model", "out": out, **settings, **more})
+
+
+@pytest.mark.parametrize("batch_size", [1, 7])
+def test_maps_are_averages_over_the_rows_that_have_both_positions(batch_size: int, place: Path, tmp_path: Path) -> None:
+    folder = load(place / "model")
+    data = open_data(recipe(place, tmp_path / "out"), folder)
+    inputs = data.task.collate([data.train[0]])
+    sites = find_sites(folder.model, {name: value for name, value in inputs.items() if name != "labels"})
+    maps = watch(folder.model, sites, data, keep_all(sites), length=16, batch_size=batch_size)
+    site = sites[0]
+    total, count = np.zeros((site.heads, 16, 16)), np.zeros((16, 16))
+    for row in data.train:
+        seen: list[torch.Tensor] = []
+        with (
+            torch.no_grad(),
+            hooked(
+                folder.model.eval(),
+                lambda name, out: out,
+                attention="eager",
+                on_weights=lambda name, found, seen=seen: seen.append(found),
+            ),
+        ):
+            folder.model(**data.task.collate([row]))
+        long = seen[0].shape[2]
+        total[:, :long, :long] += seen[0][0].numpy()
+        count[:long, :long] += 1
+    assert (maps.counts[site.name] == count).all()
+    assert np.allclose(maps.maps[site.name], total / np.maximum(count, 1), atol=1e-6)
+    few = watch(folder.model, sites, data, keep_all(sites), length=16, batch_size=batch_size, rows=5)
+    assert few.counts[site.name][0, 0] == 5
+    with pytest.raises(InputError, match="the maps reach over 8; raise --max-length"):
+        watch(folder.model, sites, data, keep_all(sites), length=8)
+
+
+def test_a_run_with_heads_and_blocks(place: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    heard = Stages()
+    asked = recipe(place, out, keep=1, method="taylor", options={"rows": 8})
+    report = compressor.compress(asked, heard)
+    assert all(proof.holds for proof in report.proofs)
+    assert any("length 16" in case for proof in report.proofs for case in proof.cases)
+    plan = Plan.load(out / "plan.json")
+    (site,) = plan.sites
+    (told,) = report.blocks
+    assert (out / "plan.safetensors").is_file()
+    assert told.form in ("masked", "block-sparse")
+    assert told.share == plan.masks[site.name].kept[list(site.kept)].mean()
+    assert set(told.milliseconds[16]) == {"whole", "masked", "block-sparse"}
+    assert "learning which heads to keep (taylor) and which blocks to drop" in heard.seen
+    assert "of the blocks of 1 of 1 attention layers" in report.verdict
+    again = compressor.compress(Recipe(model=out, out=tmp_path / "again", batch=(1,), seq=(8,), seconds=0.01), heard)
+    assert again.plan.sites == plan.sites
+    assert all(proof.holds for proof in again.proofs)
+    assert any("their beginning counts" in note for note in again.notes)
+
+
+class Told(Planner):
+    """A planner whose clock is a table: site -> whole over block-sparse at each length."""
+
+    def __init__(self, gains: dict[str, tuple[float, ...]], **more: object) -> None:
+        super().__init__(Recipe.model_validate({"model": "m", "data": "d", "blocks": 0.5, **more}), (8, 16))
+        for name, each in gains.items():
+            pairs = zip((8, 16), each, strict=True)
+            self._times[name] = tuple(
+                SiteTimes(length, {"whole": gain, "masked": 2.0, "block-sparse": 1.0}) for length, gain in pairs
+            )
+
+
+def _masks() -> tuple[Plan, dict[str, BlockMask]]:
+    model, inputs = FAMILIES["bert"](0)
+    plan = keep_all(find_sites(model, inputs))
+    return plan, {site.name: BlockMask(np.ones((4, 2, 2), np.bool_), 8) for site in plan.sites}
+
+
+def test_the_planner_masks_where_it_pays_at_the_longest_length_and_costs_nothing_at_any() -> None:
+    plan, masks = _masks()
+    first, second, third = (site.name for site in plan.sites)
+    gains = {first: (1.0, 1.1), second: (1.0, 1.09), third: (0.99, 5.0)}
+    chosen, notes = Told(gains)(plan, masks)
+    assert list(chosen) == [first]
+    assert "2 of 3 sites keep every block" in notes[0]
+    for more in ({"everywhere": True}, {"block_size": 1}):
+        assert Told(gains, **more)(plan, masks) == (masks, ())
+
+
+def test_a_mask_that_was_learned_with_takes_its_faster_form() -> None:
+    plan, masks = _masks()
+    first, second, third = (site.name for site in plan.sites)
+    planner = Told({first: (1.0, 1.0), second: (1.0, 1.0)})
+    planner._times[second] = (SiteTimes(16, {"whole": 1.0, "masked": 0.5, "block-sparse": 1.0}),)
+    planner._times[third] = (SiteTimes(16, {"whole": 1.0, "masked": 0.5}),)
+    masked = plan.masked(masks)
+    assert planner.lowered(masked) == {first}
+    forms = [site.form for site in planner.told(masked, (), {first}, {})]
+    assert forms == ["block-sparse", "masked", "masked"]
+    assert [site.form for site in planner.told(plan, {first}, (), {})] == ["whole"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"blocks": 1.5}, "--blocks 1.5"),
+        ({"blocks": 0.5, "block_size": 12}, "give a multiple of 8 such as 64, or 1 for single entries"),
+        ({"prune": "middle=0.5"}, "--prune"),
+        ({"prune": "encoder=2"}, "--prune"),
+        ({"blocks": 0.5, "data": None}, "there are no rows to watch and to learn from; give them"),
+    ],
+)
+def test_refuses_shares_and_sizes_out_of_range(flags: dict[str, object], said: str, place: Path) -> None:
+    asked = {"data": str(place / "rows.tsv"), **flags}
+    with pytest.raises(UsageError) as refused:
+        make(str(place / "model"), None, {name: value for name, value in asked.items() if value is not None})
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "said"),
+    [
+        ({"prune": {"cross": 0.5}}, UsageError, "--prune cross: the model has no such attention; it has encoder"),
+        ({"seq": (18,)}, UsageError, "--seq 18: the masks reach over 16 positions"),
+        ({"maps": "nowhere.safetensors"}, InputError, "there are no such maps"),
+    ],
+)
+def test_refuses_what_does_not_fit_the_model(
+    more: dict[str, object], error: type[Exception], said: str, place: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=said):
+        compressor.compress(recipe(place, tmp_path / "out", **more))
+    assert not (tmp_path / "out").exists()
