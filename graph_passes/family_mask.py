@@ -48,10 +48,11 @@ class FamilyMasks:
     Args:
         model: the graph; tensors are added where they are asked for.
         longest: positions that the masks must hold good for.
+        probe: the graph's shapes.
     """
 
-    def __init__(self, model: ir.Model, longest: int) -> None:
-        self.model, self.longest, self.probe = model, longest, Probe(model)
+    def __init__(self, model: ir.Model, longest: int, probe: Probe) -> None:
+        self.model, self.longest, self.probe = model, longest, probe
         self._meanings: dict[ir.Value, tuple[ir.Value | None, bool] | None] = {}
         self._rows: dict[ir.Value, ir.Value] = {}
 

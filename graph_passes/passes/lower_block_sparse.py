@@ -55,7 +55,7 @@ class LowerBlockSparse(ir.passes.InPlacePass):
         if not wanted:
             return ir.passes.PassResult(model, False)
         probe = Probe(model)
-        families = FamilyMasks(model, max(max(mask.queries, mask.keys) for mask in self.masks.values()))
+        families = FamilyMasks(model, max(max(mask.queries, mask.keys) for mask in self.masks.values()), probe)
         for site in wanted:
             try:
                 cores = _match(site, found[site], self.masks[site], probe)
