@@ -11,6 +11,7 @@ import onnx_ir as ir
 from graph_passes.axes import Refusal
 from graph_passes.block_sparse import computed
 from graph_passes.gates import find_gates, set_gates
+from graph_passes.masks import mask_name
 from graph_passes.passes import (
     CleanUp,
     DropUnusedBlocks,
@@ -80,7 +81,7 @@ def shrink(model: ir.Model, plan: Plan, *, lower: Collection[str] | None = None)
     Normalize()(model)
     before = count_parameters(model)
     InsertGates(plan)(model)
-    plan = plan.model_copy(update={"sites": tuple(_without_dead(site, plan) for site in plan.sites)})
+    plan = plan.model_copy(update={"sites": tuple(_without_dead(site, plan, model.graph) for site in plan.sites)})
     set_gates(model.graph, plan)
     fold = FoldGates()
     fold(model)
@@ -109,16 +110,28 @@ def shrink(model: ir.Model, plan: Plan, *, lower: Collection[str] | None = None)
     )
 
 
-def _without_dead(site: SitePlan, plan: Plan) -> SitePlan:
+def _without_dead(site: SitePlan, plan: Plan, graph: ir.Graph) -> SitePlan:
     """The site without heads of which its mask keeps nothing that they could see."""
     mask = plan.masks.get(site.name)
-    if mask is None:
+    if mask is None or _padded(graph.initializers[mask_name(site.name)]):
         return site
     seen = computed(mask, causal=site.kind == "decoder" and not mask.memory)
     kept = [place for place, head in enumerate(site.kept) if seen[head].any()]
     return dataclasses.replace(
         site, kept=tuple(site.kept[place] for place in kept), scale=tuple(site.scale[place] for place in kept)
     )
+
+
+def _padded(mask: ir.Value) -> bool:
+    """Whether a mask's rows are lengthened by keys outside it, persistent vectors, which a head sees all the same."""
+    readers = [node for node, _ in mask.uses()]
+    while readers:
+        node = readers.pop()
+        if node.op_type == "Pad":
+            return True
+        if node.op_type in ("Cast", "Gather", "Identity", "Unsqueeze"):
+            readers += [reader for reader, _ in node.outputs[0].uses()]
+    return False
 
 
 def count_parameters(model: ir.Model) -> int:
