@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -50,16 +51,12 @@ def test_maps_are_averages_over_the_rows_that_have_both_positions(batch_size: in
     site = sites[0]
     total, count = np.zeros((site.heads, 16, 16)), np.zeros((16, 16))
     for row in data.train:
-        seen: list[torch.Tensor] = []
-        with (
-            torch.no_grad(),
-            hooked(
-                folder.model.eval(),
-                lambda name, out: out,
-                attention="eager",
-                on_weights=lambda name, found, seen=seen: seen.append(found),
-            ),
-        ):
+        seen = list[torch.Tensor]()
+
+        def see(name: str, found: torch.Tensor, seen: list[torch.Tensor] = seen) -> None:
+            seen.append(found)
+
+        with torch.no_grad(), hooked(folder.model.eval(), lambda name, out: out, attention="eager", on_weights=see):
             folder.model(**data.task.collate([row]))
         long = seen[0].shape[2]
         total[:, :long, :long] += seen[0][0].numpy()
@@ -97,7 +94,7 @@ def test_a_run_with_heads_and_blocks(place: Path, tmp_path: Path) -> None:
 class Told(Planner):
     """A planner whose clock is a table: site -> whole over block-sparse at each length."""
 
-    def __init__(self, gains: dict[str, tuple[float, ...]], **more: object) -> None:
+    def __init__(self, gains: Mapping[str, tuple[float, ...]], **more: object) -> None:
         super().__init__(Recipe.model_validate({"model": "m", "data": "d", "blocks": 0.5, **more}), (8, 16))
         for name, each in gains.items():
             pairs = zip((8, 16), each, strict=True)
