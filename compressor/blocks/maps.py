@@ -135,7 +135,6 @@ class _Sums:
             reach = (self.length, self.length + self.memory)
             self.maps[name] = torch.zeros(site.heads, *reach, device=weights.device)
             self.counts[name] = torch.zeros(reach, device=weights.device)
-        queries, keys = min(queries, self.length), keys
         first = self.memory - remembered
         self.maps[name][:, :queries, first : first + keys] += torch.einsum(
             "bhqk,bqk->hqk", weights[..., :keys].float(), pairs
@@ -243,7 +242,8 @@ def _there(batch: Mapping[str, Any], *, encoder_decoder: bool) -> tuple[Tensor |
         own = torch.ones_like(batch["input_ids"])
     if not encoder_decoder:
         return own, None
-    decoder = batch.get("decoder_attention_mask")
-    if decoder is None and "labels" in batch:
-        decoder = batch["labels"] != _IGNORED
-    return own, decoder
+    labels = batch.get("labels")
+    if "decoder_attention_mask" in batch:
+        return own, batch["decoder_attention_mask"]
+    # Where rows have no second text, the decoder reads the input again.
+    return own, own if labels is None or labels.dim() < 2 else labels != _IGNORED
