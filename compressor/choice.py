@@ -16,7 +16,7 @@ from compressor.blocks.learn import Chosen, learn_blocks
 from compressor.errors import InputError
 from compressor.folder import ModelFolder, fingerprint
 from compressor.heads.gates import GATES
-from compressor.heads.learn import Learned, learn
+from compressor.heads.learn import Learned, known_options, learn
 from compressor.progress import Listener, Tell
 from compressor.recipe import Recipe, flag_of
 from compressor.report.schema import Point
@@ -59,11 +59,11 @@ def given(recipe: Recipe, folder: ModelFolder, sites: Sequence[Site]) -> Choice 
         return None if recipe.data else Choice(_signed(keep_all(sites), folder), notes=(NOTHING_LEARNED,))
     plan = Plan.load(recipe.plan_file)
     if plan.model not in (None, folder.fingerprint):
-        if plan.method in GATES and GATES[plan.method].trains_model:
-            beside = recipe.plan_file.parent
+        if plan.masks or (plan.method in GATES and GATES[plan.method].trains_model):
+            beside, by = recipe.plan_file.parent, plan.method or "masks"
             raise InputError(
-                f"{recipe.plan_file}: the plan ({plan.method}) belongs to weights that were trained along with it, not"
-                f" to those of {folder.path}; they lie in the output folder of the run that made it:"
+                f"{recipe.plan_file}: the plan ({by}) belongs to weights that were trained along with"
+                f" it, not to those of {folder.path}; they lie in the output folder of the run that made it:"
                 f" compress {beside if (beside / 'model.safetensors').is_file() else 'out/'} ..."
             )
         raise InputError(
@@ -142,7 +142,9 @@ def _learn(
     start = {name: tensor.clone() for name, tensor in model.state_dict().items()} if recipe.restart else None
     found = Learned(_signed(keep_all(sites), folder), (), trained=False)
     if recipe.learns_heads:
-        found = learn(model, sites, data, recipe, store / "checkpoints", tell)
+        options = {name: value for name, value in recipe.options.items() if name in known_options(recipe.method)}
+        own = recipe.model_copy(update={"options": options}) if recipe.drops_blocks else recipe
+        found = learn(model, sites, data, own, store / "checkpoints", tell)
     if not recipe.drops_blocks:
         return Choice(found.plan, found.curves, found.trained, found.notes)
     masked = learn_blocks(model, sites, data, recipe, found.plan, store / "blocks", planner, tell, start=start)

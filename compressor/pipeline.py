@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ from compressor import report as reports
 from compressor.blocks import learn as blocks
 from compressor.blocks.planner import Planner
 from compressor.choice import Choice
-from compressor.errors import UsageError
+from compressor.errors import InputError, UsageError
 from compressor.folder import ModelFolder, example_inputs, save_companions
 from compressor.folder.inputs import token_limit
 from compressor.heads.learn import check_options, heads_to_keep, pool_of
@@ -26,7 +27,7 @@ from compressor.machine import machine
 from compressor.models import SegmentConfig
 from compressor.progress import Listener, Silent, Tell
 from compressor.quiet import quiet_transformers
-from compressor.recipe import SEARCH_METHODS, Recipe, command_line, flag_of
+from compressor.recipe import OF_BLOCKS, SEARCH_METHODS, Recipe, command_line, flag_of
 from compressor.report import Refusal, Report, Score, SiteBlocks, Speed
 from compressor.side import Side, build, one_head_less, require, shrink
 from compressor.sites import Site, find_sites, keep_all
@@ -54,7 +55,8 @@ def compress(recipe: Recipe, listener: Listener | None = None) -> Report:
         GraphPassError: a plan or a graph that cannot be used.
     """
     state = PartialState(cpu=not torch.cuda.is_available())
-    if state.num_processes > 1 and recipe.method in SEARCH_METHODS and recipe.plan_file is None:
+    searches = recipe.method in SEARCH_METHODS and recipe.learns_heads
+    if state.num_processes > 1 and searches and recipe.plan_file is None:
         if not state.is_main_process:
             sys.exit(UsageError.exit_code)
         raise UsageError(f"{recipe.method} is no training; start it without accelerate launch, or spread it by --ray")
@@ -110,6 +112,12 @@ class _Run:
         for note in read:
             watch.note(note)
         reach = _reach(recipe, self.folder, data, chosen)
+        if reach is not None and data is not None:
+            row = min(blocks.reach(self.folder.model, data, recipe), _longest(data))
+            if row > reach:
+                raise InputError(
+                    f"a row of {row} tokens, the plan's masks reach over {reach}; cut rows (--max-length {reach})"
+                )
         self.lengths = compare.lengths(recipe, self.folder, reach)
         self.planner = Planner(recipe, [seq for seq in self.lengths if seq is not None])
         tried = verify.cases(lambda *size: example_inputs(self.folder, *size), longest=longest, reach=reach)
@@ -188,6 +196,8 @@ class _Run:
             seconds=watch.seconds,
         )
         reports.write(report, result)
+        if (watched := self.work.learning / "blocks" / "maps.safetensors").is_file():
+            shutil.copyfile(watched, result / "maps.safetensors")
         return report
 
     def _blocks(self, plan: Plan, compressed: Side) -> tuple[SiteBlocks, ...]:
@@ -206,8 +216,8 @@ class _Run:
 def _load(recipe: Recipe) -> tuple[ModelFolder, list[Site]]:
     """The model and its sites, and whatever can be known to fail now rather than after an export or learning."""
     targets.check(recipe.target, recipe.precision, recipe.provider)
-    if recipe.learns_heads and recipe.plan_file is None:
-        check_options(recipe)
+    if recipe.plan_file is None and (recipe.learns_heads or recipe.drops_blocks):
+        check_options(recipe, heads=recipe.learns_heads, blocks=recipe.drops_blocks)
     loading = {"allow_pickle": recipe.allow_pickle, "trust_remote_code": recipe.trust_remote_code}
     folder = folders.load(recipe.model, task=recipe.task, needs_processor=True, **loading)
     sites = find_sites(folder.model, example_inputs(folder, 2, 8), attention=recipe.attention)
@@ -225,6 +235,10 @@ def _reach(recipe: Recipe, folder: ModelFolder, data: Data | None, chosen: Choic
     masks = chosen.plan.masks.values() if chosen is not None else ()
     limits = [token_limit(folder.model), *(size for mask in masks for size in (mask.queries, mask.keys))]
     return min(size for size in limits if size is not None) if masks else None
+
+
+def _longest(data: Data) -> int:
+    return max(length for rows in (data.train, data.eval, data.test) for length in (0, *rows["length"]))
 
 
 def _aligned(chosen: Choice, reach: int | None, lengths: Sequence[int | None]) -> Iterator[str]:
@@ -246,6 +260,9 @@ def _unused(recipe: Recipe, longest: int | None, *, learns: bool) -> Iterator[st
     """What was asked for and has no effect."""
     if recipe.scored and "max_length" in recipe.model_fields_set and longest and recipe.max_length > longest:
         yield f"--max-length {recipe.max_length}: the model takes {longest} tokens, longer rows are cut there"
+    blocks = [flag_of(name) for name in OF_BLOCKS if name in recipe.model_fields_set and not recipe.drops_blocks]
+    if learns and blocks:
+        yield f"no blocks are to go (--blocks, --prune): {' and '.join(blocks)} had no effect"
     paces = [flag_of(name) for name in _PACE if getattr(recipe, name) != Recipe.model_fields[name].default]
     if learns and recipe.method in SEARCH_METHODS and paces and not recipe.drops_blocks:
         yield f"{recipe.method} searches and trains nothing: {' and '.join(paces)} had no effect"

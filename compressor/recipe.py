@@ -81,6 +81,7 @@ PENALISED_METHODS = ("hard-concrete", "bin-concrete")
 Share = Annotated[float, Field(ge=0, le=1)]
 Prune = Annotated[dict[Literal["encoder", "decoder", "cross"], Share], BeforeValidator(_table)]
 BlockSize = Annotated[int, AfterValidator(_block_size)]
+OF_BLOCKS = ("block_size", "maps", "watch_rows", "random_blocks", "everywhere", "entmax", "restart")
 Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1), BeforeValidator(_listed)]
 Options = Annotated[dict[str, Any], BeforeValidator(_table)]
 
@@ -189,8 +190,12 @@ class Recipe(BaseModel):
             raise ValueError("blocks: there are no rows to watch and to learn from; give them (data)")
         if self.drops_blocks and self.plan_file is not None:
             raise ValueError(f"blocks: {self.plan_file} says what stays; leave one of them out")
-        if self.maps is not None and self.random_blocks:
-            raise ValueError("maps, random_blocks: blocks drawn at random need no maps; leave one of them out")
+        if self.maps is not None and self.entmax:
+            raise ValueError(f"maps {self.maps}, entmax: those maps are made already; leave one of them out")
+        if self.guarantee is not None and self.drops_blocks:
+            raise ValueError(
+                f"guarantee {self.guarantee:g}: certifies heads alone, not what blocks cost; leave one of them out"
+            )
         learns = self.learns_heads and self.plan_file is None
         if learns and self.keep is None and self.method not in (*SEARCH_METHODS, *PENALISED_METHODS):
             raise ValueError(f"{self.method} learns which heads to keep, not how many; say how many (keep)")
@@ -229,12 +234,20 @@ class Recipe(BaseModel):
         return bool(self.blocks) or any(self.prune.values())
 
     @property
+    def asks_for_blocks(self) -> bool:
+        """Whether anything is said of how many blocks go, be it none."""
+        return self.blocks is not None or bool(self.prune)
+
+    @property
     def learns_heads(self) -> bool:
-        """Whether heads are chosen by learning: where blocks go, only if something is said of heads."""
+        """Whether heads are chosen by learning: beside blocks, only if a number or another method is asked for."""
         if self.data is None:
             return False
-        searched = self.method in SEARCH_METHODS and self.max_drop is not None
-        return not self.drops_blocks or self.keep is not None or searched
+        return (
+            not self.asks_for_blocks
+            or self.keep is not None
+            or self.method != type(self).model_fields["method"].default
+        )
 
     @property
     def scored(self) -> bool:
@@ -242,12 +255,19 @@ class Recipe(BaseModel):
         return any(rows is not None for rows in (self.data, self.eval_data, self.test_data))
 
     def learning_key(self, **more: str) -> str:
-        """Hash of the fields that decide what is learned, and of `more` (what lies in the files that they name)."""
+        """Hash of the fields that decide what is learned, and of `more` (what lies in the files that they name).
+
+        Where it pays to mask is timed with the engine's own settings, so they count where blocks go.
+        """
         groups = ("Model", "Data", "Heads", "Blocks")
         fields = {name for name, field in type(self).model_fields.items() if group_of(field) in groups}
         fields -= {"plan", "ray"}
         if self.keep is None and self.method in SEARCH_METHODS:  # then what heads may cost decides how many go
             fields.add("max_drop")
+        if self.drops_blocks:
+            fields |= {"provider", "precision", "threads", "seq"}
+            if self.maps is not None and self.maps.is_file():
+                more["maps"] = hashlib.sha256(self.maps.read_bytes()).hexdigest()
         asked = {**self.model_dump(mode="json", include=fields), **more}
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 

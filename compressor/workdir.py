@@ -110,7 +110,8 @@ def _leave(work: WorkDir) -> bool:
     """Remove what cannot be resumed; say whether anything can."""
     for folder in (work.result, work.scratch):
         shutil.rmtree(folder, ignore_errors=True)
-    if any(work.learning.glob("checkpoints/checkpoint-*")) or (work.learning / "done.json").is_file():
+    ended = (work.learning / "done.json", work.learning / "blocks" / "maps.safetensors")
+    if any(work.learning.rglob("checkpoint-*")) or any(path.is_file() for path in ended):
         return True
     shutil.rmtree(work.path, ignore_errors=True)
     return False

@@ -84,7 +84,8 @@ def test_a_run_with_heads_and_blocks(place: Path, tmp_path: Path) -> None:
     assert told.share == plan.masks[site.name].kept[list(site.kept)].mean()
     assert set(told.milliseconds[16]) == {"whole", "masked", "block-sparse"}
     assert "learning which heads to keep (taylor) and which blocks to drop" in heard.seen
-    assert "of the blocks of 1 of 1 attention layers" in report.verdict
+    assert "of the blocks of 1 of 1 attention layers kept" in report.verdict
+    assert (out / "maps.safetensors").is_file()
     again = compressor.compress(Recipe(model=out, out=tmp_path / "again", batch=(1,), seq=(8,), seconds=0.01), heard)
     assert again.plan.sites == plan.sites
     assert all(proof.holds for proof in again.proofs)

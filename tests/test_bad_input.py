@@ -248,7 +248,11 @@ BAD: dict[str, tuple[Callable[[Path], Words], int, str]] = {
         "rows.tsv: label 'zebra' is not among the model's (asyncio, email, id2label in its config.json); mend",
     ),
     "negative keep": (lambda place: [*learning(place), "--keep", "-3"], 2, "--keep '-3': out of range"),
-    "keep more than there are": (lambda place: [*learning(place), "--keep", "3"], 2, "--keep 3: the model has 2 heads"),
+    "keep more than there are": (
+        lambda place: [*learning(place), "--keep", "3"],
+        2,
+        "--keep 3: there are 2 heads to choose from",
+    ),
     "no label column": (no_label, 3, "no label column among verdict, text"),
     "one class only": (one_class, 3, "rows.tsv"),
     "empty evaluation set": (empty_evaluation, 3, "eval.tsv"),

@@ -303,7 +303,7 @@ def test_every_epoch_visits_each_row_once_in_batches_of_like_length() -> None:
             "option pool='site' of dsp: Input should be 'model', 'kind', 'encoder', 'decoder' or 'cross'",
         ),
         (Recipe(method="taylor", options={"rows": 0}), "option rows=0 of taylor: Input should be greater than 0"),
-        (Recipe(keep=9), "keep 9: the model has 8 heads; give a number from 0 to 8"),
+        (Recipe(keep=9), "keep 9: there are 8 heads to choose from; give a number from 0 to 8"),
         (Recipe(keep=-1), "keep -1"),
         (Recipe(keep="150%"), "keep 150%"),
         (Recipe(keep="half"), "keep 'half': neither a count nor a share"),

@@ -145,9 +145,9 @@ def test_the_output_is_a_model_folder_with_its_plan(
     shrunk: list[int] = []
     real = side.graph_passes.shrink
 
-    def count(model: Any, plan: Plan) -> Shrunk:
+    def count(model: Any, plan: Plan, **how: Any) -> Shrunk:
         shrunk.append(plan.heads_kept)
-        return real(model, plan)
+        return real(model, plan, **how)
 
     monkeypatch.setattr(side.graph_passes, "shrink", count)
     again = compressor.compress(Recipe(model=out, out=tmp_path / "out", batch=(1,), seq=(8,), seconds=0.01), heard)
@@ -216,8 +216,8 @@ def test_numbers_that_differ_end_the_run(
 def test_a_refused_site_is_known_before_learning(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = side.graph_passes.shrink
 
-    def refuse(model: Any, plan: Plan) -> Shrunk:
-        done = real(model, plan)
+    def refuse(model: Any, plan: Plan, **how: Any) -> Shrunk:
+        done = real(model, plan, **how)
         if plan.heads_kept == plan.heads:
             return done
         refusal = Refusal(frozenset({plan.sites[0].name}), "Frobnicate", "node_7", "no rule for it")
@@ -249,8 +249,8 @@ def test_a_site_that_must_stay_whole_is_reported(place: Path, tmp_path: Path, mo
     """Without a plan the model goes through with all of its heads, and the report says why they would stay."""
     real = side.graph_passes.shrink
 
-    def refuse(model: Any, plan: Plan) -> Shrunk:
-        done = real(model, plan)
+    def refuse(model: Any, plan: Plan, **how: Any) -> Shrunk:
+        done = real(model, plan, **how)
         dropped = [site.name for site in plan.sites if site.dropped]
         refusals = tuple(Refusal(frozenset({name}), "Frobnicate", "node_7", "no rule for it") for name in dropped)
         return Shrunk(done.model, (), (), refusals, done.parameters)

@@ -40,6 +40,7 @@ AXES: dict[str, dict[str, tuple[Any, ...]]] = {
     "grid": {"methods": ("dsp", "ste", "dsp-pipelined", "taylor"), "keeps": (4, 1)},
     "astar": {"budgets": (1.0, 60.0)},
     "penalty": {"penalties": (0.01, 1.0)},
+    "blocks": {"shares": (0.5,)},
 }
 PICTURES = {
     "grid": {"metric_vs_heads", "kept_dsp", "layers_dsp", "kept_taylor", "layers_ste"},
@@ -48,6 +49,7 @@ PICTURES = {
     "dynamics": {"dynamics_k1"},
     "penalty": {"penalty"},
     "importance": {"domain_correlation", "domain_importance", "epoch_correlation", "epoch_importance"},
+    "blocks": {"metric_vs_p", "density", "maps_encoder"},
     "speed": {"speed_vs_heads", "size_vs_heads", "speed_vs_batch", "speed_vs_metric"},
 }
 Cap = pytest.CaptureFixture[str]
@@ -309,7 +311,10 @@ def test_domains_come_from_a_column(done: Callable[[str], Path]) -> None:
         (["gird"], "study 'gird': unknown; did you mean grid?"),
         (["grid", "--size", "smal"], "--size smal: unknown; did you mean small?"),
         (["grid", "--methods", "dps"], "--methods dps: unknown; did you mean dsp?"),
-        (["grid", "--keeps", "9"], "--keeps 9: the model has 8 heads; give a number from 0 to 8, or 0% to 100%"),
+        (
+            ["grid", "--keeps", "9"],
+            "--keeps 9: there are 8 heads to choose from; give a number from 0 to 8, or 0% to 100%",
+        ),
         (["grid", "--keeps", "x"], "neither a count nor a share"),
         (["grid", "--seeds", "-1"], "--seeds '-1'"),
         (["grid", "--seeds", ","], "--seeds ',': names nothing"),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from accelerate import PartialState
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -162,6 +163,8 @@ def learn_blocks(
     elif kept.is_file():
         maps = AttentionMaps.load(kept)
     else:
+        if torch.cuda.is_available():
+            model.to(state.device)
         with _sharp(model, data, recipe, plan, store, tell) if recipe.entmax else nullcontext():
             maps = watch(
                 model,
@@ -177,7 +180,7 @@ def learn_blocks(
             store.mkdir(parents=True, exist_ok=True)
             maps.save(kept)
         state.wait_for_everyone()
-    maps.check(sites)
+    maps.check(sites, int(getattr(model.config, "memory_length", 0)) if isinstance(data.task, Streams) else 0)
     notes = []
     for site in sites:
         has = maps.counts[site.name].shape[0]
@@ -186,8 +189,14 @@ def learn_blocks(
                 f"maps: {site.name}: they reach over {has} positions, rows have up to {length}; lower --max-length, or"
                 " watch longer rows"
             )
-    if recipe.maps is not None and maps.data != data.train_hash:
-        notes.append(f"masks are cut from the maps of other rows ({recipe.maps})")
+    if recipe.maps is not None:
+        others = [
+            what
+            for what, has, own in (("rows", maps.data, data.train_hash), ("weights", maps.model, plan.model))
+            if has != own
+        ]
+        if others:
+            notes.append(f"masks are cut from the maps of other {' and '.join(others)} ({recipe.maps})")
     masks = cut(maps, plan, share, recipe.block_size, seed=recipe.seed if recipe.random_blocks else None)
     # Every process, and a run that goes on, learns with what the main process planned once: times differ.
     planned = store / "planned.json"

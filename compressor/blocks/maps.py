@@ -90,12 +90,15 @@ class AttentionMaps:
                 f"{path}: holds no attention maps ({error}); give the maps.safetensors of a run"
             ) from error
 
-    def check(self, sites: Sequence[Site]) -> None:
+    def check(self, sites: Sequence[Site], memory: int) -> None:
         """Refuse maps of another model's sites.
 
         Raises:
-            InputError: they differ in names, kinds or heads. Weights may differ: maps of another data set do.
+            InputError: they differ in names, kinds, heads or memory. Weights may differ: those of the model that
+                learned on another data set do.
         """
+        if self.memory != memory:
+            raise InputError(f"maps: of a memory of {self.memory} positions, the model has {memory}; watch its own")
         for site in sites:
             found = self.maps.get(site.name)
             if found is None or self.kinds[site.name] != site.kind or len(found) != site.heads:

@@ -118,11 +118,14 @@ class Planner:
         found = []
         for site in plan.sites:
             mask = plan.masks.get(site.name)
-            if site.name not in asked and mask is None:
+            if (site.name not in asked and mask is None) or not site.kept:
                 continue
             times = self._times.get(site.name, ())
             if mask is None:
-                form, why = "whole", f"block-sparse attention is less than {PAYS:g} times as fast here"
+                form, why = (
+                    "whole",
+                    (f"block-sparse attention is not {PAYS:g} times as fast at the longest length, or slower at one"),
+                )
             elif site.name in lowered:
                 form, why = "block-sparse", "faster here than the mask as a bias"
             elif mask.block == 1:
@@ -132,13 +135,13 @@ class Planner:
                     "masked",
                     dense.get(site.name, "the mask as a bias is faster here than block-sparse attention"),
                 )
-            kept = mask.kept[list(site.kept)] if mask is not None else np.ones(1)
+            share = 1.0 if mask is None else _share(mask, site)
             found.append(
                 SiteBlocks(
                     site=site.name,
                     kind=site.kind,
                     block=self.recipe.block_size if mask is None else mask.block,
-                    share=float(kept.mean()) if kept.size else 0.0,
+                    share=share,
                     form=form,
                     why=why,
                     milliseconds={time.length: dict(time.milliseconds) for time in times},
@@ -165,6 +168,16 @@ class Planner:
                 save(model, Path(folder) / f"{form}.onnx")
                 opened[form] = sessions.open_session(Path(folder) / f"{form}.onnx", self._session)
             return SiteTimes(length, _medians(opened, feeds))
+
+
+def _share(mask: BlockMask, site: SitePlan) -> float:
+    """Share of the kept heads' blocks that the mask keeps; of causal attention, of those that are not the future's."""
+    kept = mask.kept[list(site.kept)]
+    if site.kind != "decoder":
+        return float(kept.mean())
+    rows, columns = (np.arange(size) * mask.block for size in kept.shape[1:])
+    past = columns[None, :] - mask.memory < rows[:, None] + mask.block
+    return float(kept[:, past].mean())
 
 
 def _medians(opened: Mapping[str, object], feeds: Feeds) -> dict[str, float]:

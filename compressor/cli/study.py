@@ -18,7 +18,7 @@ from compressor.recipe import Keep, Names, Place, Recipe, flag_of, make
 
 _DECIDED = (
     *("plan", "method", "keep", "guarantee", "max_drop", "ray", "force"),
-    *("blocks", "prune", "maps", "random_blocks"),
+    *("blocks", "prune", "maps", "random_blocks", "everywhere", "entmax"),
 )
 """Fields of a recipe that a study decides itself; a recipe's `ray` is for its own search, a flag for the study's."""
 _AXES: dict[str, tuple[Any, str]] = {

@@ -70,7 +70,9 @@ def heads_to_keep(keep: int | str, heads: int, flag: str = "--keep") -> int:
     except (ValueError, OverflowError) as error:
         raise UsageError(f"{flag} {text!r}: neither a count nor a share; give a number such as 36, or 50%") from error
     if not 0 <= count <= heads:
-        raise UsageError(f"{flag} {text}: the model has {heads} heads; give a number from 0 to {heads}, or 0% to 100%")
+        raise UsageError(
+            f"{flag} {text}: there are {heads} heads to choose from; give a number from 0 to {heads}, or 0% to 100%"
+        )
     return count
 
 

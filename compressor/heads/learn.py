@@ -14,7 +14,7 @@ from pydantic import PositiveInt
 from transformers import PreTrainedModel
 
 from compressor.errors import UsageError
-from compressor.heads.asked import LearnRequest, heads_to_keep, nearest, read_options
+from compressor.heads.asked import LearnRequest, defaults, heads_to_keep, nearest, read_options
 from compressor.heads.certify import certify, distinct, divide
 from compressor.heads.cluster import reachable
 from compressor.heads.distributed import MakeTrials, spread
@@ -99,23 +99,40 @@ def learn(
     raise UsageError(f"method {recipe.method!r}: unknown; {nearest(recipe.method, METHODS)}")
 
 
-def check_options(recipe: LearnRequest) -> None:
-    """Check the method's options as `learn` will read them, without a model.
+def check_options(recipe: LearnRequest, *, heads: bool = True, blocks: bool = False) -> None:
+    """Check the options as learning will read them, without a model: the method's own where `heads` are learned, the
+    schedule's where the model learns with masks afterwards (`blocks`).
 
     Raises:
         UsageError: one is unknown, of the wrong type or out of its range.
         TargetMissingError: the workers asked for cannot be had.
     """
-    if recipe.method in SEARCHES:
-        own, _ = read_options(recipe.method, recipe.options, SEARCHES[recipe.method], sample_options)
+    options = recipe.options
+    if blocks:
+        masks = {name: value for name, value in options.items() if name in defaults(schedule_options)}
+        (pace,) = read_options("learning with masks", masks, schedule_options)
+        Schedule(1, recipe.batch_size, recipe.learning_rate, recipe.seed, **pace)
+        own_names = known_options(recipe.method) if heads else {}
+        options = {name: value for name, value in options.items() if name in own_names or name not in masks}
+        if not heads:
+            read_options("learning with masks", options)
+    if heads and recipe.method in SEARCHES:
+        own, _ = read_options(recipe.method, options, SEARCHES[recipe.method], sample_options)
         SEARCHES[recipe.method](**own)
         if recipe.ray is not None:
             reachable(recipe.ray)
-    elif recipe.method in GATES:
+    elif heads and recipe.method in GATES:
         make = GATES[recipe.method].make
-        own, pace, _ = read_options(recipe.method, recipe.options, make, schedule_options, pool_options)
+        own, pace, _ = read_options(recipe.method, options, make, schedule_options, pool_options)
         make([2], 1, 1, recipe.seed, **own)
         Schedule(1, recipe.batch_size, recipe.learning_rate, recipe.seed, **pace)
+
+
+def known_options(method: str) -> dict[str, Any]:
+    """The options of a method with their defaults."""
+    if method in GATES:
+        return {**defaults(GATES[method].make), **defaults(schedule_options), **defaults(pool_options)}
+    return {**defaults(SEARCHES[method]), **defaults(sample_options)}
 
 
 def _learn_gate(

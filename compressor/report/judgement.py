@@ -33,7 +33,7 @@ def verdict(
     """
     alarm = alarms(plan, speeds, proofs, gate)
     clauses = [
-        _heads(plan, dense, compressed) + _blocks(blocks),
+        _heads(plan, dense, compressed) + _blocks(blocks, len(plan.sites)),
         _speed(speeds),
         _metric(scores),
         _proof(proofs),
@@ -108,12 +108,14 @@ def _masked(plan: Plan) -> bool:
     return any(site.mask is not None for site in plan.sites)
 
 
-def _blocks(blocks: Sequence[SiteBlocks]) -> str:
+def _blocks(blocks: Sequence[SiteBlocks], layers: int) -> str:
     masked = [site for site in blocks if site.form != "whole"]
     if not masked:
         return ", every block of every attention map" if blocks else ""
     share = sum(site.share for site in masked) / len(masked)
-    return f", {100 * share:.0f}% of the blocks of {len(masked)} of {len(blocks)} attention layers"
+    told = f", {100 * share:.0f}% of the blocks of {len(masked)} of {layers} attention layers kept"
+    bias = sum(site.form == "masked" for site in masked)
+    return told + (f" ({bias} of them by a mask that skips nothing)" if bias else "")
 
 
 def _speed(speeds: Sequence[Speed]) -> str:

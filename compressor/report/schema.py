@@ -111,8 +111,9 @@ class Refusal(_Row):
 class SiteBlocks(_Row):
     """What became of one site's blocks.
 
-    `share` is that of all blocks of its kept heads which are computed. `form` is how the engine computes them;
-    `milliseconds` what each form took alone, by length and form, where forms were timed.
+    `share` is that of its kept heads' blocks which the mask keeps, of causal attention without those of the future.
+    `form` is how the engine computes them; `milliseconds` what each form took alone, by length and form, where they
+    were timed.
     """
 
     site: str

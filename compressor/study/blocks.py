@@ -53,13 +53,21 @@ class Blocks(Study):
         for kind in self.axis("kinds"):
             if kind not in kinds:
                 raise UsageError(f"--kinds {kind}: the model has no such attention; {nearest(kind, kinds)}")
+        for masks in self.axis("masks"):
+            if masks not in (OWN, RANDOM):
+                raise UsageError(f"--masks {masks}: unknown; {nearest(masks, (OWN, RANDOM))}")
+        others = [Path(name).name for name in self.asked.sources[1:]]
+        taken = (OWN, RANDOM, DENSE, Path(self.asked.sources[0]).name if self.asked.sources else "")
+        for name in others:
+            if name in taken or others.count(name) > 1:
+                raise UsageError(f"--data {name}: two sources of one name, or a name that means something; rename it")
         made = []
         for seed in self.axis("seeds"):
             base = f"{DENSE}-s{seed}"
             made.append(Cell(base, {"masks": DENSE, "kind": ALL, "share": 0.0, "seed": seed}))
             for share in self.axis("shares"):
                 for kind in self.axis("kinds"):
-                    for masks in (*self.axis("masks"), *(Path(name).name for name in self.asked.sources[1:])):
+                    for masks in (*self.axis("masks"), *others):
                         asked = {"masks": masks, "kind": kind, "share": share, "seed": seed}
                         made.append(Cell(f"{masks}-{kind}-p{share:g}-s{seed}", asked, (base,)))
         return made

@@ -8,20 +8,11 @@ from types import MappingProxyType
 from typing import Any
 
 from compressor.errors import UsageError
-from compressor.heads.asked import defaults, nearest
-from compressor.heads.gates import GATES
-from compressor.heads.learn import Learned, learn, pool_options, sample_options, schedule_options
-from compressor.heads.search import SEARCHES
+from compressor.heads.asked import nearest
+from compressor.heads.learn import Learned, known_options, learn
 from compressor.progress import Tell
 from compressor.study.subject import Subject
 from graph_passes import Plan
-
-
-def known_options(method: str) -> dict[str, Any]:
-    """The options of a method with their defaults."""
-    if method in GATES:
-        return {**defaults(GATES[method].make), **defaults(schedule_options), **defaults(pool_options)}
-    return {**defaults(SEARCHES[method]), **defaults(sample_options)}
 
 
 def check_options(

@@ -45,17 +45,8 @@ KINDS: dict[str, type[Study]] = {
 }
 """Kind of study by name. To add one: write the file, add one line here."""
 _NOT_ITS_OWN = (
-    "blocks",
-    "prune",
-    "maps",
-    "random_blocks",
-    "plan",
-    "method",
-    "keep",
-    "guarantee",
-    "max_drop",
-    "seed",
-    "ray",
+    *("blocks", "prune", "maps", "random_blocks", "everywhere", "entmax"),
+    *("plan", "method", "keep", "guarantee", "max_drop", "seed", "ray"),
 )
 """Fields of a recipe that a study decides itself, that change no result, or that every study depends on."""
 
