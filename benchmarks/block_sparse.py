@@ -31,7 +31,8 @@ from compressor.targets.base import Engine, Feeds
 from compressor.targets.memory import peak_growth
 from compressor.targets.session import describe, open_session, run
 from graph_passes import BlockMask, Plan, SitePlan, save
-from graph_passes.block_sparse import block_sparse_attention, call, predict
+from graph_passes.block_sparse import block_sparse_attention, call
+from graph_passes.buckets import predict
 
 FLOAT = ir.TensorType(ir.DataType.FLOAT)
 TAIL = 1.2

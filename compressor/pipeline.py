@@ -201,14 +201,8 @@ class _Run:
         return report
 
     def _blocks(self, plan: Plan, compressed: Side) -> tuple[SiteBlocks, ...]:
-        recipe = self.recipe
-        asked = {
-            site.name
-            for site in plan.sites
-            if recipe.drops_blocks
-            and recipe.prune.get(site.kind, recipe.blocks or 0.0) > 0
-            and recipe.plan_file is None
-        }
+        share = blocks.shares(self.recipe, plan.sites)
+        asked = {site.name for site in plan.sites if share[site.kind] > 0}
         dense = {name: str(found) for found in compressed.dense for name in found.sites}
         return self.planner.told(plan, asked, compressed.lowered, dense)
 

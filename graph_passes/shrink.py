@@ -9,7 +9,7 @@ from collections.abc import Collection
 import onnx_ir as ir
 
 from graph_passes.axes import Refusal
-from graph_passes.block_sparse import computed
+from graph_passes.buckets import computed
 from graph_passes.gates import find_gates, set_gates
 from graph_passes.masks import mask_name
 from graph_passes.passes import (

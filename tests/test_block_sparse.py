@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graph_passes import BlockMask
-from graph_passes.block_sparse import block_sparse_attention, buckets, call, predict
+from graph_passes.block_sparse import block_sparse_attention, call
+from graph_passes.buckets import buckets, predict
 
 LOWEST = float(np.finfo(np.float32).min)
 DIMS = (4, 6)

@@ -91,13 +91,14 @@ def _site(
     kept = np.ones(scores.size, dtype=np.bool_)
     kept[least[: round(share * len(places))]] = False
     kept = kept.reshape(scores.shape)
-    seen = population & (_blocks(past.astype(np.float64), block) > 0)
+    present = _blocks(past.astype(np.float64), block) > 0
+    seen = population & present
     used = (kept & seen).any(axis=2)
     strongest = np.where(seen, scores, -1.0).argmax(axis=2)
     head, row = np.nonzero(~used & seen.any(axis=2))
     kept[head, row, strongest[head, row]] = True
     whole = np.zeros((len(attention), *kept.shape[1:]), dtype=np.bool_)
-    whole[list(heads)] = kept & (_blocks(past.astype(np.float64), block) > 0)
+    whole[list(heads)] = kept & present
     return BlockMask(whole, block, memory)
 
 

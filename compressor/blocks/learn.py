@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from accelerate import PartialState
@@ -20,7 +20,7 @@ from compressor.blocks.cut import cut
 from compressor.blocks.maps import AttentionMaps, watch
 from compressor.errors import InputError, UsageError
 from compressor.folder.inputs import token_limit
-from compressor.heads.asked import defaults, read_options
+from compressor.heads.asked import LearnRequest, defaults, read_options
 from compressor.heads.learn import schedule_options
 from compressor.heads.outcome import joint_curves
 from compressor.progress import Tell
@@ -32,14 +32,14 @@ from compressor.tasks.streams import Streams
 from compressor.training.fit import fit, processes
 from compressor.training.schedule import Schedule
 from compressor.workdir import write_json
-from graph_passes import BlockMask, Kind, Plan
+from graph_passes import BlockMask, Kind, Plan, SitePlan
 
 EPOCHS = 3.0
 """Passes over the rows where the recipe does not say."""
 
 
-class BlocksRequest(Protocol):
-    """The part of a recipe that says which blocks to drop.
+class BlocksRequest(LearnRequest, Protocol):
+    """The part of a recipe that says which blocks to drop, beside how the model learns with the rest.
 
     Attributes:
         blocks: share of each site's blocks that goes; None: what `prune` says alone.
@@ -49,12 +49,9 @@ class BlocksRequest(Protocol):
         watch_rows: rows that maps are averaged over, at most.
         random_blocks: draw the blocks that go.
         entmax: cut from the maps of a model that learned with entmax-1.5 in place of softmax.
-        steps, epochs, batch_size, learning_rate, seed, options: how the model learns with its masks, as for heads.
         max_length: longest row in tokens.
     """
 
-    @property
-    def options(self) -> Mapping[str, Any]: ...
     @property
     def blocks(self) -> float | None: ...
     @property
@@ -69,16 +66,6 @@ class BlocksRequest(Protocol):
     def random_blocks(self) -> bool: ...
     @property
     def entmax(self) -> bool: ...
-    @property
-    def steps(self) -> int | None: ...
-    @property
-    def epochs(self) -> float | None: ...
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def learning_rate(self) -> float: ...
-    @property
-    def seed(self) -> int: ...
     @property
     def max_length(self) -> int: ...
 
@@ -102,7 +89,7 @@ Chosen = Callable[[Plan, Mapping[str, BlockMask]], tuple[Mapping[str, BlockMask]
 """A planner: of all masks those that pay where the model will run, and what a reader must know of the choice."""
 
 
-def shares(recipe: BlocksRequest, sites: Sequence[Site]) -> dict[Kind, float]:
+def shares(recipe: BlocksRequest, sites: Sequence[Site | SitePlan]) -> dict[Kind, float]:
     """The share that goes of each kind of attention in the model.
 
     Raises:

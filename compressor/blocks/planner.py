@@ -12,6 +12,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -27,7 +28,6 @@ PAYS = 1.1
 """A site is masked where block-sparse attention is at least so many times as fast as whole attention."""
 _SECONDS = 0.15
 """About how long each form is timed at one length; never fewer than five calls."""
-_FORMS = ("whole", "masked", "block-sparse")
 
 
 @dataclass(frozen=True)
@@ -121,20 +121,7 @@ class Planner:
             if (site.name not in asked and mask is None) or not site.kept:
                 continue
             times = self._times.get(site.name, ())
-            if mask is None:
-                form, why = (
-                    "whole",
-                    (f"block-sparse attention is not {PAYS:g} times as fast at the longest length, or slower at one"),
-                )
-            elif site.name in lowered:
-                form, why = "block-sparse", "faster here than the mask as a bias"
-            elif mask.block == 1:
-                form, why = "masked", "of single entries nothing can be skipped"
-            else:
-                form, why = (
-                    "masked",
-                    dense.get(site.name, "the mask as a bias is faster here than block-sparse attention"),
-                )
+            form, why = self._form(site, mask, lowered, dense)
             share = 1.0 if mask is None else _share(mask, site)
             found.append(
                 SiteBlocks(
@@ -148,6 +135,18 @@ class Planner:
                 )
             )
         return tuple(found)
+
+    def _form(
+        self, site: SitePlan, mask: BlockMask | None, lowered: Collection[str], dense: Mapping[str, str]
+    ) -> tuple[Literal["whole", "masked", "block-sparse"], str]:
+        if mask is None:
+            slow = f"block-sparse attention is not {PAYS:g} times as fast at the longest length, or slower at one"
+            return "whole", slow
+        if site.name in lowered:
+            return "block-sparse", "faster here than the mask as a bias"
+        if mask.block == 1:
+            return "masked", "of single entries nothing can be skipped"
+        return "masked", dense.get(site.name, "the mask as a bias is faster here than block-sparse attention")
 
     def _timed(self, site: SitePlan, mask: BlockMask, length: int) -> SiteTimes:
         heads, width = len(site.kept), len(site.kept) * site.head_dim

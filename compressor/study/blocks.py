@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import safetensors.torch
 
 from compressor.blocks import AttentionMaps, cut, density, watch
 from compressor.blocks.learn import reach, retrain, shares
@@ -79,9 +78,7 @@ class Blocks(Study):
         if cell.asked["masks"] == DENSE:
             subject.fresh()
             choose(subject, "dsp", "100%", seed, work, tell)
-            beside = weights.with_suffix(".writing")
-            safetensors.torch.save_model(subject.model, str(beside))
-            beside.replace(weights)
+            subject.save(weights)
             return {**self._measured(plan), "density": None}
         maps = self._maps(cell.asked["masks"], seed, plan)
         drawn = seed if cell.asked["masks"] == RANDOM else None

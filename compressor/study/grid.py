@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import safetensors.torch
 
 from compressor.errors import UsageError
 from compressor.heads.asked import nearest
@@ -69,9 +68,7 @@ class Grid(Study):
         else:
             found = choose(subject, method, keep, seed, work, tell)
         if method == DENSE:
-            beside = weights.with_suffix(".writing")
-            safetensors.torch.save_model(subject.model, str(beside))
-            beside.replace(weights)
+            subject.save(weights)
         chosen, test = (subject.answers(found.plan, rows) for rows in (data.eval, data.test))
         return {
             "heads": found.plan.heads_kept,

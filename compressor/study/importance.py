@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import safetensors.torch
 import torch
 from datasets import Dataset
 from scipy.stats import pearsonr, spearmanr
@@ -81,9 +80,7 @@ class Importance(Study):
             steps = int(np.ceil(len(data.train) / self.asked.recipe.batch_size))
             seed = self.asked.recipe.seed + epoch
             choose(self.subject, "dsp", "100%", seed, work, tell, steps=steps, evaluations=1)
-            beside = self._weights(epoch).with_suffix(".writing")
-            safetensors.torch.save_model(self.subject.model, str(beside))
-            beside.replace(self._weights(epoch))
+            self.subject.save(self._weights(epoch))
         drawn = np.random.default_rng(self.asked.recipe.seed).permutation(len(data.train))[: self.asked.size.sample]
         return self._importance(data.train.select(np.sort(drawn)), data.task.chooser)
 

@@ -79,6 +79,12 @@ class Subject:
         self.model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]
         return self.model
 
+    def save(self, weights: Path) -> None:
+        """Keep the model's weights for later cells; the file is there whole or not at all."""
+        beside = weights.with_suffix(".writing")
+        safetensors.torch.save_model(self.model, str(beside))
+        beside.replace(weights)
+
     def answers(self, plan: Plan, rows: Dataset) -> np.ndarray:
         """`Task.measure` of every row, `[examples, k]`, with the heads gated as `plan` says."""
 

@@ -8,7 +8,7 @@ import onnx_ir.passes.common as common
 
 from graph_passes.block_sparse import DOMAIN, NAME, block_sparse_attention
 from graph_passes.edit import ints, opset
-from graph_passes.masks import BlockMask
+from graph_passes.masks import MASK, BlockMask
 from graph_passes.probe import Probe
 
 _SHARE = 0.25
@@ -83,8 +83,11 @@ def _drop(model: ir.Model, node: ir.Node, probe: Probe) -> int:
         dtype=(query.dtype if query is not None else None) or ir.DataType.FLOAT,
     )
     model.functions[function.identifier()] = function
-    blocks.const_value = ir.tensor(kept[:, :, used], name=blocks.name)
-    blocks.shape = ir.Shape(blocks.const_value.shape.numpy())
+    # A mask of its own: a module that is called several times has one for all calls.
+    name = f"{node.overload}.used_{MASK}"
+    own = ir.Value(name=name, const_value=ir.tensor(kept[:, :, used], name=name))
+    model.graph.register_initializer(own)
+    node.replace_input_with(3, own)
     return unused
 
 
