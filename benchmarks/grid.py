@@ -65,22 +65,26 @@ def start(data: str, folder: Path) -> Path:
     if classes is None:
         return MODEL
     if not (folder / "config.json").exists():
-        begun = fresh_head(folder.with_name(f"{folder.name}-begun"), classes)
-        recipe = Recipe(
-            model=begun,
-            data=_file(data),
-            keep="100%",
-            epochs=2,
-            learning_rate=1e-4,
-            max_length=64,
-            options={"mixed_precision": "bf16", "evaluations": 4},
-        )
-        opened = load(begun)
-        rows = open_data(recipe, opened)
-        learn(opened.model, find_sites(opened.model, example_inputs(opened, 2, 8)), rows, recipe, begun / "checkpoints")
-        AutoTokenizer.from_pretrained(MODEL).save_pretrained(folder)
-        opened.model.save_pretrained(folder)
+        tune(fresh_head(folder.with_name(f"{folder.name}-begun"), classes), data, folder, epochs=2)
     return folder
+
+
+def tune(begun: Path, data: str, folder: Path, epochs: float, max_length: int = 64) -> None:
+    """Learn on the training rows of `data` from the model folder `begun`, with every head, into `folder`."""
+    recipe = Recipe(
+        model=begun,
+        data=_file(data),
+        keep="100%",
+        epochs=epochs,
+        learning_rate=1e-4,
+        max_length=max_length,
+        options={"mixed_precision": "bf16", "evaluations": 4},
+    )
+    opened = load(begun)
+    rows, sites = open_data(recipe, opened), find_sites(opened.model, example_inputs(opened, 2, 8))
+    learn(opened.model, sites, rows, recipe, folder.with_name(f"{folder.name}-checkpoints"))
+    AutoTokenizer.from_pretrained(begun).save_pretrained(folder)
+    opened.model.save_pretrained(folder)
 
 
 def fresh_head(folder: Path, classes: Sequence[str]) -> Path:

@@ -9,6 +9,8 @@ heads.
 Times are CPU seconds of this process beside wall seconds: other work on the machine lengthens the second alone.
 
     python -m benchmarks.search [evaluator] [loop] [budgets] [--rows 300] [--trials 100] [--data sst2 imdb amazon_md]
+
+The model is `minilm-sst2` as it is; with `--tune FOLDER` it first learns the training rows of each for an epoch.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import TypeVar
 
 import torch
 
+from benchmarks.grid import tune
 from benchmarks.machine import machine
 from compressor.folder import ModelFolder, example_inputs, load
 from compressor.heads.search import SEARCHES, Head, Step
@@ -44,10 +47,20 @@ UNSEEN = 1500
 T = TypeVar("T")
 
 
+def model(name: str, tuned: Path | None, max_length: int) -> Path:
+    """The model folder that is searched on data set `name`."""
+    if tuned is None:
+        return MODEL
+    folder = tuned / f"minilm-{name}"
+    if not (folder / "config.json").exists():
+        tune(MODEL, name, folder, epochs=1, max_length=max_length)
+    return folder
+
+
 def rows(folder: ModelFolder, name: str, count: int, max_length: int) -> Data:
     """A data set whose evaluation rows are searched, `count` of them, and whose test rows nothing is chosen on."""
     file = str(SHARED / "data" / f"{name}.tsv.xz")
-    data = open_data(Recipe(model=MODEL, data=file, keep=1, max_length=max_length), folder)
+    data = open_data(Recipe(model=folder.path, data=file, keep=1, max_length=max_length), folder)
     drawn = list(range(len(data.eval)))
     random.Random(0).shuffle(drawn)
     unseen = data.test.select(range(min(UNSEEN, len(data.test))))
@@ -84,8 +97,8 @@ class Asked:
 class Bench:
     """One model on one data set."""
 
-    def __init__(self, name: str, count: int, max_length: int, mixed_precision: MixedPrecision) -> None:
-        self.name, self.folder, self.mixed_precision = name, load(MODEL), mixed_precision
+    def __init__(self, model: Path, name: str, count: int, max_length: int, mixed_precision: MixedPrecision) -> None:
+        self.name, self.folder, self.mixed_precision = name, load(model), mixed_precision
         self.data = rows(self.folder, name, count, max_length)
         self.sites = find_sites(self.folder.model, example_inputs(self.folder, 2, 8))
 
@@ -93,9 +106,9 @@ class Bench:
         data = replace(self.data, eval=self.data.test) if unseen else self.data
         made = ModelTrials(self.folder.model, self.sites, data, 32, 1, 0, self.mixed_precision, plain=plain)
         if store is not None:
-            made.remember(
-                store / f"{self.name}-{len(data.eval)}-{'unseen' if unseen else 'searched'}-{self.mixed_precision}.npz"
-            )
+            part = "unseen" if unseen else "searched"
+            name = f"{self.folder.path.name}-{self.name}-{len(data.eval)}-{part}-{self.mixed_precision}.npz"
+            made.remember(store / name)
         return made
 
     def astar(self, variant: str, budget: float, *, plain: bool = False) -> tuple[list[Step], ModelTrials]:
@@ -183,13 +196,18 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=0.02, help="of the loop")
     parser.add_argument("--data", nargs="*", default=["sst2"])
     parser.add_argument("--bf16", action="store_true", help="multiply matrices in bfloat16; else in float32")
+    parser.add_argument("--tune", type=Path, help="folder of the models that have learned their own data set first")
     parser.add_argument("--store", type=Path, help="folder to keep measured subsets in: an interrupted table goes on")
     options = parser.parse_args()
     print(f"machine: {machine('torch', 'transformers')}; {torch.get_num_threads()} threads")
     numbers = "bfloat16" if options.bf16 else "float32"
-    print(f"minilm-sst2, {options.rows} rows searched, at most {options.max_length} tokens, {numbers}\n", flush=True)
+    tuned = ", tuned on each data set" if options.tune else ""
+    length = options.max_length
+    mixed_precision: MixedPrecision = "bf16" if options.bf16 else "no"
+    print(f"minilm-sst2{tuned}, {options.rows} rows searched, at most {length} tokens, {numbers}\n", flush=True)
     made = {
-        name: Bench(name, options.rows, options.max_length, "bf16" if options.bf16 else "no") for name in options.data
+        name: Bench(model(name, options.tune, length), name, options.rows, length, mixed_precision)
+        for name in options.data
     }
     for table in options.tables:
         for bench in made.values():
