@@ -160,39 +160,62 @@ class _Attention:
         counts = np.array(
             [[max(1, np.searchsorted(b.rows, rows)) for b in self.buckets] for rows in range(self.rows + 1)], np.int64
         ).reshape(self.rows + 1, -1)
-        widths = np.array(
-            [[_reach(bucket, columns) for bucket in self.buckets] for columns in range(self.columns + 1)], np.int64
-        ).reshape(self.columns + 1, -1)
-        sizes = zip(self._look_up(counts, self.query_blocks), self._look_up(widths, self.key_blocks), strict=True)
-        parts = [self._compute(bucket, *size) for bucket, size in zip(self.buckets, sizes, strict=True)]
-        return self._ordered(parts, counts)
+        return self._ordered(self._parts(counts), counts)
+
+    def _parts(self, counts: np.ndarray) -> list[ir.Value]:
+        """Each bucket's output, `[batch, row, position in block, value_dim]`."""
+        if not self.buckets:
+            return []
+        op, block = self.op, self.mask.block
+        widths = np.array([[_reach(b, columns) for b in self.buckets] for columns in range(self.columns + 1)])
+        count, width = (
+            op("Gather", op.ints(table), place, axis=0)
+            for table, place in ((counts, self.query_blocks), (widths, self.key_blocks))
+        )
+        pairs = op("Transpose", op("Reshape", op("Concat", count, width, axis=0), op.ints([2, -1])), perm=[1, 0])
+        number = len(self.buckets)
+        reached = zip(
+            self._split_up(op("Reshape", count, op.ints([-1])), [1] * number),
+            self._split_up(op("Reshape", pairs, op.ints([-1])), [2] * number),
+            strict=True,
+        )
+        heads, rows = (np.concatenate([getattr(bucket, name) for bucket in self.buckets]) for name in ("heads", "rows"))
+        last = op("Mul", op("Sub", self.queries, op.ints([1])), op.ints([self.heads]))
+        token = op.ints((rows * block * self.heads + heads)[:, None])
+        token = op("Add", token, op.ints(np.arange(block) * self.heads))
+        token = op("Min", token, op("Add", op.ints(heads[:, None]), last))
+        tokens = self._split_up(token, [len(bucket.rows) for bucket in self.buckets])
+        return [
+            self._compute(bucket, some, *sizes)
+            for bucket, some, sizes in zip(self.buckets, tokens, reached, strict=True)
+        ]
+
+    def _split_up(self, value: ir.Value, sizes: Sequence[int]) -> list[ir.Value]:
+        """Pieces along the first axis."""
+        if len(sizes) == 1:
+            return [value]
+        found: list[ir.Value] = self.op("Split", value, self.op.ints(list(sizes)), axis=0, outputs=len(sizes))
+        return found
 
     def _blocks(self, size: ir.Value) -> ir.Value:
         """How many blocks hold so many positions, `[1]`."""
         block = self.mask.block
         return self.op("Div", self.op("Add", size, self.op.ints([block - 1])), self.op.ints([block]))
 
-    def _look_up(self, table: np.ndarray, place: ir.Value) -> list[ir.Value]:
-        """A row of a table, a value `[1]` for each of its columns."""
-        count = table.shape[1]
-        if count == 0:
-            return []
-        found = self.op("Reshape", self.op("Gather", self.op.ints(table), place, axis=0), self.op.ints([-1]))
-        return self.op("Split", found, axis=0, num_outputs=count, outputs=count) if count > 1 else [found]
-
     def _lay_out(self) -> None:
-        """Keys and values by head and block, `[batch, head * block, position in block, dim]`, and what is added to the
-        scores of each block, `[batch or 1, block + 1, position in block]`; the last hides, for rows to be filled up."""
-        op = self.op
-        first = op("Mul", op("Range", op.ints(0), self._scalar(self.key_blocks), op.ints(1)), op.ints(self.mask.block))
+        """Keys and values by block and head, `[batch, block * head + 1, position in block, dim]`, and what is added to
+        the scores of each, `[batch or 1, block * head + 1, position in block]`; the last one of these hides, for rows
+        to be filled up."""
+        op, block = self.op, self.mask.block
+        first = op("Mul", op("Range", op.ints(0), self._scalar(self.key_blocks), op.ints(1)), op.ints(block))
         position = op("Add", op("Unsqueeze", first, op.ints([1])), self.inside)
         if self.missing is not None:
             position = op("Sub", position, self.missing)
             position = op("Where", op("Less", position, op.ints([0])), self.keys, position)
-        position = op("Min", position, self.keys)
+        position = op("Unsqueeze", op("Min", position, self.keys), op.ints([1]))
         token = op("Mul", op("Min", position, op("Sub", self.keys, op.ints([1]))), op.ints(self.heads))
-        token = op("Add", token, op.ints(np.arange(self.heads)[:, None, None]))
-        token = op("Reshape", token, op.ints([-1, self.mask.block]))
+        token = op("Reshape", op("Add", token, op.ints(np.arange(self.heads)[:, None])), op.ints([-1, block]))
+        token = op("Concat", token, op.ints(np.zeros((1, block))), axis=0)
         self.tables, self.vectors = [], []
         for name, dim in zip(("key", "value"), self.dims, strict=True):
             tokens = op("Reshape", self.given[name], op.ints([0, -1, dim]))
@@ -206,17 +229,19 @@ class _Attention:
         else:
             row = op("Max", op("Reshape", row, op.ints([0, -1])), op.floats(self.hidden))
         row = op("Pad", row, op.ints([0, 0, 0, 1]), op.floats(self.hidden))
-        filler = op("Expand", self.keys, op.ints([1, self.mask.block]))
-        self.added = op("Gather", row, op("Concat", position, filler, axis=0), axis=1)
+        each = op("Reshape", op("Expand", position, op.ints([1, self.heads, 1])), op.ints([-1, block]))
+        filler = op("Expand", self.keys, op.ints([1, block]))
+        self.added = op("Gather", row, op("Concat", each, filler, axis=0), axis=1)
         self.added_rest = op.floats(np.zeros((1, 1, 1, self.persistent))) if rest is None else rest
+        self.filler = op("Mul", self.key_blocks, op.ints([self.heads]))
         full, self.full_rest = self._split(self.given.get("full"), 3)
         if full is not None:
             before = op.ints([0]) if self.missing is None else self.missing
-            after = op("Sub", op("Mul", self.key_blocks, op.ints([self.mask.block])), op("Add", self.keys, before))
+            after = op("Sub", op("Mul", self.key_blocks, op.ints([block])), op("Add", self.keys, before))
             zeros = op.ints([0, 0, 0])
             full = op("Pad", full, op("Concat", zeros, before, zeros, after, axis=0))
             # The batch's size, which may be one, is copied; rows of a block follow one another.
-            self.full_table = op("Reshape", full, op.ints([0, -1, self.mask.block]))
+            self.full_table = op("Reshape", full, op.ints([0, -1, block]))
         if self.full_rest is not None:
             self.full_rest = op("Reshape", self.full_rest, op.ints([0, -1, self.persistent]))
 
@@ -231,29 +256,22 @@ class _Attention:
     def _scalar(self, value: ir.Value) -> ir.Value:
         return self.op("Squeeze", value, self.op.ints([0]))
 
-    def _compute(self, bucket: Bucket, count: ir.Value, width: ir.Value) -> ir.Value:
-        """One bucket's output, `[batch, row * position in block, value_dim]`."""
+    def _compute(self, bucket: Bucket, tokens: ir.Value, count: ir.Value, pair: ir.Value) -> ir.Value:
+        """One bucket's output, `[batch, row * position in block, value_dim]`, of the first `count` rows and, by `pair`,
+        as many columns as hold keys."""
         op, block, zero = self.op, self.mask.block, self.op.ints([0])
-        heads = op("Slice", op.ints(bucket.heads[:, None]), zero, count)
-        first = op("Slice", op.ints(bucket.rows[:, None] * block), zero, count)
-        position = op("Min", op("Add", first, self.inside), op("Sub", self.queries, op.ints([1])))
-        queries_at = op("Add", op("Mul", position, op.ints(self.heads)), heads)
-        columns = op.ints(np.where(bucket.columns < 0, self.columns, bucket.columns))
-        if bucket.diagonal:
-            columns = op("Slice", columns, zero, count)
-        else:
-            columns = op("Slice", columns, op.ints([0, 0]), op("Concat", count, width, axis=0))
-        added_at = op("Min", columns, self.key_blocks)
-        last = op("Sub", self.key_blocks, op.ints([1]))
-        keys_at = op("Add", op("Mul", heads, self.key_blocks), op("Min", columns, last))
-        query = op("Gather", self.query_tokens, queries_at, axis=1)
+        none = bucket.columns < 0
+        at = np.where(none, self.columns * self.heads, bucket.columns * self.heads + bucket.heads[:, None])
+        keys_at = op("Min", op("Slice", op.ints(at), op.ints([0, 0]), pair), self.filler)
+        query = op("Gather", self.query_tokens, op("Slice", tokens, zero, count), axis=1)
         key, value = (
             op("Reshape", op("Gather", table, keys_at, axis=1), op.ints([0, 0, -1, dim]))
             for table, dim in zip(self.tables, self.dims, strict=True)
         )
-        added = op("Reshape", op("Gather", self.added, added_at, axis=1), op.ints([0, 0, 1, -1]))
+        added = op("Reshape", op("Gather", self.added, keys_at, axis=1), op.ints([0, 0, 1, -1]))
         if self.persistent:
-            own = [op("Gather", vectors, op("Reshape", heads, op.ints([-1])), axis=1) for vectors in self.vectors]
+            heads = op("Slice", op.ints(bucket.heads), zero, count)
+            own = [op("Gather", vectors, heads, axis=1) for vectors in self.vectors]
             key, value = op("Concat", key, own[0], axis=2), op("Concat", value, own[1], axis=2)
             rest = op("Expand", self.added_rest, op("Concat", op.ints([1]), count, op.ints([1, 1]), axis=0))
             added = op("Concat", added, rest, axis=3)
@@ -264,7 +282,7 @@ class _Attention:
         scores = op("Mul", op("MatMul", query, op("Transpose", key, perm=[0, 1, 3, 2])), op.floats(self.scale))
         scores = op("Add", scores, added)
         if self.full:
-            scores = op("Add", scores, self._full(heads, position, op("Min", columns, last)))
+            scores = op("Add", scores, self._full(bucket, count, pair))
         output = op("MatMul", op("Softmax", scores, axis=-1), value)
         if self.full or self.mask.memory or "row" in self.given:
             # A row of keys hidden alike gives their mean, which means nothing.
@@ -273,10 +291,16 @@ class _Attention:
             output = op("Where", op("Greater", most, op.floats(self.hidden / 2)), output, op.floats(0.0))
         return op("Reshape", output, op.ints([0, -1, self.dims[1]]))
 
-    def _full(self, heads: ir.Value, position: ir.Value, columns: ir.Value) -> ir.Value:
+    def _full(self, bucket: Bucket, count: ir.Value, pair: ir.Value) -> ir.Value:
         """What the full mask adds, `[batch or 1, row, position in block, key]`."""
         op, block = self.op, self.mask.block
-        row = op("Add", op("Mul", heads, self.queries), position) if self.full > 1 else position
+        row = op("Add", op.ints(bucket.rows[:, None] * block), self.inside)
+        row = op("Min", op("Slice", row, op.ints([0]), count), op("Sub", self.queries, op.ints([1])))
+        if self.full > 1:
+            heads = op("Slice", op.ints(bucket.heads[:, None]), op.ints([0]), count)
+            row = op("Add", op("Mul", heads, self.queries), row)
+        columns = op("Slice", op.ints(np.maximum(bucket.columns, 0)), op.ints([0, 0]), pair)
+        columns = op("Min", columns, op("Sub", self.key_blocks, op.ints([1])))
         start = op("Mul", op("Unsqueeze", row, op.ints([2])), self.key_blocks)
         found = op("Gather", self.full_table, op("Add", start, op("Unsqueeze", columns, op.ints([1]))), axis=1)
         found = op("Reshape", found, op.ints([0, 0, block, -1]))
@@ -315,5 +339,8 @@ class _Attention:
 
 
 def _reach(bucket: Bucket, columns: int) -> int:
-    """How many columns of a bucket hold all key blocks before `columns`, at least one."""
+    """How many columns of a bucket hold all key blocks before `columns`, at least one; of diagonal ones all: the last is
+    the row's own."""
+    if bucket.diagonal:
+        return bucket.width
     return max(1, int(((bucket.columns >= 0) & (bucket.columns < columns)).sum(1).max()))

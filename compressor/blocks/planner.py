@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
+from compressor.measure.timing import settle
 from compressor.recipe import Recipe
 from compressor.report.schema import SiteBlocks
 from compressor.targets import session as sessions
@@ -27,7 +28,9 @@ from graph_passes.block_sparse import block_sparse_attention, call
 PAYS = 1.1
 """A site is masked where block-sparse attention is at least so many times as fast as whole attention."""
 _SECONDS = 0.15
-"""About how long each form is timed at one length; never fewer than five calls."""
+"""About how long each form is timed at one length."""
+_CALLS = 5
+"""Calls of a form at a time."""
 
 
 @dataclass(frozen=True)
@@ -180,16 +183,17 @@ def _share(mask: BlockMask, site: SitePlan) -> float:
 
 
 def _medians(opened: Mapping[str, object], feeds: Feeds) -> dict[str, float]:
-    """Median milliseconds of a call, the forms timed in turn."""
-    for session in opened.values():
-        sessions.run(session, feeds)
+    """Median milliseconds of a call, the forms timed in turn, a few calls each."""
     found: dict[str, list[float]] = {form: [] for form in opened}
     began = time.perf_counter()
-    while min(map(len, found.values())) < 5 or time.perf_counter() - began < _SECONDS * len(opened):
+    while min(map(len, found.values())) < _CALLS or time.perf_counter() - began < _SECONDS * len(opened):
         for form, session in opened.items():
-            start = time.perf_counter()
+            settle()
             sessions.run(session, feeds)
-            found[form].append(1e3 * (time.perf_counter() - start))
+            for _ in range(_CALLS):
+                start = time.perf_counter()
+                sessions.run(session, feeds)
+                found[form].append(1e3 * (time.perf_counter() - start))
     return {form: float(np.median(times)) for form, times in found.items()}
 
 

@@ -17,6 +17,10 @@ _BLOCKS = (10, 100)
 """Fewest and most pairs of blocks: fewer make no interval."""
 _CALLS = (2, 50)
 """Fewest and most timed calls a block."""
+_QUIET_SECONDS = 0.005
+"""How long all threads of the process must rest for it to count as quiet; twice in a row."""
+_PATIENCE_SECONDS = 1.0
+"""Longest wait for that."""
 _RESAMPLES = 2000
 
 
@@ -34,9 +38,10 @@ def interleave(
 ) -> Speed:
     """Time both engines on the same inputs, block by block, the order turned around from one pair to the next.
 
-    Each block begins with a call that is not timed: it fetches the engine's weights back into the caches and ends the
-    other's threads' spinning. Both sides get the same number of blocks and calls. Passing the same engine twice tells
-    how small a difference this machine can resolve at the moment (its ratio is one, and the interval says how surely).
+    Before each block the other engine's threads come to rest (see `settle`), and a call that is not timed fetches the
+    engine's weights back into the caches. Both sides get the same number of blocks and calls. Passing the same engine
+    twice tells how small a difference this machine can resolve at the moment (its ratio is one, and the interval says
+    how surely).
 
     Args:
         dense, compressed: the engines.
@@ -80,7 +85,21 @@ def interleave(
     )
 
 
+def settle() -> None:
+    """Wait until no thread of this process computes any more.
+
+    The threads of an ONNX Runtime session spin on for tens of milliseconds after a call, in case another comes; an
+    engine that is timed meanwhile has to share its cores with them, and the faster it is, the more of its calls.
+    """
+    quiet, end = 0, time.perf_counter() + _PATIENCE_SECONDS
+    while quiet < 2 and time.perf_counter() < end:
+        spent = time.process_time()
+        time.sleep(_QUIET_SECONDS)
+        quiet = quiet + 1 if time.process_time() - spent < 0.2 * _QUIET_SECONDS else 0
+
+
 def _block(engine: Engine, feeds: Feeds, calls: int) -> list[float]:
+    settle()
     engine.run(feeds)
     times = []
     for _ in range(calls):
