@@ -22,6 +22,8 @@ DOMAIN = "compressor"
 NAME = "BlockSparseAttention"
 OPSET = 18
 """Oldest version of the standard that has every operator of the body."""
+_OFTEN = 2
+"""Uses of a key block, on average, from which on it pays to copy all blocks out first."""
 
 
 class _Body:
@@ -203,9 +205,8 @@ class _Attention:
         return self.op("Div", self.op("Add", size, self.op.ints([block - 1])), self.op.ints([block]))
 
     def _lay_out(self) -> None:
-        """Keys and values by block and head, `[batch, block * head + 1, position in block, dim]`, and what is added to
-        the scores of each, `[batch or 1, block * head + 1, position in block]`; the last one of these hides, for rows
-        to be filled up."""
+        """Where to find the keys and values of each block and head, and what is added to their scores, `[batch or 1,
+        block * head + 1, position in block]`; the last one of these hides, for rows to be filled up."""
         op, block = self.op, self.mask.block
         first = op("Mul", op("Range", op.ints(0), self._scalar(self.key_blocks), op.ints(1)), op.ints(block))
         position = op("Add", op("Unsqueeze", first, op.ints([1])), self.inside)
@@ -216,10 +217,12 @@ class _Attention:
         token = op("Mul", op("Min", position, op("Sub", self.keys, op.ints([1]))), op.ints(self.heads))
         token = op("Reshape", op("Add", token, op.ints(np.arange(self.heads)[:, None])), op.ints([-1, block]))
         token = op("Concat", token, op.ints(np.zeros((1, block))), axis=0)
-        self.tables, self.vectors = [], []
+        # Gathered from all keys by blocks once, if blocks are used often enough; else by each bucket from all keys.
+        often = int(self.kept.sum()) > _OFTEN * self.heads * self.columns
+        self.blocks, self.vectors = [], []
         for name, dim in zip(("key", "value"), self.dims, strict=True):
             tokens = op("Reshape", self.given[name], op.ints([0, -1, dim]))
-            self.tables.append(op("Gather", tokens, token, axis=1))
+            self.blocks.append((op("Gather", tokens, token, axis=1), None) if often else (tokens, token))
             if self.persistent:
                 vectors = self._split(self.given[name], 1)[1]
                 self.vectors.append(op("Transpose", vectors, perm=[0, 2, 1, 3]))
@@ -265,8 +268,8 @@ class _Attention:
         keys_at = op("Min", op("Slice", op.ints(at), op.ints([0, 0]), pair), self.filler)
         query = op("Gather", self.query_tokens, op("Slice", tokens, zero, count), axis=1)
         key, value = (
-            op("Reshape", op("Gather", table, keys_at, axis=1), op.ints([0, 0, -1, dim]))
-            for table, dim in zip(self.tables, self.dims, strict=True)
+            op("Reshape", op("Gather", table, self._tokens(token, keys_at), axis=1), op.ints([0, 0, -1, dim]))
+            for (table, token), dim in zip(self.blocks, self.dims, strict=True)
         )
         added = op("Reshape", op("Gather", self.added, keys_at, axis=1), op.ints([0, 0, 1, -1]))
         if self.persistent:
@@ -290,6 +293,10 @@ class _Attention:
             most = op("ReduceMax", seen, op.ints([-1]), keepdims=1)
             output = op("Where", op("Greater", most, op.floats(self.hidden / 2)), output, op.floats(0.0))
         return op("Reshape", output, op.ints([0, -1, self.dims[1]]))
+
+    def _tokens(self, token: ir.Value | None, blocks: ir.Value) -> ir.Value:
+        """Places of keys in what they are gathered from: blocks, or the tokens of blocks."""
+        return blocks if token is None else self.op("Gather", token, blocks, axis=0)
 
     def _full(self, bucket: Bucket, count: ir.Value, pair: ir.Value) -> ir.Value:
         """What the full mask adds, `[batch or 1, row, position in block, key]`."""
@@ -339,8 +346,8 @@ class _Attention:
 
 
 def _reach(bucket: Bucket, columns: int) -> int:
-    """How many columns of a bucket hold all key blocks before `columns`, at least one; of diagonal ones all: the last is
-    the row's own."""
+    """How many columns of a bucket hold all key blocks before `columns`, at least one; of diagonal ones all of them, as
+    the last one is the row's own."""
     if bucket.diagonal:
         return bucket.width
     return max(1, int(((bucket.columns >= 0) & (bucket.columns < columns)).sum(1).max()))

@@ -16,7 +16,7 @@ _NODES = 16
 """Nodes of one bucket."""
 _NODE_COST = 400_000
 """What a node costs beside its arithmetic, in multiply-accumulates."""
-_BUCKET_BLOCKS = 64 * 4096
+_BUCKET_BLOCKS = 128 * 4096
 """Most scores that a bucket computes for one row of the batch, so that its tensors stay in the caches."""
 
 
