@@ -107,6 +107,9 @@ def _foreign_shape(node: ir.Node, shapes: dict[ir.Value, Shape]) -> Shape | None
             return np.broadcast_shapes(*operands) if len(operands) == 2 else None
         return None
     first = shapes.get(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
+    if node.domain == "compressor" and first is not None:  # block-sparse attention, values are as wide as its output
+        value = shapes.get(node.inputs[2]) if node.inputs[2] is not None else None
+        return None if value is None else (*first[:3], value[3])
     if first is None or (node.domain not in ("com.microsoft", "") and node.domain):
         return None
     if node.op_type in _SAME_SHAPE and (node.domain == "com.microsoft" or node.op_type.startswith("Simplified")):

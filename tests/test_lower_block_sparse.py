@@ -12,7 +12,10 @@ import onnxruntime as ort
 import pytest
 
 from compressor.export import export_reference
+from compressor.measure import macs
 from compressor.sites import find_sites
+from compressor.targets.fusion import fuse
+from compressor.targets.session import describe
 from graph_passes import BlockMask, Plan, PlanError, SitePlan, load, save, shrink
 from graph_passes.passes import CleanUp, DropUnusedBlocks, LowerBlockSparse, Normalize
 from tests.zoo import FAMILIES, pair, random_plan, text
@@ -113,6 +116,28 @@ def test_dropped_heads_and_masks_together(family: str, attention: str) -> None:
     dense = shrink(load(reference), plan, lower=())
     assert not dense.lowered
     assert_equal(reference, written(dense.model, "dense.onnx"))
+
+
+def test_a_lowered_graph_is_fused_and_counted_like_any_other() -> None:
+    plan, reference = exported("bert", "eager", 18)
+    model, dense = (shrink(load(reference), plan, lower=lower).model for lower in (None, ()))
+    lowered, fused = written(model, "counted.onnx"), Path(_FOLDER.name) / "fused.onnx"
+    assert fuse(lowered, fused, describe("cpu", 1)).startswith("fused by onnxscript's rules")
+    assert len(calls(load(fused))) == len(plan.masks)
+    assert "SkipLayerNormalization" in {node.op_type for node in load(fused).graph}
+    assert_equal(lowered, fused)
+    batch, length = 2, 21
+    skipped = 0
+    for site in plan.sites:
+        if site.name in plan.masks:
+            seen = plan.masks[site.name].entries(length, length, memory=0)
+            mask = plan.masks[site.name]
+            assert mask.kept.any(axis=(0, 1)).all()  # else keys would not be projected, which saves more
+            heads = mask.kept.any(axis=(1, 2))  # the others are gone from both
+            skipped += batch * 2 * site.head_dim * int((~seen[heads]).sum())
+    whole, some_pairs = macs(dense, batch, length), macs(load(lowered), batch, length)
+    assert whole is not None
+    assert some_pairs == whole - skipped
 
 
 def test_a_head_whose_mask_is_empty_is_removed() -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import onnx_ir as ir
 
+from graph_passes.block_sparse import NAME as BLOCK_SPARSE
+from graph_passes.buckets import computed
+from graph_passes.masks import BlockMask
 from graph_passes.probe import Probe, Shape
 
 _PRODUCTS = frozenset(("FusedGemm", "FusedMatMul", "Gemm", "MatMul", "TransposeMatMul"))
@@ -20,12 +24,13 @@ def macs(model: ir.Model, batch: int, seq: int) -> int | None:
     - `Einsum` of two operands: the product of the sizes of all its labels.
     - `Attention`, `MultiHeadAttention`, `GroupQueryAttention`: scores and sums, `batch * heads * query * key *
       (key width + value width)`; and for the `Attention` of `com.microsoft`, its projection of the input too.
+    - `BlockSparseAttention`: the same over the pairs of kept blocks, as far as there are positions.
 
     Sums without a product (biases, residuals), norms, activations and softmax are not multiply-accumulates and are not
     counted. Causal masks save nothing here: what is computed is counted, not what is used.
 
     Args:
-        model: the graph, fused or not; it is left as it was. Local functions must have been inlined.
+        model: the graph, fused or not; it is left as it was. Other local functions must have been inlined.
         batch: size of free leading axes of its inputs.
         seq: size of every other free axis.
 
@@ -110,10 +115,32 @@ def _attention(node: ir.Node, shapes: _Shapes) -> int | None:
     return first[0] * first[1] * length * (first[2] + out[2])
 
 
+def _block_sparse(node: ir.Node, shapes: _Shapes) -> int | None:
+    query, key, value = (shapes(given) for given in node.inputs[:3])
+    mask = None if node.inputs[3] is None else node.inputs[3].const_value
+    if query is None or key is None or value is None or mask is None:
+        return None
+    block, memory, causal, persistent = (
+        node.attributes.get_int(name, 0) for name in ("block", "memory", "causal", "persistent")
+    )
+    kept = computed(BlockMask(mask.numpy().astype(np.bool_), block, memory), causal=bool(causal))
+    keys = key[1] - persistent
+    # The mask's memory is the longest there is; of a shorter one the first positions are missing.
+    absent = memory - (keys - query[1]) if memory else 0
+    rows, columns = (
+        np.clip(size - np.arange(count) * block, 0, block)
+        for size, count in zip((query[1], keys + absent), kept.shape[1:], strict=True)
+    )
+    columns = columns - np.clip(absent - np.arange(len(columns)) * block, 0, columns)
+    pairs = int(np.einsum("hrc,r,c->", kept.astype(np.int64), rows, columns)) + query[2] * query[1] * persistent
+    return query[0] * pairs * (query[3] + value[3])
+
+
 _COUNTS: dict[str, Callable[[ir.Node, _Shapes], int | None]] = {
     **dict.fromkeys(_PRODUCTS, _product),
     "Conv": _conv,
     "FusedConv": _conv,
     "Einsum": _einsum,
     **dict.fromkeys(("Attention", "MultiHeadAttention", "GroupQueryAttention"), _attention),
+    BLOCK_SPARSE: _block_sparse,
 }

@@ -83,8 +83,13 @@ def _rewritten(model: ir.Model) -> ir.Model:
     from onnxscript.rewriter.ort_fusions import optimize_for_ort
 
     prepare(model)
+    # Bodies are held back: the optimizer would inline them, and the rules find attention inside that is none of theirs.
+    functions, imports = dict(model.functions), dict(model.opset_imports)
+    model.functions.clear()
     fused = optimize_for_ort(model)[0]
     drop_idle_expands(fused)
+    fused.functions.update(functions)
+    fused.opset_imports.update({domain: imports[domain] for domain, _, _ in functions})
     return fused
 
 
