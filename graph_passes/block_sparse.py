@@ -112,6 +112,34 @@ def block_sparse_attention(
     return ir.Function(DOMAIN, NAME, site, graph=graph, attributes=attributes)
 
 
+def remade(
+    function: ir.Function, mask: BlockMask, dims: tuple[int, int], full: int = 0, dtype: ir.DataType | None = None
+) -> ir.Function:
+    """The function for another mask, or other numbers.
+
+    Args:
+        function: as it is.
+        mask: to compute.
+        dims: width of a key and of a value.
+        full: heads of the full mask, where the function has one.
+        dtype: of the graph's numbers.
+    """
+    names = [value.name for value in function.inputs]
+    attributes = {name: attribute.value for name, attribute in function.attributes.items()}
+    return block_sparse_attention(
+        mask,
+        *dims,
+        scale=attributes["scale"],
+        causal=bool(attributes["causal"]),
+        row="row" in names,
+        full=full if "full" in names else 0,
+        persistent=attributes["persistent"],
+        site=function.overload,
+        opset=function.opset_imports[""],
+        dtype=dtype or ir.DataType.FLOAT,
+    )
+
+
 def call(function: ir.Function, inputs: Sequence[ir.Value]) -> ir.Node:
     """A node that calls the function; its attributes tell a kernel all that the body holds."""
     attributes = {name: attribute.value for name, attribute in function.attributes.items()}

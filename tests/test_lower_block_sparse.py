@@ -15,6 +15,7 @@ from compressor.export import export_reference
 from compressor.measure import macs
 from compressor.sites import find_sites
 from compressor.targets.fusion import fuse
+from compressor.targets.half import halve
 from compressor.targets.session import describe
 from graph_passes import BlockMask, Plan, PlanError, SitePlan, load, save, shrink
 from graph_passes.passes import CleanUp, DropUnusedBlocks, LowerBlockSparse, Normalize
@@ -199,3 +200,20 @@ def test_key_blocks_that_no_query_uses_are_not_projected() -> None:
     assert drop.dropped == {plan.sites[0].name: 2}
     assert_equal(reference, written(lowered, "dropped.onnx"))
     assert not DropUnusedBlocks()(lowered).modified
+
+
+@pytest.mark.parametrize(
+    ("family", "attention"), [("bert", "eager"), pytest.param("gpt2", "eager", marks=pytest.mark.zoo)]
+)
+def test_a_lowered_graph_in_half_precision(family: str, attention: str) -> None:
+    plan, reference = exported(family, attention, 18)
+    half = written(shrink(load(reference), plan).model, "half.onnx")
+    halve(half)
+    assert len(calls(load(half))) == len(plan.masks)
+    one, other = session(reference), session(half)
+    for length, _ in LENGTHS:
+        names = [value.name for value in one.get_inputs()]
+        feeds = {name: value.numpy() for name, value in text(3, length).items() if name in names}
+        for expected, found in zip(one.run(None, feeds), other.run(None, feeds), strict=True):
+            assert np.isfinite(found).all()
+            assert np.abs(found - expected).max() <= 2e-2 * np.abs(expected).max()

@@ -5,10 +5,13 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
-from graph_passes import save
+from graph_passes import BlockMask, load, save
+from graph_passes.block_sparse import DOMAIN, NAME, remade
+from graph_passes.probe import Probe
 
 
 def halve(path: Path) -> None:
@@ -18,6 +21,10 @@ def halve(path: Path) -> None:
     """
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
+    model = load(path)
+    if model.functions:
+        _halve_functions(model)
+        save(model, path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns of every number that it clips
         # Its own shape inference fails on what it does not know; the graph's shapes are inferred already.
@@ -25,3 +32,26 @@ def halve(path: Path) -> None:
             onnx.load(path), keep_io_types=True, disable_shape_infer=True, max_finite_val=65504.0
         )
     save(ir.from_proto(half), path)
+
+
+def _halve_functions(model: ir.Model) -> None:
+    """Make the bodies of block-sparse attention again, whose numbers the converter would leave as they are."""
+    probe = Probe(model)
+    for node in model.graph:
+        if (node.domain, node.op_type) != (DOMAIN, NAME):
+            continue
+        function, mask = model.functions[node.op_identifier()], node.inputs[3]
+        query, value = (probe.shape(node.inputs[place]) for place in (0, 2))
+        assert mask is not None
+        assert mask.const_value is not None
+        assert query is not None
+        assert value is not None
+        names = [given.name for given in function.inputs]
+        full = probe.shape(node.inputs[names.index("full")]) if "full" in names else None
+        kept = BlockMask(
+            mask.const_value.numpy().astype(np.bool_),
+            node.attributes.get_int("block", 0),
+            node.attributes.get_int("memory", 0),
+        )
+        half = remade(function, kept, (query[3], value[3]), full[1] if full else 0, ir.DataType.FLOAT16)
+        model.functions[half.identifier()] = half

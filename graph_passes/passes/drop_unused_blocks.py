@@ -6,8 +6,8 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from graph_passes.block_sparse import DOMAIN, NAME, block_sparse_attention
-from graph_passes.edit import ints, opset
+from graph_passes.block_sparse import DOMAIN, NAME, remade
+from graph_passes.edit import ints
 from graph_passes.masks import MASK, BlockMask
 from graph_passes.probe import Probe
 
@@ -72,15 +72,12 @@ def _drop(model: ir.Model, node: ir.Node, probe: Probe) -> int:
         gather = ir.node("Gather", [node.inputs[4], position], {"axis": 3})
         model.graph.insert_before(node, gather)
         node.replace_input_with(4, gather.outputs[0])
-    function = block_sparse_attention(
+    dims = (shapes[0][3], shapes[1][3])  # type: ignore[index]
+    function = remade(
+        model.functions[node.op_identifier()],
         BlockMask(kept[:, :, used], block),
-        shapes[0][3],  # type: ignore[index]
-        shapes[1][3],  # type: ignore[index]
-        scale=node.attributes.get_float("scale", 1.0),
-        row=row,
-        site=node.overload,
-        opset=opset(node),
-        dtype=(query.dtype if query is not None else None) or ir.DataType.FLOAT,
+        dims,
+        dtype=query.dtype if query is not None else None,
     )
     model.functions[function.identifier()] = function
     # A mask of its own: a module that is called several times has one for all calls.
