@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,20 @@ def test_engines_take_turns_and_the_order_turns_around(monkeypatch: pytest.Monke
     assert order.count(dense) == order.count(compressed) >= timing._BLOCKS[0]
     assert len(speed.dense.samples) == len(speed.compressed.samples)
     assert clock.now < 2 * 2.0
+
+
+def test_what_still_computes_is_waited_for() -> None:
+    done = threading.Event()
+
+    def spin() -> None:
+        end = time.thread_time() + 0.05
+        while time.thread_time() < end:
+            pass
+        done.set()
+
+    threading.Thread(target=spin).start()
+    timing.settle()
+    assert done.is_set()
 
 
 def test_an_engine_against_itself_is_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -56,20 +57,9 @@ def interleave(
         Latencies, and the ratio of the medians with a bootstrap interval over pairs of blocks. `void` says why the two
         must not be compared, if so.
     """
-    for engine in (dense, compressed):
-        for _ in range(_WARM_UPS):
-            engine.run(feeds)
-    pair = sum(_block(engine, feeds, 1)[0] for engine in (dense, compressed))
-    calls = int(np.clip(2 * _BLOCK_SECONDS / pair, *_CALLS))
-    blocks = int(np.clip(seconds / (pair * (calls + 1)), *_BLOCKS))
-    times = np.empty((2, blocks, calls))
-    for block in range(blocks):
-        for side in (0, 1) if block % 2 == 0 else (1, 0):
-            times[side, block] = _block((dense, compressed)[side], feeds, calls)
-        if tell is not None:
-            tell(block + 1, blocks)
-    times *= 1e3
-    low, high = _ratio_interval(times, seed, confidence)
+    pairs = turns(lambda: dense.run(feeds), lambda: compressed.run(feeds), seconds, tell=tell)
+    times = 1e3 * np.stack(list(pairs), axis=1)
+    low, high = ratio_interval(times, seed, confidence)
     ratio = float(np.median(times[0]) / np.median(times[1]))
     return Speed(
         batch=batch,
@@ -85,6 +75,41 @@ def interleave(
     )
 
 
+def turns(
+    one: Callable[[], object],
+    other: Callable[[], object],
+    seconds: float,
+    *,
+    rest: Callable[[], None] | None = None,
+    tell: Tell | None = None,
+) -> Iterator[np.ndarray]:
+    """Seconds that calls of the one and the other take, `[2, call]`, for one pair of blocks after another.
+
+    Args:
+        one, other: do one call each.
+        seconds: about how long to measure; never fewer than ten pairs.
+        rest: waits until what ran before is quiet; else `settle`.
+        tell: hears of every pair.
+    """
+    rest = rest or settle
+    for call in (one, other):
+        for _ in range(_WARM_UPS):
+            call()
+    start = time.perf_counter()
+    rest()
+    idle = time.perf_counter() - start
+    pair = sum(_block(call, 1, rest)[0] for call in (one, other))
+    calls = int(np.clip(2 * _BLOCK_SECONDS / pair, *_CALLS))
+    blocks = int(np.clip(seconds / (pair * (calls + 1) + 2 * idle), *_BLOCKS))
+    for block in range(blocks):
+        times = np.empty((2, calls))
+        for side in (0, 1) if block % 2 == 0 else (1, 0):
+            times[side] = _block((one, other)[side], calls, rest)
+        if tell is not None:
+            tell(block + 1, blocks)
+        yield times
+
+
 def settle() -> None:
     """Wait until no thread of this process computes any more.
 
@@ -98,13 +123,13 @@ def settle() -> None:
         quiet = quiet + 1 if time.process_time() - spent < 0.2 * _QUIET_SECONDS else 0
 
 
-def _block(engine: Engine, feeds: Feeds, calls: int) -> list[float]:
-    settle()
-    engine.run(feeds)
+def _block(call: Callable[[], object], calls: int, rest: Callable[[], None]) -> list[float]:
+    rest()
+    call()
     times = []
     for _ in range(calls):
         start = time.perf_counter()
-        engine.run(feeds)
+        call()
         times.append(time.perf_counter() - start)
     return times
 
@@ -117,7 +142,7 @@ def _latency(times: np.ndarray, batch: int) -> Latency:
     )
 
 
-def _ratio_interval(times: np.ndarray, seed: int, confidence: float) -> tuple[float, float]:
+def ratio_interval(times: np.ndarray, seed: int, confidence: float) -> tuple[float, float]:
     """Bounds of dense p50 over compressed p50, for `times` `[2, blocks, calls]`: pairs of blocks are drawn, not calls,
     for what disturbs one call disturbs its neighbours."""
     rng = np.random.default_rng(seed)
