@@ -27,6 +27,7 @@ def bert() -> Pruned:
 def timed(monkeypatch: pytest.MonkeyPatch, *engines: FakeEngine, **more: Any) -> tuple[Speed, Clock]:
     clock = Clock(*engines)
     monkeypatch.setattr(timing.time, "perf_counter", clock.perf_counter)
+    monkeypatch.setattr(timing, "settle", lambda: None)
     first, second = engines if len(engines) == 2 else engines * 2
     return interleave(first, second, {}, batch=4, seq=8, **more), clock
 
