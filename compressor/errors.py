@@ -39,6 +39,12 @@ class TargetMissingError(CompressorError):
     exit_code = 6
 
 
+class SlowdownError(CompressorError):
+    """A latency gate: the model is slower than its baseline allows, or misses an absolute bound."""
+
+    exit_code = 7
+
+
 class SiteRefusedError(CompressorError):
     """A site could not be gated or shrunk; the message names it and the operator or family that is in the way."""
 
@@ -49,3 +55,9 @@ class DivergedError(CompressorError):
     """Training met a loss or a gradient that is no finite number."""
 
     exit_code = 9
+
+
+class ServerError(CompressorError):
+    """An inference server that is not there, lacks the model, does not answer in time, or died midway."""
+
+    exit_code = 10

@@ -1,0 +1,108 @@
+"""What models are asked: batches from a file of arrays, from rows of text, or drawn."""
+
+from __future__ import annotations
+
+import itertools
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from compressor.errors import InputError, UsageError
+from compressor.gate.drivers import Driver, Tensor
+from compressor.targets.base import Feeds
+
+_BATCHES = 16
+"""Batches that calls take in turn, at most: enough for an even mixture, few enough to be compared beforehand."""
+
+
+def batches(
+    driver: Driver, source: Path | None, tokenizer: Path | None, batch: int, seq: int, seed: int
+) -> tuple[list[Feeds], str]:
+    """Batches, and in words where they are from.
+
+    Args:
+        driver: of the model that they are for.
+        source: `.npz` with an array `[row, ...]` for every input; or rows of text (TSV, CSV, JSONL, ...), for which a
+            tokenizer is needed; None: drawn at random.
+        tokenizer: a folder that has one, e.g. an output folder of `compress`.
+        batch: rows of a batch.
+        seq: tokens that texts are padded or cut to, or drawn; it also stands for every other free size.
+        seed: of what is drawn.
+
+    Raises:
+        InputError: the file lacks an input, or its type or sizes do not match.
+        UsageError: texts without a tokenizer.
+    """
+    if source is None:
+        return [driver.draw(batch, seq, seed + number) for number in range(_BATCHES)], "drawn at random"
+    if not source.exists():
+        raise InputError(f"{source}: there is no such file; --inputs takes an .npz of arrays or a file of texts")
+    if source.suffix == ".npz":
+        rows = _arrays(source)
+    elif tokenizer is None:
+        raise UsageError(f"--inputs {source.name}: texts need a tokenizer; --tokenizer OUT names a folder that has one")
+    else:
+        rows = _texts(source, tokenizer, [tensor.name for tensor in driver.inputs], batch * _BATCHES, seq)
+    rows = _checked(rows, driver.inputs, source)
+    count = len(next(iter(rows.values())))
+    if count < batch:
+        raise InputError(
+            f"{source}: {count} rows, fewer than one batch of {batch}; give more rows or a smaller --batch"
+        )
+    starts = itertools.islice(range(0, count - batch + 1, batch), _BATCHES)
+    made: list[Feeds] = [{name: array[start : start + batch] for name, array in rows.items()} for start in starts]
+    return made, f"{len(made) * batch} rows of {source.name}"
+
+
+def _arrays(source: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(source, allow_pickle=False) as archive:
+            return dict(archive)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(f"{source}: no archive of arrays ({error}); write it by numpy.savez") from error
+
+
+def _texts(source: Path, tokenizer: Path, names: Sequence[str], most: int, seq: int) -> dict[str, np.ndarray]:
+    from transformers import AutoTokenizer
+
+    from compressor.tasks.splits import named_splits, pick
+
+    try:
+        made = AutoTokenizer.from_pretrained(tokenizer)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{tokenizer}: no tokenizer can be loaded from it; give the model's folder") from error
+    splits = named_splits(str(source))
+    rows = splits[pick(splits, "test") or pick(splits, "eval") or next(iter(splits))]
+    rows = rows.select(range(min(most, len(rows))))
+    texts = [name for name in rows.column_names if rows.features[name].dtype in ("string", "large_string")]
+    texts = [name for name in texts if name not in ("split", "id")]
+    if not texts:
+        raise InputError(f"{source}: it has no column of text")
+    longest = max(texts, key=lambda name: sum(map(len, rows[name])))
+    encoded = made(list(rows[longest]), padding="max_length", truncation=True, max_length=seq, return_tensors="np")
+    return {name: encoded[name] for name in encoded if name in names}
+
+
+def _checked(rows: dict[str, np.ndarray], inputs: Sequence[Tensor], source: Path) -> dict[str, np.ndarray]:
+    """The rows as the model takes them: its own inputs, in its own types."""
+    known = ", ".join(tensor.name for tensor in inputs)
+    for tensor in inputs:
+        if tensor.name not in rows:
+            raise InputError(f"{source}: nothing for the input {tensor.name!r}; the model takes {known}")
+        array = rows[tensor.name]
+        if array.dtype != tensor.dtype:
+            if array.dtype.kind != tensor.dtype.kind or array.dtype.kind not in "iuf":
+                raise InputError(f"{source}: {tensor.name} is {array.dtype}, the model takes {tensor.dtype}")
+            rows[tensor.name] = array = array.astype(tensor.dtype)
+        fits = len(array.shape) == len(tensor.shape) and all(
+            wanted in (-1, size) for wanted, size in zip(tensor.shape[1:], array.shape[1:], strict=True)
+        )
+        if not fits:
+            shape = [size if size >= 0 else "any" for size in tensor.shape]
+            raise InputError(f"{source}: {tensor.name} is {list(array.shape)}, the model takes {shape}")
+    found = {tensor.name: rows[tensor.name] for tensor in inputs}
+    if len({len(array) for array in found.values()}) > 1:
+        raise InputError(f"{source}: its arrays have different numbers of rows")
+    return found

@@ -1,0 +1,170 @@
+"""Absolute bounds and throughput, measured by MLCommons LoadGen: SingleStream, Server and Offline."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from compressor.errors import CompressorError, TargetMissingError
+from compressor.gate.verdict import Load
+
+Scenario = Literal["SingleStream", "Server", "Offline"]
+SCENARIOS: tuple[Scenario, ...] = ("SingleStream", "Server", "Offline")
+
+PERCENTILE = 0.99
+FEWEST = 662
+"""Queries that LoadGen needs to bound a 99th percentile with 99% confidence."""
+_WORKERS = 4
+"""Queries of the Server and Offline scenarios that are under way at once."""
+_LONGEST = 10
+"""A scenario ends after so many times the seconds that it should take, whatever it has by then."""
+
+
+def measure(
+    scenario: Scenario,
+    calls: Sequence[Callable[[], object]],
+    *,
+    batch: int,
+    p50: float,
+    bound: float | None,
+    rate: float | None,
+    seconds: float,
+) -> Load:
+    """Run one scenario.
+
+    - SingleStream: one query after the other; the bound is on LoadGen's estimate of the 99th percentile, which is
+      above the true one with 99% confidence.
+    - Server: queries arrive at random (Poisson) at `rate`; the bound has to hold for 99% of them.
+    - Offline: everything at once; throughput.
+
+    Args:
+        calls: the queries, taken in turn; each does one call.
+        batch: samples of a call.
+        p50: milliseconds of a call, about.
+        bound: milliseconds; None: measured, not gated on.
+        rate: queries a second (Server); None: half of what one caller could do.
+        seconds: least duration.
+
+    Raises:
+        TargetMissingError: LoadGen is not installed.
+        CompressorError: what a call raised.
+    """
+    loadgen = _loadgen()
+    settings = loadgen.TestSettings()
+    settings.mode = loadgen.TestMode.PerformanceOnly
+    settings.scenario = getattr(loadgen.TestScenario, scenario)
+    settings.min_query_count = 1 if scenario == "Offline" else FEWEST
+    settings.min_duration_ms = int(1e3 * seconds)
+    settings.max_duration_ms = int(_LONGEST * max(1e3 * seconds, settings.min_query_count * p50))
+    if scenario == "SingleStream":
+        settings.single_stream_expected_latency_ns = max(1, int(1e6 * p50))
+        settings.single_stream_target_latency_percentile = PERCENTILE
+    elif scenario == "Server":
+        settings.server_target_qps = rate or 500 / p50
+        settings.server_target_latency_ns = int(1e6 * (bound if bound is not None else 1e3 * seconds))
+        settings.server_target_latency_percentile = PERCENTILE
+    else:
+        settings.offline_expected_qps = 1e3 / p50
+    with tempfile.TemporaryDirectory() as folder, _workers(loadgen, calls) as (issue, faults):
+        output = loadgen.LogOutputSettings()
+        output.outdir, output.copy_summary_to_stdout = folder, False
+        logs = loadgen.LogSettings()
+        logs.log_output, logs.enable_trace = output, False
+        sut, library = (
+            loadgen.ConstructSUT(issue, lambda: None),
+            loadgen.ConstructQSL(len(calls), len(calls), *[_skip] * 2),
+        )
+        try:
+            loadgen.StartTestWithLogSettings(sut, library, settings, logs)
+        finally:
+            loadgen.DestroyQSL(library)
+            loadgen.DestroySUT(sut)
+        if faults:
+            raise faults[0]
+        return _read(scenario, _logged(Path(folder) / "mlperf_log_detail.txt"), batch, bound)
+
+
+def _loadgen() -> Any:
+    try:
+        import mlperf_loadgen
+    except ImportError as error:
+        raise TargetMissingError("MLCommons LoadGen is not installed; pip install 'compressor[serving]'") from error
+    return mlperf_loadgen
+
+
+def _skip(samples: object) -> None:
+    """Samples are in memory already."""
+
+
+@contextlib.contextmanager
+def _workers(
+    loadgen: Any, calls: Sequence[Callable[[], object]]
+) -> Iterator[tuple[Callable[[Sequence[Any]], None], list[CompressorError]]]:
+    """A function that takes queries for threads to answer, and what went wrong there."""
+    waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    faults: list[CompressorError] = []
+
+    def work() -> None:
+        while (sample := waiting.get()) is not None:
+            if not faults:  # after the first, the rest are only ticked off, or LoadGen would wait for them
+                try:
+                    calls[sample.index]()
+                except CompressorError as error:
+                    faults.append(error)
+            loadgen.QuerySamplesComplete([loadgen.QuerySampleResponse(sample.id, 0, 0)])
+
+    def issue(samples: Sequence[Any]) -> None:
+        for sample in samples:
+            waiting.put(sample)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(_WORKERS)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield issue, faults
+    finally:
+        for _ in threads:
+            waiting.put(None)
+        for thread in threads:
+            thread.join()
+
+
+def _logged(path: Path) -> dict[str, Any]:
+    """LoadGen's results by key; the last one counts."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    entries = [json.loads(line.partition(" ")[2]) for line in lines if line.startswith(":::MLLOG ")]
+    return {entry["key"]: entry["value"] for entry in entries}
+
+
+def _read(scenario: Scenario, found: dict[str, Any], batch: int, bound: float | None) -> Load:
+    if scenario == "Offline":
+        rate = batch * float(found["result_samples_per_second"])
+        count = int(found.get("effective_samples_per_query", 0) or found["generated_samples_per_query"])
+        return Load(scenario=scenario, queries=count, samples_per_second=rate)
+    queries = int(found["result_query_count"])
+    late = 1e-6 * float(
+        found.get("early_stopping_latency_ss") or found[f"result_{100 * PERCENTILE:.2f}_percentile_latency_ns"]
+    )
+    if scenario == "SingleStream":
+        holds = bound is None or (queries >= FEWEST and late <= bound)
+        few = queries < FEWEST
+        why = f"{queries} queries are too few to bound a 99th percentile" if few else f"p99 may be {late:.3f} ms"
+    else:
+        holds = bound is None or found["result_validity"] == "VALID"
+        over = int(found.get("result_overlatency_query_count", 0))
+        why = f"{over} of {queries} queries took longer than the bound, p99 {late:.3f} ms"
+    return Load(
+        scenario=scenario,
+        queries=queries,
+        percentile=PERCENTILE,
+        milliseconds=late,
+        bound=bound,
+        holds=holds,
+        why="" if holds else why,
+    )

@@ -1,0 +1,91 @@
+"""The latency gate in pytest: a fixture, and a marker for its options.
+
+@pytest.mark.latency_gate(server="grpc://localhost:8001", max_slowdown="5%", p99="10ms")
+def test_the_small_model_is_as_fast(latency_gate):
+    latency_gate("small", baseline="dense", inputs="rows.tsv", tokenizer="out")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from compressor.gate.verdict import Verdict
+
+_PATHS = ("inputs", "tokenizer", "save_baseline")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "latency_gate(**options): options of the latency_gate fixture, those of `compress check`"
+    )
+
+
+@pytest.fixture
+def latency_gate(request: pytest.FixtureRequest) -> Callable[..., Verdict]:
+    """Check a model against a baseline; the test fails where the check does.
+
+    `latency_gate(model, baseline=..., **options)`; options of `@pytest.mark.latency_gate(...)` are its defaults, the
+    nearest marker first. They are named as the flags of `compress check`: server, max_slowdown (`"5%"` or 0.05), p99
+    (`"10ms"` or milliseconds), inputs, tokenizer, expect, batch, seq, seconds, ...; `junit` and `history` name files to
+    write.
+
+    Returns:
+        The verdict, of a check that passed.
+    """
+    # Closest first: an option of the function's own marker wins over its class's and module's.
+    defaults: dict[str, Any] = {}
+    for marker in request.node.iter_markers("latency_gate"):
+        defaults = {**marker.kwargs, **defaults}
+
+    def gate(model: str, **options: Any) -> Verdict:
+        from compressor.errors import CompressorError
+
+        try:
+            return _checked({"model": model, **defaults, **options})
+        except CompressorError as error:
+            pytest.fail(str(error), pytrace=False)
+
+    return gate
+
+
+def _checked(options: dict[str, Any]) -> Verdict:
+    """The verdict of a check that passed.
+
+    Raises:
+        CompressorError: it did not; see `compressor.errors`.
+    """
+    from compressor.cli.check import MILLISECONDS, SHARE, scenarios
+    from compressor.errors import ServerError, SlowdownError, UsageError
+    from compressor.gate import Asked, check, record
+
+    files = {name: options.pop(name, None) for name in ("junit", "history")}
+    convert: dict[str, Callable[[Any], Any]] = {
+        "max_slowdown": lambda value: SHARE.convert(value, None, None),
+        "p99": lambda value: MILLISECONDS.convert(value, None, None),
+        "scenarios": lambda value: scenarios(None, None, value if isinstance(value, str) else ",".join(value)),
+        **dict.fromkeys(_PATHS, Path),
+    }
+    asked = {
+        name: convert[name](value) if name in convert and value is not None else value
+        for name, value in options.items()
+    }
+    asked.update({name: str(asked[name]) for name in ("model", "baseline", "expect") if asked.get(name) is not None})
+    try:
+        request = Asked(**asked)
+    except TypeError as error:
+        raise UsageError(f"latency_gate: {error}; options are those of compress check") from error
+    found = check(request)
+    if files["junit"] is not None:
+        record.write(Path(files["junit"]), record.junit(found))
+    if files["history"] is not None:
+        record.append(Path(files["history"]), found)
+    if found.interrupted:
+        raise ServerError(found.interrupted)
+    if found.failures:
+        raise SlowdownError("; ".join(found.failures))
+    return found
