@@ -48,6 +48,7 @@ class Loaded:
 
     precision = "fp32"
     attentions = fused = 0
+    built = device_seconds = None
 
     def __init__(self, model: ir.Model, path: Path, threads: int) -> None:
         save(model, path)

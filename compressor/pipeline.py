@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 import time
@@ -27,11 +28,14 @@ from compressor.machine import machine
 from compressor.models import SegmentConfig
 from compressor.progress import Listener, Silent, Tell
 from compressor.quiet import quiet_transformers
-from compressor.recipe import OF_BLOCKS, SEARCH_METHODS, Recipe, command_line, flag_of
+from compressor.recipe import OF_BLOCKS, OF_TENSORRT, SEARCH_METHODS, Recipe, command_line, flag_of
 from compressor.report import Refusal, Report, Score, SiteBlocks, Speed
-from compressor.side import Side, build, one_head_less, require, shrink
+from compressor.side import Side, build, one_head_less, require, shrink, stand_in
 from compressor.sites import Site, find_sites, keep_all
+from compressor.targets.trt_metadata import graph_digest
 from compressor.tasks import Data, open_data
+from compressor.tasks.translation import BEAMS, Translation
+from compressor.tuning import tuning
 from compressor.workdir import WorkDir, opened
 from graph_passes import Plan
 
@@ -95,6 +99,8 @@ class _Run:
 
     def __init__(self, recipe: Recipe, work: WorkDir, watch: _Watch, state: PartialState) -> None:
         self.recipe, self.work, self.watch, self.state = recipe, work, watch, state
+        self.built = recipe  # as the engines are built: a stand-in's where the target is missing
+        self.missing: str | None = None
 
     def report(self) -> Report:
         """Every stage in order; the result lies in `work.result` afterwards."""
@@ -102,6 +108,15 @@ class _Run:
         with watch.stage("loading the model"):
             self.folder, sites = _load(recipe)
             self.work.reserve(_COPIES * sum(weight.nbytes for weight in self.folder.model.state_dict().values()))
+        if (lacks := targets.missing(recipe.target)) is not None:
+            self.missing = f"{recipe.target}: {lacks}; on the machine to deploy on, say {_later(recipe)}"
+            self.built = stand_in(recipe)
+            watch.note(
+                f"{recipe.target}: {lacks}; everything here was proven and measured with ONNX Runtime on the CPU in"
+                f" fp32, nothing with {recipe.target}"
+            )
+        elif recipe.target == "trt" and recipe.drops_blocks:
+            watch.note("where masks pay was timed with ONNX Runtime, not with TensorRT")
         data = None
         if recipe.scored:
             with watch.stage("reading the rows"):
@@ -119,9 +134,11 @@ class _Run:
                     f"a row of {row} tokens, the plan's masks reach over {reach}; cut rows (--max-length {reach})"
                 )
         self.lengths = compare.lengths(recipe, self.folder, reach)
-        self.planner = Planner(recipe, [seq for seq in self.lengths if seq is not None])
+        self.planner = Planner(_planned(recipe), [seq for seq in self.lengths if seq is not None])
         tried = verify.cases(lambda *size: example_inputs(self.folder, *size), longest=longest, reach=reach)
-        dense = build("dense", self.folder, keep_all(sites), recipe, tried, self.work, watch)
+        scored = {"longest": _longest(data), "beams": _beams(data)} if data is not None else {}
+        sizes = tuning(recipe, self.lengths, [case.feeds for case in tried], **scored)
+        dense = build("dense", self.folder, keep_all(sites), self.built, tried, self.work, watch, tuning=sizes)
         # What is in the way of a given plan, its own shrink says.
         rehearsed = None if recipe.plan_file else shrink(dense.reference, one_head_less(sites))
         if rehearsed and chosen is None and data is not None:
@@ -138,7 +155,8 @@ class _Run:
         if chosen.plan.masks:
             with watch.stage("timing masked attention"):
                 lower = self.planner.lowered(chosen.plan)
-        compressed = build("compressed", self.folder, chosen.plan, recipe, tried, self.work, watch, lower)
+        work = self.work
+        compressed = build("compressed", self.folder, chosen.plan, self.built, tried, work, watch, lower, sizes)
         scores = compare.scores(dense, compressed, data, recipe, watch)
         speeds = compare.speeds(dense, compressed, self.folder, recipe, self.lengths, watch)
         return self._written(chosen, dense, compressed, scores, speeds, rehearsed.refused if rehearsed else ())
@@ -158,8 +176,13 @@ class _Run:
             size = {"batch": recipe.batch[0], "seq": self.lengths[0] or 1}
             facts = {
                 "dense": measure.facts(dense.engine, dense.graph, file=None, **size),
-                "compressed": measure.facts(compressed.engine, compressed.graph, file="engine.onnx", **size),
+                "compressed": measure.facts(
+                    compressed.engine, compressed.graph, file=compressed.engine.path.name, **size
+                ),
             }
+        graphs = {"model.onnx": graph_digest(compressed.graph)}
+        if self.missing is not None:
+            graphs["dense.onnx"] = self._kept(dense)
         save_companions(self.folder, result)
         if chosen.trained:
             with quiet_transformers():
@@ -172,7 +195,7 @@ class _Run:
             "speeds": speeds,
             "scores": scores,
             "proofs": (*dense.proofs, *compressed.proofs),
-            "gate": _gate(recipe.max_drop, scores),
+            "gate": judged(recipe.max_drop, scores),
             "refused": tuple(
                 Refusal(what=", ".join(sorted(found.sites)), why=f"its heads cannot be removed: {found}")
                 for found in refused
@@ -180,15 +203,17 @@ class _Run:
             "blocks": self._blocks(plan, compressed),
         }
         report = Report(
-            verdict=reports.verdict(**seen, max_drop=recipe.max_drop),
+            verdict=reports.verdict(**seen, max_drop=recipe.max_drop, missing=self.missing),
             **seen,
             model=recipe.model.resolve().name,
             family=self.folder.family,
             task=self.folder.task,
             notes=tuple(watch.notes),
             curves=chosen.curves,
-            target=recipe.target,
-            precision=recipe.precision,
+            target=self.built.target,
+            missing=self.missing,
+            graphs=graphs,
+            precision=self.built.precision,
             session=dict(compressed.engine.session),
             machine=machine(),
             recipe=recipe.model_dump(mode="json"),
@@ -200,6 +225,12 @@ class _Run:
             shutil.copyfile(watched, result / "maps.safetensors")
         return report
 
+    def _kept(self, dense: Side) -> str:
+        """Put the graph of the dense side beside the other, to be built for the target elsewhere; its hash."""
+        kept = self.work.result / "dense.onnx"
+        graph_passes.save(graph_passes.load(dense.graph), kept)
+        return graph_digest(kept)
+
     def _blocks(self, plan: Plan, compressed: Side) -> tuple[SiteBlocks, ...]:
         share = blocks.shares(self.recipe, plan.sites)
         asked = {site.name for site in plan.sites if share[site.kind] > 0}
@@ -209,7 +240,8 @@ class _Run:
 
 def _load(recipe: Recipe) -> tuple[ModelFolder, list[Site]]:
     """The model and its sites, and whatever can be known to fail now rather than after an export or learning."""
-    targets.check(recipe.target, recipe.precision, recipe.provider)
+    if targets.missing(recipe.target) is None:
+        targets.check(recipe.target, recipe.precision, recipe.provider)
     if recipe.plan_file is None and (recipe.learns_heads or recipe.drops_blocks):
         check_options(recipe, heads=recipe.learns_heads, blocks=recipe.drops_blocks)
     loading = {"allow_pickle": recipe.allow_pickle, "trust_remote_code": recipe.trust_remote_code}
@@ -220,6 +252,16 @@ def _load(recipe: Recipe) -> tuple[ModelFolder, list[Site]]:
         heads_to_keep(recipe.keep, sum(site.heads for site in pool_of(sites, recipe.options)))
     blocks.shares(recipe, sites)
     return folder, sites
+
+
+def _planned(recipe: Recipe) -> Recipe:
+    """As the planner of blocks times: it knows ONNX Runtime alone."""
+    return stand_in(recipe) if recipe.target == "trt" else recipe
+
+
+def _later(recipe: Recipe) -> str:
+    """The command that builds for the target of a recipe from its output folder."""
+    return shlex.join(["compress", "build", str(recipe.out), "--target", recipe.target])
 
 
 def _reach(recipe: Recipe, folder: ModelFolder, data: Data | None, chosen: Choice | None) -> int | None:
@@ -235,6 +277,10 @@ def _longest(data: Data) -> int:
     return max(length for rows in (data.train, data.eval, data.test) for length in (0, *rows["length"]))
 
 
+def _beams(data: Data) -> int:
+    return BEAMS if isinstance(data.task, Translation) else 1
+
+
 def _aligned(chosen: Choice, reach: int | None, lengths: Sequence[int | None]) -> Iterator[str]:
     others = [str(seq) for seq in lengths if seq is not None and reach is not None and seq < reach]
     if others and chosen.plan.masks:
@@ -246,7 +292,7 @@ def _help(recipe: Recipe, state: PartialState) -> None:
     folder, sites = _load(recipe)
     if recipe.data is not None and recipe.plan_file is None:
         store, data = WorkDir(recipe.out.absolute()).learning, open_data(recipe, folder)
-        planner = Planner(recipe, ())  # the main process plans
+        planner = Planner(_planned(recipe), ())  # the main process plans
         choice.learned(recipe, folder, sites, data, store, state, Silent(), lambda done, total: None, planner)
 
 
@@ -257,6 +303,9 @@ def _unused(recipe: Recipe, longest: int | None, *, learns: bool) -> Iterator[st
     blocks = [flag_of(name) for name in OF_BLOCKS if name in recipe.model_fields_set and not recipe.drops_blocks]
     if learns and blocks:
         yield f"no blocks are to go (--blocks, --prune): {' and '.join(blocks)} had no effect"
+    built = [flag_of(name) for name in OF_TENSORRT if name in recipe.model_fields_set and recipe.target != "trt"]
+    if built:
+        yield f"TensorRT alone builds so, and the target is {recipe.target}: {' and '.join(built)} had no effect"
     paces = [flag_of(name) for name in _PACE if getattr(recipe, name) != Recipe.model_fields[name].default]
     if learns and recipe.method in SEARCH_METHODS and paces and not recipe.drops_blocks:
         yield f"{recipe.method} searches and trains nothing: {' and '.join(paces)} had no effect"
@@ -289,7 +338,8 @@ def _evidence(scores: Sequence[Score]) -> dict[str, Any]:
     }
 
 
-def _gate(max_drop: float | None, scores: Sequence[Score]) -> Literal["passed", "failed", "not asked"]:
+def judged(max_drop: float | None, scores: Sequence[Score]) -> Literal["passed", "failed", "not asked"]:
+    """Whether the metric fell by no more than is allowed."""
     if max_drop is None:
         return "not asked"
     drops = [-score.difference if score.higher_is_better else score.difference for score in scores]

@@ -82,6 +82,9 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Prune = Annotated[dict[Literal["encoder", "decoder", "cross"], Share], BeforeValidator(_table)]
 BlockSize = Annotated[int, AfterValidator(_block_size)]
 OF_BLOCKS = ("block_size", "maps", "watch_rows", "random_blocks", "everywhere", "entmax", "restart")
+OF_TENSORRT = ("workspace", "timing_cache", "hardware_compatible", "version_compatible")
+OF_BUILDING = ("target", "precision", "provider", "threads", *OF_TENSORRT, "batch", "seq", "seconds")
+"""What decides how a graph is built and timed; `compress build` takes these."""
 Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1), BeforeValidator(_listed)]
 Options = Annotated[dict[str, Any], BeforeValidator(_table)]
 
@@ -155,9 +158,19 @@ class Recipe(BaseModel):
     )
 
     target: Literal["ort", "trt"] = field_of("Engine", "the runtime to build for", "ort")
-    precision: Literal["fp32", "fp16"] = field_of("Engine", "numbers that the engine computes in", "fp32")
+    precision: Literal["fp32", "fp16", "bf16"] = field_of("Engine", "numbers that the engine computes in", "fp32")
     provider: Literal["cpu", "cuda"] | None = field_of("Engine", "where it runs; else CUDA where there is one")
     threads: Annotated[int, Field(ge=1)] | None = field_of("Engine", "threads of the engine; else one a core")
+    workspace: Annotated[int, Field(ge=1)] | None = field_of(
+        "Engine", "MiB of the GPU that TensorRT may work in while it builds; else all that are free"
+    )
+    timing_cache: Path | None = field_of(
+        "Engine", "file that TensorRT's timings are kept in and taken from; else one in the user's cache"
+    )
+    hardware_compatible: bool = field_of("Engine", "a TensorRT engine for other GPUs too, from Ampere on", False)
+    version_compatible: bool = field_of(
+        "Engine", "a TensorRT engine for later versions too, of the same major version", False
+    )
     opset: Literal[18, 23] = field_of("Engine", "ONNX operator set of the exported graph", 18)
     attention: Literal["eager", "sdpa"] = field_of("Engine", "how attention is written into the graph", "eager")
 
@@ -184,6 +197,8 @@ class Recipe(BaseModel):
     def _fields_agree(self) -> Self:
         if self.data is None and self.plan is None and self.keep is not None and not self._folder_plan.exists():
             raise ValueError(f"keep {self.keep}: there are no rows to learn from; give them (data), or a plan (plan)")
+        if self.target == "trt" and self.provider == "cpu":
+            raise ValueError("provider cpu: TensorRT runs on a GPU; leave it out, or choose ort (target)")
         if self.max_drop is not None and not self.scored:
             raise ValueError(f"max_drop {self.max_drop:g}: there are no rows to score; give them (data)")
         if self.drops_blocks and self.data is None:

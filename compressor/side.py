@@ -15,7 +15,7 @@ from compressor.progress import Listener
 from compressor.recipe import Recipe
 from compressor.report import Proof
 from compressor.sites import Site, keep_all
-from compressor.targets import Engine, target
+from compressor.targets import ENGINE_FILES, Engine, Tuning, target
 from compressor.verify import Case
 from compressor.workdir import WorkDir
 from graph_passes import Plan, Refusal, Shrunk
@@ -53,6 +53,7 @@ def build(
     work: WorkDir,
     listen: Listener,
     lower: Collection[str] = (),
+    tuning: Tuning | None = None,
 ) -> Side:
     """Export, shrink and build the model with a plan, and prove each step.
 
@@ -62,10 +63,11 @@ def build(
         plan: one entry for each of its sites.
         recipe: how to export and build.
         tried: inputs of the proofs.
-        work: gets `model.onnx`, the shrunk graph, and `engine.onnx`, what the runtime loads: those of the compressed
-            side go into its result.
+        work: gets `model.onnx`, the shrunk graph, and the engine, what the runtime loads: those of the compressed side
+            go into its result.
         listen: hears of the stages.
         lower: masked sites to make block-sparse.
+        tuning: sizes that the engine must take.
 
     Raises:
         SiteRefusedError: a site cannot be shrunk as the plan asks.
@@ -85,11 +87,26 @@ def build(
         graph_passes.save(shrunk.model, graph)
         same = verify.require(verify.prove_shrunk(reference, graph, tried, name))
     with listen.stage(f"{name}: building the engine"):
-        make = target(recipe.target)
-        out = place / "engine.onnx"
-        engine = make(graph, out, precision=recipe.precision, provider=recipe.provider, threads=recipe.threads)
+        engine = make_engine(graph, place, recipe, tuning)
         runs = verify.require(verify.prove_engine(graph, engine, tried, name))
     return Side(name, reference, graph, engine, (exported, same, runs), shrunk.lowered, shrunk.dense)
+
+
+def make_engine(graph: Path, folder: Path, recipe: Recipe, tuning: Tuning | None) -> Engine:
+    """Build a graph's engine as a recipe asks, in a folder, under the name that its runtime has for it."""
+    return target(recipe.target)(
+        graph,
+        folder / ENGINE_FILES[recipe.target],
+        precision=recipe.precision,
+        provider=recipe.provider,
+        threads=recipe.threads,
+        tuning=tuning,
+    )
+
+
+def stand_in(recipe: Recipe) -> Recipe:
+    """The recipe with ONNX Runtime on the CPU in its target's place, which proves what the target cannot here."""
+    return recipe.model_copy(update={"target": "ort", "precision": "fp32", "provider": "cpu"})
 
 
 def shrink(reference: Path, plan: Plan, lower: Collection[str] = ()) -> Shrunk:

@@ -60,11 +60,12 @@ def cases(
         for name in (name for name in feeds if name.startswith("memory_")):
             feeds[name] = feeds[name][:, : seed * feeds[name].shape[1] // (len(sizes) - 1)]
         # A model whose inputs have one length only would be tried on the same sizes again.
-        found.setdefault(tuple((name, array.shape) for name, array in feeds.items()), Case(feeds, _name(feeds)))
+        found.setdefault(tuple((name, array.shape) for name, array in feeds.items()), Case(feeds, name_of(feeds)))
     return tuple(found.values())
 
 
-def _name(feeds: Feeds) -> str:
+def name_of(feeds: Feeds) -> str:
+    """A batch in words: `batch 2, length 17, padded`."""
     first = next(iter(feeds.values()))
     words = [f"batch {first.shape[0]}"]
     if first.ndim == 2:

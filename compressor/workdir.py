@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from compressor.errors import CompressorError, InputError, UsageError
+from graph_passes.files import beside
 
 _STAMP = ".compress"
 _OURS = (("report.json", "plan.json"), ("training.json",))
@@ -48,22 +49,26 @@ class WorkDir:
 
     def finish(self) -> None:
         """Make `result` the output folder: it is there whole, or what stood there before is."""
-        old = _aside(self.out)
-        # Ctrl-C between the two renames would leave nothing under the name.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-        try:
-            if self.out.exists():
-                self.out.rename(old)
-            try:
-                self.result.rename(self.out)
-            except OSError:
-                if old.exists():
-                    old.rename(self.out)
-                raise
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        shutil.rmtree(old, ignore_errors=True)
+        put(self.result, self.out, aside=_aside(self.out))
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def put(new: Path, out: Path, *, aside: Path) -> None:
+    """Make the folder `new` the folder `out`; what stood there goes, by way of `aside`, or stays if that fails."""
+    # Ctrl-C between the two renames would leave nothing under the name.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        if out.exists():
+            out.rename(aside)
+        try:
+            new.rename(out)
+        except OSError:
+            if aside.exists():
+                aside.rename(out)
+            raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -78,7 +83,7 @@ def opened(out: Path, *, force: bool) -> Iterator[WorkDir]:
     work = WorkDir(out)
     _check_ours(work.path)
     work.path.mkdir(parents=True, exist_ok=True)
-    with _locked(work.path):
+    with locked(work.path):
         try:
             _recover(out)
             _check_target(out, force)
@@ -144,7 +149,7 @@ def _check_ours(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Hold the folder for this run. The lock goes with the process, however that ends."""
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -170,6 +175,5 @@ def _is_full(error: BaseException | None) -> bool:
 
 def write_json(path: Path, content: object) -> None:
     """Write a file that is there whole or not at all."""
-    beside = path.with_suffix(".tmp")
-    beside.write_text(json.dumps(content))
-    beside.replace(path)
+    with beside(path) as place:
+        place.write_text(json.dumps(content))

@@ -67,6 +67,8 @@ class FakeEngine:
     outputs: tuple[str, ...] = ()
     kernels: Mapping[str, int] = MappingProxyType({})
     optimization = "none"
+    built = None
+    device_seconds: float | None = None
 
     def __init__(
         self,

@@ -270,7 +270,11 @@ BAD: dict[str, tuple[Callable[[Path], Words], int, str]] = {
         2,
         "--task text-classifcation: no such task; name one such as text-classification",
     ),
-    "no such runtime": (lambda place: [place / "model", "--target", "trt"], 6, "trt: this version builds no"),
+    "no such runtime": (
+        lambda place: [*timing(place, "dense.onnx"), "--target", "trt"],
+        6,
+        "trt: there is no NVIDIA GPU",
+    ),
     "neither folder nor graph": (lambda place: ["sites", place / "no"], 3, "no: no such folder or .onnx file; give"),
     "benchmark of nothing": (lambda place: timing(place, "no.onnx"), 3, "no.onnx: there is no such ONNX file; give"),
     "benchmark of a truncated graph": (lambda place: timing(place, cut(place / "dense.onnx")), 3, "maybe truncated"),

@@ -272,7 +272,6 @@ def interrupt() -> None:
         ({"options": {"tau": 3}}, UsageError),
         ({"options": {"tau_ini": -1.0}}, UsageError),
         ({"method": "taylor", "options": {"share": 2.0}}, UsageError),
-        ({"target": "trt"}, TargetMissingError),
         ({"precision": "fp16", "provider": "cpu"}, TargetMissingError),
     ],
 )

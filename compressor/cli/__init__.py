@@ -15,6 +15,8 @@ import click
 
 from compressor.cli.apply import apply
 from compressor.cli.bench import bench
+from compressor.cli.build import build
+from compressor.cli.check import check
 from compressor.cli.group import Group, common
 from compressor.cli.report import report
 from compressor.cli.run import run
@@ -35,7 +37,7 @@ def cli() -> None:
     """
 
 
-for _verb in (run, sites, apply, bench, report, study, train):
+for _verb in (run, sites, apply, build, bench, check, report, study, train):
     cli.add_command(_verb)
 
 

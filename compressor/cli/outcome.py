@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rich.text import Text
 
 from compressor import report as reports
 from compressor.cli.view import View
-from compressor.errors import GateError
+from compressor.errors import GateError, TargetMissingError
 from compressor.recipe import Recipe
 from compressor.report.files import HTML_NAME
 from compressor.report.schema import Report
@@ -20,12 +22,11 @@ def finish(view: View, report: Report | None, recipe: Recipe) -> None:
 
     Raises:
         GateError: the metric fell by more than the recipe allows.
+        TargetMissingError: the runtime asked for is not here; everything else was done.
     """
     if report is None:
         return
-    shown = Text(report.verdict) if view.quiet else reports.summary(report)
-    view.result(shown, report.model_dump(mode="json"))
-    view.note(f"the whole report is in {recipe.out / HTML_NAME}")
+    show(view, report, recipe.out)
     if report.gate == "failed":
         told = ", ".join(
             f"{score.metric} on the {score.split} rows went from {score.dense:.4g} to {score.compressed:.4g}"
@@ -35,3 +36,12 @@ def finish(view: View, report: Report | None, recipe: Recipe) -> None:
             f"{recipe.out}: {told}, worse than --max-drop {recipe.max_drop:g} allows; keep more heads, train"
             f" longer, or allow more (the evidence is in {HTML_NAME})"
         )
+    if report.missing is not None:
+        raise TargetMissingError(f"{report.missing} (the proven graphs are in {recipe.out})")
+
+
+def show(view: View, report: Report, out: Path) -> None:
+    """Print a report, and say where the whole of it is."""
+    shown = Text(report.verdict) if view.quiet else reports.summary(report)
+    view.result(shown, report.model_dump(mode="json"))
+    view.note(f"the whole report is in {out / HTML_NAME}")

@@ -16,7 +16,7 @@ from compressor.measure.macs import macs
 from compressor.measure.timing import interleave
 from compressor.progress import Listener, Silent
 from compressor.report.schema import EngineFacts, Speed
-from compressor.targets import Engine, Feeds, Precision, Provider, check, target
+from compressor.targets import Engine, Feeds, Precision, Provider, Tuning, check, span, target
 from compressor.targets.feeds import random_feeds
 from graph_passes import count_parameters, load
 from graph_passes.passes import Normalize
@@ -73,15 +73,15 @@ def bench(
     graphs = {path: load(path) for path in (dense, compressed)}
     tried = {(batch, seq): _feeds(graphs[dense], dense, batch, seq, seed) for batch in batches for seq in seqs}
     sizes = list(tried)
+    tuning = Tuning(batch=span(batch for batch, _ in sizes), seq=span(seq for _, seq in sizes))
     heard = listener or Silent()
     with tempfile.TemporaryDirectory() as folder:
         engines: list[Engine] = []
         for path in (dense, compressed):
             with heard.stage(f"build {path.name}"):
                 out = Path(folder) / f"{len(engines)}.onnx"
-                engines.append(
-                    target(runtime)(Path(path), out, precision=precision, provider=provider, threads=threads)
-                )
+                make = target(runtime)
+                engines.append(make(path, out, precision=precision, provider=provider, threads=threads, tuning=tuning))
         if set(engines[1].inputs) - set(engines[0].inputs):
             raise InputError(
                 f"{compressed}: it wants {', '.join(engines[1].inputs)}, and {dense} has {', '.join(engines[0].inputs)}"
@@ -160,6 +160,7 @@ def facts(engine: Engine, graph: Path, *, batch: int, seq: int, file: str | None
         attentions=engine.attentions,
         fused=engine.fused,
         optimization=engine.optimization,
+        built=engine.built,
     )
 
 

@@ -57,15 +57,21 @@ def interleave(
         Latencies, and the ratio of the medians with a bootstrap interval over pairs of blocks. `void` says why the two
         must not be compared, if so.
     """
-    pairs = turns(lambda: dense.run(feeds), lambda: compressed.run(feeds), seconds, tell=tell)
+    clocks: tuple[list[float | None], list[float | None]] = ([], [])
+
+    def call(engine: Engine, clock: list[float | None]) -> None:
+        engine.run(feeds)
+        clock.append(engine.device_seconds)
+
+    pairs = turns(lambda: call(dense, clocks[0]), lambda: call(compressed, clocks[1]), seconds, tell=tell)
     times = 1e3 * np.stack(list(pairs), axis=1)
     low, high = ratio_interval(times, seed, confidence)
     ratio = float(np.median(times[0]) / np.median(times[1]))
     return Speed(
         batch=batch,
         seq=seq,
-        dense=_latency(times[0], batch),
-        compressed=_latency(times[1], batch),
+        dense=_latency(times[0], batch, clocks[0]),
+        compressed=_latency(times[1], batch, clocks[1]),
         ratio=ratio,
         # The median of all may lie outside the quantiles of the draws where all draws are alike.
         low=min(low, ratio),
@@ -134,11 +140,23 @@ def _block(call: Callable[[], object], calls: int, rest: Callable[[], None]) -> 
     return times
 
 
-def _latency(times: np.ndarray, batch: int) -> Latency:
+def _latency(times: np.ndarray, batch: int, clock: list[float | None]) -> Latency:
+    """From the milliseconds of every timed call `[blocks, calls]`, and the device's seconds of every call there was."""
     p50, p90, p99 = np.quantile(times, [0.5, 0.9, 0.99])
+    blocks, calls = times.shape
+    known = [seconds for seconds in clock[-blocks * (calls + 1) :] if seconds is not None]
+    device = None
+    if len(known) == blocks * (calls + 1):
+        timed = 1e3 * np.reshape(known, (blocks, calls + 1))[:, 1:]  # the first of a block fetches the weights
+        device = tuple(float(quantile) for quantile in np.quantile(timed, [0.5, 0.9, 0.99]))
     samples = tuple(round(float(sample), 6) for sample in times.ravel())
     return Latency(
-        p50=float(p50), p90=float(p90), p99=float(p99), throughput=float(batch * 1e3 / times.mean()), samples=samples
+        p50=float(p50),
+        p90=float(p90),
+        p99=float(p99),
+        throughput=float(batch * 1e3 / times.mean()),
+        samples=samples,
+        device=device,
     )
 
 

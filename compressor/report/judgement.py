@@ -25,13 +25,17 @@ def verdict(
     refused: Sequence[Refusal] = (),
     blocks: Sequence[SiteBlocks] = (),
     max_drop: float | None = None,
+    missing: str | None = None,
 ) -> str:
     """What was won, or that nothing was, in one sentence. The arguments are the report's fields of the same names.
 
     Args:
+        missing: as in the report: another runtime stood in for the one asked for.
         max_drop: what `--max-drop` allowed, as it was given; named when the gate failed.
     """
     alarm = alarms(plan, speeds, proofs, gate)
+    if missing is not None:
+        alarm.insert(0, f"no {missing.partition(':')[0]} engine was built, ONNX Runtime stood in for it")
     clauses = [
         _heads(plan, dense, compressed) + _blocks(blocks, len(plan.sites)),
         _speed(speeds),
@@ -72,11 +76,18 @@ def alarms(plan: Plan, speeds: Sequence[Speed], proofs: Sequence[Proof], gate: G
     return found
 
 
-def tone(plan: Plan, speeds: Sequence[Speed], proofs: Sequence[Proof], gate: Gate, refused: Sequence[Refusal]) -> Tone:
+def tone(
+    plan: Plan,
+    speeds: Sequence[Speed],
+    proofs: Sequence[Proof],
+    gate: Gate,
+    refused: Sequence[Refusal],
+    missing: str | None = None,
+) -> Tone:
     """How the verdict is to be taken: `bad` if the result must not be used, `mixed` if it won less than asked."""
     if gate == "failed" or any(not proof.holds for proof in proofs):
         return "bad"
-    return "mixed" if refused or alarms(plan, speeds, proofs, gate) else "good"
+    return "mixed" if missing or refused or alarms(plan, speeds, proofs, gate) else "good"
 
 
 def readable(speeds: Sequence[Speed]) -> list[Speed]:

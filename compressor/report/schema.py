@@ -65,6 +65,8 @@ class Latency(_Row):
     throughput: float
     samples: tuple[float, ...]
     """Every timed call in order, milliseconds: the picture is drawn from it."""
+    device: tuple[float, float, float] | None = None
+    """p50, p90 and p99 on the device by its own clock, transfers left out, where the engine tells."""
 
 
 class Speed(_Row):
@@ -86,6 +88,30 @@ class Speed(_Row):
     void: str | None = None
 
 
+class BuiltLayer(_Row):
+    """A layer of an engine as the runtime's inspector tells it; `nodes` are those of the graph that it computes."""
+
+    name: str
+    kind: str = ""
+    tactic: str = ""
+    nodes: str = ""
+
+
+class Built(_Row):
+    """What came of building an engine ahead of time. Bytes are of the device's memory, but for the file's.
+
+    `activation_bytes` is what it needs beside its weights at the largest sizes that it takes; `attention` says in one
+    line whether attention stayed fused.
+    """
+
+    seconds: float
+    plan_bytes: int
+    weight_bytes: int | None
+    activation_bytes: int
+    attention: str
+    layers: tuple[BuiltLayer, ...] = ()
+
+
 class EngineFacts(_Row):
     """One built engine: sizes in bytes, `fused` and `attentions` counted in the graph that the runtime runs."""
 
@@ -99,6 +125,8 @@ class EngineFacts(_Row):
     fused: int
     optimization: str
     """What was done to the graph for this runtime, in one line."""
+    built: Built | None = None
+    """What came of building it ahead of time, where the runtime does."""
 
 
 class Refusal(_Row):
@@ -152,6 +180,11 @@ class Report(BaseModel):
     """Sites whose blocks were asked for; empty where none were."""
     gate: Literal["passed", "failed", "not asked"] = "not asked"
     target: str
+    """The runtime that was measured."""
+    missing: str | None = None
+    """What the runtime that was asked for lacks here, and how to go on; `target` stood in for it. None: nothing."""
+    graphs: dict[str, str] = Field(default_factory=dict)
+    """Hashes of the graphs in the folder, with their data, by file: what was proven."""
     precision: str
     session: dict[str, Any] = Field(default_factory=dict)
     """Runtime, provider, session options."""

@@ -29,7 +29,7 @@ from compressor.study import figures
 from compressor.study.base import Result, Study
 from compressor.study.cells import STAMP, Cell
 from compressor.study.findings import Findings, Picture, Table, points, unit
-from compressor.targets import Engine, target
+from compressor.targets import Engine, Tuning, span, target
 
 _BATCH = 8
 _BATCHES = (1, 4, 16, 64)
@@ -152,8 +152,10 @@ class SpeedStudy(Study):
 
     def _built(self, graph: Path, out: Path) -> Engine:
         recipe = self.asked.recipe
+        lengths = compare.lengths(recipe, self.subject.folder)
+        tuning = Tuning(batch=span(recipe.batch), seq=span(seq or 1 for seq in lengths))
         return target(recipe.target)(
-            graph, out, precision=recipe.precision, provider=recipe.provider, threads=recipe.threads
+            graph, out, precision=recipe.precision, provider=recipe.provider, threads=recipe.threads, tuning=tuning
         )
 
     def _mask(self, cell: Cell) -> list[Head]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from compressor.errors import UsageError
-from compressor.targets.base import TOLERANCE, Engine, Feeds, Precision, Provider
+from compressor.targets.base import TOLERANCE, Engine, Feeds, Precision, Provider, Tuning, span
 
 
 class Build(Protocol):
@@ -19,6 +19,7 @@ class Build(Protocol):
         precision: numbers that it computes in.
         provider: where it runs; None: a GPU where there is one.
         threads: threads of one call; None: one a core.
+        tuning: sizes and limits, for a runtime that builds for them; None: its defaults.
 
     Raises:
         TargetMissingError: the runtime or the device is not there.
@@ -33,12 +34,15 @@ class Build(Protocol):
         precision: Precision = "fp32",
         provider: Provider | None = None,
         threads: int | None = None,
+        tuning: Tuning | None = None,
     ) -> Engine: ...
 
 
 # Resolved when asked for: a runtime that is not installed is no reason to fail before.
 _HOMES = {"ort": "compressor.targets.ort", "trt": "compressor.targets.trt"}
 TARGETS = tuple(_HOMES)
+ENGINE_FILES = {"ort": "engine.onnx", "trt": "engine.plan"}
+"""Name of the file that each runtime loads."""
 
 
 def target(name: str) -> Build:
@@ -65,4 +69,27 @@ def check(name: str, precision: Precision, provider: Provider | None) -> None:
     import_module(_HOMES[name]).check(provider, precision)
 
 
-__all__ = ["TARGETS", "TOLERANCE", "Build", "Engine", "Feeds", "Precision", "Provider", "check", "target"]
+def missing(name: str) -> str | None:
+    """What a target lacks here that only the machine to deploy on needs; None: nothing, or a run needs it all."""
+    if name != "trt":
+        return None
+    from compressor.targets import trt
+
+    return trt.missing()
+
+
+__all__ = [
+    "ENGINE_FILES",
+    "TARGETS",
+    "TOLERANCE",
+    "Build",
+    "Engine",
+    "Feeds",
+    "Precision",
+    "Provider",
+    "Tuning",
+    "check",
+    "missing",
+    "span",
+    "target",
+]

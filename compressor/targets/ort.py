@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.targets import fusion, session
-from compressor.targets.base import Feeds, Precision, Provider
+from compressor.targets.base import Feeds, Precision, Provider, Tuning
 from compressor.targets.memory import peak_growth
 from graph_passes import find_attention, load
 from graph_passes.block_sparse import DOMAIN
@@ -50,6 +50,14 @@ class OrtEngine:
     def outputs(self) -> tuple[str, ...]:
         return tuple(value.name for value in self._loaded.get_outputs())
 
+    @property
+    def built(self) -> None:
+        return None
+
+    @property
+    def device_seconds(self) -> None:
+        return None
+
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
         return session.run(self._loaded, feeds)
 
@@ -69,6 +77,7 @@ def build(
     precision: Precision = "fp32",
     provider: Provider | None = None,
     threads: int | None = None,
+    tuning: Tuning | None = None,
 ) -> OrtEngine:
     """Fuse a graph for ONNX Runtime, load it, and count what it executes. See `Build`."""
     chosen = session.choose(provider, precision)
@@ -83,7 +92,7 @@ def build(
     told = ", ".join(f"{kernels[name]} {name}" for name in _WORTH_TELLING if name in kernels)
     fused = sum(kernels.get(name, 0) for name in ATTENTIONS)
     model = load(onnx)
-    sparse = _without_block_sparse(model)
+    sparse = without_block_sparse(model)
     Normalize()(model)
     # A graph that came fused may hold attentions in forms that only the runtime tells apart.
     attentions = max(len(find_attention(model)), fused)
@@ -101,7 +110,7 @@ def build(
     )
 
 
-def _without_block_sparse(model: ir.Model) -> int:
+def without_block_sparse(model: ir.Model) -> int:
     """Take the calls of block-sparse attention out, a stand-in of the same shape in their place; how many there were.
 
     Its products are none that the runtime could have fused.

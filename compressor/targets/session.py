@@ -42,6 +42,8 @@ def choose(provider: Provider | None, precision: Precision) -> Provider:
             "cuda: ONNX Runtime finds no CUDA device here; pip install 'compressor[gpu]' on a machine with an NVIDIA "
             "GPU, or use the cpu provider"
         )
+    if precision == "bf16":
+        raise TargetMissingError("bf16: ONNX Runtime computes few operators in it; use fp16 or fp32, or --target trt")
     chosen: Provider = provider or ("cuda" if there else "cpu")
     if precision == "fp16" and chosen == "cpu":
         raise TargetMissingError(

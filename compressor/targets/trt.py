@@ -1,23 +1,58 @@
-"""TensorRT: not built here; says so, and how to go on from the verified graph."""
+"""TensorRT 8.6, 10 and 11: an engine for this GPU, with its metadata beside it (differences are in `trt_api`)."""
 
 from __future__ import annotations
 
+import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from types import ModuleType
+from typing import Any
 
-from compressor.errors import TargetMissingError
-from compressor.targets.base import Engine, Precision, Provider
+import numpy as np
+
+from compressor.errors import TargetMissingError, UsageError
+from compressor.report.schema import Built
+from compressor.targets import trt_api, trt_cache, trt_layers
+from compressor.targets.base import Precision, Provider, Tuning
+from compressor.targets.device import Device, Driver, driver
+from compressor.targets.trt_build import Profiles, deserialized, serialized
+from compressor.targets.trt_engine import TrtEngine
+from compressor.targets.trt_graph import prepare, profile
+from compressor.targets.trt_metadata import Metadata, digest, graph_digest, papers_of, read
+from graph_passes import GraphSite, find_attention
+from graph_passes import load as load_graph
+from graph_passes.passes import Normalize
+
+_AMPERE = (8, 0)
 
 
-def check(provider: Provider | None, precision: Precision) -> NoReturn:
-    """Raises:
-    TargetMissingError: always; the verified graph is there for TensorRT's own tools.
+def missing() -> str | None:
+    """What is not here that building and running an engine need, in a few words; None: nothing."""
+    try:
+        _found()
+    except TargetMissingError as error:
+        return str(error)
+    return None
+
+
+def check(provider: Provider | None, precision: Precision) -> None:
+    """Make sure that engines can be built here.
+
+    Raises:
+        UsageError: another provider was asked for, or numbers that this TensorRT lacks.
+        TargetMissingError: there is no GPU, or no TensorRT.
     """
-    half = " --fp16" if precision == "fp16" else ""
-    raise TargetMissingError(
-        "trt: this version builds no TensorRT engines; write the verified graph by --target ort, then build its"
-        f" model.onnx on a machine with an NVIDIA GPU: trtexec --onnx=model.onnx{half} --saveEngine=model.plan"
-    )
+    if provider == "cpu":
+        raise UsageError("--provider cpu: TensorRT runs on a GPU; leave it out, or use --target ort")
+    try:
+        _, trt = _found()
+    except TargetMissingError as error:
+        raise TargetMissingError(
+            f"trt: {error}; to build on the machine of the GPU, take the folder of a run there and say compress build"
+            " OUT --target trt"
+        ) from error
+    trt_api.api(trt).require(precision)
 
 
 def build(
@@ -27,10 +62,108 @@ def build(
     precision: Precision = "fp32",
     provider: Provider | None = None,
     threads: int | None = None,
-) -> Engine:
-    """See `check`.
+    tuning: Tuning | None = None,
+) -> TrtEngine:
+    """Build an engine, write it with its metadata beside it, and load it. See `Build`."""
+    check(provider, precision)
+    of, trt = _found()
+    api, wanted = trt_api.api(trt), tuning or Tuning()
+    if wanted.hardware_compatible and of.device.capability < _AMPERE:
+        raise UsageError(f"--hardware-compatible: is for GPUs from Ampere (SM 8.0) on, and this is {of.device}")
+    source = load_graph(onnx)
+    sites, profiles = _sites(onnx), profile(source, wanted)
+    with tempfile.TemporaryDirectory(dir=out.parent) as folder:
+        graph = Path(folder) / "graph.onnx"
+        done, quantized = prepare(onnx, graph, precision, api)
+        cache = trt_cache.opened(wanted.timing_cache, api.version, of.device)
+        options = trt_api.config_options(trt, api, precision, quantized=quantized)
+        started = time.perf_counter()
+        plan, workspace = serialized(trt, api, of, graph, profiles, wanted, cache, options)
+        seconds = time.perf_counter() - started
+    out.write_bytes(plan)
+    engine = deserialized(out)
+    layers = trt_layers.layers(_inspected(trt, engine))
+    fused, attention = trt_layers.told(layers, sites, of.device.capability, precision)
+    metadata = Metadata(
+        tensorrt=api.version,
+        gpu=of.device.name,
+        capability=of.device.capability,
+        precision=precision,
+        profiles=profiles,
+        inputs={name: np.dtype(trt.nptype(engine.get_tensor_dtype(name))).name for name in profiles},
+        outputs={
+            str(value.name): value.dtype.numpy().name for value in source.graph.outputs if value.dtype is not None
+        },
+        plan=digest(out),
+        model=graph_digest(onnx),
+        hardware_compatible=wanted.hardware_compatible,
+        version_compatible=wanted.version_compatible,
+        attentions=max(len(sites), fused),
+        fused=fused,
+        optimization=f"{done}; built by TensorRT {api.version}{cache.told}; {attention}",
+        session=_session(api, of.device, wanted, precision, workspace, profiles),
+        built=Built(
+            seconds=round(seconds, 3),
+            plan_bytes=len(plan),
+            weight_bytes=trt_api.weight_bytes(trt, engine),
+            activation_bytes=trt_api.activation_bytes(engine),
+            attention=attention,
+            layers=layers,
+        ),
+    )
+    papers_of(out).write_text(metadata.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    return TrtEngine(out, metadata, of, trt)
+
+
+def load(plan: Path) -> TrtEngine:
+    """Load an engine that was built before, once its metadata says that it runs here.
 
     Raises:
-        TargetMissingError: always.
+        InputError: it has no metadata, is damaged, or is of another GPU or version; TensorRT has not seen it then.
+        TargetMissingError: there is no GPU, or no TensorRT.
     """
-    check(provider, precision)
+    metadata = read(plan)
+    metadata.check_file(plan)
+    check(None, metadata.precision)
+    of, trt = _found()
+    metadata.check_machine(plan, of.device, str(trt.__version__))
+    return TrtEngine(plan, metadata, of, trt)
+
+
+def _found() -> tuple[Driver, ModuleType]:
+    """The GPU and TensorRT. The GPU is looked for first, and not by TensorRT: see `device`."""
+    of = driver()
+    if of is None:
+        raise TargetMissingError("there is no NVIDIA GPU here, or no driver for it (libcuda)")
+    return of, trt_api.library()
+
+
+def _sites(onnx: Path) -> Sequence[GraphSite]:
+    """The attentions that TensorRT could fuse: block-sparse ones have products that no kernel of its own computes."""
+    from compressor.targets.ort import without_block_sparse
+
+    model = load_graph(onnx)
+    without_block_sparse(model)
+    Normalize()(model)
+    return find_attention(model)
+
+
+def _inspected(trt: ModuleType, engine: Any) -> str:
+    return str(engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON))
+
+
+def _session(
+    api: trt_api.Api, device: Device, wanted: Tuning, precision: Precision, workspace: int | None, profiles: Profiles
+) -> dict[str, Any]:
+    return {
+        "runtime": f"tensorrt {api.version}",
+        "provider": str(device),
+        "precision": precision,
+        "types": "the graph's" if api.strongly_typed else "asked of every layer",
+        "tf32": False,
+        "profile": {name: [list(shape) for shape in spans] for name, spans in profiles.items()},
+        "workspace": "all that is free" if workspace is None else f"{workspace >> 20} MiB",
+        "tactic_sources": list(api.tactics),
+        "hardware_compatible": wanted.hardware_compatible,
+        "version_compatible": wanted.version_compatible,
+    }

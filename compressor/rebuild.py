@@ -1,0 +1,219 @@
+"""The engine of a finished run for another runtime, or on another machine: built, proven and measured from its folder.
+
+The folder needs no more than the run left in it. Where the model folder and the rows of the run are at hand too, the
+metric is measured on the engines.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from compressor import compare, measure, targets, verify
+from compressor import folder as folders
+from compressor import report as reports
+from compressor.errors import CompressorError, InputError, UsageError
+from compressor.machine import machine
+from compressor.measure import interleave
+from compressor.pipeline import judged
+from compressor.progress import Listener
+from compressor.recipe import OF_BUILDING, Recipe, flag_of
+from compressor.report import Proof, Report, Score, Speed
+from compressor.side import Side, make_engine
+from compressor.targets.feeds import random_feeds
+from compressor.targets.trt_metadata import graph_digest, papers_of
+from compressor.tasks import Data, open_data
+from compressor.tuning import tuning
+from compressor.verify import Case
+from compressor.workdir import locked
+from graph_passes import load
+
+_SIZES = ((1, 5, False), (2, 17, True), (3, 32, True))
+"""Batch, length, padded: what an engine is proven on, no longer than what is timed."""
+
+
+def rebuild(out: Path, asked: Mapping[str, Any], listen: Listener) -> Report:
+    """Build the engine of a run's folder, and write it and a new report there once all proofs hold.
+
+    Args:
+        out: the folder.
+        asked: fields of the recipe, of `OF_BUILDING`, that shall be other than they were in the run.
+        listen: hears of the stages.
+
+    Raises:
+        UsageError: a field is out of its range.
+        InputError: the folder is none that a run has written, or its graph is not the one that was proven.
+        TargetMissingError: the runtime or its device is not here; the folder is as it was.
+        MismatchError: the engine does not compute what the graph computes; the folder is as it was.
+    """
+    before = reports.load(out)
+    recipe = _recipe(before, asked)
+    targets.check(recipe.target, recipe.precision, recipe.provider)
+    graph, dense = out / "model.onnx", out / "dense.onnx"
+    for path in (graph, *([dense] if dense.name in before.graphs else [])):
+        if not path.is_file():
+            raise InputError(f"{path}: is missing; copy the whole folder of the run")
+        if before.graphs.get(path.name) not in (None, graph_digest(path)):
+            raise InputError(
+                f"{path}: is not the graph that the run has proven; copy the whole folder of the run again"
+            )
+    with locked(out), tempfile.TemporaryDirectory(prefix=".build-", dir=out) as scratch:
+        made = _Build(before, recipe, graph, dense if dense.is_file() else None, Path(scratch), listen)
+        report = made.report()
+        _put(Path(scratch) / "compressed", out)
+        reports.write(report, out)
+    return report
+
+
+class _Build:
+    """One build: what its stages share."""
+
+    def __init__(
+        self, before: Report, recipe: Recipe, graph: Path, dense: Path | None, scratch: Path, listen: Listener
+    ) -> None:
+        self.before, self.recipe, self.scratch, self.listen = before, recipe, scratch, listen
+        self.graphs: dict[verify.Side, Path] = {"dense": dense} if dense is not None else {}
+        self.graphs["compressed"] = graph
+        timed: tuple[int | None, ...] = tuple(dict.fromkeys(row.seq for row in before.speeds))
+        self.lengths = recipe.seq or timed or (128,)
+        self.tried = tuple(_cases(graph, max(seq or 1 for seq in self.lengths)))
+        self.notes: list[str] = []
+
+    def report(self) -> Report:
+        before, recipe = self.before, self.recipe
+        data = self._rows()
+        longest = None if data is None else max((0, *data.test["length"]))
+        sizes = tuning(recipe, self.lengths, [case.feeds for case in self.tried], longest=longest)
+        sides = {name: self._side(name, graph, sizes) for name, graph in self.graphs.items()}
+        scores = self._scores(sides, data)
+        speeds = tuple(self._speeds(sides))
+        if "dense" not in sides:
+            self._note("the run left no dense.onnx: the engine was proven, and compared with no dense one")
+        measured = {"batch": recipe.batch[0], "seq": self.lengths[0] or 1}
+        with self.listen.stage("measuring memory"):
+            facts = {
+                name: measure.facts(
+                    side.engine, side.graph, file=side.engine.path.name if name == "compressed" else None, **measured
+                )
+                for name, side in sides.items()
+            }
+        carried = [proof for proof in before.proofs if proof.stage != "shrunk graph = engine"] if before.graphs else []
+        built, max_drop = sides["compressed"].engine, before.recipe.get("max_drop")
+        # What failed on another engine has not passed on this one.
+        gate = judged(max_drop, scores) if scores else "failed" if before.gate == "failed" else "not asked"
+        seen: dict[str, Any] = {
+            "plan": before.plan,
+            "dense": facts.get("dense", before.dense),
+            "compressed": facts["compressed"],
+            "speeds": speeds,
+            "scores": scores,
+            "proofs": (*carried, *(proof for side in sides.values() for proof in side.proofs)),
+            "gate": gate,
+            "refused": before.refused,
+            "blocks": before.blocks,
+        }
+        return before.model_copy(
+            update={
+                **seen,
+                "verdict": reports.verdict(**seen, max_drop=max_drop),
+                "notes": (*self._notes_of_run(), *self.notes),
+                "missing": None,
+                "target": recipe.target,
+                "precision": recipe.precision,
+                "session": dict(built.session),
+                "machine": machine(),
+                "recipe": {**before.recipe, **recipe.model_dump(mode="json", include=set(OF_BUILDING))},
+            }
+        )
+
+    def _notes_of_run(self) -> Iterator[str]:
+        """What the run noted, but for what it could not build and this could."""
+        absent = f"{self.before.recipe.get('target')}: " if self.before.missing is not None else None
+        return (note for note in self.before.notes if absent is None or not note.startswith(absent))
+
+    def _side(self, name: verify.Side, graph: Path, sizes: targets.Tuning) -> Side:
+        place = self.scratch / name
+        place.mkdir()
+        with self.listen.stage(f"{name}: building the engine"):
+            engine = make_engine(graph, place, self.recipe, sizes)
+            proof: Proof = verify.require(verify.prove_engine(graph, engine, self.tried, name))
+        return Side(name, graph, graph, engine, (proof,))
+
+    def _speeds(self, sides: Mapping[verify.Side, Side]) -> Iterator[Speed]:
+        if len(sides) < 2:
+            return
+        model = load(self.graphs["compressed"])
+        for batch in self.recipe.batch:
+            for seq in self.lengths:
+                feeds = random_feeds(model, batch, seq or 1)
+                told = f"timing both, batch {batch}" + (f", {seq} tokens" if seq else "")
+                engines = sides["dense"].engine, sides["compressed"].engine
+                with self.listen.stage(told) as tell:
+                    yield interleave(*engines, feeds, batch=batch, seq=seq, seconds=self.recipe.seconds, tell=tell)
+
+    def _rows(self) -> Data | None:
+        """The rows of the run, where they and its model folder are here."""
+        if not self.before.scores or "dense" not in self.graphs:
+            return None
+        try:
+            recipe = Recipe.model_validate({**self.before.recipe, "out": self.scratch})
+            with self.listen.stage("reading the rows"):
+                folder = folders.load(recipe.model, task=recipe.task, needs_processor=True)
+                return open_data(recipe, folder)
+        except (CompressorError, pydantic.ValidationError):
+            earlier = ", ".join(
+                f"{score.metric} {score.dense:.4g} to {score.compressed:.4g}" for score in self.before.scores
+            )
+            self._note(
+                f"the rows or the model folder of the run are not here, so the metric was not measured on this engine"
+                f" ({self.before.session.get('runtime', 'another runtime')} measured {earlier})"
+            )
+            return None
+
+    def _scores(self, sides: Mapping[verify.Side, Side], data: Data | None) -> tuple[Score, ...]:
+        return compare.scores(sides["dense"], sides["compressed"], data, self.recipe, self.listen) if data else ()
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        self.listen.note(text)
+
+
+def _recipe(before: Report, asked: Mapping[str, Any]) -> Recipe:
+    """The run's recipe with what is asked for; of the run's, only what decides how to build and time."""
+    kept = {name: value for name, value in before.recipe.items() if name in OF_BUILDING and value is not None}
+    if "target" in asked and asked["target"] != kept.get("target"):
+        kept = {name: kept[name] for name in kept if name in ("batch", "seq", "seconds")}
+    try:
+        return Recipe.model_validate({**kept, **asked, "model": Path(os.devnull), "seed": before.recipe.get("seed", 0)})
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = flag_of(str(first["loc"][0])) if first["loc"] else "--provider"
+        raise UsageError(f"{where}: {' '.join(str(first['msg']).removeprefix('Value error, ').split())}") from error
+
+
+def _cases(graph: Path, longest: int) -> Iterator[Case]:
+    """Inputs to prove an engine on, as many as the graph's fixed axes allow."""
+    seen = set()
+    for seed, (batch, seq, padded) in enumerate(_SIZES):
+        try:
+            feeds = random_feeds(load(graph), batch, min(seq, longest), seed=seed, padded=padded)
+        except InputError:
+            continue
+        shapes = tuple((name, array.shape) for name, array in feeds.items())
+        if shapes not in seen:
+            seen.add(shapes)
+            yield Case(feeds, verify.name_of(feeds))
+
+
+def _put(made: Path, out: Path) -> None:
+    """Move what was built into the folder; the metadata goes last, for an engine without it is not loaded."""
+    files = sorted(made.iterdir(), key=lambda path: path.suffix == ".json")
+    for name in targets.ENGINE_FILES.values():
+        papers_of(out / name).unlink(missing_ok=True)
+    for path in files:
+        path.replace(out / path.name)

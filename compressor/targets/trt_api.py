@@ -1,0 +1,110 @@
+"""What differs between TensorRT 8.6, 10 and 11: the library is asked by name, here and nowhere else.
+
+1. Types: from 10 on a network is strongly typed, that is it computes in the types that the graph says; 11 has no other.
+   8.6 is given the flags of the types that are in the graph, and every layer its own.
+2. 8.6 has no 64-bit integers, no bfloat16, and reads operator sets up to 17.
+3. cuBLAS and cuDNN are tactic sources until 10; they are left out, for they need not be installed.
+4. Sizes of weights and of activations have been renamed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from compressor.errors import TargetMissingError, UsageError
+from compressor.targets.base import Precision
+
+_FOREIGN = ("CUBLAS", "CUBLAS_LT", "CUDNN")
+_UNTYPED = ("SHAPE", "CONSTANT", "CAST", "IDENTITY", "QUANTIZE", "DEQUANTIZE")
+
+
+@dataclass(frozen=True)
+class Api:
+    """What the installed TensorRT has.
+
+    Attributes:
+        version: of the library.
+        strongly_typed: a network can be told to keep the graph's types.
+        wide: it has 64-bit integers, and with them bfloat16 and the operator sets after 17.
+        precisions: numbers that a graph may be in.
+        tactics: names of the tactic sources that are left on.
+    """
+
+    version: str
+    strongly_typed: bool
+    wide: bool
+    precisions: tuple[Precision, ...]
+    tactics: tuple[str, ...]
+
+    def require(self, precision: Precision) -> None:
+        """Raise UsageError where it does not compute in a precision."""
+        if precision not in self.precisions:
+            raise UsageError(
+                f"{precision}: TensorRT {self.version} has no such numbers; use {' or '.join(self.precisions)}, or"
+                " TensorRT 10 or newer"
+            )
+
+
+def library() -> ModuleType:
+    """TensorRT's Python module.
+
+    Raises:
+        TargetMissingError: it is not installed, or its libraries are not.
+    """
+    try:
+        import polygraphy  # noqa: F401
+        import tensorrt
+    except ImportError as error:
+        raise TargetMissingError(
+            f"TensorRT's Python packages are not here ({' '.join(str(error).split())}); pip install"
+            " 'compressor[trt]' tensorrt"
+        ) from error
+    found: ModuleType = tensorrt
+    return found
+
+
+def api(trt: ModuleType) -> Api:
+    """What a TensorRT module has, found by name."""
+    wide = hasattr(trt.DataType, "INT64")
+    bfloat = hasattr(trt.DataType, "BF16")
+    return Api(
+        version=str(trt.__version__),
+        strongly_typed=hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED"),
+        wide=wide,
+        precisions=("fp32", "fp16", "bf16") if bfloat else ("fp32", "fp16"),
+        tactics=tuple(name for name in trt.TacticSource.__members__ if name not in _FOREIGN),
+    )
+
+
+def config_options(trt: ModuleType, of: Api, precision: Precision, *, quantized: bool) -> dict[str, Any]:
+    """Arguments of Polygraphy's `CreateConfig` by version: tactic sources (case 3), on 8.6 types (case 1)."""
+    options: dict[str, Any] = {"tactic_sources": [trt.TacticSource.__members__[name] for name in of.tactics]}
+    if not of.strongly_typed:
+        options |= {"fp16": precision == "fp16", "int8": quantized, "precision_constraints": "obey"}
+    return options
+
+
+def keep_types(trt: ModuleType, network: Any) -> None:
+    """Ask of every layer of a network that is not strongly typed to compute in the type of its result (case 1)."""
+    floating = (trt.DataType.FLOAT, trt.DataType.HALF)
+    for index in range(network.num_layers):
+        layer = network.get_layer(index)
+        if layer.type.name in _UNTYPED or not layer.num_outputs:
+            continue
+        result = layer.get_output(0)
+        if result is not None and not result.is_shape_tensor and result.dtype in floating:
+            layer.precision = result.dtype
+
+
+def weight_bytes(trt: ModuleType, engine: Any) -> int | None:
+    """Bytes of an engine's weights on the GPU; None where the version does not tell (case 4)."""
+    statistic = getattr(getattr(trt, "EngineStat", None), "TOTAL_WEIGHTS_SIZE", None)
+    return None if statistic is None else int(engine.get_engine_stat(statistic))
+
+
+def activation_bytes(engine: Any) -> int:
+    """Bytes that an engine needs beside its weights, at the largest sizes it takes (case 4)."""
+    renamed = getattr(engine, "device_memory_size_v2", None)
+    return int(engine.device_memory_size if renamed is None else renamed)

@@ -1,0 +1,171 @@
+"""A graph as TensorRT reads it: everything that is to be computed in lower precision says so in the graph itself.
+
+1. Local functions are inlined: 8.6 reads none.
+2. Lower precision: weights and arithmetic in fp16 or bf16, inputs and outputs as they were. A graph with quantization
+   (`QuantizeLinear`, int8 or fp8) says what it computes in already, and is left as it is.
+3. For 8.6: 64-bit inputs and outputs become 32-bit, and what operator set 18 writes otherwise is written as in 17.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass, RemoveUnusedNodesPass
+
+from compressor.errors import InputError
+from compressor.targets.base import Precision, Span, Tuning
+from compressor.targets.half import halve
+from compressor.targets.trt_api import Api
+from compressor.targets.trt_metadata import Shape
+from graph_passes import load, save
+
+_QUANTIZED = frozenset(("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"))
+_OLDEST_OPSET = 17
+_CHANGED = {"Pad": 3, "Resize": 4}
+"""Operators that set 18 gave an input more, and how many they had: axes."""
+_TYPED = (("Cast", "to"), ("EyeLike", "dtype"), ("RandomNormalLike", "dtype"))
+"""Attributes that name a type."""
+
+
+def prepare(source: Path, out: Path, precision: Precision, api: Api) -> tuple[str, bool]:
+    """Write the graph as TensorRT reads it.
+
+    Returns:
+        What was done, in one line, and whether the graph is quantized.
+
+    Raises:
+        GraphError: the file cannot be read.
+        InputError: it has operators that this TensorRT cannot read.
+    """
+    model = load(source)
+    done = []
+    if model.functions:
+        done.append(f"{len(model.functions)} local functions inlined")
+        InlinePass()(model)
+    quantized = any(node.op_type in _QUANTIZED for node in model.graph)
+    if not api.wide:
+        _lower_opset(model, source, api)
+    save(model, out)
+    if quantized:
+        done.append("quantized as it came")
+    elif precision != "fp32":
+        weights = {name: value.const_value for name, value in model.graph.initializers.items()}
+        halve(out)
+        if precision == "bf16":
+            _to_bfloat(out, weights)
+        done.append(f"converted to {precision}, inputs and outputs left as they were")
+    if not api.wide:
+        _narrow(out)
+    return "; ".join(done) or "the graph as it is", quantized
+
+
+def profile(model: ir.Model, tuning: Tuning) -> dict[str, tuple[Shape, Shape, Shape]]:
+    """Least, usual and largest shape of every input: axes that the graph fixes stay as they are.
+
+    The first axis is the batch; others are the length, but for those of memories and caches (`memory_0`, `past_...`).
+    """
+    found = {}
+    for value in model.graph.inputs:
+        if value.is_initializer():
+            continue
+        axes = [_axis(value, axis, dim, tuning) for axis, dim in enumerate(value.shape or ())]
+        least, usual, most = (tuple(span[place] for span in axes) for place in range(3))
+        found[str(value.name)] = (least, usual, most)
+    return found
+
+
+def _axis(value: ir.Value, axis: int, dim: int | ir.SymbolicDim, tuning: Tuning) -> Span:
+    if isinstance(dim, int):
+        return dim, dim, dim
+    if axis == 0:
+        return tuning.batch
+    past = str(dim.value or "").startswith("past") or str(value.name).startswith(("memory_", "past_"))
+    return tuning.memory if past else tuning.seq
+
+
+def _to_bfloat(path: Path, weights: dict[str, ir.TensorProtocol | None]) -> None:
+    """Turn a graph in fp16 into one in bf16: the converter has found out what can be in lower precision.
+
+    Weights are rounded from the numbers that they had before, for bfloat16 reaches further than fp16.
+    """
+    model = load(path)
+    for name, value in model.graph.initializers.items():
+        if value.dtype == ir.DataType.FLOAT16 and value.const_value is not None:
+            given = weights.get(name) or value.const_value
+            value.const_value = ir.Tensor(given.numpy().astype(ml_dtypes.bfloat16), name=name)
+            value.dtype = ir.DataType.BFLOAT16
+    for node in model.graph.all_nodes():
+        for name, attribute in list(node.attributes.items()):
+            if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype == ir.DataType.FLOAT16:
+                tensor = ir.Tensor(attribute.as_tensor().numpy().astype(ml_dtypes.bfloat16))
+                node.attributes[name] = ir.AttrTensor(name, tensor)
+            elif (node.op_type, name) in _TYPED and attribute.as_int() == ir.DataType.FLOAT16:
+                node.attributes[name] = ir.AttrInt64(name, int(ir.DataType.BFLOAT16))
+        for output in node.outputs:
+            if output.dtype == ir.DataType.FLOAT16:
+                output.dtype = ir.DataType.BFLOAT16
+    save(model, path)
+
+
+def _narrow(path: Path) -> None:
+    """64-bit inputs and outputs become 32-bit, with a cast inside."""
+    model = load(path)
+    for value in list(model.graph.inputs):
+        if value.dtype != ir.DataType.INT64 or value.is_initializer():
+            continue
+        uses = list(value.uses())
+        value.dtype = ir.DataType.INT32
+        cast = ir.node("Cast", [value], {"to": int(ir.DataType.INT64)})
+        cast.outputs[0].dtype, cast.outputs[0].shape = ir.DataType.INT64, value.shape
+        for node, place in uses:
+            node.replace_input_with(place, cast.outputs[0])
+        model.graph.insert_before(model.graph[0], cast)
+    for place, value in enumerate(list(model.graph.outputs)):
+        if value.dtype != ir.DataType.INT64:
+            continue
+        cast = ir.node("Cast", [value], {"to": int(ir.DataType.INT32)})
+        name, value.name = value.name, f"{value.name}_int64"
+        cast.outputs[0].name = name
+        cast.outputs[0].dtype, cast.outputs[0].shape = ir.DataType.INT32, value.shape
+        model.graph.append(cast)
+        model.graph.outputs[place] = cast.outputs[0]
+    save(model, path)
+
+
+def _lower_opset(model: ir.Model, source: Path, api: Api) -> None:
+    """Write operator set 18 as 17: axes of reductions are attributes, and an even Split says nothing."""
+    opset = model.opset_imports.get("", 0)
+    if opset <= _OLDEST_OPSET:
+        return
+    if opset > _OLDEST_OPSET + 1:
+        raise InputError(
+            f"{source}: is of operator set {opset}, and TensorRT {api.version} reads up to {_OLDEST_OPSET}; export it"
+            " with --opset 18, or build with TensorRT 10 or newer"
+        )
+    for node in model.graph.all_nodes():
+        given = len(node.inputs)
+        if node.op_type.startswith("Reduce") and node.op_type != "ReduceSum" and given > 1:
+            axes = node.inputs[1].const_value if node.inputs[1] is not None else None
+            if axes is None and node.inputs[1] is not None:
+                raise _unreadable(source, node, api)
+            if axes is not None:
+                node.attributes["axes"] = ir.AttrInt64s("axes", np.atleast_1d(axes.numpy()).tolist())
+            node.resize_inputs(1)
+            if node.attributes.pop("noop_with_empty_axes", None) is not None and axes is None:
+                raise _unreadable(source, node, api)
+        elif node.op_type == "Split":
+            node.attributes.pop("num_outputs", None)
+        elif given > _CHANGED.get(node.op_type, given):
+            raise _unreadable(source, node, api)
+    RemoveUnusedNodesPass()(model)
+    model.opset_imports[""] = _OLDEST_OPSET
+
+
+def _unreadable(source: Path, node: ir.Node, api: Api) -> InputError:
+    return InputError(
+        f"{source}: {node.op_type} ({node.name}) is written as only operator set 18 allows, and TensorRT {api.version}"
+        f" reads up to {_OLDEST_OPSET}; build with TensorRT 10 or newer"
+    )

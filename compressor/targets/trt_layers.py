@@ -1,0 +1,76 @@
+"""What TensorRT's inspector tells of an engine's layers, and whether attention is computed by fused kernels."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from compressor.report.schema import BuiltLayer
+from compressor.targets.base import Precision
+from graph_passes import GraphSite
+
+_FUSED = re.compile(
+    r"(?<![a-z])(f?mha|gemm_mha|flash_?(attention|attn|fwd)|fused_?attention|sdpa)(?![a-z])", re.IGNORECASE
+)
+_GIVEN_NAMES = re.compile(r"\[[^\]]*\]|\{[^}]*\}")
+"""Names of the graph's nodes, that a layer's name repeats: theirs are no kernels."""
+_NODES = re.compile(r"\[ONNX Layer: |\]|\x1f|\x1e")
+"""What stands between the names of nodes in a layer's metadata."""
+_TURING = (7, 5)
+_HEAD_DIMS = range(16, 257, 8)
+
+
+def layers(information: str) -> tuple[BuiltLayer, ...]:
+    """The table of layers, from the inspector's JSON. Before 10 a layer may be its name alone."""
+    told = json.loads(information).get("Layers", ())
+    return tuple(BuiltLayer(name=layer) if isinstance(layer, str) else _layer(layer) for layer in told)
+
+
+def _layer(told: Mapping[str, Any]) -> BuiltLayer:
+    return BuiltLayer(
+        name=str(told.get("Name", "")),
+        kind=str(told.get("LayerType", "")),
+        tactic=str(told.get("TacticName", "")),
+        nodes=_NODES.sub("\x1e", str(told.get("Metadata", ""))),
+    )
+
+
+def is_fused(layer: BuiltLayer) -> bool:
+    """Whether a layer is one kernel that computes a whole attention."""
+    own = _GIVEN_NAMES.sub("", layer.name)
+    return any(_FUSED.search(text) for text in (own.rsplit("/", 1)[-1], layer.tactic, layer.kind))
+
+
+def told(
+    found: Sequence[BuiltLayer], sites: Sequence[GraphSite], capability: tuple[int, int], precision: Precision
+) -> tuple[int, str]:
+    """How many attentions are fused, and a line that says whether all are; if not, why as far as can be told."""
+    kernels = [layer for layer in found if is_fused(layer)]
+    if not sites:
+        return len(kernels), "the graph has no attention"
+    if len(kernels) >= len(sites):
+        return len(sites), f"fused attention kept in each of {len(sites)} attention layers"
+    kept = [site for site in sites if any(_node(site) in layer.nodes.split("\x1e") for layer in kernels)]
+    lost = [site for site in sites if site not in kept] if len(kept) == len(kernels) else []
+    names = [site.name or _node(site) for site in lost]
+    where = f" (not in {', '.join(names)})" if names and kernels else ""
+    reasons = "; ".join(dict.fromkeys(_why(site, capability, precision) for site in lost or sites))
+    return len(kernels), f"fused attention in {len(kernels)} of {len(sites)} attention layers{where}: {reasons}"
+
+
+def _node(site: GraphSite) -> str:
+    """The node that gives the heads' outputs."""
+    producer = site.output.producer()
+    return str(producer.name) if producer is not None else ""
+
+
+def _why(site: GraphSite, capability: tuple[int, int], precision: Precision) -> str:
+    if capability < _TURING:
+        return f"fused attention needs SM 7.5, this GPU has {capability[0]}.{capability[1]}"
+    if precision == "fp32":
+        return "fused attention needs fp16 or bf16 (--precision)"
+    if site.head_dim not in _HEAD_DIMS:
+        return f"heads {site.head_dim} wide, fused attention takes multiples of 8 from 16 to 256"
+    return "TensorRT does not say why"
