@@ -4,14 +4,19 @@ BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 JOBS ?= 2
 
-.PHONY: test demo zoo bench docker-check clean
+.PHONY: test test-triton demo zoo bench docker-check clean
 
 test: .venv/dev
 	@sh scripts/chromium.sh
+	@$(MAKE) -s .venv-triton/ready || echo "no Triton server could be installed: the tests on it are skipped"
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	COMPRESSOR_REQUIRE_CHROMIUM=$$(sh scripts/chromium.sh required) $(BIN)/python -m pytest -n $(JOBS) -m "not zoo" --show-capture=no
+
+# The tests against a real Triton server, which `make test` runs too where the server can be installed.
+test-triton: .venv/dev .venv-triton/ready
+	$(BIN)/python -m pytest -m triton
 
 demo: .venv/demo
 	$(BIN)/python benchmarks/demo.py
@@ -26,7 +31,10 @@ docker-check:
 	$(PYTHON) scripts/docker_check.py
 
 clean:
-	rm -rf .venv demo-out
+	rm -rf .venv .venv-triton demo-out
+
+.venv-triton/ready: scripts/triton.sh
+	sh scripts/triton.sh $(PYTHON) .venv-triton
 
 .venv/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -39,7 +47,7 @@ clean:
 	@touch $@
 
 .venv/dev: .venv/cpu
-	$(PIP_INSTALL) -e ".[cpu,dev]"
+	$(PIP_INSTALL) -e ".[cpu,dev,serving]"
 	@touch $@
 
 # The package of the model names a library as its dependency that the demo does not use.

@@ -47,7 +47,7 @@ def dropping_first(plan: Plan) -> Plan:
 def test_help_names_the_verbs_in_order(capfd: Cap) -> None:
     done = compress(capfd, "--help")
     assert (done.code, done.err) == (0, "")
-    assert re.findall(r"^  (\w+)\*? {2,}\w", done.out, re.MULTILINE) == [
+    assert re.findall(r"^  (\w[\w-]*)\*? {2,}\w", done.out, re.MULTILINE) == [
         "run",
         "sites",
         "apply",
@@ -55,6 +55,7 @@ def test_help_names_the_verbs_in_order(capfd: Cap) -> None:
         "report",
         "study",
         "train",
+        "export-triton",
     ]
     assert compress(capfd).out == done.out
 

@@ -15,6 +15,7 @@ import click
 
 from compressor.cli.apply import apply
 from compressor.cli.bench import bench
+from compressor.cli.export_triton import export_triton
 from compressor.cli.build import build
 from compressor.cli.check import check
 from compressor.cli.group import Group, common
@@ -37,7 +38,7 @@ def cli() -> None:
     """
 
 
-for _verb in (run, sites, apply, build, bench, check, report, study, train):
+for _verb in (run, sites, apply, build, bench, check, report, study, train, export_triton):
     cli.add_command(_verb)
 
 

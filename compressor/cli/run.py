@@ -17,7 +17,7 @@ from compressor.recipe import Recipe, flag_of, group_of, make
 
 F = TypeVar("F", bound=Callable[..., Any])
 _OTHER = "Common"
-_VERBS = ("run", "sites", "apply", "build", "bench", "check", "report", "study", "train")
+_VERBS = ("run", "sites", "apply", "build", "bench", "check", "report", "study", "train", "export-triton")
 
 
 class FieldsCommand(click.Command):

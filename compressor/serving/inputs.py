@@ -1,0 +1,112 @@
+"""Real inputs of a served model: texts through the tokenizer of its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from compressor.errors import InputError
+from compressor.quiet import one_line, quiet_transformers
+from compressor.serving.tensors import Tensor
+from compressor.targets import Feeds
+from compressor.targets.feeds import random_feeds
+
+SENTENCE = ("The film was not at all what the reviews had promised, and it was all the better for it.",)
+_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model")
+_ROWS = 1000
+"""Rows of a data set at most that are read."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What `real_rows` made.
+
+    Attributes:
+        feeds: one row each, every input with its batch axis.
+        drawn: names of the inputs that no text gives: valid, but random.
+    """
+
+    feeds: tuple[Feeds, ...]
+    drawn: tuple[str, ...]
+
+
+def real_rows(
+    folder: Path,
+    model: ir.Model,
+    inputs: Sequence[Tensor],
+    texts: Sequence[tuple[str, ...]] = (SENTENCE,),
+    *,
+    shortest: int = 1,
+    longest: int = 128,
+) -> Rows:
+    """One row for each text, as the folder's tokenizer makes it.
+
+    Args:
+        folder: holds the tokenizer, if there is one.
+        model: the graph, which says what values are valid where none are given.
+        inputs: what to give.
+        texts: one text each, or a pair.
+        shortest: tokens of a row at least; it is padded to them.
+        longest: tokens at most; the rest is cut.
+
+    Raises:
+        InputError: the tokenizer cannot be read, or makes nothing of a text.
+    """
+    tokenizer = _tokenizer(folder, inputs)
+    made = [{} if tokenizer is None else _tokens(tokenizer, text, shortest, longest) for text in texts]
+    batch = next((tensor.dims[0] for tensor in inputs if tensor.dims and not tensor.has_batch), 1)
+    rows = []
+    for index, tokens in enumerate(made):
+        seq = tokens["input_ids"].shape[1] if tokens else longest
+        drawn = random_feeds(model, batch, seq, seed=index)
+        given = {name: np.repeat(value, batch, axis=0) for name, value in tokens.items()}
+        rows.append({tensor.name: {**drawn, **given}[tensor.name].astype(tensor.numpy) for tensor in inputs})
+    return Rows(tuple(rows), tuple(tensor.name for tensor in inputs if tensor.name not in made[0]))
+
+
+def read_texts(source: str, columns: Sequence[str]) -> list[tuple[str, ...]]:
+    """The texts of a file or a data set: one or a pair a row.
+
+    Raises:
+        InputError: it cannot be read, or has no column of text.
+    """
+    from compressor.tasks.columns import text_columns
+    from compressor.tasks.splits import named_splits
+
+    found = next(iter(named_splits(source).values()))
+    found = found.select(range(min(_ROWS, len(found))))
+    return list(zip(*(list(found[name]) for name in text_columns(found, columns, source)), strict=True))
+
+
+def _tokenizer(folder: Path, inputs: Sequence[Tensor]) -> Any:
+    """The folder's tokenizer; None where it has none or the model reads no text."""
+    if all(tensor.name != "input_ids" for tensor in inputs) or not any(
+        (folder / name).is_file() for name in _TOKENIZERS
+    ):
+        return None
+    from transformers import AutoTokenizer
+
+    with quiet_transformers():
+        try:
+            return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except Exception as error:  # readers of tokenizers raise anything
+            raise InputError(
+                f"{folder}: its tokenizer cannot be read ({one_line(error)}); copy it there again"
+            ) from error
+
+
+def _tokens(tokenizer: Any, text: tuple[str, ...], shortest: int, longest: int) -> dict[str, np.ndarray]:
+    """`input_ids`, `attention_mask` and `token_type_ids`, each `[1, tokens]`."""
+    asked = {"truncation": True, "return_tensors": "np", "return_attention_mask": True, "return_token_type_ids": True}
+    with quiet_transformers():
+        made = tokenizer(*text, max_length=longest, **asked)
+        if made["input_ids"].shape[1] < shortest:
+            made = tokenizer(*text, max_length=shortest, padding="max_length", **asked)
+    if not made["input_ids"].size:
+        raise InputError(f"{text[0]!r}: gives no token; leave the row out")
+    return dict(made)

@@ -1,0 +1,122 @@
+"""TensorRT plans for one GPU or several, as their metadata tells of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from compressor.errors import InputError, UsageError
+from compressor.serving.tensors import FREE, Tensor
+from compressor.targets.trt_metadata import Metadata, graph_digest, papers_of, read
+
+
+@dataclass(frozen=True)
+class Plans:
+    """Plans of one graph, each for another GPU.
+
+    Attributes:
+        papers: metadata by file, in the order given.
+    """
+
+    papers: dict[Path, Metadata]
+
+    @property
+    def first(self) -> Metadata:
+        return next(iter(self.papers.values()))
+
+    @property
+    def names(self) -> dict[Path, str]:
+        """Name of each in the version folder."""
+        if len(self.papers) == 1:
+            return dict.fromkeys(self.papers, "model.plan")
+        return {path: f"model.sm{''.join(map(str, one.capability))}.plan" for path, one in self.papers.items()}
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """The plans and their metadata, by name in the version folder."""
+        found = {name: path for path, name in self.names.items()}
+        return found | {papers_of(Path(name)).name: papers_of(path) for name, path in found.items()}
+
+    @property
+    def default(self) -> str:
+        """What GPUs load that none was built for: one that runs on others too, where there is one."""
+        wide = (path for path, one in self.papers.items() if one.hardware_compatible)
+        return self.names[next(wide, next(iter(self.papers)))]
+
+    @property
+    def by_capability(self) -> dict[str, str]:
+        """Name of the plan for each compute capability, `8.0`."""
+        return {".".join(map(str, one.capability)): self.names[path] for path, one in self.papers.items()}
+
+    @property
+    def max_batch(self) -> int:
+        """Rows that every plan takes; 1 where no input has a batch axis."""
+        return min(shapes[2][0] for one in self.papers.values() for shapes in one.profiles.values() if shapes[2])
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Tokens that every plan takes, at least and at most."""
+        found = [
+            (shapes[0][1], shapes[2][1])
+            for one in self.papers.values()
+            for name, shapes in one.profiles.items()
+            if len(shapes[0]) == 2 and name.endswith("input_ids")
+        ] or [(1, 128)]
+        return max(least for least, _ in found), min(most for _, most in found)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        versions = {one.tensorrt: None for one in self.papers.values() if not one.version_compatible}
+        return tuple(f"a plan needs a server with TensorRT {version}, by which it was built" for version in versions)
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        """As the plans take them: integers may be narrower than the graph's."""
+        return tuple(
+            Tensor(name, _type(self.first.inputs[name]), _dims(least, most))
+            for name, (least, _, most) in self.first.profiles.items()
+        )
+
+    def outputs(self, of_graph: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The graph's outputs, in the types that plans give: they have no integers of 64 bits outside."""
+        narrow = {ir.DataType.INT64: ir.DataType.INT32}
+        return tuple(Tensor(tensor.name, narrow.get(tensor.dtype, tensor.dtype), tensor.dims) for tensor in of_graph)
+
+
+def find(out: Path, more: Sequence[Path]) -> tuple[Path, ...]:
+    """The plans of an out folder, by name, and those named beside it, each once."""
+    return tuple({path.resolve(): path for path in (*sorted(out.glob("*.plan")), *more)}.values())
+
+
+def load(out: Path, paths: Sequence[Path]) -> Plans:
+    """Read and check the plans' metadata. TensorRT is not needed, nor a GPU.
+
+    Raises:
+        InputError: there is no plan, one has no metadata, is damaged, or was built from another graph than `out`'s.
+        UsageError: two are for the same GPU.
+    """
+    if not paths:
+        raise InputError(
+            f"{out}: holds no TensorRT plan; build one on a machine with the server's GPU: compress build {out}"
+            " --target trt, or use --backend onnxruntime"
+        )
+    found = Plans({path: read(path) for path in paths})
+    graph = graph_digest(out / "model.onnx")
+    for path, papers in found.papers.items():
+        papers.check_file(path)
+        if papers.model != graph:
+            raise InputError(f"{path}: was built from another graph than {out / 'model.onnx'}; build it from that one")
+    if len(found.by_capability) < len(paths):
+        raise UsageError("--plan: two are for GPUs of the same compute capability; the server would load but one")
+    return found
+
+
+def _type(name: str) -> ir.DataType:
+    return ir.DataType.from_numpy(np.dtype(name))
+
+
+def _dims(least: Sequence[int], most: Sequence[int]) -> tuple[int, ...]:
+    return tuple(one if one == other else FREE for one, other in zip(least, most, strict=True))

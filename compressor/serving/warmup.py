@@ -1,0 +1,51 @@
+"""Requests that the server runs before it says that it is ready: real texts, alone and in the largest batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from compressor.targets import Feeds
+
+FOLDER = "warmup"
+"""Where Triton looks for the files that a configuration names."""
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """One request.
+
+    Attributes:
+        row: number of the row.
+        batch: how often the server repeats it.
+        feeds: the row, every input with its batch axis.
+    """
+
+    row: int
+    batch: int
+    feeds: Feeds
+
+    @property
+    def name(self) -> str:
+        """What the server's log calls it."""
+        return f"row {self.row}, batch {self.batch}"
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        """Name of the file of each input."""
+        return {name: f"row{self.row}.{index}" for index, name in enumerate(self.feeds)}
+
+    def write(self, folder: Path) -> None:
+        """Write the inputs as the server reads them: bytes alone, row by row."""
+        for name, file in self.files.items():
+            (folder / file).write_bytes(np.ascontiguousarray(self.feeds[name]).tobytes())
+
+
+def warmups(rows: Sequence[Feeds], max_batch: int) -> tuple[Warmup, ...]:
+    """The shortest and the longest of `rows`, each alone and, where the server forms batches, as the largest one."""
+    sizes = {sum(value.size for value in row.values()): row for row in reversed(rows)}
+    kept = [sizes[size] for size in sorted({min(sizes), max(sizes)})]
+    return tuple(Warmup(index, batch, row) for index, row in enumerate(kept) for batch in sorted({1, max_batch or 1}))
