@@ -64,8 +64,6 @@ class Server:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
         self._log.close()
-        for left in Path("/dev/shm").glob(f"{self._shared}*"):
-            left.unlink(missing_ok=True)
 
     @property
     def pid(self) -> int:
@@ -123,6 +121,8 @@ class Server:
                 self._process.wait(_STOPS)
             except subprocess.TimeoutExpired:
                 self.kill()
+        for left in Path("/dev/shm").glob(f"{self._shared}*"):
+            left.unlink(missing_ok=True)
 
     def kill(self) -> None:
         """End the server without notice."""

@@ -15,9 +15,9 @@ import click
 
 from compressor.cli.apply import apply
 from compressor.cli.bench import bench
-from compressor.cli.export_triton import export_triton
 from compressor.cli.build import build
 from compressor.cli.check import check
+from compressor.cli.export_triton import export_triton
 from compressor.cli.group import Group, common
 from compressor.cli.report import report
 from compressor.cli.run import run
