@@ -20,6 +20,17 @@ from graph_passes.errors import GraphError
 _EXTERNAL_BYTES = 1024
 
 
+@contextlib.contextmanager
+def beside(path: Path) -> Iterator[Path]:
+    """Where to write a file that shall be there whole or not at all: at the end it is renamed to `path`."""
+    place = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield place
+        place.replace(path)
+    finally:
+        place.unlink(missing_ok=True)
+
+
 def load(path: str | os.PathLike[str]) -> ir.Model:
     """Read a graph; its external weights are mapped, not read.
 

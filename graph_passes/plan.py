@@ -22,6 +22,7 @@ from pydantic_core import ErrorDetails
 from safetensors import SafetensorError
 
 from graph_passes.errors import PlanError
+from graph_passes.files import beside
 from graph_passes.masks import BlockMask
 
 Kind = Literal["encoder", "decoder", "cross"]
@@ -170,23 +171,15 @@ class Plan(BaseModel):
         path = Path(path)
         if self._masks:
             self._save_masks(path.with_suffix(".safetensors"))
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            beside.write_text(
+        with beside(path) as place:
+            place.write_text(
                 json.dumps(self.model_dump(mode="json"), indent=1, sort_keys=True) + "\n", encoding="utf-8"
             )
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
 
     def _save_masks(self, path: Path) -> None:
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            tensors = {name: mask.kept.astype(np.uint8) for name, mask in sorted(self._masks.items())}
-            beside.write_bytes(safetensors.numpy.save(tensors))
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
+        tensors = {name: mask.kept.astype(np.uint8) for name, mask in sorted(self._masks.items())}
+        with beside(path) as place:
+            place.write_bytes(safetensors.numpy.save(tensors))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:

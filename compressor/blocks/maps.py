@@ -31,6 +31,7 @@ from compressor.tasks.evaluate import batches
 from compressor.tasks.streams import Streams, lay, reader
 from compressor.training.fit import processes
 from graph_passes import Kind, Plan
+from graph_passes.files import beside
 
 _IGNORED = -100
 
@@ -62,12 +63,8 @@ class AttentionMaps:
         tensors |= {f"{site}.count": found for site, found in self.counts.items()}
         told = {"kinds": json.dumps(dict(self.kinds)), "memory": str(self.memory)}
         told |= {name: value for name in ("model", "data") if (value := getattr(self, name))}
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            safetensors.numpy.save_file(tensors, beside, metadata=told)
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
+        with beside(path) as place:
+            safetensors.numpy.save_file(tensors, place, metadata=told)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> AttentionMaps:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pydantic
 from compressor.errors import InputError
 from compressor.gate.verdict import Verdict
 from compressor.machine import machine
+from graph_passes.files import beside
 
 _FORMAT = "compressor latency baseline 1"
 _SAME = ("processor", "cores", "memory")
@@ -82,9 +82,8 @@ def unpacked(outputs: dict[str, Any]) -> dict[str, np.ndarray]:
 
 def write(path: Path, content: str) -> None:
     """Write a file whole or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(content, encoding="utf-8")
-    beside.replace(path)
+    with beside(path) as place:
+        place.write_text(content, encoding="utf-8")
 
 
 def junit(verdict: Verdict) -> str:

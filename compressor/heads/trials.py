@@ -23,6 +23,7 @@ from compressor.sites import Site
 from compressor.tasks.base import Data
 from compressor.tasks.evaluate import batches
 from compressor.training.schedule import MixedPrecision
+from graph_passes.files import beside
 
 _TOGETHER = {"cpu": 1024, "cuda": 65_536}
 """Tokens of a forward up to which several subsets share one: beyond, a processor gains nothing from more rows."""
@@ -104,11 +105,9 @@ class ModelTrials:
             return
         known = {**self._stored, **self._found}
         kept = np.array([[head in subset for head in self.heads] for subset in known])
-        beside = self._path.with_suffix(".tmp")
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as file:
+        with beside(self._path) as place, place.open("wb") as file:
             np.savez(file, kept=kept, statistics=np.stack(list(known.values())))
-        beside.replace(self._path)
         self._saved = time.monotonic()
 
     def sensitivity(self, kept: frozenset[Head]) -> Mapping[Head, float]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import fcntl
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from typing import Any
 
 from compressor.errors import InputError, UsageError
 from compressor.progress import Listener, Tell
+from graph_passes.files import beside
 
 STAMP = "study.json"
 CSV_NAME = "study.csv"
@@ -116,26 +116,17 @@ class StudyFolder:
 
 def write(path: Path, text: str) -> None:
     """Write a file beside its place and rename it."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(text, encoding="utf-8", newline="\n")
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with beside(path) as place:
+        place.write_text(text, encoding="utf-8", newline="\n")
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """One line a row; the columns are those of all rows, in order of first use."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("w", encoding="utf-8", newline="") as file:
-            out = csv.DictWriter(file, columns, lineterminator="\n")
-            out.writeheader()
-            out.writerows(rows)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with beside(path) as place, place.open("w", encoding="utf-8", newline="") as file:
+        out = csv.DictWriter(file, columns, lineterminator="\n")
+        out.writeheader()
+        out.writerows(rows)
 
 
 def _stamp(path: Path, recipe: Mapping[str, Any]) -> None:

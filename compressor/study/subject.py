@@ -26,6 +26,7 @@ from compressor.tasks import Data, open_data
 from compressor.tasks.data import rows_hash
 from compressor.tasks.evaluate import statistics
 from graph_passes import Plan
+from graph_passes.files import beside
 
 
 class Subject:
@@ -81,9 +82,8 @@ class Subject:
 
     def save(self, weights: Path) -> None:
         """Keep the model's weights for later cells; the file is there whole or not at all."""
-        beside = weights.with_suffix(".writing")
-        safetensors.torch.save_model(self.model, str(beside))
-        beside.replace(weights)
+        with beside(weights) as place:
+            safetensors.torch.save_model(self.model, str(place))
 
     def answers(self, plan: Plan, rows: Dataset) -> np.ndarray:
         """`Task.measure` of every row, `[examples, k]`, with the heads gated as `plan` says."""

@@ -1,0 +1,145 @@
+"""The latency gate on a real Triton server: false alarms, slowdowns caught, and what its own client costs.
+
+    python -m benchmarks.gate                      # 50 checks of a model against itself, 50 of one that is 10% slower
+    python -m benchmarks.gate --checks 3 --seconds 5
+
+The server is that of `make .venv-triton/ready` (Triton's Python backend on the CPU). It serves the same model three
+times, on rows of SST-2; the third one waits after each call, for a tenth of the p50 that was measured of the first. A
+check against itself that fails is a false alarm; one of the slower model that passes was missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.machine import machine
+from compressor import Recipe, compress
+from compressor.gate import Asked, Verdict, check
+from compressor.gate.drivers import Server
+from compressor.gate.inputs import batches
+from compressor.measure.timing import ratio_interval, turns
+from compressor.serving import Asked as Served
+from compressor.serving import export
+from tests import triton
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+MODEL, ROWS = SHARED / "models" / "minilm-sst2", SHARED / "data" / "sst2.tsv.xz"
+SLOWER = 0.10
+_DELAY = '''
+
+class _Slow(TritonPythonModel):
+    """Waits after each call, as long as the file beside it says."""
+
+    def initialize(self, args):
+        super().initialize(args)
+        self.delay = float((Path(args["model_repository"]) / "delay").read_text())
+
+    def execute(self, requests):
+        answers, end = super().execute(requests), time.perf_counter() + self.delay
+        while time.perf_counter() < end:
+            pass
+        return answers
+
+
+TritonPythonModel = _Slow
+'''
+
+
+def folder(scratch: Path, threads: int) -> Path:
+    """An output folder of `compress`: MiniLM with every head."""
+    compress(Recipe(model=MODEL, out=scratch / "out", batch=(1,), seq=(128,), seconds=1, threads=threads))
+    return scratch / "out"
+
+
+def repository(out: Path, place: Path, threads: int) -> None:
+    """Three of the same model; the delay of the third is written later."""
+    for name in ("base", "same", "slow"):
+        export(Served(out=out, repository=place, name=name, backend="python", threads=threads, device="cpu"))
+    code = next((place / "slow").rglob("model.py"))
+    code.write_text(code.read_text().replace("import json\n", "import json\nimport time\n", 1) + _DELAY)
+    delay(place, 0.0)
+
+
+def delay(place: Path, seconds: float) -> None:
+    """How long the slow model waits after each call."""
+    (place / "slow" / "delay").write_text(str(seconds))
+
+
+def told(name: str, found: list[Verdict], failed: int) -> None:
+    slowdowns = [verdict.slowdown for verdict in found if verdict.slowdown is not None]
+    middle = [100 * one.slowdown for one in slowdowns]
+    wide = [100 * (one.high - one.low) for one in slowdowns]
+    print(
+        f"| {name} | {len(found)} | {failed} | {np.median(middle):+.2f} ({min(middle):+.2f} to {max(middle):+.2f}) |"
+        f" {np.median(wide):.2f} | {np.median([one.baseline_p50 for one in slowdowns]):.2f} |"
+        f" {max(verdict.seconds for verdict in found):.0f} |",
+        flush=True,
+    )
+
+
+def overhead(url: str, asked: Asked, seconds: float) -> str:
+    """Calls by the check's driver and by Triton's client alone, in turn."""
+    import tritonclient.grpc as client
+
+    driver = Server(url, "base", asked.deadline)
+    feeds = batches(driver, asked.inputs, asked.tokenizer, 1, asked.seq, 0)[0][0]
+    prepared = driver.prepare(feeds)
+    bare, address = [], url.partition("://")[2]
+    for name, array in feeds.items():
+        bare.append(client.InferInput(name, list(array.shape), "INT64"))
+        bare[-1].set_data_from_numpy(array)
+    connection = client.InferenceServerClient(address)
+    calls = (lambda: driver.call(prepared), lambda: connection.infer("base", bare))
+    times = np.stack(list(turns(*calls, seconds, rest=driver.rest)), axis=1)
+    low, high = ratio_interval(times, 0, 0.95)
+    median = np.median(times, axis=(1, 2))
+    return (
+        f"client of check p50 {1e3 * median[0]:.3f} ms, bare tritonclient {1e3 * median[1]:.3f} ms:"
+        f" {100 * (median[0] / median[1] - 1):+.2f}% (95%: {100 * (low - 1):+.2f} to {100 * (high - 1):+.2f})"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checks", type=int, default=50, help="of each kind")
+    parser.add_argument("--seconds", type=float, default=10.0, help="that a check times")
+    parser.add_argument("--limit", type=float, default=0.05, help="slowdown allowed")
+    parser.add_argument("--seq", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=1, help="of a call on the server")
+    options = parser.parse_args()
+    why = triton.missing() or (None if MODEL.exists() else f"{MODEL} is not on this machine")
+    if why is not None:
+        print(f"skipped: {why}")
+        return
+    print(f"machine: {machine('onnxruntime', 'tritonclient')}; {options.threads} threads a call on the server")
+    with tempfile.TemporaryDirectory() as scratch:
+        out, place = folder(Path(scratch), options.threads), Path(scratch) / "repository"
+        repository(out, place, options.threads)
+        with triton.Server(place) as server:
+            url = f"grpc://{server.grpc}"
+            timed = {"seq": options.seq, "seconds": options.seconds}
+            asked = Asked("same", "base", url, options.limit, inputs=ROWS, tokenizer=out, **timed)
+            first = check(asked)
+            assert first.slowdown is not None
+            print(f"{first.host}; {options.seq} tokens, {first.inputs}; limit {options.limit:.0%}")
+            print(overhead(url, asked, 2 * options.seconds), flush=True)
+            delay(place, 1e-3 * SLOWER * first.slowdown.baseline_p50)
+            server.restart()
+            columns = ("model", "checks", "failed", "slowdown, % (least to most)", "width of the interval, points")
+            print(f"\n| {' | '.join((*columns, 'p50, ms', 'longest check, s'))} |\n|{'---|' * 7}")
+            for model in ("same", "slow"):
+                found = [
+                    check(Asked(**{**asked.__dict__, "model": model, "seed": seed})) for seed in range(options.checks)
+                ]
+                told(model, found, sum(not verdict.passed for verdict in found))
+
+
+if __name__ == "__main__":
+    began = time.perf_counter()
+    main()
+    print(f"{time.perf_counter() - began:.0f} s")
