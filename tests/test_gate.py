@@ -366,8 +366,6 @@ def test_unknown_option(latency_gate):
         "-m",
         "pytest",
         "-q",
-        "-p",
-        "compressor.pytest_plugin",
         "--strict-markers",
         str(tmp_path),
     ]
