@@ -38,7 +38,7 @@ def require(
             that are finite; a `.npz` of outputs by name `[row, ...]`; an ONNX file, or a folder with `model.onnx`, that
             is run here. None: of a graph on this machine, the graph's own, run without any optimization; of a
             server's model, the baseline's.
-        tolerance: largest relative error; None: that of fp32 against a graph here, that of fp16 otherwise.
+        tolerance: largest relative error; None: that of fp32 for an ONNX file here, that of fp16 otherwise.
 
     Raises:
         MismatchError: it answers wrong, or nothing.
@@ -50,10 +50,12 @@ def require(
             sensible(driver.name, number, got)
             _alike(driver.name, number, got, model)
         return found, Answers(expected="any", error=None, tolerance=0.0, batches=len(found))
-    limit = tolerance if tolerance is not None else TOLERANCE["fp32" if own else "fp16"]
+    limit = (
+        tolerance if tolerance is not None else TOLERANCE["fp32" if own and driver.name.endswith(".onnx") else "fp16"]
+    )
     if own:
         assert isinstance(driver, Local)
-        whose, right = "its own graph, run plainly", _graph(driver.path)
+        whose, right = "its own graph, run plainly", _graph(driver.graph)
     elif expect in (None, BASELINE):
         whose, right = "the baseline", lambda number, _: baseline[number]
     else:
@@ -123,5 +125,7 @@ def _rows(path: Path, array: np.ndarray, number: int, feeds: Feeds) -> np.ndarra
 
 
 def _graph(path: Path) -> Callable[[int, Feeds], Outputs]:
+    if not path.is_file():
+        raise InputError(f"{path}: the graph of the engine is not beside it; --expect names one, or baseline, or any")
     session = open_session(path, {**describe("cpu", None), "graph_optimization": "none"})
     return lambda number, feeds: run(session, feeds)

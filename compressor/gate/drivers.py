@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -21,6 +23,7 @@ from graph_passes import load
 
 _VOCABULARY = 1000
 """Below which ids are drawn where nothing tells how many there are."""
+_PLANS = (".plan", ".engine")
 _REST_SECONDS = 0.05
 """How long a server is left alone between blocks: its runtimes' threads spin on after a call."""
 
@@ -73,30 +76,51 @@ class Driver(Protocol):
 
 
 class Local:
-    """An ONNX file, built for this machine and loaded.
+    """An ONNX file, built for this machine and loaded; or a TensorRT engine.
 
     Args:
         path: the file; one that `compress` built for ONNX Runtime (`engine.onnx`) is loaded as it is.
         scratch: folder of its own for what the build writes.
         threads: of one call; None: one a core.
+
+    Attributes:
+        graph: the graph whose function it has to compute.
     """
 
     def __init__(self, path: Path, scratch: Path, threads: int | None = None) -> None:
         if not path.is_file():
             raise InputError(f"{path}: there is no such file; give an ONNX file, or a model's name with --server")
-        self.name, self.path, self._model = str(path), path, load(path)
-        self._engine: Engine = target("ort")(path, scratch / "engine.onnx", threads=threads)
-        self.host = f"{self._engine.session['runtime']}, {self._engine.session['intra_op_threads']} threads"
-        self.inputs = tuple(_tensor(value) for value in self._model.graph.inputs if not value.is_initializer())
+        self.name, self.graph = str(path), path
+        self._turn: AbstractContextManager[Any] = nullcontext()
+        self._engine: Engine
+        if path.suffix in _PLANS:
+            from compressor.targets import trt
+
+            plan = trt.load(path)
+            papers = plan.metadata
+            self._engine, self.graph = plan, path.with_name("model.onnx")
+            self._turn = threading.Lock()  # it has one context, which one thread at a time may use
+            self.inputs = tuple(
+                Tensor(name, np.dtype(papers.inputs[name]), _free(least, most))
+                for name, (least, _, most) in papers.profiles.items()
+            )
+            self.host = str(plan.session["runtime"])
+        else:
+            model = load(path)
+            self._engine = target("ort")(path, scratch / "engine.onnx", threads=threads)
+            self.inputs = tuple(_tensor(value) for value in model.graph.inputs if not value.is_initializer())
+            self.host = f"{self._engine.session['runtime']}, {self._engine.session['intra_op_threads']} threads"
 
     def draw(self, batch: int, seq: int, seed: int) -> Feeds:
-        return random_feeds(self._model, batch, seq, seed=seed)
+        feeds = random_feeds(load(self.graph), batch, seq, seed=seed)
+        return {tensor.name: feeds[tensor.name].astype(tensor.dtype) for tensor in self.inputs}
 
     def prepare(self, feeds: Feeds) -> Feeds:
         return feeds
 
     def call(self, prepared: Feeds) -> dict[str, np.ndarray]:
-        return self._engine.run(prepared)
+        with self._turn:
+            return self._engine.run(prepared)
 
     answers = call
 
@@ -105,6 +129,10 @@ class Local:
 
     def close(self) -> None:
         pass
+
+
+def _free(least: Sequence[int], most: Sequence[int]) -> tuple[int, ...]:
+    return tuple(-1 if low != high else low for low, high in zip(least, most, strict=True))
 
 
 def _tensor(value: ir.Value) -> Tensor:
