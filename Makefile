@@ -4,19 +4,24 @@ BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 JOBS ?= 2
 
-.PHONY: test test-triton demo zoo bench docker-check clean
+.PHONY: test test-gpu test-triton demo zoo bench docker-check clean
 
 test: .venv/dev
 	@sh scripts/chromium.sh
 	@$(MAKE) -s .venv-triton/ready || echo "no Triton server could be installed: the tests on it are skipped"
+	@sh scripts/tensorrt.sh $(BIN)/python .venv/tensorrt || echo "no TensorRT bindings could be installed: the tests of them are skipped"
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	COMPRESSOR_REQUIRE_CHROMIUM=$$(sh scripts/chromium.sh required) $(BIN)/python -m pytest -n $(JOBS) -m "not zoo" --show-capture=no
+	COMPRESSOR_REQUIRE_CHROMIUM=$$(sh scripts/chromium.sh required) $(BIN)/python -m pytest -n $(JOBS) -m "not zoo and not gpu" --show-capture=no
 
 # The tests against a real Triton server, which `make test` runs too where the server can be installed.
 test-triton: .venv/dev .venv-triton/ready
 	$(BIN)/python -m pytest -m triton
+
+# On a machine with an NVIDIA GPU, TensorRT and onnxruntime-gpu: in PYTHON's own environment, which has to have them.
+test-gpu:
+	$(PYTHON) -m pytest -m gpu tests/test_gpu.py
 
 demo: .venv/demo
 	$(BIN)/python benchmarks/demo.py

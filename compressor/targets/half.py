@@ -31,7 +31,9 @@ def halve(path: Path) -> None:
         half = convert_float_to_float16(
             onnx.load(path), keep_io_types=True, disable_shape_infer=True, max_finite_val=65504.0
         )
-    save(ir.from_proto(half), path)
+    converted = ir.from_proto(half)
+    converted.graph.sort()  # it writes the casts of floating inputs last
+    save(converted, path)
 
 
 def _halve_functions(model: ir.Model) -> None:

@@ -59,6 +59,7 @@ def prepare(source: Path, out: Path, precision: Precision, api: Api) -> tuple[st
         done.append(f"converted to {precision}, inputs and outputs left as they were")
     if not api.wide:
         _narrow(out)
+        done.append(f"written in operator set {_OLDEST_OPSET} with 32-bit inputs")
     return "; ".join(done) or "the graph as it is", quantized
 
 

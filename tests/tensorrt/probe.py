@@ -1,0 +1,75 @@
+"""One process with the bindings of one TensorRT: builds a graph with stand-ins, and prints what came of it as JSON."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compressor.errors import CompressorError
+from compressor.targets import Tuning, session, trt, trt_api
+from compressor.targets.compare import relative_error
+from compressor.targets.feeds import random_feeds
+from graph_passes import load
+from tests.tensorrt import stand_ins
+
+
+def main(graph: Path, folder: Path) -> dict[str, Any]:
+    sys.modules["tensorrt"] = module = importlib.import_module("tensorrt_bindings")
+    api = trt_api.api(module)
+    found: dict[str, Any] = {"version": api.version, "precisions": api.precisions, "tactics": api.tactics}
+    stand_ins.install(module)
+    plan, cache = folder / "engine.plan", folder / "timings"
+    tuning = Tuning(batch=(1, 2, 4), seq=(1, 8, 16), workspace=64 << 20, timing_cache=cache)
+
+    def built(precision: Any, **more: Any) -> Any:
+        try:
+            return trt.build(graph, plan, precision=precision, tuning=Tuning(**{**vars(tuning), **more}))
+        except CompressorError as error:
+            return f"{type(error).__name__}: {error}"
+
+    found["missing"] = trt.missing()
+    feeds = random_feeds(load(graph), 2, 8, padded=True)
+    expected = session.run(session.open_session(graph, session.describe("cpu", 1)), feeds)
+    for precision in ("fp32", "fp16"):
+        engine = built(precision)
+        asked = {name: stand_ins.ASKED[name] for name in ("network", "pools", "profile", "cache", "tactics")}
+        got = engine.run(feeds)
+        found[precision] = {
+            **asked,
+            "flags": sorted(stand_ins.ASKED["flags"]),
+            "layers": [None if kind is None else kind.name for kind in stand_ins.ASKED["layers"]],
+            "error": max(relative_error(expected[name], got[name], feeds) for name in expected),
+            "types": sorted({str(array.dtype) for array in got.values()}),
+            "inputs": engine.metadata.inputs,
+            "optimization": engine.optimization,
+            "device_seconds": engine.device_seconds,
+            "memory": engine.memory(feeds),
+        }
+    found["loaded"] = float(np.abs(trt.load(plan).run(feeds)["logits"] - got["logits"]).max())
+    found["bf16"] = built("bf16") if "bf16" not in api.precisions else ""
+    cache.write_bytes(b"torn")
+    found["torn"] = [built("fp32").optimization, stand_ins.ASKED["cache"], built("fp32").optimization]
+    found["compatible"] = built("fp32", hardware_compatible=True, version_compatible=True).session
+    found["compatible_flags"] = sorted(stand_ins.ASKED["flags"])
+    memory = "[E] Error Code 2: OutOfMemory (no further information)"
+    stand_ins.FAILURES[:] = [memory]
+    found["smaller"] = built("fp32").session["workspace"]
+    stand_ins.FAILURES[:] = [memory, memory]
+    found["too_large"] = built("fp32")
+    stand_ins.FAILURES[:] = ["4: [graph.cpp] no importer registered\nfor op: Odd"]
+    found["unreadable"] = built("fp32")
+    plan.write_bytes(plan.read_bytes()[:-1])
+    try:
+        trt.load(plan)
+    except CompressorError as error:
+        found["damaged"] = str(error)
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(Path(sys.argv[1]), Path(sys.argv[2])), default=list))

@@ -1,0 +1,527 @@
+"""Building for TensorRT: all that can be known of it without a GPU, against the real bindings of every version."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+import compressor
+from compressor import report as reports
+from compressor.errors import InputError, TargetMissingError, UsageError
+from compressor.recipe import make
+from compressor.report.schema import Built, BuiltLayer
+from compressor.targets import Tuning, session, span, target, trt, trt_cache, trt_layers
+from compressor.targets.compare import relative_error
+from compressor.targets.device import Device
+from compressor.targets.trt_api import Api
+from compressor.targets.trt_graph import prepare, profile
+from compressor.targets.trt_metadata import Metadata, digest, papers_of, read
+from compressor.tuning import tuning
+from graph_passes import find_attention, load, save
+from tests import folders
+from tests.command import compress
+from tests.engines import Pruned, parsed, pruned
+
+HERE = Path(__file__).parent
+BINDINGS = Path(os.environ.get("TENSORRT_BINDINGS", HERE.parent / ".venv" / "tensorrt"))
+"""A folder a version with the package `tensorrt_bindings`; `make test` fills it."""
+VERSIONS = ("8.6", "10.16", "11.4")
+OLD = Api("8.6.1", strongly_typed=False, wide=False, precisions=("fp32", "fp16"), tactics=())
+NEW = Api("10.16.1", strongly_typed=True, wide=True, precisions=("fp32", "fp16", "bf16"), tactics=())
+H200 = Device("NVIDIA H200", (9, 0), 1 << 37)
+Cap = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def bert() -> Pruned:
+    return pruned("bert")
+
+
+def outputs(graph: Path, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    opened = session.open_session(graph, session.describe("cpu", 1))
+    kinds = {"tensor(int32)": np.int32}
+    return session.run(
+        opened, {v.name: inputs[v.name].astype(kinds.get(v.type, np.int64)) for v in opened.get_inputs()}
+    )
+
+
+# --- sizes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("usual", "also", "expected"),
+    [
+        ((1, 8, 32), (), (1, 8, 32)),
+        ((128, 384), (), (128, 384, 384)),
+        ((8,), (1, 3), (1, 8, 8)),
+        ((4,), (64,), (4, 4, 64)),
+    ],
+)
+def test_the_usual_size_is_the_middle_of_those_timed(
+    usual: tuple[int, ...], also: tuple[int, ...], expected: tuple[int, int, int]
+) -> None:
+    assert span(usual, also) == expected
+
+
+def test_a_run_builds_for_what_it_proves_times_and_scores() -> None:
+    recipe = make("model", None, {"batch": "8,1,32", "seq": "128,384", "workspace": "64", "target": "trt"})
+    proven = [{"input_ids": np.zeros((3, 5)), "memory_0": np.zeros((3, 7, 4))}]
+    found = tuning(recipe, (128, 384), proven, longest=400)
+    assert (found.batch, found.seq, found.memory) == ((1, 8, 32), (1, 384, 400), (0, 7, 7))
+    assert found.workspace == 64 << 20
+    assert tuning(recipe, (128, 384), proven).seq == (1, 384, 384)
+
+
+def test_profiles_leave_fixed_axes_and_know_caches() -> None:
+    model = parsed(
+        "y = Identity(x)",
+        "float[B, S, 4] x, int64[B, S] ids, float[B, past_length, 4] past, float[B, M, 4] memory_0, float[2, 3] fixed",
+        "float[B, S, 4] y",
+    )
+    found = profile(model, Tuning(batch=(1, 8, 32), seq=(1, 128, 384), memory=(0, 5, 9)))
+    assert found["ids"] == ((1, 1), (8, 128), (32, 384))
+    assert found["x"] == ((1, 1, 4), (8, 128, 4), (32, 384, 4))
+    assert found["past"] == found["memory_0"] == ((1, 0, 4), (8, 5, 4), (32, 9, 4))
+    assert found["fixed"] == ((2, 3),) * 3
+
+
+# --- the graph -------------------------------------------------------------------------------------------------------
+
+
+def test_for_8_6_a_graph_has_old_operators_and_32_bit_inputs(bert: Pruned, tmp_path: Path) -> None:
+    done, quantized = prepare(bert.shrunk, tmp_path / "old.onnx", "fp16", OLD)
+    model = load(tmp_path / "old.onnx")
+    assert model.opset_imports[""] == 17
+    assert {value.dtype for value in model.graph.inputs} == {ir.DataType.INT32}
+    assert (quantized, "converted to fp16" in done, "operator set 17" in done) == (False, True, True)
+    expected, got = (outputs(path, bert.inputs)["logits"] for path in (bert.shrunk, tmp_path / "old.onnx"))
+    assert relative_error(expected, got, bert.inputs) <= 2e-2
+
+
+REDUCED = "m = ReduceMean <keepdims = 1> (x, axes)  a, b = Split <axis = 2, num_outputs = 2> (m)  y = Add(a, b)"
+
+
+def test_what_set_18_writes_otherwise_is_written_as_in_17(tmp_path: Path) -> None:
+    save(parsed(REDUCED, "float[B, S, 4] x", "float[B, 1, 2] y", "int64[1] axes = {1}"), tmp_path / "new.onnx")
+    prepare(tmp_path / "new.onnx", tmp_path / "old.onnx", "fp32", OLD)
+    old = onnx.load(tmp_path / "old.onnx")
+    onnx.checker.check_model(old, full_check=True)
+    x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
+    one, other = (
+        session.run(session.open_session(tmp_path / name, session.describe("cpu", 1)), {"x": x})["y"]
+        for name in ("new.onnx", "old.onnx")
+    )
+    np.testing.assert_array_equal(one, other)
+
+
+def test_what_8_6_cannot_read_is_named(tmp_path: Path) -> None:
+    graph = tmp_path / "graph.onnx"
+    save(parsed("y = Identity(x)", "float[B] x", "float[B] y", opset=23), graph)
+    with pytest.raises(InputError, match=r"is of operator set 23, and TensorRT 8\.6\.1 reads up to 17"):
+        prepare(graph, tmp_path / "out.onnx", "fp32", OLD)
+    save(parsed("y = ReduceMax(x, axes)", "float[B, 2] x, int64[1] axes", "float[B, 1] y"), graph)
+    with pytest.raises(InputError, match=r"ReduceMax .* only operator set 18 allows"):
+        prepare(graph, tmp_path / "out.onnx", "fp32", OLD)
+    assert prepare(graph, tmp_path / "out.onnx", "fp32", NEW) == ("the graph as it is", False)
+
+
+def test_bfloat16_rounds_the_numbers_that_were_given(tmp_path: Path) -> None:
+    weight = np.array([[1e-9, 1e5], [1.001, -3.0]], np.float32)
+    model = parsed("h = MatMul(x, w)  y = Add(h, h)", "float[B, 2] x", "float[B, 2] y", "float[2, 2] w")
+    model.graph.initializers["w"].const_value = ir.tensor(weight, name="w")
+    save(model, tmp_path / "graph.onnx")
+    prepare(tmp_path / "graph.onnx", tmp_path / "half.onnx", "bf16", NEW)
+    half = load(tmp_path / "half.onnx")
+    kept = half.graph.initializers["w"].const_value
+    assert kept is not None
+    np.testing.assert_array_equal(kept.numpy(), weight.astype(ml_dtypes.bfloat16))
+    assert [value.dtype for value in (*half.graph.inputs, *half.graph.outputs)] == [ir.DataType.FLOAT] * 2
+    onnx.checker.check_model(onnx.load(tmp_path / "half.onnx"), full_check=True)
+
+
+def test_a_whole_graph_in_bfloat16_has_consistent_types(bert: Pruned, tmp_path: Path) -> None:
+    done, _ = prepare(bert.shrunk, tmp_path / "half.onnx", "bf16", NEW)
+    model = load(tmp_path / "half.onnx")
+    assert done.startswith("converted to bf16")
+    kinds = {value.dtype for value in model.graph.initializers.values()}
+    assert ir.DataType.BFLOAT16 in kinds
+    assert ir.DataType.FLOAT16 not in kinds
+    onnx.checker.check_model(onnx.load(tmp_path / "half.onnx"), full_check=True)
+
+
+def test_a_quantized_graph_passes_through(tmp_path: Path) -> None:
+    body = "q = QuantizeLinear(x, s, z)  y = DequantizeLinear(q, s, z)"
+    save(parsed(body, "float[B] x", "float[B] y", "float s = {0.5}, int8 z = {0}"), tmp_path / "graph.onnx")
+    assert prepare(tmp_path / "graph.onnx", tmp_path / "out.onnx", "fp16", NEW) == ("quantized as it came", True)
+    assert [node.op_type for node in load(tmp_path / "out.onnx").graph] == ["QuantizeLinear", "DequantizeLinear"]
+
+
+def test_local_functions_are_inlined(tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["" : 18, "own" : 1]>
+        g (float[B, 4] x) => (float[B, 4] y) { y = own.twice(x) }
+        <domain: "own", opset_import: ["" : 18]> twice (a) => (b) { b = Add(a, a) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "graph.onnx")
+    done, _ = prepare(tmp_path / "graph.onnx", tmp_path / "out.onnx", "fp32", NEW)
+    out = load(tmp_path / "out.onnx")
+    assert done == "1 local functions inlined"
+    assert ([node.op_type for node in out.graph], dict(out.functions)) == (["Add"], {})
+
+
+# --- the engine's papers ---------------------------------------------------------------------------------------------
+
+
+def papers(plan: Path, **more: Any) -> Metadata:
+    plan.write_bytes(b"an engine")
+    facts: dict[str, Any] = {
+        "tensorrt": "10.16.1",
+        "gpu": H200.name,
+        "capability": H200.capability,
+        "precision": "fp16",
+        "profiles": {"ids": ((1, 1), (8, 128), (32, 384))},
+        "inputs": {"ids": "int64"},
+        "outputs": {"logits": "float32"},
+        "plan": digest(plan),
+        "model": "sha256:0",
+        "hardware_compatible": False,
+        "version_compatible": False,
+        "attentions": 12,
+        "fused": 12,
+        "optimization": "",
+        "session": {},
+        "built": Built(seconds=1, plan_bytes=9, weight_bytes=None, activation_bytes=0, attention=""),
+    }
+    found = Metadata(**{**facts, **more})
+    papers_of(plan).write_text(found.model_dump_json())
+    return found
+
+
+def test_metadata_is_read_back(tmp_path: Path) -> None:
+    assert papers(tmp_path / "engine.plan") == read(tmp_path / "engine.plan")
+
+
+@pytest.mark.parametrize(
+    ("more", "device", "version", "refused"),
+    [
+        ({}, H200, "10.16.1", None),
+        (
+            {},
+            Device("NVIDIA A10", (8, 6), 1),
+            "10.16.1",
+            r"built for another GPU, NVIDIA H200 \(SM 9\.0\), and this is",
+        ),
+        ({}, Device("NVIDIA H100", (9, 0), 1), "10.16.1", "another GPU"),
+        ({"hardware_compatible": True}, Device("NVIDIA A10", (8, 6), 1), "10.16.1", None),
+        ({"hardware_compatible": True}, Device("Tesla T4", (7, 5), 1), "10.16.1", "another GPU"),
+        ({}, H200, "10.17.0", r"was built by TensorRT 10\.16\.1, and this is 10\.17\.0"),
+        ({"version_compatible": True}, H200, "10.17.0", None),
+        ({"version_compatible": True}, H200, "10.9.0", "was built by"),
+        ({"version_compatible": True}, H200, "11.0.0", "was built by"),
+    ],
+)
+def test_an_engine_of_another_machine_is_refused(
+    more: dict[str, Any], device: Device, version: str, refused: str | None, tmp_path: Path
+) -> None:
+    plan = tmp_path / "engine.plan"
+    found = papers(plan, **more)
+    if refused is None:
+        found.check_machine(plan, device, version)
+    else:
+        with pytest.raises(InputError, match=f"{refused}.*compress build OUT --target trt"):
+            found.check_machine(plan, device, version)
+
+
+def test_a_damaged_engine_never_reaches_tensorrt(tmp_path: Path) -> None:
+    plan = tmp_path / "engine.plan"
+    with pytest.raises(InputError, match=r"engine\.plan: no such engine"):
+        trt.load(plan)
+    plan.write_bytes(b"an engine")
+    with pytest.raises(InputError, match=r"engine\.plan\.json, which says what it was built for, is missing"):
+        trt.load(plan)
+    papers(plan)
+    plan.write_bytes(b"an engin")
+    with pytest.raises(InputError, match="is damaged, or was not built with"):
+        trt.load(plan)
+    papers_of(plan).write_text("{}")
+    with pytest.raises(InputError, match=r"engine\.plan\.json: tensorrt: Field required"):
+        trt.load(plan)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "refused"),
+    [
+        ({"ids": (32, 384), "other": (9,)}, None),
+        ({"ids": (33, 384)}, r"ids: is \[33, 384\], and the engine takes \[1, 1\] to \[32, 384\]; build it for such"),
+        ({"ids": (1, 0)}, "ids: is"),
+        ({"ids": (1,)}, "ids: is"),
+        ({}, "wants an input named ids; give ids"),
+    ],
+)
+def test_sizes_outside_the_profile_are_named(
+    shapes: dict[str, tuple[int, ...]], refused: str | None, tmp_path: Path
+) -> None:
+    found = papers(tmp_path / "engine.plan")
+    if refused is None:
+        found.check_shapes(shapes)
+    else:
+        with pytest.raises(InputError, match=refused):
+            found.check_shapes(shapes)
+
+
+# --- the timing cache ------------------------------------------------------------------------------------------------
+
+
+def test_a_timing_cache_is_used_again_unless_it_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "kept" / "timings"
+    first = trt_cache.opened(path, "10.16", H200)
+    assert (first.readable, first.told) == (None, "")
+    path.write_bytes(b"times")
+    first.seal()
+    assert trt_cache.opened(path, "10.16", H200).readable == str(path)
+    other = trt_cache.opened(path, "11.4", H200)
+    assert other.readable is None
+    assert "was of TensorRT 10.16 on NVIDIA H200" in other.told
+    path.write_bytes(b"time")
+    first.seal()
+    path.write_bytes(b"times")
+    torn = trt_cache.opened(path, "10.16", H200)
+    assert (torn.readable, torn.told.endswith("was damaged")) == (None, True)
+    assert not path.exists()
+    path.write_bytes(b"of another tool")
+    trt_cache._seal_of(path).unlink()
+    assert trt_cache.opened(path, "10.16", H200).readable == str(path)
+
+
+def test_every_gpu_and_version_has_a_timing_cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = {trt_cache.opened(None, version, H200).path for version in ("8.6.1", "10.16")}
+    assert len(made) == 2
+    assert {path.parent for path in made} == {tmp_path / "compressor"}
+
+
+# --- layers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layer", "fused"),
+    [
+        (BuiltLayer(name="_gemm_mha_v2_myl0_5", kind="kgen"), True),
+        (BuiltLayer(name="x", tactic="fmha_v2_flash_attention_fp16_64_64_S_64_sm90_kernel_nl"), True),
+        (BuiltLayer(name="__myl_MatMul", nodes="/encoder/mha/MatMul"), False),
+        (BuiltLayer(name="{ForeignNode[/encoder/attention/mha/MatMul]}"), False),
+        (BuiltLayer(name="[HostToDeviceCopy] alphamhax"), False),
+    ],
+)
+def test_a_fused_attention_is_known_by_its_kernel(layer: BuiltLayer, fused: bool) -> None:
+    assert trt_layers.is_fused(layer) is fused
+
+
+def test_the_table_of_layers_says_where_attention_was_lost(bert: Pruned) -> None:
+    sites = find_attention(load(bert.shrunk))
+    nodes = [str(producer.name) for site in sites if (producer := site.output.producer()) is not None]
+    told = {"Name": "_gemm_mha_v2", "LayerType": "kgen", "Metadata": f"[ONNX Layer: a]\x1e[ONNX Layer: {nodes[0]}]"}
+    table = trt_layers.layers(json.dumps({"Layers": [told, "reformat"], "Bindings": []}))
+    assert [layer.name for layer in table] == ["_gemm_mha_v2", "reformat"]
+    count, line = trt_layers.told(table, sites, (9, 0), "fp16")
+    assert count == 1
+    assert line.startswith(f"fused attention in 1 of {len(sites)} attention layers (not in ")
+    assert "heads 8 wide" in line
+    assert "needs SM 7.5, this GPU has 7.0" in trt_layers.told((), sites, (7, 0), "fp16")[1]
+    assert "needs fp16 or bf16" in trt_layers.told((), sites, (9, 0), "fp32")[1]
+    assert trt_layers.told([table[0]] * len(sites), sites, (9, 0), "fp16") == (
+        len(sites),
+        f"fused attention kept in each of {len(sites)} attention layers",
+    )
+
+
+# --- without a GPU ---------------------------------------------------------------------------------------------------
+
+
+def test_what_is_missing_is_said_and_tensorrt_is_not_asked(tmp_path: Path) -> None:
+    with pytest.raises(TargetMissingError, match=r"trt: there is no NVIDIA GPU here.*compress build OUT --target trt"):
+        target("trt")(tmp_path / "model.onnx", tmp_path / "model.plan")
+    with pytest.raises(UsageError, match="--provider cpu: TensorRT runs on a GPU"):
+        trt.check("cpu", "fp32")
+    with pytest.raises(UsageError, match="TensorRT runs on a GPU"):
+        make("model", None, {"target": "trt", "provider": "cpu"})
+    assert "tensorrt" not in sys.modules
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a run for TensorRT leaves where there is no GPU."""
+    place = tmp_path_factory.mktemp("trt")
+    folders.save(folders.bert(), place / "model")
+    asked = {"target": "trt", "precision": "fp16", "batch": (1, 2), "seq": (8,), "seconds": 0.01, "out": place / "out"}
+    recipe = make(str(place / "model"), None, asked)
+    report = compressor.compress(recipe)
+    assert report.missing is not None
+    return place / "out"
+
+
+def copied(out: Path, to: Path) -> Path:
+    return Path(shutil.copytree(out, to))
+
+
+def test_a_run_without_a_gpu_leaves_proven_graphs(out: Path) -> None:
+    report = reports.load(out)
+    assert report.verdict.startswith("No trt engine was built, ONNX Runtime stood in for it")
+    assert (report.target, report.precision, report.recipe["target"], report.recipe["precision"]) == (
+        *("ort", "fp32"),
+        *("trt", "fp16"),
+    )
+    assert all(proof.holds for proof in report.proofs)
+    assert set(report.graphs) == {"model.onnx", "dense.onnx"}
+    assert all((out / name).is_file() for name in (*report.graphs, "engine.onnx"))
+    assert any(note.startswith("trt: there is no NVIDIA GPU here") and "fp32" in note for note in report.notes)
+
+
+def test_the_command_ends_with_what_is_missing(
+    out: Path, tmp_path: Path, capfd: Cap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = reports.load(out)
+    monkeypatch.setattr("compressor.pipeline.compress", lambda recipe, view: report)
+    done = compress(capfd, out.parent / "model", "--target", "trt", "-o", tmp_path / "a b", "--quiet")
+    assert done.code == 6
+    assert done.error.startswith("trt: there is no NVIDIA GPU here")
+    assert f"say compress build {out} --target trt" in done.error
+
+
+def test_build_needs_the_target_and_leaves_the_folder(out: Path, tmp_path: Path, capfd: Cap) -> None:
+    there = copied(out, tmp_path / "there")
+    before = {path.name: path.stat().st_mtime_ns for path in there.iterdir()}
+    done = compress(capfd, "build", there, "--target", "trt")
+    assert (done.code, done.error.startswith("trt: there is no NVIDIA GPU here")) == (6, True)
+    assert {path.name: path.stat().st_mtime_ns for path in there.iterdir()} == before
+
+
+def test_build_takes_a_folder_made_elsewhere(out: Path, tmp_path: Path, capfd: Cap) -> None:
+    there = copied(out, tmp_path / "there")
+    (there / "engine.onnx").unlink()
+    done = compress(capfd, "build", there, "--target", "ort", "--seconds", "0.01", "--batch", "2", "--json", "--quiet")
+    assert done.code == 0, done.err
+    report = reports.load(there)
+    assert report.model_dump(mode="json") == done.json
+    assert (report.missing, report.target, report.recipe["batch"]) == (None, "ort", [2])
+    assert [(row.batch, row.seq) for row in report.speeds] == [(2, 8)]
+    assert len(report.proofs) == 6
+    assert all(proof.holds for proof in report.proofs)
+    assert not any(note.startswith("trt: ") for note in report.notes)
+    assert (there / "engine.onnx").is_file()
+    assert {path.name for path in there.iterdir()} == {path.name for path in out.iterdir()}
+
+
+def test_build_refuses_another_graph_than_was_proven(out: Path, tmp_path: Path, capfd: Cap) -> None:
+    there = copied(out, tmp_path / "there")
+    shutil.copy(there / "dense.onnx", there / "model.onnx")
+    done = compress(capfd, "build", there, "--target", "ort")
+    assert (done.code, "is not the graph that the run has proven" in done.error) == (3, True)
+    (there / "dense.onnx").unlink()
+    shutil.copy(out / "model.onnx", there / "model.onnx")
+    done = compress(capfd, "build", there, "--target", "ort")
+    assert (done.code, "dense.onnx: is missing; copy the whole folder" in done.error) == (3, True)
+    done = compress(capfd, "build", tmp_path, "--target", "ort")
+    assert (done.code, "no report there" in done.error) == (3, True)
+    done = compress(capfd, "build", there, "--batch", "0")
+    assert (done.code, "--batch" in done.error) == (2, True)
+
+
+# --- against the real bindings ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Stand-ins for TensorRT's libraries and for the driver of a GPU."""
+    place = tmp_path_factory.mktemp("libraries")
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler, so no stand-ins for TensorRT's libraries")
+    made = place / "libraries.so"
+    subprocess.run([compiler, "-w", "-shared", "-fPIC", "-o", made, HERE / "tensorrt" / "libraries.c"], check=True)
+    names = [
+        f"lib{name}.so.{n}" for name in ("nvinfer", "nvonnxparser", "nvinfer_plugin", "nvparsers") for n in (8, 10, 11)
+    ]
+    for name in (*names, "libcuda.so.1"):
+        shutil.copy(made, place / name)
+    return place
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def probed(
+    request: pytest.FixtureRequest, libraries: Path, bert: Pruned, tmp_path_factory: pytest.TempPathFactory
+) -> Any:
+    """What comes of building with the bindings of a version, its builder and runtime replaced by stand-ins."""
+    bindings = BINDINGS / request.param
+    if not (bindings / "tensorrt_bindings").is_dir():
+        pytest.skip(f"no bindings of TensorRT {request.param} in {BINDINGS}")
+    pytest.importorskip("polygraphy")
+    place = tmp_path_factory.mktemp(request.param)
+    paths = {"LD_LIBRARY_PATH": str(libraries), "PYTHONPATH": os.pathsep.join([str(bindings), str(HERE.parent)])}
+    command = [sys.executable, "-W", "ignore", "-m", "tests.tensorrt.probe", str(bert.shrunk), str(place)]
+    done = subprocess.run(command, env={**os.environ, **paths}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_one_path_builds_with_every_version(probed: dict[str, Any]) -> None:
+    old = probed["version"].startswith("8.6")
+    assert probed["missing"] is None
+    for precision, tolerance in (("fp32", 1e-6), ("fp16", 2e-2)):
+        found = probed[precision]
+        assert found["error"] <= tolerance
+        assert found["types"] == ["float32"]
+        assert found["network"] == (["EXPLICIT_BATCH"] if old else ["STRONGLY_TYPED"])
+        assert found["pools"] == {"WORKSPACE": 64 << 20}
+        assert found["profile"]["input_ids"] == [[1, 1], [2, 8], [4, 16]]
+        assert set(found["inputs"].values()) == {"int32" if old else "int64"}
+        assert found["device_seconds"] == pytest.approx(0.0015)
+        assert "fused attention in 1 of 2" in found["optimization"]
+        half = ["FP16"] if precision == "fp16" else []
+        assert found["flags"] == ([*half, "OBEY_PRECISION_CONSTRAINTS"] if old else [])
+        assert found["layers"] == (["FLOAT"] if old else [None])
+    assert probed["loaded"] == 0
+
+
+def test_nothing_that_must_be_installed_beside_tensorrt_is_a_tactic(probed: dict[str, Any]) -> None:
+    assert probed["tactics"] == ["EDGE_MASK_CONVOLUTIONS", "JIT_CONVOLUTIONS"]
+    assert bin(probed["fp32"]["tactics"]).count("1") == 2
+
+
+def test_bfloat16_needs_a_version_that_has_it(probed: dict[str, Any]) -> None:
+    old = probed["version"].startswith("8.6")
+    assert ("bf16" in probed["precisions"]) is not old
+    assert probed["bf16"].startswith("UsageError: bf16: TensorRT 8.6" if old else "")
+
+
+def test_timings_are_kept_and_a_torn_cache_is_said(probed: dict[str, Any]) -> None:
+    assert (probed["fp32"]["cache"], probed["fp16"]["cache"]) == ("", "timings")
+    first, given, second = probed["torn"]
+    assert "timings made anew" in first
+    assert "was damaged" in first
+    assert given == ""
+    assert "with the timings of earlier builds" in second
+
+
+def test_compatible_engines_are_asked_for(probed: dict[str, Any]) -> None:
+    assert "VERSION_COMPATIBLE" in probed["compatible_flags"]
+    assert probed["compatible"]["hardware_compatible"] is True
+
+
+def test_faults_of_building_are_one_line(probed: dict[str, Any]) -> None:
+    assert probed["smaller"] == "8 MiB", "memory ran out once, and the build was tried in less"
+    assert probed["too_large"].startswith(
+        "InputError: the GPU's memory is too small to build the engine, even with 8 MiB"
+    )
+    assert "no importer registered for op: Odd" in probed["unreadable"]
+    assert "is damaged" in probed["damaged"]
+    assert not any("\n" in probed[name] for name in ("too_large", "unreadable", "damaged"))
