@@ -21,17 +21,19 @@ from compressor import report as reports
 from compressor.errors import InputError, TargetMissingError, UsageError
 from compressor.recipe import make
 from compressor.report.schema import Built, BuiltLayer
-from compressor.targets import Tuning, session, span, target, trt, trt_cache, trt_layers
+from compressor.targets import Precision, Tuning, session, span, target, trt, trt_cache, trt_layers
 from compressor.targets.compare import relative_error
 from compressor.targets.device import Device
 from compressor.targets.trt_api import Api
 from compressor.targets.trt_graph import prepare, profile
 from compressor.targets.trt_metadata import Metadata, digest, papers_of, read
 from compressor.tuning import tuning
-from graph_passes import find_attention, load, save
+from graph_passes import find_attention, load, save, shrink
 from tests import folders
 from tests.command import compress
 from tests.engines import Pruned, parsed, pruned
+from tests.test_lower_block_sparse import exported
+from tests.zoo import text
 
 HERE = Path(__file__).parent
 BINDINGS = Path(os.environ.get("TENSORRT_BINDINGS", HERE.parent / ".venv" / "tensorrt"))
@@ -176,6 +178,19 @@ def test_local_functions_are_inlined(tmp_path: Path) -> None:
     out = load(tmp_path / "out.onnx")
     assert done == "1 local functions inlined"
     assert ([node.op_type for node in out.graph], dict(out.functions)) == (["Add"], {})
+
+
+@pytest.mark.parametrize(("api", "precision", "tolerance"), [(OLD, "fp32", 1e-5), (NEW, "fp16", 2e-2)])
+def test_block_sparse_attention_is_inlined(api: Api, precision: Precision, tolerance: float, tmp_path: Path) -> None:
+    plan, reference = exported("bert", "eager", 18)
+    save(shrink(load(reference), plan).model, tmp_path / "graph.onnx")
+    assert load(tmp_path / "graph.onnx").functions
+    prepare(tmp_path / "graph.onnx", tmp_path / "out.onnx", precision, api)
+    assert not load(tmp_path / "out.onnx").functions
+    for length in (7, 21, 32):
+        feeds = {name: value.numpy() for name, value in text(3, length).items()}
+        expected, got = (outputs(path, feeds)["logits"] for path in (reference, tmp_path / "out.onnx"))
+        assert relative_error(expected, got, feeds) <= tolerance
 
 
 # --- the engine's papers ---------------------------------------------------------------------------------------------

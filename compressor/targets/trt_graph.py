@@ -149,7 +149,7 @@ def _lower_opset(model: ir.Model, source: Path, api: Api) -> None:
     for node in model.graph.all_nodes():
         given = len(node.inputs)
         if node.op_type.startswith("Reduce") and node.op_type != "ReduceSum" and given > 1:
-            axes = node.inputs[1].const_value if node.inputs[1] is not None else None
+            axes = ir.convenience.get_const_tensor(node.inputs[1]) if node.inputs[1] is not None else None
             if axes is None and node.inputs[1] is not None:
                 raise _unreadable(source, node, api)
             if axes is not None:
