@@ -190,7 +190,7 @@ def test_a_search_leaves_the_weights(place: Path, tmp_path: Path) -> None:
 def test_a_failed_gate_keeps_the_evidence(
     place: Path, tmp_path: Path, capfd: Cap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "_gate", lambda max_drop, scores: "failed")
+    monkeypatch.setattr(pipeline, "judged", lambda max_drop, scores: "failed")
     words = ["--keep", "1", "--steps", "2", "--batch", "1", "--seconds", "0.01", "--max-drop", "0"]
     out = tmp_path / "out"
     done = command(capfd, place / "model", "--data", place / "rows.tsv", *words, "-o", out, "--quiet")
@@ -363,7 +363,7 @@ class Halfway(Stages):
 def test_an_interrupted_search_goes_on(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same command measures no subset a second time, and comes to the same plan. Nothing is exported or built."""
 
-    def build(name: str, *rest: Any) -> Any:
+    def build(name: str, *rest: Any, **more: Any) -> Any:
         return SimpleNamespace(reference=None) if name == "dense" else interrupt()
 
     monkeypatch.setattr(pipeline, "build", build)

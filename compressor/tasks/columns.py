@@ -159,4 +159,5 @@ def _must_have(rows: Dataset, name: str, source: str, flag: str) -> None:
 
 
 def _listed(rows: Dataset) -> str:
-    return ", ".join(rows.column_names[:12]) or "none"
+    # A quoted name may hold line breaks; an error is one line.
+    return ", ".join(" ".join(name.split()) for name in rows.column_names[:12]) or "none"
