@@ -94,7 +94,7 @@ def overhead(url: str, asked: Asked, seconds: float) -> str:
         bare.append(client.InferInput(name, list(array.shape), "INT64"))
         bare[-1].set_data_from_numpy(array)
     connection = client.InferenceServerClient(address)
-    calls = (lambda: driver.call(prepared), lambda: connection.infer("base", bare))
+    calls = (lambda: driver.call(prepared), lambda: connection.infer("base", bare, client_timeout=asked.deadline))
     times = np.stack(list(turns(*calls, seconds, rest=driver.rest)), axis=1)
     low, high = ratio_interval(times, 0, 0.95)
     median = np.median(times, axis=(1, 2))
@@ -136,7 +136,7 @@ def main() -> None:
                 found = [
                     check(Asked(**{**asked.__dict__, "model": model, "seed": seed})) for seed in range(options.checks)
                 ]
-                told(model, found, sum(not verdict.passed for verdict in found))
+                told(model, found, sum(bool(verdict.failures) for verdict in found))
 
 
 if __name__ == "__main__":

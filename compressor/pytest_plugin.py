@@ -44,10 +44,11 @@ def latency_gate(request: pytest.FixtureRequest) -> Callable[..., Verdict]:
 
     def gate(model: str, **options: Any) -> Verdict:
         from compressor.errors import CompressorError
+        from graph_passes.errors import GraphPassError
 
         try:
             return _checked({"model": model, **defaults, **options})
-        except CompressorError as error:
+        except (CompressorError, GraphPassError) as error:
             pytest.fail(str(error), pytrace=False)
 
     return gate
@@ -60,26 +61,33 @@ def _checked(options: dict[str, Any]) -> Verdict:
         CompressorError: it did not; see `compressor.errors`.
     """
     from compressor.cli.check import MILLISECONDS, SHARE, scenarios
-    from compressor.errors import ServerError, SlowdownError, UsageError
+    from compressor.errors import CompressorError, ServerError, SlowdownError, UsageError
     from compressor.gate import Asked, check, record
 
     files = {name: options.pop(name, None) for name in ("junit", "history")}
     convert: dict[str, Callable[[Any], Any]] = {
         "max_slowdown": lambda value: SHARE.convert(value, None, None),
         "p99": lambda value: MILLISECONDS.convert(value, None, None),
-        "scenarios": lambda value: scenarios(None, None, value if isinstance(value, str) else ",".join(value)),
+        "scenario": lambda value: scenarios(None, None, value if isinstance(value, str) else ",".join(value)),
         **dict.fromkeys(_PATHS, Path),
     }
     asked = {
         name: convert[name](value) if name in convert and value is not None else value
         for name, value in options.items()
     }
+    if "scenario" in asked:
+        asked["scenarios"] = asked.pop("scenario")
     asked.update({name: str(asked[name]) for name in ("model", "baseline", "expect") if asked.get(name) is not None})
     try:
         request = Asked(**asked)
     except TypeError as error:
         raise UsageError(f"latency_gate: {error}; options are those of compress check") from error
-    found = check(request)
+    try:
+        found = check(request)
+    except CompressorError as error:
+        if files["junit"] is not None:
+            record.write(Path(files["junit"]), record.broken(f"{request.model} against {request.baseline}", error))
+        raise
     if files["junit"] is not None:
         record.write(Path(files["junit"]), record.junit(found))
     if files["history"] is not None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
@@ -21,7 +23,7 @@ from hypothesis import strategies as st
 
 from compressor.cli.check import MILLISECONDS, SHARE
 from compressor.errors import InputError, MismatchError, ServerError, UsageError
-from compressor.gate import Asked, check, record
+from compressor.gate import Asked, check, load, record
 from compressor.gate.run import _Times
 from compressor.measure import timing
 from graph_passes import save
@@ -128,8 +130,10 @@ def test_wrong_answers_are_not_timed(
 ) -> None:
     monkeypatch.setattr("compressor.gate.run.turns", lambda *_, **__: pytest.fail("it was timed"))
     right, wrong = graph(tmp_path / "right.onnx"), graph(tmp_path / "wrong.onnx", scale=1.5)
-    done = compress(capfd, "check", wrong, "--baseline", right, "--expect", "baseline", "--quiet")
+    junit = tmp_path / "j.xml"
+    done = compress(capfd, "check", wrong, "--baseline", right, "--expect", "baseline", "--quiet", "--junit", junit)
     assert done.code == 5
+    assert ElementTree.parse(junit).getroot().get("failures") == "1"
     assert "not those of the baseline" in done.error
     answers = tmp_path / "answers.npz"
     inputs = tmp_path / "inputs.npz"
@@ -186,6 +190,13 @@ def test_bad_input_is_one_line(
         ((*base, "--p99", "-1ms"), 2, "as in 10ms"),
         ((*base, "--scenario", "multistream"), 2, "use singlestream, server, offline"),
         ((*base, "--plot", tmp_path / "p.svg"), 2, "give --history"),
+        ((*base, "--plot", tmp_path / "p.foo", "--history", tmp_path / "h"), 2, "ends in .svg or .png"),
+        ((*base, "--junit", tmp_path / "none" / "j.xml"), 2, "there is no folder"),
+        ((*base, "--max-slowdown", "5"), 2, "as in 5% or 0.05"),
+        ((*base, "--tolerance", "nan"), 2, "give a finite number"),
+        ((*base, "--deadline", "inf"), 2, "give a finite number"),
+        ((*base, "--p99", "1ms", "--scenario", "offline"), 2, "has no bound"),
+        ((*base, "--rate", "5"), 2, "server scenario"),
         ((*base, "--history", history), 3, "line 1"),
         (("check", one, "--baseline", tmp_path / "elsewhere.json", "--quiet"), 3, "another machine (processor another"),
         (("check", one, "--baseline", baseline, "--quiet", "--batch", "2"), 3, "measured on other inputs"),
@@ -207,6 +218,19 @@ def test_shares_and_times_parse_or_are_refused(text: str) -> None:
         with contextlib.suppress(UsageError):
             found = kind.convert(text, None, None)
         assert found is None or 0 <= found < float("inf")
+
+
+def test_a_scenario_ends_though_more_arrives_than_is_answered() -> None:
+    pytest.importorskip("mlperf_loadgen")
+    found = load.measure("Server", [lambda: time.sleep(0.05)], batch=1, p50=0.01, bound=1.0, rate=5000.0, seconds=0.05)
+    assert not found.holds
+    assert "more queries arrive" in found.why or "took longer" in found.why
+
+    def broken() -> None:
+        raise RuntimeError("no call")
+
+    with pytest.raises(RuntimeError, match="no call"):
+        load.measure("SingleStream", [broken], batch=1, p50=1.0, bound=1.0, rate=None, seconds=0.05)
 
 
 class Served(service.GRPCInferenceServiceServicer):  # type: ignore[name-defined]
@@ -243,7 +267,8 @@ class Served(service.GRPCInferenceServiceServicer):  # type: ignore[name-defined
             context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
         x = np.frombuffer(request.raw_input_contents[0], np.float32).reshape(-1, 4)
         y = self.models[request.model_name](x).astype(np.float32)
-        output = messages.ModelInferResponse.InferOutputTensor(name="y", datatype="FP32", shape=y.shape)
+        shape = (1, 3) if y.size == 0 else y.shape  # no bytes, whatever the shape promises
+        output = messages.ModelInferResponse.InferOutputTensor(name="y", datatype="FP32", shape=shape)
         return messages.ModelInferResponse(outputs=[output], raw_output_contents=[y.tobytes()])
 
 
@@ -282,7 +307,7 @@ def test_models_of_a_server() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (lambda x: np.zeros((0, 3)), "empty"),
+        (lambda x: np.zeros((0, 3)), "is no array"),
         (lambda x: answer(x) + 1, "not those of the baseline"),
         (lambda x: answer(x) * np.nan, "NaN"),
         (lambda x: answer(x)[:, :2], "not those of the baseline"),
@@ -311,9 +336,23 @@ def test_a_server_that_is_not_there_or_lacks_the_model() -> None:
         check(asked("localhost:8001"))
 
 
+def test_what_speaks_no_http_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def hang_up() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    listening.accept()[0].close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        with pytest.raises(ServerError, match="is the server up"):
+            check(asked(f"http://127.0.0.1:{listening.getsockname()[1]}", deadline=1.0))
+        listening.shutdown(socket.SHUT_RDWR)
+
+
 def test_a_call_that_takes_too_long_is_given_up() -> None:
     began = time.monotonic()
-    with serving(slow=3.0) as url, pytest.raises(ServerError, match="Deadline"):
+    with serving(slow=3.0) as url, pytest.raises(ServerError, match="--deadline allows longer"):
         check(asked(url, deadline=0.3))
     assert time.monotonic() - began < 30
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from compressor.cli.group import common
 from compressor.cli.view import View
-from compressor.errors import ServerError, SlowdownError, UsageError
+from compressor.errors import CompressorError, ServerError, SlowdownError, UsageError
 
 _SCENARIOS = {name.lower(): name for name in ("SingleStream", "Server", "Offline")}
 
@@ -29,7 +29,7 @@ class _Share(click.ParamType):
             found = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
         except ValueError:
             found = -1.0
-        if not 0 <= found < float("inf"):
+        if not 0 <= found < float("inf") or (found >= 1 and not text.endswith("%")):
             raise UsageError(f"--max-slowdown {value!r}: give a share of the baseline's time, as in 5% or 0.05")
         return found
 
@@ -120,16 +120,27 @@ def check(
         raise UsageError("check: name an ONNX file, or --server and --model")
     if plot is not None and history is None:
         raise UsageError("--plot: it draws a history; give --history")
+    if plot is not None and plot.suffix.lower() not in (".svg", ".png"):
+        raise UsageError(f"--plot {plot}: give a name that ends in .svg or .png")
+    for file in (junit, history, plot, options["save_baseline"]):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise UsageError(f"{file}: there is no folder {file.parent} to write it to")
     earlier = record.history(history) if history is not None and history.exists() else []
     known = {field.name for field in dataclasses.fields(Asked)}
-    found = run(Asked(model=name, **{key: value for key, value in options.items() if key in known}), view)
+    asked = Asked(model=name, **{key: value for key, value in options.items() if key in known})
+    try:
+        found = run(asked, view)
+    except CompressorError as error:
+        if junit is not None:  # else that of an earlier check would stand for this one
+            record.write(junit, record.broken(f"{asked.model} against {asked.baseline}", error))
+        raise
+    view.result(Text("\n".join(found.lines())), {**found.model_dump(mode="json"), "passed": found.passed})
     if junit is not None:
         record.write(junit, record.junit(found))
     if history is not None:
         record.append(history, found)
     if plot is not None:
         record.picture([*earlier, found], plot)
-    view.result(Text("\n".join(found.lines())), {**found.model_dump(mode="json"), "passed": found.passed})
     if found.interrupted:
         raise ServerError(f"{found.interrupted} (what was measured until then is told and kept)")
     if found.failures:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def require(
             that are finite; a `.npz` of outputs by name `[row, ...]`; an ONNX file, or a folder with `model.onnx`, that
             is run here. None: of a graph on this machine, the graph's own, run without any optimization; of a
             server's model, the baseline's.
-        tolerance: largest relative error; None: that of fp32 for an ONNX file here, that of fp16 otherwise.
+        tolerance: largest relative error; None: that of the driver's precision.
 
     Raises:
         MismatchError: it answers wrong, or nothing.
@@ -50,9 +51,7 @@ def require(
             sensible(driver.name, number, got)
             _alike(driver.name, number, got, model)
         return found, Answers(expected="any", error=None, tolerance=0.0, batches=len(found))
-    limit = (
-        tolerance if tolerance is not None else TOLERANCE["fp32" if own and driver.name.endswith(".onnx") else "fp16"]
-    )
+    limit = tolerance if tolerance is not None else TOLERANCE[driver.precision]
     if own:
         assert isinstance(driver, Local)
         whose, right = "its own graph, run plainly", _graph(driver.graph)
@@ -71,7 +70,7 @@ def require(
                 f"{driver.name}: it has no output {', '.join(sorted(missing))}, which {whose} has; it gives"
                 f" {', '.join(sorted(got))}"
             )
-        error = max(error, *(relative_error(wanted[name], got[name], feeds[number]) for name in wanted))
+        error = max((error, *(relative_error(wanted[name], got[name], feeds[number]) for name in wanted)))
     if error > limit:
         hint = "" if own else "; if it computes another function by design, --expect OUT or --expect any"
         raise MismatchError(
@@ -108,7 +107,7 @@ def _expected(path: Path) -> Callable[[int, Feeds], Outputs]:
         try:
             with np.load(path, allow_pickle=False) as archive:
                 rows = dict(archive)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
             raise InputError(f"{path}: no archive of outputs ({error}); write it by numpy.savez") from error
         return lambda number, feeds: {name: _rows(path, array, number, feeds) for name, array in rows.items()}
     graph = path / "model.onnx" if path.is_dir() else path

@@ -7,16 +7,17 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import onnx_ir as ir
 
-from compressor.errors import InputError, ServerError, TargetMissingError, UsageError
+from compressor.errors import InputError, MismatchError, ServerError, TargetMissingError, UsageError
 from compressor.measure.timing import settle
 from compressor.targets import Engine, target
-from compressor.targets.base import Feeds
+from compressor.targets.base import Feeds, Precision
 from compressor.targets.feeds import random_feeds
 from compressor.targets.session import one_line
 from graph_passes import load
@@ -43,11 +44,13 @@ class Driver(Protocol):
     Attributes:
         name: of the model, as it is told.
         host: where it runs: the machine's or the server's own words.
+        precision: of its answers, as far as is known: a server's may be in half.
         inputs: what it takes.
     """
 
     name: str
     host: str
+    precision: Precision
     inputs: tuple[Tensor, ...]
 
     def draw(self, batch: int, seq: int, seed: int) -> Feeds:
@@ -98,6 +101,7 @@ class Local:
 
             plan = trt.load(path)
             papers = plan.metadata
+            self.precision: Precision = papers.precision
             self._engine, self.graph = plan, path.with_name("model.onnx")
             self._turn = threading.Lock()  # it has one context, which one thread at a time may use
             self.inputs = tuple(
@@ -107,6 +111,8 @@ class Local:
             self.host = str(plan.session["runtime"])
         else:
             model = load(path)
+            half = any(value.dtype == ir.DataType.FLOAT16 for value in model.graph.initializers.values())
+            self.precision = "fp16" if half else "fp32"
             self._engine = target("ort")(path, scratch / "engine.onnx", threads=threads)
             self.inputs = tuple(_tensor(value) for value in model.graph.inputs if not value.is_initializer())
             self.host = f"{self._engine.session['runtime']}, {self._engine.session['intra_op_threads']} threads"
@@ -147,23 +153,24 @@ class Server:
         url: `grpc://host:port` or `http://host:port`.
         model: its name there.
         deadline: seconds that any one call may take.
-        version: of the model; the server's choice where empty.
 
     Raises:
         ServerError: it does not answer in time, has no such model, or has not loaded it.
     """
 
-    def __init__(self, url: str, model: str, deadline: float, version: str = "") -> None:
+    precision: Precision = "fp16"
+
+    def __init__(self, url: str, model: str, deadline: float) -> None:
         scheme, _, address = url.partition("://")
         if scheme not in ("grpc", "http") or not address:
             raise UsageError(f"--server {url}: give grpc://HOST:PORT or http://HOST:PORT")
-        self.name, self.url, self._version, self._deadline = model, url, version, deadline
+        self.name, self.url, self._deadline = model, url, deadline
         self._protocol = _protocol(scheme)
         self._client = self._protocol.client(address, deadline)
         self._ask("it does not answer", lambda: self._protocol.live(self._client, deadline))
-        if not self._ask("", lambda: self._protocol.ready(self._client, model, version, deadline)):
+        if not self._ask("", lambda: self._protocol.ready(self._client, model, deadline)):
             raise ServerError(f"{url}: it has no model {model!r} that is ready; look at the server's log")
-        facts = self._ask("", lambda: self._protocol.metadata(self._client, model, version, deadline))
+        facts = self._ask("", lambda: self._protocol.metadata(self._client, model, deadline))
         about = self._ask("", lambda: self._protocol.server(self._client, deadline))
         self.host = f"{about['name']} {about['version']} at {address}, over {scheme}"
         self.inputs = tuple(_described(entry) for entry in facts["inputs"])
@@ -180,17 +187,20 @@ class Server:
         return inputs
 
     def call(self, prepared: Any) -> Any:
-        return self._ask(
-            "", lambda: self._protocol.infer(self._client, self.name, self._version, prepared, self._deadline)
-        )
+        return self._ask("", lambda: self._protocol.infer(self._client, self.name, prepared, self._deadline))
 
     def answers(self, prepared: Any) -> dict[str, np.ndarray]:
         found = self.call(prepared)
-        outputs = {name: found.as_numpy(name) for name in self._protocol.outputs(found)}
-        missing = [name for name, value in outputs.items() if value is None]
-        if missing or not outputs:
-            raise ServerError(f"{self.url}: {self.name} gave no numbers for {', '.join(missing) or 'any output'}")
-        return {name: np.asarray(value) for name, value in outputs.items()}
+        outputs = {}
+        for name in self._protocol.outputs(found):
+            try:
+                array = found.as_numpy(name)
+            except (ValueError, TypeError) as error:  # fewer bytes than the shape says, or none
+                raise MismatchError(f"{self.name}: output {name} is no array ({one_line(error)}); not timed") from error
+            if array is None:
+                raise MismatchError(f"{self.name}: output {name} came without content; it was not timed")
+            outputs[name] = np.asarray(array)
+        return outputs
 
     def rest(self) -> None:
         time.sleep(_REST_SECONDS)
@@ -202,11 +212,14 @@ class Server:
         try:
             return question()
         except self._protocol.errors as error:
-            said = why or one_line(error)
-            raise ServerError(
-                f"{self.url}: {self.name}: {said}{f' within {self._deadline:g} s ({one_line(error)})' if why else ''};"
-                " is the server up, and is the port that of this protocol?"
-            ) from error
+            said = one_line(error)
+            if "INVALID_ARGUMENT" in said or said.startswith("[400]"):
+                raise InputError(f"{self.url}: {self.name} refuses the request: {said}") from error
+            if "deadline" in said.lower() or "timed out" in said.lower():
+                mend = f"no answer within {self._deadline:g} s; --deadline allows longer"
+            else:
+                mend = "is the server up, and is the port that of this protocol?"
+            raise ServerError(f"{self.url}: {self.name}: {f'{why}, ' if why else ''}{said}; {mend}") from error
 
 
 _TYPES: Mapping[np.dtype[Any], str] = {
@@ -244,7 +257,9 @@ def _drawn(inputs: Sequence[Tensor], batch: int, seq: int, seed: int) -> Feeds:
         free = [batch, *([seq] * len(tensor.shape))]
         shape = [size if size >= 0 else free[axis] for axis, size in enumerate(tensor.shape)]
         if tensor.dtype.kind not in "iufb":
-            raise UsageError(f"input {tensor.name} is text, which cannot be drawn; give --inputs")
+            raise UsageError(
+                f"input {tensor.name} is text, which cannot be drawn or read from a file; it cannot be driven"
+            )
         if tensor.dtype.kind == "f":
             made: np.ndarray = rng.standard_normal(shape)
         elif tensor.dtype.kind == "b" or "mask" in tensor.name:
@@ -273,19 +288,19 @@ class _Grpc:
     def live(self, client: Any, deadline: float) -> None:
         client.is_server_live(client_timeout=deadline)
 
-    def ready(self, client: Any, model: str, version: str, deadline: float) -> bool:
-        return bool(client.is_model_ready(model, version, client_timeout=deadline))
+    def ready(self, client: Any, model: str, deadline: float) -> bool:
+        return bool(client.is_model_ready(model, client_timeout=deadline))
 
-    def metadata(self, client: Any, model: str, version: str, deadline: float) -> Mapping[str, Any]:
-        found = client.get_model_metadata(model, version, client_timeout=deadline)
+    def metadata(self, client: Any, model: str, deadline: float) -> Mapping[str, Any]:
+        found = client.get_model_metadata(model, client_timeout=deadline)
         return {"inputs": [{"name": i.name, "datatype": i.datatype, "shape": i.shape} for i in found.inputs]}
 
     def server(self, client: Any, deadline: float) -> Mapping[str, Any]:
         found = client.get_server_metadata(client_timeout=deadline)
         return {"name": found.name, "version": found.version}
 
-    def infer(self, client: Any, model: str, version: str, inputs: Sequence[Any], deadline: float) -> Any:
-        return client.infer(model, inputs, version, client_timeout=deadline)
+    def infer(self, client: Any, model: str, inputs: Sequence[Any], deadline: float) -> Any:
+        return client.infer(model, inputs, client_timeout=deadline)
 
     def outputs(self, result: Any) -> list[str]:
         return [output.name for output in result.get_response().outputs]
@@ -299,7 +314,8 @@ class _Http:
 
         self.module = module
         # geventhttpclient raises what the sockets raise.
-        self.errors = (module.InferenceServerException, OSError)
+        # No HTTP, no JSON or other JSON: something else listens there.
+        self.errors = (module.InferenceServerException, OSError, HTTPException, ValueError, KeyError)
 
     def client(self, address: str, deadline: float) -> Any:
         return self.module.InferenceServerClient(address, connection_timeout=deadline, network_timeout=deadline)
@@ -307,17 +323,17 @@ class _Http:
     def live(self, client: Any, deadline: float) -> None:
         client.is_server_live()
 
-    def ready(self, client: Any, model: str, version: str, deadline: float) -> bool:
-        return bool(client.is_model_ready(model, version))
+    def ready(self, client: Any, model: str, deadline: float) -> bool:
+        return bool(client.is_model_ready(model))
 
-    def metadata(self, client: Any, model: str, version: str, deadline: float) -> Mapping[str, Any]:
-        return dict(client.get_model_metadata(model, version))
+    def metadata(self, client: Any, model: str, deadline: float) -> Mapping[str, Any]:
+        return dict(client.get_model_metadata(model))
 
     def server(self, client: Any, deadline: float) -> Mapping[str, Any]:
         return dict(client.get_server_metadata())
 
-    def infer(self, client: Any, model: str, version: str, inputs: Sequence[Any], deadline: float) -> Any:
-        return client.infer(model, inputs, version)
+    def infer(self, client: Any, model: str, inputs: Sequence[Any], deadline: float) -> Any:
+        return client.infer(model, inputs)
 
     def outputs(self, result: Any) -> list[str]:
         return [output["name"] for output in result.get_response()["outputs"]]

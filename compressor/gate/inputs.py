@@ -70,9 +70,11 @@ def _texts(source: Path, tokenizer: Path, names: Sequence[str], most: int, seq: 
     from compressor.tasks.splits import named_splits, pick
 
     try:
-        made = AutoTokenizer.from_pretrained(tokenizer)
+        made = AutoTokenizer.from_pretrained(tokenizer, local_files_only=True)
     except (OSError, ValueError) as error:
         raise InputError(f"{tokenizer}: no tokenizer can be loaded from it; give the model's folder") from error
+    if made.pad_token is None:
+        made.pad_token = made.eos_token
     splits = named_splits(str(source))
     rows = splits[pick(splits, "test") or pick(splits, "eval") or next(iter(splits))]
     rows = rows.select(range(min(most, len(rows))))

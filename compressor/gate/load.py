@@ -7,11 +7,12 @@ import json
 import queue
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from compressor.errors import CompressorError, TargetMissingError
+from compressor.errors import TargetMissingError
 from compressor.gate.verdict import Load
 
 Scenario = Literal["SingleStream", "Server", "Offline"]
@@ -23,7 +24,8 @@ FEWEST = 662
 _WORKERS = 4
 """Queries of the Server and Offline scenarios that are under way at once."""
 _LONGEST = 10
-"""A scenario ends after so many times the seconds that it should take, whatever it has by then."""
+"""A scenario sends no more queries after so many times the seconds that it should take, and waits as long again for
+those sent."""
 
 
 def measure(
@@ -40,7 +42,7 @@ def measure(
 
     - SingleStream: one query after the other; the bound is on LoadGen's estimate of the 99th percentile, which is
       above the true one with 99% confidence.
-    - Server: queries arrive at random (Poisson) at `rate`; the bound has to hold for 99% of them.
+    - Server: queries arrive at random (Poisson) at `rate`; the bound has to hold for 99% of them, with 99% confidence.
     - Offline: everything at once; throughput.
 
     Args:
@@ -53,7 +55,7 @@ def measure(
 
     Raises:
         TargetMissingError: LoadGen is not installed.
-        CompressorError: what a call raised.
+        Exception: what a call raised.
     """
     loadgen = _loadgen()
     settings = loadgen.TestSettings()
@@ -61,17 +63,20 @@ def measure(
     settings.scenario = getattr(loadgen.TestScenario, scenario)
     settings.min_query_count = 1 if scenario == "Offline" else FEWEST
     settings.min_duration_ms = int(1e3 * seconds)
-    settings.max_duration_ms = int(_LONGEST * max(1e3 * seconds, settings.min_query_count * p50))
+    due = settings.min_query_count * p50
     if scenario == "SingleStream":
         settings.single_stream_expected_latency_ns = max(1, int(1e6 * p50))
         settings.single_stream_target_latency_percentile = PERCENTILE
     elif scenario == "Server":
         settings.server_target_qps = rate or 500 / p50
+        due = max(due, 1e3 * FEWEST / settings.server_target_qps)
         settings.server_target_latency_ns = int(1e6 * (bound if bound is not None else 1e3 * seconds))
         settings.server_target_latency_percentile = PERCENTILE
     else:
         settings.offline_expected_qps = 1e3 / p50
-    with tempfile.TemporaryDirectory() as folder, _workers(loadgen, calls) as (issue, faults):
+    longest = _LONGEST * max(1e3 * seconds, due)
+    settings.max_duration_ms = int(longest)
+    with tempfile.TemporaryDirectory() as folder, _workers(loadgen, calls, 2e-3 * longest) as (issue, faults):
         output = loadgen.LogOutputSettings()
         output.outdir, output.copy_summary_to_stdout = folder, False
         logs = loadgen.LogSettings()
@@ -86,8 +91,16 @@ def measure(
             loadgen.DestroyQSL(library)
             loadgen.DestroySUT(sut)
         if faults:
+            if isinstance(faults[0], _LateError):
+                limit = f"not done within {2e-3 * longest:.0f} s; more queries arrive than are answered"
+                return Load(scenario=scenario, queries=0, bound=bound, holds=False, why=limit)
             raise faults[0]
         return _read(scenario, _logged(Path(folder) / "mlperf_log_detail.txt"), batch, bound)
+
+
+def require() -> None:
+    """Raise TargetMissingError where LoadGen is not installed."""
+    _loadgen()
 
 
 def _loadgen() -> Any:
@@ -102,20 +115,30 @@ def _skip(samples: object) -> None:
     """Samples are in memory already."""
 
 
+class _LateError(Exception):
+    """The scenario's time is over."""
+
+
 @contextlib.contextmanager
 def _workers(
-    loadgen: Any, calls: Sequence[Callable[[], object]]
-) -> Iterator[tuple[Callable[[Sequence[Any]], None], list[CompressorError]]]:
-    """A function that takes queries for threads to answer, and what went wrong there."""
+    loadgen: Any, calls: Sequence[Callable[[], object]], seconds: float
+) -> Iterator[tuple[Callable[[Sequence[Any]], None], list[BaseException]]]:
+    """A function that takes queries for threads to answer, and what went wrong there.
+
+    After a fault, or so many seconds, queries are only ticked off: LoadGen waits for every one that it has sent.
+    """
     waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    faults: list[CompressorError] = []
+    faults: list[BaseException] = []
+    end = time.monotonic() + seconds
 
     def work() -> None:
         while (sample := waiting.get()) is not None:
-            if not faults:  # after the first, the rest are only ticked off, or LoadGen would wait for them
+            if not faults:
                 try:
+                    if time.monotonic() > end:
+                        raise _LateError
                     calls[sample.index]()
-                except CompressorError as error:
+                except BaseException as error:
                     faults.append(error)
             loadgen.QuerySamplesComplete([loadgen.QuerySampleResponse(sample.id, 0, 0)])
 
@@ -158,7 +181,9 @@ def _read(scenario: Scenario, found: dict[str, Any], batch: int, bound: float | 
     else:
         holds = bound is None or found["result_validity"] == "VALID"
         over = int(found.get("result_overlatency_query_count", 0))
+        few = queries < FEWEST
         why = f"{over} of {queries} queries took longer than the bound, p99 {late:.3f} ms"
+        why = f"{queries} queries are too few to bound a 99th percentile" if few else why
     return Load(
         scenario=scenario,
         queries=queries,

@@ -53,6 +53,8 @@ class Baseline(pydantic.BaseModel):
             found = cls.model_validate_json(path.read_bytes())
         except (OSError, pydantic.ValidationError) as error:
             raise InputError(f"{path}: no baseline; write one by compress check ... --save-baseline {path}") from error
+        if not found.times or len({len(block) for block in found.times} | {0}) != 2:
+            raise InputError(f"{path}: a baseline without times, or with blocks of different lengths; measure it again")
         if found.format != _FORMAT:
             raise InputError(f"{path}: {found.format!r}, this version reads {_FORMAT!r}; measure it again")
         return found
@@ -60,13 +62,14 @@ class Baseline(pydantic.BaseModel):
     def save(self, path: Path) -> None:
         write(path, self.model_dump_json())
 
-    def elsewhere(self) -> str:
-        """What is another machine's, in words; empty where this is the same."""
-        here = machine()
+    def elsewhere(self, host: str) -> str:
+        """What is another machine's or server's than `host`, in words; empty where all is the same."""
+        here = {**machine(), "host": host}
+        then = {**self.machine, "host": self.host}
         return ", ".join(
-            f"{name} {self.machine.get(name)} there, {here.get(name)} here"
-            for name in _SAME
-            if self.machine.get(name) != here.get(name)
+            f"{name} {then.get(name)} there, {here.get(name)} here"
+            for name in (*_SAME, "host")
+            if then.get(name) != here.get(name)
         )
 
 
@@ -99,7 +102,7 @@ def junit(verdict: Verdict) -> str:
     suite = ElementTree.Element(
         "testsuite",
         name=f"{verdict.model} against {verdict.baseline}",
-        tests=str(len(names)),
+        tests=str(len(names) + bool(verdict.interrupted)),
         failures=str(sum(bool(failed.get(name)) for name in names)),
         errors=str(int(bool(verdict.interrupted))),
         time=f"{verdict.seconds:.3f}",
@@ -113,6 +116,14 @@ def junit(verdict: Verdict) -> str:
         case = ElementTree.SubElement(suite, "testcase", classname="compressor.gate", name="timing")
         ElementTree.SubElement(case, "error", message=verdict.interrupted)
     ElementTree.SubElement(suite, "system-out").text = "\n".join(verdict.lines())
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def broken(name: str, error: Exception) -> str:
+    """A check that ended before there was anything to time, as a JUnit report."""
+    suite = ElementTree.Element("testsuite", name=name, tests="1", failures="1", errors="0")
+    case = ElementTree.SubElement(suite, "testcase", classname="compressor.gate", name="answers")
+    ElementTree.SubElement(case, "failure", message=str(error), type=type(error).__name__)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
@@ -161,4 +172,5 @@ def picture(checks: Sequence[Verdict], path: Path) -> None:
     below.axhline(0, color="0.8", linewidth=1, zorder=0)
     below.set_ylabel("slowdown, % (95%)")
     below.set_xticks(list(places), [check.time[:16].replace("T", "\n") for check in timed], fontsize=7)
-    figure.savefig(path)
+    with beside(path) as place:
+        figure.savefig(place, format=path.suffix[1:].lower())

@@ -76,6 +76,24 @@ class Asked:
     force: bool = False
     save_baseline: Path | None = None
 
+    def __post_init__(self) -> None:
+        """Raises:
+        UsageError: a number that is none or out of range, or options that say nothing together.
+        """
+        least = {"max_slowdown": 0.0, "seconds": 0.0, "load_seconds": 0.0, "deadline": 0.0, "batch": 1, "seq": 1}
+        least |= {"p99": 0.0, "rate": 0.0, "tolerance": 0.0}
+        for name, low in least.items():
+            value = getattr(self, name)
+            zero = value == 0 and name not in ("max_slowdown", "tolerance")
+            if value is not None and (not np.isfinite(value) or value < low or zero):
+                raise UsageError(f"{name} {value!r}: give a finite number {'from' if not zero else 'above'} {low:g}")
+        if self.p99 is not None and self.scenarios == ("Offline",):
+            raise UsageError("p99: the offline scenario has no bound; add singlestream or server")
+        if self.rate is not None and "Server" not in self.scenarios:
+            raise UsageError("rate: it is that of the server scenario; add it (--scenario server)")
+        if self.server and self.server.startswith("http://") and self.loads:
+            raise UsageError("LoadGen's scenarios need calls side by side, which the HTTP client has not; use grpc://")
+
     @property
     def loads(self) -> tuple[Scenario, ...]:
         return self.scenarios or (("SingleStream",) if self.p99 is not None else ())
@@ -94,8 +112,8 @@ def check(asked: Asked, listener: Listener | None = None) -> Verdict:
         UsageError: what is asked for contradicts itself.
     """
     listener, began = listener or Silent(), time.perf_counter()
-    if asked.server and asked.server.startswith("http") and asked.loads:
-        raise UsageError("LoadGen's scenarios need calls side by side, which the HTTP client has not; use grpc://")
+    if asked.loads:
+        load.require()
     with ExitStack() as stack:
         with listener.stage("loading the models"):
             model = _driver(stack, asked, asked.model)
@@ -105,7 +123,7 @@ def check(asked: Asked, listener: Listener | None = None) -> Verdict:
             if asked.inputs is None:
                 listener.note("inputs are drawn at random; --inputs gives the model real ones, whose times count")
         if saved is not None:
-            _same(saved, asked, feeds)
+            _same(saved, asked, feeds, model.host)
         with listener.stage("comparing the answers"):
             asks = _prepared(model, feeds)
             base_asks = None if base is None else _prepared(base, feeds)
@@ -138,18 +156,7 @@ def check(asked: Asked, listener: Listener | None = None) -> Verdict:
                 except ServerError as error:
                     interrupted = str(error)
                     break
-        if asked.save_baseline is not None and not interrupted:
-            record.Baseline(
-                model=model.name,
-                host=model.host,
-                inputs=_digest(feeds),
-                batch=asked.batch,
-                seq=asked.seq,
-                times=tuple(tuple(block.tolist()) for block in times.model),
-                answers=tuple(record.packed(batch) for batch in outputs),
-                machine=machine(),
-            ).save(asked.save_baseline)
-        return Verdict(
+        found = Verdict(
             time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             model=asked.model,
             baseline=asked.baseline,
@@ -164,6 +171,20 @@ def check(asked: Asked, listener: Listener | None = None) -> Verdict:
             machine=machine(),
             seconds=round(time.perf_counter() - began, 3),
         )
+        if asked.save_baseline is not None and not found.passed:
+            listener.note(f"{asked.save_baseline} is not written: the check did not pass")
+        elif asked.save_baseline is not None:
+            record.Baseline(
+                model=model.name,
+                host=model.host,
+                inputs=_digest(feeds),
+                batch=asked.batch,
+                seq=asked.seq,
+                times=tuple(tuple(block.tolist()) for block in times.model),
+                answers=tuple(record.packed(batch) for batch in outputs),
+                machine=machine(),
+            ).save(asked.save_baseline)
+        return found
 
 
 def _driver(stack: ExitStack, asked: Asked, name: str) -> Driver:
@@ -261,9 +282,9 @@ def _unpaired(model: np.ndarray, baseline: np.ndarray, seed: int) -> tuple[float
     return float(low), float(high)
 
 
-def _same(saved: record.Baseline, asked: Asked, feeds: Sequence[Feeds]) -> None:
+def _same(saved: record.Baseline, asked: Asked, feeds: Sequence[Feeds], host: str) -> None:
     """Raise InputError where times of a saved baseline must not be compared with new ones."""
-    elsewhere = saved.elsewhere()
+    elsewhere = saved.elsewhere(host)
     if elsewhere and not asked.force:
         raise InputError(
             f"{asked.baseline}: measured on another machine ({elsewhere}); measure it here (--save-baseline), or"
