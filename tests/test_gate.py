@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from compressor.cli.check import MILLISECONDS, SHARE
 from compressor.errors import InputError, MismatchError, ServerError, UsageError
 from compressor.gate import Asked, check, load, record
-from compressor.gate.run import _Times
+from compressor.gate.times import Times
 from compressor.measure import timing
 from graph_passes import save
 from tests.command import compress
@@ -74,7 +74,7 @@ def test_a_slowdown_is_told_from_noise(seed: int, drift: float, interleaved: boo
     """A/A within the limit passes, twice the limit fails, whatever drifts together with both sides."""
     rng = np.random.default_rng(seed)
     for slower, holds in ((1.0, True), (1.12, False)):
-        times, before = _Times(), []
+        times, before = Times(), []
         for block in range(40):
             noise = np.exp(0.02 * rng.normal(size=(2, 20)) + (drift * block / 40 if interleaved else 0.0))
             pair = np.array([[slower], [1.0]]) * noise

@@ -22,8 +22,6 @@ from compressor.targets.feeds import random_feeds
 from compressor.targets.session import one_line
 from graph_passes import load
 
-_VOCABULARY = 1000
-"""Below which ids are drawn where nothing tells how many there are."""
 _PLANS = (".plan", ".engine")
 _REST_SECONDS = 0.05
 """How long a server is left alone between blocks: its runtimes' threads spin on after a call."""
@@ -176,7 +174,9 @@ class Server:
         self.inputs = tuple(_described(entry) for entry in facts["inputs"])
 
     def draw(self, batch: int, seq: int, seed: int) -> Feeds:
-        return _drawn(self.inputs, batch, seq, seed)
+        # A graph of which no more is known than its inputs.
+        inputs = ir.Graph([_value(tensor) for tensor in self.inputs], [], nodes=[])
+        return random_feeds(ir.Model(inputs, ir_version=10), batch, seq, seed=seed)
 
     def prepare(self, feeds: Feeds) -> Any:
         inputs = []
@@ -249,29 +249,11 @@ def _described(entry: Mapping[str, Any]) -> Tensor:
     return Tensor(entry["name"], _KINDS[entry["datatype"]], tuple(int(size) for size in entry["shape"]))
 
 
-def _drawn(inputs: Sequence[Tensor], batch: int, seq: int, seed: int) -> Feeds:
-    """A batch for a model of which no more is known than its inputs."""
-    rng = np.random.default_rng(seed)
-    found: dict[str, np.ndarray] = {}
-    for tensor in inputs:
-        free = [batch, *([seq] * len(tensor.shape))]
-        shape = [size if size >= 0 else free[axis] for axis, size in enumerate(tensor.shape)]
-        if tensor.dtype.kind not in "iufb":
-            raise UsageError(
-                f"input {tensor.name} is text, which cannot be drawn or read from a file; it cannot be driven"
-            )
-        if tensor.dtype.kind == "f":
-            made: np.ndarray = rng.standard_normal(shape)
-        elif tensor.dtype.kind == "b" or "mask" in tensor.name:
-            made = np.ones(shape)
-        elif "token_type" in tensor.name:
-            made = np.zeros(shape)
-        elif "position" in tensor.name:
-            made = np.broadcast_to(np.arange(shape[-1]), shape)
-        else:
-            made = rng.integers(1, min(_VOCABULARY, np.iinfo(tensor.dtype).max), shape)
-        found[tensor.name] = made.astype(tensor.dtype)
-    return found
+def _value(tensor: Tensor) -> ir.Value:
+    if tensor.dtype.kind not in "iufb":
+        raise UsageError(f"input {tensor.name} is text, which cannot be drawn or read from a file; it cannot be driven")
+    shape = ir.Shape([size if size >= 0 else None for size in tensor.shape])
+    return ir.Value(name=tensor.name, shape=shape, type=ir.TensorType(ir.DataType.from_numpy(tensor.dtype)))
 
 
 class _Grpc:

@@ -67,6 +67,7 @@ def _arrays(source: Path) -> dict[str, np.ndarray]:
 def _texts(source: Path, tokenizer: Path, names: Sequence[str], most: int, seq: int) -> dict[str, np.ndarray]:
     from transformers import AutoTokenizer
 
+    from compressor.tasks.columns import text_columns
     from compressor.tasks.splits import named_splits, pick
 
     try:
@@ -78,12 +79,8 @@ def _texts(source: Path, tokenizer: Path, names: Sequence[str], most: int, seq: 
     splits = named_splits(str(source))
     rows = splits[pick(splits, "test") or pick(splits, "eval") or next(iter(splits))]
     rows = rows.select(range(min(most, len(rows))))
-    texts = [name for name in rows.column_names if rows.features[name].dtype in ("string", "large_string")]
-    texts = [name for name in texts if name not in ("split", "id")]
-    if not texts:
-        raise InputError(f"{source}: it has no column of text")
-    longest = max(texts, key=lambda name: sum(map(len, rows[name])))
-    encoded = made(list(rows[longest]), padding="max_length", truncation=True, max_length=seq, return_tensors="np")
+    texts = [list(rows[name]) for name in text_columns(rows, (), str(source))]
+    encoded = made(*texts, padding="max_length", truncation=True, max_length=seq, return_tensors="np")
     return {name: encoded[name] for name in encoded if name in names}
 
 

@@ -57,7 +57,7 @@ def measure(
         TargetMissingError: LoadGen is not installed.
         Exception: what a call raised.
     """
-    loadgen = _loadgen()
+    loadgen = library()
     settings = loadgen.TestSettings()
     settings.mode = loadgen.TestMode.PerformanceOnly
     settings.scenario = getattr(loadgen.TestScenario, scenario)
@@ -81,14 +81,14 @@ def measure(
         output.outdir, output.copy_summary_to_stdout = folder, False
         logs = loadgen.LogSettings()
         logs.log_output, logs.enable_trace = output, False
-        sut, library = (
+        sut, samples = (
             loadgen.ConstructSUT(issue, lambda: None),
             loadgen.ConstructQSL(len(calls), len(calls), *[_skip] * 2),
         )
         try:
-            loadgen.StartTestWithLogSettings(sut, library, settings, logs)
+            loadgen.StartTestWithLogSettings(sut, samples, settings, logs)
         finally:
-            loadgen.DestroyQSL(library)
+            loadgen.DestroyQSL(samples)
             loadgen.DestroySUT(sut)
         if faults:
             if isinstance(faults[0], _LateError):
@@ -98,12 +98,12 @@ def measure(
         return _read(scenario, _logged(Path(folder) / "mlperf_log_detail.txt"), batch, bound)
 
 
-def require() -> None:
-    """Raise TargetMissingError where LoadGen is not installed."""
-    _loadgen()
+def library() -> Any:
+    """LoadGen's module.
 
-
-def _loadgen() -> Any:
+    Raises:
+        TargetMissingError: it is not installed.
+    """
     try:
         import mlperf_loadgen
     except ImportError as error:
