@@ -145,16 +145,33 @@ def test_blocks_are_the_outermost() -> None:
 
 def test_an_interrupted_search_does_not_measure_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluator, "_SAVE_SECONDS", 0.0)
-    first, second = pair()[0], pair()[0]
-    for trials in (first, second):
+    (first, _), (second, _) = pair(), pair()
+    kept = frozenset(first.heads)
+
+    def search(trials: ModelTrials) -> list[float]:
         trials.remember(tmp_path / "store" / "found.npz")
-        kept = frozenset(trials.heads)
-        trials.evaluate(kept)
-        trials.evaluate_without(kept, trials.heads[:3])
-        second.remember(tmp_path / "store" / "found.npz")
-    assert (first.count, second.count) == (4, 4)
-    assert (first.forwards > 0, second.forwards) == (True, 0)
+        return [trials.evaluate(kept), *trials.evaluate_without(kept, trials.heads[:3])]
+
+    found = search(first)
+    monkeypatch.setattr(second, "_measure", None)
+    assert search(second) == found
+    assert (second.count, second.forwards) == (first.count, pytest.approx(first.forwards)) == (4, first.forwards)
     assert all(np.array_equal(first.statistics(subset), second.statistics(subset)) for subset in first._found)
+
+
+def test_searches_that_share_a_store_lose_nothing_of_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluator, "_SAVE_SECONDS", 0.0)
+    (first, _), (second, _), (third, _) = pair(), pair(), pair()
+    kept = frozenset(first.heads)
+    for trials in (first, second):
+        trials.remember(tmp_path / "found.npz")
+    first.evaluate(kept)
+    second.evaluate(kept - {first.heads[0]})
+    third.remember(tmp_path / "found.npz")
+    monkeypatch.setattr(third, "_measure", None)
+    third.evaluate_all([kept, kept - {first.heads[0]}])
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", b"not an archive"])

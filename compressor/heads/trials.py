@@ -8,7 +8,7 @@ import time
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -32,6 +32,14 @@ _OF_MEMORY = 0.25
 
 _SAVE_SECONDS = 30.0
 """Between two savings of what a search has measured."""
+
+
+class _Measured(NamedTuple):
+    """What is known of one subset: `[examples, statistics]`, and forwards of the whole model over the rows that it
+    took."""
+
+    statistics: np.ndarray
+    forwards: float
 
 
 class ModelTrials:
@@ -68,7 +76,7 @@ class ModelTrials:
         self._model, self._sites, self._data, self._batch_size, self._plain = model, sites, data, batch_size, plain
         self._replay = Replay(model, sites, mixed_precision)
         self._found: dict[frozenset[Head], np.ndarray] = {}
-        self._stored: dict[frozenset[Head], np.ndarray] = {}
+        self._stored: dict[frozenset[Head], _Measured] = {}
         self._path: Path | None = None
         self._saved = 0.0
         self._base = frozenset(self.heads)
@@ -93,21 +101,30 @@ class ModelTrials:
         return self._found[kept]
 
     def remember(self, path: Path) -> None:
-        """Take from `path` what an interrupted run of the same search measured, and keep there what this one does."""
+        """Take from `path` what other searches of the same model and rows measured, or an interrupted one, and keep
+        there what this one does. What is taken is counted like what is measured."""
         self._path, self._saved = path, time.monotonic()
-        with contextlib.suppress(OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile), np.load(path) as file:
-            for mask, statistics in zip(file["kept"], file["statistics"], strict=True):
-                self._stored[frozenset(itertools.compress(self.heads, mask))] = statistics
+        self._load()
+
+    def _load(self) -> None:
+        assert self._path is not None
+        with (
+            contextlib.suppress(OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile),
+            np.load(self._path) as file,
+        ):
+            for mask, *measured in zip(file["kept"], file["statistics"], file["forwards"], strict=True):
+                self._stored[frozenset(itertools.compress(self.heads, mask))] = _Measured(*measured)
 
     def _store(self) -> None:
-        """Write what was measured, now and then."""
+        """Write what was measured, now and then; what another process has written since stays."""
         if self._path is None or time.monotonic() - self._saved < _SAVE_SECONDS:
             return
-        known = {**self._stored, **self._found}
-        kept = np.array([[head in subset for head in self.heads] for subset in known])
+        self._load()
+        kept = np.array([[head in subset for head in self.heads] for subset in self._stored])
+        statistics, forwards = zip(*self._stored.values(), strict=True)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with beside(self._path) as place, place.open("wb") as file:
-            np.savez(file, kept=kept, statistics=np.stack(list(known.values())))
+            np.savez(file, kept=kept, statistics=np.stack(statistics), forwards=np.array(forwards))
         self._saved = time.monotonic()
 
     def sensitivity(self, kept: frozenset[Head]) -> Mapping[Head, float]:
@@ -118,10 +135,15 @@ class ModelTrials:
 
     def _evaluate(self, subsets: list[frozenset[Head]], *, record: bool) -> list[float]:
         new = [subset for subset in dict.fromkeys(subsets) if subset not in self._found]
-        self._found.update({subset: self._stored[subset] for subset in new if subset in self._stored})
-        missing = [subset for subset in new if subset not in self._found]
-        if missing:
+        for subset in new:
+            if known := self._stored.get(subset):
+                self._found[subset] = known.statistics
+                self.forwards += known.forwards
+        if missing := [subset for subset in new if subset not in self._found]:
+            before = self.forwards
             self._measure(missing, record)
+            each = (self.forwards - before) / len(missing)
+            self._stored.update({subset: _Measured(self._found[subset], each) for subset in missing})
             self._store()
         self.count += len(new)
         task = self._data.task

@@ -1,7 +1,8 @@
 """A* pruning seen from inside (Parnami et al. 2021, table 3 and figures 8 to 10), against random pruning.
 
-The search is made on the model folder as it is, over the evaluation rows; the test rows, which it never sees, say what
-its choices are worth.
+The search is made on the model folder as it is, over the evaluation rows or as many of them as the size allows; the
+test rows, which it never sees, say what its choices are worth. Searches of other budgets begin alike, so cells share
+what they measure.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from compressor.heads.asked import nearest
 from compressor.heads.search import AStarSearch, Head, RandomSearch, Step
 from compressor.heads.search.base import drop
 from compressor.heads.search.random_ import walk
+from compressor.heads.trials import ModelTrials
 from compressor.measure.paired import Interval
 from compressor.progress import Tell
 from compressor.study import figures
 from compressor.study.base import Result, Study
 from compressor.study.cells import Cell
 from compressor.study.findings import Findings, Picture, Table, difference, points, tell, unit
-from compressor.study.subject import site_numbers
+from compressor.study.subject import drawn, site_numbers
 
 VARIANTS = ("paper", "literal", "lazy")
 RANDOM = "random"
@@ -61,7 +63,7 @@ class AStar(Study):
 
     def _search(self, cell: Cell, budget: float, tell: Tell) -> Result:
         subject, heads = self.subject, self.subject.heads
-        seen, unseen = (subject.trials(rows) for rows in (subject.data.eval, subject.data.test))
+        seen, unseen = self._searched(), subject.trials(subject.data.test, self.folder.scratch("test.npz"))
         steps = []
         for step in AStarSearch(variant=cell.asked["variant"]).choose(seen, None, budget):
             steps.append(step)
@@ -88,7 +90,7 @@ class AStar(Study):
         }
 
     def _random(self, budget: float, tell: Tell) -> Result:
-        trials = self.subject.trials(self.subject.data.eval)
+        trials = self._searched()
         orders = RandomSearch(trials=self.asked.size.trials, seed=self.asked.recipe.seed).orders(self.subject.heads)
         walks = []
         for number, order in enumerate(orders):
@@ -96,6 +98,11 @@ class AStar(Study):
             tell(number + 1, len(orders))
         # Larger is better in a search, whatever the metric.
         return {"dense": trials.evaluate(frozenset(self.subject.heads)), "walks": walks}
+
+    def _searched(self) -> ModelTrials:
+        subject = self.subject
+        rows = drawn(subject.data.eval, self.asked.size.searched, self.asked.recipe.seed)
+        return subject.trials(rows, self.folder.scratch("searched.npz"))
 
     @property
     def _points(self) -> float:

@@ -24,6 +24,7 @@ class Size:
         trials: random ways to try.
         masks: random masks of each number of heads that are timed.
         seconds: about how long to time each.
+        searched: rows that a search evaluates thousands of subsets on, at most.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Size:
     trials: int
     masks: int
     seconds: float
+    searched: int | None = None
 
     def __str__(self) -> str:
         rows = ", ".join(
@@ -50,8 +52,8 @@ class Size:
 
 
 SIZES = {
-    "tiny": Size("tiny", 256, 64, 128, 2.0, 12, (1,), ("50%", "8.3%"), 2, 32, 5, 2, 0.02),
-    "small": Size("small", 10_000, 1_000, 5_000, 2.0, 200, (1, 2, 3), KEEPS, 4, 500, 100, 10, 3.0),
+    "tiny": Size("tiny", 256, 64, 128, 2.0, 12, (1,), ("50%", "8.3%"), 2, 32, 5, 2, 0.02, 64),
+    "small": Size("small", 10_000, 1_000, 5_000, 2.0, 200, (1, 2, 3), KEEPS, 4, 500, 100, 10, 3.0, 300),
     "paper": Size("paper", None, None, None, 3.0, None, (1, 2, 3), KEEPS, 12, 10_000, 100, 10, 10.0),
 }
 """A minute; two hours at most on two cores; what the papers did."""

@@ -96,11 +96,16 @@ class Subject:
         with torch.no_grad(), gated(self.model, plan):
             return statistics(self.data.task, rows, forward)
 
-    def trials(self, rows: Dataset) -> ModelTrials:
-        """Subsets of the model as it is, scored on `rows` by what the task chooses heads by."""
+    def trials(self, rows: Dataset, store: Path) -> ModelTrials:
+        """Subsets of the model as it is, scored on `rows` by what the task chooses heads by.
+
+        `store` keeps what was measured, for every cell of the same model and rows, see `ModelTrials.remember`.
+        """
         data = replace(self.data, eval=rows, task=self.data.task.chooser)
         recipe = self.recipe
-        return self.make_trials(self.model, self.sites, data, recipe.batch_size, self.size.sample, recipe.seed)
+        made = self.make_trials(self.model, self.sites, data, recipe.batch_size, self.size.sample, recipe.seed)
+        made.remember(store)
+        return made
 
     def steps(self, epochs: float | None = None) -> int:
         """Optimizer steps of a run that learns: the recipe's, else the size's."""
@@ -132,13 +137,18 @@ def site_numbers(kept: Iterable[Head], subject: Subject) -> str:
     return " ".join(f"{place}.{head}" for place, head in sorted((number[site], head) for site, head in kept))
 
 
-def _limited(data: Data, size: Size, seed: int) -> Data:
-    def some(rows: Dataset, most: int | None) -> Dataset:
-        if most is None or len(rows) <= most:
-            return rows
-        return rows.select(np.sort(np.random.default_rng(seed).permutation(len(rows))[:most]))
+def drawn(rows: Dataset, most: int | None, seed: int) -> Dataset:
+    """As many of the rows at random, in their order; all where there are no more."""
+    if most is None or len(rows) <= most:
+        return rows
+    return rows.select(np.sort(np.random.default_rng(seed).permutation(len(rows))[:most]))
 
-    train, chosen_on, test = some(data.train, size.train), some(data.eval, size.eval), some(data.test, size.test)
+
+def _limited(data: Data, size: Size, seed: int) -> Data:
+    train, chosen_on, test = (
+        drawn(rows, most, seed)
+        for rows, most in ((data.train, size.train), (data.eval, size.eval), (data.test, size.test))
+    )
     if train is data.train and chosen_on is data.eval and test is data.test:
         return data
     train_hash, eval_hash = rows_hash(train), rows_hash(chosen_on)
