@@ -121,16 +121,21 @@ def test_a_pair_left_out_never_lets_the_future_in(family: str, attention: Attent
     assert not torch.equal(one[:, 3:], two[:, 3:])
 
 
-def test_queries_are_the_last_positions_where_keys_are_kept_from_earlier_calls() -> None:
-    model, inputs = FAMILIES["llama"](0)
+@pytest.mark.parametrize("family", ["llama", "bart", "t5"])
+def test_queries_are_the_last_positions_where_keys_are_kept_from_earlier_calls(family: str) -> None:
+    model, inputs = FAMILIES[family](0)
     model.eval()
     sites = find_sites(model, inputs)
     plan = keep_all(sites).masked({site.name: draw(site, model, 3, share=0.6) for site in sites})
-    ids = inputs["input_ids"]
+    name = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
+    ids = inputs.pop(name)
+    read = {name: inputs[name] for name in ("input_ids", "attention_mask") if "input_ids" in inputs}
     with torch.no_grad(), gated(model, plan):
-        whole = model(ids).logits
-        begun = model(ids[:, :4], use_cache=True)
-        rest = model(ids[:, 4:], past_key_values=begun.past_key_values).logits
+        whole = model(**read, **{name: ids}).logits
+        begun = model(**read, **{name: ids[:, :4]}, use_cache=True)
+        if read:  # between the decoder's calls there are none of the encoder
+            read = {"attention_mask": read["attention_mask"], "encoder_outputs": (begun.encoder_last_hidden_state,)}
+        rest = model(**read, **{name: ids[:, 4:]}, past_key_values=begun.past_key_values).logits
     assert torch.allclose(whole[:, 4:], rest, atol=1e-5)
 
 

@@ -24,7 +24,8 @@ def masked(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = 
     future in. A query that may attend to nothing, as its row's keys are all padding, gives zero.
 
     Positions are told apart thus: a segment's position 0 is where its memory ends; where keys are kept from earlier
-    calls, queries are the last positions. Persistent vectors are seen by every query.
+    calls, queries are the last positions, and those of cross-attention are where the self-attention before them was.
+    Persistent vectors are seen by every query.
 
     Inside the context each site with a mask carries a buffer `block_mask` `[head, query block, key block]`, so an
     export holds it as an initializer. Afterwards the model is as it was.
@@ -45,11 +46,16 @@ def masked(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = 
         if name not in modules:
             raise InputError(f"mask: {family(bare)} has no module {name}; give masks that were learned on this model")
 
+    past = 0
+
     def on_call(call: Call) -> tuple[Tensor, Tensor | None]:
+        nonlocal past
+        if call.site not in cross:
+            past = 0 if _segments(call) else _context(call) - call.query.shape[2]
         mask = masks.get(call.site)
         if mask is None:
             return call.run()
-        restricted, alive = _restricted(call, mask, own=call.site not in cross)
+        restricted, alive = _restricted(call, mask, past)
         out, weights = restricted.run()
         return out * alive, weights
 
@@ -61,13 +67,22 @@ def masked(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = 
         yield model
 
 
-def _restricted(call: Call, mask: BlockMask, *, own: bool) -> tuple[Call, Tensor]:
-    """The call with the mask in its own, and `[batch, query, head, 1]` of whether a query has any key left."""
+def _segments(call: Call) -> bool:
+    """Whether keys before the queries' own are a segment's memory; in all other families they are positions."""
+    return getattr(call.module, "reads_segments", False)
+
+
+def _context(call: Call) -> int:
+    """Keys that are positions: all but the persistent ones."""
+    return call.key.shape[2] - getattr(call.module, "persistent", 0)
+
+
+def _restricted(call: Call, mask: BlockMask, past: int) -> tuple[Call, Tensor]:
+    """The call, its queries after `past` others, with the mask in its own; and `[batch, query, head, 1]` of whether a
+    query has any key left."""
     heads, queries, keys = call.query.shape[1], call.query.shape[2], call.key.shape[2]
-    persistent, segments = getattr(call.module, "persistent", 0), getattr(call.module, "reads_segments", False)
-    context = keys - persistent
-    past = context - queries if own and not segments else 0
-    memory = context - queries if own and segments else 0
+    context = _context(call)
+    persistent, memory = keys - context, context - queries if _segments(call) else 0
     _check(call.site, mask, heads, past + queries, context - memory, memory)
     kept = getattr(call.module, MASK)
     assert isinstance(kept, Tensor)
