@@ -14,7 +14,7 @@ import torch
 from accelerate import PartialState
 
 import graph_passes
-from compressor import choice, compare, measure, targets, verify
+from compressor import choice, compare, measure, notes, targets, verify
 from compressor import folder as folders
 from compressor import report as reports
 from compressor.blocks import learn as blocks
@@ -25,10 +25,9 @@ from compressor.folder import ModelFolder, example_inputs, save_companions
 from compressor.folder.inputs import token_limit
 from compressor.heads.learn import check_options, heads_to_keep, pool_of
 from compressor.machine import machine
-from compressor.models import SegmentConfig
 from compressor.progress import Listener, Silent, Tell
 from compressor.quiet import quiet_transformers
-from compressor.recipe import OF_BLOCKS, OF_TENSORRT, SEARCH_METHODS, Recipe, command_line, flag_of
+from compressor.recipe import SEARCH_METHODS, Recipe, command_line
 from compressor.report import Refusal, Report, Score, SiteBlocks, Speed
 from compressor.side import Side, build, one_head_less, require, shrink, stand_in
 from compressor.sites import Site, find_sites, keep_all
@@ -38,9 +37,6 @@ from compressor.tasks.translation import BEAMS, Translation
 from compressor.tuning import tuning
 from compressor.workdir import WorkDir, opened
 from graph_passes import Plan
-
-_PACE = ("epochs", "steps", "learning_rate")
-"""What training alone reads of a recipe."""
 
 _COPIES = 4
 """Graphs of the model's size that lie on the disk at once, at least."""
@@ -123,7 +119,11 @@ class _Run:
                 data = open_data(recipe, self.folder)
         chosen = choice.given(recipe, self.folder, sites)
         longest = token_limit(self.folder.model)
-        read = (*self.folder.notes, *(data.notes if data else ()), *_unused(recipe, longest, learns=chosen is None))
+        read = (
+            *self.folder.notes,
+            *(data.notes if data else ()),
+            *notes.unused(recipe, longest, learns=chosen is None),
+        )
         for note in read:
             watch.note(note)
         reach = _reach(recipe, self.folder, data, chosen)
@@ -149,7 +149,11 @@ class _Run:
                 store = self.work.learning
                 chosen = choice.learned(recipe, self.folder, sites, data, store, self.state, watch, tell, self.planner)
         assert chosen is not None
-        for note in (*chosen.notes, *_notes(self.folder, chosen, data), *_aligned(chosen, reach, self.lengths)):
+        for note in (
+            *chosen.notes,
+            *notes.of_run(self.folder, chosen, data),
+            *notes.aligned(chosen, reach, self.lengths),
+        ):
             watch.note(note)
         lower = frozenset[str]()
         if chosen.plan.masks:
@@ -281,12 +285,6 @@ def _beams(data: Data) -> int:
     return BEAMS if isinstance(data.task, Translation) else 1
 
 
-def _aligned(chosen: Choice, reach: int | None, lengths: Sequence[int | None]) -> Iterator[str]:
-    others = [str(seq) for seq in lengths if seq is not None and reach is not None and seq < reach]
-    if others and chosen.plan.masks:
-        yield (f"the masks were learned on rows of up to {reach} tokens; at {', '.join(others)} their beginning counts")
-
-
 def _help(recipe: Recipe, state: PartialState) -> None:
     """What a helper process does: learn along. The main process makes and keeps the folder."""
     folder, sites = _load(recipe)
@@ -294,41 +292,6 @@ def _help(recipe: Recipe, state: PartialState) -> None:
         store, data = WorkDir(recipe.out.absolute()).learning, open_data(recipe, folder)
         planner = Planner(_planned(recipe), ())  # the main process plans
         choice.learned(recipe, folder, sites, data, store, state, Silent(), lambda done, total: None, planner)
-
-
-def _unused(recipe: Recipe, longest: int | None, *, learns: bool) -> Iterator[str]:
-    """What was asked for and has no effect."""
-    if recipe.scored and "max_length" in recipe.model_fields_set and longest and recipe.max_length > longest:
-        yield f"--max-length {recipe.max_length}: the model takes {longest} tokens, longer rows are cut there"
-    blocks = [flag_of(name) for name in OF_BLOCKS if name in recipe.model_fields_set and not recipe.drops_blocks]
-    if learns and blocks:
-        yield f"no blocks are to go (--blocks, --prune): {' and '.join(blocks)} had no effect"
-    built = [flag_of(name) for name in OF_TENSORRT if name in recipe.model_fields_set and recipe.target != "trt"]
-    if built:
-        yield f"TensorRT alone builds so, and the target is {recipe.target}: {' and '.join(built)} had no effect"
-    paces = [flag_of(name) for name in _PACE if getattr(recipe, name) != Recipe.model_fields[name].default]
-    if learns and recipe.method in SEARCH_METHODS and paces and not recipe.drops_blocks:
-        yield f"{recipe.method} searches and trains nothing: {' and '.join(paces)} had no effect"
-
-
-def _notes(folder: ModelFolder, chosen: Choice, data: Data | None) -> Iterator[str]:
-    if chosen.trained:
-        how = "with its masks" if chosen.plan.masks else "while its heads were chosen"
-        yield (
-            f"the compressed model was trained {how}; dense is the model folder as it was given, with every head,"
-            " through the same export, passes and runtime"
-        )
-    config = folder.config
-    if isinstance(config, SegmentConfig) and config.memory_length:
-        yield (
-            f"the graph reads a text segment by segment: it takes a memory a layer, {config.memory_length} positions at"
-            " most and none at first, and gives the memories for the next segment; times are with memories as"
-            " long as they become beside the tokens that are timed"
-        )
-    elif folder.task == "causal-lm":
-        yield "the language model is exported without a key/value cache: every call reads the whole text"
-    if data is None:
-        yield "no rows were given, so no metric was measured (--data, --eval-data or --test-data)"
 
 
 def _evidence(scores: Sequence[Score]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -129,7 +130,7 @@ def test_queries_are_the_last_positions_where_keys_are_kept_from_earlier_calls(f
     plan = keep_all(sites).masked({site.name: draw(site, model, 3, share=0.6) for site in sites})
     name = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
     ids = inputs.pop(name)
-    read = {name: inputs[name] for name in ("input_ids", "attention_mask") if "input_ids" in inputs}
+    read: dict[str, Any] = {name: inputs[name] for name in ("input_ids", "attention_mask") if "input_ids" in inputs}
     with torch.no_grad(), gated(model, plan):
         whole = model(**read, **{name: ids}).logits
         begun = model(**read, **{name: ids[:, :4]}, use_cache=True)

@@ -25,10 +25,10 @@ from compressor.report import write
 from compressor.report.schema import Built
 from compressor.serving import Asked, config, export, inputs_of, kserve, real_rows
 from compressor.serving.source import Source
-from compressor.serving.tensors import Tensor
 from compressor.serving.warmup import warmups
 from compressor.sites import find_sites, keep_all
 from compressor.targets.session import describe, open_session, run
+from compressor.targets.tensors import Tensor
 from compressor.targets.trt_metadata import Metadata, digest, graph_digest, papers_of
 from tests import folders, reports, triton
 from tests.command import compress

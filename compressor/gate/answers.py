@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from compressor.errors import InputError, MismatchError
-from compressor.gate.drivers import Driver, Local
+from compressor.gate.drivers import Driver
+from compressor.gate.local import Local
 from compressor.gate.verdict import Answers
 from compressor.targets.base import TOLERANCE, Feeds
 from compressor.targets.compare import relative_error

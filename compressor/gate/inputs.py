@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from compressor.errors import InputError, UsageError
-from compressor.gate.drivers import Driver, Tensor
+from compressor.gate.drivers import Driver
 from compressor.targets.base import Feeds
+from compressor.targets.tensors import FREE, Tensor
 
 _BATCHES = 16
 """Batches that calls take in turn, at most: enough for an even mixture, few enough to be compared beforehand."""
@@ -64,24 +65,12 @@ def _arrays(source: Path) -> dict[str, np.ndarray]:
         raise InputError(f"{source}: no archive of arrays ({error}); write it by numpy.savez") from error
 
 
-def _texts(source: Path, tokenizer: Path, names: Sequence[str], most: int, seq: int) -> dict[str, np.ndarray]:
-    from transformers import AutoTokenizer
+def _texts(source: Path, folder: Path, names: Sequence[str], most: int, seq: int) -> dict[str, np.ndarray]:
+    from compressor.tasks.texts import load_tokenizer, read_texts
 
-    from compressor.tasks.columns import text_columns
-    from compressor.tasks.splits import named_splits, pick
-
-    try:
-        made = AutoTokenizer.from_pretrained(tokenizer, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{tokenizer}: no tokenizer can be loaded from it; give the model's folder") from error
-    if made.pad_token is None:
-        made.pad_token = made.eos_token
-    splits = named_splits(str(source))
-    rows = splits[pick(splits, "test") or pick(splits, "eval") or next(iter(splits))]
-    rows = rows.select(range(min(most, len(rows))))
-    texts = [list(rows[name]) for name in text_columns(rows, (), str(source))]
-    encoded = made(*texts, padding="max_length", truncation=True, max_length=seq, return_tensors="np")
-    return {name: encoded[name] for name in encoded if name in names}
+    texts = zip(*read_texts(str(source), (), most), strict=True)
+    encoded = load_tokenizer(folder)(*map(list, texts), padding="max_length", truncation=True, max_length=seq)
+    return {name: np.array(encoded[name]) for name in encoded if name in names}
 
 
 def _checked(rows: dict[str, np.ndarray], inputs: Sequence[Tensor], source: Path) -> dict[str, np.ndarray]:
@@ -91,15 +80,15 @@ def _checked(rows: dict[str, np.ndarray], inputs: Sequence[Tensor], source: Path
         if tensor.name not in rows:
             raise InputError(f"{source}: nothing for the input {tensor.name!r}; the model takes {known}")
         array = rows[tensor.name]
-        if array.dtype != tensor.dtype:
-            if array.dtype.kind != tensor.dtype.kind or array.dtype.kind not in "iuf":
-                raise InputError(f"{source}: {tensor.name} is {array.dtype}, the model takes {tensor.dtype}")
-            rows[tensor.name] = array = array.astype(tensor.dtype)
-        fits = len(array.shape) == len(tensor.shape) and all(
-            wanted in (-1, size) for wanted, size in zip(tensor.shape[1:], array.shape[1:], strict=True)
+        if array.dtype != tensor.numpy:
+            if array.dtype.kind != tensor.numpy.kind or array.dtype.kind not in "iuf":
+                raise InputError(f"{source}: {tensor.name} is {array.dtype}, the model takes {tensor.numpy}")
+            rows[tensor.name] = array = array.astype(tensor.numpy)
+        fits = len(array.shape) == len(tensor.dims) and all(
+            wanted in (FREE, size) for wanted, size in zip(tensor.dims[1:], array.shape[1:], strict=True)
         )
         if not fits:
-            shape = [size if size >= 0 else "any" for size in tensor.shape]
+            shape = ["any" if size == FREE else size for size in tensor.dims]
             raise InputError(f"{source}: {tensor.name} is {list(array.shape)}, the model takes {shape}")
     found = {tensor.name: rows[tensor.name] for tensor in inputs}
     if len({len(array) for array in found.values()}) > 1:

@@ -18,9 +18,11 @@ import numpy as np
 
 from compressor.errors import InputError, ServerError, UsageError
 from compressor.gate import answers, load, record
-from compressor.gate.drivers import Driver, Local, Server
+from compressor.gate.drivers import Driver
 from compressor.gate.inputs import batches
 from compressor.gate.load import Scenario
+from compressor.gate.local import Local
+from compressor.gate.server import Server
 from compressor.gate.times import Times
 from compressor.gate.verdict import Load, Slowdown, Verdict
 from compressor.machine import machine
@@ -197,10 +199,10 @@ def _driver(stack: ExitStack, asked: Asked, name: str) -> Driver:
 def _prepared(driver: Driver, feeds: Sequence[Feeds]) -> list[Any]:
     for tensor in driver.inputs:
         given = feeds[0].get(tensor.name)
-        if given is None or given.dtype != tensor.dtype:
+        if given is None or given.dtype != tensor.numpy:
             said = "is missing" if given is None else f"is {given.dtype}"
             raise InputError(
-                f"{driver.name}: its input {tensor.name} ({tensor.dtype}) {said} in what the other model takes; the two"
+                f"{driver.name}: its input {tensor.name} ({tensor.numpy}) {said} in what the other model takes; the two"
                 " must have the same inputs"
             )
     return [driver.prepare(batch) for batch in feeds]

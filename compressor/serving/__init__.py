@@ -1,9 +1,9 @@
 """A Triton model repository from an out folder, and real inputs of what is served."""
 
 from compressor.serving.asked import BACKENDS, DEVICES, Asked, Backend, Device
-from compressor.serving.inputs import Rows, read_texts, real_rows
+from compressor.serving.inputs import Rows, real_rows
 from compressor.serving.repository import Exported, export
-from compressor.serving.tensors import Tensor, inputs_of, outputs_of
+from compressor.targets.tensors import Tensor, inputs_of, outputs_of
 
 __all__ = [
     "BACKENDS",
@@ -17,6 +17,5 @@ __all__ = [
     "export",
     "inputs_of",
     "outputs_of",
-    "read_texts",
     "real_rows",
 ]

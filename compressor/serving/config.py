@@ -9,8 +9,8 @@ from typing import Any
 from compressor.errors import InputError, TargetMissingError
 from compressor.serving.asked import Asked
 from compressor.serving.source import Source
-from compressor.serving.tensors import Tensor
 from compressor.serving.warmup import Warmup
+from compressor.targets.tensors import Tensor
 
 try:
     from google.protobuf import text_format
@@ -81,4 +81,5 @@ def load(path: Path) -> Any:
 
 
 def _type(tensor: Tensor) -> int:
-    return int(pb.DataType.Value(tensor.type))
+    # Text is BYTES where it travels and TYPE_STRING in a configuration.
+    return int(pb.DataType.Value(f"TYPE_{tensor.type}".replace("BYTES", "STRING")))

@@ -11,15 +11,12 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.errors import InputError
-from compressor.quiet import one_line, quiet_transformers
-from compressor.serving.tensors import Tensor
+from compressor.quiet import quiet_transformers
 from compressor.targets import Feeds
 from compressor.targets.feeds import random_feeds
+from compressor.targets.tensors import Tensor
 
 SENTENCE = ("The film was not at all what the reviews had promised, and it was all the better for it.",)
-_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model")
-_ROWS = 1000
-"""Rows of a data set at most that are read."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,10 @@ def real_rows(
     Raises:
         InputError: the tokenizer cannot be read, or makes nothing of a text.
     """
-    tokenizer = _tokenizer(folder, inputs)
+    from compressor.tasks.texts import has_tokenizer, load_tokenizer
+
+    reads = any(tensor.name == "input_ids" for tensor in inputs) and has_tokenizer(folder)
+    tokenizer = load_tokenizer(folder) if reads else None
     made = [{} if tokenizer is None else _tokens(tokenizer, text, shortest, longest) for text in texts]
     batch = next((tensor.dims[0] for tensor in inputs if tensor.dims and not tensor.has_batch), 1)
     rows = []
@@ -67,37 +67,6 @@ def real_rows(
         given = {name: np.repeat(value, batch, axis=0) for name, value in tokens.items()}
         rows.append({tensor.name: {**drawn, **given}[tensor.name].astype(tensor.numpy) for tensor in inputs})
     return Rows(tuple(rows), tuple(tensor.name for tensor in inputs if tensor.name not in made[0]))
-
-
-def read_texts(source: str, columns: Sequence[str]) -> list[tuple[str, ...]]:
-    """The texts of a file or a data set: one or a pair a row.
-
-    Raises:
-        InputError: it cannot be read, or has no column of text.
-    """
-    from compressor.tasks.columns import text_columns
-    from compressor.tasks.splits import named_splits
-
-    found = next(iter(named_splits(source).values()))
-    found = found.select(range(min(_ROWS, len(found))))
-    return list(zip(*(list(found[name]) for name in text_columns(found, columns, source)), strict=True))
-
-
-def _tokenizer(folder: Path, inputs: Sequence[Tensor]) -> Any:
-    """The folder's tokenizer; None where it has none or the model reads no text."""
-    if all(tensor.name != "input_ids" for tensor in inputs) or not any(
-        (folder / name).is_file() for name in _TOKENIZERS
-    ):
-        return None
-    from transformers import AutoTokenizer
-
-    with quiet_transformers():
-        try:
-            return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        except Exception as error:  # readers of tokenizers raise anything
-            raise InputError(
-                f"{folder}: its tokenizer cannot be read ({one_line(error)}); copy it there again"
-            ) from error
 
 
 def _tokens(tokenizer: Any, text: tuple[str, ...], shortest: int, longest: int) -> dict[str, np.ndarray]:

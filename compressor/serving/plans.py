@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.errors import InputError, UsageError
-from compressor.serving.tensors import FREE, Tensor
+from compressor.targets.tensors import FREE, Tensor
 from compressor.targets.trt_metadata import Metadata, graph_digest, papers_of, read
 
 

@@ -13,6 +13,8 @@ from compressor.serving.asked import Asked, Backend, Device
 from compressor.workdir import put
 
 VERSION = "1"
+_ROWS = 1000
+"""Rows of a data set at most that are read."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ def export(asked: Asked) -> Exported:
     """
     _check_place(asked)
     found = source.find(asked)
-    texts = inputs.read_texts(asked.data, asked.text_columns) if asked.data else [inputs.SENTENCE]
+    texts = _texts(asked)
     shortest, longest = found.lengths
     rows = inputs.real_rows(asked.out, found.graph, found.inputs, texts, shortest=shortest, longest=longest)
     warm = warmup.warmups(rows.feeds, found.max_batch)
@@ -79,6 +81,15 @@ def export(asked: Asked) -> Exported:
         warmups=len(warm),
         notes=(*found.notes, *drawn),
     )
+
+
+def _texts(asked: Asked) -> list[tuple[str, ...]]:
+    """What the model is warmed up with."""
+    if asked.data is None:
+        return [inputs.SENTENCE]
+    from compressor.tasks.texts import read_texts
+
+    return read_texts(asked.data, asked.text_columns, _ROWS)
 
 
 def _check_place(asked: Asked) -> None:

@@ -14,7 +14,7 @@ from compressor.errors import InputError, UsageError
 from compressor.report import Report
 from compressor.serving import plans
 from compressor.serving.asked import Asked, Backend, Device
-from compressor.serving.tensors import FREE, Tensor, inputs_of, outputs_of
+from compressor.targets.tensors import FREE, Tensor, inputs_of, outputs_of
 
 GRAPH = "model.onnx"
 _BATCH, _LENGTH = 8, 128

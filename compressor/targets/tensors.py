@@ -1,10 +1,11 @@
-"""Inputs and outputs of a graph as Triton's configuration names them."""
+"""Inputs and outputs of a graph or of a served model, and the serving protocol's names of their types."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -13,8 +14,10 @@ from compressor.errors import InputError
 
 FREE = -1
 """An axis of any length."""
-_TYPES = {"FLOAT": "TYPE_FP32", "FLOAT16": "TYPE_FP16", "DOUBLE": "TYPE_FP64", "BFLOAT16": "TYPE_BF16"}
-_TYPES |= {name: f"TYPE_{name}" for name in "BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64".split()}
+_TYPES = {"FLOAT": "FP32", "FLOAT16": "FP16", "DOUBLE": "FP64", "BFLOAT16": "BF16", "STRING": "BYTES"}
+_TYPES |= {name: name for name in "BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64".split()}
+"""KServe v2's names by ONNX's."""
+_NAMED = {name: ir.DataType[kind] for kind, name in _TYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Tensor:
 
     @property
     def type(self) -> str:
-        """Triton's name of the element type."""
+        """KServe's name of the element type, `FP32`."""
         return _TYPES[self.dtype.name]
 
     @property
@@ -42,9 +45,26 @@ class Tensor:
         return bool(self.dims) and self.dims[0] == FREE
 
     @property
-    def numpy(self) -> np.dtype:
-        """NumPy's element type."""
+    def numpy(self) -> np.dtype[Any]:
+        """NumPy's element type; `object` for text."""
         return self.dtype.numpy()
+
+    @property
+    def value(self) -> ir.Value:
+        """The same as a graph has it."""
+        shape = ir.Shape([size if size != FREE else None for size in self.dims])
+        return ir.Value(name=self.name, shape=shape, type=ir.TensorType(self.dtype))
+
+
+def described(name: str, type_: str, dims: Iterable[Any]) -> Tensor:
+    """What a server says of an input or output.
+
+    Raises:
+        InputError: a type that the protocol does not have.
+    """
+    if type_ not in _NAMED:
+        raise InputError(f"{name}: the server says its type is {type_}, which is none of {', '.join(_NAMED)}")
+    return Tensor(name, _NAMED[type_], tuple(map(int, dims)))
 
 
 def inputs_of(model: ir.Model, path: Path) -> tuple[Tensor, ...]:
@@ -69,7 +89,7 @@ def _tensor(value: ir.Value, path: Path) -> Tensor:
     if value.dtype is None or value.dtype.name not in _TYPES:
         told = value.dtype.name if value.dtype else "no type"
         raise InputError(
-            f"{path}: {value.name} is {told}, which Triton's configuration cannot name; export it otherwise"
+            f"{path}: {value.name} is {told}, for which serving protocols have no name; export it otherwise"
         )
     if value.shape is None:
         raise InputError(f"{path}: {value.name} has no shape; export the graph again, with shapes")

@@ -1,0 +1,57 @@
+"""What a reader must know of a run beside its numbers: a sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from compressor.choice import Choice
+from compressor.folder import ModelFolder
+from compressor.models import SegmentConfig
+from compressor.recipe import OF_BLOCKS, OF_TENSORRT, SEARCH_METHODS, Recipe, flag_of
+from compressor.tasks import Data
+
+_PACE = ("epochs", "steps", "learning_rate")
+"""What training alone reads of a recipe."""
+
+
+def unused(recipe: Recipe, longest: int | None, *, learns: bool) -> Iterator[str]:
+    """What was asked for and has no effect."""
+    if recipe.scored and "max_length" in recipe.model_fields_set and longest and recipe.max_length > longest:
+        yield f"--max-length {recipe.max_length}: the model takes {longest} tokens, longer rows are cut there"
+    blocks = [flag_of(name) for name in OF_BLOCKS if name in recipe.model_fields_set and not recipe.drops_blocks]
+    if learns and blocks:
+        yield f"no blocks are to go (--blocks, --prune): {' and '.join(blocks)} had no effect"
+    built = [flag_of(name) for name in OF_TENSORRT if name in recipe.model_fields_set and recipe.target != "trt"]
+    if built:
+        yield f"TensorRT alone builds so, and the target is {recipe.target}: {' and '.join(built)} had no effect"
+    paces = [flag_of(name) for name in _PACE if getattr(recipe, name) != Recipe.model_fields[name].default]
+    if learns and recipe.method in SEARCH_METHODS and paces and not recipe.drops_blocks:
+        yield f"{recipe.method} searches and trains nothing: {' and '.join(paces)} had no effect"
+
+
+def aligned(chosen: Choice, reach: int | None, lengths: Sequence[int | None]) -> Iterator[str]:
+    """Where the masks were learned on longer rows than some that are measured."""
+    others = [str(seq) for seq in lengths if seq is not None and reach is not None and seq < reach]
+    if others and chosen.plan.masks:
+        yield (f"the masks were learned on rows of up to {reach} tokens; at {', '.join(others)} their beginning counts")
+
+
+def of_run(folder: ModelFolder, chosen: Choice, data: Data | None) -> Iterator[str]:
+    """What was made, how, and what was not measured."""
+    if chosen.trained:
+        how = "with its masks" if chosen.plan.masks else "while its heads were chosen"
+        yield (
+            f"the compressed model was trained {how}; dense is the model folder as it was given, with every head,"
+            " through the same export, passes and runtime"
+        )
+    config = folder.config
+    if isinstance(config, SegmentConfig) and config.memory_length:
+        yield (
+            f"the graph reads a text segment by segment: it takes a memory a layer, {config.memory_length} positions at"
+            " most and none at first, and gives the memories for the next segment; times are with memories as"
+            " long as they become beside the tokens that are timed"
+        )
+    elif folder.task == "causal-lm":
+        yield "the language model is exported without a key/value cache: every call reads the whole text"
+    if data is None:
+        yield "no rows were given, so no metric was measured (--data, --eval-data or --test-data)"
