@@ -369,6 +369,7 @@ def test_an_interrupted_search_goes_on(place: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(pipeline, "build", build)
     monkeypatch.setattr(pipeline, "shrink", lambda *given: SimpleNamespace(obstacle=None))
     monkeypatch.setattr(trials, "_SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(trials, "_SAVE_SHARE", 0.0)
     torch.manual_seed(0)
     two_layers = {**folders._sizes(), "num_hidden_layers": 2}
     folders.save(BertForSequenceClassification(BertConfig(**two_layers)), tmp_path / "model")
@@ -388,7 +389,8 @@ def test_an_interrupted_search_goes_on(place: Path, tmp_path: Path, monkeypatch:
     assert (resumed / "plan.json").read_bytes() == (whole / "plan.json").read_bytes()
     once, again = (json.loads((of / "done.json").read_text())["curves"][-1]["values"] for of in (whole, resumed))
     assert again["eval_accuracy"] == once["eval_accuracy"]
-    assert 0 < again["forwards"] < once["forwards"]
+    # What it spent before it was interrupted counts, and so does what is run anew to go on.
+    assert again["forwards"] >= once["forwards"] > 0
 
 
 def test_how_far_an_interrupted_run_is(tmp_path: Path) -> None:

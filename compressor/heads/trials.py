@@ -8,7 +8,7 @@ import time
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import psutil
@@ -30,16 +30,10 @@ _TOGETHER = {"cpu": 1024, "cuda": 65_536}
 _OF_MEMORY = 0.25
 """Share of the free memory that records may take; what does not fit is made anew when it is needed."""
 
-_SAVE_SECONDS = 30.0
-"""Between two savings of what a search has measured."""
-
-
-class _Measured(NamedTuple):
-    """What is known of one subset: `[examples, statistics]`, and forwards of the whole model over the rows that it
-    took."""
-
-    statistics: np.ndarray
-    forwards: float
+_OF_GRADIENT = 3.0
+"""Forwards that a forward with its way back is counted as: the way back multiplies twice as much."""
+_SAVE_SECONDS, _SAVE_SHARE = 30.0, 20.0
+"""Between two savings of what a search has measured: seconds, and times what a saving takes; the longer of both."""
 
 
 class ModelTrials:
@@ -76,9 +70,11 @@ class ModelTrials:
         self._model, self._sites, self._data, self._batch_size, self._plain = model, sites, data, batch_size, plain
         self._replay = Replay(model, sites, mixed_precision)
         self._found: dict[frozenset[Head], np.ndarray] = {}
-        self._stored: dict[frozenset[Head], _Measured] = {}
+        self._stored: dict[frozenset[Head], np.ndarray] = {}
         self._path: Path | None = None
-        self._saved = 0.0
+        self._due = 0.0
+        self._most: float | None = None
+        self._part = 1.0  # of the evaluation rows, in the batch that is run
         self._base = frozenset(self.heads)
         self._records: dict[int, tuple[frozenset[Head], Record]] = {}
         self._together = 1 if plain else _TOGETHER[model.device.type]
@@ -101,49 +97,53 @@ class ModelTrials:
         return self._found[kept]
 
     def remember(self, path: Path) -> None:
-        """Take from `path` what other searches of the same model and rows measured, or an interrupted one, and keep
-        there what this one does. What is taken is counted like what is measured."""
-        self._path, self._saved = path, time.monotonic()
-        self._load()
+        """Go on from `path`, where an interrupted run of the same search keeps what it measured, and keep there what
+        this one does. `forwards` goes on as well: what was spent in all. Searches of the same model and rows may share
+        a file if nobody asks what each of them spent.
+        """
+        self._path, self._due = path, time.monotonic() + _SAVE_SECONDS
+        self.forwards += self._load()
 
-    def _load(self) -> None:
+    def _load(self) -> float:
+        """Take what the file has of these heads and rows; the forwards that it took."""
         assert self._path is not None
         with (
             contextlib.suppress(OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile),
             np.load(self._path) as file,
         ):
-            for mask, *measured in zip(file["kept"], file["statistics"], file["forwards"], strict=True):
-                self._stored[frozenset(itertools.compress(self.heads, mask))] = _Measured(*measured)
+            kept, statistics = file["kept"], file["statistics"]
+            if kept.shape[1:] == (len(self.heads),) and statistics.shape[1:2] == (len(self._data.eval),):
+                found = (frozenset(itertools.compress(self.heads, mask)) for mask in kept)
+                self._stored.update(zip(found, statistics, strict=True))
+                return float(file["forwards"])
+        return 0.0
 
     def _store(self) -> None:
-        """Write what was measured, now and then; what another process has written since stays."""
-        if self._path is None or time.monotonic() - self._saved < _SAVE_SECONDS:
+        """Write what was measured, now and then; seldom where that takes long."""
+        if self._path is None or time.monotonic() < self._due:
             return
-        self._load()
+        began = time.monotonic()
+        self._load()  # what another process has written
+        self._stored.update(self._found)
         kept = np.array([[head in subset for head in self.heads] for subset in self._stored])
-        statistics, forwards = zip(*self._stored.values(), strict=True)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with beside(self._path) as place, place.open("wb") as file:
-            np.savez(file, kept=kept, statistics=np.stack(statistics), forwards=np.array(forwards))
-        self._saved = time.monotonic()
+            np.savez(file, kept=kept, statistics=np.stack(list(self._stored.values())), forwards=self.forwards)
+        now = time.monotonic()
+        self._due = now + max(_SAVE_SECONDS, _SAVE_SHARE * (now - began))
 
     def sensitivity(self, kept: frozenset[Head]) -> Mapping[Head, float]:
         task = self._data.task
+        self.forwards += _OF_GRADIENT * len(self._train) / len(self._data.eval)
         rows = (task.labelled(batch) for _, batch in batches(task, self._train, self._batch_size))
         found = sensitivity(self._model, self._sites, self._gates([kept])[0].bool().cpu(), rows)
         return dict(zip(self.heads, found.tolist(), strict=True))
 
     def _evaluate(self, subsets: list[frozenset[Head]], *, record: bool) -> list[float]:
         new = [subset for subset in dict.fromkeys(subsets) if subset not in self._found]
-        for subset in new:
-            if known := self._stored.get(subset):
-                self._found[subset] = known.statistics
-                self.forwards += known.forwards
+        self._found.update({subset: self._stored[subset] for subset in new if subset in self._stored})
         if missing := [subset for subset in new if subset not in self._found]:
-            before = self.forwards
             self._measure(missing, record)
-            each = (self.forwards - before) / len(missing)
-            self._stored.update({subset: _Measured(self._found[subset], each) for subset in missing})
             self._store()
         self.count += len(new)
         task = self._data.task
@@ -156,6 +156,7 @@ class ModelTrials:
         for number, (indices, batch) in enumerate(self._batches()):
             labels = batch.pop(self._data.task.label_name).numpy()
             there = {name: tensor.to(self._model.device) for name, tensor in batch.items()}
+            self._part = len(indices) / len(self._data.eval)
             base = self._record(number, there) if record else self._records.get(number)
             order += indices
             for call, group in self._groups(subsets, base, there):
@@ -173,7 +174,7 @@ class ModelTrials:
         self._run(batch, [self._base], older, self._first_call(self._base, older), record)
         made = (self._base, record)
         self._records.pop(number, None)
-        if record.nbytes <= self._room():
+        if record.nbytes + sum(other.nbytes for _, other in self._records.values()) <= self._room():
             self._records[number] = made
         return made
 
@@ -220,7 +221,7 @@ class ModelTrials:
         played = base[1] if base else None
         share = 1 - played.start(call) / len(played.blocks) if played and played.blocks else 1.0
         out = self._replay.run(batch, self._gates(group), base=played, call=call, record=record)
-        self.forwards += len(group) * share * len(next(iter(batch.values()))) / len(self._data.eval)
+        self.forwards += len(group) * share * self._part
         return out
 
     def _first_call(self, subset: frozenset[Head], base: tuple[frozenset[Head], Record] | None) -> int:
@@ -242,10 +243,12 @@ class ModelTrials:
             yield indices, task.collate([rows[index] for index in indices])
 
     def _room(self) -> float:
-        """Bytes that one more record may take."""
-        cuda = self._model.device.type == "cuda"
-        free = torch.cuda.mem_get_info()[0] if cuda else psutil.virtual_memory().available
-        return _OF_MEMORY * free
+        """Bytes that all records together may take, as memory is free when the first is made."""
+        if self._most is None:
+            cuda = self._model.device.type == "cuda"
+            free = torch.cuda.mem_get_info()[0] if cuda else psutil.virtual_memory().available
+            self._most = _OF_MEMORY * free
+        return self._most
 
 
 class PoolTrials:

@@ -39,8 +39,8 @@ class Ablate(Study):
         site, task = subject.sites[cell.asked["layer"]], subject.data.task.chooser
         everything = frozenset(subject.heads)
         mine = [(site.name, head) for head in range(site.heads)]
-        chosen_on = subject.trials(subject.data.eval, self.folder.scratch("eval.npz"))
-        reported = subject.trials(subject.data.test, self.folder.scratch("test.npz"))
+        chosen_on = subject.trials(subject.data.eval, work / "eval.npz")
+        reported = subject.trials(subject.data.test, work / "test.npz")
         reported.evaluate_without(everything, mine)
         tell(1, 3)
         dense = reported.statistics(everything)

@@ -1,17 +1,18 @@
 """A* pruning seen from inside (Parnami et al. 2021, table 3 and figures 8 to 10), against random pruning.
 
 The search is made on the model folder as it is, over the evaluation rows or as many of them as the size allows; the
-test rows, which it never sees, say what its choices are worth. Searches of other budgets begin alike, so cells share
-what they measure.
+test rows, which it never sees, say what its choices are worth.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from datasets import Dataset
 
 from compressor.errors import UsageError
 from compressor.heads.asked import nearest
@@ -59,11 +60,13 @@ class AStar(Study):
     def run(self, cell: Cell, work: Path, tell: Tell) -> Result:
         self.subject.fresh()
         budget = cell.asked["budget"] / self._points
-        return self._random(budget, tell) if cell.asked["variant"] == RANDOM else self._search(cell, budget, tell)
+        ask = self._random if cell.asked["variant"] == RANDOM else self._search
+        return ask(cell, budget, work, tell)
 
-    def _search(self, cell: Cell, budget: float, tell: Tell) -> Result:
+    def _search(self, cell: Cell, budget: float, work: Path, tell: Tell) -> Result:
         subject, heads = self.subject, self.subject.heads
-        seen, unseen = self._searched(), subject.trials(subject.data.test, self.folder.scratch("test.npz"))
+        # Searches of other budgets begin alike: what the test rows say of a subset is measured once for all cells.
+        seen, unseen = self._searched(work), subject.trials(subject.data.test, self.folder.scratch("test.npz"))
         steps = []
         for step in AStarSearch(variant=cell.asked["variant"]).choose(seen, None, budget):
             steps.append(step)
@@ -89,8 +92,8 @@ class AStar(Study):
             "notes": list(last.notes),
         }
 
-    def _random(self, budget: float, tell: Tell) -> Result:
-        trials = self._searched()
+    def _random(self, cell: Cell, budget: float, work: Path, tell: Tell) -> Result:
+        trials = self._searched(work)
         orders = RandomSearch(trials=self.asked.size.trials, seed=self.asked.recipe.seed).orders(self.subject.heads)
         walks = []
         for number, order in enumerate(orders):
@@ -99,10 +102,13 @@ class AStar(Study):
         # Larger is better in a search, whatever the metric.
         return {"dense": trials.evaluate(frozenset(self.subject.heads)), "walks": walks}
 
-    def _searched(self) -> ModelTrials:
-        subject = self.subject
-        rows = drawn(subject.data.eval, self.asked.size.searched, self.asked.recipe.seed)
-        return subject.trials(rows, self.folder.scratch("searched.npz"))
+    def _searched(self, work: Path) -> ModelTrials:
+        return self.subject.trials(self._rows, work / "searched.npz")
+
+    @cached_property
+    def _rows(self) -> Dataset:
+        """Those that are searched."""
+        return drawn(self.subject.data.eval, self.asked.size.searched, self.asked.recipe.seed)
 
     @property
     def _points(self) -> float:
@@ -166,7 +172,10 @@ class AStar(Study):
             )
         columns = ("variant", "budget", "used", "free", "eval", "removed", "eval", "searches", "forwards")
         name = unit(self.subject.data.task.chooser.metric)
-        title = f"{name}, on the rows searched; free: removed at no loss; forwards: of the whole model over them"
+        title = (
+            f"{name}, on the {len(self._rows):,} evaluation rows searched (seed {self.asked.recipe.seed}); free:"
+            " removed at no loss; forwards: of the whole model over them"
+        )
         return Table(title, columns, tuple(lines))
 
     def _unseen(self, searched: Sequence[Result], tried: dict[float, list[tuple[int, float]]]) -> Table:

@@ -99,7 +99,7 @@ class Subject:
     def trials(self, rows: Dataset, store: Path) -> ModelTrials:
         """Subsets of the model as it is, scored on `rows` by what the task chooses heads by.
 
-        `store` keeps what was measured, for every cell of the same model and rows, see `ModelTrials.remember`.
+        `store` keeps what was measured, see `ModelTrials.remember`.
         """
         data = replace(self.data, eval=rows, task=self.data.task.chooser)
         recipe = self.recipe
