@@ -85,14 +85,15 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
             reference.unlink()
             Path(f"{reference}.data").unlink()
             engines[name] = target("ort")(graph, engine, provider="cpu", threads=options.threads)
-            feeds = random_feeds(load(graph), 1, options.seq, seed=options.seed)
+            feeds = random_feeds(load(graph), 1, options.seq, memory=options.seq, seed=options.seed)
             found[name] = {
                 "macs": macs(load(graph), 1, options.seq),
                 "weights": weight_bytes(engine),
                 "peak": engines[name].memory(feeds),
             }
             print(f"{name}: {engines[name].optimization}", file=sys.stderr)
-        feeds = random_feeds(load(Path(folder) / "dense.shrunk.onnx"), 1, options.seq, seed=options.seed)
+        graph = Path(folder) / "dense.shrunk.onnx"
+        feeds = random_feeds(load(graph), 1, options.seq, memory=options.seq, seed=options.seed)
         dense = found["dense"]
         for name, plan in made.items():
             speed = interleave(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from compressor.choice import Choice
 from compressor.folder import ModelFolder
 from compressor.models import SegmentConfig
 from compressor.recipe import OF_BLOCKS, OF_TENSORRT, SEARCH_METHODS, Recipe, flag_of
+from compressor.report import EngineFacts
 from compressor.tasks import Data
 
 _PACE = ("epochs", "steps", "learning_rate")
@@ -27,6 +28,13 @@ def unused(recipe: Recipe, longest: int | None, *, learns: bool) -> Iterator[str
     paces = [flag_of(name) for name in _PACE if getattr(recipe, name) != Recipe.model_fields[name].default]
     if learns and recipe.method in SEARCH_METHODS and paces and not recipe.drops_blocks:
         yield f"{recipe.method} searches and trains nothing: {' and '.join(paces)} had no effect"
+
+
+def unmeasured(facts: Mapping[str, EngineFacts]) -> Iterator[str]:
+    """Engines, by name of their side, whose memory could not be measured."""
+    for name, found in facts.items():
+        if found.peak_memory_bytes is None:
+            yield f"{name}: its memory was not measured: too little is free to load it once more, or nothing tells"
 
 
 def aligned(chosen: Choice, reach: int | None, lengths: Sequence[int | None]) -> Iterator[str]:

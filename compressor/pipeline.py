@@ -33,7 +33,6 @@ from compressor.side import Side, build, one_head_less, require, shrink, stand_i
 from compressor.sites import Site, find_sites, keep_all
 from compressor.targets.trt_metadata import graph_digest
 from compressor.tasks import Data, open_data
-from compressor.tasks.translation import BEAMS, Translation
 from compressor.tuning import tuning
 from compressor.workdir import WorkDir, opened
 from graph_passes import Plan
@@ -136,8 +135,7 @@ class _Run:
         self.lengths = compare.lengths(recipe, self.folder, reach)
         self.planner = Planner(_planned(recipe), [seq for seq in self.lengths if seq is not None])
         tried = verify.cases(lambda *size: example_inputs(self.folder, *size), longest=longest, reach=reach)
-        scored = {"longest": _longest(data), "beams": _beams(data)} if data is not None else {}
-        sizes = tuning(recipe, self.lengths, [case.feeds for case in tried], **scored)
+        sizes = tuning(recipe, self.lengths, [case.feeds for case in tried], data)
         dense = build("dense", self.folder, keep_all(sites), self.built, tried, self.work, watch, tuning=sizes)
         # What is in the way of a given plan, its own shrink says.
         rehearsed = None if recipe.plan_file else shrink(dense.reference, one_head_less(sites))
@@ -184,6 +182,8 @@ class _Run:
                     compressed.engine, compressed.graph, file=compressed.engine.path.name, **size
                 ),
             }
+        for note in notes.unmeasured(facts):
+            watch.note(note)
         graphs = {"model.onnx": graph_digest(compressed.graph)}
         if self.missing is not None:
             graphs["dense.onnx"] = self._kept(dense)
@@ -279,10 +279,6 @@ def _reach(recipe: Recipe, folder: ModelFolder, data: Data | None, chosen: Choic
 
 def _longest(data: Data) -> int:
     return max(length for rows in (data.train, data.eval, data.test) for length in (0, *rows["length"]))
-
-
-def _beams(data: Data) -> int:
-    return BEAMS if isinstance(data.task, Translation) else 1
 
 
 def _help(recipe: Recipe, state: PartialState) -> None:

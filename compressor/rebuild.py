@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pydantic
+import torch
 
-from compressor import compare, measure, targets, verify
+from compressor import compare, measure, notes, targets, verify
 from compressor import folder as folders
 from compressor import report as reports
 from compressor.errors import CompressorError, InputError, UsageError
@@ -25,16 +26,13 @@ from compressor.progress import Listener
 from compressor.recipe import OF_BUILDING, Recipe, flag_of
 from compressor.report import Proof, Report, Score, Speed
 from compressor.side import Side, make_engine
-from compressor.targets.feeds import random_feeds
+from compressor.targets.feeds import fixed_batch, random_feeds
 from compressor.targets.trt_metadata import graph_digest, papers_of
 from compressor.tasks import Data, open_data
 from compressor.tuning import tuning
 from compressor.verify import Case
 from compressor.workdir import locked
 from graph_passes import load
-
-_SIZES = ((1, 5, False), (2, 17, True), (3, 32, True))
-"""Batch, length, padded: what an engine is proven on, no longer than what is timed."""
 
 
 def rebuild(out: Path, asked: Mapping[str, Any], listen: Listener) -> Report:
@@ -65,9 +63,20 @@ def rebuild(out: Path, asked: Mapping[str, Any], listen: Listener) -> Report:
     with locked(out), tempfile.TemporaryDirectory(prefix=".build-", dir=out) as scratch:
         made = _Build(before, recipe, graph, dense if dense.is_file() else None, Path(scratch), listen)
         report = made.report()
-        _put(Path(scratch) / "compressed", out)
+        _put(Path(scratch) / "compressed", out, targets.ENGINE_FILES[recipe.target])
         reports.write(report, out)
     return report
+
+
+_OF_AN_ENGINE: Mapping[str, Any] = {
+    "file": None,
+    "peak_memory_bytes": None,
+    "attentions": 0,
+    "fused": 0,
+    "optimization": "not built",
+    "built": None,
+}
+"""Facts that are an engine's and not its graph's, where there is none."""
 
 
 class _Build:
@@ -81,19 +90,21 @@ class _Build:
         self.graphs["compressed"] = graph
         timed: tuple[int | None, ...] = tuple(dict.fromkeys(row.seq for row in before.speeds))
         self.lengths = recipe.seq or timed or (128,)
-        self.tried = tuple(_cases(graph, max(seq or 1 for seq in self.lengths)))
+        self.tried = _cases(graph, max(seq or 1 for seq in self.lengths))
         self.notes: list[str] = []
 
     def report(self) -> Report:
         before, recipe = self.before, self.recipe
         data = self._rows()
-        longest = None if data is None else max((0, *data.test["length"]))
-        sizes = tuning(recipe, self.lengths, [case.feeds for case in self.tried], longest=longest)
+        sizes = tuning(recipe, self.lengths, [case.feeds for case in self.tried], data)
         sides = {name: self._side(name, graph, sizes) for name, graph in self.graphs.items()}
         scores = self._scores(sides, data)
         speeds = tuple(self._speeds(sides))
         if "dense" not in sides:
-            self._note("the run left no dense.onnx: the engine was proven, and compared with no dense one")
+            self._note(
+                "the run left no dense.onnx: the engine was proven, and compared with no dense one, of which the report"
+                " has only what its graph tells"
+            )
         measured = {"batch": recipe.batch[0], "seq": self.lengths[0] or 1}
         with self.listen.stage("measuring memory"):
             facts = {
@@ -102,13 +113,15 @@ class _Build:
                 )
                 for name, side in sides.items()
             }
+        for note in notes.unmeasured(facts):
+            self._note(note)
         carried = [proof for proof in before.proofs if proof.stage != "shrunk graph = engine"] if before.graphs else []
         built, max_drop = sides["compressed"].engine, before.recipe.get("max_drop")
         # What failed on another engine has not passed on this one.
         gate = judged(max_drop, scores) if scores else "failed" if before.gate == "failed" else "not asked"
         seen: dict[str, Any] = {
             "plan": before.plan,
-            "dense": facts.get("dense", before.dense),
+            "dense": facts.get("dense", before.dense.model_copy(update=_OF_AN_ENGINE)),
             "compressed": facts["compressed"],
             "speeds": speeds,
             "scores": scores,
@@ -196,24 +209,26 @@ def _recipe(before: Report, asked: Mapping[str, Any]) -> Recipe:
         raise UsageError(f"{where}: {' '.join(str(first['msg']).removeprefix('Value error, ').split())}") from error
 
 
-def _cases(graph: Path, longest: int) -> Iterator[Case]:
-    """Inputs to prove an engine on, as many as the graph's fixed axes allow."""
-    seen = set()
-    for seed, (batch, seq, padded) in enumerate(_SIZES):
-        try:
-            feeds = random_feeds(load(graph), batch, min(seq, longest), seed=seed, padded=padded)
-        except InputError:
-            continue
-        shapes = tuple((name, array.shape) for name, array in feeds.items())
-        if shapes not in seen:
-            seen.add(shapes)
-            yield Case(feeds, verify.name_of(feeds))
+def _cases(graph: Path, longest: int) -> tuple[Case, ...]:
+    """Inputs to prove an engine on, no longer than what is timed; of the batch that the graph fixes, if it does."""
+    model = load(graph)
+    fixed = fixed_batch(model)
+
+    def drawn(batch: int, seq: int, seed: int) -> dict[str, torch.Tensor]:
+        feeds = random_feeds(model, fixed or batch, seq, seed=seed, padded=batch > 1)
+        return {name: torch.from_numpy(array) for name, array in feeds.items()}
+
+    return verify.cases(drawn, longest=longest)
 
 
-def _put(made: Path, out: Path) -> None:
-    """Move what was built into the folder; the metadata goes last, for an engine without it is not loaded."""
-    files = sorted(made.iterdir(), key=lambda path: path.suffix == ".json")
-    for name in targets.ENGINE_FILES.values():
-        papers_of(out / name).unlink(missing_ok=True)
-    for path in files:
+def _put(made: Path, out: Path, engine: str) -> None:
+    """Move what was built into the folder, whole or not at all.
+
+    The file without which nothing loads the engine goes first and comes last: for a plan its metadata, for a graph,
+    whose weights lie beside it, the graph.
+    """
+    papers = papers_of(out / engine).name
+    last = papers if (made / papers).is_file() else engine
+    (out / last).unlink(missing_ok=True)
+    for path in sorted(made.iterdir(), key=lambda path: path.name == last):
         path.replace(out / path.name)

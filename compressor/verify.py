@@ -140,6 +140,8 @@ def _prove(
     run: Callable[[Feeds], Outputs],
     tolerance: float,
 ) -> Proof:
+    if not tried:
+        raise MismatchError(f"{side}: {stage}: there is nothing to try it on; export the graph with free axes")
     worst = 0.0
     for case, wanted in zip(tried, expected, strict=True):
         outputs = run(case.feeds)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -17,13 +18,16 @@ import onnx_ir as ir
 import pytest
 
 import compressor
+from compressor import rebuild, verify
 from compressor import report as reports
-from compressor.errors import InputError, TargetMissingError, UsageError
+from compressor.errors import InputError, MismatchError, TargetMissingError, UsageError
+from compressor.memories import LENGTH, POSITIONS
 from compressor.recipe import make
 from compressor.report.schema import Built, BuiltLayer
 from compressor.targets import Precision, Tuning, session, span, target, trt, trt_cache, trt_layers
 from compressor.targets.compare import relative_error
 from compressor.targets.device import Device
+from compressor.targets.feeds import random_feeds
 from compressor.targets.trt_api import Api
 from compressor.targets.trt_graph import prepare, profile
 from compressor.targets.trt_metadata import Metadata, digest, papers_of, read
@@ -31,7 +35,7 @@ from compressor.tuning import tuning
 from graph_passes import find_attention, load, save, shrink
 from tests import folders
 from tests.command import compress
-from tests.engines import Pruned, parsed, pruned
+from tests.engines import FakeEngine, Pruned, parsed, pruned
 from tests.test_lower_block_sparse import exported
 from tests.zoo import text
 
@@ -79,23 +83,45 @@ def test_the_usual_size_is_the_middle_of_those_timed(
 def test_a_run_builds_for_what_it_proves_times_and_scores() -> None:
     recipe = make("model", None, {"batch": "8,1,32", "seq": "128,384", "workspace": "64", "target": "trt"})
     proven = [{"input_ids": np.zeros((3, 5)), "memory_0": np.zeros((3, 7, 4))}]
-    found = tuning(recipe, (128, 384), proven, longest=400)
+    rows: Any = SimpleNamespace(test={"length": [400, 9]}, task=SimpleNamespace(beams=1, longest=0))
+    found = tuning(recipe, (128, 384), proven, rows)
     assert (found.batch, found.seq, found.memory) == ((1, 8, 32), (1, 384, 400), (0, 7, 7))
     assert found.workspace == 64 << 20
+    made: Any = SimpleNamespace(test={"length": [9]}, task=SimpleNamespace(beams=5, longest=512))
+    found = tuning(recipe, (128, 384), proven, made)
+    assert (found.batch, found.seq) == ((1, 8, 5 * 32), (1, 384, 512)), "beams, and as long as they may get"
     assert tuning(recipe, (128, 384), proven).seq == (1, 384, 384)
 
 
 def test_profiles_leave_fixed_axes_and_know_caches() -> None:
     model = parsed(
         "y = Identity(x)",
-        "float[B, S, 4] x, int64[B, S] ids, float[B, past_length, 4] past, float[B, M, 4] memory_0, float[2, 3] fixed",
+        "float[B, S, 4] x, int64[B, S] ids, float[B, past_length, 4] past, float[B, M, 4] memory_0, float[2, 3] fixed,"
+        " int64[B, past_and_new] mask",
         "float[B, S, 4] y",
     )
+    model.graph.inputs[-1].shape = ir.Shape(["B", "past_length + S"])
     found = profile(model, Tuning(batch=(1, 8, 32), seq=(1, 128, 384), memory=(0, 5, 9)))
     assert found["ids"] == ((1, 1), (8, 128), (32, 384))
     assert found["x"] == ((1, 1, 4), (8, 128, 4), (32, 384, 4))
     assert found["past"] == found["memory_0"] == ((1, 0, 4), (8, 5, 4), (32, 9, 4))
     assert found["fixed"] == ((2, 3),) * 3
+    assert found["mask"] == found["ids"], "the past and what is new is not the past alone"
+    with pytest.raises(InputError, match="past: is a key/value cache, and nothing says how long it may be"):
+        profile(model, Tuning())
+
+
+def test_memories_may_be_as_long_as_the_model_keeps_them() -> None:
+    model = parsed("y = Identity(x)", "float[B, S, 4] x, float[B, M, 4] memory_0", "float[B, S, 4] y")
+    with pytest.raises(InputError, match="memory_0: is a memory, and nothing says how long it may be"):
+        profile(model, Tuning())
+    model.metadata_props.update({LENGTH: "64", POSITIONS: "100"})
+    least, _, most = profile(model, Tuning(memory=(0, 7, 7)))["memory_0"]
+    for seq, memory in ((1, 64), (36, 64), (90, 10)):
+        shape = random_feeds(model, 2, seq)["memory_0"].shape
+        assert shape == (2, memory, 4)
+        assert least[1] <= memory <= most[1]
+    assert random_feeds(model, 2, 8, memory=3)["memory_0"].shape == (2, 3, 4)
 
 
 # --- the graph -------------------------------------------------------------------------------------------------------
@@ -434,6 +460,61 @@ def test_build_takes_a_folder_made_elsewhere(out: Path, tmp_path: Path, capfd: C
     assert not any(note.startswith("trt: ") for note in report.notes)
     assert (there / "engine.onnx").is_file()
     assert {path.name for path in there.iterdir()} == {path.name for path in out.iterdir()}
+
+
+def test_build_ends_as_the_run_does_where_its_gate_failed(out: Path, tmp_path: Path, capfd: Cap) -> None:
+    there = copied(out, tmp_path / "there")
+    report = reports.load(there)
+    reports.write(report.model_copy(update={"gate": "failed", "recipe": {**report.recipe, "max_drop": 0.01}}), there)
+    done = compress(capfd, "build", there, "--target", "ort", "--seconds", "0.01", "--batch", "2", "--quiet")
+    assert done.code == 4
+    assert "worse than --max-drop 0.01 allows" in done.error
+    assert (reports.load(there).gate, reports.load(there).target) == ("failed", "ort")
+
+
+def test_build_says_nothing_of_a_dense_engine_that_it_did_not_build(out: Path, tmp_path: Path, capfd: Cap) -> None:
+    there = copied(out, tmp_path / "there")
+    report = reports.load(there)
+    reports.write(report.model_copy(update={"graphs": {"model.onnx": report.graphs["model.onnx"]}}), there)
+    (there / "dense.onnx").unlink()
+    (there / "engine.plan").touch()
+    papers_of(there / "engine.plan").touch()
+    assert compress(capfd, "build", there, "--target", "ort", "--quiet").code == 0
+    found = reports.load(there)
+    assert (found.dense.parameters, found.dense.macs) == (report.dense.parameters, report.dense.macs)
+    assert (found.dense.peak_memory_bytes, found.dense.optimization, found.speeds) == (None, "not built", ())
+    assert any("compared with no dense one" in note for note in found.notes)
+    assert papers_of(there / "engine.plan").is_file(), "the engine of another runtime is as it was"
+
+
+def test_an_engine_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new, old, moved = tmp_path / "new", tmp_path / "old", []
+    names = ["engine.onnx", "engine.onnx.data"]
+    for folder in (new, old):
+        folder.mkdir()
+        for name in names:
+            (folder / name).write_text(folder.name)
+
+    def killed(self: Path, to: Path) -> None:
+        moved.append(self.name)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        rebuild._put(new, old, "engine.onnx")
+    assert moved == ["engine.onnx.data"]
+    assert not (old / "engine.onnx").exists(), "a graph never lies beside another's weights"
+    monkeypatch.undo()
+    rebuild._put(new, old, "engine.onnx")
+    assert {(old / name).read_text() for name in names} == {"new"}
+
+
+def test_a_graph_of_a_fixed_batch_is_proven_at_it_and_nothing_on_nothing(tmp_path: Path) -> None:
+    save(parsed("y = Mul(x, x)", "float[4, S] x", "float[4, S] y"), tmp_path / "graph.onnx")
+    cases = rebuild._cases(tmp_path / "graph.onnx", 8)
+    assert [case.feeds["x"].shape for case in cases] == [(4, 5), (4, 8)]
+    with pytest.raises(MismatchError, match="there is nothing to try it on"):
+        verify.prove_engine(tmp_path / "graph.onnx", FakeEngine(), (), "dense")
 
 
 def test_build_refuses_another_graph_than_was_proven(out: Path, tmp_path: Path, capfd: Cap) -> None:

@@ -30,8 +30,8 @@ def build(view: View, out: Path, **flags: Any) -> None:
 
     What no flag says is as it was in the run. The engine and the report in OUT are replaced once all proofs hold.
     """
-    from compressor.cli.outcome import show
+    from compressor.cli.outcome import finish
     from compressor.rebuild import rebuild
 
     asked = {name: value for name, value in flags.items() if value is not None}
-    show(view, rebuild(out, asked, view), out)
+    finish(view, rebuild(out, asked, view), out)

@@ -111,4 +111,4 @@ def run(
     from compressor.cli.outcome import finish
     from compressor.pipeline import compress
 
-    finish(view, compress(recipe, view), recipe)
+    finish(view, compress(recipe, view), recipe.out)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
 
 from compressor.errors import InputError
+from compressor.memories import LENGTH, POSITIONS
 
 _CARRIERS = frozenset(("Cast", "Clip", "Concat", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze"))
 _CARRIERS |= {"Transpose", "Unsqueeze", "Where"}
@@ -16,8 +18,39 @@ _FALLBACK_RANGE = 2
 """Integers that look nothing up may be flags."""
 
 
+def free_axis(value: ir.Value, axis: int) -> Literal["batch", "memory", "past", "length"]:
+    """What a free axis of an input counts: rows, positions of a memory, of a key/value cache, or tokens."""
+    if axis == 0:
+        return "batch"
+    if axis == 1 and str(value.name).startswith("memory_"):
+        return "memory"
+    # A cache is as long as the past; `past_sequence_length + sequence_length` is not the past alone.
+    dim = value.shape[axis] if value.shape is not None else None
+    past = isinstance(dim, ir.SymbolicDim) and re.fullmatch(r"past\w*", str(dim.value or ""))
+    return "past" if past else "length"
+
+
+def memory_beside(model: ir.Model, seq: int) -> int | None:
+    """Positions of memory that a graph's model keeps and has positions for beside `seq` tokens; None: it does not say.
+
+    As many as `example_inputs` gives the model itself.
+    """
+    told = [model.metadata_props.get(name, "") for name in (LENGTH, POSITIONS)]
+    if not all(text.isdecimal() for text in told):
+        return None
+    kept, positions = map(int, told)
+    return max(0, min(kept, positions - seq))
+
+
+def fixed_batch(model: ir.Model) -> int | None:
+    """The batch that the graph fixes; None where it takes any."""
+    shapes = (value.shape for value in model.graph.inputs if not value.is_initializer())
+    sizes = (shape[0] for shape in shapes if shape is not None and len(shape) > 1)
+    return next((size for size in sizes if isinstance(size, int)), None)
+
+
 def random_feeds(
-    model: ir.Model, batch: int, seq: int, *, seed: int = 0, padded: bool = False
+    model: ir.Model, batch: int, seq: int, *, memory: int | None = None, seed: int = 0, padded: bool = False
 ) -> dict[str, np.ndarray]:
     """One batch for a graph whose inputs are known by name and type alone.
 
@@ -27,7 +60,8 @@ def random_feeds(
     Args:
         model: the graph.
         batch: size of free leading axes.
-        seq: size of every other free axis.
+        seq: size of every other free axis, but for those of caches and memories.
+        memory: positions of memories; None: all that the model keeps beside `seq` tokens, `seq` where it does not say.
         seed: of the draws.
         padded: mask out the last quarter of every second row (one position at least), where there is a mask.
 
@@ -35,25 +69,26 @@ def random_feeds(
         InputError: the graph fixes its batch at another size.
     """
     rng = np.random.default_rng(seed)
+    if memory is None:
+        memory = memory_beside(model, seq)
+    sizes = {"batch": batch, "length": seq, "memory": seq if memory is None else memory, "past": 0}
     return {
-        value.name or "": _content(value, _shape(value, batch, seq), rng, padded)
+        value.name or "": _content(value, _shape(value, sizes), rng, padded)
         for value in model.graph.inputs
         if not value.is_initializer()
     }
 
 
-def _shape(value: ir.Value, batch: int, seq: int) -> tuple[int, ...]:
+def _shape(value: ir.Value, sizes: Mapping[str, int]) -> tuple[int, ...]:
     shape = []
     for axis, dim in enumerate(value.shape or ()):
         if isinstance(dim, ir.SymbolicDim):
-            # A cache is as long as the past, which is empty; `past_sequence_length + sequence_length` is not the past.
-            past = re.fullmatch(r"past\w*", str(dim.value or "")) is not None
-            shape.append(batch if axis == 0 else 0 if past else seq)
+            shape.append(sizes[free_axis(value, axis)])
         else:
-            if axis == 0 and len(value.shape or ()) > 1 and dim != batch:
+            if axis == 0 and len(value.shape or ()) > 1 and dim != sizes["batch"]:
                 raise InputError(
-                    f"{value.name}: the graph fixes the batch at {dim}, {batch} was asked for; ask for {dim} or export "
-                    "the graph with a free batch axis"
+                    f"{value.name}: the graph fixes the batch at {dim}, {sizes['batch']} was asked for; ask for {dim}"
+                    " or export the graph with a free batch axis"
                 )
             shape.append(dim)
     return tuple(shape)

@@ -13,7 +13,7 @@ from compressor.errors import CompressorError, InputError
 from compressor.quiet import quiet_tools
 from compressor.targets.base import TOLERANCE, Feeds
 from compressor.targets.compare import relative_error
-from compressor.targets.feeds import random_feeds
+from compressor.targets.feeds import fixed_batch, random_feeds
 from compressor.targets.prepare import drop_idle_expands, prepare
 from compressor.targets.session import one_line, open_session, run
 from graph_passes import load, save
@@ -60,10 +60,9 @@ def fuse(source: Path, out: Path, session: Mapping[str, Any]) -> str:
 def trial_feeds(source: Path) -> Iterator[dict[str, np.ndarray]]:
     """Random inputs of several sizes, padded ones among them, as many as the graph's fixed axes allow."""
     model = load(source)
-    fixed = [value.shape[0] for value in model.graph.inputs if value.shape is not None and len(value.shape) > 1]
-    batches = [dim for dim in fixed if isinstance(dim, int)]
+    fixed = fixed_batch(model)
     for seed, (batch, seq, padded) in enumerate(_TRIALS):
-        yield random_feeds(model, batches[0] if batches else batch, seq, seed=seed, padded=padded)
+        yield random_feeds(model, fixed or batch, seq, seed=seed, padded=padded)
 
 
 def _runnable(session: InferenceSession, trials: Iterable[Feeds]) -> tuple[list[Feeds], list[dict[str, np.ndarray]]]:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import ml_dtypes
@@ -17,6 +18,7 @@ from onnx_ir.passes.common import InlinePass, RemoveUnusedNodesPass
 
 from compressor.errors import InputError
 from compressor.targets.base import Precision, Span, Tuning
+from compressor.targets.feeds import free_axis, memory_beside
 from compressor.targets.half import halve
 from compressor.targets.trt_api import Api
 from compressor.targets.trt_metadata import Shape
@@ -66,25 +68,36 @@ def prepare(source: Path, out: Path, precision: Precision, api: Api) -> tuple[st
 def profile(model: ir.Model, tuning: Tuning) -> dict[str, tuple[Shape, Shape, Shape]]:
     """Least, usual and largest shape of every input: axes that the graph fixes stay as they are.
 
-    The first axis is the batch; others are the length, but for those of memories and caches (`memory_0`, `past_...`).
+    The first axis is the batch; others are the length, but for those of memories and caches (`free_axis`). Memories may
+    be as long as the model keeps them.
+
+    Raises:
+        InputError: there are key/value caches, or memories, and nothing says how long they are.
     """
+    kept = memory_beside(model, 1) or 0
+    least, usual, most = tuning.memory
+    memory = least, usual or kept, max(most, kept)
+    spans = {"batch": tuning.batch, "length": tuning.seq, "memory": memory, "past": tuning.memory}
     found = {}
     for value in model.graph.inputs:
         if value.is_initializer():
             continue
-        axes = [_axis(value, axis, dim, tuning) for axis, dim in enumerate(value.shape or ())]
-        least, usual, most = (tuple(span[place] for span in axes) for place in range(3))
-        found[str(value.name)] = (least, usual, most)
+        axes = [_axis(value, axis, dim, spans) for axis, dim in enumerate(value.shape or ())]
+        smallest, middle, largest = (tuple(span[place] for span in axes) for place in range(3))
+        found[str(value.name)] = (smallest, middle, largest)
     return found
 
 
-def _axis(value: ir.Value, axis: int, dim: int | ir.SymbolicDim, tuning: Tuning) -> Span:
+def _axis(value: ir.Value, axis: int, dim: int | ir.SymbolicDim, spans: Mapping[str, Span]) -> Span:
     if isinstance(dim, int):
         return dim, dim, dim
-    if axis == 0:
-        return tuning.batch
-    past = str(dim.value or "").startswith("past") or str(value.name).startswith(("memory_", "past_"))
-    return tuning.memory if past else tuning.seq
+    kind = free_axis(value, axis)
+    if not spans[kind][-1]:
+        raise InputError(
+            f"{value.name}: is a {'key/value cache' if kind == 'past' else kind}, and nothing says how long it may be;"
+            " export the model without it, or use --target ort"
+        )
+    return spans[kind]
 
 
 def _to_bfloat(path: Path, weights: dict[str, ir.TensorProtocol | None]) -> None:

@@ -28,6 +28,8 @@ class Task(Protocol):
         in_order: whether rows follow each other, so that they may not be drawn from among others.
         outputs: the model's outputs that are scored, in the order in which it gives them.
         label_name: what `collate` calls what is to be predicted.
+        beams: hypotheses that go into the model at once for every row.
+        longest: most tokens of what the model makes in place of one forward; 0: one forward it is.
     """
 
     name: str
@@ -38,6 +40,8 @@ class Task(Protocol):
     in_order: bool = False
     outputs: tuple[str, ...] = ("logits",)
     label_name: str = "labels"
+    beams: int = 1
+    longest: int = 0
 
     @property
     def chooser(self) -> Task:

@@ -63,6 +63,8 @@ class Translation(Task):
             raise InputError(
                 f"{folder.path}: {self._longest} tokens a text leave no room beside {special} marks; raise --max-length"
             )
+        if metric == "bleu":
+            self.beams, self.longest = BEAMS, self._longest
 
     @property
     def chooser(self) -> Task:
