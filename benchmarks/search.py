@@ -99,6 +99,7 @@ class Bench:
 
     def __init__(self, model: Path, name: str, count: int, max_length: int, mixed_precision: MixedPrecision) -> None:
         self.name, self.folder, self.mixed_precision = name, load(model), mixed_precision
+        self.max_length = max_length
         self.data = rows(self.folder, name, count, max_length)
         self.sites = find_sites(self.folder.model, example_inputs(self.folder, 2, 8))
 
@@ -107,8 +108,9 @@ class Bench:
         made = ModelTrials(self.folder.model, self.sites, data, 32, 1, 0, self.mixed_precision, plain=plain)
         if store is not None:
             part = "unseen" if unseen else "searched"
-            name = f"{self.folder.path.name}-{self.name}-{len(data.eval)}-{part}-{self.mixed_precision}.npz"
-            made.remember(store / name)
+            rows = f"{len(data.eval)}-{part}-{self.max_length}"
+            weights = self.folder.fingerprint.removeprefix("sha256:")[:8]
+            made.remember(store / f"{self.folder.path.name}-{weights}-{self.name}-{rows}-{self.mixed_precision}.npz")
         return made
 
     def astar(self, variant: str, budget: float, *, plain: bool = False) -> tuple[list[Step], ModelTrials]:

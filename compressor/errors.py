@@ -1,5 +1,7 @@
 """The exceptions of each stage and the exit code a user's shell sees. Messages are one line: what, why, how to mend."""
 
+import difflib
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -61,3 +63,14 @@ class ServerError(CompressorError):
     """An inference server that is not there, lacks the model, does not answer in time, or died midway."""
 
     exit_code = 10
+
+
+_LISTED = 20
+"""Names up to which all are told beside the nearest."""
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """How to mend a name that is not among `known`."""
+    near = [f"did you mean {close}?" for close in difflib.get_close_matches(name, known, n=1)]
+    every = [f"choose one of {', '.join(known)}"] if not near or len(known) <= _LISTED else []
+    return " ".join(near + every)

@@ -18,12 +18,12 @@ from compressor import choice, compare, measure, notes, targets, verify
 from compressor import folder as folders
 from compressor import report as reports
 from compressor.blocks import learn as blocks
-from compressor.blocks.planner import Planner
+from compressor.blocks.planner import Planner, look_beside
 from compressor.choice import Choice
 from compressor.errors import InputError, UsageError
 from compressor.folder import ModelFolder, example_inputs, save_companions
 from compressor.folder.inputs import token_limit
-from compressor.heads.learn import check_options, heads_to_keep, pool_of
+from compressor.heads.learn import check_budget, check_options, heads_to_keep, pool_of
 from compressor.machine import machine
 from compressor.progress import Listener, Silent, Tell
 from compressor.quiet import quiet_transformers
@@ -31,6 +31,7 @@ from compressor.recipe import SEARCH_METHODS, Recipe, command_line
 from compressor.report import Refusal, Report, Score, SiteBlocks, Speed
 from compressor.side import Side, build, one_head_less, require, shrink, stand_in
 from compressor.sites import Site, find_sites, keep_all
+from compressor.sites.sharp import entmax_function
 from compressor.targets.trt_metadata import graph_digest
 from compressor.tasks import Data, open_data
 from compressor.tuning import tuning
@@ -116,6 +117,7 @@ class _Run:
         if recipe.scored:
             with watch.stage("reading the rows"):
                 data = open_data(recipe, self.folder)
+            check_budget(recipe, data)
         chosen = choice.given(recipe, self.folder, sites)
         longest = token_limit(self.folder.model)
         read = (
@@ -132,8 +134,11 @@ class _Run:
                 raise InputError(
                     f"a row of {row} tokens, the plan's masks reach over {reach}; cut rows (--max-length {reach})"
                 )
-        self.lengths = compare.lengths(recipe, self.folder, reach)
-        self.planner = Planner(_planned(recipe), [seq for seq in self.lengths if seq is not None])
+        most = min(reach, _longest(data)) if reach is not None and data is not None else reach
+        self.lengths = compare.lengths(recipe, self.folder, reach, most)
+        known = look_beside(self.folder.model, example_inputs(self.folder, 2, 8)) if reach is not None else {}
+        timed = [seq for seq in self.lengths if seq is not None]
+        self.planner = Planner(_planned(recipe), timed, most, known)
         tried = verify.cases(lambda *size: example_inputs(self.folder, *size), longest=longest, reach=reach)
         sizes = tuning(recipe, self.lengths, [case.feeds for case in tried], data)
         dense = build("dense", self.folder, keep_all(sites), self.built, tried, self.work, watch, tuning=sizes)
@@ -146,6 +151,7 @@ class _Run:
             with watch.stage(f"learning {' and '.join((*heads, *parts))}") as tell:
                 store = self.work.learning
                 chosen = choice.learned(recipe, self.folder, sites, data, store, self.state, watch, tell, self.planner)
+                self.planner.recall(store / "blocks" / "planned.json")
         assert chosen is not None
         for note in (
             *chosen.notes,
@@ -239,7 +245,7 @@ class _Run:
         share = blocks.shares(self.recipe, plan.sites)
         asked = {site.name for site in plan.sites if share[site.kind] > 0}
         dense = {name: str(found) for found in compressed.dense for name in found.sites}
-        return self.planner.told(plan, asked, compressed.lowered, dense)
+        return self.planner.told(plan, asked, compressed.lowered, dense, compressed.unused)
 
 
 def _load(recipe: Recipe) -> tuple[ModelFolder, list[Site]]:
@@ -255,6 +261,10 @@ def _load(recipe: Recipe) -> tuple[ModelFolder, list[Site]]:
     if recipe.keep is not None:
         heads_to_keep(recipe.keep, sum(site.heads for site in pool_of(sites, recipe.options)))
     blocks.shares(recipe, sites)
+    if recipe.maps is not None and recipe.drops_blocks:
+        blocks.opened_maps(recipe.maps, folder.model, sites)
+    if recipe.entmax and recipe.drops_blocks:
+        entmax_function()
     return folder, sites
 
 

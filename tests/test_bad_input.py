@@ -57,6 +57,11 @@ def learning(place: Path) -> Words:
     return [place / "model", "--data", place / "rows.tsv", *LEARN]
 
 
+def searching(place: Path) -> Words:
+    """A search that has its end from what it is allowed to lose."""
+    return [place / "model", "--data", place / "rows.tsv", *LEARN[2:], "--method", "astar"]
+
+
 def following(place: Path, **changed: Any) -> Words:
     """A run that follows the plan with its one site changed."""
     plan = json.loads((place / "plan.json").read_text())
@@ -257,6 +262,26 @@ BAD: dict[str, tuple[Callable[[Path], Words], int, str]] = {
     "one class only": (one_class, 3, "rows.tsv"),
     "empty evaluation set": (empty_evaluation, 3, "eval.tsv"),
     "family off the hook": (off_the_hook, 8, "deberta-v2: its attention"),
+    "unknown method": (
+        lambda place: [*learning(place), "--method", "dps"],
+        2,
+        "--method 'dps': unknown; did you mean dsp? choose one of dsp, dsp-pipelined",
+    ),
+    "drop beyond the metric": (
+        lambda place: [*learning(place), "--max-drop", "1"],
+        2,
+        "--max-drop 1: accuracy is a share, so this allows anything; give 0.01",
+    ),
+    "budget that no head fits": (
+        lambda place: [*searching(place), "--max-drop", "0"],
+        2,
+        "no head was removed: astar takes heads that cost less than --max-drop, which is 0; raise it",
+    ),
+    "too few rows for a guarantee": (
+        lambda place: [*searching(place), "--max-drop", "0.01", "--guarantee", "0.95"],
+        3,
+        "evaluation rows: half of them certify a drop of at most 0.01 with 95% confidence only from",
+    ),
     "unknown key": (unknown_key, 2, "unknown key kep; did you mean keep?"),
     "unknown option": (lambda place: [*learning(place), "--options", "tau=3"], 2, "tau"),
     "option of another type": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ HEADS = sum(LAYERS)
 _weights = st.lists(st.floats(-1e6, 1e6) | st.sampled_from([0.0, 1.0]), min_size=HEADS, max_size=HEADS)
 
 
-def dsp(keep: int, **options: float) -> SubsetGate:
+def dsp(keep: int, **options: Any) -> SubsetGate:
     return SubsetGate(LAYERS, keep, 30, 0, **options)
 
 

@@ -97,7 +97,7 @@ def test_a_fault_is_one_line(flags: dict[str, Any], message: str) -> None:
     [
         ("keeep = 3", "unknown key keeep; did you mean keep?"),
         ("eval-dta = 'x'", "unknown key eval_dta; did you mean eval_data?"),
-        ("zzz = 3", "unknown key zzz; the keys are model, task"),
+        ("zzz = 3", "unknown key zzz; choose one of model, task"),
         ("keep = ", "not a recipe ("),
         ("keep = 3", "keep 3: there are no rows to learn from; give them (--data), or a plan (--plan)"),
         ("seed = -1", "seed -1: input should be greater than or equal to 0 (seed of everything that is drawn)"),

@@ -23,6 +23,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from compressor.cli.study import _DECIDED
 from compressor.errors import InputError, UsageError
 from compressor.heads.distributed import MakeTrials
+from compressor.heads.learn import METHODS
 from compressor.heads.trials import ModelTrials
 from compressor.progress import Tell
 from compressor.recipe import Recipe, make
@@ -50,7 +51,7 @@ PICTURES = {
     "penalty": {"penalty"},
     "importance": {"domain_correlation", "domain_importance", "epoch_correlation", "epoch_importance"},
     "blocks": {"metric_vs_p", "density", "maps_encoder"},
-    "speed": {"speed_vs_heads", "size_vs_heads", "speed_vs_batch", "speed_vs_metric"},
+    "speed": {"speed_vs_heads", "size_vs_heads", "speed_vs_batch", "speed_vs_metric", "size_vs_metric"},
 }
 Cap = pytest.CaptureFixture[str]
 
@@ -122,6 +123,23 @@ def done(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
         return out / kind
 
     return folder
+
+
+def test_a_grid_runs_every_method_and_draws_it_where_its_heads_are(place: Path, tmp_path: Path) -> None:
+    """Global pruning takes a head of every layer at a time: of 3 asked for it keeps 4."""
+    found = study("grid", asked(place, tmp_path, axes={"methods": METHODS, "keeps": (3,)}))
+    heads = {row["method"]: row["heads"] for row in table(tmp_path)}
+    assert heads == {"dense": "8", **dict.fromkeys(METHODS, "3"), "global": "4"}
+    assert {picture.name for picture in found.pictures} >= {f"kept_{method}" for method in METHODS}
+
+
+def test_speed_is_of_the_grids_that_are_named(place: Path, tmp_path: Path) -> None:
+    """Cells of another grid have the same names; what was timed of an earlier one is not shown for it."""
+    for name, method in (("one", "ste"), ("other", "taylor")):
+        study("grid", asked(place, tmp_path / name, axes={"methods": (method,), "keeps": (4,)}))
+    for name, method in (("one", "ste"), ("other", "taylor")):
+        study("speed", asked(place, tmp_path / "speed", axes={"keeps": (4,), "grids": (str(tmp_path / name),)}))
+        assert {row["method"] for row in table(tmp_path / "speed")} - {""} == {method}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 import compressor
 from compressor.errors import InputError, UsageError
 from compressor.folder import ModelFolder, load
-from compressor.heads.learn import learn
+from compressor.heads.gates import GATES
+from compressor.heads.learn import METHODS, learn
 from compressor.heads.sensitivity import sensitivity
 from compressor.recipe import Recipe
 from compressor.report import Report
@@ -331,6 +333,23 @@ def test_a_search_chooses_by_the_loss(folder: ModelFolder, place: Path, tmp_path
     assert learned.plan.heads_kept == 3
     assert "eval_loss" in learned.curves[-1].values
     assert digest(folder.model) == before
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_keeps_exactly_so_many_heads_of_every_pool(
+    method: str, folder: ModelFolder, place: Path, tmp_path: Path
+) -> None:
+    data = opened(folder, str(place / "rows.tsv"))
+    sites = find_sites(folder.model, data.task.collate(list(data.test)))
+    pace: dict[str, Any] = {"evaluations": 1} if method in GATES else {"trials": 2} if method == "random" else {}
+    for pool, keep in (("model", 3), ("encoder", 1), ("decoder", 1), ("cross", 1)):
+        request = learning.Recipe(method, keep=keep, steps=2, options={"pool": pool, **pace})
+        learned = learn(copy.deepcopy(folder.model), sites, data, request, tmp_path / pool)
+        left = {site.kind: len(site.kept) for site in learned.plan.sites}
+        if pool != "model":
+            assert left == {"encoder": 2, "decoder": 2, "cross": 2, pool: 1}
+        elif method != "global":  # which removes a head of every layer at a time, and stops before it is below
+            assert sum(left.values()) == 3
 
 
 # Bad input

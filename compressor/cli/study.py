@@ -13,7 +13,7 @@ from rich.text import Text
 from compressor.cli.group import common
 from compressor.cli.run import RunCommand, recipe_options
 from compressor.cli.view import View
-from compressor.errors import UsageError
+from compressor.errors import UsageError, nearest
 from compressor.recipe import Keep, Names, Place, Recipe, flag_of, make
 
 _DECIDED = (
@@ -80,7 +80,6 @@ def study(view: View, kind: str, model: str | None, size: str, file: str | None,
     ray = _place(given.pop("ray", None))
     recipe = make(model, file, given, decided=_DECIDED)
     from compressor import study as studies
-    from compressor.heads.asked import nearest
 
     if size not in studies.SIZES:
         raise UsageError(f"--size {size}: unknown; {nearest(size, list(studies.SIZES))}")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from compressor.errors import UsageError
+from compressor.errors import UsageError, nearest
 
 
 class LearnRequest(Protocol):
@@ -80,12 +79,6 @@ def defaults(make: Callable[..., Any]) -> dict[str, Any]:
     """The options of a method, the keyword-only parameters of what makes it, at their defaults."""
     found = inspect.signature(make).parameters.values()
     return {option.name: option.default for option in found if option.kind is inspect.Parameter.KEYWORD_ONLY}
-
-
-def nearest(name: str, known: Sequence[str]) -> str:
-    """How to mend a name that is not among `known`."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return (f"did you mean {near[0]}? " if near else "") + f"choose one of {', '.join(known)}"
 
 
 def read_options(method: str, options: Mapping[str, Any], *makers: Callable[..., Any]) -> list[dict[str, Any]]:

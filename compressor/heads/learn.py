@@ -13,8 +13,8 @@ import torch
 from pydantic import PositiveInt
 from transformers import PreTrainedModel
 
-from compressor.errors import UsageError
-from compressor.heads.asked import LearnRequest, defaults, heads_to_keep, nearest, read_options
+from compressor.errors import UsageError, nearest
+from compressor.heads.asked import LearnRequest, defaults, heads_to_keep, read_options
 from compressor.heads.certify import certify, distinct, divide
 from compressor.heads.cluster import reachable
 from compressor.heads.distributed import MakeTrials, spread
@@ -27,6 +27,7 @@ from compressor.recipe import PENALISED_METHODS
 from compressor.report.schema import Point
 from compressor.sites import Site
 from compressor.tasks.base import Data
+from compressor.tasks.metrics import points
 from compressor.tasks.streams import Streams
 from compressor.training.fit import fit, processes
 from compressor.training.schedule import MixedPrecision, Schedule
@@ -128,6 +129,24 @@ def check_options(recipe: LearnRequest, *, heads: bool = True, blocks: bool = Fa
         Schedule(1, recipe.batch_size, recipe.learning_rate, recipe.seed, **pace)
 
 
+def check_budget(recipe: LearnRequest, data: Data) -> None:
+    """Check what the heads may cost against the metric and the number of rows, before anything is computed.
+
+    Raises:
+        UsageError: a drop that the metric cannot make, or a guarantee of a metric that has none.
+        InputError: too few rows for the guarantee.
+    """
+    if recipe.max_drop is None:
+        return
+    metric = (data.task.chooser if recipe.keep is None and recipe.method in SEARCHES else data.task).metric
+    if points(metric) == 100 and recipe.max_drop >= 1:
+        raise UsageError(
+            f"--max-drop {recipe.max_drop:g}: {metric} is a share, so this allows anything; give 0.01 for one point"
+        )
+    if recipe.guarantee is not None:
+        divide(data.eval, data.task, recipe.max_drop, recipe.guarantee, recipe.seed)
+
+
 def known_options(method: str) -> dict[str, Any]:
     """The options of a method with their defaults."""
     if method in GATES:
@@ -221,6 +240,8 @@ def _search(
         chosen = steps[found.steps - 1]
     else:
         chosen = steps[-1]
+        if keep is None and len(chosen.kept) == len(steps[0].kept):
+            raise UsageError(f"{notes[-1]}; raise it")
     plan = to_plan(sites, dict.fromkeys(chosen.kept, 1.0), recipe, {**own, **sample}, data)
     return Learned(plan, search_curves(steps, data.task), trained=False, notes=notes)
 

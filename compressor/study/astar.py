@@ -14,8 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from datasets import Dataset
 
-from compressor.errors import UsageError
-from compressor.heads.asked import nearest
+from compressor.errors import UsageError, nearest
 from compressor.heads.search import AStarSearch, Head, RandomSearch, Step
 from compressor.heads.search.base import drop
 from compressor.heads.search.random_ import walk
@@ -47,6 +46,11 @@ class AStar(Study):
                 raise UsageError(f"--variants {variant}: unknown; {nearest(variant, VARIANTS)}")
         if self.asked.recipe.options:
             raise UsageError("--options: study astar takes none; its variants are --variants, its budgets --budgets")
+        metric = self.subject.data.task.chooser.metric
+        if points(metric) == 1 and "budgets" not in self.asked.axes:
+            raise UsageError(
+                f"study astar: budgets of {metric} are in its own unit, not in points; name some (--budgets)"
+            )
         largest = max(self.axis("budgets"))
         return [
             *(

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from compressor.measure import paired_interval
 from compressor.measure.paired import Interval
 from compressor.tasks.base import Task
+from compressor.tasks.metrics import points as points
+from compressor.tasks.metrics import unit as unit
 
-_OWN_UNIT = frozenset({"bits-per-character", "bleu", "loss", "perplexity"})
-"""Metrics that are told as they are; the others are shares or correlations, told in points, hundredths."""
 _RESAMPLES = 2000
 
 
@@ -53,16 +53,6 @@ class Findings:
     tables: Sequence[Table] = ()
     pictures: Sequence[Picture] = ()
     told: Sequence[str] = field(default_factory=tuple)
-
-
-def points(metric: str) -> float:
-    """By how much a metric is multiplied to be told: 100 for a share, 1 for one with a unit of its own."""
-    return 1.0 if metric in _OWN_UNIT else 100.0
-
-
-def unit(metric: str) -> str:
-    """The metric and its unit, for the head of a column."""
-    return metric if metric in _OWN_UNIT else f"{metric}, %"
 
 
 def difference(

@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from compressor.errors import UsageError
-from compressor.heads.asked import nearest
+from compressor.errors import UsageError, nearest
 from compressor.heads.gates import GATES
 from compressor.heads.learn import METHODS
 from compressor.progress import Tell
@@ -90,7 +89,7 @@ class Grid(Study):
             groups.setdefault((cell["asked"]["method"], cell["asked"]["keep"]), []).append(cell)
         by = points(task.metric)
         lines, curves = [], []
-        for (method, keep), cells in groups.items():
+        for (method, _), cells in groups.items():
             scores = [by * cell["test"] for cell in cells]
             bases = [dense[cell["asked"]["seed"]] for cell in cells]
             lines.append(
@@ -104,7 +103,7 @@ class Grid(Study):
                     "" if method == DENSE else told_difference(task, bases, cells),
                 )
             )
-            curves.append((method, keep, scores))
+            curves.append((method, float(np.mean([cell["heads"] for cell in cells])), scores))
         columns = ("method", "heads", "n", "eval", "test", "spread", "minus dense (95%)")
         return Findings(
             rows,
@@ -130,12 +129,12 @@ class Grid(Study):
             "seconds": cell["seconds"],
         }
 
-    def _curves(self, curves: list[tuple[str, int, list[float]]]) -> Picture:
+    def _curves(self, curves: list[tuple[str, float, list[float]]]) -> Picture:
         metric = self.subject.data.task.metric
         lines: dict[str, list[tuple[float, list[float]]]] = {}
-        for method, keep, scores in curves:
+        for method, heads, scores in curves:
             if method != DENSE:
-                lines.setdefault(method, []).append((keep, scores))
+                lines.setdefault(method, []).append((heads, scores))
         level = next(scores for method, _, scores in curves if method == DENSE)
         figure = figures.spread(lines, "heads kept", f"test {unit(metric)}", level=level, log=True)
         told = "Mean over seeds; the band reaches from the worst seed to the best. The grey line is dense."

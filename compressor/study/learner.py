@@ -7,8 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from compressor.errors import UsageError
-from compressor.heads.asked import nearest
+from compressor.errors import UsageError, nearest
 from compressor.heads.learn import Learned, known_options, learn
 from compressor.progress import Tell
 from compressor.study.subject import Subject
@@ -36,6 +35,8 @@ def check_options(
         among = sorted(known_options(method)) if dot else known
         if own not in among:
             raise UsageError(f"option {name!r} of {method or ', '.join(methods)}: unknown; {nearest(own, among)}")
+        if dot and own == "pool":
+            raise UsageError(f"option {name!r}: all methods of a study choose from one pool; say pool={options[name]}")
         if own in decided:
             raise UsageError(f"option {name!r}: {decided[own]}")
 

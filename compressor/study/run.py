@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from compressor.errors import UsageError
-from compressor.heads.asked import nearest
+from compressor.errors import UsageError, nearest
 from compressor.heads.distributed import spread
 from compressor.machine import machine
 from compressor.progress import Listener, Silent, Tell
@@ -150,7 +149,7 @@ def _facts(made: Study, subject: Subject, notes: tuple[str, ...]) -> list[tuple[
     recipe = made.asked.recipe
     facts = [
         ("size", str(made.asked.size)),
-        ("rows", subject.rows_told()),
+        ("rows", f"{subject.rows_told()}; drawn with seed {recipe.seed}"),
         *((name, ", ".join(map(str, made.axis(name)))) for name in made.axes if made.axis(name)),
     ]
     if subject.given and "Heads" in made.groups:

@@ -6,6 +6,7 @@ disturb each other.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from functools import cached_property
@@ -62,7 +63,7 @@ class SpeedStudy(Study):
             ),
             *(
                 Cell(
-                    f"grid{number}-{cell['cell']}",
+                    f"grid-{_digest(metric, cell)}-{cell['cell']}",
                     {
                         "what": "grid",
                         **{name: cell["asked"][name] for name in ("method", "keep", "seed")},
@@ -73,7 +74,7 @@ class SpeedStudy(Study):
                     },
                     ("dense",),
                 )
-                for number, (metric, cells) in enumerate(self._grids)
+                for metric, cells in self._grids
                 for cell in cells
             ),
         ]
@@ -165,7 +166,8 @@ class SpeedStudy(Study):
 
     def findings(self, results: Sequence[Result]) -> Findings:
         dense = next(cell for cell in results if cell["asked"]["what"] == "dense")
-        timed = [cell for cell in results if cell["asked"]["what"] != "dense"]
+        grids = {cell.name for cell in self.cells() if cell.asked["what"] == "grid"}  # of the grids named now
+        timed = [cell for cell in results if cell["asked"]["what"] in ("mask", "batch") or cell["cell"] in grids]
         timed.sort(key=lambda cell: (_KINDS.index(cell["asked"]["what"]), cell["asked"]["batch"], -cell["heads"]))
         rows = [
             {
@@ -265,16 +267,29 @@ class SpeedStudy(Study):
             )
             for cell in chosen
         )
-        groups: dict[str, list[tuple[float, float]]] = {}
+        speed, size = dict[str, list[tuple[float, float]]](), dict[str, list[tuple[float, float]]]()
         for cell in chosen:
-            groups.setdefault(cell["asked"]["method"], []).append((by * cell["asked"]["test"], cell["ratio"]))
-        figure = figures.scatter(groups, f"test {unit(metric)}", "times the speed of dense")
+            method, test = cell["asked"]["method"], by * cell["asked"]["test"]
+            speed.setdefault(method, []).append((test, cell["ratio"]))
+            size.setdefault(method, []).append((test, 100 * (1 - cell["bytes"] / dense["bytes"])))
+        name, told = f"test {unit(metric)}", "Each choice of the grid."
+        faster = figures.scatter(speed, name, "times the speed of dense")
+        smaller = figures.scatter(size, name, "file smaller by, %")
         columns = ("method", "heads", "seed", f"test {unit(metric)}", "speed", "file smaller by")
         table = Table("What the choices of a grid are worth", columns, lines)
-        return [table], [Picture("speed_vs_metric", "Speed against the metric", "Each choice of the grid.", figure)]
+        return [table], [
+            Picture("speed_vs_metric", "Speed against the metric", told, faster),
+            Picture("size_vs_metric", "Size against the metric", told, smaller),
+        ]
 
 
 _KINDS = ("mask", "batch", "grid")
+
+
+def _digest(metric: str, cell: Result) -> str:
+    """What a choice of a grid is known by: another grid has cells of the same names."""
+    told = json.dumps([metric, cell["asked"], cell["kept"], cell["test"]], sort_keys=True)
+    return hashlib.sha256(told.encode()).hexdigest()[:12]
 
 
 def _grouped(timed: Sequence[Result], what: str, by: str) -> dict[int, list[Result]]:

@@ -12,6 +12,9 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 _SENTENCES = BLEU(effective_order=True)  # of a single sentence; the counts are those of any order
 
+_OWN_UNIT = frozenset({"bits-per-character", "bleu", "loss", "perplexity"})
+"""Metrics that are told as they are; the others are shares or correlations, told in points, hundredths."""
+
 Metric = Callable[[np.ndarray, np.ndarray], float]
 
 
@@ -71,3 +74,13 @@ def bleu(counts: np.ndarray) -> float:
 
 def _constant(values: np.ndarray) -> bool:
     return bool(values.size == 0 or (values == values[0]).all())
+
+
+def points(metric: str) -> float:
+    """By how much a metric is multiplied to be told: 100 for a share, 1 for one with a unit of its own."""
+    return 1.0 if metric in _OWN_UNIT else 100.0
+
+
+def unit(metric: str) -> str:
+    """The metric and its unit, for the head of a column."""
+    return metric if metric in _OWN_UNIT else f"{metric}, %"

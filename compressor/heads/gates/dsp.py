@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -37,7 +38,9 @@ class SubsetGate(base.RankedGate):
         seed: seeds the start and every step's noise.
         tau_ini, tau_end: first and last temperature (the paper's BERT values).
         cooldown: share of the steps over which the temperature falls, log-linearly.
-        gate_learning_rate: peak learning rate of the head weights, decayed linearly to zero.
+        gate_learning_rate: peak learning rate of the head weights.
+        gate_schedule: `linear`: decayed to zero; `constant`: held, as the paper does for translation, with tau_ini 0.1
+            and gate_learning_rate 0.2.
         gate_max_grad_norm: bound on the norm of the weights' gradient, which reaches 1/(4 tau) near a tie.
 
     Raises:
@@ -55,12 +58,13 @@ class SubsetGate(base.RankedGate):
         tau_end: float = 1e-8,
         cooldown: float = 2 / 3,
         gate_learning_rate: float = 0.5,
+        gate_schedule: Literal["linear", "constant"] = "linear",
         gate_max_grad_norm: float = 1.0,
     ) -> None:
         super().__init__(base.initial(layers, seed), keep, steps, seed, gate_learning_rate, gate_max_grad_norm)
         if not 0 < tau_end <= tau_ini:
             raise UsageError(f"tau_ini {tau_ini}, tau_end {tau_end}: temperatures fall and stay above 0; mend them")
-        self.tau_ini, self.tau_end = tau_ini, tau_end
+        self.tau_ini, self.tau_end, self.gate_schedule = tau_ini, tau_end, gate_schedule
         self.cooldown_steps = base.share_of(steps, "cooldown", cooldown)
 
     def temperature(self, step: int) -> float:
@@ -77,7 +81,10 @@ class SubsetGate(base.RankedGate):
         return soft_top(self.weight + gumbel, self.keep, self.temperature(step))
 
     def cold(self, step: int) -> bool:
-        return step >= self.cooldown_steps
+        return not self.choice or step >= self.cooldown_steps
+
+    def learning_rate_at(self, step: int) -> float:
+        return 1.0 if self.gate_schedule == "constant" else super().learning_rate_at(step)
 
     def readings(self, step: int) -> dict[str, float]:
         return {"temperature": self.temperature(step)}
