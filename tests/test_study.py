@@ -22,6 +22,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from compressor.cli.study import _DECIDED
 from compressor.errors import InputError, UsageError
+from compressor.heads import trials
 from compressor.heads.distributed import MakeTrials
 from compressor.heads.learn import METHODS
 from compressor.heads.trials import ModelTrials
@@ -88,18 +89,19 @@ def table(folder: Path) -> list[dict[str, str]]:
 
 
 class Stages:
-    """Notes the stages, and does something when one begins."""
+    """Notes the stages, and does something when one begins, or when so much of it is done."""
 
-    def __init__(self, at: str = "", do: Callable[[], None] = lambda: None) -> None:
-        self.at, self.do = at, do
+    def __init__(self, at: str = "", do: Callable[[], None] = lambda: None, *, after: int = 0) -> None:
+        self.at, self.do, self.after = at, do, after
         self.seen: list[str] = []
 
     @contextmanager
     def stage(self, name: str) -> Iterator[Tell]:
         self.seen.append(name.partition(" (")[0])
-        if self.at and name.startswith(self.at):
+        here = self.at and name.startswith(self.at)
+        if here and not self.after:
             self.do()
-        yield lambda done, total: None
+        yield lambda done, total: self.do() if here and done == self.after else None
 
     def note(self, text: str) -> None: ...
 
@@ -195,6 +197,35 @@ def test_a_grid_goes_on_after_an_interruption(place: Path, done: Callable[[str],
     third = Stages()
     study("grid", request, third)
     assert third.seen == ["loading the model and the rows", "writing what was found"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "axes", "options", "at", "after"),
+    [
+        ("grid", {"methods": ("dsp",), "keeps": (4,)}, {"evaluations": 3}, "dsp-k4", 2),
+        ("astar", {"variants": ("paper",), "budgets": (60.0,)}, {}, "paper-b60", 3),
+    ],
+)
+def test_a_cell_that_was_interrupted_ends_as_if_it_had_not_been(
+    kind: str,
+    axes: dict[str, tuple[Any, ...]],
+    options: dict[str, Any],
+    at: str,
+    after: int,
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Learning goes on from a checkpoint, a search with what it has measured; what that cost in all is not the same."""
+    monkeypatch.setattr(trials, "_SAVE_SECONDS", 0.0)
+    whole, stopped = (asked(place, tmp_path / name, axes=axes, options=options) for name in ("whole", "stopped"))
+    study(kind, whole)
+    with pytest.raises(KeyboardInterrupt, match="the same command goes on from"):
+        study(kind, stopped, Stages(at, interrupt, after=after))
+    assert any((tmp_path / "stopped" / "cells").glob(f"{at}*.partial/**/*.*"))
+    study(kind, stopped)
+    one, other = ([{**row, "forwards": ""} for row in table(tmp_path / name)] for name in ("whole", "stopped"))
+    assert one == other
 
 
 def test_a_study_grows_by_what_is_asked_for_later(place: Path, tmp_path: Path) -> None:
