@@ -12,7 +12,7 @@ from pathlib import Path
 import safetensors.torch
 from accelerate import PartialState
 
-from compressor.blocks.learn import Chosen, learn_blocks
+from compressor.blocks.learn import Chooser, learn_blocks
 from compressor.errors import InputError
 from compressor.folder import ModelFolder, fingerprint
 from compressor.heads.gates import GATES
@@ -89,7 +89,7 @@ def learned(
     state: PartialState,
     listen: Listener,
     tell: Tell,
-    planner: Chosen,
+    planner: Chooser,
 ) -> Choice:
     """Learn which heads and blocks to keep, or go on where an interrupted run of the same recipe stopped.
 
@@ -135,7 +135,7 @@ def _learn(
     data: Data,
     store: Path,
     tell: Tell,
-    planner: Chosen,
+    planner: Chooser,
 ) -> Choice:
     """Heads first, where they are asked for, then blocks of what is left."""
     model = folder.model

@@ -75,13 +75,16 @@ def speeds(
     return tuple(rows)
 
 
-def lengths(recipe: Recipe, folder: ModelFolder, reach: int | None = None) -> tuple[int | None, ...]:
+def lengths(
+    recipe: Recipe, folder: ModelFolder, reach: int | None = None, longest: int | None = None
+) -> tuple[int | None, ...]:
     """The lengths to time, in tokens; None alone for a model of images or sound, which have one size.
 
     Args:
         recipe: may name lengths.
         folder: the model.
         reach: positions that the masks of the plan reach over; None: there are none.
+        longest: positions of the longest row, which masks that reach farther are timed at; None: there are no rows.
 
     Raises:
         UsageError: lengths were asked for of such a model, or longer ones than the masks reach over.
@@ -96,7 +99,7 @@ def lengths(recipe: Recipe, folder: ModelFolder, reach: int | None = None) -> tu
             f"--seq {over[0]}: the masks reach over {reach} positions, the length of the rows that they are of; time"
             " shorter ones, or learn on longer rows (--max-length)"
         )
-    usual = _LENGTH if reach is None else reach
+    usual = _LENGTH if reach is None else min(reach, longest or reach)
     return recipe.seq or (min(usual, token_limit(folder.model) or usual),)
 
 

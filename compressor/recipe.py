@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import os
@@ -16,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 import pydantic
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from compressor.errors import UsageError
+from compressor.errors import UsageError, nearest
 
 FILE_NAME = "compress.toml"
 """The recipe that is read from the model folder where none is named."""
@@ -81,7 +80,9 @@ PENALISED_METHODS = ("hard-concrete", "bin-concrete")
 Share = Annotated[float, Field(ge=0, le=1)]
 Prune = Annotated[dict[Literal["encoder", "decoder", "cross"], Share], BeforeValidator(_table)]
 BlockSize = Annotated[int, AfterValidator(_block_size)]
-OF_BLOCKS = ("block_size", "maps", "watch_rows", "random_blocks", "everywhere", "entmax", "restart")
+OF_BLOCKS = (
+    *("block_size", "maps", "watch_rows", "random_blocks", "count_causal_zeros", "everywhere", "entmax", "restart"),
+)
 OF_TENSORRT = ("workspace", "timing_cache", "hardware_compatible", "version_compatible")
 OF_BUILDING = ("target", "precision", "provider", "threads", *OF_TENSORRT, "batch", "seq", "seconds")
 """What decides how a graph is built and timed; `compress build` takes these."""
@@ -147,6 +148,9 @@ class Recipe(BaseModel):
         "Blocks", "training rows that the attention maps are averaged over, at most", 2000
     )
     random_blocks: bool = field_of("Blocks", "drop blocks drawn at random, to compare with", False)
+    count_causal_zeros: bool = field_of(
+        "Blocks", "count what causality hides among what goes, as attention pruning's own code does", False
+    )
     everywhere: bool = field_of("Blocks", "mask every site, even where that is no faster on this machine", False)
     entmax: bool = field_of(
         "Blocks", "cut from sharper maps, of a model that learned with entmax in place of softmax", False
@@ -175,7 +179,9 @@ class Recipe(BaseModel):
     attention: Literal["eager", "sdpa"] = field_of("Engine", "how attention is written into the graph", "eager")
 
     max_drop: Annotated[float, Field(ge=0)] | None = field_of(
-        "Measuring", "the run fails if the metric gets worse by more than this, in its own unit (0.01)"
+        "Measuring",
+        "the run fails if the metric gets worse by more than this, in its own unit (0.01 is a point of accuracy); a"
+        " search without --keep drops as many heads as it allows",
     )
     batch: Sizes = field_of("Measuring", "batch sizes to time, divided by commas", (1, 8))
     seq: Sizes | None = field_of(
@@ -280,7 +286,7 @@ class Recipe(BaseModel):
         if self.keep is None and self.method in SEARCH_METHODS:  # then what heads may cost decides how many go
             fields.add("max_drop")
         if self.drops_blocks:
-            fields |= {"provider", "precision", "threads", "seq"}
+            fields |= {"provider", "precision", "threads", "batch", "seq"}
             if self.maps is not None and self.maps.is_file():
                 more["maps"] = hashlib.sha256(self.maps.read_bytes()).hexdigest()
         asked = {**self.model_dump(mode="json", include=fields), **more}
@@ -389,9 +395,7 @@ def read(path: Path) -> dict[str, Any]:
     written = {name.replace("-", "_"): value for name, value in written.items()}
     for name, value in written.items():
         if name not in Recipe.model_fields:
-            near = difflib.get_close_matches(name, Recipe.model_fields, n=1)
-            mend = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(Recipe.model_fields)}"
-            raise UsageError(f"{path}: unknown key {name}; {mend}")
+            raise UsageError(f"{path}: unknown key {name}; {nearest(name, list(Recipe.model_fields))}")
         if isinstance(value, str) and _is_path(name, path.parent / value):
             written[name] = str(path.parent / value)
     return written
@@ -399,11 +403,14 @@ def read(path: Path) -> dict[str, Any]:
 
 def _is_path(name: str, beside: Path) -> bool:
     """Rows are named by a path or by a data set's name on a hub: a path is one that is there."""
-    return name in ("model", "plan", "out") or (name in ("data", "eval_data", "test_data") and beside.exists())
+    paths = ("model", "plan", "maps", "timing_cache", "out")
+    return name in paths or (name in ("data", "eval_data", "test_data") and beside.exists())
 
 
 def _one_line(error: Any, name: str, where: str) -> str:
     said = " ".join(str(error["msg"]).removeprefix("Value error, ").split())
+    if error["type"] == "literal_error" and (known := re.findall(r"'([^']*)'", error["ctx"]["expected"])):
+        said = f"unknown; {nearest(str(error['input']), known)}"
     if not name:
         return said
     hint = "" if ";" in said else f" ({Recipe.model_fields[name].description})"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import graph_passes
@@ -33,6 +33,7 @@ class Side:
         proofs: every step against the one before.
         lowered: masked sites that are block-sparse in `graph`.
         dense: masked sites that were to be, and the operator in the way.
+        unused: site -> key blocks that are not projected there.
     """
 
     name: verify.Side
@@ -42,6 +43,7 @@ class Side:
     proofs: tuple[Proof, ...]
     lowered: tuple[str, ...] = ()
     dense: tuple[Refusal, ...] = ()
+    unused: Mapping[str, int] = field(default_factory=dict)
 
 
 def build(
@@ -89,7 +91,7 @@ def build(
     with listen.stage(f"{name}: building the engine"):
         engine = make_engine(graph, place, recipe, tuning)
         runs = verify.require(verify.prove_engine(graph, engine, tried, name))
-    return Side(name, reference, graph, engine, (exported, same, runs), shrunk.lowered, shrunk.dense)
+    return Side(name, reference, graph, engine, (exported, same, runs), shrunk.lowered, shrunk.dense, shrunk.unused)
 
 
 def make_engine(graph: Path, folder: Path, recipe: Recipe, tuning: Tuning | None) -> Engine:

@@ -3,8 +3,8 @@
     output = softmax(scale * query key^T + mask) value, over the keys of kept blocks alone
 
 Query blocks are the rows of the mask. Rows of all heads go into a few buckets by how many key blocks they keep, and a
-bucket is one product: gather query, key and value blocks, multiply, mask, softmax, multiply. One gather at the end puts
-the results in order.
+bucket is one product: gather query, key and value blocks, multiply, mask, softmax, multiply. Heads that keep every
+block are dense together, in one product of all positions. One gather at the end puts the results in order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from graph_passes.buckets import Bucket, buckets, computed
+from graph_passes.buckets import Bucket, buckets, computed, whole
 from graph_passes.masks import BlockMask
 
 DOMAIN = "compressor"
@@ -169,6 +169,7 @@ class _Attention:
         self.kept = computed(mask, causal=causal)
         self.heads, self.rows, self.columns = mask.kept.shape
         self.buckets = buckets(mask, dims[0], causal=causal, every=bool(persistent))
+        self.whole = np.flatnonzero(whole(mask, causal=causal))
         # A quarter, so that several of them add up to a number still.
         self.hidden = float(np.finfo(body.dtype.numpy()).min) / 4
 
@@ -186,11 +187,12 @@ class _Attention:
         reached = self.keys if self.missing is None else op("Add", self.keys, self.missing)
         self.query_blocks, self.key_blocks = self._blocks(self.queries), self._blocks(reached)
         self.query_tokens = op("Reshape", self.given["query"], op.ints([0, -1, self.dims[0]]))
-        self._lay_out()
+        if self.buckets:
+            self._lay_out()
         counts = np.array(
             [[max(1, np.searchsorted(b.rows, rows)) for b in self.buckets] for rows in range(self.rows + 1)], np.int64
         ).reshape(self.rows + 1, -1)
-        return self._ordered(self._parts(counts), counts)
+        return self._ordered(self._parts(counts), self._dense() if len(self.whole) else None, counts)
 
     def _parts(self, counts: np.ndarray) -> list[ir.Value]:
         """Each bucket's output, `[batch, row, position in block, value_dim]`."""
@@ -246,7 +248,7 @@ class _Attention:
         token = op("Reshape", op("Add", token, op.ints(np.arange(self.heads)[:, None])), op.ints([-1, block]))
         token = op("Concat", token, op.ints(np.zeros((1, block))), axis=0)
         # Gathered from all keys by blocks once, if blocks are used often enough; else by each bucket from all keys.
-        often = int(self.kept.sum()) > _OFTEN * self.heads * self.columns
+        often = int(np.delete(self.kept, self.whole, axis=0).sum()) > _OFTEN * self.heads * self.columns
         self.blocks, self.vectors = [], []
         for name, dim in zip(("key", "value"), self.dims, strict=True):
             tokens = op("Reshape", self.given[name], op.ints([0, -1, dim]))
@@ -322,6 +324,31 @@ class _Attention:
             output = op("Where", op("Greater", most, op.floats(self.hidden / 2)), output, op.floats(0.0))
         return op("Reshape", output, op.ints([0, -1, self.dims[1]]))
 
+    def _dense(self) -> ir.Value:
+        """The heads that keep every block, `[batch, head * query, value_dim]`."""
+        op = self.op
+        query, key, value = (
+            op("Transpose", op("Gather", self.given[name], op.ints(self.whole), axis=2), perm=perm)
+            for name, perm in (("query", [0, 2, 1, 3]), ("key", [0, 2, 3, 1]), ("value", [0, 2, 1, 3]))
+        )
+        scores = op("Mul", op("MatMul", query, key), op.floats(self.scale))
+        if "full" in self.given:
+            heads = op.ints(self.whole if self.full > 1 else [0])
+            pairs = op("Gather", self.given["full"], heads, axis=1)
+            scores = op("Add", scores, op("Max", pairs, op.floats(self.hidden)))
+        if "row" in self.given:
+            scores = op("Add", scores, op("Max", self.given["row"], op.floats(self.hidden)))
+        if self.causal:
+            places = (op("Range", op.ints(0), self._scalar(size), op.ints(1)) for size in (self.keys, self.queries))
+            key_at, query_at = next(places), op("Unsqueeze", next(places), op.ints([1]))
+            later = op("Greater", key_at, query_at)
+            scores = op("Add", scores, op("Where", later, op.floats(self.hidden), op.floats(0.0)))
+        output = op("MatMul", op("Softmax", scores, axis=-1), value)
+        if "full" in self.given or "row" in self.given:
+            most = op("ReduceMax", scores, op.ints([-1]), keepdims=1)
+            output = op("Where", op("Greater", most, op.floats(self.hidden / 2)), output, op.floats(0.0))
+        return op("Reshape", output, op.ints([0, -1, self.dims[1]]))
+
     def _tokens(self, token: ir.Value | None, blocks: ir.Value) -> ir.Value:
         """Places of keys in what they are gathered from: blocks, or the tokens of blocks."""
         return blocks if token is None else self.op("Gather", token, blocks, axis=0)
@@ -343,8 +370,8 @@ class _Attention:
             found = op("Concat", found, op("Gather", self.full_rest, row, axis=1), axis=3)
         return op("Max", found, op.floats(self.hidden))
 
-    def _ordered(self, parts: list[ir.Value], counts: np.ndarray) -> ir.Value:
-        """The rows of all buckets at their places, zero where a head's row has no key."""
+    def _ordered(self, parts: list[ir.Value], dense: ir.Value | None, counts: np.ndarray) -> ir.Value:
+        """The rows of all buckets, and the dense heads, at their places; zero where a head's row has no key."""
         op, block = self.op, self.mask.block
         group = np.full((self.heads, self.rows), len(self.buckets))
         rank = np.zeros((self.heads, self.rows), np.int64)
@@ -367,10 +394,18 @@ class _Attention:
         )
         place = op("Reshape", op("Where", some, place, nowhere), op.ints([self.heads, -1]))
         place = op("Slice", place, op.ints([0]), self.queries, op.ints([1]))
+        if dense is not None:  # behind the buckets and their zero
+            inside = op("Range", op.ints(0), self._scalar(self.queries), op.ints(1))
+            first = op("Add", op("Mul", op.ints(np.arange(len(self.whole))[:, None]), self.queries), nowhere)
+            behind = op("Add", op("Add", first, op.ints([1])), inside)
+            rank = np.arange(self.heads)
+            rank[self.whole] = self.heads + np.arange(len(self.whole))
+            place = op("Gather", op("Concat", place, behind, axis=0), op.ints(rank), axis=0)
         place = op("Transpose", place, perm=[1, 0])
         shape = op("Concat", op("Shape", self.given["query"], start=0, end=1), op.ints([1, self.dims[1]]), axis=0)
         nothing = op("Expand", op.floats(0.0), shape)
-        return op("Gather", op("Concat", *parts, nothing, axis=1), place, axis=1)
+        found = [*parts, nothing, *([] if dense is None else [dense])]
+        return op("Gather", op("Concat", *found, axis=1), place, axis=1)
 
 
 def _reach(bucket: Bucket, columns: int) -> int:

@@ -1,7 +1,7 @@
 """Buckets of a block mask: rows that keep about as many key blocks, computed together.
 
-A bucket's rows are as wide as its widest; the buckets are chosen so that padding and the cost of more nodes come to the
-least together.
+Heads that keep every block are in none: they stay dense, all of them one product. A bucket's rows are as wide as its
+widest; the buckets are chosen so that padding and the cost of more nodes come to the least together.
 """
 
 from __future__ import annotations
@@ -41,9 +41,11 @@ class Bucket:
 
 
 def buckets(mask: BlockMask, head_dim: int, *, causal: bool = False, every: bool = False) -> list[Bucket]:
-    """The rows of a mask that keep any block (or every row), in the buckets that cost least."""
+    """The rows of a mask that keep any block (or every row) of heads that are not whole, in the buckets that cost
+    least."""
     kept = computed(mask, causal=causal)
     widths = np.maximum(kept.sum(2), int(every))
+    widths[whole(mask, causal=causal)] = 0
     own = np.zeros_like(widths, bool)
     if causal:
         size = min(kept.shape[1:])
@@ -63,6 +65,13 @@ def buckets(mask: BlockMask, head_dim: int, *, causal: bool = False, every: bool
 def computed(mask: BlockMask, *, causal: bool) -> np.ndarray:
     """The blocks kept that causality does not hide whole."""
     return mask.kept & np.tri(*mask.kept.shape[1:], dtype=np.bool_) if causal else mask.kept
+
+
+def whole(mask: BlockMask, *, causal: bool) -> np.ndarray:
+    """Bool `[head]`: heads that keep every block that causality leaves them."""
+    full = computed(BlockMask(np.ones_like(mask.kept), mask.block, mask.memory), causal=causal)
+    found: np.ndarray = (computed(mask, causal=causal) == full).all(axis=(1, 2))
+    return found
 
 
 def _ranges(widths: np.ndarray, block: int, head_dim: int) -> list[tuple[int, int]]:
@@ -107,5 +116,8 @@ def predict(mask: BlockMask, length: int, head_dim: int, *, causal: bool = False
         valid = (here >= 0) & (here < count)
         width = bucket.width if bucket.diagonal else int(valid.sum(1).max(initial=0))
         macs += 2 * len(here) * width * mask.block**2 * head_dim
+        nodes += _NODES
+    if dense := int(whole(mask, causal=causal).sum()):
+        macs += 2 * dense * length**2 * head_dim
         nodes += _NODES
     return Cost(macs, nodes + 40)

@@ -162,14 +162,14 @@ def evaluate(
         return
     feeds = {value.name or "": constants[value] for value in node.inputs if value is not None}
     try:
-        results = _run(ir.serde.serialize_node(node), feeds, _opset(node, model))
+        results = run_node(ir.serde.serialize_node(node), feeds, _opset(node, model))
     except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError):
         return  # Content that cannot be told is no error: the shape alone may do.
     for value, result in zip(node.outputs, results, strict=True):
         constants[value] = np.asarray(result)
 
 
-def _run(proto: onnx.NodeProto, feeds: dict[str, np.ndarray], opset: int) -> list[np.ndarray]:
+def run_node(proto: onnx.NodeProto, feeds: dict[str, np.ndarray], opset: int) -> list[np.ndarray]:
     """Outputs of one node of the standard."""
     if opset >= _AXES_ARE_INPUTS:
         return list(onnx.reference.ReferenceEvaluator(proto).run(None, feeds))

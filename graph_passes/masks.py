@@ -10,6 +10,8 @@ import dataclasses
 
 import numpy as np
 
+REACH = "compressor.reach"
+"""Metadata of a masked graph: most positions by name of input, JSON; of more its masks say nothing."""
 MASK = "block_mask"
 """What a mask is called on its module, and so behind the site's name in a graph."""
 SUFFIX = f".{MASK}"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import onnx_ir as ir
 
 from graph_passes.axes import Refusal
 from graph_passes.buckets import computed
 from graph_passes.gates import find_gates, set_gates
-from graph_passes.masks import mask_name
+from graph_passes.masks import REACH, mask_name
 from graph_passes.passes import (
     CleanUp,
     DropUnusedBlocks,
@@ -46,6 +47,7 @@ class Shrunk:
             counts in both.
         lowered: masked sites that compute the blocks of their mask alone.
         dense: sites that were to be lowered and stay dense and masked, and the operator in the way.
+        unused: lowered site -> key blocks that no query looks at, so that their keys and values are not projected.
     """
 
     model: ir.Model
@@ -55,6 +57,7 @@ class Shrunk:
     parameters: tuple[int, int]
     lowered: tuple[str, ...] = ()
     dense: tuple[Refusal, ...] = ()
+    unused: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def obstacle(self) -> str | None:
@@ -90,9 +93,12 @@ def shrink(model: ir.Model, plan: Plan, *, lower: Collection[str] | None = None)
     remove(model)
     CleanUp()(model)
     lowering = LowerBlockSparse(plan.masks, lower)
+    unused = DropUnusedBlocks()
     if lowering(model).modified:
-        DropUnusedBlocks()(model)
+        unused(model)
         CleanUp()(model)
+    if plan.masks:
+        model.metadata_props[REACH] = json.dumps(_reach(plan, model.graph))
     left = frozenset(find_gates(model.graph))
     refused = frozenset().union(*(refusal.sites for refusal in remove.refused)) if remove.refused else frozenset()
     removed = tuple(
@@ -107,6 +113,7 @@ def shrink(model: ir.Model, plan: Plan, *, lower: Collection[str] | None = None)
         (before, count_parameters(model)),
         tuple(lowering.lowered),
         tuple(lowering.refused),
+        unused.dropped,
     )
 
 
@@ -120,6 +127,26 @@ def _without_dead(site: SitePlan, plan: Plan, graph: ir.Graph) -> SitePlan:
     return dataclasses.replace(
         site, kept=tuple(site.kept[place] for place in kept), scale=tuple(site.scale[place] for place in kept)
     )
+
+
+def _reach(plan: Plan, graph: ir.Graph) -> dict[str, int]:
+    """Most positions that the masks reach over, by name of input: tokens `[batch, position]`, memories
+    `[batch, position, hidden]`."""
+    names = {value.name for value in graph.inputs}
+    target = "decoder_input_ids" if "decoder_input_ids" in names else "input_ids"
+    found: dict[str, int] = {}
+    for site in plan.sites:
+        mask = plan.masks.get(site.name)
+        if mask is None:
+            continue
+        asks = "input_ids" if site.kind == "encoder" else target
+        seen = "input_ids" if site.kind == "cross" else asks
+        sizes = [(asks, mask.queries), (seen, mask.keys)]
+        sizes += [(str(name), mask.memory) for name in names if str(name).startswith("memory_")]
+        for name, size in sizes:
+            if name in names:
+                found[name] = min(size, found.get(name, size))
+    return found
 
 
 def _padded(mask: ir.Value) -> bool:

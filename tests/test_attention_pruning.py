@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import compressor
-from compressor.blocks import watch
-from compressor.blocks.planner import Planner, SiteTimes
+from compressor.blocks import AttentionMaps, planner, watch
+from compressor.blocks.planner import Beside, Planner, SiteTimes, look_beside
 from compressor.errors import InputError, UsageError
 from compressor.folder import load
 from compressor.recipe import Recipe, make
 from compressor.sites import find_sites, hooked, keep_all
+from compressor.study import SIZES, Asked, study
+from compressor.targets import session as sessions
+from compressor.targets.base import Feeds
+from compressor.targets.ort import build
 from compressor.tasks import open_data
-from graph_passes import BlockMask, Plan
+from compressor.workdir import write_json
+from graph_passes import BlockMask, Kind, Plan, SitePlan
 from tests import folders
 from tests.test_pipeline import Stages
-from tests.zoo import FAMILIES
+from tests.zoo import FAMILIES, PERSISTENT
 
 
 @pytest.fixture(scope="module")
@@ -90,13 +97,16 @@ def test_a_run_with_heads_and_blocks(place: Path, tmp_path: Path) -> None:
     assert again.plan.sites == plan.sites
     assert all(proof.holds for proof in again.proofs)
     assert any("their beginning counts" in note for note in again.notes)
+    engine = build(out / "model.onnx", tmp_path / "engine.onnx", threads=1)
+    with pytest.raises(InputError, match="input_ids: 17 positions, the masks reach over 16; give shorter rows"):
+        engine.run({"input_ids": np.ones((1, 17), np.int64), "attention_mask": np.ones((1, 17), np.int64)})
 
 
 class Told(Planner):
     """A planner whose clock is a table: site -> whole over block-sparse at each length."""
 
     def __init__(self, gains: Mapping[str, tuple[float, ...]], **more: object) -> None:
-        super().__init__(Recipe.model_validate({"model": "m", "data": "d", "blocks": 0.5, **more}), (8, 16))
+        super().__init__(Recipe.model_validate({"model": "m", "data": "d", "blocks": 0.5, **more}), ())
         for name, each in gains.items():
             pairs = zip((8, 16), each, strict=True)
             self._times[name] = tuple(
@@ -117,6 +127,7 @@ def test_the_planner_masks_where_it_pays_at_the_longest_length_and_costs_nothing
     chosen, notes = Told(gains)(plan, masks)
     assert list(chosen) == [first]
     assert "2 of 3 sites keep every block" in notes[0]
+    assert f"{second} (1.09 times as fast at length 16), {third} (0.99 times as fast at length 8)" in notes[0]
     for more in ({"everywhere": True}, {"block_size": 1}):
         assert Told(gains, **more)(plan, masks) == (masks, ())
 
@@ -124,14 +135,81 @@ def test_the_planner_masks_where_it_pays_at_the_longest_length_and_costs_nothing
 def test_a_mask_that_was_learned_with_takes_its_faster_form() -> None:
     plan, masks = _masks()
     first, second, third = (site.name for site in plan.sites)
-    planner = Told({first: (1.0, 1.0), second: (1.0, 1.0)})
-    planner._times[second] = (SiteTimes(16, {"whole": 1.0, "masked": 0.5, "block-sparse": 1.0}),)
-    planner._times[third] = (SiteTimes(16, {"whole": 1.0, "masked": 0.5}),)
+    told = Told({first: (1.0, 1.0), second: (1.0, 1.0)})
+    told._times[second] = (SiteTimes(16, {"whole": 1.0, "masked": 0.5, "block-sparse": 1.0}),)
+    told._times[third] = (SiteTimes(16, {"whole": 1.0, "masked": 0.5}),)
     masked = plan.masked(masks)
-    assert planner.lowered(masked) == {first}
-    forms = [site.form for site in planner.told(masked, (), {first}, {})]
+    assert told.lowered(masked) == {first}
+    forms = [site.form for site in told.told(masked, (), {first}, {})]
     assert forms == ["block-sparse", "masked", "masked"]
-    assert [site.form for site in planner.told(plan, {first}, (), {})] == ["whole"]
+    assert [site.form for site in told.told(plan, {first}, (), {})] == ["whole"]
+
+
+def test_shorter_rows_than_the_longest_are_timed_whatever_is_asked_for() -> None:
+    asked = Recipe.model_validate({"model": "m", "data": "d", "blocks": 0.5})
+    assert Planner(asked, (), 100).lengths == (50, 75, 100)
+    assert Planner(asked, (128,), 100).lengths == (50, 75, 100, 128)
+
+
+@pytest.mark.parametrize("what", [Beside(), Beside(bias=2), Beside(persistent=3, bias=2)])
+@pytest.mark.parametrize(("kind", "memory"), [("encoder", 0), ("decoder", 0), ("decoder", 8), ("cross", 0)])
+def test_the_forms_that_are_timed_read_what_the_site_reads(kind: Kind, memory: int, what: Beside) -> None:
+    """Of a mask that keeps every block all forms are the same attention."""
+    site = SitePlan("a", kind, 2, 1, 4, (0, 1))
+    mask = BlockMask(np.ones((2, 2, 2 + memory // 8), np.bool_), 8, memory)
+    seen: list[dict[str, np.ndarray]] = []
+
+    def run(opened: Mapping[str, Any], feeds: Feeds) -> dict[str, float]:
+        seen.append(
+            {form: sessions.run(session, feeds)["output"].reshape(3, -1, 8) for form, session in opened.items()}
+        )
+        return dict.fromkeys(opened, 1.0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planner, "_medians", run)
+        asked = Recipe.model_validate({"model": "m", "data": "d", "blocks": 0.5, "batch": 3, "threads": 1})
+        times = Planner(asked, (), 11, {"a": what}).times(site, mask)
+    assert {(time.length, time.batch) for time in times} == {(6, 3), (8, 3), (11, 3)}
+    forms = seen[-1]
+    assert set(forms) == {"whole", "masked", "block-sparse"}
+    for form in forms.values():
+        np.testing.assert_allclose(form, forms["whole"], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "found"), [("bert", Beside()), ("all_attention", Beside(PERSISTENT, 4)), ("gpt2", Beside())]
+)
+def test_what_a_site_reads_beside_positions_is_seen(family: str, found: Beside) -> None:
+    model, inputs = FAMILIES[family](0)
+    assert set(look_beside(model, inputs).values()) == {found}
+
+
+def test_times_outlive_an_interruption(tmp_path: Path) -> None:
+    plan, masks = _masks()
+    site = plan.sites[0]
+    first = Told({site.name: (1.0, 1.0)})
+    write_json(tmp_path / "planned.json", {"notes": [], "times": first.timed})
+    again = Told({})
+    again.recall(tmp_path / "planned.json")
+    assert again.times(site, masks[site.name]) == first.times(site, masks[site.name])
+
+
+def test_a_study_crosses_data_sets_of_any_labels(place: Path, tmp_path: Path) -> None:
+    """Only the texts of the second are watched; the model keeps the labels of the first."""
+    (tmp_path / "other.tsv").write_text("\n".join(["label\tsentence1\tsentence2", *["x\tone two\tthree"] * 4, ""]))
+    sources = (str(place / "rows.tsv"), str(tmp_path / "other.tsv"))
+    asked = recipe(place, tmp_path / "out", blocks=None, block_size=8, steps=1, keep="100%")
+    axes = {"shares": (0.0, 0.5), "masks": ("own",), "seeds": (1,)}
+    size = replace(SIZES["tiny"], evaluations=1)
+    found = study("blocks", Asked(asked, size, sources, axes))
+    assert [row["masks"] for row in found.rows] == ["dense", "retrained", "own", "other.tsv"]
+    first, crossed = found.tables
+    assert first.title.endswith("test minus retrained")
+    assert crossed.columns == ("masks from", "p = 0.5")
+    assert [row[0] for row in crossed.rows] == ["rows.tsv", "other.tsv"]
+    assert "crossed_all" in {picture.name for picture in found.pictures}
+    maps = AttentionMaps.load(tmp_path / "out" / "kept" / "maps-other.tsv-s1.safetensors")
+    assert maps.counts[next(iter(maps.counts))].max() == 4
 
 
 @pytest.mark.parametrize(
@@ -160,9 +238,11 @@ def test_refuses_shares_and_sizes_out_of_range(flags: dict[str, object], said: s
         ({"maps": "nowhere.safetensors"}, InputError, "there are no such maps"),
     ],
 )
-def test_refuses_what_does_not_fit_the_model(
+def test_refuses_what_does_not_fit_the_model_before_anything_is_built(
     more: dict[str, object], error: type[Exception], said: str, place: Path, tmp_path: Path
 ) -> None:
+    heard = Stages()
     with pytest.raises(error, match=said):
-        compressor.compress(recipe(place, tmp_path / "out", **more))
+        compressor.compress(recipe(place, tmp_path / "out", **more), heard)
+    assert not any("exporting" in stage for stage in heard.seen)
     assert not (tmp_path / "out").exists()

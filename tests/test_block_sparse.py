@@ -83,12 +83,13 @@ class Case:
 @given(st.data())
 def test_equals_masked_attention(data: st.DataObject) -> None:
     draw = data.draw
-    block, heads, rows = draw(st.sampled_from((8, 16, 32))), draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    block, heads, rows = draw(st.sampled_from((8, 16, 64, 128))), draw(st.integers(1, 3)), draw(st.integers(1, 4))
     kind = draw(st.sampled_from(("encoder", "decoder", "cross", "memory", "persistent")))
     memory = draw(st.sampled_from((8, 16, 24))) if kind in ("memory", "persistent") else 0
     columns = draw(st.integers(1, 4)) if kind == "cross" else -(-(rows * block + memory) // block)
     rng = np.random.default_rng(draw(st.integers(0, 2**16)))
     mask = BlockMask(rng.random((heads, rows, columns)) < draw(st.sampled_from((0.0, 0.2, 0.6, 1.0))), block, memory)
+    mask.kept[: draw(st.integers(0, heads))] = True  # heads that stay dense
     persistent = 3 if kind == "persistent" else 0
     full = draw(st.sampled_from((0, 1, heads)))
     case = Case(mask, causal=kind == "decoder", row=draw(st.booleans()), full=full, persistent=persistent)
@@ -131,6 +132,18 @@ def test_longer_than_the_mask_is_refused() -> None:
 def test_causality_over_a_memory_is_refused() -> None:
     with pytest.raises(ValueError, match="give the mask in full"):
         Case(BlockMask(np.ones((1, 2, 3), np.bool_), 8, 8), causal=True)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_head_that_keeps_every_block_stays_dense(causal: bool) -> None:
+    kept = np.random.default_rng(0).random((3, 9, 9)) < 0.3
+    kept[1] = True
+    mask = BlockMask(kept, 8)
+    assert {head for bucket in buckets(mask, 64, causal=causal) for head in bucket.heads} == {0, 2}
+    case = Case(mask, causal=causal, row=True)
+    for length in (5, 70, 72):
+        feeds = case.feeds(length, length)
+        np.testing.assert_allclose(case.run(feeds), case.expected(feeds), atol=1e-5)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressor.blocks import AttentionMaps, cut, density
+from compressor.blocks import AttentionMaps, cut, density, unreached
 from compressor.errors import InputError
+from compressor.sites import Site
 from graph_passes import BlockMask, Kind, Plan, PlanError, SitePlan
 
 
@@ -27,9 +30,9 @@ def plan(kind: Kind = "encoder", heads: int = 3, kept: tuple[int, ...] = (0, 1, 
 
 @settings(max_examples=40, deadline=None)
 @given(
-    share=st.floats(0.01, 0.95),
+    share=st.floats(0.01, 1.0),
     kind=st.sampled_from(["encoder", "decoder", "cross"]),
-    block=st.sampled_from([1, 8, 16]),
+    block=st.sampled_from([1, 8, 16, 64]),
     length=st.integers(8, 40),
     memory=st.sampled_from([0, 8, 13]),
     kept=st.sampled_from([(0, 1, 2), (0, 2), (1,)]),
@@ -38,7 +41,7 @@ def plan(kind: Kind = "encoder", heads: int = 3, kept: tuple[int, ...] = (0, 1, 
 def test_exactly_the_share_of_what_counts_goes(
     share: float, kind: Kind, block: int, length: int, memory: int, kept: tuple[int, ...], drawn: bool
 ) -> None:
-    """But for rows that would lose every block, which keep one."""
+    """As long as that leaves every row one."""
     found = maps(kind, length=length, memory=memory, seed=length)
     mask = cut(found, plan(kind, kept=kept), {kind: share}, block, seed=1 if drawn else None)["a"]
     blocks = -(-length // block), -(-(length + memory) // block)
@@ -55,8 +58,7 @@ def test_exactly_the_share_of_what_counts_goes(
     assert not (mask.kept & ~counted).any()
     left = int(mask.kept.sum())
     exactly = len(kept) * int(counted.sum()) - round(share * len(kept) * int(counted.sum()))
-    rows = len(kept) * blocks[0]
-    assert exactly <= left <= exactly + rows
+    assert left == max(exactly, len(kept) * blocks[0])
     assert mask.kept[list(kept)].any(axis=2).all()
     assert density(mask, found, "a", kept).mean() == pytest.approx(left / (len(kept) * counted.sum()))
 
@@ -68,11 +70,54 @@ def test_the_least_attention_goes_and_ties_go_by_index() -> None:
     assert mask.kept[0].astype(int).tolist() == [[0, 1, 1, 1], [0, 0, 0, 1], [1, 0, 0, 0], [1, 1, 1, 1]]
 
 
-def test_an_empty_row_keeps_its_strongest() -> None:
+def test_a_row_keeps_its_strongest_and_the_next_weakest_goes() -> None:
     found = maps(heads=1, length=3)
-    found.maps["a"][0] = [[0.1, 0.3, 0.2], [5, 5, 5], [5, 5, 5]]
+    found.maps["a"][0] = [[0.1, 0.3, 0.2], [6, 5, 7], [8, 8, 8]]
     mask = cut(found, plan(heads=1, kept=(0,)), {"encoder": 3 / 9}, 1)["a"]
-    assert mask.kept[0, 0].tolist() == [False, True, False]
+    assert mask.kept[0].astype(int).tolist() == [[0, 1, 0], [1, 0, 1], [1, 1, 1]]
+
+
+def test_random_masks_know_nothing_of_the_maps() -> None:
+    """Not even where a row would lose every block."""
+    one, other = (maps(length=16, seed=seed) for seed in (0, 1))
+    for share in (0.5, 0.95):
+        drawn = [cut(found, plan(), {"encoder": share}, 8, seed=3)["a"] for found in (one, other)]
+        assert drawn[0] == drawn[1]
+
+
+def test_maps_of_longer_rows_are_cropped() -> None:
+    found = maps("decoder", length=20, memory=8)
+    part = found.cropped(12)
+    assert part.length == 12
+    assert (part.maps["a"] == found.maps["a"][:, :12, :20]).all()
+    assert (part.counts["a"] == found.counts["a"][:12, :20]).all()
+
+
+def test_the_share_that_no_example_reaches_is_told() -> None:
+    found = maps("decoder", heads=1, length=16)
+    assert unreached(found, ["a"], 8) == 0
+    found.counts["a"][8:] = 0
+    assert unreached(found, ["a"], 8) == pytest.approx(2 / 3)
+
+
+SITE = Site("a", "encoder", 3, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("sites", "change", "said"),
+    [
+        ([SITE, replace(SITE, name="b")], {}, "no map of b, which has 3 heads of kind encoder"),
+        ([replace(SITE, name="b")], {}, "of a, which the model has not"),
+        ([replace(SITE, heads=4)], {}, "a encoder map of 3 heads of a, which has 4 heads"),
+        ([SITE], {"counts": {"a": np.ones((20, 19))}}, "pairs counted"),
+        ([SITE], {"memory": 4}, "of a memory of 4 positions, the model has 0"),
+    ],
+)
+def test_maps_of_another_model_are_refused(sites: list[Site], change: dict[str, Any], said: str) -> None:
+    found = replace(maps(), **change)
+    with pytest.raises(InputError, match=said):
+        found.check(sites, memory=0)
+    maps().check([SITE], memory=0)
 
 
 def test_what_no_example_reaches_is_not_counted_and_stays() -> None:

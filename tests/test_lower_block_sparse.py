@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import tempfile
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from compressor.targets.fusion import fuse
 from compressor.targets.half import halve
 from compressor.targets.session import describe
 from graph_passes import BlockMask, Plan, PlanError, SitePlan, load, save, shrink
+from graph_passes.masks import REACH
 from graph_passes.passes import CleanUp, DropUnusedBlocks, LowerBlockSparse, Normalize
 from tests.zoo import FAMILIES, pair, random_plan, text
 
@@ -99,6 +101,18 @@ def test_lowered_equals_masked(family: str, attention: str, opset: int, forms: s
     assert found == set(forms.split(", "))
     assert len(nodes) == len(plan.masks)
     assert_equal(reference, written(result.model, "lowered.onnx"))
+
+
+def test_a_lowered_graph_never_lets_the_future_in() -> None:
+    plan, reference = exported("gpt2", "sdpa", 18)
+    lowered = session(written(shrink(load(reference), plan).model, "future.onnx"))
+    names = [value.name for value in lowered.get_inputs()]
+    feeds = {name: value.numpy() for name, value in text(3, 29).items() if name in names}
+    (before, *_) = lowered.run(None, feeds)
+    feeds["input_ids"][:, 13:] = 9
+    (after, *_) = lowered.run(None, feeds)
+    np.testing.assert_array_equal(after[:, :13], before[:, :13])
+    assert (after[:, 13:] != before[:, 13:]).any()
 
 
 @pytest.mark.parametrize(
@@ -200,6 +214,13 @@ def test_key_blocks_that_no_query_uses_are_not_projected() -> None:
     assert drop.dropped == {plan.sites[0].name: 2}
     assert_equal(reference, written(lowered, "dropped.onnx"))
     assert not DropUnusedBlocks()(lowered).modified
+    assert shrink(load(reference), plan).unused == drop.dropped
+
+
+def test_the_reach_of_masks_is_written_into_the_graph() -> None:
+    plan, reference = exported("bart", "eager", 18)
+    told = json.loads(shrink(load(reference), plan, lower=()).model.metadata_props[REACH])
+    assert told == {"input_ids": 32, "decoder_input_ids": 32}
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ from transformers import PreTrainedModel
 from compressor.errors import InputError
 from compressor.export import export_reference
 from compressor.sites import Attention, Site, find_sites, gated, hooked, keep_all, masked
+from compressor.targets.half import halve
 from graph_passes import BlockMask, Plan
 from tests.test_law import relative_error, run
-from tests.zoo import FAMILIES
+from tests.zoo import FAMILIES, text
 
 LONGEST = 40
 
@@ -148,3 +149,26 @@ def test_refuses_what_the_masks_do_not_reach_over() -> None:
     said = "7 queries and 7 keys after 0 remembered; the mask reaches over 5, 5 and 0"
     with pytest.raises(InputError, match=said), gated(model, short):
         model(**inputs)
+
+
+def test_rows_without_a_key_are_zero_in_half_precision_too(tmp_path: Path) -> None:
+    """Scores far below zero, hidden in a graph that stays dense: half precision has no number below its lowest."""
+    model, inputs = FAMILIES["bert"](0)
+    model.eval()
+    sites = find_sites(model, inputs)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "query.bias" in name or "key.bias" in name:
+                weight.copy_(torch.tensor(5.0 if "query" in name else -5.0))
+    kept = np.ones((sites[0].heads, 2, 2), np.bool_)
+    kept[:, 1, 1] = False
+    plan = keep_all(sites).masked({sites[0].name: BlockMask(kept, 8)})
+    inputs = text(2, 16)
+    inputs["attention_mask"][1, :8] = 0  # the second block of queries may see the first block of keys alone
+    export_reference(model, plan, inputs, tmp_path / "graph.onnx")
+    feeds = [{name: value.numpy() for name, value in inputs.items()}]
+    expected = run(tmp_path / "graph.onnx", feeds)
+    halve(tmp_path / "graph.onnx")
+    found = run(tmp_path / "graph.onnx", feeds)
+    assert np.isfinite(found[0][0]).all()
+    assert relative_error([expected[0][:1]], [found[0][:1]]) <= 2e-2

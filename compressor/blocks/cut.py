@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -22,16 +22,16 @@ def cut(
     """Masks of every site whose kind loses a share of its blocks.
 
     Of a layer's n blocks, over all its kept heads together, exactly `round(p n)` go: those of least mean attention,
-    ties by index. Blocks that no example reaches are not counted and stay; nor are a causal site's blocks of the
-    future, which are never computed. A row of blocks that would lose all of them keeps its strongest, in addition. A
-    block's score is the mean over its entries that count.
+    ties by index. Every row of blocks keeps its strongest, so fewer go where p leaves less than one a row. Blocks that
+    no example reaches are not counted and stay; nor are a causal site's blocks of the future, which are never computed.
+    A block's score is the mean over its entries that count.
 
     Args:
         maps: of this model.
         plan: the heads that are there.
         shares: kind -> p, from 0 to 1; a kind that is not named loses nothing.
         block: positions along a block's side; 1 cuts single entries.
-        seed: draw the blocks that go instead (the paper's baseline).
+        seed: draw the order in which blocks go instead (the paper's baseline).
         count_causal_zeros: count the future, too, as the paper's own code does.
     """
     return {
@@ -55,6 +55,16 @@ def density(mask: BlockMask, maps: AttentionMaps, site: str, kept: tuple[int, ..
     counted = _blocks(_counted(maps, site, False).astype(np.float64), mask.block) > 0
     found: np.ndarray = (mask.kept[list(kept)] & counted).sum((1, 2)) / max(1, counted.sum())
     return found
+
+
+def unreached(maps: AttentionMaps, sites: Iterable[str], block: int) -> float:
+    """Share of the blocks which no example reaches, of those that attention can use: no share is taken of them, and
+    they stay."""
+    usable, reached = 0, 0
+    for site in sites:
+        usable += int((_blocks(_past(maps, site).astype(np.float64), block) > 0).sum())
+        reached += int((_blocks(_counted(maps, site, False).astype(np.float64), block) > 0).sum())
+    return 1.0 - reached / max(1, usable)
 
 
 def _counted(maps: AttentionMaps, site: str, causal_zeros: bool) -> np.ndarray:
@@ -84,19 +94,19 @@ def _site(
 ) -> BlockMask:
     entries = _blocks(counted.astype(np.float64), block)
     scores = np.stack([_blocks(attention[head] * counted, block) for head in heads]) / np.maximum(entries, 1.0)
-    population = np.broadcast_to(entries > 0, scores.shape)
     order = scores if draw is None else draw.random(scores.shape)
-    places = np.flatnonzero(population)
-    least = places[np.argsort(order.ravel()[places], kind="stable")]
-    kept = np.ones(scores.size, dtype=np.bool_)
-    kept[least[: round(share * len(places))]] = False
-    kept = kept.reshape(scores.shape)
+    population = np.broadcast_to(entries > 0, scores.shape)
     present = _blocks(past.astype(np.float64), block) > 0
     seen = population & present
-    used = (kept & seen).any(axis=2)
-    strongest = np.where(seen, scores, -1.0).argmax(axis=2)
-    head, row = np.nonzero(~used & seen.any(axis=2))
-    kept[head, row, strongest[head, row]] = True
+    # Of equals the last is the strongest, as the first goes first.
+    strongest = seen.shape[2] - 1 - np.where(seen, order, -1.0)[..., ::-1].argmax(axis=2)
+    head, row = np.nonzero(seen.any(axis=2))
+    free = population.copy()
+    free[head, row, strongest[head, row]] = False
+    places = np.flatnonzero(free)
+    least = places[np.argsort(order.ravel()[places], kind="stable")]
+    kept = np.ones(scores.shape, dtype=np.bool_)
+    kept.ravel()[least[: round(share * population.sum())]] = False
     whole = np.zeros((len(attention), *kept.shape[1:]), dtype=np.bool_)
     whole[list(heads)] = kept & present
     return BlockMask(whole, block, memory)

@@ -5,20 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from accelerate import PartialState
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from compressor.blocks.cut import cut
-from compressor.blocks.maps import AttentionMaps, watch
+from compressor.blocks.cut import cut, unreached
+from compressor.blocks.maps import AttentionMaps, remembered, watch
 from compressor.errors import InputError, UsageError
+from compressor.folder import fingerprint
 from compressor.folder.inputs import token_limit
 from compressor.heads.asked import LearnRequest, defaults, read_options
 from compressor.heads.learn import schedule_options
@@ -48,6 +50,7 @@ class BlocksRequest(LearnRequest, Protocol):
         maps: maps of an earlier run to cut from; None: the rows' own.
         watch_rows: rows that maps are averaged over, at most.
         random_blocks: draw the blocks that go.
+        count_causal_zeros: count what causality hides among what goes, as the paper's own code does.
         entmax: cut from the maps of a model that learned with entmax-1.5 in place of softmax.
         max_length: longest row in tokens.
     """
@@ -64,6 +67,8 @@ class BlocksRequest(LearnRequest, Protocol):
     def watch_rows(self) -> int: ...
     @property
     def random_blocks(self) -> bool: ...
+    @property
+    def count_causal_zeros(self) -> bool: ...
     @property
     def entmax(self) -> bool: ...
     @property
@@ -85,8 +90,15 @@ class Masked:
     notes: tuple[str, ...]
 
 
-Chosen = Callable[[Plan, Mapping[str, BlockMask]], tuple[Mapping[str, BlockMask], Sequence[str]]]
-"""A planner: of all masks those that pay where the model will run, and what a reader must know of the choice."""
+class Chooser(Protocol):
+    """Of all masks those that pay where the model will run, and what a reader must know of the choice."""
+
+    def __call__(self, plan: Plan, masks: Mapping[str, BlockMask]) -> tuple[Mapping[str, BlockMask], Sequence[str]]: ...
+
+    @property
+    def timed(self) -> Any:
+        """What the choice rests on, as JSON."""
+        ...
 
 
 def shares(recipe: BlocksRequest, sites: Sequence[Site | SitePlan]) -> dict[Kind, float]:
@@ -103,11 +115,22 @@ def shares(recipe: BlocksRequest, sites: Sequence[Site | SitePlan]) -> dict[Kind
 
 
 def reach(model: PreTrainedModel, data: Data, recipe: BlocksRequest) -> int:
-    """Positions that masks of these rows reach over: the longest row that there can be."""
+    """Positions that masks reach over: the longest row that there can be, whether or not one is there."""
     if isinstance(data.task, Streams):
         return max(1, *(length - 1 for length in data.train["length"]))
     longest = token_limit(model)
     return recipe.max_length if longest is None else min(recipe.max_length, longest)
+
+
+def opened_maps(path: Path, model: PreTrainedModel, sites: Sequence[Site]) -> AttentionMaps:
+    """Maps of an earlier run.
+
+    Raises:
+        InputError: there are none, or they are another model's.
+    """
+    maps = AttentionMaps.load(path)
+    maps.check(sites, remembered(model))
+    return maps
 
 
 def learn_blocks(
@@ -117,7 +140,7 @@ def learn_blocks(
     recipe: BlocksRequest,
     plan: Plan,
     store: Path,
-    planner: Chosen,
+    planner: Chooser,
     tell: Tell,
     *,
     start: Mapping[str, Tensor] | None = None,
@@ -146,7 +169,10 @@ def learn_blocks(
     share, length = shares(recipe, sites), reach(model, data, recipe)
     kept = store / "maps.safetensors"
     if recipe.maps is not None:
-        maps = AttentionMaps.load(recipe.maps)
+        maps = opened_maps(recipe.maps, model, sites)
+        if state.is_main_process and not kept.is_file():
+            store.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(recipe.maps, kept)
     elif kept.is_file():
         maps = AttentionMaps.load(kept)
     else:
@@ -166,33 +192,39 @@ def learn_blocks(
         if state.is_main_process:
             store.mkdir(parents=True, exist_ok=True)
             maps.save(kept)
-        state.wait_for_everyone()
-    maps.check(sites, int(getattr(model.config, "memory_length", 0)) if isinstance(data.task, Streams) else 0)
+    state.wait_for_everyone()
     notes = []
-    for site in sites:
-        has = maps.counts[site.name].shape[0]
-        if has < length:
-            raise InputError(
-                f"maps: {site.name}: they reach over {has} positions, rows have up to {length}; lower --max-length, or"
-                " watch longer rows"
-            )
+    if maps.length < length:
+        raise InputError(
+            f"maps: they reach over {maps.length} positions, rows have up to {length}; lower --max-length, or watch"
+            " longer rows"
+        )
     if recipe.maps is not None:
-        others = [
-            what
-            for what, has, own in (("rows", maps.data, data.train_hash), ("weights", maps.model, plan.model))
-            if has != own
-        ]
+        own = (("rows", maps.data, data.train_hash), ("weights", maps.model, fingerprint(model)))
+        others = [what for what, has, mine in own if has != mine]
         if others:
             notes.append(f"masks are cut from the maps of other {' and '.join(others)} ({recipe.maps})")
-    masks = cut(maps, plan, share, recipe.block_size, seed=recipe.seed if recipe.random_blocks else None)
+    if maps.length > length:
+        notes.append(f"the maps reach over {maps.length} positions, rows over {length}: the first {length} count")
+        maps = maps.cropped(length)
+    masks = cut(
+        maps,
+        plan,
+        share,
+        recipe.block_size,
+        seed=recipe.seed if recipe.random_blocks else None,
+        count_causal_zeros=recipe.count_causal_zeros,
+    )
+    if left := unreached(maps, masks, recipe.block_size):
+        notes.append(f"{left:.1%} of the blocks are reached by no row that was watched: no share is taken, they stay")
     # Every process, and a run that goes on, learns with what the main process planned once: times differ.
     planned = store / "planned.json"
     if state.is_main_process and not planned.is_file():
         chosen, why = planner(plan, masks)
         plan.masked(chosen).save(store / "plan.json")
-        write_json(planned, [*notes, *why])
+        write_json(planned, {"notes": [*notes, *why], "times": planner.timed})
     state.wait_for_everyone()
-    masked, told = Plan.load(store / "plan.json"), tuple(json.loads(planned.read_text()))
+    masked, told = Plan.load(store / "plan.json"), tuple(json.loads(planned.read_text())["notes"])
     if not masked.masks:
         return Masked(masked, (), told)
     if start is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.errors import InputError
+from compressor.folder import fingerprint
 from compressor.progress import Tell
 from compressor.sites import Site, gated, hooked
 from compressor.tasks import Data
@@ -45,7 +46,7 @@ class AttentionMaps:
         counts: site -> float32 `[query, key]`: how many examples those are.
         kinds: site -> its kind.
         memory: key positions before position 0: column 0 is position `-memory`.
-        model: fingerprint of the weights.
+        model: fingerprint of the weights that were watched.
         data: hash of the rows.
     """
 
@@ -87,15 +88,30 @@ class AttentionMaps:
                 f"{path}: holds no attention maps ({error}); give the maps.safetensors of a run"
             ) from error
 
+    @property
+    def length(self) -> int:
+        """Positions that the maps reach over."""
+        return len(next(iter(self.counts.values())))
+
+    def cropped(self, length: int) -> AttentionMaps:
+        """The maps of the first `length` positions, and of the memory before them."""
+        keys = length + self.memory
+        maps = {site: found[:, :length, :keys] for site, found in self.maps.items()}
+        counts = {site: found[:length, :keys] for site, found in self.counts.items()}
+        return replace(self, maps=maps, counts=counts)
+
     def check(self, sites: Sequence[Site], memory: int) -> None:
         """Refuse maps of another model's sites.
 
         Raises:
-            InputError: they differ in names, kinds, heads or memory. Weights may differ: those of the model that
+            InputError: they differ in names, kinds, shapes or memory. Weights may differ: those of the model that
                 learned on another data set do.
         """
         if self.memory != memory:
             raise InputError(f"maps: of a memory of {self.memory} positions, the model has {memory}; watch its own")
+        strange = next((name for name in self.maps if name not in {site.name for site in sites}), None)
+        if strange is not None:
+            raise InputError(f"maps: of {strange}, which the model has not; give maps of this model")
         for site in sites:
             found = self.maps.get(site.name)
             if found is None or self.kinds[site.name] != site.kind or len(found) != site.heads:
@@ -103,6 +119,12 @@ class AttentionMaps:
                 raise InputError(
                     f"maps: {has} of {site.name}, which has {site.heads} heads of kind {site.kind}; give maps of this"
                     " model"
+                )
+            reach = (self.length, self.length + memory)
+            if found.shape[1:] != reach or self.counts[site.name].shape != reach:
+                raise InputError(
+                    f"maps: {site.name}: {list(found.shape[1:])} pairs counted {list(self.counts[site.name].shape)}"
+                    f" times, other maps have {list(reach)}; give maps as a run wrote them"
                 )
 
 
@@ -113,11 +135,17 @@ class _Sums:
     sites: Mapping[str, Site]
     length: int
     memory: int
-    maps: dict[str, Tensor] = field(default_factory=dict)
-    counts: dict[str, Tensor] = field(default_factory=dict)
+    device: torch.device
+    maps: dict[str, Tensor] = field(init=False)
+    counts: dict[str, Tensor] = field(init=False)
     own: Tensor | None = None
     decoder: Tensor | None = None
     persistent: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        reach = (self.length, self.length + self.memory)
+        self.maps = {name: torch.zeros(site.heads, *reach, device=self.device) for name, site in self.sites.items()}
+        self.counts = {name: torch.zeros(reach, device=self.device) for name in self.sites}
 
     def add(self, name: str, weights: Tensor) -> None:
         """A batch's maps `[batch, head, query, key]` of one site."""
@@ -131,10 +159,6 @@ class _Sums:
         query, key = _valid(asks, weights, queries), _valid(seen, weights, keys - remembered)
         key = torch.cat([key.new_ones(len(key), remembered), key], dim=1)
         pairs = query[:, :, None] * key[:, None, :]
-        if name not in self.maps:
-            reach = (self.length, self.length + self.memory)
-            self.maps[name] = torch.zeros(site.heads, *reach, device=weights.device)
-            self.counts[name] = torch.zeros(reach, device=weights.device)
         first = self.memory - remembered
         self.maps[name][:, :queries, first : first + keys] += torch.einsum(
             "bhqk,bqk->hqk", weights[..., :keys].float(), pairs
@@ -177,10 +201,10 @@ def watch(
     Raises:
         InputError: a row is longer than `length`.
     """
-    memory = int(getattr(model.config, "memory_length", 0)) if isinstance(data.task, Streams) else 0
     modules = dict(model.named_modules())
     persistent = {site.name: int(getattr(modules[site.name], "persistent", 0)) for site in sites}
-    sums = _Sums({site.name: site for site in sites}, length, memory, persistent=persistent)
+    named = {site.name: site for site in sites}
+    sums = _Sums(named, length, remembered(model), model.device, persistent=persistent)
     training = model.training
     try:
         model.eval()
@@ -194,15 +218,23 @@ def watch(
     finally:
         model.train(training)
     maps, counts = {}, {}
-    for site in sites:
-        if site.name not in sums.maps:
-            raise InputError(f"{site.name}: no row reached it; give more rows (--data)")
-        total, count = sums.maps[site.name], sums.counts[site.name]
+    for name in named:
+        # Reduced before anything is judged: a process that stopped here alone would leave the others waiting.
+        total, count = sums.maps.pop(name), sums.counts.pop(name)
         if processes() > 1:
             total, count = reduce(total, "sum"), reduce(count, "sum")
-        maps[site.name] = (total / count.clamp(min=1.0)).cpu().numpy()
-        counts[site.name] = count.cpu().numpy()
-    return AttentionMaps(maps, counts, {site.name: site.kind for site in sites}, memory, plan.model, data.train_hash)
+        maps[name] = total.div_(count.clamp(min=1.0)).cpu().numpy()
+        counts[name] = count.cpu().numpy()
+    for name, found in counts.items():
+        if not found.any():
+            raise InputError(f"{name}: no row reached it; give more rows (--data)")
+    kinds = {name: site.kind for name, site in named.items()}
+    return AttentionMaps(maps, counts, kinds, sums.memory, fingerprint(model), data.train_hash)
+
+
+def remembered(model: PreTrainedModel) -> int:
+    """Key positions before position 0 that a model's maps have columns for."""
+    return int(getattr(model.config, "memory_length", 0))
 
 
 def _run(
@@ -214,6 +246,8 @@ def _run(
         most = len(train) if rows is None else min(rows, len(train))
         mine = train.select(range(most)).shard(state.num_processes, state.process_index, contiguous=True)
         forward, done = reader(model), 0
+        if not len(mine):  # there are more processes than segments
+            return
         for numbers in lay(len(mine), min(batch_size, len(mine)), whole=False):
             batch = task.collate([mine[int(number)] for number in numbers])
             sums.own, sums.decoder = batch["shift_labels"] != _IGNORED, None

@@ -139,9 +139,10 @@ class Refusal(_Row):
 class SiteBlocks(_Row):
     """What became of one site's blocks.
 
-    `share` is that of its kept heads' blocks which the mask keeps, of causal attention without those of the future.
-    `form` is how the engine computes them; `milliseconds` what each form took alone, by length and form, where they
-    were timed.
+    `share` is that of its kept heads' blocks which the mask keeps over the longest row, of causal attention without
+    those of the future. `form` is how the engine computes them; `unprojected` how many key blocks no query looks at, so
+    that their keys and values are not projected; `milliseconds` what each form took alone, by length and form, at the
+    first batch size, where they were timed.
     """
 
     site: str
@@ -150,6 +151,7 @@ class SiteBlocks(_Row):
     share: float
     form: Literal["whole", "masked", "block-sparse"]
     why: str
+    unprojected: int = 0
     milliseconds: dict[int, dict[str, float]] = Field(default_factory=dict)
 
 

@@ -15,6 +15,10 @@ from compressor.sites.hook import Attention, Call, family, intercepted, unwrap
 from graph_passes import BlockMask, Plan
 from graph_passes.masks import MASK
 
+_HIDDEN = torch.finfo(torch.float16).min / 2
+"""What scores that are left out have added, whatever the precision: the sum is finite in half precision too, where a
+softmax over a row of infinities would be no number, and zero times that none either."""
+
 
 @contextmanager
 def masked(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = None) -> Iterator[PreTrainedModel]:
@@ -91,16 +95,16 @@ def _restricted(call: Call, mask: BlockMask, past: int) -> tuple[Call, Tensor]:
     allowed = kept.index_select(1, rows).index_select(2, columns)[None]
     if persistent:
         allowed = torch.nn.functional.pad(allowed, (0, persistent), value=True)
-    lowest = torch.finfo(call.query.dtype).min
+    lowest = torch.finfo(call.query.dtype).min / 2
     given = call.mask
     if given is None and call.implementation == "sdpa" and _flag(call):
         given = torch.ones(queries, keys, dtype=torch.bool, device=kept.device).tril(keys - queries)[None, None]
     added = call.query.new_zeros(())
     if given is not None:
-        allowed = allowed & (given if given.dtype == torch.bool else given > lowest / 2)
+        allowed = allowed & (given if given.dtype == torch.bool else given > lowest)
         added = added if given.dtype == torch.bool else given
     options = {**call.options, **({"is_causal": False} if "is_causal" in call.options else {})}
-    restricted = replace(call, mask=torch.where(allowed, added, lowest), options=options)
+    restricted = replace(call, mask=torch.where(allowed, added, _HIDDEN), options=options)
     alive = allowed.any(dim=3)[..., None].transpose(1, 2)
     return restricted, alive.to(call.query.dtype)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -17,6 +17,20 @@ _TOLERANCE = 1e-4
 _LARGE = 8.0
 
 
+def entmax_function() -> Callable[..., Tensor]:
+    """`entmax15(scores, dim)`.
+
+    Raises:
+        TargetMissingError: the package `entmax` is not installed.
+    """
+    try:
+        from entmax import entmax15
+    except ImportError as error:
+        raise TargetMissingError("entmax: not installed; pip install 'compressor[entmax]'") from error
+    found: Callable[..., Tensor] = entmax15
+    return found
+
+
 @contextmanager
 def sharpened(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
     """The model with every attention map made by entmax-1.5, for training and for watching; softmax again afterwards.
@@ -28,10 +42,7 @@ def sharpened(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
         TargetMissingError: the package `entmax` is not installed.
         SiteRefusedError: on a call: the family's attention is not a softmax of scaled products and a mask.
     """
-    try:
-        from entmax import entmax15
-    except ImportError as error:
-        raise TargetMissingError("entmax: not installed; pip install 'compressor[entmax]'") from error
+    entmax15 = entmax_function()
     checked: set[str] = set()
 
     def on_call(call: Call) -> tuple[Tensor, Tensor | None]:

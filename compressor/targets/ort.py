@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
+from compressor.errors import InputError
 from compressor.targets import fusion, session
 from compressor.targets.base import Feeds, Precision, Provider, Tuning
 from compressor.targets.memory import peak_growth
 from graph_passes import find_attention, load
 from graph_passes.block_sparse import DOMAIN
+from graph_passes.masks import REACH
 from graph_passes.passes import Normalize
 
 if TYPE_CHECKING:
@@ -41,6 +44,7 @@ class OrtEngine:
     optimization: str
     session: Mapping[str, Any]
     _loaded: InferenceSession = field(repr=False)
+    _reach: Mapping[str, int] = field(default_factory=dict, repr=False)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -59,6 +63,13 @@ class OrtEngine:
         return None
 
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
+        for name, most in self._reach.items():
+            # On a GPU the runtime would read past the mask's end and say nothing.
+            if name in feeds and feeds[name].shape[1] > most:
+                raise InputError(
+                    f"{name}: {feeds[name].shape[1]} positions, the masks reach over {most}; give shorter rows, or"
+                    " learn masks on longer ones (--max-length)"
+                )
         return session.run(self._loaded, feeds)
 
     def memory(self, feeds: Feeds) -> int | None:
@@ -92,6 +103,7 @@ def build(
     told = ", ".join(f"{kernels[name]} {name}" for name in _WORTH_TELLING if name in kernels)
     fused = sum(kernels.get(name, 0) for name in ATTENTIONS)
     model = load(onnx)
+    reach = json.loads(model.metadata_props.get(REACH, "{}"))
     sparse = without_block_sparse(model)
     Normalize()(model)
     # A graph that came fused may hold attentions in forms that only the runtime tells apart.
@@ -107,6 +119,7 @@ def build(
         optimization=f"{done}; runs {told}" if told else done,
         session=options,
         _loaded=loaded,
+        _reach=reach,
     )
 
 

@@ -1,0 +1,166 @@
+"""Watching maps, alone and together, and learning with masks: memories, interruptions, other data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from compressor.blocks import AttentionMaps, watch
+from compressor.blocks.learn import learn_blocks
+from compressor.errors import InputError
+from compressor.folder import example_inputs, fingerprint
+from compressor.progress import Tell
+from compressor.recipe import Recipe
+from compressor.sites import Site, find_sites, keep_all
+from compressor.study import SIZES, Asked
+from compressor.study.blocks import Blocks
+from compressor.study.subject import Subject, _limited
+from compressor.tasks.evaluate import statistics
+from compressor.tasks.streams import read, reader
+from compressor.training.resume import digest
+from graph_passes import BlockMask, Plan
+from tests import language, learning
+from tests.launch import launch
+from tests.watching import found, told
+
+
+def ignore(done: int, total: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Asks(learning.Recipe):
+    """What `learn_blocks` reads of a recipe."""
+
+    blocks: float | None = 0.5
+    prune: Mapping[Any, float] = ()  # type: ignore[assignment]
+    block_size: int = 1
+    maps: Path | None = None
+    watch_rows: int = 20
+    random_blocks: bool = False
+    count_causal_zeros: bool = False
+    entmax: bool = False
+    max_length: int = 9
+
+
+def all_of_them(plan: Plan, masks: Mapping[str, BlockMask]) -> tuple[Mapping[str, BlockMask], tuple[str, ...]]:
+    return masks, ()
+
+
+all_of_them.timed = {}  # type: ignore[attr-defined]
+
+
+def learned(store: Path, recipe: Asks, tell: Tell = ignore) -> tuple[Plan, str, tuple[str, ...]]:
+    model = learning.model()
+    sites = learning.sites(model)
+    plan = keep_all(sites)
+    masked = learn_blocks(model, sites, learning.data(), recipe, plan, store, all_of_them, tell)  # type: ignore[arg-type]
+    return masked.plan, digest(model), masked.notes
+
+
+def test_an_interrupted_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    recipe = Asks(prune={}, steps=6, options={"evaluations": 3})
+
+    def stop(done: int, total: int) -> None:
+        if done == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        learned(tmp_path / "stopped", recipe, stop)
+    before = (tmp_path / "stopped" / "maps.safetensors").stat().st_mtime_ns
+    assert learned(tmp_path / "stopped", recipe) == learned(tmp_path / "whole", recipe)
+    assert (tmp_path / "stopped" / "maps.safetensors").stat().st_mtime_ns == before
+
+
+def test_maps_of_an_earlier_run_are_cropped_kept_and_told_of(tmp_path: Path) -> None:
+    model, data = learning.model(1), learning.data()
+    sites = learning.sites(model)
+    long = watch(model, sites, data, keep_all(sites), length=14)
+    assert long.model == fingerprint(model)
+    long.save(tmp_path / "maps.safetensors")
+    recipe = Asks(prune={}, steps=1, maps=tmp_path / "maps.safetensors", max_length=12)
+    plan, _, notes = learned(tmp_path / "store", recipe)
+    assert {mask.queries for mask in plan.masks.values()} == {12}
+    assert notes[0].startswith("masks are cut from the maps of other weights (")
+    assert notes[1] == "the maps reach over 14 positions, rows over 12: the first 12 count"
+    assert "of the blocks are reached by no row that was watched" in notes[2]
+    kept = AttentionMaps.load(tmp_path / "store" / "maps.safetensors")
+    assert kept.length == 14
+    with pytest.raises(InputError, match="they reach over 14 positions, rows have up to 15"):
+        learned(tmp_path / "other", replace(recipe, max_length=15))
+
+
+def test_a_memory_has_columns_of_its_own(tmp_path: Path) -> None:
+    """In one stream the first segment remembers nothing, the second six positions, the others eight."""
+    held = language.folder(**language.UNDROPPED)
+    data = language.data(tmp_path, held)
+    sites = find_sites(held.model, example_inputs(held, 2, 6))
+    maps = watch(held.model, sites, data, keep_all(sites), length=6, batch_size=1, rows=5)
+    for name, counts in maps.counts.items():
+        assert counts[0].tolist() == [3, 3, 4, 4, 4, 4, 4, 4, *[5] * 6]
+        future = maps.maps[name][:, np.triu(np.ones((6, 6), np.bool_), 1).nonzero()[0], :]
+        assert np.isfinite(future).all()
+        assert not maps.maps[name][:, 0, 9:].any()
+
+
+def test_a_study_reads_a_text_with_its_memory(tmp_path: Path) -> None:
+    held = language.folder(**language.UNDROPPED)
+    data = language.data(tmp_path, held)
+    subject = Subject.__new__(Subject)
+    subject.folder, subject.given = held, data
+    subject.recipe = Recipe(model=tmp_path, data="d", keep="100%", batch_size=2)
+    plan = keep_all(find_sites(held.model, example_inputs(held, 2, 6)))
+    answers = subject.answers(plan, data.test)
+    np.testing.assert_allclose(answers, read(data.task, data.test, reader(held.model), 2), rtol=1e-5)  # type: ignore[arg-type]
+
+    def alone(batch: dict[str, torch.Tensor]) -> np.ndarray:
+        with torch.no_grad():
+            return data.task.scored(held.model(**batch))
+
+    assert not np.allclose(answers, statistics(data.task, data.test, alone), rtol=1e-4)
+
+
+def test_rows_that_follow_each_other_are_limited_to_the_first(tmp_path: Path) -> None:
+    held = language.folder(**language.UNDROPPED)
+    data = language.data(tmp_path, held)
+    few = _limited(data, replace(SIZES["tiny"], train=5, eval=3, test=3), seed=0)
+    assert few.train["input_ids"] == data.train["input_ids"][:5]
+
+
+def test_processes_watch_together_what_one_watches_alone(tmp_path: Path) -> None:
+    """Also where there is a row less than there are processes."""
+    ranks = launch("tests.watching", tmp_path)
+    alone = told(found(tmp_path))
+    assert ranks[0] == ranks[1]
+    for name, sites in alone.items():
+        for site, (maps, counts) in sites.items():
+            np.testing.assert_allclose(ranks[0][name][site][0], maps, atol=1e-6)
+            assert ranks[0][name][site][1] == counts
+
+
+def _study(**axes: tuple[Any, ...]) -> Blocks:
+    kinds: tuple[Any, ...] = ("encoder", "decoder", "cross")
+    subject = SimpleNamespace(sites=[Site(kind, kind, 2, 2, 4) for kind in kinds])
+    recipe = Recipe(model=Path("m"), data="d", keep="100%")
+    return Blocks(Asked(recipe, SIZES["tiny"], ("d",), {"seeds": (1,), **axes}), subject, None)  # type: ignore[arg-type]
+
+
+def test_kinds_of_attention_are_pruned_together() -> None:
+    study = _study(kinds=("encoder+decoder",), shares=(0.4,), masks=("own",))
+    assert [cell.name for cell in study.cells()] == ["dense-s1", "own-encoder+decoder-p0.4-s1"]
+    assert study._asked("encoder+decoder", 0.4) == {"blocks": None, "prune": {"encoder": 0.4, "decoder": 0.4}}
+    with pytest.raises(Exception, match=r"--kinds encoder\+middle: the model has no middle attention"):
+        _study(kinds=("encoder+middle",)).cells()
+
+
+def test_the_share_zero_is_one_run_without_masks() -> None:
+    study = _study(shares=(0.0, 0.5), kinds=("all", "cross"))
+    names = [cell.name for cell in study.cells()]
+    assert names.count("retrained-s1") == 1
+    assert len(names) == 2 + 4
