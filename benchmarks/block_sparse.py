@@ -3,15 +3,19 @@
     python -m benchmarks.block_sparse                            # 384 to 4096 tokens, uniform and ragged, block 64
     python -m benchmarks.block_sparse --length 2048 --block 32 128 --memory
     python -m benchmarks.block_sparse --maps work/maps.safetensors --share 0.9
+    python -m benchmarks.block_sparse --plan --density 0.1 0.3 0.5 --block 16 32 64 128
 
 Both graphs read projected queries, keys and values `[batch, length, heads * head_dim]`; the dense one is a single
 `MultiHeadAttention` of com.microsoft, which is flash attention on a CPU. Uniform rows keep as many blocks each as the
-density says; ragged rows a heavy-tailed number (Pareto, exponent 1.2); learned ones come from attention maps.
+density says; ragged rows a heavy-tailed number (Pareto, exponent 1.2); learned ones come from attention maps. `--plan`
+asks the planner of `compress` at each length, density and block size, and times what it chose once more, to tell
+whether it is slower than dense at any length.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import tempfile
 import time
@@ -26,7 +30,9 @@ from benchmarks.machine import machine
 from benchmarks.speed import table
 from compressor.blocks.cut import cut
 from compressor.blocks.maps import AttentionMaps
+from compressor.blocks.planner import Planner
 from compressor.measure import interleave
+from compressor.recipe import Recipe
 from compressor.targets.base import Engine, Feeds
 from compressor.targets.memory import peak_growth
 from compressor.targets.session import describe, open_session, run
@@ -183,12 +189,45 @@ def measure(
     return line
 
 
+def planned(rows: str, length: int, mask: BlockMask, options: argparse.Namespace) -> dict[str, Any]:
+    """What the planner makes of one site, and whether that holds when it is timed again."""
+    heads = len(mask.kept)
+    site = SitePlan("site", "encoder", heads, heads, options.dim, tuple(range(heads)))
+    recipe = Recipe(
+        model=Path("model"),
+        data="rows",
+        blocks=0.5,
+        block_size=mask.block,
+        batch=(options.batch,),
+        threads=options.threads,
+        provider="cpu",
+    )
+    planner, again = Planner(recipe, (length,)), Planner(recipe, (length,))
+    chosen, _ = planner(Plan(sites=(site,)), {site.name: mask})
+    gains = [time.gain for time in again.times(site, mask)]
+    return {
+        "rows": rows,
+        "tokens": length,
+        "block": mask.block,
+        "density": f"{mask.density:.2f}",
+        "form": "block-sparse" if chosen else "whole",
+        **{
+            f"{form}, ms": " / ".join(f"{time.milliseconds[form]:.2f}" for time in planner.times(site, mask))
+            for form in ("whole", "block-sparse")
+        },
+        "lengths": " / ".join(map(str, planner.lengths)),
+        "times faster, again": " / ".join(f"{gain:.2f}" for gain in gains),
+        "slower than dense": "yes" if chosen and min(gains) < 1.0 else "no",
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--length", nargs="+", type=int, default=[384, 1024, 2048, 4096])
     parser.add_argument("--block", nargs="+", type=int, default=[64])
     parser.add_argument("--rows", nargs="+", choices=("uniform", "ragged"), default=["uniform", "ragged"])
-    parser.add_argument("--density", type=float, default=0.1)
+    parser.add_argument("--density", nargs="+", type=float, default=[0.1])
+    parser.add_argument("--plan", action="store_true", help="ask the planner, instead of comparing two forms")
     parser.add_argument("--maps", type=Path, help="attention maps to cut masks from, instead of drawing them")
     parser.add_argument("--share", type=float, default=0.9, help="of the blocks that learned masks drop")
     parser.add_argument("--heads", type=int, default=12)
@@ -208,17 +247,19 @@ def main() -> None:
             for name, causal, mask in learned(options.maps, options.share, block, options.dim):
                 lines.append(measure(name, mask.queries, mask, options, causal=causal))
             continue
-        for length in options.length:
-            for rows in options.rows:
-                draw = uniform if rows == "uniform" else ragged
-                rng = np.random.default_rng(options.seed)
-                kept = draw(options.heads, -(-length // block), options.density, rng)
-                lines.append(measure(rows, length, BlockMask(kept, block), options))
-                print(lines[-1], file=sys.stderr)
+        for length, rows, density in itertools.product(options.length, options.rows, options.density):
+            draw = uniform if rows == "uniform" else ragged
+            kept = draw(options.heads, -(-length // block), density, np.random.default_rng(options.seed))
+            take = planned if options.plan else measure
+            lines.append(take(rows, length, BlockMask(kept, block), options))
+            print(lines[-1], file=sys.stderr)
     print(f"command: python -m benchmarks.block_sparse {' '.join(sys.argv[1:])}".rstrip())
     print(f"machine: {machine('onnxruntime')}; {options.threads} threads, batch {options.batch}, fp32")
     print(f"dense: MultiHeadAttention of com.microsoft, {options.heads} heads of {options.dim}. Intervals are 95%.\n")
     print(table(lines))
+    if options.plan:
+        slower = sum(line["slower than dense"] == "yes" for line in lines)
+        print(f"\nslower than dense at some length: {slower} of {len(lines)} plans")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ the same start, with masks cut from the dense run's maps or drawn at random (`co
 
     python -m benchmarks.blocks --size tiny
     python -m benchmarks.blocks rte cola mrpc stsb sst2 mnli --size small
+    python -m benchmarks.blocks rte cola mrpc sst2 --cross 0.4      # figure 6: masks of each set on every other
 
 The other tables of attention pruning are studies of folders that other scripts make:
 
@@ -23,13 +24,14 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from benchmarks.grid import MODEL, SHARED, fresh_head
 from benchmarks.machine import machine
 from compressor.cli.view import View
 from compressor.recipe import Recipe
-from compressor.study import Asked, Size, study
+from compressor.study import Asked, Size, figures, study
 
 SETS: dict[str, tuple[str, ...]] = {
     "rte": ("entailment", "not_entailment"),
@@ -46,6 +48,11 @@ SIZES = {
 }
 
 
+def source(name: str) -> str:
+    """The rows of a set."""
+    return str(SHARED / "data" / f"{name}.tsv.xz")
+
+
 def main() -> None:
     """Run the cells that are missing and print a table a set."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -55,6 +62,7 @@ def main() -> None:
     parser.add_argument("--masks", nargs="+", default=["own", "random"])
     parser.add_argument("--seeds", type=int, nargs="+", help="default: those of the size")
     parser.add_argument("--block-size", type=int, default=1, help="1: single entries, as in the paper's tables")
+    parser.add_argument("--cross", type=float, metavar="P", help="masks of each set on every other, at this share")
     parser.add_argument("--out", type=Path, default=Path("build/blocks"), help="a study's folder for each set and size")
     args = parser.parse_args()
     if not MODEL.exists():
@@ -62,27 +70,45 @@ def main() -> None:
         return
     size = SIZES[args.size] if args.seeds is None else replace(SIZES[args.size], seeds=tuple(args.seeds))
     print(f"machine: {machine('torch', 'transformers')}; {torch.get_num_threads()} threads")
+    crossed = np.full((len(args.sets), len(args.sets)), np.nan)
     for name in args.sets:
         start = args.out / f"{name}-start"
         if not (start / "config.json").exists():
             fresh_head(start, SETS[name])
         recipe = Recipe(
             model=start,
-            data=str(SHARED / "data" / f"{name}.tsv.xz"),
+            data=source(name),
             keep="100%",
             options={"mixed_precision": "bf16"},
             learning_rate=1e-4,
             max_length=64,
             block_size=args.block_size,
             restart=True,
-            out=args.out / f"{name}-{size.name}",
+            out=args.out / f"{name}-{size.name}{'-crossed' if args.cross else ''}",
         )
-        axes = {"shares": tuple(args.shares), "masks": tuple(args.masks)}
-        found = study("blocks", Asked(recipe, size, axes=axes), View())
+        shares, masks = ((args.cross,), ("own",)) if args.cross else (tuple(args.shares), tuple(args.masks))
+        others = [source(other) for other in args.sets if other != name] if args.cross else []
+        asked = Asked(recipe, size, (source(name), *others), {"shares": shares, "masks": masks})
+        found = study("blocks", asked, View())
+        for row, other in enumerate(args.sets):
+            told = "own" if other == name else Path(source(other)).name
+            lost = [
+                100 * line["difference"] / (line["test"] - line["difference"])
+                for line in found.rows
+                if line["masks"] == told
+            ]
+            crossed[row, args.sets.index(name)] = np.mean(lost) if lost else np.nan
         for table in found.tables:
             print(f"\n{name}, {size}, seeds {size.seeds}: {table.title}\n")
             print(f"| {' | '.join(table.columns)} |\n|{'---|' * len(table.columns)}")
             print("\n".join(f"| {' | '.join(row)} |" for row in table.rows), flush=True)
+    if args.cross:
+        told = f"metric minus dense, % of it, p = {args.cross:g}: rows give the masks, columns are scored"
+        print(f"\n{told}\n\n| | {' | '.join(args.sets)} |\n|{'---|' * (len(args.sets) + 1)}")
+        for name, line in zip(args.sets, crossed, strict=True):
+            print(f"| {name} | {' | '.join(f'{value:+.1f}' for value in line)} |")
+        figure = figures.table_map(crossed, args.sets, f"rows: masks of {', '.join(args.sets)}", first=1)
+        figure.savefig(args.out / f"crossed-{size.name}.svg")
 
 
 if __name__ == "__main__":

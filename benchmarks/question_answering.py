@@ -2,7 +2,12 @@
 
     python -m benchmarks.question_answering --size small    # the model, into build/question_answering/small/model
     python -m benchmarks.question_answering --size tiny     # one minute, learns nothing worth having
+    python -m benchmarks.question_answering --size small --shares 0 0.5 0.8 0.9 --block 16 32
     cd build/question_answering/small && compress model --data rows.jsonl --max-length 384 --keep 50% -o half
+
+With `--shares` comes table 10 of attention pruning: the model learns on with masks that drop each share of its blocks
+(0: with none, for as many steps), is planned and built, and its engine is scored and timed beside the dense one. What
+is done already is not done again.
 
 The encoder is that of a folder that classifies (`--encoder`), under a fresh head for spans. The rows of a size are
 drawn from the data once and lie beside the model, so that what begins with it reports on the same ones: train and dev
@@ -15,9 +20,11 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,9 +32,13 @@ from torch import Tensor
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer, set_seed
 
 from benchmarks.machine import machine
+from benchmarks.speed import table
+from compressor import compress
 from compressor.cli.view import View
 from compressor.folder import ModelFolder, load
 from compressor.quiet import quiet_transformers
+from compressor.recipe import Recipe
+from compressor.targets import target
 from compressor.tasks import Data, open_data, statistics
 from compressor.tasks.splits import named_splits
 from compressor.training.fit import fit
@@ -55,7 +66,7 @@ class Size:
 SIZES = {
     "tiny": Size(32, 8, 16, 64, 16, 4, 4, 1, 1e-4, "no"),
     "small": Size(7200, 200, 500, 384, 128, 900, 8, 3, 1e-4, "bf16"),
-    "full": Size(None, 1000, 7000, 384, 128, 2600, 16, 6, 1e-4, "no"),
+    "paper": Size(None, 1000, 7000, 384, 128, 2600, 16, 6, 1e-4, "no"),
 }
 
 
@@ -140,12 +151,67 @@ def score(folder: ModelFolder, data: Data) -> None:
     print(f"scored in {time.perf_counter() - began:.0f} s", flush=True)
 
 
+def compressed(model: Path, size: Size, share: float, block: int, args: argparse.Namespace) -> dict[str, Any]:
+    """One line of the table: cut, learn on, plan, build, time, and score the engine."""
+    out = model.with_name(f"p{share:g}-b{block}" if share else "p0")
+    line, rows = out.with_name(f"{out.name}.json"), model.with_name("rows.jsonl")
+    if line.is_file():
+        found: dict[str, Any] = json.loads(line.read_text())
+        return found
+    asked = {"blocks": share, "block_size": block, "everywhere": args.everywhere} if share else {"keep": "100%"}
+    recipe = Recipe.model_validate(
+        {
+            "model": model,
+            "data": str(rows),
+            "max_length": size.max_length,
+            "stride": size.stride,
+            "steps": size.steps,
+            "batch_size": size.batch,
+            "learning_rate": size.learning_rate,
+            "options": {"evaluations": size.evaluations, "mixed_precision": size.mixed_precision},
+            "batch": (1,),
+            "seq": (size.max_length,),
+            "seconds": args.seconds,
+            "out": out,
+            "force": True,
+            **asked,
+        }
+    )
+    report = compress(recipe, View())
+    _, data = opened(model, size)
+    with tempfile.TemporaryDirectory() as scratch:
+        engine = target("ort")(out / "model.onnx", Path(scratch) / "engine.onnx", provider="cpu")
+
+        def forward(batch: dict[str, Tensor]) -> np.ndarray:
+            return data.task.scored(engine.run({name: value.numpy() for name, value in batch.items()}))
+
+        f1, exact = 100 * statistics(data.task, data.test, forward).mean(axis=0)[:2]
+    (speed,) = report.speeds
+    peaks = [side.peak_memory_bytes or 0 for side in (report.dense, report.compressed)]
+    found = {
+        "p": f"{share:g}",
+        "block": block if share else "",
+        "block-sparse": f"{sum(site.form == 'block-sparse' for site in report.blocks)} of {len(report.plan.sites)}",
+        "exact match": f"{exact:.2f}",
+        "F1": f"{f1:.2f}",
+        "time, ms": f"{speed.dense.p50:.1f} to {speed.compressed.p50:.1f}",
+        "times faster": f"{speed.ratio:.2f} ({speed.low:.2f} to {speed.high:.2f})",
+        "peak memory, MiB": " to ".join(f"{peak / 2**20:.0f}" for peak in peaks),
+    }
+    line.write_text(json.dumps(found))
+    return found
+
+
 def main() -> None:
     """Learn, unless the model is there already, and print exact match and F1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--data", type=Path, default=SHARED / "data" / "squad.jsonl.xz")
     parser.add_argument("--encoder", type=Path, default=SHARED / "models" / "minilm-sst2")
+    parser.add_argument("--shares", type=float, nargs="+", default=[], help="of the blocks to drop, for the table")
+    parser.add_argument("--block", type=int, nargs="+", default=[16, 32], help="positions along a block's side")
+    parser.add_argument("--everywhere", action="store_true", help="mask every site, whether or not it pays here")
+    parser.add_argument("--seconds", type=float, default=20.0, help="about how long to time each engine")
     parser.add_argument("--out", type=Path, default=Path("build/question_answering"), help="a folder a size")
     args = parser.parse_args()
     for path, flag in ((args.data, "--data"), (args.encoder, "--encoder")):
@@ -177,6 +243,13 @@ def main() -> None:
     for note in data.notes:
         print(note)
     score(folder, data)
+    lines = []
+    for share, block in dict.fromkeys((share, block if share else 0) for block in args.block for share in args.shares):
+        lines.append(compressed(done, size, share, block, args))
+        print(lines[-1], flush=True)
+    if lines:
+        print(f"\n{len(data.test)} test rows, {size.max_length} tokens, batch 1; dense to compressed, 95% intervals\n")
+        print(table(lines))
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ _AXES: dict[str, tuple[Any, str]] = {
     "budgets": (pydantic.NonNegativeFloat, "what heads may cost, in points of the metric"),
     "variants": (str, "variants of A*"),
     "penalties": (pydantic.NonNegativeFloat, "weights of the penalty"),
-    "shares": (pydantic.confloat(gt=0, le=1), "shares of the blocks to drop"),
-    "kinds": (str, "kinds of attention whose blocks go: encoder, decoder, cross, or all at once"),
+    "shares": (pydantic.confloat(ge=0, le=1), "shares of the blocks to drop; 0: trained as long without masks"),
+    "kinds": (str, "kinds of attention whose blocks go: encoder, decoder, cross, encoder+decoder, or all at once"),
     "masks": (str, "where masks come from: own, random"),
     "grids": (str, "folders of finished grid studies, whose choices are timed"),
 }

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,9 +12,9 @@ import numpy as np
 
 from compressor.blocks import AttentionMaps, cut, density, watch
 from compressor.blocks.learn import reach, retrain, shares
-from compressor.errors import UsageError
-from compressor.heads.asked import nearest
+from compressor.errors import UsageError, nearest
 from compressor.progress import Tell
+from compressor.recipe import Recipe
 from compressor.sites import keep_all
 from compressor.study import figures
 from compressor.study.base import Result, Study
@@ -21,10 +22,11 @@ from compressor.study.cells import Cell
 from compressor.study.findings import Findings, Picture, Table, difference, points, unit
 from compressor.study.grid import told_difference
 from compressor.study.learner import check_options, choose
-from compressor.tasks import open_data
-from graph_passes import Plan
+from compressor.tasks.data import rows_hash
+from compressor.tasks.splits import named_splits, pick
+from graph_passes import BlockMask, Plan
 
-DENSE = "dense"
+DENSE, RETRAINED = "dense", "retrained"
 ALL = "all"
 OWN, RANDOM = "own", "random"
 
@@ -33,12 +35,13 @@ class Blocks(Study):
     """Every share p of the blocks, from the maps of the dense run of the same seed.
 
     `dense` trains the folder's weights with every block; a run with masks goes on from there or, with `restart`, from
-    the folder's weights again, for as many steps.
+    the folder's weights again, for as many steps. `retrained`, the share 0, does so without masks: what the others are
+    compared with, where it is asked for. Of further data sets the texts alone are watched, whatever their labels.
     """
 
     says = "share of blocks dropped x kinds of attention x where masks come from x seeds"
     axes: ClassVar = {
-        "shares": (0.2, 0.4, 0.5, 0.6, 0.8),
+        "shares": (0.0, 0.2, 0.4, 0.5, 0.6, 0.8),
         "kinds": (ALL,),
         "masks": (OWN, RANDOM),
         "seeds": (),
@@ -49,14 +52,15 @@ class Blocks(Study):
     def cells(self) -> list[Cell]:
         check_options(self.asked.recipe.options, ["dsp"])
         kinds = (ALL, *dict.fromkeys(site.kind for site in self.subject.sites))
-        for kind in self.axis("kinds"):
-            if kind not in kinds:
-                raise UsageError(f"--kinds {kind}: the model has no such attention; {nearest(kind, kinds)}")
+        for asked in self.axis("kinds"):
+            for kind in asked.split("+"):
+                if kind not in kinds:
+                    raise UsageError(f"--kinds {asked}: the model has no {kind} attention; {nearest(kind, kinds)}")
         for masks in self.axis("masks"):
             if masks not in (OWN, RANDOM):
                 raise UsageError(f"--masks {masks}: unknown; {nearest(masks, (OWN, RANDOM))}")
         others = [Path(name).name for name in self.asked.sources[1:]]
-        taken = (OWN, RANDOM, DENSE, Path(self.asked.sources[0]).name if self.asked.sources else "")
+        taken = (OWN, RANDOM, DENSE, RETRAINED, Path(self.asked.sources[0]).name if self.asked.sources else "")
         for name in others:
             if name in taken or others.count(name) > 1:
                 raise UsageError(f"--data {name}: two sources of one name, or a name that means something; rename it")
@@ -65,6 +69,10 @@ class Blocks(Study):
             base = f"{DENSE}-s{seed}"
             made.append(Cell(base, {"masks": DENSE, "kind": ALL, "share": 0.0, "seed": seed}))
             for share in self.axis("shares"):
+                if not share:
+                    asked = {"masks": RETRAINED, "kind": ALL, "share": 0.0, "seed": seed}
+                    made.append(Cell(f"{RETRAINED}-s{seed}", asked, (base,)))
+                    continue
                 for kind in self.axis("kinds"):
                     for masks in (*self.axis("masks"), *others):
                         asked = {"masks": masks, "kind": kind, "share": share, "seed": seed}
@@ -80,19 +88,25 @@ class Blocks(Study):
             choose(subject, "dsp", "100%", seed, work, tell)
             subject.save(weights)
             return {**self._measured(plan), "density": None}
-        maps = self._maps(cell.asked["masks"], seed, plan)
-        drawn = seed if cell.asked["masks"] == RANDOM else None
         asked = self.asked.recipe.model_copy(update=self._asked(cell.asked["kind"], cell.asked["share"]))
-        masks = cut(maps, plan, shares(asked, subject.sites), asked.block_size, seed=drawn)
-        plan = plan.masked(masks)
+        kept: dict[str, list[float]] = {}
+        if cell.asked["share"]:
+            maps = self._maps(cell.asked["masks"], seed, plan)
+            plan = plan.masked(self._cut(maps, plan, asked, seed if cell.asked["masks"] == RANDOM else None))
+            kept = {name: density(mask, maps, name, plan[name].kept).tolist() for name, mask in plan.masks.items()}
         subject.fresh(None if asked.restart else weights)
         pace = asked.model_copy(update={"steps": subject.steps(), "seed": seed, "options": self._pace()})
         retrain(subject.model, data, pace, plan, work / "checkpoints", tell)
-        kept = {name: density(mask, maps, name, plan[name].kept).tolist() for name, mask in masks.items()}
         return {**self._measured(plan), "density": kept}
 
     def _asked(self, kind: str, share: float) -> dict[str, Any]:
-        return {"blocks": share, "prune": {}} if kind == ALL else {"blocks": None, "prune": {kind: share}}
+        if ALL in kind.split("+"):
+            return {"blocks": share, "prune": {}}
+        return {"blocks": None, "prune": dict.fromkeys(kind.split("+"), share)}
+
+    def _cut(self, maps: AttentionMaps, plan: Plan, asked: Recipe, drawn: int | None = None) -> dict[str, BlockMask]:
+        share, future = shares(asked, self.subject.sites), asked.count_causal_zeros
+        return cut(maps, plan, share, asked.block_size, seed=drawn, count_causal_zeros=future)
 
     def _pace(self) -> dict[str, Any]:
         return {"evaluations": self.asked.size.evaluations, **self.asked.recipe.options}
@@ -112,7 +126,10 @@ class Blocks(Study):
         data = subject.data
         if other != OWN:
             named = {Path(name).name: name for name in self.asked.sources}
-            data = open_data(recipe.model_copy(update={"data": named[other], "eval_data": None}), subject.folder)
+            splits = named_splits(named[other])
+            rows = splits[pick(splits, "train") or next(iter(splits))]
+            texts = data.task.unlabelled(rows, named[other])
+            data = replace(data, train=texts, train_hash=rows_hash(texts))
         subject.fresh(self.folder.scratch(f"{DENSE}-s{seed}.safetensors"))
         length = reach(subject.model, subject.data, recipe)
         most, batch = recipe.watch_rows, recipe.batch_size
@@ -123,7 +140,11 @@ class Blocks(Study):
     def findings(self, results: Sequence[Result]) -> Findings:
         task = self.subject.data.task
         found = sorted(results, key=_order)
-        dense = {cell["asked"]["seed"]: cell for cell in found if cell["asked"]["masks"] == DENSE}
+        dense, retrained = (
+            {cell["asked"]["seed"]: cell for cell in found if cell["asked"]["masks"] == name}
+            for name in (DENSE, RETRAINED)
+        )
+        control, base = (retrained, RETRAINED) if retrained.keys() == dense.keys() else (dense, DENSE)
         by = points(task.metric)
         groups: dict[tuple[str, str, float], list[Result]] = {}
         for cell in found:
@@ -132,7 +153,7 @@ class Blocks(Study):
         lines, curves = [], dict[str, list[tuple[float, list[float]]]]()
         for (masks, kind, share), cells in groups.items():
             scores = [by * cell["test"] for cell in cells]
-            bases = [dense[cell["asked"]["seed"]] for cell in cells]
+            bases = [control[cell["asked"]["seed"]] for cell in cells]
             left = [self._macs(cell) for cell in cells]
             lines.append(
                 (
@@ -143,19 +164,20 @@ class Blocks(Study):
                     f"{by * float(np.mean([cell['eval'] for cell in cells])):.2f}",
                     f"{np.mean(scores):.2f}",
                     f"{min(scores):.2f}-{max(scores):.2f}" if len(scores) > 1 else "",
-                    "" if masks == DENSE else told_difference(task, bases, cells),
+                    "" if masks in (DENSE, base) else told_difference(task, bases, cells),
                     f"{100 * (1 - float(np.mean(left))):.0f}%",
                 )
             )
-            if masks != DENSE:
+            if share:
                 curves.setdefault(f"{masks}, {kind}", []).append((share, scores))
-        columns = ("masks", "kind", "p", "n", "eval", "test", "spread", "minus dense (95%)", "pairs saved")
-        level = [by * cell["test"] for cell in dense.values()]
-        told = "Mean over seeds; the band reaches from the worst seed to the best. The grey line is dense."
+        columns = ("masks", "kind", "p", "n", "eval", "test", "spread", f"minus {base} (95%)", "pairs saved")
+        level = [by * cell["test"] for cell in control.values()]
+        told = f"Mean over seeds; the band reaches from the worst seed to the best. The grey line is {base}."
+        tables, crossed = self._crossed(groups, control, base)
         label = "share of blocks dropped, p"
         return Findings(
-            [self._row(cell, dense) for cell in found],
-            [Table(f"{unit(task.metric)}: mean over n seeds, test minus dense", columns, tuple(lines))],
+            [self._row(cell, control) for cell in found],
+            [Table(f"{unit(task.metric)}: mean over n seeds, test minus {base}", columns, tuple(lines)), *tables],
             [
                 Picture(
                     "metric_vs_p",
@@ -164,9 +186,43 @@ class Blocks(Study):
                     figures.spread(curves, label, f"test {unit(task.metric)}", level=level),
                     wide=True,
                 ),
+                *crossed,
                 *self._pictures(found),
             ],
         )
+
+    def _crossed(
+        self, groups: Mapping[tuple[str, str, float], list[Result]], control: Mapping[int, Result], base: str
+    ) -> tuple[list[Table], list[Picture]]:
+        """Masks of every source on the rows of the first, p by p (figure 6): nothing where there is one source."""
+        names = [Path(name).name for name in self.asked.sources]
+        target, by = names[0] if names else "", points(self.subject.data.task.metric)
+        shown = {OWN: target, **{name: name for name in names[1:]}, RANDOM: RANDOM}
+        tables, pictures = list[Table](), list[Picture]()
+        for kind in dict.fromkeys(kind for _, kind, share in groups if share):
+            sources = [masks for masks in shown if any(key[:2] == (masks, kind) for key in groups)]
+            levels = sorted({share for masks, each, share in groups if share and each == kind})
+            if not set(names[1:]) & set(sources):
+                continue
+            values = np.full((len(sources), len(levels)), np.nan)
+            for row, masks in enumerate(sources):
+                for column, share in enumerate(levels):
+                    if cells := groups.get((masks, kind, share)):
+                        lost = [cell["test"] - control[cell["asked"]["seed"]]["test"] for cell in cells]
+                        values[row, column] = by * float(np.mean(lost))
+            heads = tuple(f"p = {share:g}" for share in levels)
+            metric = unit(self.subject.data.task.metric)
+            told = f"{metric} on {target}, minus {base}, by where the masks come from; {kind} attention"
+            lines = tuple(
+                (shown[masks], *("" if np.isnan(value) else f"{value:+.2f}" for value in line))
+                for masks, line in zip(sources, values, strict=True)
+            )
+            tables.append(Table(told, ("masks from", *heads), lines))
+            rows = "; ".join(f"{place} {shown[masks]}" for place, masks in enumerate(sources, 1))
+            figure = figures.table_map(values, [f"{share:g}" for share in levels], "p", places=2, first=1)
+            name = f"crossed_{kind.replace('+', '_')}"
+            pictures.append(Picture(name, "Masks of one data set on another", f"{told}. {rows}.", figure))
+        return tables, pictures
 
     def _pictures(self, found: Sequence[Result]) -> list[Picture]:
         """Average maps with their masks, and what is left of each head, at the middle share of the first seed."""
@@ -190,7 +246,7 @@ class Blocks(Study):
             return pictures
         maps, plan = AttentionMaps.load(path), keep_all(self.subject.sites)
         recipe = self.asked.recipe.model_copy(update=self._asked(asked["kind"], asked["share"]))
-        masks = cut(maps, plan, shares(recipe, self.subject.sites), recipe.block_size)
+        masks = self._cut(maps, plan, recipe)
         for kind in dict.fromkeys(maps.kinds[site] for site in masks):
             shown = [site for site in masks if maps.kinds[site] == kind]
             pictures.append(
@@ -215,9 +271,9 @@ class Blocks(Study):
         heads = [site.heads for site in self.subject.sites]
         return float(np.average(left, weights=heads))
 
-    def _row(self, cell: Result, dense: Mapping[int, Result]) -> dict[str, Any]:
+    def _row(self, cell: Result, control: Mapping[int, Result]) -> dict[str, Any]:
         asked, task = cell["asked"], self.subject.data.task
-        base = dense[asked["seed"]]
+        base = control[asked["seed"]]
         found = difference(task, [np.array(base["answers"])], [np.array(cell["answers"])])
         return {
             **asked,
@@ -240,5 +296,5 @@ def _shown(maps: AttentionMaps, mask: Any, site: str) -> tuple[np.ndarray, np.nd
 
 def _order(cell: Result) -> tuple[Any, ...]:
     asked = cell["asked"]
-    first = {DENSE: 0, OWN: 1, RANDOM: 2}.get(asked["masks"], 3)
+    first = {DENSE: 0, RETRAINED: 1, OWN: 2, RANDOM: 3}.get(asked["masks"], 4)
     return first, asked["masks"], asked["kind"], asked["share"], asked["seed"]

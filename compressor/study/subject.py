@@ -25,6 +25,7 @@ from compressor.study.sizes import Size
 from compressor.tasks import Data, open_data
 from compressor.tasks.data import rows_hash
 from compressor.tasks.evaluate import statistics
+from compressor.tasks.streams import Streams, read, reader
 from graph_passes import Plan
 from graph_passes.files import beside
 
@@ -86,15 +87,19 @@ class Subject:
             safetensors.torch.save_model(self.model, str(place))
 
     def answers(self, plan: Plan, rows: Dataset) -> np.ndarray:
-        """`Task.measure` of every row, `[examples, k]`, with the heads gated as `plan` says."""
+        """`Task.measure` of every row, `[examples, k]`, with heads gated and maps masked as `plan` says; a text for a
+        model with memory is read in order."""
+        task = self.data.task
 
         def forward(batch: dict[str, torch.Tensor]) -> np.ndarray:
             there = {name: tensor.to(self.model.device) for name, tensor in batch.items()}
-            return self.data.task.scored(self.model(**there))
+            return task.scored(self.model(**there))
 
         self.model.eval()
         with torch.no_grad(), gated(self.model, plan):
-            return statistics(self.data.task, rows, forward)
+            if isinstance(task, Streams):
+                return read(task, rows, reader(self.model), self.recipe.batch_size)
+            return statistics(task, rows, forward)
 
     def trials(self, rows: Dataset, store: Path) -> ModelTrials:
         """Subsets of the model as it is, scored on `rows` by what the task chooses heads by.
@@ -145,9 +150,13 @@ def drawn(rows: Dataset, most: int | None, seed: int) -> Dataset:
 
 
 def _limited(data: Data, size: Size, seed: int) -> Data:
+    def some(rows: Dataset, most: int | None) -> Dataset:
+        if data.task.in_order and most is not None and len(rows) > most:
+            return rows.select(range(most))
+        return drawn(rows, most, seed)
+
     train, chosen_on, test = (
-        drawn(rows, most, seed)
-        for rows, most in ((data.train, size.train), (data.eval, size.eval), (data.test, size.test))
+        some(rows, most) for rows, most in ((data.train, size.train), (data.eval, size.eval), (data.test, size.test))
     )
     if train is data.train and chosen_on is data.eval and test is data.test:
         return data

@@ -64,6 +64,11 @@ class Task(Protocol):
         """
         ...
 
+    def unlabelled(self, rows: Dataset, source: str) -> Dataset:
+        """The same of any rows, whatever labels they have or lack, where a label is no part of what the model reads:
+        its place is filled, so that the model can be watched on them."""
+        return self.encode(rows, source)
+
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """One batch, padded to its longest example: what the model's forward takes, and the labels."""
         ...

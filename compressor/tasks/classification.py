@@ -58,6 +58,10 @@ class TextClassification(Task):
         labels = classes_of(rows, label_column(rows, self._label, source), self._ids, source)
         return Dataset.from_dict({**self._texts.encode(rows, source), "labels": labels})
 
+    def unlabelled(self, rows: Dataset, source: str) -> Dataset:
+        """Texts to tokens; the labels are zeros."""
+        return Dataset.from_dict({**self._texts.encode(rows, source), "labels": [0] * len(rows)})
+
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """`labels` `[batch]` beside the padded texts."""
         labels = torch.tensor([example["labels"] for example in examples], dtype=torch.int64)

@@ -59,6 +59,10 @@ class Regression(Task):
         labels = numbers_of(rows, label_column(rows, self._label, source), source)
         return Dataset.from_dict({**self._texts.encode(rows, source), "labels": labels})
 
+    def unlabelled(self, rows: Dataset, source: str) -> Dataset:
+        """Texts to tokens; the labels are zeros."""
+        return Dataset.from_dict({**self._texts.encode(rows, source), "labels": [0] * len(rows)})
+
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """`labels` `[batch]` float32 beside the padded texts."""
         labels = torch.tensor([example["labels"] for example in examples], dtype=torch.float32)
