@@ -21,7 +21,7 @@ test-triton: .venv/dev .venv-triton/ready
 
 # On a machine with an NVIDIA GPU, TensorRT and onnxruntime-gpu: in PYTHON's own environment, which has to have them.
 test-gpu:
-	$(PYTHON) -m pytest -m gpu tests/test_gpu.py
+	COMPRESSOR_REQUIRE_GPU=1 $(PYTHON) -m pytest -m gpu tests/test_gpu.py
 
 demo: .venv/demo
 	$(BIN)/python benchmarks/demo.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -110,7 +111,7 @@ def test_the_configuration_says_what_was_asked(
 @given(st.text(min_size=1, max_size=80))
 def test_kubernetes_takes_the_name_of_any_model(name: str) -> None:
     found = kserve.service_name(name)
-    assert len(found) <= 63
+    assert len(f"{found}-predictor-default-00001") <= 63, "room for what KServe and Knative append"
     assert found[0].isalpha()
     assert found[-1].isalnum()
     assert set(found) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
@@ -148,7 +149,9 @@ def test_a_repository_of_onnx(out: Path, tmp_path: Path, capfd: Cap) -> None:
     found = config.load(model / "config.pbtxt")
     assert [(one.name, list(one.dims)) for one in found.input] == [("input_ids", [-1]), ("attention_mask", [-1])]
     assert [(one.name, list(one.dims)) for one in found.output] == [("logits", [16])]
-    service = yaml.safe_load((tmp_path / "repository" / "half.kserve.yaml").read_text())
+    written = (tmp_path / "repository" / "half.kserve.yaml").read_text()
+    assert written.startswith("# storageUri is where the cluster finds the repository: this one is made up")
+    service = yaml.safe_load(written)
     assert (service["kind"], service["metadata"]["name"]) == ("InferenceService", "half")
     assert {path.name for path in tmp_path.iterdir()} == {"repository"}
 
@@ -268,7 +271,7 @@ def test_plans_of_several_gpus_stand_side_by_side(out: Path, tmp_path: Path) -> 
     graph = graph_digest(built / "model.onnx")
     plan(built, "engine.plan", (8, 0), 32, model=graph)
     other = plan(tmp_path / "hopper", "engine.plan", (9, 0), 16, model=graph)
-    done = export(Asked(built, tmp_path / "r", "fast", plans=(other,), gpus=(0, 1)))
+    done = export(Asked(built, tmp_path / "r", "fast", plans=(other,), gpus=(0, 1), storage_uri="s3://models"))
     found = config.load(done.model / "config.pbtxt")
     assert (found.backend, found.platform, found.max_batch_size) == ("tensorrt", "tensorrt_plan", 16)
     assert dict(found.cc_model_filenames) == {"8.0": "model.sm80.plan", "9.0": "model.sm90.plan"}
@@ -286,6 +289,32 @@ def test_plans_of_several_gpus_stand_side_by_side(out: Path, tmp_path: Path) -> 
         export(Asked(built, tmp_path / "r", "more", plans=(other,), max_batch=17))
 
 
+def test_a_server_is_told_that_plans_bring_code(out: Path, tmp_path: Path) -> None:
+    built = shutil.copytree(out, tmp_path / "built")
+    facts = {"model": graph_digest(built / "model.onnx"), "version_compatible": True, "outputs": {"logits": "int32"}}
+    plan(built, "engine.plan", (8, 0), 32, **facts)
+    done = export(Asked(built, tmp_path / "r", storage_uri="s3://models"))
+    flag = "--backend-config=tensorrt,version-compatible=true"
+    assert done.notes == (
+        "a plan needs a server with TensorRT 10.9.0, or a later one of the same major version",
+        f"the server must be started with {flag}, or it refuses the plan",
+    )
+    assert yaml.safe_load(done.service.read_text())["spec"]["predictor"]["model"]["args"] == [flag]
+    (output,) = config.load(done.model / "config.pbtxt").output
+    assert config.pb.DataType.Name(output.data_type) == "TYPE_INT32", "as the plan says, not the graph"
+
+
+def test_a_repository_is_written_where_nothing_beside_it_can_be(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path)
+    kept = tempfile.TemporaryDirectory
+    monkeypatch.setattr("tempfile.TemporaryDirectory", lambda **asked: made.append(asked["dir"]) or kept(**asked))
+    export(Asked(out, tmp_path / "r"))
+    assert made == [tmp_path / "r"]
+
+
 def test_plans_that_cannot_be_served(out: Path, tmp_path: Path) -> None:
     built = shutil.copytree(out, tmp_path / "built")
     asked = Asked(built, tmp_path / "r")
@@ -298,6 +327,17 @@ def test_plans_that_cannot_be_served(out: Path, tmp_path: Path) -> None:
     again = shutil.copytree(built, tmp_path / "again")
     with pytest.raises(UsageError, match="two are for GPUs of the same compute capability"):
         export(replace(asked, plans=(again / "engine.plan",)))
+    for flag, more in (("--plain", {"plain": True}), ("--threads 2", {"threads": 2})):
+        with pytest.raises(UsageError, match=f"{flag}: means nothing to a TensorRT plan"):
+            export(replace(asked, **more))
+    for more, said in (
+        ({"tensorrt": "10.16.1"}, r"engine\.plan: runs with TensorRT 10\.9\.0 and another plan with 10\.16\.1"),
+        ({"precision": "fp32"}, "computes in fp32 and another plan in fp16"),
+        ({"inputs": {"input_ids": "int64", "attention_mask": "int64"}}, "has other types of inputs or outputs"),
+    ):
+        other = plan(tmp_path / "other", "other.plan", (9, 0), 32, model=graph_digest(built / "model.onnx"), **more)
+        with pytest.raises(UsageError, match=said):
+            export(replace(asked, plans=(other,)))
     path.write_bytes(b"cut")
     with pytest.raises(InputError, match="is damaged"):
         export(asked)

@@ -18,6 +18,7 @@ import onnx_ir as ir
 import pytest
 
 import compressor
+from benchmarks import gpu
 from compressor import rebuild, verify
 from compressor import report as reports
 from compressor.errors import InputError, MismatchError, TargetMissingError, UsageError
@@ -26,7 +27,7 @@ from compressor.recipe import make
 from compressor.report.schema import Built, BuiltLayer
 from compressor.targets import Precision, Tuning, session, span, target, trt, trt_cache, trt_layers
 from compressor.targets.compare import relative_error
-from compressor.targets.device import Device
+from compressor.targets.device import Device, driver
 from compressor.targets.feeds import random_feeds
 from compressor.targets.trt_api import Api
 from compressor.targets.trt_graph import prepare, profile
@@ -36,6 +37,7 @@ from graph_passes import find_attention, load, save, shrink
 from tests import folders
 from tests.command import compress
 from tests.engines import FakeEngine, Pruned, parsed, pruned
+from tests.reports import speed
 from tests.test_lower_block_sparse import exported
 from tests.zoo import text
 
@@ -125,6 +127,28 @@ def test_memories_may_be_as_long_as_the_model_keeps_them() -> None:
 
 
 # --- the graph -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "inputs", "outputs", "weights"),
+    [
+        ('y = Resize <antialias = 1, mode = "linear"> (x, , s)', "float[1, 1, 4, 4] x", "float[1, 1, 2, 2] y", "s"),
+        (
+            "a, b = Split <axis = 1, num_outputs = 2> (x)  y = Concat <axis = 1> (b, a)",
+            "float[B, 5] x",
+            "float[B, 5] y",
+            "",
+        ),
+        ("y = ReduceMax <noop_with_empty_axes = 1> (x)", "float[B, 5] x", "float[B, 5] y", ""),
+        ('y = ScatterND <reduction = "max"> (x, i, u)', "float[4] x, int64[1, 1] i, float[1] u", "float[4] y", ""),
+        ("y = Mish(x)", "float[4] x", "float[4] y", ""),
+    ],
+)
+def test_what_set_17_cannot_say_is_refused(body: str, inputs: str, outputs: str, weights: str, tmp_path: Path) -> None:
+    scales = "float[4] s = {1.0, 1.0, 0.5, 0.5}" if weights else ""
+    save(parsed(body, inputs, outputs, scales), tmp_path / "graph.onnx")
+    with pytest.raises(InputError, match="is written as only operator set 18 allows"):
+        prepare(tmp_path / "graph.onnx", tmp_path / "out.onnx", "fp32", OLD)
 
 
 def test_for_8_6_a_graph_has_old_operators_and_32_bit_inputs(bert: Pruned, tmp_path: Path) -> None:
@@ -325,22 +349,30 @@ def test_sizes_outside_the_profile_are_named(
 def test_a_timing_cache_is_used_again_unless_it_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "kept" / "timings"
     first = trt_cache.opened(path, "10.16", H200)
-    assert (first.readable, first.told) == (None, "")
-    path.write_bytes(b"times")
-    first.seal()
-    assert trt_cache.opened(path, "10.16", H200).readable == str(path)
+    assert (first.readable, first.told) == (False, "")
+    timed: Any = SimpleNamespace(get_timing_cache=lambda: SimpleNamespace(serialize=lambda: b"times"))
+    assert first.keep(timed) == ""
+    assert trt_cache.opened(path, "10.16", H200).readable
     other = trt_cache.opened(path, "11.4", H200)
-    assert other.readable is None
+    assert not other.readable
     assert "was of TensorRT 10.16 on NVIDIA H200" in other.told
+    first.keep(timed)
     path.write_bytes(b"time")
-    first.seal()
-    path.write_bytes(b"times")
     torn = trt_cache.opened(path, "10.16", H200)
-    assert (torn.readable, torn.told.endswith("was damaged")) == (None, True)
+    assert (torn.readable, torn.told.endswith("was damaged")) == (False, True)
     assert not path.exists()
     path.write_bytes(b"of another tool")
     trt_cache._seal_of(path).unlink()
-    assert trt_cache.opened(path, "10.16", H200).readable == str(path)
+    assert trt_cache.opened(path, "10.16", H200).readable
+    shutil.rmtree(path.parent)
+    assert first.keep(timed) == f", its timings not kept in {path} (No such file or directory)"
+
+
+def test_a_timing_cache_that_cannot_be_written_is_refused_before_the_build(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file" / "timings", tmp_path):
+        with pytest.raises(InputError, match=r"cannot keep TensorRT's timings there .*--timing-cache"):
+            trt_cache.opened(path, "10.16", H200)
 
 
 def test_every_gpu_and_version_has_a_timing_cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,16 +405,33 @@ def test_the_table_of_layers_says_where_attention_was_lost(bert: Pruned) -> None
     told = {"Name": "_gemm_mha_v2", "LayerType": "kgen", "Metadata": f"[ONNX Layer: a]\x1e[ONNX Layer: {nodes[0]}]"}
     table = trt_layers.layers(json.dumps({"Layers": [told, "reformat"], "Bindings": []}))
     assert [layer.name for layer in table] == ["_gemm_mha_v2", "reformat"]
-    count, line = trt_layers.told(table, sites, (9, 0), "fp16")
-    assert count == 1
+    count, of, line = trt_layers.told(table, sites, (9, 0), "fp16")
+    assert (count, of) == (1, len(sites))
     assert line.startswith(f"fused attention in 1 of {len(sites)} attention layers (not in ")
     assert "heads 8 wide" in line
-    assert "needs SM 7.5, this GPU has 7.0" in trt_layers.told((), sites, (7, 0), "fp16")[1]
-    assert "needs fp16 or bf16" in trt_layers.told((), sites, (9, 0), "fp32")[1]
+    assert "needs SM 7.5, this GPU has 7.0" in trt_layers.told((), sites, (7, 0), "fp16")[2]
+    assert "needs fp16 or bf16" in trt_layers.told((), sites, (9, 0), "fp32")[2]
     assert trt_layers.told([table[0]] * len(sites), sites, (9, 0), "fp16") == (
-        len(sites),
+        *(len(sites), len(sites)),
         f"fused attention kept in each of {len(sites)} attention layers",
     )
+
+
+def test_what_tensorrt_does_not_show_is_not_called_lost(bert: Pruned) -> None:
+    sites = find_attention(load(bert.shrunk))
+    nodes = [str(producer.name) for site in sites if (producer := site.output.producer()) is not None]
+    whole = BuiltLayer(name="{ForeignNode[/embeddings/Gather.../classifier/Gemm]}", kind="Myelin")
+    count, of, line = trt_layers.told([whole], sites, (9, 0), "fp16")
+    assert (count, of) == (0, 0)
+    assert line.startswith(
+        f"whether attention is fused cannot be told of {len(sites)} of {len(sites)} attention layers"
+    )
+    alone = [BuiltLayer(name=node) for node in nodes]
+    assert trt_layers.told([whole, *alone], sites, (9, 0), "fp16")[:2] == (0, len(sites)), (
+        "those that are shown are lost"
+    )
+    listed = BuiltLayer(name="{ForeignNode[a...b]}", nodes=nodes[0])
+    assert trt_layers.told([listed], sites, (9, 0), "fp16")[:2] == (0, len(sites) - 1)
 
 
 # --- without a GPU ---------------------------------------------------------------------------------------------------
@@ -396,6 +445,22 @@ def test_what_is_missing_is_said_and_tensorrt_is_not_asked(tmp_path: Path) -> No
     with pytest.raises(UsageError, match="TensorRT runs on a GPU"):
         make("model", None, {"target": "trt", "provider": "cpu"})
     assert "tensorrt" not in sys.modules
+
+
+def test_what_the_driver_says_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Library:
+        def __init__(self, name: str) -> None: ...
+
+        def cuInit(self, flags: int) -> int:  # noqa: N802
+            return 803
+
+        def cuGetErrorString(self, code: int, said: Any) -> None:  # noqa: N802
+            said._obj.value = b"system has unsupported display driver / cuda driver combination"
+
+    monkeypatch.setattr("ctypes.CDLL", Library)
+    driver.cache_clear()
+    with pytest.raises(TargetMissingError, match=r"cuInit \(error 803: system has unsupported display driver"):
+        trt.check(None, "fp32")
 
 
 @pytest.fixture(scope="module")
@@ -532,6 +597,14 @@ def test_build_refuses_another_graph_than_was_proven(out: Path, tmp_path: Path, 
     assert (done.code, "--batch" in done.error) == (2, True)
 
 
+def test_a_goal_that_cannot_be_told_is_missed() -> None:
+    assert gpu.faults(72, speed(8, 128, 2.0, 1.0), None) == ["share not known"]
+    assert gpu.faults(72, speed(8, 128, 2.0, 1.0), 0.9) == []
+    share, faster = gpu.faults(72, speed(8, 128, 1.05, 1.0), 0.79)
+    assert (share, faster.endswith("% faster")) == ("share 0.79", True)
+    assert gpu.faults(72, speed(1, 128, 1.0, 1.0), None) == [], "goals are for batches of 8 and more"
+
+
 # --- against the real bindings ---------------------------------------------------------------------------------------
 
 
@@ -586,6 +659,17 @@ def test_one_path_builds_with_every_version(probed: dict[str, Any]) -> None:
         assert found["flags"] == ([*half, "OBEY_PRECISION_CONSTRAINTS"] if old else [])
         assert found["layers"] == (["FLOAT"] if old else [None])
     assert probed["loaded"] == 0
+    assert probed["no_room"] is None, "the memory of a second engine cannot be measured where there is none"
+
+
+def test_an_engine_says_what_types_it_gives(probed: dict[str, Any]) -> None:
+    assert probed["wide"][2] == {"y": "int32" if probed["version"].startswith("8.6") else "int64"}
+
+
+def test_a_quantized_graph_says_itself_what_it_computes_in(probed: dict[str, Any]) -> None:
+    flags, layers, _ = probed["quantized"]
+    assert flags == (["INT8"] if probed["version"].startswith("8.6") else [])
+    assert layers == [None]
 
 
 def test_nothing_that_must_be_installed_beside_tensorrt_is_a_tactic(probed: dict[str, Any]) -> None:
@@ -606,6 +690,7 @@ def test_timings_are_kept_and_a_torn_cache_is_said(probed: dict[str, Any]) -> No
     assert "was damaged" in first
     assert given == ""
     assert "with the timings of earlier builds" in second
+    assert "timings made anew: TensorRT does not take" in probed["foreign"]
 
 
 def test_compatible_engines_are_asked_for(probed: dict[str, Any]) -> None:

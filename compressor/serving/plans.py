@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from compressor.errors import InputError, UsageError
 from compressor.targets.tensors import FREE, Tensor
-from compressor.targets.trt_metadata import Metadata, graph_digest, papers_of, read
+from compressor.targets.trt_metadata import Metadata, follows, graph_digest, papers_of, parts, read
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,22 @@ class Plans:
         return max(least for least, _ in found), min(most for _, most in found)
 
     @property
+    def newest(self) -> str:
+        """The version of TensorRT that the server needs,."""
+        return max((one.tensorrt for one in self.papers.values()), key=parts)
+
+    @property
+    def server_args(self) -> tuple[str, ...]:
+        """What `tritonserver` must be told: plans for several versions bring code of their own, which it must allow."""
+        wide = any(one.version_compatible for one in self.papers.values())
+        return ("--backend-config=tensorrt,version-compatible=true",) if wide else ()
+
+    @property
     def notes(self) -> tuple[str, ...]:
-        versions = {one.tensorrt: None for one in self.papers.values() if not one.version_compatible}
-        return tuple(f"a plan needs a server with TensorRT {version}, by which it was built" for version in versions)
+        wide = all(one.version_compatible for one in self.papers.values())
+        later = "or a later one of the same major version" if wide else "by which it was built"
+        asked = (f"the server must be started with {arg}, or it refuses the plan" for arg in self.server_args)
+        return (f"a plan needs a server with TensorRT {self.newest}, {later}", *asked)
 
     def inputs(self) -> tuple[Tensor, ...]:
         """As the plans take them: integers may be narrower than the graph's."""
@@ -81,9 +94,8 @@ class Plans:
         )
 
     def outputs(self, of_graph: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The graph's outputs, in the types that plans give: they have no integers of 64 bits outside."""
-        narrow = {ir.DataType.INT64: ir.DataType.INT32}
-        return tuple(Tensor(tensor.name, narrow.get(tensor.dtype, tensor.dtype), tensor.dims) for tensor in of_graph)
+        """The graph's outputs, in the types that the plans give: integers may be narrower."""
+        return tuple(Tensor(tensor.name, _type(self.first.outputs[tensor.name]), tensor.dims) for tensor in of_graph)
 
 
 def find(out: Path, more: Sequence[Path]) -> tuple[Path, ...]:
@@ -96,7 +108,7 @@ def load(out: Path, paths: Sequence[Path]) -> Plans:
 
     Raises:
         InputError: there is no plan, one has no metadata, is damaged, or was built from another graph than `out`'s.
-        UsageError: two are for the same GPU.
+        UsageError: two are for the same GPU, or cannot stand behind one configuration or in one server.
     """
     if not paths:
         raise InputError(
@@ -111,6 +123,24 @@ def load(out: Path, paths: Sequence[Path]) -> Plans:
             raise InputError(f"{path}: was built from another graph than {out / 'model.onnx'}; build it from that one")
     if len(found.by_capability) < len(paths):
         raise UsageError("--plan: two are for GPUs of the same compute capability; the server would load but one")
+    for path, papers in found.papers.items():
+        first, newest = found.first, found.newest
+        same = papers.tensorrt == newest or (papers.version_compatible and follows(newest, papers.tensorrt))
+        if not same:
+            raise UsageError(
+                f"{path}: runs with TensorRT {papers.tensorrt} and another plan with {newest}, and a server has one;"
+                " build all of them with one version, or with --version-compatible"
+            )
+        if papers.precision != first.precision:
+            raise UsageError(
+                f"{path}: computes in {papers.precision} and another plan in {first.precision}, so that answers would"
+                " depend on the GPU; build all of them in one (--precision)"
+            )
+        if (papers.inputs, papers.outputs) != (first.inputs, first.outputs):
+            raise UsageError(
+                f"{path}: has other types of inputs or outputs than another plan, and a configuration has one of each;"
+                " build all of them with one version of TensorRT"
+            )
     return found
 
 

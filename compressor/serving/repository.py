@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -71,6 +72,7 @@ def export(asked: Asked) -> Exported:
         _check_place(asked)
         put(model, asked.place, aside=Path(folder) / "old")
         beside.replace(service)
+    unknown = () if asked.storage_uri else (f"{service}: storageUri is made up; name the cluster's (--storage-uri)",)
     drawn = (f"the warm-up has random {', '.join(rows.drawn)}: no text gives them",) if rows.drawn else ()
     return Exported(
         model=asked.place,
@@ -79,7 +81,7 @@ def export(asked: Asked) -> Exported:
         device=found.device,
         max_batch=found.max_batch,
         warmups=len(warm),
-        notes=(*found.notes, *drawn),
+        notes=(*found.notes, *drawn, *unknown),
     )
 
 
@@ -106,4 +108,5 @@ def _check_place(asked: Asked) -> None:
 def _beside(repository: Path) -> Path:
     """Where to write first: a server that watches the repository would load what is half there."""
     parent = repository.resolve().parent
-    return parent if parent.stat().st_dev == repository.stat().st_dev else repository
+    near = os.access(parent, os.W_OK) and parent.stat().st_dev == repository.stat().st_dev
+    return parent if near else repository

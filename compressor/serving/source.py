@@ -35,6 +35,7 @@ class Source:
         files: path in the version folder of every file.
         default: name of the model's file in the version folder.
         by_capability: name of the plan for each compute capability.
+        server_args: what the server must be started with.
         notes: what a reader must know.
     """
 
@@ -48,6 +49,7 @@ class Source:
     files: Mapping[str, Path]
     default: str
     by_capability: Mapping[str, str] = field(default_factory=dict)
+    server_args: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -108,6 +110,9 @@ def _planned(asked: Asked, paths: Sequence[Path]) -> Source:
     """TensorRT: the plans' own metadata says what they take."""
     if asked.device == "cpu":
         raise UsageError("--device cpu: TensorRT runs on GPUs only; leave it out, or use --backend onnxruntime")
+    for flag, given in (("--plain", asked.plain), (f"--threads {asked.threads}", asked.threads)):
+        if given:
+            raise UsageError(f"{flag}: means nothing to a TensorRT plan; leave it out, or use --backend onnxruntime")
     found = plans.load(asked.out, paths)
     path = asked.out / GRAPH
     graph = graph_passes.load(path)
@@ -123,6 +128,7 @@ def _planned(asked: Asked, paths: Sequence[Path]) -> Source:
         files=found.files,
         default=found.default,
         by_capability=found.by_capability,
+        server_args=found.server_args,
         notes=found.notes,
     )
 

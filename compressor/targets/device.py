@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compressor.errors import InputError
+from compressor.errors import InputError, TargetMissingError
 
 _LIBRARY = "libcuda.so.1"
 _OUT_OF_MEMORY = 2
@@ -85,18 +85,18 @@ class Driver:
 
 
 @functools.cache
-def driver() -> Driver | None:
-    """The driver; None where there is none, or no GPU."""
+def driver() -> Driver:
+    """The driver.
+
+    Raises:
+        TargetMissingError: there is none, or no GPU; the message has what it says itself.
+    """
     try:
         return Driver()
-    except (OSError, AttributeError, InputError):
-        return None
-
-
-def device() -> Device | None:
-    """The GPU that engines are built for and run on; None where there is none."""
-    found = driver()
-    return found.device if found else None
+    except (OSError, AttributeError) as error:
+        raise TargetMissingError("there is no NVIDIA GPU here, or no driver for it (libcuda)") from error
+    except InputError as error:
+        raise TargetMissingError(f"there is no NVIDIA GPU here that can be used: {error}") from error
 
 
 class Stream:

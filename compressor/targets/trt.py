@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -76,31 +76,30 @@ def build(
         graph = Path(folder) / "graph.onnx"
         done, quantized = prepare(onnx, graph, precision, api)
         cache = trt_cache.opened(wanted.timing_cache, api.version, of.device)
-        options = trt_api.config_options(trt, api, precision, quantized=quantized)
         started = time.perf_counter()
-        plan, workspace = serialized(trt, api, of, graph, profiles, wanted, cache, options)
+        plan, workspace, timings = serialized(
+            trt, api, of, graph, profiles, wanted, cache, precision=precision, quantized=quantized
+        )
         seconds = time.perf_counter() - started
     out.write_bytes(plan)
-    engine = deserialized(out)
+    engine = deserialized(of, out)
     layers = trt_layers.layers(_inspected(trt, engine))
-    fused, attention = trt_layers.told(layers, sites, of.device.capability, precision)
+    fused, attentions, attention = trt_layers.told(layers, sites, of.device.capability, precision)
     metadata = Metadata(
         tensorrt=api.version,
         gpu=of.device.name,
         capability=of.device.capability,
         precision=precision,
         profiles=profiles,
-        inputs={name: np.dtype(trt.nptype(engine.get_tensor_dtype(name))).name for name in profiles},
-        outputs={
-            str(value.name): value.dtype.numpy().name for value in source.graph.outputs if value.dtype is not None
-        },
+        inputs=_types(trt, engine, profiles),
+        outputs=_types(trt, engine, (str(value.name) for value in source.graph.outputs)),
         plan=digest(out),
         model=graph_digest(onnx),
         hardware_compatible=wanted.hardware_compatible,
         version_compatible=wanted.version_compatible,
-        attentions=max(len(sites), fused),
+        attentions=attentions,
         fused=fused,
-        optimization=f"{done}; built by TensorRT {api.version}{cache.told}; {attention}",
+        optimization=f"{done}; built by TensorRT {api.version}{timings}; {attention}",
         session=_session(api, of.device, wanted, precision, workspace, profiles),
         built=Built(
             seconds=round(seconds, 3),
@@ -112,7 +111,7 @@ def build(
         ),
     )
     papers_of(out).write_text(metadata.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    return TrtEngine(out, metadata, of, trt)
+    return TrtEngine(out, engine, metadata, of, trt)
 
 
 def load(plan: Path) -> TrtEngine:
@@ -127,15 +126,17 @@ def load(plan: Path) -> TrtEngine:
     check(None, metadata.precision)
     of, trt = _found()
     metadata.check_machine(plan, of.device, str(trt.__version__))
-    return TrtEngine(plan, metadata, of, trt)
+    return TrtEngine(plan, deserialized(of, plan), metadata, of, trt)
 
 
 def _found() -> tuple[Driver, ModuleType]:
     """The GPU and TensorRT. The GPU is looked for first, and not by TensorRT: see `device`."""
-    of = driver()
-    if of is None:
-        raise TargetMissingError("there is no NVIDIA GPU here, or no driver for it (libcuda)")
-    return of, trt_api.library()
+    return driver(), trt_api.library()
+
+
+def _types(trt: ModuleType, engine: Any, names: Iterable[str]) -> dict[str, str]:
+    """NumPy's names of the types that an engine takes or gives."""
+    return {name: np.dtype(trt.nptype(engine.get_tensor_dtype(name))).name for name in names}
 
 
 def _sites(onnx: Path) -> Sequence[GraphSite]:

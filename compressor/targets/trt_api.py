@@ -1,7 +1,8 @@
 """What differs between TensorRT 8.6, 10 and 11: the library is asked by name, here and nowhere else.
 
 1. Types: from 10 on a network is strongly typed, that is it computes in the types that the graph says; 11 has no other.
-   8.6 is given the flags of the types that are in the graph, and every layer its own.
+   8.6 is given the flags of the types that are in the graph, and every layer that computes its own, unless the graph is
+   quantized.
 2. 8.6 has no 64-bit integers, no bfloat16, and reads operator sets up to 17.
 3. cuBLAS and cuDNN are tactic sources until 10; they are left out, for they need not be installed.
 4. Sizes of weights and of activations have been renamed.
@@ -17,7 +18,11 @@ from compressor.errors import TargetMissingError, UsageError
 from compressor.targets.base import Precision
 
 _FOREIGN = ("CUBLAS", "CUBLAS_LT", "CUDNN")
-_UNTYPED = ("SHAPE", "CONSTANT", "CAST", "IDENTITY", "QUANTIZE", "DEQUANTIZE")
+_ARITHMETIC = frozenset(
+    "ACTIVATION CONVOLUTION CUMULATIVE DECONVOLUTION EINSUM ELEMENTWISE FULLY_CONNECTED MATRIX_MULTIPLY NORMALIZATION"
+    " PARAMETRIC_RELU POOLING RAGGED_SOFTMAX REDUCE RESIZE SCALE SOFTMAX UNARY".split()
+)
+"""Layers that compute. All others only move numbers about, in whatever type they have."""
 
 
 @dataclass(frozen=True)
@@ -82,16 +87,21 @@ def config_options(trt: ModuleType, of: Api, precision: Precision, *, quantized:
     """Arguments of Polygraphy's `CreateConfig` by version: tactic sources (case 3), on 8.6 types (case 1)."""
     options: dict[str, Any] = {"tactic_sources": [trt.TacticSource.__members__[name] for name in of.tactics]}
     if not of.strongly_typed:
-        options |= {"fp16": precision == "fp16", "int8": quantized, "precision_constraints": "obey"}
+        options |= {"fp16": precision == "fp16", "int8": quantized}
+        if not quantized:
+            options["precision_constraints"] = "obey"
     return options
 
 
 def keep_types(trt: ModuleType, network: Any) -> None:
-    """Ask of every layer of a network that is not strongly typed to compute in the type of its result (case 1)."""
+    """Ask of every layer of a network that is not strongly typed to compute in the type of its result (case 1).
+
+    Not of one that is quantized: its results say fp32 where int8 is meant.
+    """
     floating = (trt.DataType.FLOAT, trt.DataType.HALF)
     for index in range(network.num_layers):
         layer = network.get_layer(index)
-        if layer.type.name in _UNTYPED or not layer.num_outputs:
+        if layer.type.name not in _ARITHMETIC or not layer.num_outputs:
             continue
         result = layer.get_output(0)
         if result is not None and not result.is_shape_tensor and result.dtype in floating:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import functools
 import os
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +16,7 @@ from typing import Any
 from compressor.errors import InputError
 from compressor.quiet import one_line
 from compressor.targets import trt_api
-from compressor.targets.base import Tuning
+from compressor.targets.base import Precision, Tuning
 from compressor.targets.device import Driver
 from compressor.targets.trt_api import Api
 from compressor.targets.trt_cache import TimingCache
@@ -27,6 +30,8 @@ _OUT_OF_MEMORY = re.compile(
 )
 _SMALLER = 8
 """By how much less of the device's free memory a build is tried again with."""
+_LEAST = 8 << 20
+"""Bytes that are worth trying."""
 
 
 class _OutOfMemoryError(InputError):
@@ -41,35 +46,45 @@ def serialized(
     profiles: Profiles,
     tuning: Tuning,
     cache: TimingCache,
-    options: Mapping[str, Any],
-) -> tuple[bytes, int | None]:
+    *,
+    precision: Precision,
+    quantized: bool,
+) -> tuple[bytes, int | None, str]:
     """Build an engine; where the device's memory runs out, once more with a smaller workspace.
 
     Args:
         graph: as TensorRT reads it.
-        options: arguments of Polygraphy's `CreateConfig` that depend on the version.
+        precision: numbers of a graph that is not quantized.
+        quantized: the graph says by `QuantizeLinear` what it computes in.
 
     Returns:
-        The engine, and the workspace in bytes that it was built in; None: all that was free.
+        The engine; the workspace in bytes that it was built in, None: all that was free; and what a reader must know of
+        the timings, as the rest of a sentence.
 
     Raises:
         InputError: TensorRT cannot read the graph, or cannot build it; the message holds what it says.
     """
+
+    def built(workspace: int | None) -> tuple[bytes, int | None, str]:
+        options = trt_api.config_options(trt, api, precision, quantized=quantized)
+        typed = api.strongly_typed or quantized
+        return _built(trt, api, graph, profiles, cache, {**options, **_asked(trt, tuning, workspace)}, typed, workspace)
+
     of.enter()
+    # Outside the handler: as long as the error is at hand, so is all the memory that the first try has taken.
+    with contextlib.suppress(_OutOfMemoryError):
+        return built(tuning.workspace)
+    smaller = max(_LEAST, min(of.free_memory(), tuning.workspace or of.device.memory) // _SMALLER)
     try:
-        return _built(trt, api, graph, profiles, tuning, tuning.workspace, cache, options), tuning.workspace
-    except _OutOfMemoryError as first:
-        smaller = min(of.free_memory(), tuning.workspace or of.device.memory) // _SMALLER
-        try:
-            return _built(trt, api, graph, profiles, tuning, smaller, cache, options), smaller
-        except _OutOfMemoryError:
-            raise InputError(
-                f"the GPU's memory is too small to build the engine, even with {smaller >> 20} MiB to work in (it has"
-                f" {of.device.memory >> 20} MiB); free some, or build for smaller sizes (--batch, --seq)"
-            ) from first
+        return built(smaller)
+    except _OutOfMemoryError as error:
+        raise InputError(
+            f"the GPU's memory is too small to build the engine, even with {smaller >> 20} MiB to work in (it has"
+            f" {of.device.memory >> 20} MiB); free some, or build for smaller sizes (--batch, --seq)"
+        ) from error
 
 
-def deserialized(path: Path) -> Any:
+def deserialized(of: Driver, path: Path) -> Any:
     """TensorRT's engine in a file, which is known to be one that runs here.
 
     Raises:
@@ -78,6 +93,7 @@ def deserialized(path: Path) -> Any:
     from polygraphy.backend.trt import EngineFromBytes
     from polygraphy.exception import PolygraphyException
 
+    of.enter()
     with heard() as said:
         try:
             return EngineFromBytes(path.read_bytes())()
@@ -86,10 +102,10 @@ def deserialized(path: Path) -> Any:
 
 
 class Said:
-    """The errors that TensorRT logs: its exceptions say nothing of the cause."""
+    """The last errors that TensorRT has logged: its exceptions say nothing of the cause."""
 
     def __init__(self) -> None:
-        self.lines: list[str] = []
+        self.lines: collections.deque[str] = collections.deque(maxlen=40)
 
     def log(self, level: int, msg: str) -> None:
         """Takes the place of a logger of Python's."""
@@ -100,23 +116,30 @@ class Said:
         return one_line("; ".join(dict.fromkeys(self.lines)) or error or "it does not say why", 400)
 
 
-@contextlib.contextmanager
-def heard() -> Iterator[Said]:
-    """Polygraphy and TensorRT print nothing; their errors are remembered."""
+def listening() -> Said:
+    """The errors from now on. Nothing that Polygraphy and TensorRT say is printed, as long as this process lives."""
+    said = _routed()
+    said.lines.clear()
+    return said
+
+
+@functools.cache
+def _routed() -> Said:
     from polygraphy.logger import G_LOGGER
 
     said = Said()
-    before = {name: getattr(G_LOGGER, name) for name in ("module_severity", "letter", "colors")}
-    routed = G_LOGGER.use_python_logging_system
     G_LOGGER.use_python_logging_system = True
     G_LOGGER.python_logger = said
     G_LOGGER.module_severity, G_LOGGER.letter, G_LOGGER.colors = G_LOGGER.ERROR, False, False
-    try:
-        yield said
-    finally:
-        G_LOGGER.use_python_logging_system = routed
-        for name, value in before.items():
-            setattr(G_LOGGER, name, value)
+    return said
+
+
+@contextlib.contextmanager
+def heard() -> Iterator[Said]:
+    """The same around calls of Polygraphy, which uses what TensorRT from 10.12 on warns will go."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield listening()
 
 
 def _built(
@@ -124,11 +147,17 @@ def _built(
     api: Api,
     graph: Path,
     profiles: Profiles,
-    tuning: Tuning,
-    workspace: int | None,
     cache: TimingCache,
     options: Mapping[str, Any],
-) -> bytes:
+    typed: bool,
+    workspace: int | None,
+) -> tuple[bytes, int | None, str]:
+    """See `serialized`.
+
+    Args:
+        options: arguments of Polygraphy's `CreateConfig`.
+        typed: the network says itself what every layer computes in.
+    """
     from polygraphy.backend.trt import (
         CreateConfig,
         EngineBytesFromNetwork,
@@ -139,24 +168,24 @@ def _built(
     from polygraphy.exception import PolygraphyException
 
     network: Any = NetworkFromOnnxPath(os.fspath(graph), strongly_typed=api.strongly_typed)
-    if not api.strongly_typed:
+    if not typed:
         network = PostprocessNetwork(network, lambda network: trt_api.keep_types(trt, network))
     profile = Profile()
     for name, (least, usual, most) in profiles.items():
         profile.add(name, min=least, opt=usual, max=most)
-    asked = {**options, **_asked(trt, tuning, workspace)}
     with heard() as said:
-        config = CreateConfig(profiles=[profile], load_timing_cache=cache.readable, **asked)
         try:
-            plan = EngineBytesFromNetwork(network, config, save_timing_cache=os.fspath(cache.path))()
+            builder, made, *parser = network()
+            config = CreateConfig(profiles=[profile], **options)(builder, made)
+            told = cache.give(config)
+            plan = bytes(EngineBytesFromNetwork((builder, made, *parser), config)())
         except (PolygraphyException, TypeError) as error:  # TypeError: TensorRT gave no builder
             why = said.told(error)
             kind = _OutOfMemoryError if _OUT_OF_MEMORY.search(" ".join(said.lines)) else InputError
             raise kind(
                 f"TensorRT {api.version} cannot build the graph ({why}); try --opset 18 or --target ort"
             ) from error
-    cache.seal()
-    return bytes(plan)
+        return plan, workspace, told + cache.keep(config)
 
 
 def _asked(trt: ModuleType, tuning: Tuning, workspace: int | None) -> dict[str, Any]:

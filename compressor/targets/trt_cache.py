@@ -6,15 +6,19 @@ that is said.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from compressor.errors import InputError
 from compressor.targets.device import Device
 from compressor.targets.trt_metadata import digest
 from compressor.workdir import write_json
+from graph_passes.files import beside
 
 
 @dataclass(frozen=True)
@@ -23,27 +27,46 @@ class TimingCache:
 
     Attributes:
         path: where the times are kept.
-        readable: the same, if there are any to start from.
+        readable: there are any to start from, as far as can be told before TensorRT sees them.
         told: what a reader must know of it, as the rest of a sentence.
         machine: TensorRT's version and the GPU that the times are of.
     """
 
     path: Path
-    readable: str | None
+    readable: bool
     told: str
     machine: str
 
-    def seal(self) -> None:
-        """Note the digest of what was written."""
-        if self.path.is_file():
+    def give(self, config: Any) -> str:
+        """Let a build start from these times; what a reader must know of them, as the rest of a sentence.
+
+        Args:
+            config: TensorRT's `IBuilderConfig`, with an empty cache.
+        """
+        if not self.readable:
+            return self.told
+        times = config.create_timing_cache(self.path.read_bytes())
+        if times is not None and config.set_timing_cache(times, False):
+            return self.told
+        config.set_timing_cache(config.create_timing_cache(b""), False)
+        return f", with timings made anew: TensorRT does not take {self.path}"
+
+    def keep(self, config: Any) -> str:
+        """Write the times that a build has ended with; if that fails, why, as the rest of a sentence."""
+        try:
+            with beside(self.path) as place:
+                place.write_bytes(config.get_timing_cache().serialize())
             write_json(_seal_of(self.path), {"machine": self.machine, "digest": digest(self.path)})
+        except OSError as error:
+            return f", its timings not kept in {self.path} ({error.strerror})"
+        return ""
 
 
 def opened(path: Path | None, version: str, device: Device) -> TimingCache:
     """The cache at a path, or the user's own for a TensorRT and a GPU.
 
     Raises:
-        InputError: its folder cannot be written.
+        InputError: it cannot be written there.
     """
     machine = f"TensorRT {version} on {device}"
     if path is None:
@@ -51,18 +74,22 @@ def opened(path: Path | None, version: str, device: Device) -> TimingCache:
         path = _home() / "compressor" / f"tensorrt-{name}.cache"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent):
+            pass
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, f"{path.name} is a folder")
     except OSError as error:
         raise InputError(
             f"{path.parent}: cannot keep TensorRT's timings there ({error.strerror}); name another file"
             " (--timing-cache)"
         ) from error
     if not path.is_file():
-        return TimingCache(path, None, "", machine)
+        return TimingCache(path, False, "", machine)
     why = _fault(path, machine)
     if why is None:
-        return TimingCache(path, os.fspath(path), ", with the timings of earlier builds", machine)
+        return TimingCache(path, True, ", with the timings of earlier builds", machine)
     path.replace(path.with_name(f"{path.name}.unusable"))
-    return TimingCache(path, None, f", with timings made anew: {path} {why}", machine)
+    return TimingCache(path, False, f", with timings made anew: {path} {why}", machine)
 
 
 def _fault(path: Path, machine: str) -> str | None:
@@ -72,7 +99,7 @@ def _fault(path: Path, machine: str) -> str | None:
     try:
         sealed = json.loads(_seal_of(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return None  # another tool's: TensorRT itself compares the machine
+        return None  # another tool's: TensorRT itself says whether it takes it
     except (OSError, ValueError):
         sealed = None
     if not isinstance(sealed, dict) or sealed.get("digest") != digest(path):

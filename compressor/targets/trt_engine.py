@@ -23,20 +23,21 @@ class TrtEngine:
 
     Args:
         path: its file.
+        engine: TensorRT's, loaded from it.
         metadata: what it was built for: this GPU and this TensorRT.
         of: the GPU's driver.
         trt: TensorRT's module.
 
     Raises:
-        InputError: TensorRT does not take it, or the GPU's memory is full.
+        InputError: the GPU's memory is full.
     """
 
-    def __init__(self, path: Path, metadata: Metadata, of: Driver, trt: ModuleType) -> None:
+    def __init__(self, path: Path, engine: Any, metadata: Metadata, of: Driver, trt: ModuleType) -> None:
         self.path, self.metadata = path, metadata
         self.device_seconds: float | None = None
         self._driver, self._trt = of, trt
         of.enter()
-        self._engine = trt_build.deserialized(path)
+        self._engine = engine
         self._context = self._engine.create_execution_context()
         if self._context is None:
             size = trt_api.activation_bytes(self._engine)
@@ -97,22 +98,32 @@ class TrtEngine:
             context.set_input_shape(name, array.shape)
             context.set_tensor_address(name, self._buffers[name].upload(array, stream))
         results = {name: self._room(name) for name in self.outputs}
+        said, handle = trt_build.listening(), stream.handle.value or 0
         stream.mark(0)
-        with trt_build.heard() as said:
-            if not context.execute_async_v3(stream.handle.value or 0):
-                raise InputError(f"{self.path}: TensorRT cannot run it on these inputs ({said.told()})")
+        started = context.execute_async_v3(handle)
         stream.mark(1)
+        if not started:
+            raise InputError(f"{self.path}: TensorRT cannot run it on these inputs ({said.told()})")
         for name, result in results.items():
             self._buffers[name].download(result, stream)
         stream.wait()
         self.device_seconds = stream.seconds()
-        return {name: result.astype(self.metadata.outputs[name], copy=False) for name, result in results.items()}
+        return results
 
-    def memory(self, feeds: Feeds) -> int:
-        """Bytes of the GPU's memory that loading it once more and running `feeds` takes."""
+    def memory(self, feeds: Feeds) -> int | None:
+        """Bytes of the GPU's memory that loading it once more and running `feeds` takes; None: there is no room.
+
+        Raises:
+            InputError: an input is missing or outside the profile.
+        """
+        self.metadata.check_shapes({name: array.shape for name, array in feeds.items()})
         before = self._driver.free_memory()
-        again = TrtEngine(self.path, self.metadata, self._driver, self._trt)
-        again.run(feeds)
+        try:
+            loaded = trt_build.deserialized(self._driver, self.path)
+            again = TrtEngine(self.path, loaded, self.metadata, self._driver, self._trt)
+            again.run(feeds)
+        except InputError:  # it runs as it is: all that a second one can lack is memory
+            return None
         return max(0, before - self._driver.free_memory())
 
     def _room(self, name: str) -> np.ndarray:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+import onnx.defs
 import onnx_ir as ir
-from onnx_ir.passes.common import InlinePass, RemoveUnusedNodesPass
+from onnx_ir.passes.common import InlinePass, RemoveUnusedNodesPass, ShapeInferencePass
 
 from compressor.errors import InputError
 from compressor.targets.base import Precision, Span, Tuning
@@ -26,8 +27,8 @@ from graph_passes import load, save
 
 _QUANTIZED = frozenset(("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"))
 _OLDEST_OPSET = 17
-_CHANGED = {"Pad": 3, "Resize": 4}
-"""Operators that set 18 gave an input more, and how many they had: axes."""
+_DEFAULTS: Mapping[str, object] = {"antialias": 0, "keep_aspect_ratio_policy": "stretch"}
+"""What set 18 lets `Resize` say, and what it is where nothing is said."""
 _TYPED = (("Cast", "to"), ("EyeLike", "dtype"), ("RandomNormalLike", "dtype"))
 """Attributes that name a type."""
 
@@ -150,7 +151,11 @@ def _narrow(path: Path) -> None:
 
 
 def _lower_opset(model: ir.Model, source: Path, api: Api) -> None:
-    """Write operator set 18 as 17: axes of reductions are attributes, and an even Split says nothing."""
+    """Write operator set 18 as 17: axes of reductions are attributes, and an even Split says nothing.
+
+    Raises:
+        InputError: an operator says what only set 18 can.
+    """
     opset = model.opset_imports.get("", 0)
     if opset <= _OLDEST_OPSET:
         return
@@ -159,23 +164,55 @@ def _lower_opset(model: ir.Model, source: Path, api: Api) -> None:
             f"{source}: is of operator set {opset}, and TensorRT {api.version} reads up to {_OLDEST_OPSET}; export it"
             " with --opset 18, or build with TensorRT 10 or newer"
         )
+    ShapeInferencePass()(model)
     for node in model.graph.all_nodes():
-        given = len(node.inputs)
-        if node.op_type.startswith("Reduce") and node.op_type != "ReduceSum" and given > 1:
-            axes = ir.convenience.get_const_tensor(node.inputs[1]) if node.inputs[1] is not None else None
-            if axes is None and node.inputs[1] is not None:
-                raise _unreadable(source, node, api)
-            if axes is not None:
-                node.attributes["axes"] = ir.AttrInt64s("axes", np.atleast_1d(axes.numpy()).tolist())
-            node.resize_inputs(1)
-            if node.attributes.pop("noop_with_empty_axes", None) is not None and axes is None:
-                raise _unreadable(source, node, api)
+        if node.domain not in ("", "ai.onnx"):
+            continue
+        if node.op_type.startswith("Reduce") and node.op_type != "ReduceSum":
+            lowered = _lower_reduction(node)
         elif node.op_type == "Split":
-            node.attributes.pop("num_outputs", None)
-        elif given > _CHANGED.get(node.op_type, given):
+            lowered = _lower_split(node)
+        else:
+            lowered = node.attributes.get_string("reduction", "none") not in ("max", "min")
+            for name, default in _DEFAULTS.items():
+                if name in node.attributes and node.attributes[name].value == default:
+                    node.attributes.pop(name)
+        if not (lowered and _is_known(node)):
             raise _unreadable(source, node, api)
     RemoveUnusedNodesPass()(model)
     model.opset_imports[""] = _OLDEST_OPSET
+
+
+def _lower_reduction(node: ir.Node) -> bool:
+    """Axes become an attribute; whether they can."""
+    given = node.inputs[1] if len(node.inputs) > 1 else None
+    constant = ir.convenience.get_const_tensor(given) if given is not None else None
+    axes = [] if constant is None else np.atleast_1d(constant.numpy()).tolist()
+    nothing = node.attributes.pop("noop_with_empty_axes", None)
+    if (given is not None and constant is None) or (not axes and nothing is not None and nothing.as_int()):
+        return False
+    if axes:
+        node.attributes["axes"] = ir.AttrInt64s("axes", axes)
+    node.resize_inputs(1)
+    return True
+
+
+def _lower_split(node: ir.Node) -> bool:
+    """Parts need not be counted where they are alike; whether they are."""
+    parts, given = node.attributes.pop("num_outputs", None), node.inputs[0]
+    if parts is None or given is None:
+        return True
+    size = given.shape[node.attributes.get_int("axis", 0)] if given.shape is not None else None
+    return isinstance(size, int) and size % parts.as_int() == 0
+
+
+def _is_known(node: ir.Node) -> bool:
+    """Whether the oldest operator set has an operator, with its attributes and as many inputs."""
+    try:
+        schema = onnx.defs.get_schema(node.op_type, _OLDEST_OPSET, "")
+    except onnx.defs.SchemaError:
+        return False
+    return len(node.inputs) <= schema.max_input and set(node.attributes) <= set(schema.attributes)
 
 
 def _unreadable(source: Path, node: ir.Node, api: Api) -> InputError:

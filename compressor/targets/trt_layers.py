@@ -45,19 +45,57 @@ def is_fused(layer: BuiltLayer) -> bool:
 
 def told(
     found: Sequence[BuiltLayer], sites: Sequence[GraphSite], capability: tuple[int, int], precision: Precision
-) -> tuple[int, str]:
-    """How many attentions are fused, and a line that says whether all are; if not, why as far as can be told."""
+) -> tuple[int, int, str]:
+    """How many attentions are fused, of how many where that can be told, and a line that says so.
+
+    1. As many fused kernels as attentions: all are fused.
+    2. An attention inside a layer that shows nothing of its kernels: it cannot be told.
+    3. Any other without a kernel was lost; the line says why, as far as it can be known.
+    """
     kernels = [layer for layer in found if is_fused(layer)]
     if not sites:
-        return len(kernels), "the graph has no attention"
+        return len(kernels), len(kernels), "the graph has no attention"
     if len(kernels) >= len(sites):
-        return len(sites), f"fused attention kept in each of {len(sites)} attention layers"
-    kept = [site for site in sites if any(_node(site) in layer.nodes.split("\x1e") for layer in kernels)]
-    lost = [site for site in sites if site not in kept] if len(kept) == len(kernels) else []
-    names = [site.name or _node(site) for site in lost]
-    where = f" (not in {', '.join(names)})" if names and kernels else ""
-    reasons = "; ".join(dict.fromkeys(_why(site, capability, precision) for site in lost or sites))
-    return len(kernels), f"fused attention in {len(kernels)} of {len(sites)} attention layers{where}: {reasons}"
+        return len(sites), len(sites), f"fused attention kept in each of {len(sites)} attention layers"
+    kept = [site for site in sites if any(_node(site) in _nodes(layer) for layer in kernels)]
+    hidden = [site for site in sites if site not in kept and _is_hidden(site, found)]
+    lost = [site for site in sites if site not in kept and site not in hidden] if len(kept) == len(kernels) else []
+    counted = max(len(kernels), len(sites) - len(hidden))
+    lines = []
+    if len(kernels) < counted:
+        names = [site.name or _node(site) for site in lost]
+        where = f" (not in {', '.join(names)})" if names and kernels else ""
+        reasons = "; ".join(dict.fromkeys(_why(site, capability, precision) for site in lost or sites))
+        lines.append(f"fused attention in {len(kernels)} of {counted} attention layers{where}: {reasons}")
+    elif kernels:
+        lines.append(f"fused attention kept in each of {counted} attention layers")
+    if counted < len(sites):
+        lines.append(
+            f"whether attention is fused cannot be told of {len(sites) - counted} of {len(sites)} attention layers:"
+            " TensorRT does not show the kernels of the layers that hold them"
+        )
+    return len(kernels), counted, "; ".join(lines)
+
+
+def _is_hidden(site: GraphSite, found: Sequence[BuiltLayer]) -> bool:
+    """Whether an attention is inside a layer that does not show its kernels (case 2).
+
+    Such a layer names its first and its last node; where it does not list those between, they are all that no other
+    layer names.
+    """
+    node, opaque = _node(site), [layer for layer in found if _is_opaque(layer)]
+    if any(node in _nodes(layer) for layer in opaque):
+        return True
+    shown = any(node in layer.name or node in _nodes(layer) for layer in found if layer not in opaque)
+    return any(not layer.nodes for layer in opaque) and not (node and shown)
+
+
+def _is_opaque(layer: BuiltLayer) -> bool:
+    return not is_fused(layer) and ("ForeignNode" in layer.name or layer.kind == "Myelin")
+
+
+def _nodes(layer: BuiltLayer) -> list[str]:
+    return [node for node in layer.nodes.split("\x1e") if node]
 
 
 def _node(site: GraphSite) -> str:

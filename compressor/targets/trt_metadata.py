@@ -25,7 +25,8 @@ class Metadata(BaseModel):
     """An engine's papers.
 
     `profiles` has the least, the usual and the largest shape of every input; `inputs` the types that the engine takes
-    and `outputs` those that it gives, by name. `plan` and `model` are hashes of the engine's own file and of the graph.
+    and `outputs` those that it gives, by name. `attentions` counts those of which can be told whether they are `fused`.
+    `plan` and `model` are hashes of the engine's own file and of the graph.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -59,7 +60,7 @@ class Metadata(BaseModel):
         if other and not newer:
             built = Device(self.gpu, self.capability, 0)
             raise InputError(f"{plan}: was built for another GPU, {built}, and this is {device}; {MEND}")
-        if tensorrt != self.tensorrt and not (self.version_compatible and _follows(tensorrt, self.tensorrt)):
+        if tensorrt != self.tensorrt and not (self.version_compatible and follows(tensorrt, self.tensorrt)):
             raise InputError(f"{plan}: was built by TensorRT {self.tensorrt}, and this is {tensorrt}; {MEND}")
 
     def check_file(self, plan: Path) -> None:
@@ -128,7 +129,12 @@ def graph_digest(graph: Path) -> str:
     return digest(graph, *sorted(data_files(load(graph))))
 
 
-def _follows(later: str, earlier: str) -> bool:
-    """Whether a version is the same or later, of the same major version."""
-    one, other = ([int(part) for part in re.findall(r"\d+", text)] for text in (later, earlier))
+def follows(later: str, earlier: str) -> bool:
+    """Whether a version of TensorRT is the same or later, of the same major version."""
+    one, other = parts(later), parts(earlier)
     return one[:1] == other[:1] and one >= other
+
+
+def parts(version: str) -> list[int]:
+    """A version's numbers, to be compared."""
+    return [int(part) for part in re.findall(r"\d+", version)]

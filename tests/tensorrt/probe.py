@@ -5,17 +5,21 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from compressor.errors import CompressorError
-from compressor.targets import Tuning, session, trt, trt_api
+from compressor.targets import Tuning, session, trt, trt_api, trt_cache
 from compressor.targets.compare import relative_error
 from compressor.targets.feeds import random_feeds
-from graph_passes import load
+from graph_passes import load, save
+from tests.engines import parsed
 from tests.tensorrt import stand_ins
+
+QUANTIZED = "q = QuantizeLinear(x, s, z)  y = DequantizeLinear(q, s, z)"
 
 
 def main(graph: Path, folder: Path) -> dict[str, Any]:
@@ -32,6 +36,7 @@ def main(graph: Path, folder: Path) -> dict[str, Any]:
         except CompressorError as error:
             return f"{type(error).__name__}: {error}"
 
+    warnings.filterwarnings("error", "a stand-in is deprecated")
     found["missing"] = trt.missing()
     feeds = random_feeds(load(graph), 2, 8, padded=True)
     expected = session.run(session.open_session(graph, session.describe("cpu", 1)), feeds)
@@ -50,10 +55,21 @@ def main(graph: Path, folder: Path) -> dict[str, Any]:
             "device_seconds": engine.device_seconds,
             "memory": engine.memory(feeds),
         }
+    stand_ins.FAILURES[:] = ["[E] Error Code 2: OutOfMemory"]
+    found["no_room"] = engine.memory(feeds)
     found["loaded"] = float(np.abs(trt.load(plan).run(feeds)["logits"] - got["logits"]).max())
     found["bf16"] = built("bf16") if "bf16" not in api.precisions else ""
     cache.write_bytes(b"torn")
     found["torn"] = [built("fp32").optimization, stand_ins.ASKED["cache"], built("fp32").optimization]
+    cache.write_bytes(b"of another tool, torn")
+    trt_cache._seal_of(cache).unlink()
+    found["foreign"] = built("fp32").optimization
+    for name, body in (("wide", "y = ArgMax <axis = 1, keepdims = 0> (x)"), ("quantized", QUANTIZED)):
+        small = folder / f"{name}.onnx"
+        kind = "int64[B]" if name == "wide" else "float[B, S]"
+        save(parsed(body, "float[B, S] x", f"{kind} y", "float s = {0.5}, int8 z = {0}"), small)
+        engine = trt.build(small, folder / f"{name}.plan", tuning=tuning)
+        found[name] = [sorted(stand_ins.ASKED["flags"]), stand_ins.ASKED["layers"], engine.metadata.outputs]
     found["compatible"] = built("fp32", hardware_compatible=True, version_compatible=True).session
     found["compatible_flags"] = sorted(stand_ins.ASKED["flags"])
     memory = "[E] Error Code 2: OutOfMemory (no further information)"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import warnings
 from types import ModuleType
 from typing import Any
 
@@ -18,7 +19,7 @@ import onnxruntime
 ASKED: dict[str, Any] = {}
 """What the last build was asked for."""
 FAILURES: list[str] = []
-"""Errors to log at the next builds, which then fail."""
+"""Errors to log where an engine is built or loaded next, which then fails."""
 KNOWN = b"timings"
 
 
@@ -128,8 +129,8 @@ class Config:
     def add_optimization_profile(self, profile: Profile) -> None:
         ASKED["profile"] = profile.shapes
 
-    def create_timing_cache(self, data: Any) -> Cache:
-        return Cache(bytes(data))
+    def create_timing_cache(self, data: Any) -> Cache | None:
+        return Cache(bytes(data)) if bytes(data) in (b"", KNOWN) else None
 
     def set_timing_cache(self, cache: Cache, ignore_mismatch: bool) -> bool:
         ASKED["cache"] = cache.data.decode()
@@ -147,6 +148,7 @@ class Builder:
         self.logger = logger
 
     def create_network(self, flags: int = 0) -> Network:
+        warnings.warn("a stand-in is deprecated", DeprecationWarning, stacklevel=2)
         members = self.trt.NetworkDefinitionCreationFlag.__members__.items()
         ASKED["network"] = [name for name, flag in members if flags & (1 << int(flag))]
         return Network(self.trt, flags)
@@ -181,6 +183,7 @@ class Context:
         self.engine, self.shapes, self.addresses = engine, dict[str, Any](), dict[str, int]()
 
     def set_input_shape(self, name: str, shape: Any) -> bool:
+        self.engine.logger.log(self.engine.trt.Logger.ERROR, "said where nobody asks")
         self.shapes[name] = tuple(shape)
         return True
 
@@ -210,6 +213,7 @@ class Context:
 
 class Engine:
     trt: ModuleType
+    logger: Any
     device_memory_size = device_memory_size_v2 = 1000
 
     def __init__(self, data: bytes) -> None:
@@ -238,6 +242,10 @@ class Runtime:
         self.logger = logger
 
     def deserialize_cuda_engine(self, data: bytes) -> Engine | None:
+        if FAILURES:
+            self.logger.log(Engine.trt.Logger.ERROR, FAILURES.pop(0))
+            return None
+        Engine.logger = self.logger
         return Engine(bytes(data))
 
 
