@@ -24,7 +24,7 @@ from compressor.measure import interleave
 from compressor.pipeline import judged
 from compressor.progress import Listener
 from compressor.recipe import OF_BUILDING, Recipe, flag_of
-from compressor.report import Proof, Report, Score, Speed
+from compressor.report import EngineFacts, Proof, Report, Score, Speed
 from compressor.side import Side, make_engine
 from compressor.targets.feeds import fixed_batch, random_feeds
 from compressor.targets.trt_metadata import graph_digest, papers_of
@@ -107,7 +107,7 @@ class _Build:
             )
         measured = {"batch": recipe.batch[0], "seq": self.lengths[0] or 1}
         with self.listen.stage("measuring memory"):
-            facts = {
+            facts: dict[str, EngineFacts] = {
                 name: measure.facts(
                     side.engine, side.graph, file=side.engine.path.name if name == "compressed" else None, **measured
                 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -307,12 +306,12 @@ def test_a_server_is_told_that_plans_bring_code(out: Path, tmp_path: Path) -> No
 def test_a_repository_is_written_where_nothing_beside_it_can_be(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[Any] = []
     monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path)
-    kept = tempfile.TemporaryDirectory
-    monkeypatch.setattr("tempfile.TemporaryDirectory", lambda **asked: made.append(asked["dir"]) or kept(**asked))
-    export(Asked(out, tmp_path / "r"))
-    assert made == [tmp_path / "r"]
+    with monkeypatch.context() as patch:
+        patch.setattr("tempfile.TemporaryDirectory", lambda prefix, dir: pytest.fail(str(dir)))
+        with pytest.raises(pytest.fail.Exception, match=f"^{tmp_path / 'r'}$"):
+            export(Asked(out, tmp_path / "r"))
+    assert export(Asked(out, tmp_path / "r")).model.is_dir()
 
 
 def test_plans_that_cannot_be_served(out: Path, tmp_path: Path) -> None:
@@ -327,14 +326,15 @@ def test_plans_that_cannot_be_served(out: Path, tmp_path: Path) -> None:
     again = shutil.copytree(built, tmp_path / "again")
     with pytest.raises(UsageError, match="two are for GPUs of the same compute capability"):
         export(replace(asked, plans=(again / "engine.plan",)))
-    for flag, more in (("--plain", {"plain": True}), ("--threads 2", {"threads": 2})):
+    for flag, wrong in (("--plain", replace(asked, plain=True)), ("--threads 2", replace(asked, threads=2))):
         with pytest.raises(UsageError, match=f"{flag}: means nothing to a TensorRT plan"):
-            export(replace(asked, **more))
-    for more, said in (
+            export(wrong)
+    differing: tuple[tuple[dict[str, Any], str], ...] = (
         ({"tensorrt": "10.16.1"}, r"engine\.plan: runs with TensorRT 10\.9\.0 and another plan with 10\.16\.1"),
         ({"precision": "fp32"}, "computes in fp32 and another plan in fp16"),
         ({"inputs": {"input_ids": "int64", "attention_mask": "int64"}}, "has other types of inputs or outputs"),
-    ):
+    )
+    for more, said in differing:
         other = plan(tmp_path / "other", "other.plan", (9, 0), 32, model=graph_digest(built / "model.onnx"), **more)
         with pytest.raises(UsageError, match=said):
             export(replace(asked, plans=(other,)))
