@@ -156,7 +156,7 @@ class _Run:
         for note in (
             *chosen.notes,
             *notes.of_run(self.folder, chosen, data),
-            *notes.aligned(chosen, reach, self.lengths),
+            *notes.aligned(chosen, most, self.lengths),
         ):
             watch.note(note)
         lower = frozenset[str]()

@@ -134,13 +134,15 @@ def _reach(plan: Plan, graph: ir.Graph) -> dict[str, int]:
     `[batch, position, hidden]`."""
     names = {value.name for value in graph.inputs}
     target = "decoder_input_ids" if "decoder_input_ids" in names else "input_ids"
+    # Beside an image or a sound nobody can tell whose encoder a site is.
+    source = "input_ids" if not names & {"pixel_values", "input_features", "input_values"} else ""
     found: dict[str, int] = {}
     for site in plan.sites:
         mask = plan.masks.get(site.name)
         if mask is None:
             continue
-        asks = "input_ids" if site.kind == "encoder" else target
-        seen = "input_ids" if site.kind == "cross" else asks
+        asks = source if site.kind == "encoder" else target
+        seen = source if site.kind == "cross" else asks
         sizes = [(asks, mask.queries), (seen, mask.keys)]
         sizes += [(str(name), mask.memory) for name in names if str(name).startswith("memory_")]
         for name, size in sizes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -177,11 +178,24 @@ def test_the_forms_that_are_timed_read_what_the_site_reads(kind: Kind, memory: i
 
 
 @pytest.mark.parametrize(
-    ("family", "found"), [("bert", Beside()), ("all_attention", Beside(PERSISTENT, 4)), ("gpt2", Beside())]
+    ("family", "found"),
+    [
+        ("bert", {Beside()}),
+        ("gpt2", {Beside()}),
+        ("all_attention", {Beside(PERSISTENT, 4)}),
+        ("t5", {Beside(bias=4), Beside()}),  # between decoder and encoder there is no bias
+    ],
 )
-def test_what_a_site_reads_beside_positions_is_seen(family: str, found: Beside) -> None:
+def test_what_a_site_reads_beside_positions_is_seen(family: str, found: set[Beside]) -> None:
     model, inputs = FAMILIES[family](0)
-    assert set(look_beside(model, inputs).values()) == {found}
+    assert set(look_beside(model, inputs).values()) == found
+
+
+def test_the_maps_of_a_recipe_file_lie_beside_it(place: Path, tmp_path: Path) -> None:
+    lines = {"model": "model", "data": "rows", "blocks": 0.5, "maps": "maps.safetensors", "timing_cache": "cache"}
+    (tmp_path / "compress.toml").write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in lines.items()))
+    found = make(None, str(tmp_path / "compress.toml"), {})
+    assert (found.maps, found.timing_cache) == (tmp_path / "maps.safetensors", tmp_path / "cache")
 
 
 def test_times_outlive_an_interruption(tmp_path: Path) -> None:

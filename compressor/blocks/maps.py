@@ -19,6 +19,7 @@ import safetensors.numpy
 import torch
 from accelerate import PartialState
 from accelerate.utils import reduce
+from datasets import Dataset
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -244,7 +245,7 @@ def _run(
     task, train = data.task, data.train
     if isinstance(task, Streams):
         most = len(train) if rows is None else min(rows, len(train))
-        mine = train.select(range(most)).shard(state.num_processes, state.process_index, contiguous=True)
+        mine = _share(train.select(range(most)), state)
         forward, done = reader(model), 0
         if not len(mine):  # there are more processes than segments
             return
@@ -257,7 +258,7 @@ def _run(
         return
     if rows is not None and rows < len(train):
         train = train.select(sorted(np.random.default_rng(seed).permutation(len(train))[:rows].tolist()))
-    mine, done = train.shard(state.num_processes, state.process_index), 0
+    mine, done = _share(train, state), 0
     for indices, batch in batches(task, mine, batch_size):
         own, decoder = _there(batch, encoder_decoder=model.config.is_encoder_decoder)
         longest = max(tensor.shape[1] for tensor in (own, decoder) if tensor is not None) if own is not None else 0
@@ -267,6 +268,12 @@ def _run(
         model(**{name: tensor.to(model.device) for name, tensor in task.labelled(batch).items()})
         done += len(indices)
         yield done, len(mine)
+
+
+def _share(rows: Dataset, state: PartialState) -> Dataset:
+    """The stretch of rows that this process reads; none where there are fewer rows than processes."""
+    first, end = (len(rows) * (state.process_index + more) // state.num_processes for more in (0, 1))
+    return rows.select(list(range(first, end)))
 
 
 def _there(batch: Mapping[str, Any], *, encoder_decoder: bool) -> tuple[Tensor | None, Tensor | None]:

@@ -63,7 +63,8 @@ def look_beside(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dict[st
     found: dict[str, Beside] = {}
 
     def on_call(call: Call) -> tuple[Tensor, Tensor | None]:
-        found[call.site] = Beside(getattr(call.module, "persistent", 0), _bias(call.mask))
+        bias = max(_bias(call.mask), _bias(call.options.get("position_bias")))
+        found[call.site] = Beside(getattr(call.module, "persistent", 0), bias)
         return call.run()
 
     training = model.training
@@ -90,7 +91,8 @@ class SiteTimes:
 
     Attributes:
         length: positions of queries, and of keys beside a memory.
-        milliseconds: median time of a call by form; without `block-sparse` where the mask is of single entries.
+        milliseconds: median time of a call by form; without `block-sparse` where the mask is of single entries, with
+            `masked` at the first batch size alone.
         batch: rows.
     """
 
@@ -265,12 +267,14 @@ class Planner:
         full = min(heads, what.bias or int(told))
         lowest = np.finfo(dtype).min / 2
         feeds["row"] = np.zeros((1, 1, 1, keys + what.persistent), dtype)
-        feeds["full"] = np.broadcast_to(np.where(past, 0.0, lowest), (1, max(1, full), *past.shape[1:])).astype(dtype)
-        feeds["bias"] = np.where(allowed, 0.0, lowest).astype(dtype)[None]
+        if full:
+            feeds["full"] = np.broadcast_to(np.where(past, 0.0, lowest), (1, full, *past.shape[1:])).astype(dtype)
         forms = {
             "whole": _dense(site, "full" if full else None, full, causal=causal and not told, dtype=self._dtype),
-            "masked": _dense(site, "bias", heads, causal=False, dtype=self._dtype),
         }
+        if batch == self.recipe.batch[0]:  # at no larger one, for it holds every pair of every row at once
+            feeds["bias"] = np.where(allowed, 0.0, lowest).astype(dtype)[None]
+            forms["masked"] = _dense(site, "bias", heads, causal=False, dtype=self._dtype)
         if mask.block > 1:
             forms["block-sparse"] = _sparse(
                 site, mask, what.persistent, full, causal=causal and not told, dtype=self._dtype

@@ -64,7 +64,9 @@ def _scores(call: Call) -> tuple[Tensor, Tensor]:
     key, value = (states.repeat_interleave(groups, dim=1) for states in (call.key, call.value))
     scaling = call.options.get("scaling")
     scores = call.query @ key.transpose(2, 3) * (call.query.shape[-1] ** -0.5 if scaling is None else scaling)
-    return (scores if call.mask is None else scores + call.mask[..., : key.shape[2]]), value
+    for added in (call.mask, call.options.get("position_bias")):
+        scores = scores if added is None else scores + added[..., : key.shape[2]]
+    return scores, value
 
 
 def _check(call: Call, name: str) -> None:

@@ -21,7 +21,9 @@ class DropUnusedBlocks(ir.passes.InPlacePass):
     Cases:
         1. Keys and values are projected position by position (a product with a weight, a bias, heads taken apart),
            nobody else reads them, and the mask of keys, if any, is a row: they are projected at the positions used.
-        2. Causality, a memory, persistent vectors or a mask of pairs ties keys to positions: the site is left alone.
+        2. Causality, a memory, persistent vectors or a mask of pairs ties keys to positions: the site is left alone. Of
+           a causal mask a block hides a triangle where its column is its row, which columns taken out would shift; and
+           every position looks at its own block as a rule, so that few are unused.
     """
 
     def __init__(self) -> None:
