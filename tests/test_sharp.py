@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -58,7 +60,7 @@ def test_an_attention_that_is_more_than_a_softmax_is_refused(monkeypatch: pytest
     model, inputs = FAMILIES["bert"](0)
     plain = modeling_bert.eager_attention_forward
 
-    def capped(*args: object, **options: object) -> tuple[Tensor, Tensor]:
+    def capped(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:
         out, weights = plain(*args, **options)
         return torch.tanh(out), weights
 
