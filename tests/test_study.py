@@ -135,6 +135,11 @@ def test_a_grid_runs_every_method_and_draws_it_where_its_heads_are(place: Path, 
     assert {picture.name for picture in found.pictures} >= {f"kept_{method}" for method in METHODS}
 
 
+def test_speed_needs_no_grid(place: Path, tmp_path: Path) -> None:
+    found = study("speed", asked(place, tmp_path, axes={"keeps": (4,)}))
+    assert {picture.name for picture in found.pictures} == {"speed_vs_heads", "size_vs_heads", "speed_vs_batch"}
+
+
 def test_speed_is_of_the_grids_that_are_named(place: Path, tmp_path: Path) -> None:
     """Cells of another grid have the same names; what was timed of an earlier one is not shown for it."""
     for name, method in (("one", "ste"), ("other", "taylor")):

@@ -82,7 +82,7 @@ class Study(ABC):
     def axis(self, name: str) -> tuple[Any, ...]:
         """The values of one axis."""
         sized = {"seeds": self.asked.size.seeds, "keeps": self.asked.size.keeps}
-        return tuple(self.asked.axes.get(name) or self.axes[name] or sized[name])
+        return tuple(self.asked.axes.get(name) or self.axes[name] or sized.get(name, ()))
 
     def keeps(self) -> list[int]:
         """Heads to keep, as counts among those that a method chooses from, most first."""
