@@ -208,11 +208,14 @@ def main() -> None:
     tuned = ", tuned on each data set" if options.tune else ""
     length = options.max_length
     mixed_precision: MixedPrecision = "bf16" if options.bf16 else "no"
-    print(f"minilm-sst2{tuned}, {options.rows} rows searched, at most {length} tokens, {numbers}\n", flush=True)
+    print(f"minilm-sst2{tuned}, at most {length} tokens, {numbers}", flush=True)
     made = {
         name: Bench(model(name, options.tune, length), name, options.rows, length, mixed_precision)
         for name in options.data
     }
+    for bench in made.values():
+        print(f"{bench.name}: {len(bench.data.eval)} rows searched, {len(bench.data.test)} unseen", flush=True)
+    print()
     for table in options.tables:
         for bench in made.values():
             if table == "evaluator":

@@ -2,6 +2,6 @@
 
 from compressor.folder.companions import save_companions
 from compressor.folder.inputs import example_inputs
-from compressor.folder.loading import ModelFolder, fingerprint, load
+from compressor.folder.loading import ModelFolder, fingerprint, load, load_processor
 
-__all__ = ["ModelFolder", "example_inputs", "fingerprint", "load", "save_companions"]
+__all__ = ["ModelFolder", "example_inputs", "fingerprint", "load", "load_processor", "save_companions"]

@@ -94,7 +94,7 @@ def load(
         config = _config(path, trust_remote_code)
         cls, name = model_class(path, config, task, remote)
         model, info = _model(path, cls, config, pickled, remote)
-        processor = _processor(path, trust_remote_code)
+        processor = load_processor(path, trust_remote_code)
     _check_complete(path, type(model).__name__, info)
     check_finite(path, model)
     if processor is None and needs_processor and model.main_input_name == "input_ids":
@@ -205,7 +205,12 @@ def _name_padding(model: PreTrainedModel, task: str, processor: Any) -> None:
         config.pad_token_id = next((token for token in named if isinstance(token, int) and token >= 0), 0)
 
 
-def _processor(path: Path, remote: bool) -> Any:
+def load_processor(path: Path, remote: bool = False) -> Any:
+    """The folder's tokenizer or processor; None where it has none, or one that needs libraries which are not there.
+
+    Raises:
+        InputError: its files do not read.
+    """
     if not any((path / name).is_file() for name in (*_PROCESSOR_FILES, *_VOCABULARIES)):
         return None
     try:

@@ -66,10 +66,13 @@ def _arrays(source: Path) -> dict[str, np.ndarray]:
 
 
 def _texts(source: Path, folder: Path, names: Sequence[str], most: int, seq: int) -> dict[str, np.ndarray]:
-    from compressor.tasks.texts import load_tokenizer, read_texts
+    from compressor.tasks.texts import read_texts, tokenizer_of
 
+    made = tokenizer_of(folder)
+    if made is None:
+        raise InputError(f"{folder}: has no tokenizer; name the model's folder (--tokenizer)")
     texts = zip(*read_texts(str(source), (), most), strict=True)
-    encoded = load_tokenizer(folder)(*map(list, texts), padding="max_length", truncation=True, max_length=seq)
+    encoded = made(*map(list, texts), padding="max_length", truncation=True, max_length=seq)
     return {name: np.array(encoded[name]) for name in encoded if name in names}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,13 @@ class Local:
             self.inputs = inputs_of(model, path)
             self.host = f"{self._engine.session['runtime']}, {self._engine.session['intra_op_threads']} threads"
 
+    @cached_property
+    def _described(self) -> ir.Model:
+        """The graph, which says what inputs are valid."""
+        return load(self.graph)
+
     def draw(self, batch: int, seq: int, seed: int) -> Feeds:
-        feeds = random_feeds(load(self.graph), batch, seq, seed=seed)
+        feeds = random_feeds(self._described, batch, seq, seed=seed)
         return {tensor.name: feeds[tensor.name].astype(tensor.numpy) for tensor in self.inputs}
 
     def prepare(self, feeds: Feeds) -> Feeds:

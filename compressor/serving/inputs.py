@@ -54,10 +54,9 @@ def real_rows(
     Raises:
         InputError: the tokenizer cannot be read, or makes nothing of a text.
     """
-    from compressor.tasks.texts import has_tokenizer, load_tokenizer
+    from compressor.tasks.texts import tokenizer_of
 
-    reads = any(tensor.name == "input_ids" for tensor in inputs) and has_tokenizer(folder)
-    tokenizer = load_tokenizer(folder) if reads else None
+    tokenizer = tokenizer_of(folder) if any(tensor.name == "input_ids" for tensor in inputs) else None
     made = [{} if tokenizer is None else _tokens(tokenizer, text, shortest, longest) for text in texts]
     batch = next((tensor.dims[0] for tensor in inputs if tensor.dims and not tensor.has_batch), 1)
     rows = []

@@ -14,7 +14,8 @@ from compressor.progress import Tell
 from compressor.study import figures
 from compressor.study.base import Result, Study
 from compressor.study.cells import Cell
-from compressor.study.findings import Findings, Picture, Table, difference, points, tell, unit
+from compressor.study.findings import Findings, Picture, Table, difference, tell
+from compressor.tasks.metrics import points, unit
 
 CONFIDENCE = 0.99
 """Of the intervals: Michel et al. call a difference significant at p < 0.01."""

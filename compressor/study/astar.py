@@ -24,8 +24,9 @@ from compressor.progress import Tell
 from compressor.study import figures
 from compressor.study.base import Result, Study
 from compressor.study.cells import Cell
-from compressor.study.findings import Findings, Picture, Table, difference, points, tell, unit
+from compressor.study.findings import Findings, Picture, Table, difference, tell
 from compressor.study.subject import drawn, site_numbers
+from compressor.tasks.metrics import points, unit
 
 VARIANTS = ("paper", "literal", "lazy")
 RANDOM = "random"

@@ -19,10 +19,11 @@ from compressor.sites import keep_all
 from compressor.study import figures
 from compressor.study.base import Result, Study
 from compressor.study.cells import Cell
-from compressor.study.findings import Findings, Picture, Table, difference, points, unit
+from compressor.study.findings import Findings, Picture, Table, difference
 from compressor.study.grid import told_difference
 from compressor.study.learner import check_options, choose
 from compressor.tasks.data import rows_hash
+from compressor.tasks.metrics import points, unit
 from compressor.tasks.splits import named_splits, pick
 from graph_passes import BlockMask, Plan
 

@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 from compressor.measure import paired_interval
 from compressor.measure.paired import Interval
 from compressor.tasks.base import Task
-from compressor.tasks.metrics import points as points
-from compressor.tasks.metrics import unit as unit
+from compressor.tasks.metrics import points
 
 _RESAMPLES = 2000
 

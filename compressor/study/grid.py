@@ -19,9 +19,10 @@ from compressor.progress import Tell
 from compressor.study import figures
 from compressor.study.base import Result, Study
 from compressor.study.cells import Cell
-from compressor.study.findings import Findings, Picture, Table, difference, points, tell, unit
+from compressor.study.findings import Findings, Picture, Table, difference, tell
 from compressor.study.learner import check_options, choose, kept_heads
 from compressor.study.subject import site_numbers
+from compressor.tasks.metrics import points, unit
 
 DENSE = "dense"
 

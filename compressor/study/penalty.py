@@ -12,8 +12,9 @@ from compressor.progress import Tell
 from compressor.study import figures
 from compressor.study.base import Result, Study
 from compressor.study.cells import Cell
-from compressor.study.findings import Findings, Picture, Table, points, unit
+from compressor.study.findings import Findings, Picture, Table
 from compressor.study.learner import check_options, choose
+from compressor.tasks.metrics import points, unit
 
 _METHOD = "hard-concrete"
 _DECIDED = {

@@ -29,8 +29,9 @@ from compressor.sites import keep_all, keep_only
 from compressor.study import figures
 from compressor.study.base import Result, Study
 from compressor.study.cells import STAMP, Cell
-from compressor.study.findings import Findings, Picture, Table, points, unit
+from compressor.study.findings import Findings, Picture, Table
 from compressor.targets import Engine, Tuning, span, target
+from compressor.tasks.metrics import points, unit
 
 _BATCH = 8
 _BATCHES = (1, 4, 16, 64)
@@ -191,9 +192,7 @@ class SpeedStudy(Study):
     def _masks(self, timed: Sequence[Result], dense: Result) -> tuple[list[Table], list[Picture]]:
         groups = _grouped(timed, "mask", "keep")
         faster = {keep: [cell["ratio"] for cell in cells] for keep, cells in groups.items()}
-        smaller = {
-            keep: [100 * (1 - cell["bytes"] / dense["bytes"]) for cell in cells] for keep, cells in groups.items()
-        }
+        smaller = {keep: [_smaller(cell, dense) for cell in cells] for keep, cells in groups.items()}
         lines = tuple(
             (
                 str(keep),
@@ -263,7 +262,7 @@ class SpeedStudy(Study):
                 str(cell["asked"]["seed"]),
                 f"{by * cell['asked']['test']:.2f}",
                 f"{cell['ratio']:.2f}",
-                f"{100 * (1 - cell['bytes'] / dense['bytes']):.1f}%",
+                f"{_smaller(cell, dense):.1f}%",
             )
             for cell in chosen
         )
@@ -271,7 +270,7 @@ class SpeedStudy(Study):
         for cell in chosen:
             method, test = cell["asked"]["method"], by * cell["asked"]["test"]
             speed.setdefault(method, []).append((test, cell["ratio"]))
-            size.setdefault(method, []).append((test, 100 * (1 - cell["bytes"] / dense["bytes"])))
+            size.setdefault(method, []).append((test, _smaller(cell, dense)))
         name, told = f"test {unit(metric)}", "Each choice of the grid."
         faster = figures.scatter(speed, name, "times the speed of dense")
         smaller = figures.scatter(size, name, "file smaller by, %")
@@ -298,6 +297,11 @@ def _grouped(timed: Sequence[Result], what: str, by: str) -> dict[int, list[Resu
         if cell["asked"]["what"] == what:
             found.setdefault(cell["asked"][by], []).append(cell)
     return found
+
+
+def _smaller(cell: Result, dense: Result) -> float:
+    """By how many percent of dense's a cell's file is smaller."""
+    return 100 * (1 - cell["bytes"] / dense["bytes"])
 
 
 def _mean_and_spread(values: Sequence[float]) -> str:
