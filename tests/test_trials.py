@@ -29,12 +29,6 @@ def pair(make: Callable[[], Any] = learning.model, task: learning.Sign | None = 
     return ModelTrials(*given), ModelTrials(*given, plain=True)
 
 
-def _batch(trials: ModelTrials) -> dict[str, Tensor]:
-    batch = next(iter(trials._batches()))[1]
-    del batch["labels"]
-    return batch
-
-
 def walk(fast: ModelTrials, plain: ModelTrials, seed: int) -> None:
     """A search that drops a random head a step, and looks at random subsets between."""
     draw = random.Random(seed)
@@ -52,7 +46,15 @@ def walk(fast: ModelTrials, plain: ModelTrials, seed: int) -> None:
 def test_equals_the_plain_evaluation(seed: int) -> None:
     fast, plain = pair()
     walk(fast, plain, seed)
-    assert fast.forwards < plain.forwards == pytest.approx(plain.count)
+    assert fast.forwards <= plain.forwards == pytest.approx(plain.count)
+
+
+def test_only_what_lies_above_the_change_is_run() -> None:
+    """The base once, and half of the two blocks for each head of the upper one."""
+    fast, _ = pair()
+    heads = fast.heads[len(fast.heads) // 2 :]
+    fast.evaluate_without(frozenset(fast.heads), heads)
+    assert fast.forwards == pytest.approx(1 + len(heads) / 2)
 
 
 @pytest.mark.parametrize("room", [0.0, 1e-6])
@@ -67,9 +69,8 @@ def test_half_precision_is_another_measurement_of_the_same_subsets() -> None:
     given = (model, learning.sites(model), learning.data(), 5, 6, 0)
     whole, half = ModelTrials(*given), ModelTrials(*given, "bf16")
     odd = frozenset(whole.heads[1::2])
-    one, two = (
-        torch.from_numpy(trials._run(_batch(trials), [odd], None, 0).logits.float().numpy()) for trials in (whole, half)
-    )
+    batch = next(whole._batches())
+    one, two = (torch.from_numpy(of._run(batch, [odd], None, 0).logits.float().numpy()) for of in (whole, half))
     assert not torch.equal(one, two)
     torch.testing.assert_close(one, two, rtol=0.05, atol=0.05)
     assert half.statistics(odd).shape == whole.statistics(odd).shape
@@ -158,6 +159,23 @@ def test_an_interrupted_search_does_not_measure_twice(tmp_path: Path, monkeypatc
     assert search(second) == found
     assert (second.count, second.forwards) == (first.count, first.forwards) == (4, first.forwards)
     assert all(np.array_equal(first.statistics(subset), second.statistics(subset)) for subset in first._found)
+
+
+def test_what_a_subset_took_counts_for_every_search_that_asks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it would have alone, whichever came first; what nobody asked for does not count."""
+    monkeypatch.setattr(evaluator, "_SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(evaluator, "_SAVE_SHARE", 0.0)
+    (alone, _), (longer, _), (shorter, _) = pair(), pair(), pair()
+    kept = frozenset(alone.heads)
+    for trials, ways in ((alone, 1), (longer, 2), (shorter, 1)):
+        if trials is not alone:
+            trials.remember(tmp_path / "found.npz")
+        for way in range(ways):
+            trials.evaluate_without(kept - {trials.heads[0]} if way else kept, trials.heads[1:4])
+    assert shorter.forwards == alone.forwards < longer.forwards
+    assert shorter.count == alone.count == 3
 
 
 def test_searches_that_share_a_store_lose_nothing_of_each_other(

@@ -86,17 +86,17 @@ class DistributedTrials(ModelTrials):
         self._shares = [workers.share(_in_memory(data.eval.select(share))) for share in self._rows]
         self._recorded: frozenset[Head] | None = None
 
-    def _measure(self, subsets: Sequence[frozenset[Head]], record: bool) -> None:
+    def _measure(self, subsets: Sequence[frozenset[Head]], record: bool) -> tuple[Sequence[np.ndarray], float]:
         if record:
             self._recorded = self._base
         asked = [(self._shared, share, tuple(subsets), self._recorded, record) for share in self._shares]
         found = self._workers.measure(asked)
-        first = found[0][0]
+        first, spent = found[0][0], 0.0
         whole = np.empty((len(subsets), len(self._data.eval), first.shape[-1]), first.dtype)
         for rows, (statistics, forwards) in zip(self._rows, found, strict=True):
             whole[:, rows] = statistics
-            self.forwards += forwards * len(rows) / len(self._data.eval)
-        self._found.update(zip(subsets, whole, strict=True))
+            spent += forwards * len(rows) / len(self._data.eval)
+        return list(whole), spent
 
 
 class _Workers:
@@ -205,13 +205,12 @@ class _Share(ModelTrials):
     def measure(
         self, subsets: Sequence[frozenset[Head]], base: frozenset[Head] | None, record: bool
     ) -> tuple[np.ndarray, float]:
-        before = self.forwards
         # A worker in the place of another has to record what that one had, or other subsets would share a forward.
         record = record or base != self._recorded
         if base is not None:
             self._base = self._recorded = base
-        self._measure(subsets, record)
-        return np.stack([self._found.pop(subset) for subset in subsets]), self.forwards - before
+        statistics, forwards = self._measure(subsets, record)
+        return np.stack(statistics), forwards
 
 
 def _in_memory(rows: Dataset) -> Dataset:

@@ -8,7 +8,7 @@ import time
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -30,10 +30,30 @@ _TOGETHER = {"cpu": 1024, "cuda": 65_536}
 _OF_MEMORY = 0.25
 """Share of the free memory that records may take; what does not fit is made anew when it is needed."""
 
+_Base = tuple[frozenset[Head], Record]
+"""A subset, and its way through the model on one batch."""
+
 _OF_GRADIENT = 3.0
 """Forwards that a forward with its way back is counted as: the way back multiplies twice as much."""
 _SAVE_SECONDS, _SAVE_SHARE = 30.0, 20.0
 """Between two savings of what a search has measured: seconds, and times what a saving takes; the longer of both."""
+
+
+class _Found(NamedTuple):
+    """What is known of one subset."""
+
+    statistics: np.ndarray
+    """`Task.per_example` of every evaluation row, `[examples, statistics]`."""
+    forwards: float
+    """What that took: its part of those of the subsets that were measured with it."""
+
+
+class _Batch(NamedTuple):
+    """Evaluation rows that share a forward."""
+
+    rows: list[int]
+    inputs: dict[str, Tensor]
+    labels: np.ndarray
 
 
 class ModelTrials:
@@ -66,20 +86,24 @@ class ModelTrials:
         plain: bool = False,
     ) -> None:
         self.heads: tuple[Head, ...] = tuple((site.name, head) for site in sites for head in range(site.heads))
-        self.count, self.forwards = 0, 0.0
+        self.forwards = 0.0
         self._model, self._sites, self._data, self._batch_size, self._plain = model, sites, data, batch_size, plain
         self._replay = Replay(model, sites, mixed_precision)
-        self._found: dict[frozenset[Head], np.ndarray] = {}
-        self._stored: dict[frozenset[Head], np.ndarray] = {}
+        self._found: dict[frozenset[Head], _Found] = {}
+        self._asked: set[frozenset[Head]] = set()
         self._path: Path | None = None
         self._due = 0.0
         self._most: float | None = None
-        self._part = 1.0  # of the evaluation rows, in the batch that is run
+        self._spent = 0.0  # forwards of the evaluations that are being made
         self._base = frozenset(self.heads)
-        self._records: dict[int, tuple[frozenset[Head], Record]] = {}
+        self._records: dict[int, _Base] = {}
         self._together = 1 if plain else _TOGETHER[model.device.type]
         drawn = np.random.default_rng(seed).permutation(len(data.train))[:rows]
         self._train = data.train.select(sorted(drawn.tolist()))
+
+    @property
+    def count(self) -> int:
+        return len(self._asked)
 
     def evaluate(self, kept: frozenset[Head]) -> float:
         return self.evaluate_all([kept])[0]
@@ -94,29 +118,29 @@ class ModelTrials:
     def statistics(self, kept: frozenset[Head]) -> np.ndarray:
         """`Task.per_example` of every evaluation row with the heads `kept`, `[examples, statistics]`."""
         self.evaluate(kept)
-        return self._found[kept]
+        return self._found[kept].statistics
 
     def remember(self, path: Path) -> None:
-        """Go on from `path`, where an interrupted run of the same search keeps what it measured, and keep there what
-        this one does. `forwards` goes on as well: what was spent in all. Searches of the same model and rows may share
-        a file if nobody asks what each of them spent.
+        """Take what `path` has of the same model and rows, and keep there what is measured.
+
+        It is for an interrupted search that goes on, and for searches that share what they measure: what a subset took
+        to be measured counts as this search's own as soon as it asks for it.
         """
         self._path, self._due = path, time.monotonic() + _SAVE_SECONDS
-        self.forwards += self._load()
+        self._load()
 
-    def _load(self) -> float:
-        """Take what the file has of these heads and rows; the forwards that it took."""
+    def _load(self) -> None:
+        """Take what the file has of these heads and rows."""
         assert self._path is not None
         with (
             contextlib.suppress(OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile),
             np.load(self._path) as file,
         ):
-            kept, statistics = file["kept"], file["statistics"]
-            if kept.shape[1:] == (len(self.heads),) and statistics.shape[1:2] == (len(self._data.eval),):
-                found = (frozenset(itertools.compress(self.heads, mask)) for mask in kept)
-                self._stored.update(zip(found, statistics, strict=True))
-                return float(file["forwards"])
-        return 0.0
+            kept, statistics, forwards = file["kept"], file["statistics"], file["forwards"]
+            fits = kept.shape[1:] == (len(self.heads),) and statistics.shape[1:2] == (len(self._data.eval),)
+            if fits and len(kept) == len(statistics) == len(forwards):
+                subsets = (frozenset(itertools.compress(self.heads, mask)) for mask in kept)
+                self._found.update(zip(subsets, map(_Found, statistics, forwards.tolist()), strict=True))
 
     def _store(self) -> None:
         """Write what was measured, now and then; seldom where that takes long."""
@@ -124,11 +148,11 @@ class ModelTrials:
             return
         began = time.monotonic()
         self._load()  # what another process has written
-        self._stored.update(self._found)
-        kept = np.array([[head in subset for head in self.heads] for subset in self._stored])
+        kept = np.array([[head in subset for head in self.heads] for subset in self._found])
+        statistics, forwards = zip(*self._found.values(), strict=True)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with beside(self._path) as place, place.open("wb") as file:
-            np.savez(file, kept=kept, statistics=np.stack(list(self._stored.values())), forwards=self.forwards)
+            np.savez(file, kept=kept, statistics=np.stack(statistics), forwards=np.array(forwards))
         now = time.monotonic()
         self._due = now + max(_SAVE_SECONDS, _SAVE_SHARE * (now - began))
 
@@ -140,32 +164,34 @@ class ModelTrials:
         return dict(zip(self.heads, found.tolist(), strict=True))
 
     def _evaluate(self, subsets: list[frozenset[Head]], *, record: bool) -> list[float]:
-        new = [subset for subset in dict.fromkeys(subsets) if subset not in self._found]
-        self._found.update({subset: self._stored[subset] for subset in new if subset in self._stored})
+        new = [subset for subset in dict.fromkeys(subsets) if subset not in self._asked]
         if missing := [subset for subset in new if subset not in self._found]:
-            self._measure(missing, record)
+            found, forwards = self._measure(missing, record)
+            each = forwards / len(missing)
+            self._found.update({subset: _Found(own, each) for subset, own in zip(missing, found, strict=True)})
             self._store()
-        self.count += len(new)
+        self._asked.update(new)
+        self.forwards += sum(self._found[subset].forwards for subset in new)
         task = self._data.task
-        metrics = [task.score(self._found[subset]) for subset in subsets]
+        metrics = [task.score(self._found[subset].statistics) for subset in subsets]
         return metrics if task.higher_is_better else [-metric for metric in metrics]
 
-    def _measure(self, subsets: Sequence[frozenset[Head]], record: bool) -> None:
-        parts: dict[frozenset[Head], list[np.ndarray]] = {subset: [] for subset in subsets}
+    def _measure(self, subsets: Sequence[frozenset[Head]], record: bool) -> tuple[Sequence[np.ndarray], float]:
+        """Statistics of every evaluation row, of each subset, and the forwards that they took together."""
+        self._spent = 0.0
+        parts: list[list[np.ndarray]] = [[] for _ in subsets]
+        places = {subset: place for place, subset in enumerate(subsets)}
         order: list[int] = []
-        for number, (indices, batch) in enumerate(self._batches()):
-            labels = batch.pop(self._data.task.label_name).numpy()
-            there = {name: tensor.to(self._model.device) for name, tensor in batch.items()}
-            self._part = len(indices) / len(self._data.eval)
-            base = self._record(number, there) if record else self._records.get(number)
-            order += indices
-            for call, group in self._groups(subsets, base, there):
-                for subset, logits in zip(group, self._logits(there, group, base, call), strict=True):
-                    parts[subset].append(self._data.task.per_example(logits, labels))
+        for number, batch in enumerate(self._batches()):
+            base = self._record(number, batch) if record else self._records.get(number)
+            order += batch.rows
+            for call, group in self._groups(subsets, base, batch):
+                for subset, logits in zip(group, self._logits(batch, group, base, call), strict=True):
+                    parts[places[subset]].append(self._data.task.per_example(logits, batch.labels))
         back = np.argsort(order)
-        self._found.update({subset: np.concatenate(found)[back] for subset, found in parts.items()})
+        return [np.concatenate(found)[back] for found in parts], self._spent
 
-    def _record(self, number: int, batch: Mapping[str, Tensor]) -> tuple[frozenset[Head], Record]:
+    def _record(self, number: int, batch: _Batch) -> _Base:
         """The base's way on one batch: on record, or run from where it leaves an older one."""
         older = self._records.get(number)
         if older is not None and older[0] == self._base:
@@ -181,14 +207,14 @@ class ModelTrials:
     def _groups(
         self,
         subsets: Sequence[frozenset[Head]],
-        base: tuple[frozenset[Head], Record] | None,
-        batch: Mapping[str, Tensor],
+        base: _Base | None,
+        batch: _Batch,
     ) -> Iterator[tuple[int, list[frozenset[Head]]]]:
         """Subsets that share a forward, with the first attention call that any of them changes."""
         by_call: dict[int, list[frozenset[Head]]] = {}
         for subset in subsets:
             by_call.setdefault(self._first_call(subset, base), []).append(subset)
-        first = next(iter(batch.values()))
+        first = next(iter(batch.inputs.values()))
         size = max(1, self._together // (first.numel() if first.dim() == 2 else len(first)))
         for call, group in by_call.items():
             for start in range(0, len(group), size):
@@ -196,9 +222,9 @@ class ModelTrials:
 
     def _logits(
         self,
-        batch: Mapping[str, Tensor],
+        batch: _Batch,
         group: Sequence[frozenset[Head]],
-        base: tuple[frozenset[Head], Record] | None,
+        base: _Base | None,
         call: int,
     ) -> list[np.ndarray]:
         """Logits of each subset of a group."""
@@ -212,19 +238,19 @@ class ModelTrials:
 
     def _run(
         self,
-        batch: Mapping[str, Tensor],
+        batch: _Batch,
         group: Sequence[frozenset[Head]],
-        base: tuple[frozenset[Head], Record] | None,
+        base: _Base | None,
         call: int,
         record: Record | None = None,
     ) -> Any:
         played = base[1] if base else None
         share = 1 - played.start(call) / len(played.blocks) if played and played.blocks else 1.0
-        out = self._replay.run(batch, self._gates(group), base=played, call=call, record=record)
-        self.forwards += len(group) * share * self._part
+        out = self._replay.run(batch.inputs, self._gates(group), base=played, call=call, record=record)
+        self._spent += len(group) * share * len(batch.rows) / len(self._data.eval)
         return out
 
-    def _first_call(self, subset: frozenset[Head], base: tuple[frozenset[Head], Record] | None) -> int:
+    def _first_call(self, subset: frozenset[Head], base: _Base | None) -> int:
         """The first attention call at which a subset is not the base."""
         return base[1].first_call({site for site, _ in subset ^ base[0]}) if base else 0
 
@@ -233,14 +259,13 @@ class ModelTrials:
         gates = [[float(head in subset) for head in self.heads] for subset in subsets]
         return torch.tensor(gates, device=self._model.device)
 
-    def _batches(self) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
-        task, rows = self._data.task, self._data.eval
-        if not self._plain:
-            yield from batches(task, rows, self._batch_size)
-            return
-        for start in range(0, len(rows), self._batch_size):
-            indices = list(range(start, min(start + self._batch_size, len(rows))))
-            yield indices, task.collate([rows[index] for index in indices])
+    def _batches(self) -> Iterator[_Batch]:
+        task, rows, size = self._data.task, self._data.eval, self._batch_size
+        in_order = (list(range(start, min(start + size, len(rows)))) for start in range(0, len(rows), size))
+        plain = ((indices, task.collate([rows[index] for index in indices])) for indices in in_order)
+        for indices, batch in plain if self._plain else batches(task, rows, size):
+            labels = batch.pop(task.label_name).numpy()
+            yield _Batch(indices, {name: tensor.to(self._model.device) for name, tensor in batch.items()}, labels)
 
     def _room(self) -> float:
         """Bytes that all records together may take, as memory is free when the first is made."""

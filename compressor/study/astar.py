@@ -66,12 +66,11 @@ class AStar(Study):
         self.subject.fresh()
         budget = cell.asked["budget"] / self._points
         ask = self._random if cell.asked["variant"] == RANDOM else self._search
-        return ask(cell, budget, work, tell)
+        return ask(cell, budget, tell)
 
-    def _search(self, cell: Cell, budget: float, work: Path, tell: Tell) -> Result:
+    def _search(self, cell: Cell, budget: float, tell: Tell) -> Result:
         subject, heads = self.subject, self.subject.heads
-        # Searches of other budgets begin alike: what the test rows say of a subset is measured once for all cells.
-        seen, unseen = self._searched(work), subject.trials(subject.data.test, self.folder.scratch("test.npz"))
+        seen, unseen = self._searched(), subject.trials(subject.data.test, self.folder.scratch("test.npz"))
         steps = []
         for step in AStarSearch(variant=cell.asked["variant"]).choose(seen, None, budget):
             steps.append(step)
@@ -97,8 +96,8 @@ class AStar(Study):
             "notes": list(last.notes),
         }
 
-    def _random(self, cell: Cell, budget: float, work: Path, tell: Tell) -> Result:
-        trials = self._searched(work)
+    def _random(self, cell: Cell, budget: float, tell: Tell) -> Result:
+        trials = self._searched()
         orders = RandomSearch(trials=self.asked.size.trials, seed=self.asked.recipe.seed).orders(self.subject.heads)
         walks = []
         for number, order in enumerate(orders):
@@ -107,8 +106,9 @@ class AStar(Study):
         # Larger is better in a search, whatever the metric.
         return {"dense": trials.evaluate(frozenset(self.subject.heads)), "walks": walks}
 
-    def _searched(self, work: Path) -> ModelTrials:
-        return self.subject.trials(self._rows, work / "searched.npz")
+    def _searched(self) -> ModelTrials:
+        """Searches of other variants and budgets begin alike: what they share is measured once for all cells."""
+        return self.subject.trials(self._rows, self.folder.scratch("searched.npz"))
 
     @cached_property
     def _rows(self) -> Dataset:
