@@ -6,7 +6,7 @@ dev, accuracy is reported on test, with a paired bootstrap over the test rows. S
 its encoder with a fresh head of three classes, learnt here for two epochs on the training rows.
 
     python -m benchmarks.grid sst2 mnli --size small                                     # the methods side by side
-    python -m benchmarks.grid sst2 --size full --fp32 --methods dsp --keeps 36 12 6      # one method at its best
+    python -m benchmarks.grid sst2 --size paper --fp32 --methods dsp --keeps 36 12 6      # one method at its best
     python -m benchmarks.grid sst2 --size tiny                                           # minutes
 
 A cell (method, heads kept, seed) that `--out` already holds is not run again, one that was interrupted resumes, and
@@ -53,7 +53,7 @@ def _size(
 SIZES = {
     "tiny": _size("tiny", 200, 10, ("36",), (1,)),
     "small": _size("small", 2000, 120, KEEPS, (1, 2, 3)),
-    "full": _size("full", None, 800, KEEPS, (1, 2, 3), evaluations=4),
+    "paper": _size("paper", None, 800, KEEPS, (1, 2, 3), evaluations=4),
 }
 COOLDOWN = 0.4
 """In a run this short the choice settles early: the rest of it goes to learning with the heads that stay."""

@@ -148,9 +148,12 @@ def test_a_search_certifies_on_rows_that_it_has_not_seen(tmp_path: Path, monkeyp
     asked = learning.Recipe(method="local", keep=None, max_drop=0.2, guarantee=0.9)
     runs = [learning.run(tmp_path, asked) for _ in range(2)]
     assert runs[0].plan == runs[1].plan
-    (note,) = runs[0].notes
+    note, cost = runs[0].notes
     assert note.startswith("certified: a drop of at most 0.2 with 90% confidence, for ")
     assert "the search saw 301 evaluation rows, the test 300 others" in note
+    # All heads, and one subset fewer for each head that went, and the one that failed where one did.
+    tested = 1 + 8 - runs[0].plan.heads_kept + ("removed fell by" in note)
+    assert cost == f"certifying took {tested} evaluations, {tested:.1f} forwards over the unseen rows"
     assert runs[0].curves[-1].values["heads"] == runs[0].plan.heads_kept < 8
     with pytest.raises(InputError, match="601 evaluation rows: half of them certify"):
         learning.run(tmp_path, replace(asked, max_drop=0.001))

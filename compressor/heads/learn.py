@@ -236,7 +236,8 @@ def _search(
 
         steps = distinct(steps)
         found = certify(steps, losses, recipe.max_drop, recipe.guarantee, len(data.eval))
-        notes = (*notes, found.note(steps))
+        cost = f"certifying took {others.count} evaluations, {others.forwards:.1f} forwards over the unseen rows"
+        notes = (*notes, found.note(steps), cost)
         chosen = steps[found.steps - 1]
     else:
         chosen = steps[-1]
