@@ -60,7 +60,8 @@ class ModelTrials:
     """`Trials` over one model and its data.
 
     Subsets are run from the first block that they change against the base, a subset whose way through the model is on
-    record. `evaluate_without` makes the subset that it is given the base; that, too, is run from its first change on.
+    record. `evaluate_without` makes the subset that it is given the base, and so does `evaluate` of a new one; that,
+    too, is run from its first change on.
 
     Args:
         model: not changed.
@@ -106,7 +107,9 @@ class ModelTrials:
         return len(self._asked)
 
     def evaluate(self, kept: frozenset[Head]) -> float:
-        return self.evaluate_all([kept])[0]
+        if kept not in self._found:
+            self._base = kept  # going down, the next one differs from it by what it drops
+        return self._evaluate([kept], record=not self._plain)[0]
 
     def evaluate_without(self, kept: frozenset[Head], heads: Sequence[Head]) -> list[float]:
         self._base = kept
