@@ -17,7 +17,7 @@ from compressor.progress import Listener, Tell
 from compressor.recipe import Recipe
 from compressor.report import Score, Speed
 from compressor.side import Side
-from compressor.targets.stream import Stream
+from compressor.targets.stream import Stream, limits
 from compressor.tasks import Data, statistics
 from compressor.tasks.streams import Streams, read
 
@@ -113,7 +113,7 @@ def _statistics(side: Side, data: Data, streams: int, tell: Tell) -> np.ndarray:
         nonlocal done
         tell(done := done + rows, len(data.test))
 
-    if isinstance(data.task, Streams):
+    if isinstance(data.task, Streams) and limits(side.graph) is not None:  # without memory, a segment is a row
         stream = Stream(side.engine, side.graph)
 
         def segment(ids: Tensor) -> Tensor:

@@ -24,6 +24,8 @@ from compressor.sites import Site, find_sites, gated, keep_all
 from compressor.targets import Engine, target
 from compressor.targets.compare import relative_error
 from compressor.targets.stream import Stream, empty_memories, limits
+from compressor.tasks import open_data
+from compressor.tasks.streams import Streams, read, reader
 from graph_passes import Plan, Shrunk, save, shrink
 from graph_passes import load as load_graph
 from graph_passes.gates import set_gates
@@ -242,29 +244,25 @@ def test_a_graph_whose_memory_has_no_fixed_width_is_refused_for_that(stream: Str
 # -- The whole way -----------------------------------------------------------------------------------------------------
 
 
+def folder_and_rows(at: Path, memory: int) -> tuple[SegmentForCausalLM, Plan, Recipe]:
+    """An untrained model of one layer, two of its heads, and what `compress` is asked to do with them and a text."""
+    sizes = {**SMALL, "vocab_size": 25, "num_hidden_layers": 1, "num_persistent": 5, "memory_length": memory}
+    model = AllAttentionForCausalLM(AllAttentionConfig(**sizes)).eval()
+    folders.save(model, at / "model")
+    rows = [f"the {word} film {place}" for word in ("good", "bad") for place in ("one", "two", "three", "four")]
+    (at / "rows.txt").write_text("\n".join(rows * 4) + "\n")
+    plan = keeping(find_sites(model, {"input_ids": ids(2, 5) % 25}), [(1, 3)])
+    plan.save(at / "plan.json")
+    timing: dict[str, Any] = {"batch": (1,), "seq": (8,), "seconds": 0.01}
+    paths: dict[str, Any] = {"model": at / "model", "out": at / "out", "plan": at / "plan.json"}
+    return model, plan, Recipe(**paths, test_data=str(at / "rows.txt"), max_length=8, **timing)
+
+
 def test_compress_takes_a_folder_like_any_other(tmp_path: Path) -> None:
     """Untrained, its biases are all zero, and no two of them are taken for one; one position is all it remembers."""
-    sizes = {**SMALL, "vocab_size": 25, "num_hidden_layers": 1, "num_persistent": 5, "memory_length": 1}
-    model = AllAttentionForCausalLM(AllAttentionConfig(**sizes)).eval()
+    model, plan, recipe = folder_and_rows(tmp_path, memory=1)
     assert not any(value.any() for name, value in model.named_parameters() if name.endswith("bias"))
-    folders.save(model, tmp_path / "model")
-    rows = [f"the {word} film {place}" for word in ("good", "bad") for place in ("one", "two", "three", "four")]
-    (tmp_path / "rows.txt").write_text("\n".join(rows * 4) + "\n")
-    sites = find_sites(model, {"input_ids": ids(2, 5) % 25})
-    plan = keeping(sites, [(1, 3)])
-    plan.save(tmp_path / "plan.json")
-    report = compressor.compress(
-        Recipe(
-            model=tmp_path / "model",
-            out=tmp_path / "out",
-            plan=tmp_path / "plan.json",
-            test_data=str(tmp_path / "rows.txt"),
-            max_length=8,
-            batch=(1,),
-            seq=(8,),
-            seconds=0.01,
-        )
-    )
+    report = compressor.compress(recipe)
     assert {proof.stage for proof in report.proofs if proof.holds} == {proof.stage for proof in report.proofs}
     assert all("memory 0" in proof.cases[0] and "memory 1" in proof.cases[2] for proof in report.proofs)
     assert any("segment by segment" in note for note in report.notes)
@@ -274,3 +272,17 @@ def test_compress_takes_a_folder_like_any_other(tmp_path: Path) -> None:
     smaller: Any = pruned(load(tmp_path / "model").model, plan)  # type: ignore[type-var]
     assert _weight_bytes(graph) == 4 * sum(weight.numel() for weight in smaller.parameters())
     assert streams_alike(stream, smaller, [4, 1, 7, 2])
+
+
+def test_compress_scores_a_model_without_memory_segment_by_segment(tmp_path: Path) -> None:
+    model, plan, recipe = folder_and_rows(tmp_path, memory=0)
+    report = compressor.compress(recipe)
+    graph = tmp_path / "out" / "model.onnx"
+    assert limits(graph) is None
+    assert [value.name for value in load_graph(graph).graph.inputs] == ["input_ids"]
+    data = open_data(recipe, load(tmp_path / "model"))
+    assert isinstance(data.task, Streams)
+    smaller = pruned(model, plan).eval()
+    by_hand = [data.task.score(read(data.task, data.test, reader(each))) for each in (model, smaller)]
+    (score,) = report.scores
+    assert [score.dense, score.compressed] == pytest.approx(by_hand, rel=1e-5)

@@ -31,8 +31,8 @@ def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> 
 
     Text begins and ends as the tokenizer has it, ids `[batch, seq]` int64; with two rows or more the last one is padded
     on the right, so that a mask does work. Images and sound have the one size that the model takes. A model that reads
-    segment by segment gets its memories, as long as they become beside `seq` tokens, and no mask: a stream has no
-    padding.
+    segment by segment gets its memories, if it has any, as long as they become beside `seq` tokens, and no mask: a
+    stream has no padding.
 
     Args:
         folder: a loaded folder.
@@ -64,7 +64,7 @@ def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> 
         )
     if folder.task == "multiple-choice":
         made = {name: value.unsqueeze(1).repeat(1, 2, *(1,) * (value.dim() - 1)) for name, value in made.items()}
-    if memories:
+    if isinstance(model.config, SegmentConfig):
         made.pop("attention_mask", None)
     return {name: made[name] for name in taken if name in made} | memories
 
