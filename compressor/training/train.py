@@ -135,7 +135,8 @@ def _fit(
     recipe: Training, folder: ModelFolder, data: Data, store: Path, listen: Listener, tell: Tell
 ) -> list[dict[str, object]]:
     precision: Literal["no", "bf16"] = "no" if recipe.mixed_precision == "no" else "bf16"
-    if recipe.mixed_precision == "auto" and not (torch.cuda.is_available() and torch.cuda.is_bf16_supported()):
+    native = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+    if recipe.mixed_precision == "auto" and not native:
         precision = "no"
     schedule = Schedule(
         steps=recipe.steps,
