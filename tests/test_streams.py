@@ -178,7 +178,8 @@ def test_segments_leave_room_for_the_memory() -> None:
 
 def test_a_text_of_other_words_is_refused() -> None:
     with pytest.raises(
-        InputError, match=r"text: \d+% of its tokens are unknown to the tokenizer of model; give a text"
+        InputError,
+        match=r"text: \d+% of its tokens are unknown to the tokenizer of model; give a text like .* \(--vocabulary\)$",
     ):
         encoded(streams(), "drei vier\nfünf sechs\n")
 
@@ -187,7 +188,7 @@ def test_a_text_of_other_letters_is_refused() -> None:
     task = make_task(language.folder(characters()), Request())
     with pytest.raises(InputError, match=r"text: 100% of its characters are unknown to the tokenizer of model; give"):
         encoded(task, "один два три\n" * 2500)
-    with pytest.raises(InputError, match=r"text: 60% of its characters"):
+    with pytest.raises(InputError, match=r"text: 60% of its characters .* made from$"):
         encoded(task, "ab 012\n")
     assert len(encoded(task, "für, 1 2 3 Leute.\n" * 9))
 

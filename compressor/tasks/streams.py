@@ -48,6 +48,7 @@ class Streams(CausalLM):
     label_name = "shift_labels"
     shortest = 1
     _unit = "tokens"
+    _larger = ", or train a model that knows more words (--vocabulary)"
 
     def __init__(self, folder: ModelFolder, request: DataRequest, metric: str) -> None:
         super().__init__(folder, request, metric)
@@ -97,7 +98,7 @@ class Streams(CausalLM):
         if share > _UNKNOWN:
             raise InputError(
                 f"{source}: {share:.0%} of its {self._unit} are unknown to the tokenizer of {self._path}; give a text"
-                " like the one that it was made from"
+                f" like the one that it was made from{self._larger}"
             )
 
     def _unknown(self, texts: Sequence[str], ids: np.ndarray) -> float:
@@ -115,6 +116,7 @@ class CharacterStreams(Streams):
 
     metrics: tuple[str, ...] = ("bits-per-character", "perplexity")
     _unit = "characters"
+    _larger = ""
 
     def _unknown(self, texts: Sequence[str], ids: np.ndarray) -> float:
         # Tokenizers of letters write a space for what they do not know, and may have no unknown token.
