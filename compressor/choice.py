@@ -13,7 +13,7 @@ import safetensors.torch
 from accelerate import PartialState
 
 from compressor.blocks.learn import Chooser, learn_blocks
-from compressor.errors import InputError
+from compressor.errors import InputError, UsageError
 from compressor.folder import ModelFolder, fingerprint
 from compressor.heads.gates import GATES
 from compressor.heads.learn import Learned, known_options, learn
@@ -95,10 +95,13 @@ def learned(
 
     Under `accelerate launch` every process calls this, and the main one alone writes into `store`. `folder.model` is
     left with the weights that the plan belongs to.
+
+    Raises:
+        UsageError: an interrupted run of another recipe, model or rows left something there (`recipe.force`).
     """
     if state.is_main_process:
         rows = {"train": data.train_hash or "", "eval": data.eval_hash or ""}
-        _open_store(store, recipe.learning_key(model=folder.fingerprint, **rows), listen)
+        _open_store(store, recipe.learning_key(model=folder.fingerprint, **rows), recipe.force, listen)
     state.wait_for_everyone()
     done = store / "done.json"
     weights = store / "model.safetensors"
@@ -167,13 +170,32 @@ def _step(checkpoints: Path) -> str | None:
     return last and f"step {last['global_step']} of {last['max_steps']}"
 
 
-def _open_store(store: Path, key: str, listen: Listener) -> None:
-    """Empty the store unless it was made for `key`."""
+def _open_store(store: Path, key: str, force: bool, listen: Listener) -> None:
+    """Empty the store unless it was made for `key`.
+
+    Raises:
+        UsageError: it holds what another run has learned, and nobody asked to drop that.
+    """
     stamp = store / "key"
     if stamp.is_file() and stamp.read_text() == key:
         return
     if store.exists():
+        if not force and (left := _left(store)):
+            raise UsageError(
+                f"{store}: an interrupted run learned here with another recipe, model or rows ({left}); ask for the"
+                " same, name another folder to write (-o), or start anew (--force)"
+            )
         listen.note("the recipe, the model or the rows are not those of the interrupted run: learning starts afresh")
         shutil.rmtree(store)
     store.mkdir()
     stamp.write_text(key)
+
+
+def _left(store: Path) -> str | None:
+    """What an interrupted run would go on with; None: nothing."""
+    if (store / "done.json").is_file():
+        return "it had ended learning"
+    for part in ("blocks/checkpoints", "checkpoints"):
+        if step := _step(store / part):
+            return step
+    return "a search" if any((store / "checkpoints").glob("checkpoint-*.npz")) else None

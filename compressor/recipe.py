@@ -192,7 +192,7 @@ class Recipe(BaseModel):
     )
 
     out: Path = field_of("Output", "folder to write", Path("out"))
-    force: bool = field_of("Output", "replace the output folder if it is there", False)
+    force: bool = field_of("Output", "replace the output folder, or what an interrupted run of another recipe left", False)
 
     @pydantic.field_validator("opset", mode="before")
     @classmethod

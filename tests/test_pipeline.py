@@ -304,16 +304,38 @@ def test_what_was_learned_is_not_learned_again(
     assert (out / "plan.json").read_bytes() == (learned[0] / "plan.json").read_bytes()
 
 
-def test_another_recipe_starts_afresh(place: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("left", "content", "how_far"),
+    [
+        ("done.json", "{}", "it had ended learning"),
+        ("checkpoints/checkpoint-3/trainer_state.json", '{"global_step": 3, "max_steps": 9}', "step 3 of 9"),
+        ("checkpoints/checkpoint-search.npz", "", "a search"),
+    ],
+)
+def test_another_recipe_starts_afresh_only_when_told_to(
+    left: str, content: str, how_far: str, place: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "out.partial" / "learning"
+    (store / left).parent.mkdir(parents=True)
+    store.with_name(".compress").touch()
+    (store / "key").write_text("another")
+    (store / left).write_text(content)
+    with pytest.raises(UsageError, match=rf"another recipe, model or rows \({how_far}\); .*--force"):
+        compressor.compress(recipe(place, tmp_path / "out"))
+    assert (store / left).read_text() == content
+    heard = Stages("compressed", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        compressor.compress(recipe(place, tmp_path / "out", force=True), heard)
+    assert any("learning starts afresh" in note for note in heard.notes)
+
+
+def test_what_nothing_was_learned_with_yet_is_given_up(place: Path, tmp_path: Path) -> None:
     store = tmp_path / "out.partial" / "learning"
     store.mkdir(parents=True)
     store.with_name(".compress").touch()
     (store / "key").write_text("another")
-    (store / "done.json").write_text("{}")
-    heard = Stages("compressed", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        compressor.compress(recipe(place, tmp_path / "out"), heard)
-    assert any("learning starts afresh" in note for note in heard.notes)
+        compressor.compress(recipe(place, tmp_path / "out"), Stages("compressed", interrupt))
 
 
 @pytest.mark.parametrize("stage", ["exporting", "measuring memory"])

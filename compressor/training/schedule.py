@@ -27,7 +27,7 @@ class Schedule:
         evaluations: evaluations over the run, evenly spaced, with hard gates; a checkpoint goes with each.
         points: points of the curves, evenly spaced.
         mixed_precision: what matrices are multiplied in.
-        optimizer: `adamw`, or `lamb` (You et al. 2020), whose rate each matrix scales by its own norm.
+        optimizer: `adamw`, or `lamb` (You et al. 2020), whose rate each matrix scales by its own norm, up to 10.
         scheduler: how the rate falls after the warm-up, `linear` or `cosine`.
         final_learning_rate: where it ends.
     """

@@ -53,6 +53,9 @@ def require_finite(value: Tensor, name: str, step: int) -> None:
 def lamb(groups: Any, rate: float, betas: tuple[float, float]) -> Lamb:
     """LAMB as in You et al. 2020, algorithm 2: the norm of the update, by which a rate is scaled, is with its decay.
 
+    The other scale, phi of a tensor's own norm, is that norm up to 10 and 10 beyond, as the library has it: the many
+    persistent vectors of a layer lie beyond, so each step moves them by less of their size than a small matrix.
+
     No bias correction, as in the paper's third version: the library would do it in part.
     """
     return Lamb(groups, lr=rate, betas=betas, weight_decouple=False, adam_debias=True)
