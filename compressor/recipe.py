@@ -192,7 +192,9 @@ class Recipe(BaseModel):
     )
 
     out: Path = field_of("Output", "folder to write", Path("out"))
-    force: bool = field_of("Output", "replace the output folder, or what an interrupted run of another recipe left", False)
+    force: bool = field_of(
+        "Output", "replace the output folder, or what an interrupted run of another recipe left", False
+    )
 
     @pydantic.field_validator("opset", mode="before")
     @classmethod

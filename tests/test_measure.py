@@ -14,6 +14,7 @@ import pytest
 from compressor.errors import InputError
 from compressor.measure import bench, interleave, macs, paired_interval, saved_share, timing
 from compressor.measure.timing import void
+from compressor.memories import LENGTH, POSITIONS
 from compressor.report import Speed
 from graph_passes import load, save
 from tests.engines import Clock, FakeEngine, Pruned, parsed, pruned
@@ -186,6 +187,20 @@ def test_attention_of_the_standard() -> None:
         "y = Attention(q, k, v)", "float[B, 4, S, 8] q, float[B, 2, S, 8] k, float[B, 2, S, 6] v", "float y", opset=23
     )
     assert macs(model, 2, 7) == 2 * 4 * 7 * 7 * (8 + 6)
+
+
+@pytest.mark.parametrize(("kept", "positions", "memory"), [("3", "99", 3), ("64", "9", 2), (None, None, 7)])
+def test_a_memory_is_as_long_as_the_model_keeps_it(kept: str | None, positions: str | None, memory: int) -> None:
+    """As where it is timed; as long as the text where the graph does not say. A cache is empty."""
+    model = parsed(
+        "a = Concat <axis = 1> (memory_0, x)  y = MatMul(a, w)  z = MatMul(cache, w)",
+        "float[batch, memory, 8] memory_0, float[batch, sequence, 8] x, float[batch, past_length, 8] cache",
+        "float y, float z",
+        "float[8, 4] w",
+    )
+    if kept is not None and positions is not None:
+        model.metadata_props.update({LENGTH: kept, POSITIONS: positions})
+    assert macs(model, 2, 7) == 2 * (memory + 7) * 8 * 4
 
 
 def test_shapes_that_cannot_be_told_give_no_count() -> None:

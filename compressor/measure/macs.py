@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
+from compressor.targets.feeds import free_axis, free_sizes
 from graph_passes.block_sparse import NAME as BLOCK_SPARSE
 from graph_passes.buckets import computed
 from graph_passes.masks import BlockMask
@@ -32,7 +33,7 @@ def macs(model: ir.Model, batch: int, seq: int) -> int | None:
     Args:
         model: the graph, fused or not; it is left as it was. Other local functions must have been inlined.
         batch: size of free leading axes of its inputs.
-        seq: size of every other free axis.
+        seq: size of every other free axis; memories have as many positions as the model keeps beside it, caches none.
 
     Returns:
         The count, or None where the shapes of some product cannot be told.
@@ -52,12 +53,13 @@ _Shapes = Callable[[ir.Value | None], Shape | None]
 
 def _shapes(model: ir.Model, batch: int, seq: int) -> _Shapes:
     before = [(value, value.shape) for value in model.graph.inputs]
+    sizes = free_sizes(model, batch, seq)
     try:
         for value, shape in before:
             if shape is not None:
-                free = [isinstance(dim, ir.SymbolicDim) for dim in shape]
-                sizes = [(batch if axis == 0 else seq) if free[axis] else dim for axis, dim in enumerate(shape)]
-                value.shape = ir.Shape(sizes)
+                free = (isinstance(dim, ir.SymbolicDim) for dim in shape)
+                known = [sizes[free_axis(value, axis)] if loose else shape[axis] for axis, loose in enumerate(free)]
+                value.shape = ir.Shape(known)
         return Probe(model).shape
     finally:
         for value, shape in before:

@@ -18,7 +18,10 @@ _FALLBACK_RANGE = 2
 """Integers that look nothing up may be flags."""
 
 
-def free_axis(value: ir.Value, axis: int) -> Literal["batch", "memory", "past", "length"]:
+Axis = Literal["batch", "memory", "past", "length"]
+
+
+def free_axis(value: ir.Value, axis: int) -> Axis:
     """What a free axis of an input counts: rows, positions of a memory, of a key/value cache, or tokens."""
     if axis == 0:
         return "batch"
@@ -40,6 +43,13 @@ def memory_beside(model: ir.Model, seq: int) -> int | None:
         return None
     kept, positions = map(int, told)
     return max(0, min(kept, positions - seq))
+
+
+def free_sizes(model: ir.Model, batch: int, seq: int, memory: int | None = None) -> dict[Axis, int]:
+    """Sizes of the free axes of a graph's inputs; `memory` as in `random_feeds`."""
+    if memory is None:
+        memory = memory_beside(model, seq)
+    return {"batch": batch, "length": seq, "memory": seq if memory is None else memory, "past": 0}
 
 
 def fixed_batch(model: ir.Model) -> int | None:
@@ -69,9 +79,7 @@ def random_feeds(
         InputError: the graph fixes its batch at another size.
     """
     rng = np.random.default_rng(seed)
-    if memory is None:
-        memory = memory_beside(model, seq)
-    sizes = {"batch": batch, "length": seq, "memory": seq if memory is None else memory, "past": 0}
+    sizes = free_sizes(model, batch, seq, memory)
     return {
         value.name or "": _content(value, _shape(value, sizes), rng, padded)
         for value in model.graph.inputs
@@ -79,7 +87,7 @@ def random_feeds(
     }
 
 
-def _shape(value: ir.Value, sizes: Mapping[str, int]) -> tuple[int, ...]:
+def _shape(value: ir.Value, sizes: Mapping[Axis, int]) -> tuple[int, ...]:
     shape = []
     for axis, dim in enumerate(value.shape or ()):
         if isinstance(dim, ir.SymbolicDim):
