@@ -75,7 +75,8 @@ class AStar(Study):
         for step in AStarSearch(variant=cell.asked["variant"]).choose(seen, None, budget):
             steps.append(step)
             tell(len(heads) - len(step.kept), len(heads))
-        unseen.evaluate_all([step.kept for step in steps])
+        for step in steps:  # one by one: each runs only what it drops
+            unseen.evaluate(step.kept)
         last, costs = steps[-1], {head: cost for step in steps for head, cost in step.costs.items()}
         task = subject.data.task.chooser
         dense, chosen = (unseen.statistics(kept) for kept in (steps[0].kept, last.kept))
