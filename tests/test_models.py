@@ -27,7 +27,7 @@ from compressor.models import (
     pruned,
 )
 from compressor.sites import Attention, find_sites, gated, hooked, keep_all
-from graph_passes import Plan
+from graph_passes import BlockMask, Plan
 from tests.zoo import random_plan
 
 SHARE, REST = 426112, 1536  # of a head and of a layer at d = 512, H = 8, N = 2048
@@ -360,6 +360,15 @@ def test_a_plan_of_another_model_is_refused() -> None:
     plan = keep_all(sites(transformer_xl(num_attention_heads=2)))
     with pytest.raises(InputError, match=r"plan: model.layers.0.attention: heads is 2 there, 4 in the model"):
         pruned(model, plan)
+
+
+def test_a_plan_with_masks_is_refused() -> None:
+    model = all_attention()
+    plan = keep_all(sites(model))
+    name = plan.sites[0].name
+    mask = BlockMask(np.ones((plan.sites[0].heads, 2, 2), dtype=bool), 8)
+    with pytest.raises(InputError, match=f"masks blocks of {name}; weights alone cannot"):
+        pruned(model, plan.masked({name: mask}))
 
 
 def _keeping(found: list[Any], kept: list[tuple[int, ...]]) -> Plan:

@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from compressor.errors import InputError
 from compressor.models.attention import RelativeAttention
 from compressor.models.segments import SegmentLayer, SegmentPreTrainedModel
 from compressor.sites import Site, check_plan
@@ -27,8 +28,12 @@ def pruned(model: Model, plan: Plan) -> Model:
         plan: one entry for each of its attention sites.
 
     Raises:
-        InputError: the plan is another model's.
+        InputError: the plan is another model's, or masks blocks, which no tensor of a model says.
     """
+    if plan.masks:
+        raise InputError(
+            f"plan: masks blocks of {', '.join(sorted(plan.masks))}; weights alone cannot; prune its heads alone"
+        )
     layers = {name: module for name, module in model.named_modules() if isinstance(module, SegmentLayer)}
     sites = {f"{name}.attention": layer.attention for name, layer in layers.items() if layer.heads}
     check_plan(plan, [Site(name, "decoder", at.heads, at.heads, at.head_dim) for name, at in sites.items()])
