@@ -15,8 +15,8 @@ import pytest
 from compressor.export import export_reference
 from compressor.sites import Attention, find_sites, keep_all
 from graph_passes import Plan, load, save, shrink
-from graph_passes.gates import set_gates
-from tests.zoo import FAMILIES, PERSISTENT, VOCABULARY, random_plan
+from graph_passes.gates import find_gates, set_gates
+from tests.zoo import FAMILIES, PERSISTENT, VOCABULARY, WITH_MEMORY, random_plan
 
 TOLERANCE = 1e-4
 WAYS: list[tuple[int, Attention]] = [(18, "eager"), (18, "sdpa"), (23, "eager"), (23, "sdpa")]
@@ -29,7 +29,7 @@ class Reference:
     """One family's reference graph, every gate open, and what a test needs beside it."""
 
     def __init__(self, folder: Path, family: str, opset: int, attention: Attention) -> None:
-        model, inputs = FAMILIES[family](0)
+        model, inputs = (FAMILIES | WITH_MEMORY)[family](0)
         self.sites = find_sites(model, inputs, attention=attention)
         self.weights = frozenset(model.state_dict())
         self.path = folder / "reference.onnx"
@@ -38,13 +38,16 @@ class Reference:
         self.dense = _weights(shrink(load(self.path), keep_all(self.sites)).model, self.weights)
 
     def feeds(self) -> Iterator[dict[str, np.ndarray]]:
-        """The inputs of the export, and ones of another batch size and other lengths, with padding in both."""
+        """The inputs of the export, and ones of another batch size and other lengths, with padding in both; memories
+        that are full, and half full."""
         yield self.inputs
         rng = np.random.default_rng(1)
         lengths = {"input_ids": 11, "attention_mask": 11, "decoder_input_ids": 4, "decoder_attention_mask": 4}
         other: dict[str, np.ndarray] = {}
         for name, value in self.inputs.items():
-            if name not in lengths:
+            if name.startswith("memory_"):
+                other[name] = rng.standard_normal((2, value.shape[1] // 2, value.shape[2])).astype(value.dtype)
+            elif name not in lengths:
                 other[name] = rng.standard_normal((2, *value.shape[1:])).astype(value.dtype)
             elif "mask" in name:
                 other[name] = np.ones((2, lengths[name]), value.dtype)
@@ -83,6 +86,7 @@ def prove_plan(family: str, reference: Reference, folder: Path, plan: Plan) -> N
     shrunk = shrink(load(reference.path), plan)
     save(shrunk.model, small)
     assert not shrunk.refused
+    assert not find_gates(shrunk.model.graph)
     assert {removed.site: removed.heads for removed in shrunk.removed} == {
         site.name: site.dropped for site in plan.sites if site.dropped
     }
@@ -160,3 +164,10 @@ def test_an_encoder_that_nobody_reads_goes_whole(family: str, tmp_path: Path) ->
     drawn = random_plan(reference.sites, np.random.default_rng(5))
     sites = [replace(site, kept=(), scale=()) if site.kind == "cross" else site for site in drawn.sites]
     prove_plan(family, reference, tmp_path, Plan(sites=tuple(sites)))
+
+
+@pytest.mark.parametrize(("family", "opset", "attention"), [case for case in SLICE if case[0] in WITH_MEMORY])
+def test_a_graph_with_memory_loses_every_head(family: str, opset: int, attention: Attention, tmp_path: Path) -> None:
+    reference = Reference(tmp_path, family, opset, attention)
+    none = [replace(site, kept=(), scale=()) for site in keep_all(reference.sites).sites]
+    prove_plan(family, reference, tmp_path, Plan(sites=tuple(none)))

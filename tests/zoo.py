@@ -1,7 +1,7 @@
 """Tiny random models of the families that must work, with inputs of three rows, the last one padded.
 
-Sizes differ from one another (batch 3, lengths 7 and 5, four heads of 8, width 32 or 24) so that no axis can pass for
-another.
+Sizes differ from one another (batch 3, lengths 7 and 5, memories of 10, four heads of 8, width 32 or 24) so that no
+axis can pass for another.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor import models
+from compressor.memories import memory_names
 from compressor.sites import Site
 from graph_passes import Plan, SitePlan
 
 Case = tuple[PreTrainedModel, dict[str, Tensor]]
 
 VOCABULARY, BATCH, LENGTH, TARGET = 99, 3, 7, 5
-PERSISTENT = 6
+PERSISTENT, MEMORY = 6, 10
 
 
 def text(batch: int = BATCH, length: int = LENGTH, seed: int = 0) -> dict[str, Tensor]:
@@ -200,7 +201,7 @@ def whisper() -> PreTrainedModel:
 
 
 def _segment_like(config: type, model: type, **more: int) -> PreTrainedModel:
-    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "memory_length": 10}
+    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "memory_length": MEMORY}
     return model(config(vocab_size=VOCABULARY, max_position_embeddings=70, **sizes, **more))
 
 
@@ -210,6 +211,13 @@ def all_attention() -> PreTrainedModel:
 
 def transformer_xl() -> PreTrainedModel:
     return _segment_like(models.TransformerXLConfig, models.TransformerXLForCausalLM, intermediate_size=44)
+
+
+def segment() -> dict[str, Tensor]:
+    """Token ids `[batch, length]` that follow others, of which every layer remembers `[batch, memory, hidden]`."""
+    generator = torch.Generator().manual_seed(0)
+    memories = {name: torch.randn(BATCH, MEMORY, 32, generator=generator) for name in memory_names(3)}
+    return {"input_ids": text()["input_ids"], **memories}
 
 
 def clip_inputs() -> dict[str, Tensor]:
@@ -252,6 +260,11 @@ FAMILIES: dict[str, Callable[[int], Case]] = {
     "all_attention": _family(all_attention, text),
     "transformer_xl": _family(transformer_xl, text),
 }
+WITH_MEMORY: dict[str, Callable[[int], Case]] = {
+    "all_attention": _family(all_attention, segment),
+    "transformer_xl": _family(transformer_xl, segment),
+}
+"""Those that remember, on a segment in the middle of a text."""
 
 
 def random_plan(sites: Sequence[Site], rng: np.random.Generator) -> Plan:
