@@ -23,11 +23,11 @@ from transformers import TrainingArguments
 from compressor.cli.train import train as command
 from compressor.errors import DivergedError, InputError, UsageError
 from compressor.folder import load
-from compressor.heads.gates import BinConcreteGate, StraightThroughGate
+from compressor.heads.gates import GATES, BinConcreteGate, StraightThroughGate
 from compressor.heads.learn import learn
 from compressor.progress import Silent, Tell
 from compressor.recipe import flag_of
-from compressor.sites import find_sites
+from compressor.sites import find_sites, gated
 from compressor.tasks import open_data
 from compressor.tasks.streams import Streams, lay, read, reader
 from compressor.training.fit import _one_device, fit
@@ -355,6 +355,25 @@ def test_a_penalised_gate_ends_with_the_heads_that_it_left(tmp_path: Path) -> No
         assert learned.curves[-1].values["overlap"] == 1.0
         assert "eval_perplexity" in learned.curves[-1].values
     assert kept[1] < kept[0]
+
+
+@pytest.mark.parametrize("method", GATES)
+def test_every_gate_keeps_exactly_k_over_streams(method: str, tmp_path: Path) -> None:
+    """What is chosen is the model gated by the plan, as it reads the text with its memory."""
+    held = language.folder()
+    before = [weight.clone() for weight in held.model.parameters()]
+    sites = find_sites(held.model, {"input_ids": torch.ones(2, 4, dtype=torch.int64)})
+    rows = language.data(tmp_path, held)
+    assert isinstance(rows.task, Streams)
+    options = {"optimizer": "lamb", "evaluations": 4, "gate_learning_rate": 0.5}
+    learned = learn(held.model, sites, rows, Recipe(method=method, options=options, batch_size=3), tmp_path / "run")
+    assert learned.plan.heads_kept == 3
+    changed = [not torch.equal(*pair) for pair in zip(before, held.model.parameters(), strict=True)]
+    assert any(changed) == GATES[method].trains_model
+    measured = [found.values["eval_perplexity"] for found in learned.curves if "eval_perplexity" in found.values]
+    with gated(held.model.eval(), learned.plan) as live:
+        chosen = rows.task.score(read(rows.task, rows.eval, reader(live), streams=3))
+    assert chosen in [pytest.approx(value, rel=1e-5) for value in measured]
 
 
 def test_too_little_text_for_the_streams(tmp_path: Path) -> None:
