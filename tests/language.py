@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ from accelerate import PartialState
 from transformers import PreTrainedTokenizerFast
 
 from compressor.folder import ModelFolder, fingerprint
+from compressor.heads.learn import learn
+from compressor.sites import find_sites
 from compressor.tasks import Data, open_data
 from compressor.training.fit import fit
 from compressor.training.recipe import Training
@@ -21,6 +24,7 @@ from compressor.training.schedule import Schedule
 from compressor.training.train import new_model
 from compressor.training.vocabulary import characters, words
 from tests import folders
+from tests.learning import Recipe
 
 WORDS = "one two three four five six seven eight nine ten".split()
 
@@ -95,6 +99,28 @@ def schedule(**more: Any) -> Schedule:
 UNDROPPED: dict[str, Any] = {"attention_dropout": 0.0, "embedding_dropout": 0.0, "hidden_dropout": 0.0}
 
 
+class EndOfPowerError(Exception):
+    """Stands for whatever ends a run half-way."""
+
+
+def pruned(at: Path, rows: Data, stop: int | None = None) -> dict[str, Any]:
+    """What gates learn together with a model, dropout on, in a run that ends after a step, if asked to."""
+
+    def tell(done: int, total: int) -> None:
+        if done == stop:
+            raise EndOfPowerError
+
+    held = folder()
+    sites = find_sites(held.model, {"input_ids": torch.ones(2, 4, dtype=torch.int64)})
+    recipe = Recipe(options={"optimizer": "lamb", "evaluations": 4}, batch_size=2)
+    learned = learn(held.model, sites, rows, recipe, at, tell)
+    return {
+        "kept": [site.kept for site in learned.plan.sites],
+        "weights": digest(held.model),
+        "curves": [point.model_dump() for point in learned.curves],
+    }
+
+
 def main(at: Path) -> None:
     """One of several processes that train together: each on streams of its own."""
     held = folder(**UNDROPPED)
@@ -102,10 +128,16 @@ def main(at: Path) -> None:
     with state.main_process_first():
         rows = data(at, held)
     log = fit(held.model, rows, schedule(batch_size=2), {}, at / "run", lambda done, total: None)
+    whole = pruned(at / "whole", rows)
+    with contextlib.suppress(EndOfPowerError):
+        pruned(at / "halved", rows, stop=7)
     found = {
         "weights": digest(held.model),
         "norm": float(sum(weight.double().norm() for weight in held.model.parameters())),
         "perplexity": [entry["eval_perplexity"] for entry in log if "eval_perplexity" in entry],
+        "memories": sorted(file.name for file in (at / "halved" / "checkpoint-6").glob("memory_*")),
+        "whole": whole,
+        "resumed": pruned(at / "halved", rows),
     }
     (at / f"rank{state.process_index}.json").write_text(json.dumps(found))
     state.destroy_process_group()
@@ -116,4 +148,4 @@ if __name__ == "__main__":
     main(Path(sys.argv[1]))
 
 
-__all__ = ["UNDROPPED", "asked", "characters", "data", "folder", "schedule", "text"]
+__all__ = ["UNDROPPED", "EndOfPowerError", "asked", "characters", "data", "folder", "schedule", "text"]

@@ -38,11 +38,8 @@ from compressor.training.train import train
 from compressor.training.trainer import lamb
 from tests import language
 from tests.folders import Request
+from tests.language import EndOfPowerError
 from tests.learning import Recipe
-
-
-class EndOfPowerError(Exception):
-    """Stands for whatever ends a run half-way."""
 
 
 class Heard(Silent):

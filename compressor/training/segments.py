@@ -77,7 +77,5 @@ class SegmentTrainer(GateTrainer):
     def _load_rng_state(self, checkpoint: str | None) -> None:
         super()._load_rng_state(checkpoint)
         if checkpoint is not None:
-            held = safetensors.torch.load_file(
-                memory_file(Path(checkpoint), self.args.process_index), device=str(self.args.device)
-            )
-            self.memories = tuple(held[str(layer)] for layer in range(len(held))) or None
+            held = safetensors.torch.load_file(memory_file(Path(checkpoint), self.args.process_index))
+            self.memories = tuple(held[str(layer)].to(self.args.device) for layer in range(len(held))) or None
