@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from compressor.training.fit import fit
+from compressor.training.resume import newest
 from tests import language
 from tests.launch import finish, launch, start
 
@@ -43,15 +44,16 @@ def test_a_command_of_two_processes_goes_on_bit_for_bit_where_it_was_stopped(tmp
 
     def train(name: str) -> list[str]:
         paths = [str(tmp_path / name), "--data", str(tmp_path / "train.txt")]
-        return ["compressor.cli", "train", *paths, *sizes.split(), "--steps", "300", "--evaluations", "100"]
+        return ["compressor.cli", "train", *paths, *sizes.split(), "--steps", "150", "--evaluations", "50"]
 
     finish(start(*train("whole")))
     running = start(*train("halved"))
-    while not (begun := [*(tmp_path / "halved.partial").rglob("trainer_state.json")]) and running.poll() is None:
+    checkpoints = tmp_path / "halved.partial" / "learning" / "checkpoints"
+    while not any(checkpoints.glob("checkpoint-9*")) and running.poll() is None:
         time.sleep(0.01)
     running.terminate()
     running.communicate()
-    assert begun
+    assert newest(checkpoints, 2) is not None
     assert not (tmp_path / "halved").exists()
     finish(start(*train("halved")))
     whole, halved = tmp_path / "whole", tmp_path / "halved"
