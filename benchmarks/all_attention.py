@@ -97,7 +97,7 @@ class Size:
         penalties: lambda; the largest is that of the ablation.
         widths: of the narrower Transformer-XLs.
         gate_rate: the gates' learning rate.
-        dropout: of every kind, for a model that sees little more than its text once; None: the paper's.
+        dropout: of every kind; None: the paper's. It is 0 where the steps meet only a part of the text, none twice.
     """
 
     hidden: int
@@ -284,12 +284,13 @@ class Study:
     def told(self, name: str, cells: list[dict[str, Any]]) -> str:
         """What every table and figure says of how it came about."""
         size, seeds = self.size, sorted({cell["asked"]["seed"] for cell in cells})
-        read = "all" if size.tokens is None else f"{size.tokens:,}"
+        text = sum(self.data.train["length"]) - len(self.data.train) + 1
+        met = (size.steps + size.pruning) * size.batch * size.segment
         return (
             f"size {name}: width {size.hidden}, {size.layers} layers of {size.heads} heads, {size.persistent} vectors,"
             f" {self.opened.config.vocab_size:,} tokens, segment and memory {size.segment}, {size.batch} streams,"
-            f" {size.steps} and then {size.pruning} steps, {read} training tokens, {size.precision}, seeds"
-            f" {', '.join(map(str, seeds))}"
+            f" {size.steps} and then {size.pruning} steps, which meet {met:,} tokens of a text of {text:,}, gates'"
+            f" learning rate {size.gate_rate:g}, {size.precision}, seeds {', '.join(map(str, seeds))}"
         )
 
     def findings(self, cells: list[dict[str, Any]], told: str) -> Findings:
