@@ -6,7 +6,7 @@ Transformer-XLs that learnt for as many steps (figure 3). What heads are worth a
 computed. Checkpoints are chosen on the first half of the validation text, metrics are of the second.
 
     python -m benchmarks.all_attention word character --size tiny       # minutes
-    python -m benchmarks.all_attention word --size small                # meant for two hours on two cores
+    python -m benchmarks.all_attention word --size small                # an hour on one core
     python -m benchmarks.all_attention word --size paper                # the paper's sizes, on a GPU
 
 A cell that `--out` already holds is not run again, one that was interrupted resumes, and several processes started with
@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import lzma
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -213,7 +214,11 @@ class Study:
         return made
 
     def run(self, cell: Cell, work: Path, tell: Tell) -> dict[str, Any]:
-        """Train or prune one model, and measure it on the test text."""
+        """Train or prune one model, and measure it on the test text.
+
+        `seconds` is how long that took, None where it went on after an interruption.
+        """
+        began, whole = time.monotonic(), not any(work.iterdir())
         kind, seed = cell.asked["kind"], cell.asked["seed"]
         weights = self.folder.scratch(f"dense-s{seed}.safetensors")
         torch.manual_seed(seed)
@@ -269,6 +274,7 @@ class Study:
             "parameters": sum(weight.numel() for weight in smaller.model.layers.parameters()),
             "scores": {split: self._score(model, plan, rows) for split, rows in self._held()},
             "notes": notes,
+            "seconds": round(time.monotonic() - began, 1) if whole else None,
         }
 
     def _held(self) -> list[tuple[str, Any]]:
@@ -324,7 +330,8 @@ class Study:
                 and ("ablated" not in kinds or name == largest or name in ABLATIONS)
             ]
             tables.append(Table(f"{title}; {told}", columns, tuple(told_rows)))
-        rows = [{**c["asked"], "heads": c["heads"], "parameters": c["parameters"], **c["scores"]} for c in cells]
+        counts = ("heads", "parameters", "seconds")
+        rows = [{**cell["asked"], **{name: cell.get(name) for name in counts}, **cell["scores"]} for cell in cells]
         return Findings(rows, tables, [self._figure3(groups, told), figure1()], ())
 
     def _figure3(self, groups: dict[str, list[dict[str, Any]]], told: str) -> Picture:
@@ -340,6 +347,15 @@ class Study:
         return Picture(
             "figure3", "Metric against parameters", f"Mean over seeds and their spread; {told}.", figure, True
         )
+
+
+def took(cells: list[dict[str, Any]]) -> str:
+    """How long the cells took of which it is known."""
+    seconds = [cell["seconds"] for cell in cells if cell.get("seconds") is not None]
+    if not seconds:
+        return "no cell has told how long it took"
+    each = f"{min(seconds):.0f} to {max(seconds):.0f} s each"
+    return f"{len(seconds)} of {len(cells)} cells took {sum(seconds) / 60:.1f} minutes, {each}"
 
 
 def _row(name: str, cells: list[dict[str, Any]], against: list[dict[str, Any]]) -> tuple[str, ...]:
@@ -405,9 +421,9 @@ def main() -> None:
             says="heads that take their persistent vectors along",
             model=f"WikiText-2, {level}s",
             tiles=[("size", args.size, told), ("cells", str(len(found.rows)), "models trained or pruned")],
-            facts=[("machine", str(machine("torch", "transformers"))), ("size", told)],
+            facts=[("machine", str(machine("torch", "transformers"))), ("size", told), ("time", took(results))],
         )
-        print(f"\n{level}, {told}\n")
+        print(f"\n{level}, {told}; {took(results)}\n")
         for table in found.tables:
             print(f"{table.title}\n\n| {' | '.join(table.columns)} |\n|{'---|' * len(table.columns)}")
             print("\n".join(f"| {' | '.join(row)} |" for row in table.rows), end="\n\n", flush=True)
