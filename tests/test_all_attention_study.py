@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
-import pytest
+import csv
+import json
+import lzma
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from benchmarks.all_attention import LEVELS, SIZES, pace
+import pytest
+import torch
+
+from benchmarks import all_attention, all_attention_cost
+from benchmarks.all_attention import LEVELS, SIZES, Study, pace, took
+from benchmarks.all_attention_cost import layer_macs
+from compressor.export import export_reference
+from compressor.measure import macs
+from compressor.memories import memory_names
+from compressor.models import AllAttentionConfig, AllAttentionModel, TransformerXLConfig, TransformerXLModel
+from compressor.progress import Silent
+from compressor.sites import find_sites, keep_all, keep_only
+from compressor.study.cells import write_csv
+from graph_passes import load, shrink
+from tests import language
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -12,3 +31,67 @@ from benchmarks.all_attention import LEVELS, SIZES, pace
 def test_warm_up_is_the_papers_and_a_twentieth_of_what_is_shorter(name: str, level: str, dense: float) -> None:
     size = SIZES[name][level]
     assert [pace(steps, size.precision)["warmup"] for steps in (size.steps, size.pruning)] == [dense, 0.05]
+
+
+def test_a_study_tells_what_was_met_and_how_long_it_took(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Cells written before times were, and those that went on after an interruption, tell none."""
+    for name, seed in (("TRAIN", 0), ("VALID", 1)):
+        path = tmp_path / f"{name}.txt.xz"
+        path.write_bytes(lzma.compress(language.text(80, seed).encode()))
+        monkeypatch.setattr(all_attention, name, path)
+    size = replace(
+        SIZES["tiny"]["word"], hidden=16, layers=1, persistent=8, segment=6, batch=3, steps=2, pruning=4, precision="no"
+    )
+    study = Study("word", size, tmp_path / "out")
+    dense, longer, penalised, *_ = study.cells((1,))
+    (work := tmp_path / "out" / "cells" / "longer-s1.partial" / "checkpoints").mkdir(parents=True)
+    study.folder.run([dense, longer, penalised], study.run, Silent())
+    assert not work.exists()
+    found = study.folder.results()
+    assert [cell["seconds"] is None for cell in found] == [False, False, True]
+    assert took(found).startswith("2 of 3 cells took")
+    text = sum(study.data.train["length"]) - len(study.data.train) + 1
+    told = study.told("tiny", found)
+    assert f"2 and then 4 steps, which meet {6 * 3 * 6} tokens of a text of {text}, gates' learning rate 0.3" in told
+    for file in (tmp_path / "out" / "cells").glob("*.json"):
+        old = json.loads(file.read_text())
+        del old["seconds"]
+        file.write_text(json.dumps(old))
+    older = study.folder.results()
+    assert took(older) == "no cell has told how long it took"
+    write_csv(tmp_path / "study.csv", study.findings(older, told).rows)
+    with (tmp_path / "study.csv").open(newline="") as lines:
+        assert [row["seconds"] for row in csv.DictReader(lines)] == [""] * 3
+
+
+# -- What heads are worth, computed ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_layers_count_is_that_of_the_graph(persistent: bool, tmp_path: Path) -> None:
+    """Five heads of two layers of four, over a segment of 6 with a memory as long."""
+    shared: dict[str, Any] = {
+        "vocab_size": 2,
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "memory_length": 6,
+    }
+    model: Any = (
+        AllAttentionModel(AllAttentionConfig(num_persistent=5, **shared))
+        if persistent
+        else TransformerXLModel(TransformerXLConfig(intermediate_size=5, **shared))
+    ).eval()
+    inputs = {"inputs_embeds": torch.randn(2, 5, 24), **{name: torch.randn(2, 3, 24) for name in memory_names(2)}}
+    sites = find_sites(model, inputs)
+    export_reference(model, keep_all(sites), inputs, tmp_path / "reference.onnx")
+    left = {(site.name, head): 1.0 for site, heads in zip(sites, [(0, 1, 3), (0, 2)], strict=True) for head in heads}
+    shrunk = shrink(load(tmp_path / "reference.onnx"), keep_only(sites, left)).model
+    assert macs(shrunk, 1, 6) == sum(layer_macs(kept, 4, 24, 5, 6, persistent=persistent) for kept in (3, 2))
+
+
+def test_half_of_the_heads_is_half_of_all_attention_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """The paper, of figure 1: of a Transformer-XL 73% of the multiply-accumulates and 81% of the parameters stay."""
+    all_attention_cost.main()
+    (half,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("| 50%"))
+    assert half == "| 50% | 50.0 | 71.9 | 50.0 | 80.8 |"
