@@ -98,7 +98,7 @@ class Size:
         penalties: lambda; the largest is that of the ablation.
         widths: of the narrower Transformer-XLs.
         gate_rate: the gates' learning rate.
-        dropout: of every kind; None: the paper's. It is 0 where the steps meet only a part of the text, none twice.
+        dropout: of every kind; None: the paper's. `small` has none, for its steps meet no token twice.
     """
 
     hidden: int
