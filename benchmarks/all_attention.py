@@ -98,7 +98,7 @@ class Size:
         penalties: lambda; the largest is that of the ablation.
         widths: of the narrower Transformer-XLs.
         gate_rate: the gates' learning rate.
-        dropout: of every kind; None: the paper's. `small` has none, for its steps meet no token twice.
+        dropout: of every kind; None: the paper's. `small` has none: it meets no token more than twice.
     """
 
     hidden: int
@@ -291,12 +291,13 @@ class Study:
         """What every table and figure says of how it came about."""
         size, seeds = self.size, sorted({cell["asked"]["seed"] for cell in cells})
         text = sum(self.data.train["length"]) - len(self.data.train) + 1
-        met = (size.steps + size.pruning) * size.batch * size.segment
+        dense, again = (f"{steps * size.batch * size.segment:,}" for steps in (size.steps, size.pruning))
         return (
             f"size {name}: width {size.hidden}, {size.layers} layers of {size.heads} heads, {size.persistent} vectors,"
             f" {self.opened.config.vocab_size:,} tokens, segment and memory {size.segment}, {size.batch} streams,"
-            f" {size.steps} and then {size.pruning} steps, which meet {met:,} tokens of a text of {text:,}, gates'"
-            f" learning rate {size.gate_rate:g}, {size.precision}, seeds {', '.join(map(str, seeds))}"
+            f" {size.steps} and then {size.pruning} steps, which meet {dense} and, from the beginning again, {again}"
+            f" tokens of a text of {text:,}, gates' learning rate {size.gate_rate:g}, {size.precision},"
+            f" seeds {', '.join(map(str, seeds))}"
         )
 
     def findings(self, cells: list[dict[str, Any]], told: str) -> Findings:

@@ -52,7 +52,8 @@ def test_a_study_tells_what_was_met_and_how_long_it_took(monkeypatch: pytest.Mon
     assert took(found).startswith("2 of 3 cells took")
     text = sum(study.data.train["length"]) - len(study.data.train) + 1
     told = study.told("tiny", found)
-    assert f"2 and then 4 steps, which meet {6 * 3 * 6} tokens of a text of {text}, gates' learning rate 0.3" in told
+    met = f"which meet {2 * 3 * 6} and, from the beginning again, {4 * 3 * 6} tokens of a text of {text}"
+    assert f"2 and then 4 steps, {met}, gates' learning rate 0.3" in told
     for file in (tmp_path / "out" / "cells").glob("*.json"):
         old = json.loads(file.read_text())
         del old["seconds"]
