@@ -49,10 +49,10 @@ def plans(sites: list[Site], seed: int) -> dict[str, Plan]:
     }
 
 
-def stack(layers: int, seed: int) -> tuple[AllAttentionModel, dict[str, torch.Tensor]]:
+def stack(layers: int, memory: int, seed: int) -> tuple[AllAttentionModel, dict[str, torch.Tensor]]:
     """The paper's layers and a segment for them."""
     torch.manual_seed(seed)
-    config = AllAttentionConfig(vocab_size=2, num_hidden_layers=layers)
+    config = AllAttentionConfig(vocab_size=2, num_hidden_layers=layers, memory_length=memory)
     model = AllAttentionModel(config).eval()
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):  # two biases of zeros would be taken for one
@@ -70,7 +70,7 @@ def weight_bytes(path: Path) -> int:
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Every row."""
-    model, inputs = stack(options.layers, options.seed)
+    model, inputs = stack(options.layers, options.seq, options.seed)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         engines: dict[str, Engine] = {}
@@ -85,7 +85,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
             reference.unlink()
             Path(f"{reference}.data").unlink()
             engines[name] = target("ort")(graph, engine, provider="cpu", threads=options.threads)
-            feeds = random_feeds(load(graph), 1, options.seq, memory=options.seq, seed=options.seed)
+            feeds = random_feeds(load(graph), 1, options.seq, seed=options.seed)
             found[name] = {
                 "macs": macs(load(graph), 1, options.seq),
                 "weights": weight_bytes(engine),
@@ -93,7 +93,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
             }
             print(f"{name}: {engines[name].optimization}", file=sys.stderr)
         graph = Path(folder) / "dense.shrunk.onnx"
-        feeds = random_feeds(load(graph), 1, options.seq, memory=options.seq, seed=options.seed)
+        feeds = random_feeds(load(graph), 1, options.seq, seed=options.seed)
         dense = found["dense"]
         for name, plan in made.items():
             speed = interleave(
