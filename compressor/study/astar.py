@@ -139,7 +139,12 @@ class AStar(Study):
                 *self._costs(searched),
                 *self._trials(tried, searched),
             ],
-            [*self._same(searched), *dict.fromkeys(note for cell in searched for note in cell["notes"])],
+            [
+                *self._same(searched),
+                *dict.fromkeys(
+                    f"budget {cell['asked']['budget']:g}: {note}" for cell in searched for note in cell["notes"]
+                ),
+            ],
         )
 
     def _lost(self, cell: Result, step: Result) -> float:
@@ -297,9 +302,9 @@ class AStar(Study):
             paper = found.get(("paper", budget))
             if variant != "lazy" or paper is None:
                 continue
-            same = "the same heads" if lazy["kept"] == paper["kept"] else "other heads"
+            chosen = "the same heads as" if lazy["kept"] == paper["kept"] else "other heads than"
             share = lazy["steps"][-1]["evaluations"] / paper["steps"][-1]["evaluations"]
-            told.append(f"budget {budget:g}: lazy chose {same} as paper, with {100 * share:.0f}% of its evaluations")
+            told.append(f"budget {budget:g}: lazy chose {chosen} paper, with {100 * share:.0f}% of its evaluations")
         return told
 
 
