@@ -158,7 +158,9 @@ def _weights(model: ir.Model, names: Collection[str]) -> dict[str, int]:
     return {name: tensor.size for name, tensor in tensors.items() if tensor is not None}
 
 
-@pytest.mark.parametrize("family", ["t5", "bart", "marian", "whisper"])
+@pytest.mark.parametrize(
+    "family", ["t5", "whisper", *(pytest.param(name, marks=pytest.mark.zoo) for name in ("bart", "marian"))]
+)
 def test_an_encoder_that_nobody_reads_goes_whole(family: str, tmp_path: Path) -> None:
     reference = Reference(tmp_path, family, 18, "eager")
     drawn = random_plan(reference.sites, np.random.default_rng(5))

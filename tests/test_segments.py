@@ -24,7 +24,12 @@ TEXT = 12
 
 @pytest.fixture(
     scope="module",
-    params=[(make, kept) for make in (all_attention, transformer_xl) for kept in ("dense", "pruned")],
+    params=[
+        (all_attention, "pruned"),
+        (transformer_xl, "dense"),
+        pytest.param((all_attention, "dense"), marks=pytest.mark.zoo),
+        pytest.param((transformer_xl, "pruned"), marks=pytest.mark.zoo),
+    ],
     ids=lambda given: f"{given[0].__name__} {given[1]}",
 )
 def stream(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Stream:
