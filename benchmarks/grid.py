@@ -6,7 +6,7 @@ dev, accuracy is reported on test, with a paired bootstrap over the test rows. S
 its encoder with a fresh head of three classes, learnt here for two epochs on the training rows.
 
     python -m benchmarks.grid sst2 mnli --size small                                     # the methods side by side
-    python -m benchmarks.grid sst2 --size paper --fp32 --methods dsp --keeps 36 12 6      # one method at its best
+    python -m benchmarks.grid sst2 --size paper --fp32 --methods dsp --keeps 36 12 6     # one method at its best
     python -m benchmarks.grid sst2 --size tiny                                           # minutes
 
 A cell (method, heads kept, seed) that `--out` already holds is not run again, one that was interrupted resumes, and
