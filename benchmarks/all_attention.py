@@ -398,6 +398,7 @@ def main() -> None:
     parser.add_argument("levels", nargs="*", choices=LEVELS, default=["word"])
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--seeds", type=int, nargs="+", help="default: those of the size")
+    parser.add_argument("--times", type=int, default=1, help="as many times the steps of the size, of every phase")
     parser.add_argument(
         "--out", type=Path, default=Path("build/all_attention"), help="a folder for each level and size"
     )
@@ -408,8 +409,9 @@ def main() -> None:
     print(f"machine: {machine('torch', 'transformers')}; {torch.get_num_threads()} threads")
     for level in args.levels:
         size = SIZES[args.size][level]
+        size = replace(size, steps=args.times * size.steps, pruning=args.times * size.pruning)
         seeds = args.seeds or size.seeds
-        out = args.out / f"{level}-{args.size}"
+        out = args.out / (f"{level}-{args.size}" + (f"-{args.times}-times" if args.times > 1 else ""))
         study = Study(level, size, out)
         study.folder.run(study.cells(seeds), study.run, View())
         results = study.folder.results()
