@@ -10,6 +10,7 @@ test: .venv/dev
 	@sh scripts/chromium.sh
 	@$(MAKE) -s .venv-triton/ready || echo "no Triton server could be installed: the tests on it are skipped"
 	@sh scripts/tensorrt.sh $(BIN)/python .venv/tensorrt || echo "no TensorRT bindings could be installed: the tests of them are skipped"
+	@sh scripts/headers.sh $(BIN)/python .venv/headers || echo "no headers of ONNX Runtime could be fetched: the tests of the kernel are skipped"
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy

@@ -56,9 +56,9 @@ class Loaded:
     attentions = fused = 0
     built = device_seconds = None
 
-    def __init__(self, model: ir.Model, path: Path, threads: int) -> None:
+    def __init__(self, model: ir.Model, path: Path, threads: int, kernel: Path | None = None) -> None:
         save(model, path)
-        self.path, self.session = path, describe("cpu", threads)
+        self.path, self.session = path, describe("cpu", threads, kernel)
         self._opened = open_session(path, self.session)
 
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
@@ -158,7 +158,7 @@ def measure(
     feeds = {side: draw.standard_normal(shape, dtype=np.float32) for side in ("query", "key", "value")}
     with tempfile.TemporaryDirectory() as folder:
         pair = [
-            Loaded(model, Path(folder) / f"{side}.onnx", options.threads)
+            Loaded(model, Path(folder) / f"{side}.onnx", options.threads, options.kernel)
             for side, model in (
                 ("dense", dense(heads, dim, causal=causal)),
                 ("sparse", sparse(mask, dim, causal=causal)),
@@ -180,9 +180,10 @@ def measure(
             "block-sparse p50, ms": f"{speed.compressed.p50:.2f}",
             "times faster": f"{speed.ratio:.2f} ({speed.low:.2f} to {speed.high:.2f})",
             "goal": GOALS.get((name, length), ""),
-            "nodes": cost.nodes,
-            "padding": f"{cost.macs / max(1, 2 * int(mask.kept.sum()) * mask.block**2 * dim) - 1:.0%}",
         }
+        if not options.kernel:
+            line["nodes"] = cost.nodes
+            line["padding"] = f"{cost.macs / max(1, 2 * int(mask.kept.sum()) * mask.block**2 * dim) - 1:.0%}"
         if options.memory:
             peaks = [engine.memory(feeds) or 0 for engine in pair]
             line["peak memory, MiB"] = " / ".join(f"{peak / 2**20:.0f}" for peak in peaks)
@@ -200,6 +201,7 @@ def planned(rows: str, length: int, mask: BlockMask, options: argparse.Namespace
         block_size=mask.block,
         batch=(options.batch,),
         threads=options.threads,
+        kernel=options.kernel,
         provider="cpu",
     )
     planner, again = Planner(recipe, (length,)), Planner(recipe, (length,))
@@ -234,6 +236,7 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--kernel", type=Path, help="library of compress kernel; else the function of plain ONNX")
     parser.add_argument("--seconds", type=float, default=20.0, help="about how long to measure each row")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--memory", action="store_true", help="compare peak memory too, dense / block-sparse")
@@ -255,7 +258,8 @@ def main() -> None:
             print(lines[-1], file=sys.stderr)
     print(f"command: python -m benchmarks.block_sparse {' '.join(sys.argv[1:])}".rstrip())
     print(f"machine: {machine('onnxruntime')}; {options.threads} threads, batch {options.batch}, fp32")
-    print(f"dense: MultiHeadAttention of com.microsoft, {options.heads} heads of {options.dim}. Intervals are 95%.\n")
+    print(f"dense: MultiHeadAttention of com.microsoft, {options.heads} heads of {options.dim}. Intervals are 95%.")
+    print(f"block-sparse: {'the compiled kernel' if options.kernel else 'the function of plain ONNX'}\n")
     print(table(lines))
     if options.plan:
         slower = sum(line["slower than dense"] == "yes" for line in lines)

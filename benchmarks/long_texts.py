@@ -27,7 +27,7 @@ from compressor.export import export_reference
 from compressor.measure import interleave, macs
 from compressor.sites import find_sites, keep_all
 from compressor.sites.hook import Attention
-from compressor.targets import target
+from compressor.targets import Tuning, target
 from compressor.targets.feeds import random_feeds
 from graph_passes import BlockMask, Plan, load, save, shrink
 
@@ -64,7 +64,11 @@ def measure(shape: str, length: int, options: argparse.Namespace) -> list[dict[s
             save(shrink(load(reference), plans[name]).model, graph)
             graphs[name, form] = load(graph)
             engines[name, form] = target("ort")(
-                graph, Path(folder) / f"{name}-{form}.onnx", provider="cpu", threads=options.threads
+                graph,
+                Path(folder) / f"{name}-{form}.onnx",
+                provider="cpu",
+                threads=options.threads,
+                tuning=Tuning(kernel=options.kernel),
             )
             print(f"{length} {name} {form}: {engines[name, form].optimization}", file=sys.stderr)
         compressed = engines["compressed", "eager"]
@@ -105,6 +109,7 @@ def main() -> None:
     parser.add_argument("--rows", choices=("uniform", "ragged"), default="ragged")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--kernel", type=Path, help="library of compress kernel; else the function of plain ONNX")
     parser.add_argument("--seconds", type=float, default=30.0, help="about how long to measure each line")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -113,7 +118,8 @@ def main() -> None:
     print(f"machine: {machine('onnxruntime', 'onnxscript', 'torch', 'transformers')}; {options.threads} threads")
     print(
         f"{options.shape}, batch {options.batch}, block {options.block}, {options.share:.0%} of the blocks gone,"
-        f" {options.rows} rows, fp32. Intervals are 95%.\n"
+        f" {options.rows} rows, fp32, block-sparse by {'the compiled kernel' if options.kernel else 'the function'}."
+        " Intervals are 95%.\n"
     )
     print(table(lines))
 

@@ -252,7 +252,7 @@ class _Run:
 def _load(recipe: Recipe) -> tuple[ModelFolder, list[Site]]:
     """The model and its sites, and whatever can be known to fail now rather than after an export or learning."""
     if targets.missing(recipe.target) is None:
-        targets.check(recipe.target, recipe.precision, recipe.provider)
+        targets.check(recipe.target, recipe.precision, recipe.provider, recipe.kernel)
     if recipe.plan_file is None and (recipe.learns_heads or recipe.drops_blocks):
         check_options(recipe, heads=recipe.learns_heads, blocks=recipe.drops_blocks)
     loading = {"allow_pickle": recipe.allow_pickle, "trust_remote_code": recipe.trust_remote_code}

@@ -51,7 +51,7 @@ def rebuild(out: Path, asked: Mapping[str, Any], listen: Listener) -> Report:
     """
     before = reports.load(out)
     recipe = _recipe(before, asked)
-    targets.check(recipe.target, recipe.precision, recipe.provider)
+    targets.check(recipe.target, recipe.precision, recipe.provider, recipe.kernel)
     graph, dense = out / "model.onnx", out / "dense.onnx"
     for path in (graph, *([dense] if dense.name in before.graphs else [])):
         if not path.is_file():
@@ -201,12 +201,15 @@ def _recipe(before: Report, asked: Mapping[str, Any]) -> Recipe:
     kept = {name: value for name, value in before.recipe.items() if name in OF_BUILDING and value is not None}
     if "target" in asked and asked["target"] != kept.get("target"):
         kept = {name: kept[name] for name in kept if name in ("batch", "seq", "seconds")}
+    if "provider" in asked or not Path(kept.get("kernel", "")).is_file():  # it was made for the machine of the run
+        kept.pop("kernel", None)
     try:
         return Recipe.model_validate({**kept, **asked, "model": Path(os.devnull), "seed": before.recipe.get("seed", 0)})
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = flag_of(str(first["loc"][0])) if first["loc"] else "--provider"
-        raise UsageError(f"{where}: {' '.join(str(first['msg']).removeprefix('Value error, ').split())}") from error
+        says = " ".join(str(first["msg"]).removeprefix("Value error, ").split())
+        # What concerns several fields begins with the name of one.
+        raise UsageError(f"{flag_of(str(first['loc'][0]))}: {says}" if first["loc"] else f"--{says}") from error
 
 
 def _cases(graph: Path, longest: int) -> tuple[Case, ...]:

@@ -84,7 +84,7 @@ OF_BLOCKS = (
     *("block_size", "maps", "watch_rows", "random_blocks", "count_causal_zeros", "everywhere", "entmax", "restart"),
 )
 OF_TENSORRT = ("workspace", "timing_cache", "hardware_compatible", "version_compatible")
-OF_BUILDING = ("target", "precision", "provider", "threads", *OF_TENSORRT, "batch", "seq", "seconds")
+OF_BUILDING = ("target", "precision", "provider", "threads", "kernel", *OF_TENSORRT, "batch", "seq", "seconds")
 """What decides how a graph is built and timed; `compress build` takes these."""
 Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1), BeforeValidator(_listed)]
 Options = Annotated[dict[str, Any], BeforeValidator(_table)]
@@ -165,6 +165,9 @@ class Recipe(BaseModel):
     precision: Literal["fp32", "fp16", "bf16"] = field_of("Engine", "numbers that the engine computes in", "fp32")
     provider: Literal["cpu", "cuda"] | None = field_of("Engine", "where it runs; else CUDA where there is one")
     threads: Annotated[int, Field(ge=1)] | None = field_of("Engine", "threads of the engine; else one a core")
+    kernel: Path | None = field_of(
+        "Engine", "library of compress kernel, for block-sparse attention in ONNX Runtime on the CPU; else plain ONNX"
+    )
     workspace: Annotated[int, Field(ge=1)] | None = field_of(
         "Engine", "MiB of the GPU that TensorRT may work in while it builds; else all that are free"
     )
@@ -207,6 +210,8 @@ class Recipe(BaseModel):
             raise ValueError(f"keep {self.keep}: there are no rows to learn from; give them (data), or a plan (plan)")
         if self.target == "trt" and self.provider == "cpu":
             raise ValueError("provider cpu: TensorRT runs on a GPU; leave it out, or choose ort (target)")
+        if self.kernel is not None and (self.target == "trt" or self.provider == "cuda"):
+            raise ValueError(f"kernel {self.kernel}: is for ONNX Runtime on the CPU; leave it out")
         if self.max_drop is not None and not self.scored:
             raise ValueError(f"max_drop {self.max_drop:g}: there are no rows to score; give them (data)")
         if self.drops_blocks and self.data is None:
@@ -288,7 +293,7 @@ class Recipe(BaseModel):
         if self.keep is None and self.method in SEARCH_METHODS:  # then what heads may cost decides how many go
             fields.add("max_drop")
         if self.drops_blocks:
-            fields |= {"provider", "precision", "threads", "batch", "seq"}
+            fields |= {"provider", "precision", "threads", "kernel", "batch", "seq"}
             if self.maps is not None and self.maps.is_file():
                 more["maps"] = hashlib.sha256(self.maps.read_bytes()).hexdigest()
         asked = {**self.model_dump(mode="json", include=fields), **more}

@@ -39,4 +39,5 @@ def tuning(recipe: Recipe, lengths: Sequence[int | None], proven: Sequence[Feeds
         timing_cache=recipe.timing_cache,
         hardware_compatible=recipe.hardware_compatible,
         version_compatible=recipe.version_compatible,
+        kernel=recipe.kernel,
     )

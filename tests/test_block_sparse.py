@@ -1,6 +1,8 @@
-"""The function alone equals attention over the entries of its mask, at every length up to the mask's."""
+"""The function and the kernel equal attention over the entries of a mask, at every length up to the mask's."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
@@ -12,16 +14,32 @@ from hypothesis import strategies as st
 from graph_passes import BlockMask
 from graph_passes.block_sparse import block_sparse_attention, call
 from graph_passes.buckets import buckets, predict
+from tests.kernels import compiled
 
 LOWEST = float(np.finfo(np.float32).min)
 DIMS = (4, 6)
 SCALE = 0.7
 
 
+@pytest.fixture(params=["function", "kernel"], scope="module")
+def library(request: pytest.FixtureRequest) -> Path | None:
+    """Nothing, so that the function's body runs, or the compiled kernel."""
+    return compiled() if request.param == "kernel" else None
+
+
 class Case:
     """One function in a session of its own, and what it should compute."""
 
-    def __init__(self, mask: BlockMask, *, causal: bool = False, row: bool = False, full: int = 0, persistent: int = 0):
+    def __init__(
+        self,
+        mask: BlockMask,
+        library: Path | None = None,
+        *,
+        causal: bool = False,
+        row: bool = False,
+        full: int = 0,
+        persistent: int = 0,
+    ):
         self.mask, self.causal, self.row, self.full, self.persistent = mask, causal, row, full, persistent
         function = block_sparse_attention(
             mask, *DIMS, scale=SCALE, causal=causal, row=row, full=full, persistent=persistent, site="a.b"
@@ -38,6 +56,8 @@ class Case:
         proto = ir.to_proto(ir.Model(graph, ir_version=10, functions=[function]))
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = 1, 4
+        if library is not None:
+            options.register_custom_ops_library(str(library))
         self.session = ort.InferenceSession(proto.SerializeToString(), options)
 
     def feeds(self, queries: int, keys: int, batch: int = 2, seed: int = 0) -> dict[str, np.ndarray]:
@@ -81,7 +101,7 @@ class Case:
 
 @settings(max_examples=15, deadline=None)
 @given(st.data())
-def test_equals_masked_attention(data: st.DataObject) -> None:
+def test_equals_masked_attention(library: Path | None, data: st.DataObject) -> None:
     draw = data.draw
     block, heads, rows = draw(st.sampled_from((8, 16, 64, 128))), draw(st.integers(1, 3)), draw(st.integers(1, 4))
     kind = draw(st.sampled_from(("encoder", "decoder", "cross", "memory", "persistent")))
@@ -92,7 +112,7 @@ def test_equals_masked_attention(data: st.DataObject) -> None:
     mask.kept[: draw(st.integers(0, heads))] = True  # heads that stay dense
     persistent = 3 if kind == "persistent" else 0
     full = draw(st.sampled_from((0, 1, heads)))
-    case = Case(mask, causal=kind == "decoder", row=draw(st.booleans()), full=full, persistent=persistent)
+    case = Case(mask, library, causal=kind == "decoder", row=draw(st.booleans()), full=full, persistent=persistent)
     for _ in range(2):
         queries = draw(st.integers(1, rows * block))
         keys = draw(st.integers(1, columns * block)) if kind == "cross" else queries + draw(st.integers(0, memory))
@@ -100,10 +120,10 @@ def test_equals_masked_attention(data: st.DataObject) -> None:
         np.testing.assert_allclose(case.run(feeds), case.expected(feeds), atol=1e-5)
 
 
-def test_rows_without_a_key_are_zero() -> None:
+def test_rows_without_a_key_are_zero(library: Path | None) -> None:
     kept = np.ones((1, 2, 2), np.bool_)
     kept[0, 1] = False
-    case = Case(BlockMask(kept, 8), row=True)
+    case = Case(BlockMask(kept, 8), library, row=True)
     feeds = case.feeds(12, 12)
     feeds["row"][1] = LOWEST
     output = case.run(feeds)
@@ -112,8 +132,8 @@ def test_rows_without_a_key_are_zero() -> None:
     assert not output[1].any()
 
 
-def test_later_keys_never_reach_earlier_queries() -> None:
-    case = Case(BlockMask(np.ones((2, 4, 4), np.bool_), 8), causal=True, row=True)
+def test_later_keys_never_reach_earlier_queries(library: Path | None) -> None:
+    case = Case(BlockMask(np.ones((2, 4, 4), np.bool_), 8), library, causal=True, row=True)
     feeds = case.feeds(29, 29)
     before = case.run(feeds)
     for name in ("key", "value"):
@@ -123,9 +143,9 @@ def test_later_keys_never_reach_earlier_queries() -> None:
     assert (after[:, 13:] != before[:, 13:]).any()
 
 
-def test_longer_than_the_mask_is_refused() -> None:
-    case = Case(BlockMask(np.ones((1, 2, 2), np.bool_), 8))
-    with pytest.raises(Exception, match="out of data bounds"):
+def test_longer_than_the_mask_is_refused(library: Path | None) -> None:
+    case = Case(BlockMask(np.ones((1, 2, 2), np.bool_), 8), library)
+    with pytest.raises(Exception, match=r"out of data bounds|does not reach"):
         case.run(case.feeds(17, 17))
 
 
@@ -135,12 +155,12 @@ def test_causality_over_a_memory_is_refused() -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_head_that_keeps_every_block_stays_dense(causal: bool) -> None:
+def test_a_head_that_keeps_every_block_stays_dense(library: Path | None, causal: bool) -> None:
     kept = np.random.default_rng(0).random((3, 9, 9)) < 0.3
     kept[1] = True
     mask = BlockMask(kept, 8)
     assert {head for bucket in buckets(mask, 64, causal=causal) for head in bucket.heads} == {0, 2}
-    case = Case(mask, causal=causal, row=True)
+    case = Case(mask, library, causal=causal, row=True)
     for length in (5, 70, 72):
         feeds = case.feeds(length, length)
         np.testing.assert_allclose(case.run(feeds), case.expected(feeds), atol=1e-5)

@@ -103,14 +103,14 @@ class Clock:
     """Times the forms as a recipe's engine will run.
 
     Args:
-        recipe: provider, precision and threads.
+        recipe: provider, precision, threads and kernel.
         beside: what sites read beside positions.
     """
 
     def __init__(self, recipe: Recipe, beside: Mapping[str, Beside]) -> None:
         self._beside, self._dtype = beside, _TYPES.get(recipe.precision, ir.DataType.FLOAT)
         provider = sessions.choose(recipe.provider, recipe.precision)
-        self._session = sessions.describe(provider, recipe.threads)
+        self._session = sessions.describe(provider, recipe.threads, recipe.kernel)
 
     def times(self, site: SitePlan, mask: BlockMask, length: int, batch: int, *, masked: bool) -> SiteTimes:
         """Time every form.

@@ -19,6 +19,7 @@ from compressor.cli.build import build
 from compressor.cli.check import check
 from compressor.cli.export_triton import export_triton
 from compressor.cli.group import Group, common
+from compressor.cli.kernel import kernel
 from compressor.cli.report import report
 from compressor.cli.run import run
 from compressor.cli.sites import sites
@@ -38,7 +39,7 @@ def cli() -> None:
     """
 
 
-for _verb in (run, sites, apply, build, bench, check, report, study, train, export_triton):
+for _verb in (run, sites, apply, build, bench, check, report, study, train, export_triton, kernel):
     cli.add_command(_verb)
 
 

@@ -47,6 +47,7 @@ class _SizesType(click.ParamType):
 @click.option("--precision", type=click.Choice(["fp32", "fp16"]), default="fp32", help="numbers computed in [fp32]")
 @click.option("--provider", type=click.Choice(["cpu", "cuda"]), help="where it runs; else CUDA where there is one")
 @click.option("--threads", type=click.IntRange(min=1), help="threads of the engines; else one a core")
+@click.option("--kernel", type=click.Path(path_type=Path), help=Recipe.model_fields["kernel"].description)
 @common
 @click.pass_obj
 def bench(view: View, dense: Path, compressed: Path, batch: Any, seq: Any, **options: Any) -> None:

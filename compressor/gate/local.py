@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from compressor.errors import InputError
 from compressor.measure.timing import settle
-from compressor.targets import Engine, target
+from compressor.targets import Engine, Tuning, target
 from compressor.targets.base import Feeds, Precision
 from compressor.targets.feeds import random_feeds
 from compressor.targets.tensors import FREE, Tensor, inputs_of
@@ -30,12 +30,13 @@ class Local:
         path: the file; one that `compress` built for ONNX Runtime (`engine.onnx`) is loaded as it is.
         scratch: folder of its own for what the build writes.
         threads: of one call; None: one a core.
+        kernel: library that block-sparse attention is computed with; None: the graph's own function.
 
     Attributes:
         graph: the graph whose function it has to compute.
     """
 
-    def __init__(self, path: Path, scratch: Path, threads: int | None = None) -> None:
+    def __init__(self, path: Path, scratch: Path, threads: int | None = None, kernel: Path | None = None) -> None:
         if not path.is_file():
             raise InputError(f"{path}: there is no such file; give an ONNX file, or a model's name with --server")
         self.name, self.graph = str(path), path
@@ -58,7 +59,7 @@ class Local:
             model = load(path)
             half = any(value.dtype == ir.DataType.FLOAT16 for value in model.graph.initializers.values())
             self.precision = "fp16" if half else "fp32"
-            self._engine = target("ort")(path, scratch / "engine.onnx", threads=threads)
+            self._engine = target("ort")(path, scratch / "engine.onnx", threads=threads, tuning=Tuning(kernel=kernel))
             self.inputs = inputs_of(model, path)
             self.host = f"{self._engine.session['runtime']}, {self._engine.session['intra_op_threads']} threads"
 

@@ -49,7 +49,7 @@ class Asked:
         load_seconds: least duration of a scenario.
         expect, tolerance: see `compressor.gate.answers.require`.
         deadline: seconds that any one call to the server may take.
-        threads: of the engines on this machine.
+        threads, kernel: of the engines on this machine; see `compressor.targets.Tuning`.
         seed: of what is drawn.
         force: compare with a baseline that another machine measured.
         save_baseline: file to keep what is measured of the model in.
@@ -72,6 +72,7 @@ class Asked:
     tolerance: float | None = None
     deadline: float = 10.0
     threads: int | None = None
+    kernel: Path | None = None
     seed: int = 0
     force: bool = False
     save_baseline: Path | None = None
@@ -191,7 +192,8 @@ def _driver(stack: ExitStack, asked: Asked, name: str) -> Driver:
     if asked.server is not None:
         driver: Driver = Server(asked.server, name, asked.deadline)
     else:
-        driver = Local(Path(name), Path(stack.enter_context(tempfile.TemporaryDirectory())), asked.threads)
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        driver = Local(Path(name), scratch, asked.threads, asked.kernel)
     stack.callback(driver.close)
     return driver
 

@@ -48,6 +48,7 @@ def bench(
     precision: Precision = "fp32",
     provider: Provider | None = None,
     threads: int | None = None,
+    kernel: Path | None = None,
     seconds: float = 10.0,
     seed: int = 0,
     listener: Listener | None = None,
@@ -59,6 +60,7 @@ def bench(
         batches, seqs: sizes to time; each of the one with each of the other.
         runtime: name of the target.
         precision, provider, threads: see `Build`.
+        kernel: see `Tuning`.
         seconds: about how long to measure each row.
         seed: of the inputs and the bootstrap.
         listener: hears of the stages.
@@ -68,12 +70,12 @@ def bench(
         InputError: a graph cannot be run, or not at a size asked for, or the two have different inputs.
         TargetMissingError: the runtime or the device is not there.
     """
-    check(runtime, precision, provider)
+    check(runtime, precision, provider, kernel)
     # What is wrong with a file is said before anything is built of either.
     graphs = {path: load(path) for path in (dense, compressed)}
     tried = {(batch, seq): _feeds(graphs[dense], dense, batch, seq, seed) for batch in batches for seq in seqs}
     sizes = list(tried)
-    tuning = Tuning(batch=span(batch for batch, _ in sizes), seq=span(seq for _, seq in sizes))
+    tuning = Tuning(batch=span(batch for batch, _ in sizes), seq=span(seq for _, seq in sizes), kernel=kernel)
     heard = listener or Silent()
     with tempfile.TemporaryDirectory() as folder:
         engines: list[Engine] = []

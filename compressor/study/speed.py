@@ -155,7 +155,7 @@ class SpeedStudy(Study):
     def _built(self, graph: Path, out: Path) -> Engine:
         recipe = self.asked.recipe
         lengths = compare.lengths(recipe, self.subject.folder)
-        tuning = Tuning(batch=span(recipe.batch), seq=span(seq or 1 for seq in lengths))
+        tuning = Tuning(batch=span(recipe.batch), seq=span(seq or 1 for seq in lengths), kernel=recipe.kernel)
         return target(recipe.target)(
             graph, out, precision=recipe.precision, provider=recipe.provider, threads=recipe.threads, tuning=tuning
         )

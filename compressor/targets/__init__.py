@@ -19,7 +19,7 @@ class Build(Protocol):
         precision: numbers that it computes in.
         provider: where it runs; None: a GPU where there is one.
         threads: threads of one call; None: one a core.
-        tuning: sizes and limits, for a runtime that builds for them; None: its defaults.
+        tuning: what only some runtimes make use of; None: its defaults.
 
     Raises:
         TargetMissingError: the runtime or the device is not there.
@@ -58,15 +58,15 @@ def target(name: str) -> Build:
     return build
 
 
-def check(name: str, precision: Precision, provider: Provider | None) -> None:
+def check(name: str, precision: Precision, provider: Provider | None, kernel: Path | None = None) -> None:
     """Make sure that a target can be built for here, before any work is done towards it.
 
     Raises:
-        UsageError: there is no target of this name.
+        UsageError: there is no target of this name, or it cannot use this kernel.
         TargetMissingError: its runtime or device is not on this machine.
     """
     target(name)
-    import_module(_HOMES[name]).check(provider, precision)
+    import_module(_HOMES[name]).check(provider, precision, kernel)
 
 
 def missing(name: str) -> str | None:

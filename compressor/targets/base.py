@@ -27,7 +27,7 @@ Span = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a runtime that builds its engines for sizes (TensorRT) has to know; others need none of it.
+    """What one runtime or another can make use of: sizes and limits, where it builds its engines for them (TensorRT).
 
     Attributes:
         batch, seq: sizes of the first axis, and of the other free axes; an engine is fastest at the usual ones.
@@ -36,6 +36,7 @@ class Tuning:
         timing_cache: file that the times of kernels are kept in and taken from; None: one in the user's cache.
         hardware_compatible: the engine shall run on other GPUs too, from Ampere on.
         version_compatible: the engine shall run with later versions too, of the same major version.
+        kernel: library that ONNX Runtime on the CPU computes block-sparse attention with; None: the graph's function.
     """
 
     batch: Span = (1, 8, 8)
@@ -45,6 +46,7 @@ class Tuning:
     timing_cache: Path | None = None
     hardware_compatible: bool = False
     version_compatible: bool = False
+    kernel: Path | None = None
 
 
 def span(usual: Iterable[int], also: Iterable[int] = ()) -> Span:

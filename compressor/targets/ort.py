@@ -16,7 +16,7 @@ from compressor.targets import fusion, session
 from compressor.targets.base import Feeds, Precision, Provider, Tuning
 from compressor.targets.memory import peak_growth
 from graph_passes import find_attention, load
-from graph_passes.block_sparse import DOMAIN
+from graph_passes.block_sparse import DOMAIN, NAME
 from graph_passes.masks import REACH
 from graph_passes.passes import Normalize
 
@@ -76,9 +76,9 @@ class OrtEngine:
         return peak_growth(self.path, self.session, feeds)
 
 
-def check(provider: Provider | None, precision: Precision) -> None:
-    """Raise TargetMissingError where `build` would, for want of a device."""
-    session.choose(provider, precision)
+def check(provider: Provider | None, precision: Precision, kernel: Path | None = None) -> None:
+    """Raise TargetMissingError or UsageError where `build` would, for want of a device or a kernel."""
+    session.describe(session.choose(provider, precision), None, kernel)
 
 
 def build(
@@ -92,7 +92,7 @@ def build(
 ) -> OrtEngine:
     """Fuse a graph for ONNX Runtime, load it, and count what it executes. See `Build`."""
     chosen = session.choose(provider, precision)
-    options = session.describe(chosen, threads)
+    options = session.describe(chosen, threads, tuning.kernel if tuning else None)
     done = fusion.fuse(onnx, out, options)
     if precision == "fp16":
         from compressor.targets.half import halve
@@ -108,7 +108,10 @@ def build(
     Normalize()(model)
     # A graph that came fused may hold attentions in forms that only the runtime tells apart.
     attentions = max(len(find_attention(model)), fused)
-    told = f"{sparse} block-sparse attentions, {told}" if sparse else told
+    if sparse:
+        native = kernels.get(NAME, 0)
+        by = f" ({native} by the kernel of {options['kernel']})" if "kernel" in options else ""
+        told = f"{sparse} block-sparse attentions{by}, {told}"
     loaded = session.open_session(out, options)
     return OrtEngine(
         path=out,

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from compressor import quiet
-from compressor.errors import InputError, TargetMissingError
+from compressor.errors import InputError, TargetMissingError, UsageError
 from compressor.targets.base import Feeds, Precision, Provider
 
 try:
@@ -62,8 +62,17 @@ def cores() -> int:
     return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
 
 
-def describe(provider: Provider, threads: int | None) -> dict[str, Any]:
-    """Runtime and options of a session, as they are recorded: `open_session` takes them from here."""
+def describe(provider: Provider, threads: int | None, kernel: Path | None = None) -> dict[str, Any]:
+    """Runtime and options of a session, as they are recorded: `open_session` takes them from here.
+
+    Args:
+        provider: where it runs.
+        threads: of one call; None: one a core.
+        kernel: library of a compiled kernel (see `native`).
+
+    Raises:
+        UsageError: the kernel is not there, or is for another provider.
+    """
     described: dict[str, Any] = {
         "runtime": f"onnxruntime {ort.__version__}",
         "provider": _PROVIDERS[provider],
@@ -75,6 +84,12 @@ def describe(provider: Provider, threads: int | None) -> dict[str, Any]:
     if provider == "cuda":
         # TensorFloat-32 keeps ten bits of a number: it is not fp32.
         described["provider_options"] = {"use_tf32": "0"}
+    if kernel is not None:
+        if provider != "cpu":
+            raise UsageError(f"--kernel {kernel}: runs on the CPU; add --provider cpu, or leave it out")
+        if not kernel.is_file():
+            raise UsageError(f"--kernel {kernel}: there is no such file; compress kernel -o {kernel} makes it")
+        described["kernel"] = os.fspath(kernel.resolve())
     return described
 
 
@@ -100,6 +115,14 @@ def open_session(path: Path, session: dict[str, Any], *, profile: Path | None = 
     if profile is not None:
         options.enable_profiling = True
         options.profile_file_prefix = os.fspath(profile)
+    if "kernel" in session:
+        try:
+            options.register_custom_ops_library(session["kernel"])
+        except Exception as error:
+            raise InputError(
+                f"{session['kernel']}: ONNX Runtime cannot load this kernel ({one_line(error)}); compile it here"
+                " (compress kernel), or leave it out"
+            ) from error
     # CUDA leaves the operators that it lacks to the CPU.
     providers: list[Any] = [(session["provider"], session.get("provider_options", {}))]
     if session["provider"] != _PROVIDERS["cpu"]:

@@ -36,15 +36,17 @@ def missing() -> str | None:
     return None
 
 
-def check(provider: Provider | None, precision: Precision) -> None:
+def check(provider: Provider | None, precision: Precision, kernel: Path | None = None) -> None:
     """Make sure that engines can be built here.
 
     Raises:
-        UsageError: another provider was asked for, or numbers that this TensorRT lacks.
+        UsageError: another provider was asked for, a kernel, or numbers that this TensorRT lacks.
         TargetMissingError: there is no GPU, or no TensorRT.
     """
     if provider == "cpu":
         raise UsageError("--provider cpu: TensorRT runs on a GPU; leave it out, or use --target ort")
+    if kernel is not None:
+        raise UsageError(f"--kernel {kernel}: is for ONNX Runtime on the CPU; leave it out, or use --target ort")
     try:
         _, trt = _found()
     except TargetMissingError as error:
@@ -65,9 +67,10 @@ def build(
     tuning: Tuning | None = None,
 ) -> TrtEngine:
     """Build an engine, write it with its metadata beside it, and load it. See `Build`."""
-    check(provider, precision)
+    wanted = tuning or Tuning()
+    check(provider, precision, wanted.kernel)
     of, trt = _found()
-    api, wanted = trt_api.api(trt), tuning or Tuning()
+    api = trt_api.api(trt)
     if wanted.hardware_compatible and of.device.capability < _AMPERE:
         raise UsageError(f"--hardware-compatible: is for GPUs from Ampere (SM 8.0) on, and this is {of.device}")
     source = load_graph(onnx)
