@@ -58,6 +58,7 @@ def test_help_names_the_verbs_in_order(capfd: Cap) -> None:
         "study",
         "train",
         "export-triton",
+        "kernel",
     ]
     assert compress(capfd).out == done.out
 
