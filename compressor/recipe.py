@@ -410,7 +410,7 @@ def read(path: Path) -> dict[str, Any]:
 
 def _is_path(name: str, beside: Path) -> bool:
     """Rows are named by a path or by a data set's name on a hub: a path is one that is there."""
-    paths = ("model", "plan", "maps", "timing_cache", "out")
+    paths = ("model", "plan", "maps", "kernel", "timing_cache", "out")
     return name in paths or (name in ("data", "eval_data", "test_data") and beside.exists())
 
 

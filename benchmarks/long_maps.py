@@ -1,0 +1,120 @@
+"""Attention maps of long texts, for masks that are learned and not drawn: `benchmarks.block_sparse --maps`.
+
+    python -m benchmarks.long_maps --length 1024 2048 4096
+    python -m benchmarks.block_sparse --maps build/long_maps/1024.safetensors --share 0.9
+
+MiniLM has 512 positions: they are stretched to each length by linear interpolation. A text is reviews of one sentiment
+one after the other, as many as fill the length; the model learns the sentiment for some steps and is then watched, as
+`compress --blocks` does it. Its heads are 32 wide; `block_sparse` times 12 heads of 64 under their masks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import random
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch.nn import Embedding
+from torch.nn.functional import interpolate
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from benchmarks.grid import MODEL
+from benchmarks.machine import machine
+from benchmarks.question_answering import Request
+from compressor.blocks import watch
+from compressor.cli.view import View
+from compressor.folder import example_inputs, load
+from compressor.quiet import quiet_transformers
+from compressor.sites import find_sites, keep_all
+from compressor.tasks import open_data
+from compressor.tasks.splits import named_splits
+from compressor.training.fit import fit
+from compressor.training.schedule import Schedule
+
+DATA = MODEL.parents[1] / "data" / "imdb.tsv.xz"
+_LETTERS = 6
+"""Of a token, at most, on average: so many letters a token fill a length for sure."""
+
+
+def stretch(length: int, folder: Path) -> None:
+    """Write MiniLM with as many positions as asked for."""
+    model = AutoModelForSequenceClassification.from_pretrained(MODEL, dtype=torch.float32)
+    embeddings = model.base_model.embeddings
+    known = embeddings.position_embeddings.weight.detach()
+    longer = interpolate(known.T[None], length, mode="linear", align_corners=True)[0].T.contiguous()
+    embeddings.position_embeddings = Embedding.from_pretrained(longer, freeze=False)
+    model.config.max_position_embeddings = length
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(MODEL, model_max_length=length).save_pretrained(folder)
+
+
+def join(source: Path, length: int, rows: int, path: Path) -> None:
+    """Write rows of joined reviews, either sentiment in turn; a row in eight is there to choose the checkpoint on."""
+    draw, reviews = random.Random(0), dict[int, list[str]]()
+    for row in named_splits(str(source))["train"]:
+        reviews.setdefault(int(row["label"]), []).append(" ".join(row["text"].split()))
+    labels = itertools.islice(itertools.cycle(sorted(reviews)), rows)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        lines = csv.writer(file, delimiter="\t")
+        lines.writerow(["split", "label", "text"])
+        for number, label in enumerate(labels):
+            text = ""
+            while len(text) < length * _LETTERS:
+                text += draw.choice(reviews[label]) + " "
+            lines.writerow(["dev" if number % 8 > 5 else "train", label, text])
+
+
+def make(length: int, out: Path, args: argparse.Namespace) -> None:
+    """Learn at a length, watch, and write the maps."""
+    with tempfile.TemporaryDirectory() as scratch, View().stage(f"{length} tokens: learning and watching") as tell:
+        place, rows = Path(scratch) / "model", Path(scratch) / "rows.tsv"
+        with quiet_transformers():
+            stretch(length, place)
+        join(args.data, length, args.rows, rows)
+        folder = load(place)
+        data = open_data(Request(str(rows), length, 0), folder)
+        schedule = Schedule(
+            steps=args.steps,
+            batch_size=2,
+            learning_rate=5e-5,
+            seed=0,
+            warmup=0.1,
+            weight_decay=0.01,
+            max_grad_norm=1.0,
+            evaluations=1,
+            points=1,
+            mixed_precision="bf16",
+        )
+        fit(folder.model.train(), data, schedule, asdict(schedule), Path(scratch) / "checkpoints", tell)
+        sites = find_sites(folder.model, example_inputs(folder, batch=2, seq=8))
+        maps = watch(folder.model, sites, data, keep_all(sites), length=length, batch_size=1)
+        maps.save(out)
+
+
+def main() -> None:
+    """Make the maps that are missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--length", nargs="+", type=int, default=[1024, 2048, 4096])
+    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--rows", type=int, default=64, help="joined reviews to learn from and to watch")
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--out", type=Path, default=Path("build/long_maps"))
+    args = parser.parse_args()
+    if not MODEL.exists() or not args.data.exists():
+        print(f"skipped: {MODEL} or {args.data} is not on this machine")
+        return
+    print(f"machine: {machine('torch', 'transformers')}", flush=True)
+    args.out.mkdir(parents=True, exist_ok=True)
+    for length in args.length:
+        if not (path := args.out / f"{length}.safetensors").exists():
+            make(length, path, args)
+            print(f"{path}: {path.stat().st_size / 2**20:.0f} MiB", flush=True)
+
+
+if __name__ == "__main__":
+    main()
