@@ -32,6 +32,7 @@ constexpr int kLanes = 4, kRegisters = 12;
 #endif
 // kRegisters: vectors of a product's result that stay in registers, which leaves some for what is multiplied.
 constexpr int kMostVectors = 4;  // of queries in a tile
+constexpr int kMostRows = 8;     // whose addresses stay in registers, too
 constexpr int kChunk = 64;       // keys; with a tile of 64 queries 16 KiB of scores, half of a usual first cache
 
 typedef float Vector __attribute__((vector_size(kLanes * sizeof(float)), aligned(sizeof(float)), may_alias));
@@ -84,13 +85,14 @@ inline void multiply_rows(
     for (int v = 0; v < kVectors; ++v) vectors(result + m * kWidth)[v] = sum[m][v];
 }
 
-template <int kVectors, bool kAcross>
-void multiply(const float* const* rows, int64_t size, int64_t count, const float* right, float* result, bool add) {
-  constexpr int kRows = kRegisters / kVectors, kWidth = kVectors * kLanes;
-  int64_t m = 0;
+// As many rows at a time as registers hold, then half as many, and so on: a single row's sums wait for one another.
+template <int kVectors, bool kAcross, int kRows = std::min(kRegisters / kVectors, kMostRows)>
+void multiply(
+    const float* const* rows, int64_t size, int64_t count, const float* right, float* result, bool add, int64_t m = 0) {
+  constexpr int kWidth = kVectors * kLanes;
   for (; m + kRows <= size; m += kRows)
     multiply_rows<kVectors, kRows, kAcross>(rows, m, count, right, result + m * kWidth, add);
-  for (; m < size; ++m) multiply_rows<kVectors, 1, kAcross>(rows, m, count, right, result + m * kWidth, add);
+  if constexpr (kRows > 1) multiply<kVectors, kAcross, kRows / 2>(rows, size, count, right, result, add, m);
 }
 
 // A tensor of four axes; an axis of one number repeats it.
