@@ -100,6 +100,8 @@ class _Build:
         sides = {name: self._side(name, graph, sizes) for name, graph in self.graphs.items()}
         scores = self._scores(sides, data)
         speeds = tuple(self._speeds(sides))
+        if (kernel := before.recipe.get("kernel")) and recipe.kernel is None and recipe.target == "ort":
+            self._note(f"the run's kernel, {kernel}, is not used: it is not here, or not for this provider (--kernel)")
         if "dense" not in sides:
             self._note(
                 "the run left no dense.onnx: the engine was proven, and compared with no dense one, of which the report"
@@ -201,8 +203,8 @@ def _recipe(before: Report, asked: Mapping[str, Any]) -> Recipe:
     kept = {name: value for name, value in before.recipe.items() if name in OF_BUILDING and value is not None}
     if "target" in asked and asked["target"] != kept.get("target"):
         kept = {name: kept[name] for name in kept if name in ("batch", "seq", "seconds")}
-    if "provider" in asked or not Path(kept.get("kernel", "")).is_file():  # it was made for the machine of the run
-        kept.pop("kernel", None)
+    if asked.get("provider") == "cuda" or not Path(kept.get("kernel", "")).is_file():
+        kept.pop("kernel", None)  # it was made for the machine of the run
     try:
         return Recipe.model_validate({**kept, **asked, "model": Path(os.devnull), "seed": before.recipe.get("seed", 0)})
     except pydantic.ValidationError as error:

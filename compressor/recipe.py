@@ -165,7 +165,7 @@ class Recipe(BaseModel):
     precision: Literal["fp32", "fp16", "bf16"] = field_of("Engine", "numbers that the engine computes in", "fp32")
     provider: Literal["cpu", "cuda"] | None = field_of("Engine", "where it runs; else CUDA where there is one")
     threads: Annotated[int, Field(ge=1)] | None = field_of("Engine", "threads of the engine; else one a core")
-    kernel: Path | None = field_of(
+    kernel: Annotated[Path, AfterValidator(Path.absolute)] | None = field_of(
         "Engine", "library of compress kernel, for block-sparse attention in ONNX Runtime on the CPU; else plain ONNX"
     )
     workspace: Annotated[int, Field(ge=1)] | None = field_of(
@@ -293,9 +293,10 @@ class Recipe(BaseModel):
         if self.keep is None and self.method in SEARCH_METHODS:  # then what heads may cost decides how many go
             fields.add("max_drop")
         if self.drops_blocks:
-            fields |= {"provider", "precision", "threads", "kernel", "batch", "seq"}
-            if self.maps is not None and self.maps.is_file():
-                more["maps"] = hashlib.sha256(self.maps.read_bytes()).hexdigest()
+            fields |= {"provider", "precision", "threads", "batch", "seq"}
+            for name, file in (("maps", self.maps), ("kernel", self.kernel)):
+                if file is not None and file.is_file():
+                    more[name] = hashlib.sha256(file.read_bytes()).hexdigest()
         asked = {**self.model_dump(mode="json", include=fields), **more}
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 

@@ -72,8 +72,8 @@ def block_sparse_attention(
         query `[batch, query, head, head_dim]`, key `[batch, key, head, head_dim]`, value `[batch, key, head,
         value_dim]`, as projections give them; block_mask, bool `[head, query block, key block]`, which the body holds
         as indices, for a kernel that takes over by name; then, where asked for, `row`, added to the scores, `[batch or
-        1, 1, 1, key]`, and `full`, `[batch or 1, 1 or head, query, key]`. What either holds below half the type's
-        lowest number is hidden.
+        1, 1, 1, key]`, and `full`, `[batch or 1, 1 or head, query, key]`. What either holds below an eighth of the
+        type's lowest number is hidden.
     Output: `[batch, query, head, value_dim]`; zero for a query without a key that it may attend to.
 
     Batch and lengths are free up to what the mask reaches over; ONNX Runtime refuses longer inputs at a Gather. Query i

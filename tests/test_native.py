@@ -9,10 +9,11 @@ import pytest
 
 from compressor.errors import CompressorError, InputError, MismatchError, TargetMissingError, UsageError
 from compressor.recipe import Recipe
-from compressor.targets import Tuning, native, session, target
-from graph_passes import load, shrink
+from compressor.targets import Tuning, check, native, session, target
+from graph_passes import BlockMask, load, shrink
 from tests.command import compress
 from tests.kernels import HEADERS, compiled
+from tests.test_block_sparse import Case
 from tests.test_lower_block_sparse import exported, written
 from tests.zoo import text
 
@@ -69,13 +70,15 @@ def test_a_kernel_that_computes_something_else_is_not_kept(tmp_path: Path, monke
         ("no-such-compiler", TargetMissingError, "no-such-compiler, which CXX names, is not on this machine"),
         ("false", InputError, r"false: cannot compile the kernel \(exit 1\)"),
         ("true", InputError, "true: made no library"),
-        ("sh -c 'echo not a library > \"$0\"'", InputError, "sh: made no library"),
+        ("sh -c 'for out; do :; done; echo no library >\"$out\"'", InputError, "sh: made no library"),
+        ("'c++", UsageError, 'CXX "\'c\\+\\+": is no command'),
     ],
 )
 def test_a_compiler_that_fails(
     compiler: str, error: type[CompressorError], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "onnxruntime_cxx_api.h").touch()
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CXX", compiler)
     with pytest.raises(error, match=said):
         native.compile_kernel(tmp_path / "kernel.so", tmp_path)
@@ -95,7 +98,10 @@ def test_a_library_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"there is no such file; compress kernel -o .* makes it"):
         session.describe("cpu", None, library)
     library.write_bytes(b"not a library")
-    with pytest.raises(InputError, match=r"cannot load this kernel \(.*\); compile it here"):
+    refused = pytest.raises(InputError, match=r"cannot load this kernel \(.*\); compile it here")
+    with refused:
+        check("ort", "fp32", None, library)
+    with refused:
         target("ort")(graph, tmp_path / "engine.onnx", provider="cpu", tuning=Tuning(kernel=library))
 
 
@@ -103,3 +109,45 @@ def test_a_library_that_is_none(tmp_path: Path) -> None:
 def test_a_kernel_is_for_the_cpu(asked: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is for ONNX Runtime on the CPU; leave it out"):
         Recipe.model_validate({"model": tmp_path, "kernel": tmp_path / "kernel.so", **asked})
+
+
+def test_what_is_no_number_stays_none() -> None:
+    function, kernel = (Case(BlockMask(np.ones((1, 2, 2), np.bool_), 8), library) for library in (None, compiled()))
+    feeds = function.feeds(13, 13)
+    feeds["key"][0, 3] = np.nan
+    for case in (function, kernel):
+        assert np.isnan(case.run(feeds)[0]).all()
+        assert np.isfinite(case.run(feeds)[1]).all()
+
+
+def test_headers_of_a_later_version_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "true")
+    (tmp_path / "onnxruntime_cxx_api.h").touch()
+    (tmp_path / "onnxruntime_c_api.h").write_text("#define ORT_API_VERSION 999\n")
+    with pytest.raises(InputError, match=r"are the headers of ONNX Runtime 1\.999, and .* is installed; name those of"):
+        native.compile_kernel(tmp_path / "kernel.so", tmp_path)
+
+
+def test_another_kernel_is_another_plan(tmp_path: Path) -> None:
+    keys = set()
+    for name, content in (("a", b"1"), ("b", b"1"), ("b", b"2")):
+        (tmp_path / name).write_bytes(content)
+        asked = {"model": tmp_path, "data": "rows", "blocks": 0.5, "kernel": tmp_path / name}
+        keys.add(Recipe.model_validate(asked).learning_key())
+    assert len(keys) == 2
+
+
+def test_a_gate_on_a_server_takes_no_kernel(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    flags: list[str | Path] = [
+        "--server",
+        "grpc://localhost:1",
+        "--model",
+        "m",
+        "--baseline",
+        "n",
+        "--kernel",
+        tmp_path / "kernel.so",
+    ]
+    done = compress(capfd, "check", *flags)
+    assert done.code == 2
+    assert done.error.endswith("is for engines on this machine; leave it out, or --server")

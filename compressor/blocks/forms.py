@@ -109,7 +109,7 @@ class Clock:
 
     def __init__(self, recipe: Recipe, beside: Mapping[str, Beside]) -> None:
         self._beside, self._dtype = beside, _TYPES.get(recipe.precision, ir.DataType.FLOAT)
-        provider = sessions.choose(recipe.provider, recipe.precision)
+        provider = sessions.choose(recipe.provider, recipe.precision, recipe.kernel)
         self._session = sessions.describe(provider, recipe.threads, recipe.kernel)
 
     def times(self, site: SitePlan, mask: BlockMask, length: int, batch: int, *, masked: bool) -> SiteTimes:

@@ -26,7 +26,7 @@ class Planner:
     """Times the forms of sites on this machine, as the recipe's engine will run.
 
     Args:
-        recipe: batch sizes, provider, precision, threads, and whether every site is masked whatever it costs.
+        recipe: batch sizes, provider, precision, threads, kernel, and whether every site is masked whatever it costs.
         lengths: to time, beside some up to the longest row.
         longest: positions of the longest row; None: the longest of `lengths`.
         beside: what sites read beside positions.

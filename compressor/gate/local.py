@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from compressor.errors import InputError
+from compressor.errors import InputError, UsageError
 from compressor.measure.timing import settle
 from compressor.targets import Engine, Tuning, target
 from compressor.targets.base import Feeds, Precision
@@ -43,6 +43,10 @@ class Local:
         self._turn: AbstractContextManager[Any] = nullcontext()
         self._engine: Engine
         if path.suffix in _PLANS:
+            if kernel is not None:
+                raise UsageError(
+                    f"--kernel {kernel}: is for ONNX Runtime, and {path} is a TensorRT engine; leave it out"
+                )
             from compressor.targets import trt
 
             plan = trt.load(path)
@@ -62,6 +66,8 @@ class Local:
             self._engine = target("ort")(path, scratch / "engine.onnx", threads=threads, tuning=Tuning(kernel=kernel))
             self.inputs = inputs_of(model, path)
             self.host = f"{self._engine.session['runtime']}, {self._engine.session['intra_op_threads']} threads"
+            if kernel is not None:
+                self.host += ", compiled kernel"
 
     @cached_property
     def _described(self) -> ir.Model:

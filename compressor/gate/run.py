@@ -92,6 +92,8 @@ class Asked:
             raise UsageError("p99: the offline scenario has no bound; add singlestream or server")
         if self.rate is not None and "Server" not in self.scenarios:
             raise UsageError("rate: it is that of the server scenario; add it (--scenario server)")
+        if self.server and self.kernel is not None:
+            raise UsageError(f"--kernel {self.kernel}: is for engines on this machine; leave it out, or --server")
         if self.server and self.server.startswith("http://") and self.loads:
             raise UsageError("LoadGen's scenarios need calls side by side, which the HTTP client has not; use grpc://")
 

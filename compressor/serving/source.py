@@ -19,6 +19,10 @@ from compressor.targets.tensors import FREE, Tensor, inputs_of, outputs_of
 GRAPH = "model.onnx"
 _BATCH, _LENGTH = 8, 128
 """Where nothing was measured."""
+_FUNCTION = (
+    "the run was measured with a compiled kernel; the server computes block-sparse attention by the function of plain ONNX,"
+    " unless a library that lies on it is named in config.pbtxt (model_operations, onnxruntime backend)"
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ def find(asked: Asked) -> Source:
 
 
 def _graph(asked: Asked, report: Report, backend: Backend) -> Source:
-    """ONNX Runtime, the server's own or in the Python backend: what was measured runs in both.
+    """ONNX Runtime, the server's own or in the Python backend: what was measured runs in both, but for a kernel.
 
     `engine.onnx` has operators of ONNX Runtime's own, which every build of it knows.
     """
@@ -94,7 +98,10 @@ def _graph(asked: Asked, report: Report, backend: Backend) -> Source:
         lengths=(fixed or 1, fixed or longest),
         files=files,
         default="model.py" if backend == "python" else GRAPH,
-        notes=() if largest else (f"{path} fixes its batch: the server forms none",),
+        notes=(
+            *(() if largest else (f"{path} fixes its batch: the server forms none",)),
+            *((_FUNCTION,) if "kernel" in report.session else ()),
+        ),
     )
 
 

@@ -39,7 +39,7 @@ typedef float Vector __attribute__((vector_size(kLanes * sizeof(float)), aligned
 typedef int32_t Whole __attribute__((vector_size(kLanes * sizeof(int32_t))));
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
-constexpr float kHidden = std::numeric_limits<float>::lowest() / 2;  // what is added below this hides
+constexpr float kHidden = std::numeric_limits<float>::lowest() / 8;  // what is added below this hides
 
 // exp(x) of x <= 0, zero below -87: 2^n exp(r) with |r| <= ln(2) / 2, exp(r) by Taylor's terms up to the seventh.
 inline Vector exponential(Vector x) {
@@ -140,9 +140,11 @@ template <int kVectors>
 void attend(const Call& call, int64_t batch, int64_t head, int64_t query_block, int64_t start, int64_t count) {
   constexpr int kWidth = kVectors * kLanes;
   thread_local Scratch scratch;
+  auto &query = scratch.query, &scores = scratch.scores, &output = scratch.output;
+  auto &key_rows = scratch.keys, &value_rows = scratch.values;
+  auto& places = scratch.places;
   const int64_t heads = call.query.shape[2], dim = call.query.shape[3], width = call.value.shape[3];
   const int64_t queries = call.query.shape[1], keys = call.key.shape[1], placed = keys - call.persistent;
-  auto& [query, scores, output, key_rows, value_rows, places] = scratch;
   float* result = call.output + ((batch * queries + start) * heads + head) * width;
 
   key_rows.clear(), value_rows.clear(), places.clear();
@@ -193,7 +195,7 @@ void attend(const Call& call, int64_t batch, int64_t head, int64_t query_block, 
         for (int64_t i = 0; i < std::min<int64_t>(kWidth, place[j] - start); ++i) scores[j * kWidth + i] = kNever;
 
     Vector most[kVectors], again[kVectors];
-    std::copy(top, top + kVectors, most);
+    for (int v = 0; v < kVectors; ++v) most[v] = top[v];
     for (int64_t j = 0; j < some; ++j)
       for (int v = 0; v < kVectors; ++v) {
         const Vector score = vectors(&scores[j * kWidth])[v];
@@ -221,7 +223,7 @@ void attend(const Call& call, int64_t batch, int64_t head, int64_t query_block, 
   for (int64_t i = 0; i < count; ++i) {
     const float weight = sum[i / kLanes][i % kLanes];
     for (int64_t d = 0; d < width; ++d)
-      result[i * heads * width + d] = weight > 0 ? output[d * kWidth + i] / weight : 0.0f;
+      result[i * heads * width + d] = weight == 0 ? 0.0f : output[d * kWidth + i] / weight;
   }
 }
 
@@ -258,7 +260,7 @@ class Kernel {
     memory_ = info.GetAttribute<int64_t>("memory");
     persistent_ = info.GetAttribute<int64_t>("persistent");
     scale_ = info.GetAttribute<float>("scale");
-    if (block_ < 1) throw std::invalid_argument("block is no positive number");
+    if (block_ < 1 || memory_ < 0 || persistent_ < 0) throw std::invalid_argument("block, memory or persistent is negative");
   }
 
   OrtStatusPtr ComputeV2(OrtKernelContext* raw) {
@@ -354,10 +356,22 @@ struct Operator : Ort::CustomOpBase<Operator, Kernel, true> {
 
 // What this library was compiled for and the processor lacks; null: nothing.
 const char* lacking() {
+#if defined(__AVX512VL__) && defined(__AVX512DQ__) && defined(__AVX512BW__)
+  if (!__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq") ||
+      !__builtin_cpu_supports("avx512bw"))
+    return "AVX-512";
+#endif
 #if defined(__AVX512F__)
   if (!__builtin_cpu_supports("avx512f")) return "AVX-512";
-#elif defined(__AVX2__)
+#endif
+#if defined(__FMA__)
+  if (!__builtin_cpu_supports("fma")) return "FMA";
+#endif
+#if defined(__AVX2__)
   if (!__builtin_cpu_supports("avx2")) return "AVX2";
+#endif
+#if defined(__AVX__)
+  if (!__builtin_cpu_supports("avx")) return "AVX";
 #endif
   return nullptr;
 }

@@ -7,6 +7,7 @@ that has not runs the function's body.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime as ort
 
 from compressor.errors import InputError, MismatchError, TargetMissingError, UsageError
 from compressor.quiet import one_line
@@ -31,7 +33,8 @@ _PREFIXES = ("/usr", "/usr/local", "/opt/onnxruntime")
 _FOLDERS = ("include/onnxruntime", "include/onnxruntime/core/session", "include")
 _COMPILERS = ("c++", "g++", "clang++")
 _SHAPES = ((64, 64, 3), (16, 64, 2), (8, 20, 1), (128, 72, 2))
-"""Block, width of a head, and blocks along a side: what a kernel is tried on."""
+"""Block, width of a head, and blocks along a side: what a kernel is tried on. Every other one is causal, the others
+have remembered keys, persistent vectors and a bias of each head."""
 
 
 def compile_kernel(out: Path, include: Path | None = None, march: str = "native") -> float:
@@ -53,6 +56,7 @@ def compile_kernel(out: Path, include: Path | None = None, march: str = "native"
     """
     command = [*_compiler(), "-std=c++17", "-O3", f"-march={march}", "-fPIC", "-shared", "-fvisibility=hidden"]
     headers = _headers(include)
+    _require_older(headers)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
         made = Path(folder) / out.name
         done = subprocess.run(
@@ -80,7 +84,11 @@ def compile_kernel(out: Path, include: Path | None = None, march: str = "native"
 
 
 def _compiler() -> list[str]:
-    named = shlex.split(os.environ.get("CXX", ""))
+    given = os.environ.get("CXX", "")
+    try:
+        named = shlex.split(given)
+    except ValueError as error:
+        raise UsageError(f"CXX {given!r}: is no command ({error}); name a compiler") from error
     found = named or [name for name in _COMPILERS if shutil.which(name)][:1]
     if not found or shutil.which(found[0]) is None:
         which = f"{named[0]}, which CXX names," if named else "a C++ compiler"
@@ -104,6 +112,17 @@ def _headers(include: Path | None) -> Path:
     )
 
 
+def _require_older(headers: Path) -> None:
+    """A library is of use only to a runtime that has the interface of its headers."""
+    told = headers / "onnxruntime_c_api.h"
+    version = re.search(r"^#define ORT_API_VERSION (\d+)", told.read_text() if told.is_file() else "", re.MULTILINE)
+    if version and int(version[1]) > int(ort.__version__.split(".")[1]):
+        raise InputError(
+            f"{headers}: are the headers of ONNX Runtime 1.{version[1]}, and {ort.__version__} is installed; name those"
+            " of its version or an older one (--include)"
+        )
+
+
 def _error(library: Path, scratch: Path) -> float:
     """The largest relative error of the kernel against the body, over a few masks."""
     plain = sessions.describe("cpu", None)
@@ -123,16 +142,26 @@ def _error(library: Path, scratch: Path) -> float:
 def _case(block: int, dim: int, side: int, seed: int) -> tuple[ir.Model, dict[str, np.ndarray]]:
     """One attention of two heads, three quarters of its blocks kept, over rows that end within a block; padded."""
     draw = np.random.default_rng(seed)
-    mask = BlockMask(draw.random((2, side, side)) < 0.75, block)
-    function = block_sparse_attention(mask, dim, dim, scale=dim**-0.5, causal=bool(seed % 2), row=True)
+    causal = bool(seed % 2)
+    memory, persistent = (0, 0) if causal else (block, 3)
+    mask = BlockMask(draw.random((2, side, side + bool(memory))) < 0.75, block, memory)
+    function = block_sparse_attention(
+        mask, dim, dim, scale=dim**-0.5, causal=causal, row=True, full=0 if causal else 2, persistent=persistent
+    )
     length = side * block - 3
-    row = np.zeros((2, 1, 1, length), np.float32)
+    keys = length + memory // 2 + persistent
+    row = np.zeros((2, 1, 1, keys), np.float32)
     row[1, ..., -block // 2 :] = np.finfo(np.float32).min
-    feeds = {
-        **{name: draw.standard_normal((2, length, 2, dim), np.float32) for name in ("query", "key", "value")},
+    given = {
+        **{
+            name: draw.standard_normal((2, size, 2, dim), np.float32)
+            for name, size in (("query", length), ("key", keys), ("value", keys))
+        },
         "block_mask": mask.kept,
         "row": row,
+        "full": draw.standard_normal((2, 2, length, keys), np.float32),
     }
+    feeds = {str(value.name): given[str(value.name)] for value in function.inputs}
     inputs = [
         ir.Value(name=name, type=ir.TensorType(ir.DataType.from_numpy(array.dtype)), shape=ir.Shape(array.shape))
         for name, array in feeds.items()

@@ -77,8 +77,8 @@ class OrtEngine:
 
 
 def check(provider: Provider | None, precision: Precision, kernel: Path | None = None) -> None:
-    """Raise TargetMissingError or UsageError where `build` would, for want of a device or a kernel."""
-    session.describe(session.choose(provider, precision), None, kernel)
+    """Raise what `build` would for want of a device or a kernel."""
+    session.describe(session.choose(provider, precision, kernel), None, kernel)
 
 
 def build(
@@ -91,8 +91,9 @@ def build(
     tuning: Tuning | None = None,
 ) -> OrtEngine:
     """Fuse a graph for ONNX Runtime, load it, and count what it executes. See `Build`."""
-    chosen = session.choose(provider, precision)
-    options = session.describe(chosen, threads, tuning.kernel if tuning else None)
+    kernel = tuning.kernel if tuning else None
+    chosen = session.choose(provider, precision, kernel)
+    options = session.describe(chosen, threads, kernel)
     done = fusion.fuse(onnx, out, options)
     if precision == "fp16":
         from compressor.targets.half import halve

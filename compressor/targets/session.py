@@ -29,8 +29,8 @@ _ONLY_FATAL = 4
 _PROVIDERS: dict[Provider, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
-def choose(provider: Provider | None, precision: Precision) -> Provider:
-    """The provider to run on: the one asked for, else CUDA where this machine has it.
+def choose(provider: Provider | None, precision: Precision, kernel: Path | None = None) -> Provider:
+    """The provider to run on: the one asked for, else the CPU for a kernel, else CUDA where this machine has it.
 
     Raises:
         TargetMissingError: it is not on this machine, or it does not compute in the precision.
@@ -44,7 +44,7 @@ def choose(provider: Provider | None, precision: Precision) -> Provider:
         )
     if precision == "bf16":
         raise TargetMissingError("bf16: ONNX Runtime computes few operators in it; use fp16 or fp32, or --target trt")
-    chosen: Provider = provider or ("cuda" if there else "cpu")
+    chosen: Provider = provider or ("cuda" if there and kernel is None else "cpu")
     if precision == "fp16" and chosen == "cpu":
         raise TargetMissingError(
             "fp16: ONNX Runtime computes in half precision on a GPU only, and this run is on the CPU; use fp32, or "
@@ -72,6 +72,7 @@ def describe(provider: Provider, threads: int | None, kernel: Path | None = None
 
     Raises:
         UsageError: the kernel is not there, or is for another provider.
+        InputError: ONNX Runtime cannot load it.
     """
     described: dict[str, Any] = {
         "runtime": f"onnxruntime {ort.__version__}",
@@ -86,10 +87,11 @@ def describe(provider: Provider, threads: int | None, kernel: Path | None = None
         described["provider_options"] = {"use_tf32": "0"}
     if kernel is not None:
         if provider != "cpu":
-            raise UsageError(f"--kernel {kernel}: runs on the CPU; add --provider cpu, or leave it out")
+            raise UsageError(f"--kernel {kernel}: is for the CPU; leave it out, or --provider {provider}")
         if not kernel.is_file():
             raise UsageError(f"--kernel {kernel}: there is no such file; compress kernel -o {kernel} makes it")
         described["kernel"] = os.fspath(kernel.resolve())
+        _register(described["kernel"], ort.SessionOptions())
     return described
 
 
@@ -116,13 +118,7 @@ def open_session(path: Path, session: dict[str, Any], *, profile: Path | None = 
         options.enable_profiling = True
         options.profile_file_prefix = os.fspath(profile)
     if "kernel" in session:
-        try:
-            options.register_custom_ops_library(session["kernel"])
-        except Exception as error:
-            raise InputError(
-                f"{session['kernel']}: ONNX Runtime cannot load this kernel ({one_line(error)}); compile it here"
-                " (compress kernel), or leave it out"
-            ) from error
+        _register(session["kernel"], options)
     # CUDA leaves the operators that it lacks to the CPU.
     providers: list[Any] = [(session["provider"], session.get("provider_options", {}))]
     if session["provider"] != _PROVIDERS["cpu"]:
@@ -130,13 +126,27 @@ def open_session(path: Path, session: dict[str, Any], *, profile: Path | None = 
     try:
         opened = ort.InferenceSession(os.fspath(path), options, providers=providers)
     except Exception as error:  # ONNX Runtime's own exceptions share no base but this one
-        raise InputError(f"{path}: ONNX Runtime cannot load it ({one_line(error)}); export it again") from error
+        mend = "export it again"
+        if "kernel" in session and "float16" in str(error):
+            mend = "the kernel computes in fp32 alone, leave it out (--kernel)"
+        raise InputError(f"{path}: ONNX Runtime cannot load it ({one_line(error)}); {mend}") from error
     if session["provider"] not in opened.get_providers():
         raise TargetMissingError(
             f"{session['provider']}: ONNX Runtime could not start it; check the driver and the CUDA libraries, or use "
             "the cpu provider"
         )
     return opened
+
+
+def _register(kernel: str, options: ort.SessionOptions) -> None:
+    """Have sessions of these options compute with the kernel."""
+    try:
+        options.register_custom_ops_library(kernel)
+    except Exception as error:  # ONNX Runtime's own exceptions share no base but this one
+        raise InputError(
+            f"{kernel}: ONNX Runtime cannot load this kernel ({one_line(error)}); compile it here (compress kernel), or"
+            " leave it out"
+        ) from error
 
 
 def run(session: ort.InferenceSession, feeds: Feeds) -> dict[str, Any]:
