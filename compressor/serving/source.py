@@ -20,8 +20,8 @@ GRAPH = "model.onnx"
 _BATCH, _LENGTH = 8, 128
 """Where nothing was measured."""
 _FUNCTION = (
-    "the run was measured with a compiled kernel; the server computes block-sparse attention by the function of plain ONNX,"
-    " unless a library that lies on it is named in config.pbtxt (model_operations, onnxruntime backend)"
+    "the run was measured with a compiled kernel; the server computes block-sparse attention by the function of plain"
+    " ONNX, unless config.pbtxt names a library on its machine (model_operations, of the onnxruntime backend)"
 )
 
 
