@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import compressor
+from compressor.blocks.planner import Planner
 from compressor.errors import CompressorError, InputError, MismatchError, TargetMissingError, UsageError
+from compressor.rebuild import rebuild
 from compressor.recipe import Recipe
+from compressor.serving import Asked, export
 from compressor.targets import Tuning, check, native, session, target
 from graph_passes import BlockMask, load, shrink
 from tests.command import compress
 from tests.kernels import HEADERS, compiled
+from tests.test_attention_pruning import place, recipe
 from tests.test_block_sparse import Case
 from tests.test_lower_block_sparse import exported, written
+from tests.test_pipeline import Stages
 from tests.zoo import text
+
+__all__ = ["place"]  # a fixture
 
 
 def test_an_engine_runs_the_kernel_in_place_of_the_function(tmp_path: Path) -> None:
@@ -151,3 +160,24 @@ def test_a_gate_on_a_server_takes_no_kernel(tmp_path: Path, capfd: pytest.Captur
     done = compress(capfd, "check", *flags)
     assert done.code == 2
     assert done.error.endswith("is for engines on this machine; leave it out, or --server")
+
+
+def test_a_run_is_built_again_with_the_kernel_or_says_that_it_is_not(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Planner, "lowered", lambda self, plan: frozenset(plan.masks))
+    library, out = tmp_path / "kernel.so", tmp_path / "out"
+    shutil.copy(compiled(), library)
+    report = compressor.compress(recipe(place, out, kernel=library), Stages())
+    assert all(proof.holds for proof in report.proofs)
+    by = f"1 block-sparse attentions (1 by the kernel of {library.resolve()})"
+    assert by in report.compressed.optimization
+    assert by in rebuild(out, {}, Stages()).compressed.optimization
+    (note,) = [note for note in export(Asked(out, tmp_path / "repository")).notes if "kernel" in note]
+    assert note.startswith("the run was measured with a compiled kernel; the server computes")
+    library.unlink()
+    without = rebuild(out, {}, Stages())
+    assert "1 block-sparse attentions, " in without.compressed.optimization
+    assert f"the run's kernel, {library}, is not used: it is not here" in " ".join(without.notes)
+    with pytest.raises(UsageError, match=r"--kernel .*: there is no such file; compress kernel -o .* makes it"):
+        rebuild(out, {"kernel": library}, Stages())

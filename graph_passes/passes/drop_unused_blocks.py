@@ -69,6 +69,7 @@ def _drop(model: ir.Model, node: ir.Node, probe: Probe) -> int:
             model.graph.insert_before(first, gather)
             taken[source] = gather.outputs[0]
         first.replace_input_with(0, taken[source])
+        _forget_length(first.outputs[0])
     if row:
         assert position is not None
         gather = ir.node("Gather", [node.inputs[4], position], {"axis": 3})
@@ -88,6 +89,18 @@ def _drop(model: ir.Model, node: ir.Node, probe: Probe) -> int:
     model.graph.register_initializer(own)
     node.replace_input_with(3, own)
     return unused
+
+
+def _forget_length(value: ir.Value) -> None:
+    """Leave open the length along a projection, which was that of the queries: a runtime lets tensors of the same named
+    sizes share memory."""
+    while True:
+        if value.shape is not None:
+            value.shape = ir.Shape([size if axis != 1 else None for axis, size in enumerate(value.shape)])
+        ((reader, _),) = value.uses()
+        if (reader.domain, reader.op_type) == (DOMAIN, NAME):
+            return
+        value = reader.outputs[0]
 
 
 def _projection(value: ir.Value | None, probe: Probe) -> ir.Node | None:
