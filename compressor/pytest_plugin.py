@@ -16,7 +16,7 @@ import pytest
 if TYPE_CHECKING:
     from compressor.gate.verdict import Verdict
 
-_PATHS = ("inputs", "tokenizer", "save_baseline")
+_PATHS = ("inputs", "tokenizer", "save_baseline", "kernel")
 
 
 def pytest_configure(config: pytest.Config) -> None:
