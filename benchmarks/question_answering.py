@@ -6,8 +6,8 @@
     cd build/question_answering/small && compress model --data rows.jsonl --max-length 384 --keep 50% -o half
 
 With `--shares` comes table 10 of attention pruning: the model learns on with masks that drop each share of its blocks
-(0: with none, for as many steps), is planned and built, and its engine is scored and timed beside the dense one. What
-is done already is not done again.
+(0: with none, for as many steps), is planned and built (`--kernel`: with the compiled kernel), and its engine is scored
+and timed beside the dense one. What is done already is not done again.
 
 The encoder is that of a folder that classifies (`--encoder`), under a fresh head for spans. The rows of a size are
 drawn from the data once and lie beside the model, so that what begins with it reports on the same ones: train and dev
@@ -38,7 +38,7 @@ from compressor.cli.view import View
 from compressor.folder import ModelFolder, load
 from compressor.quiet import quiet_transformers
 from compressor.recipe import Recipe
-from compressor.targets import target
+from compressor.targets import Tuning, target
 from compressor.tasks import Data, open_data, statistics
 from compressor.tasks.splits import named_splits
 from compressor.training.fit import fit
@@ -49,7 +49,8 @@ SHARED = Path(__file__).parents[2] / "shared"
 
 @dataclass(frozen=True)
 class Size:
-    """Rows and schedule of one `--size`; `train` is the most that is learned from, None for all."""
+    """Rows and schedule of one `--size`: `train` is the most that is learned from, None for all; `again` are the steps
+    that the model learns on for with masks, or without to compare."""
 
     train: int | None
     dev: int
@@ -57,6 +58,7 @@ class Size:
     max_length: int
     stride: int
     steps: int
+    again: int
     batch: int
     evaluations: int
     learning_rate: float
@@ -64,9 +66,9 @@ class Size:
 
 
 SIZES = {
-    "tiny": Size(32, 8, 16, 64, 16, 4, 4, 1, 1e-4, "no"),
-    "small": Size(7200, 200, 500, 384, 128, 900, 8, 3, 1e-4, "bf16"),
-    "paper": Size(None, 1000, 7000, 384, 128, 2600, 16, 6, 1e-4, "no"),
+    "tiny": Size(32, 8, 16, 64, 16, 4, 4, 4, 1, 1e-4, "no"),
+    "small": Size(7200, 200, 500, 384, 128, 900, 300, 8, 3, 1e-4, "bf16"),
+    "paper": Size(None, 1000, 7000, 384, 128, 2600, 2600, 16, 6, 1e-4, "no"),
 }
 
 
@@ -153,19 +155,22 @@ def score(folder: ModelFolder, data: Data) -> None:
 
 def compressed(model: Path, size: Size, share: float, block: int, args: argparse.Namespace) -> dict[str, Any]:
     """One line of the table: cut, learn on, plan, build, time, and score the engine."""
-    out = model.with_name(f"p{share:g}-b{block}" if share else "p0")
+    how = "".join(f"-{name}" for name in ("everywhere", "kernel") if getattr(args, name))
+    out = model.with_name(f"p{share:g}-b{block}{how}" if share else "p0")
     line, rows = out.with_name(f"{out.name}.json"), model.with_name("rows.jsonl")
     if line.is_file():
         found: dict[str, Any] = json.loads(line.read_text())
         return found
-    asked = {"blocks": share, "block_size": block, "everywhere": args.everywhere} if share else {"keep": "100%"}
+    asked: dict[str, Any] = {"keep": "100%"}
+    if share:
+        asked = {"blocks": share, "block_size": block, "everywhere": args.everywhere, "kernel": args.kernel}
     recipe = Recipe.model_validate(
         {
             "model": model,
             "data": str(rows),
             "max_length": size.max_length,
             "stride": size.stride,
-            "steps": size.steps,
+            "steps": size.again,
             "batch_size": size.batch,
             "learning_rate": size.learning_rate,
             "options": {"evaluations": size.evaluations, "mixed_precision": size.mixed_precision},
@@ -180,7 +185,8 @@ def compressed(model: Path, size: Size, share: float, block: int, args: argparse
     report = compress(recipe, View())
     _, data = opened(model, size)
     with tempfile.TemporaryDirectory() as scratch:
-        engine = target("ort")(out / "model.onnx", Path(scratch) / "engine.onnx", provider="cpu")
+        tuning = Tuning(kernel=recipe.kernel)
+        engine = target("ort")(out / "model.onnx", Path(scratch) / "engine.onnx", provider="cpu", tuning=tuning)
 
         def forward(batch: dict[str, Tensor]) -> np.ndarray:
             return data.task.scored(engine.run({name: value.numpy() for name, value in batch.items()}))
@@ -211,6 +217,7 @@ def main() -> None:
     parser.add_argument("--shares", type=float, nargs="+", default=[], help="of the blocks to drop, for the table")
     parser.add_argument("--block", type=int, nargs="+", default=[16, 32], help="positions along a block's side")
     parser.add_argument("--everywhere", action="store_true", help="mask every site, whether or not it pays here")
+    parser.add_argument("--kernel", type=Path, help="library of compress kernel; else the function of plain ONNX")
     parser.add_argument("--seconds", type=float, default=20.0, help="about how long to time each engine")
     parser.add_argument("--out", type=Path, default=Path("build/question_answering"), help="a folder a size")
     args = parser.parse_args()
