@@ -226,15 +226,27 @@ class Blocks(Study):
         return tables, pictures
 
     def _pictures(self, found: Sequence[Result]) -> list[Picture]:
-        """Average maps with their masks, and what is left of each head, at the middle share of the first seed."""
+        """Average maps with their masks, and what is left of each head, at the middle share of the first seed: of each
+        kind of attention from the cell that masks most layers, that kind's among them."""
         own = [cell for cell in found if cell["asked"]["masks"] == OWN]
         if not own:
             return []
-        cell = own[len(own) // 2]
-        asked = cell["asked"]
-        path = self.folder.scratch(f"maps-{OWN}-s{asked['seed']}.safetensors")
-        says = f"p = {asked['share']:g}, kind {asked['kind']}, seed {asked['seed']}"
-        left = {(site, head): share for site, shares in cell["density"].items() for head, share in enumerate(shares)}
+        kinds = {site.name: site.kind for site in self.subject.sites}
+        tried = sorted({cell["asked"]["share"] for cell in own})
+        share, seed = tried[len(tried) // 2], min(cell["asked"]["seed"] for cell in own)
+        of_kind: dict[str, Result] = {}
+        for cell in sorted(own, key=lambda cell: -len(cell["density"])):
+            if (cell["asked"]["share"], cell["asked"]["seed"]) == (share, seed):
+                for site in cell["density"]:
+                    of_kind.setdefault(kinds[site], cell)
+        left = {
+            (site, head): value
+            for kind, cell in of_kind.items()
+            for site, values in cell["density"].items()
+            if kinds[site] == kind
+            for head, value in enumerate(values)
+        }
+        says = f"p = {share:g}, seed {seed}"
         pictures = [
             Picture(
                 "density",
@@ -243,20 +255,20 @@ class Blocks(Study):
                 figures.maps([("share left", self.subject.map(left))], low=0.0, high=1.0),
             )
         ]
+        path = self.folder.scratch(f"maps-{OWN}-s{seed}.safetensors")
         if not path.exists():
             return pictures
         maps, plan = AttentionMaps.load(path), keep_all(self.subject.sites)
-        recipe = self.asked.recipe.model_copy(update=self._asked(asked["kind"], asked["share"]))
-        masks = self._cut(maps, plan, recipe)
-        for kind in dict.fromkeys(maps.kinds[site] for site in masks):
-            shown = [site for site in masks if maps.kinds[site] == kind]
+        for kind, cell in sorted(of_kind.items()):
+            asked = self.asked.recipe.model_copy(update=self._asked(cell["asked"]["kind"], share))
+            masks = {site: mask for site, mask in self._cut(maps, plan, asked).items() if kinds[site] == kind}
             pictures.append(
                 Picture(
                     f"maps_{kind}",
                     f"Average map and mask, {kind} attention",
-                    f"Mean over heads: attention (left), share of heads that keep the pair (right); {says}. Rows are"
-                    " query positions, columns key positions.",
-                    figures.attention([(self._number(site), *_shown(maps, masks[site], site)) for site in shown]),
+                    "Mean over heads: attention (left), share of heads that keep the pair (right), as far as rows go;"
+                    f" {says}. Rows are query positions, columns key positions.",
+                    figures.attention([(self._number(site), *_shown(maps, masks[site], site)) for site in masks]),
                     wide=True,
                 )
             )
@@ -290,9 +302,11 @@ class Blocks(Study):
 
 
 def _shown(maps: AttentionMaps, mask: Any, site: str) -> tuple[np.ndarray, np.ndarray]:
-    queries, keys = maps.counts[site].shape
-    kept = mask.entries(queries, keys, memory=maps.memory).mean(axis=0)
-    return maps.maps[site].mean(axis=0), np.where(maps.counts[site] > 0, kept, np.nan)
+    """The map and the mask, each the mean over heads, up to the last positions that any row has."""
+    counts = maps.counts[site]
+    kept = np.where(counts > 0, mask.entries(*counts.shape, memory=maps.memory).mean(axis=0), np.nan)
+    ends = tuple(slice(int(np.flatnonzero(counts.any(axis=1 - axis)).max()) + 1) for axis in (0, 1))
+    return maps.maps[site].mean(axis=0)[ends], kept[ends]
 
 
 def _order(cell: Result) -> tuple[Any, ...]:
