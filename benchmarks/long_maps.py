@@ -54,7 +54,7 @@ def stretch(length: int, folder: Path) -> None:
 
 
 def join(source: Path, length: int, rows: int, path: Path) -> None:
-    """Write rows of joined reviews, either sentiment in turn; a row in eight is there to choose the checkpoint on."""
+    """Write rows of joined reviews, either sentiment in turn; two of eight are to choose the checkpoint on."""
     draw, reviews = random.Random(0), dict[int, list[str]]()
     for row in named_splits(str(source))["train"]:
         reviews.setdefault(int(row["label"]), []).append(" ".join(row["text"].split()))

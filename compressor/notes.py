@@ -19,14 +19,14 @@ def unused(recipe: Recipe, longest: int | None, *, learns: bool) -> Iterator[str
     """What was asked for and has no effect."""
     if recipe.scored and "max_length" in recipe.model_fields_set and longest and recipe.max_length > longest:
         yield f"--max-length {recipe.max_length}: the model takes {longest} tokens, longer rows are cut there"
-    blocks = [flag_of(name) for name in OF_BLOCKS if name in recipe.model_fields_set and not recipe.drops_blocks]
+    blocks = [
+        flag_of(name) for name in (*OF_BLOCKS, "kernel") if name in recipe.model_fields_set and not recipe.drops_blocks
+    ]
     if learns and blocks:
         yield f"no blocks are to go (--blocks, --prune): {' and '.join(blocks)} had no effect"
     built = [flag_of(name) for name in OF_TENSORRT if name in recipe.model_fields_set and recipe.target != "trt"]
     if built:
         yield f"TensorRT alone builds so, and the target is {recipe.target}: {' and '.join(built)} had no effect"
-    if learns and recipe.kernel is not None and not recipe.drops_blocks:
-        yield "no blocks are to go (--blocks, --prune): --kernel had no effect"
     paces = [flag_of(name) for name in _PACE if getattr(recipe, name) != Recipe.model_fields[name].default]
     if learns and recipe.method in SEARCH_METHODS and paces and not recipe.drops_blocks:
         yield f"{recipe.method} searches and trains nothing: {' and '.join(paces)} had no effect"

@@ -259,9 +259,12 @@ class Blocks(Study):
         if not path.exists():
             return pictures
         maps, plan = AttentionMaps.load(path), keep_all(self.subject.sites)
+        cuts = {
+            asked: self._cut(maps, plan, self.asked.recipe.model_copy(update=self._asked(asked, share)))
+            for asked in {cell["asked"]["kind"] for cell in of_kind.values()}
+        }
         for kind, cell in sorted(of_kind.items()):
-            asked = self.asked.recipe.model_copy(update=self._asked(cell["asked"]["kind"], share))
-            masks = {site: mask for site, mask in self._cut(maps, plan, asked).items() if kinds[site] == kind}
+            masks = {site: mask for site, mask in cuts[cell["asked"]["kind"]].items() if kinds[site] == kind}
             pictures.append(
                 Picture(
                     f"maps_{kind}",
