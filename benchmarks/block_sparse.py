@@ -29,6 +29,7 @@ import onnx_ir as ir
 from benchmarks.machine import machine
 from benchmarks.speed import table
 from compressor.blocks.cut import cut
+from compressor.blocks.forms import dense, sparse
 from compressor.blocks.maps import AttentionMaps
 from compressor.blocks.planner import Planner
 from compressor.measure import interleave
@@ -37,10 +38,8 @@ from compressor.targets.base import Engine, Feeds
 from compressor.targets.memory import peak_growth
 from compressor.targets.session import describe, open_session, run
 from graph_passes import BlockMask, Plan, SitePlan, save
-from graph_passes.block_sparse import block_sparse_attention, call
 from graph_passes.buckets import predict
 
-FLOAT = ir.TensorType(ir.DataType.FLOAT)
 TAIL = 1.2
 """Exponent of the ragged rows' numbers of blocks."""
 GOALS = {("uniform", 1024): 4, ("uniform", 2048): 5, ("uniform", 4096): 6} | {
@@ -105,47 +104,6 @@ def learned(path: Path, share: float, block: int, dim: int) -> Iterator[tuple[st
     for site in sites:
         if site.name in masks and not masks[site.name].memory:
             yield site.name, site.kind == "decoder", masks[site.name]
-
-
-def dense(heads: int, dim: int, *, causal: bool) -> ir.Model:
-    """One fused attention of every pair."""
-    inputs = _inputs(heads * dim)
-    attributes = {"num_heads": heads, "unidirectional": int(causal)}
-    return _model(inputs, [ir.node("MultiHeadAttention", inputs, attributes, domain="com.microsoft")], heads * dim)
-
-
-def sparse(mask: BlockMask, dim: int, *, causal: bool) -> ir.Model:
-    """Block-sparse attention, with the reshapes that take heads apart and put them together."""
-    heads = len(mask.kept)
-    inputs = _inputs(heads * dim)
-    constants = {"apart": np.array([0, 0, heads, dim]), "together": np.array([0, 0, heads * dim]), "mask": mask.kept}
-    known = {name: ir.Value(name=name, const_value=ir.tensor(found, name=name)) for name, found in constants.items()}
-    function = block_sparse_attention(mask, dim, dim, scale=dim**-0.5, causal=causal)
-    apart = [ir.node("Reshape", [value, known["apart"]]) for value in inputs]
-    node = call(function, [*(split.outputs[0] for split in apart), known["mask"]])
-    nodes = [*apart, node, ir.node("Reshape", [node.outputs[0], known["together"]])]
-    model = _model(inputs, nodes, heads * dim, list(known.values()))
-    model.functions[function.identifier()] = function
-    return model
-
-
-def _inputs(width: int) -> list[ir.Value]:
-    return [
-        ir.Value(name=name, type=FLOAT, shape=ir.Shape(["batch", "length", width]))
-        for name in ("query", "key", "value")
-    ]
-
-
-def _model(
-    inputs: list[ir.Value], nodes: list[ir.Node], width: int, constants: list[ir.Value] | None = None
-) -> ir.Model:
-    output = nodes[-1].outputs[0]
-    output.name, output.type, output.shape = "output", FLOAT, ir.Shape(["batch", "length", width])
-    imports = {"": 18, "compressor": 1, "com.microsoft": 1}
-    return ir.Model(
-        ir.Graph(inputs, [output], nodes=nodes, initializers=constants or [], opset_imports=imports, name="attention"),
-        ir_version=10,
-    )
 
 
 def measure(

@@ -18,7 +18,7 @@ from compressor import choice, compare, measure, notes, targets, verify
 from compressor import folder as folders
 from compressor import report as reports
 from compressor.blocks import learn as blocks
-from compressor.blocks.forms import look_beside
+from compressor.blocks.clock import look_beside
 from compressor.blocks.planner import Planner
 from compressor.choice import Choice
 from compressor.errors import InputError, UsageError

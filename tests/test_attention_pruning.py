@@ -14,8 +14,8 @@ import torch
 
 import compressor
 from compressor.blocks import AttentionMaps, watch
-from compressor.blocks import forms as forms_of_sites
-from compressor.blocks.forms import Beside, SiteTimes, look_beside
+from compressor.blocks import clock as clock_of_sites
+from compressor.blocks.clock import Beside, SiteTimes, look_beside
 from compressor.blocks.planner import Planner
 from compressor.errors import InputError, UsageError
 from compressor.folder import load
@@ -169,7 +169,7 @@ def test_the_forms_that_are_timed_read_what_the_site_reads(kind: Kind, memory: i
         return dict.fromkeys(opened, 1.0)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forms_of_sites, "_medians", run)
+        patch.setattr(clock_of_sites, "_medians", run)
         asked = Recipe.model_validate({"model": "m", "data": "d", "blocks": 0.5, "batch": 3, "threads": 1})
         times = Planner(asked, (), 11, {"a": what}).times(site, mask)
     assert {(time.length, time.batch) for time in times} == {(6, 3), (8, 3), (11, 3)}

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graph_passes import BlockMask
-from graph_passes.block_sparse import block_sparse_attention, call
+from graph_passes.block_sparse import alone, block_sparse_attention
 from graph_passes.buckets import buckets, predict
 from tests.kernels import compiled
 
@@ -44,16 +44,7 @@ class Case:
         function = block_sparse_attention(
             mask, *DIMS, scale=SCALE, causal=causal, row=row, full=full, persistent=persistent, site="a.b"
         )
-        kinds = {"block_mask": ir.DataType.BOOL}
-        inputs = [
-            ir.Value(name=value.name, type=ir.TensorType(kinds.get(value.name or "", ir.DataType.FLOAT)))
-            for value in function.inputs
-        ]
-        node = call(function, inputs)
-        node.outputs[0].name, node.outputs[0].type = "output", ir.TensorType(ir.DataType.FLOAT)
-        imports = {"": 18, "compressor": 1}
-        graph = ir.Graph(inputs, node.outputs, nodes=[node], opset_imports=imports, name="g")
-        proto = ir.to_proto(ir.Model(graph, ir_version=10, functions=[function]))
+        proto = ir.to_proto(alone(function))
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = 1, 4
         if library is not None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from compressor.blocks.forms import Beside, Clock, SiteTimes
+from compressor.blocks.clock import Beside, Clock, SiteTimes
 from compressor.recipe import Recipe
 from compressor.report.schema import SiteBlocks
 from graph_passes import BlockMask, Plan, SitePlan

@@ -25,7 +25,7 @@ from compressor.targets import session as sessions
 from compressor.targets.base import TOLERANCE
 from compressor.targets.compare import relative_error
 from graph_passes import BlockMask, save
-from graph_passes.block_sparse import block_sparse_attention, call
+from graph_passes.block_sparse import alone, block_sparse_attention
 
 SOURCE = Path(__file__).with_name("block_sparse.cpp")
 _HEADER = "onnxruntime_cxx_api.h"
@@ -162,13 +162,4 @@ def _case(block: int, dim: int, side: int, seed: int) -> tuple[ir.Model, dict[st
         "full": draw.standard_normal((2, 2, length, keys), np.float32),
     }
     feeds = {str(value.name): given[str(value.name)] for value in function.inputs}
-    inputs = [
-        ir.Value(name=name, type=ir.TensorType(ir.DataType.from_numpy(array.dtype)), shape=ir.Shape(array.shape))
-        for name, array in feeds.items()
-    ]
-    node = call(function, inputs)
-    node.outputs[0].name, node.outputs[0].type = "output", ir.TensorType(ir.DataType.FLOAT)
-    graph = ir.Graph(
-        inputs, node.outputs, nodes=[node], opset_imports={"": 18, function.domain: 1}, name="block_sparse_attention"
-    )
-    return ir.Model(graph, ir_version=10, functions=[function]), feeds
+    return alone(function), feeds
