@@ -63,8 +63,7 @@ def rebuild(out: Path, asked: Mapping[str, Any], listen: Listener) -> Report:
     with locked(out), tempfile.TemporaryDirectory(prefix=".build-", dir=out) as scratch:
         made = _Build(before, recipe, graph, dense if dense.is_file() else None, Path(scratch), listen)
         report = made.report()
-        _put(Path(scratch) / "compressed", out, targets.ENGINE_FILES[recipe.target])
-        reports.write(report, out)
+        _put(Path(scratch) / "compressed", out, targets.ENGINE_FILES[recipe.target], report)
     return report
 
 
@@ -226,14 +225,17 @@ def _cases(graph: Path, longest: int) -> tuple[Case, ...]:
     return verify.cases(drawn, longest=longest)
 
 
-def _put(made: Path, out: Path, engine: str) -> None:
-    """Move what was built into the folder, whole or not at all.
+def _put(made: Path, out: Path, engine: str, report: Report) -> None:
+    """Move what was built into the folder, with its report, whole or not at all.
 
-    The file without which nothing loads the engine goes first and comes last: for a plan its metadata, for a graph,
-    whose weights lie beside it, the graph.
+    The file without which nothing loads the engine goes first and comes last, behind the report: for a plan its
+    metadata, for a graph, whose weights lie beside it, the graph. So no engine lies beside another one's report.
     """
     papers = papers_of(out / engine).name
     last = papers if (made / papers).is_file() else engine
     (out / last).unlink(missing_ok=True)
-    for path in sorted(made.iterdir(), key=lambda path: path.name == last):
-        path.replace(out / path.name)
+    for path in sorted(made.iterdir()):
+        if path.name != last:
+            path.replace(out / path.name)
+    reports.write(report, out)
+    (made / last).replace(out / last)

@@ -37,6 +37,7 @@ from graph_passes import find_attention, load, save, shrink
 from tests import folders
 from tests.command import compress
 from tests.engines import FakeEngine, Pruned, parsed, pruned
+from tests.reports import report as made_up
 from tests.reports import speed
 from tests.test_lower_block_sparse import exported
 from tests.zoo import text
@@ -552,26 +553,36 @@ def test_build_says_nothing_of_a_dense_engine_that_it_did_not_build(out: Path, t
     assert papers_of(there / "engine.plan").is_file(), "the engine of another runtime is as it was"
 
 
-def test_an_engine_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    new, old, moved = tmp_path / "new", tmp_path / "old", []
+@pytest.mark.parametrize("moves", range(4))
+def test_an_engine_is_replaced_whole_and_with_its_report_or_not_at_all(
+    moves: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = ["engine.onnx", "engine.onnx.data"]
-    for folder in (new, old):
-        folder.mkdir()
-        for name in names:
-            (folder / name).write_text(folder.name)
 
-    def killed(self: Path, to: Path) -> None:
-        moved.append(self.name)
-        raise KeyboardInterrupt
+    def made(name: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        for file in names:
+            (folder / file).write_text(name)
+        return folder
+
+    old, told = made("old"), {name: made_up().model_copy(update={"verdict": name}) for name in ("old", "new")}
+    reports.write(told["old"], old)
+    real, left = Path.replace, iter([True] * moves)
+
+    def killed(self: Path, to: Path) -> Path:
+        if not next(left, False):
+            raise KeyboardInterrupt
+        return real(self, to)
 
     monkeypatch.setattr(Path, "replace", killed)
-    with pytest.raises(KeyboardInterrupt):
-        rebuild._put(new, old, "engine.onnx")
-    assert moved == ["engine.onnx.data"]
-    assert not (old / "engine.onnx").exists(), "a graph never lies beside another's weights"
+    with pytest.raises(KeyboardInterrupt):  # at the weights, at either file of the report, at the graph
+        rebuild._put(made("new"), old, "engine.onnx", told["new"])
+    assert not (old / "engine.onnx").exists(), "a graph never lies beside another's weights, or another's report"
     monkeypatch.undo()
-    rebuild._put(new, old, "engine.onnx")
+    rebuild._put(made("new"), old, "engine.onnx", told["new"])
     assert {(old / name).read_text() for name in names} == {"new"}
+    assert reports.load(old).verdict == "new"
 
 
 def test_a_graph_of_a_fixed_batch_is_proven_at_it_and_nothing_on_nothing(tmp_path: Path) -> None:
