@@ -1,7 +1,8 @@
 """Attention pruning on the GLUE sets at hand: MiniLM with 20 to 80 percent of its attention maps' blocks dropped.
 
-Each set gets MiniLM's encoder with a fresh head. `dense` learns for the size's steps; so do the runs with masks, from
-the same start, with masks cut from the dense run's maps or drawn at random (`compress study blocks --restart`).
+MiniLM's encoder learns each set under a fresh head, for three epochs at most. From there `dense` learns on for the
+size's steps; so do the runs with masks, from the same weights, with masks cut from the dense run's maps or drawn at
+random (`compress study blocks --restart`).
 
     python -m benchmarks.blocks --size tiny
     python -m benchmarks.blocks rte cola mrpc stsb sst2 mnli --size small
@@ -21,29 +22,42 @@ A cell that `--out` already holds is not run again, and several processes may sh
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from benchmarks.grid import MODEL, SHARED, fresh_head
+from benchmarks.grid import MODEL, SHARED, fresh_head, tune
 from benchmarks.machine import machine
 from compressor.cli.view import View
 from compressor.recipe import Recipe
 from compressor.study import Asked, Size, figures, study
 
-SETS: dict[str, tuple[str, ...]] = {
-    "rte": ("entailment", "not_entailment"),
-    "cola": ("0", "1"),
-    "mrpc": ("0", "1"),
-    "stsb": ("score",),
-    "sst2": ("negative", "positive"),
-    "mnli": ("contradiction", "entailment", "neutral"),
+
+@dataclass(frozen=True)
+class Set:
+    """Classes of a set, and what it is scored by."""
+
+    classes: tuple[str, ...]
+    metric: str
+
+
+SETS = {
+    "rte": Set(("entailment", "not_entailment"), "accuracy"),
+    "cola": Set(("0", "1"), "matthews"),
+    "mrpc": Set(("0", "1"), "f1"),
+    "stsb": Set(("score",), "spearman"),
+    "sst2": Set(("negative", "positive"), "accuracy"),
+    "mnli": Set(("contradiction", "entailment", "neutral"), "accuracy"),
 }
+EPOCHS = 3.0
+"""Over which a set is learned before anything is masked."""
+STEPS = {"tiny": 4, "small": 600, "paper": None}
+"""Steps of that, at most."""
 SIZES = {
     "tiny": Size("tiny", 128, 64, 64, 1.0, 4, (1,), (), 1, 32, 5, 2, 0.1),
-    "small": Size("small", 10_000, 600, 1500, 2.0, 200, (1, 2), (), 2, 500, 20, 10, 3.0),
+    "small": Size("small", 10_000, 600, 1500, 2.0, 150, (1, 2), (), 2, 500, 20, 10, 3.0),
     "paper": Size("paper", None, None, None, 3.0, None, (1, 2, 3, 4, 5), (), 6, 10_000, 100, 10, 10.0),
 }
 
@@ -51,6 +65,15 @@ SIZES = {
 def source(name: str) -> str:
     """The rows of a set."""
     return str(SHARED / "data" / f"{name}.tsv.xz")
+
+
+def learned(name: str, out: Path, size: str) -> Path:
+    """The model folder of a set that its runs start from."""
+    folder = out / f"{name}-{size}-start"
+    if not (folder / "config.json").exists():
+        begun = fresh_head(out / f"{name}-begun", SETS[name].classes)
+        tune(begun, name, folder, EPOCHS, most=STEPS[size], metric=SETS[name].metric)
+    return folder
 
 
 def main() -> None:
@@ -72,12 +95,10 @@ def main() -> None:
     print(f"machine: {machine('torch', 'transformers')}; {torch.get_num_threads()} threads")
     crossed = np.full((len(args.sets), len(args.sets)), np.nan)
     for name in args.sets:
-        start = args.out / f"{name}-start"
-        if not (start / "config.json").exists():
-            fresh_head(start, SETS[name])
         recipe = Recipe(
-            model=start,
+            model=learned(name, args.out, size.name),
             data=source(name),
+            metric=SETS[name].metric,
             keep="100%",
             options={"mixed_precision": "bf16"},
             learning_rate=1e-4,

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from benchmarks.machine import machine
 from compressor.cli.view import View
@@ -69,8 +69,18 @@ def start(data: str, folder: Path) -> Path:
     return folder
 
 
-def tune(begun: Path, data: str, folder: Path, epochs: float, max_length: int = 64) -> None:
-    """Learn on the training rows of `data` from the model folder `begun`, with every head, into `folder`."""
+def tune(
+    begun: Path,
+    data: str,
+    folder: Path,
+    epochs: float,
+    max_length: int = 64,
+    *,
+    most: int | None = None,
+    metric: str | None = None,
+) -> None:
+    """Learn on the training rows of `data` from the model folder `begun`, with every head, into `folder`: for so many
+    epochs, at most so many steps."""
     recipe = Recipe(
         model=begun,
         data=_file(data),
@@ -78,10 +88,13 @@ def tune(begun: Path, data: str, folder: Path, epochs: float, max_length: int = 
         epochs=epochs,
         learning_rate=1e-4,
         max_length=max_length,
+        metric=metric,
         options={"mixed_precision": "bf16", "evaluations": 4},
     )
     opened = load(begun)
     rows, sites = open_data(recipe, opened), find_sites(opened.model, example_inputs(opened, 2, 8))
+    if most is not None and most < epochs * len(rows.train) / recipe.batch_size:
+        recipe = recipe.model_copy(update={"steps": most})
     learn(opened.model, sites, rows, recipe, folder.with_name(f"{folder.name}-checkpoints"))
     AutoTokenizer.from_pretrained(begun).save_pretrained(folder)
     opened.model.save_pretrained(folder)
@@ -90,11 +103,11 @@ def tune(begun: Path, data: str, folder: Path, epochs: float, max_length: int = 
 def fresh_head(folder: Path, classes: Sequence[str]) -> Path:
     """Write MiniLM's encoder with a head of its own for these classes, drawn with seed 0; of one name: a regression."""
     torch.manual_seed(0)
-    named: dict[str, Any] = {"id2label": dict(enumerate(classes)), "label2id": {c: i for i, c in enumerate(classes)}}
-    if len(classes) == 1:
-        named["problem_type"] = "regression"
+    config = AutoConfig.from_pretrained(MODEL)
+    config.problem_type = "regression" if len(classes) == 1 else "single_label_classification"
+    config.id2label, config.label2id = dict(enumerate(classes)), {name: number for number, name in enumerate(classes)}
     fresh = AutoModelForSequenceClassification.from_pretrained(
-        MODEL, num_labels=len(classes), ignore_mismatched_sizes=True, dtype=torch.float32, **named
+        MODEL, config=config, ignore_mismatched_sizes=True, dtype=torch.float32
     )
     if len(classes) == 2:  # the folder's own head would fit
         torch.nn.init.normal_(fresh.classifier.weight, std=0.02)
