@@ -206,7 +206,7 @@ def test_bfloat16_rounds_the_numbers_that_were_given(tmp_path: Path) -> None:
 def test_a_whole_graph_in_bfloat16_has_consistent_types(bert: Pruned, tmp_path: Path) -> None:
     done, _ = prepare(bert.shrunk, tmp_path / "half.onnx", "bf16", NEW)
     model = load(tmp_path / "half.onnx")
-    assert done.startswith("converted to bf16")
+    assert "queries scaled in place of scores; converted to bf16" in done
     kinds = {value.dtype for value in model.graph.initializers.values()}
     assert ir.DataType.BFLOAT16 in kinds
     assert ir.DataType.FLOAT16 not in kinds
@@ -410,8 +410,8 @@ def test_the_table_of_layers_says_where_attention_was_lost(bert: Pruned) -> None
     assert (count, of) == (1, len(sites))
     assert line.startswith(f"fused attention in 1 of {len(sites)} attention layers (not in ")
     assert "heads 8 wide" in line
-    assert "needs SM 7.5, this GPU has 7.0" in trt_layers.told((), sites, (7, 0), "fp16")[2]
-    assert "needs fp16 or bf16" in trt_layers.told((), sites, (9, 0), "fp32")[2]
+    assert "needs SM 7.5, this GPU has 7.0" in trt_layers.told(table[1:], sites, (7, 0), "fp16")[2]
+    assert "needs fp16 or bf16" in trt_layers.told(table[1:], sites, (9, 0), "fp32")[2]
     assert trt_layers.told([table[0]] * len(sites), sites, (9, 0), "fp16") == (
         *(len(sites), len(sites)),
         f"fused attention kept in each of {len(sites)} attention layers",
@@ -431,6 +431,10 @@ def test_what_tensorrt_does_not_show_is_not_called_lost(bert: Pruned) -> None:
     assert trt_layers.told([whole, *alone], sites, (9, 0), "fp16")[:2] == (0, len(sites)), (
         "those that are shown are lost"
     )
+    torn = json.dumps({"Layers": [{"Name": "_gemm_mha_v2", "Metadata": f"{nodes[0]}|{nodes[1]}"}]}).replace("|", "\x1e")
+    assert trt_layers.layers(torn)[0].nodes == "\x1e".join(nodes[:2]), "control characters as they are"
+    for odd in ("", "no layers", "[]"):
+        assert trt_layers.told(trt_layers.layers(odd), sites, (9, 0), "fp16")[:2] == (0, 0), odd
     listed = BuiltLayer(name="{ForeignNode[a...b]}", nodes=nodes[0])
     assert trt_layers.told([listed], sites, (9, 0), "fp16")[:2] == (0, len(sites) - 1)
 
@@ -707,6 +711,15 @@ def test_timings_are_kept_and_a_torn_cache_is_said(probed: dict[str, Any]) -> No
 def test_compatible_engines_are_asked_for(probed: dict[str, Any]) -> None:
     assert "VERSION_COMPATIBLE" in probed["compatible_flags"]
     assert probed["compatible"]["hardware_compatible"] is True
+
+
+def test_what_no_kernel_computes_in_its_own_type_is_computed_in_another(probed: dict[str, Any]) -> None:
+    flags, said = probed["preferred"]
+    if probed["version"].startswith("8.6"):
+        assert flags == ["PREFER_PRECISION_CONSTRAINTS"]
+        assert "compute in another" in said
+    else:
+        assert "Could not find any implementation" in said
 
 
 def test_faults_of_building_are_one_line(probed: dict[str, Any]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
+import io
 import json
 import os
 import re
@@ -119,6 +121,8 @@ def open_session(path: Path, session: dict[str, Any], *, profile: Path | None = 
         options.profile_file_prefix = os.fspath(profile)
     if "kernel" in session:
         _register(session["kernel"], options)
+    if session["provider"] == _PROVIDERS["cuda"]:
+        _load_cuda()
     # CUDA leaves the operators that it lacks to the CPU.
     providers: list[Any] = [(session["provider"], session.get("provider_options", {}))]
     if session["provider"] != _PROVIDERS["cpu"]:
@@ -136,6 +140,13 @@ def open_session(path: Path, session: dict[str, Any], *, profile: Path | None = 
             "the cpu provider"
         )
     return opened
+
+
+@functools.cache
+def _load_cuda() -> None:
+    """Load the CUDA libraries that pip has installed: the provider looks for them on the system alone."""
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints what it does not find
+        ort.preload_dlls()
 
 
 def _register(kernel: str, options: ort.SessionOptions) -> None:

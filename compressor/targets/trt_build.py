@@ -34,8 +34,15 @@ _LEAST = 8 << 20
 """Bytes that are worth trying."""
 
 
+_NO_IMPLEMENTATION = re.compile(r"could not find any implementation", re.IGNORECASE)
+
+
 class _OutOfMemoryError(InputError):
     """Building took more memory than the device has."""
+
+
+class _NoImplementationError(InputError):
+    """No kernel computes a layer as it was asked to."""
 
 
 def serialized(
@@ -66,9 +73,16 @@ def serialized(
     """
 
     def built(workspace: int | None) -> tuple[bytes, int | None, str]:
-        options = trt_api.config_options(trt, api, precision, quantized=quantized)
+        options = trt_api.config_options(trt, api, precision, quantized=quantized) | _asked(trt, tuning, workspace)
         typed = api.strongly_typed or quantized
-        return _built(trt, api, graph, profiles, cache, {**options, **_asked(trt, tuning, workspace)}, typed, workspace)
+        try:
+            return _built(trt, api, graph, profiles, cache, options, typed, workspace)
+        except _NoImplementationError:
+            if typed:
+                raise
+        options["precision_constraints"] = "prefer"
+        plan, used, told = _built(trt, api, graph, profiles, cache, options, typed, workspace)
+        return plan, used, f"{told}; layers that have no kernel in their own type compute in another"
 
     of.enter()
     # Outside the handler: as long as the error is at hand, so is all the memory that the first try has taken.
@@ -181,7 +195,9 @@ def _built(
             plan = bytes(EngineBytesFromNetwork((builder, made, *parser), config)())
         except (PolygraphyException, TypeError) as error:  # TypeError: TensorRT gave no builder
             why = said.told(error)
-            kind = _OutOfMemoryError if _OUT_OF_MEMORY.search(" ".join(said.lines)) else InputError
+            known = {_OUT_OF_MEMORY: _OutOfMemoryError, _NO_IMPLEMENTATION: _NoImplementationError}
+            lines = " ".join(said.lines)
+            kind = next((fault for pattern, fault in known.items() if pattern.search(lines)), InputError)
             raise kind(
                 f"TensorRT {api.version} cannot build the graph ({why}); try --opset 18 or --target ort"
             ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import gc
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +16,7 @@ from compressor.report.schema import Built
 from compressor.targets import trt_api, trt_build
 from compressor.targets.base import Feeds, Precision
 from compressor.targets.device import Buffer, Driver, Stream
-from compressor.targets.trt_metadata import Metadata
+from compressor.targets.trt_metadata import Metadata, Shape
 
 
 class TrtEngine:
@@ -47,6 +48,7 @@ class TrtEngine:
             )
         self._stream = Stream(of)
         self._buffers: dict[str, Buffer] = collections.defaultdict(lambda: Buffer(of))
+        self._set: dict[str, tuple[Shape, int]] = {}
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -94,9 +96,15 @@ class TrtEngine:
         self._driver.enter()
         context, stream = self._context, self._stream
         arrays = {name: np.ascontiguousarray(feeds[name], self.metadata.inputs[name]) for name in self.inputs}
+        said = trt_build.listening()
         for name, array in arrays.items():
-            context.set_input_shape(name, array.shape)
-            context.set_tensor_address(name, self._buffers[name].upload(array, stream))
+            given = array.shape, self._buffers[name].upload(array, stream)
+            if self._set.get(name) == given:  # a shape that is set anew costs the next call time
+                continue
+            if context.set_input_shape(name, array.shape) is False:
+                raise InputError(f"{self.path}: TensorRT does not take {name} of shape {array.shape} ({said.told()})")
+            context.set_tensor_address(name, given[1])
+            self._set[name] = given
         results = {name: self._room(name) for name in self.outputs}
         said, handle = trt_build.listening(), stream.handle.value or 0
         stream.mark(0)
@@ -117,6 +125,7 @@ class TrtEngine:
             InputError: an input is missing or outside the profile.
         """
         self.metadata.check_shapes({name: array.shape for name, array in feeds.items()})
+        gc.collect()  # what goes on its own meanwhile would count against it
         before = self._driver.free_memory()
         try:
             loaded = trt_build.deserialized(self._driver, self.path)

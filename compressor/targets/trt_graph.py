@@ -3,7 +3,9 @@
 1. Local functions are inlined: 8.6 reads none.
 2. Lower precision: weights and arithmetic in fp16 or bf16, inputs and outputs as they were. A graph with quantization
    (`QuantizeLinear`, int8 or fp8) says what it computes in already, and is left as it is.
-3. For 8.6: 64-bit inputs and outputs become 32-bit, and what operator set 18 writes otherwise is written as in 17.
+3. From 10 on: the scale of scores moves to the queries, where the fusion of attention has to find it (TensorRT's
+   documentation, "Fused Attention"). Quantized graphs are left alone: a product next to its scales is what fuses there.
+4. For 8.6: 64-bit inputs and outputs become 32-bit, and what operator set 18 writes otherwise is written as in 17.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from compressor.targets.half import halve
 from compressor.targets.trt_api import Api
 from compressor.targets.trt_metadata import Shape
 from graph_passes import load, save
+from graph_passes.passes import ScaleQueries
 
 _QUANTIZED = frozenset(("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"))
 _OLDEST_OPSET = 17
@@ -51,6 +54,8 @@ def prepare(source: Path, out: Path, precision: Precision, api: Api) -> tuple[st
     quantized = any(node.op_type in _QUANTIZED for node in model.graph)
     if not api.wide:
         _lower_opset(model, source, api)
+    elif not quantized and ScaleQueries()(model).modified:
+        done.append("queries scaled in place of scores")
     save(model, out)
     if quantized:
         done.append("quantized as it came")

@@ -23,8 +23,14 @@ _HEAD_DIMS = range(16, 257, 8)
 
 
 def layers(information: str) -> tuple[BuiltLayer, ...]:
-    """The table of layers, from the inspector's JSON. Before 10 a layer may be its name alone."""
-    told = json.loads(information).get("Layers", ())
+    """The table of layers, from the inspector's JSON: none where it is none. Before 10 a layer may be its name alone.
+
+    Names of nodes are parted by control characters, which strict JSON has not.
+    """
+    try:
+        told = json.loads(information, strict=False).get("Layers", ())
+    except (ValueError, AttributeError):  # an engine is worth more than what is told of it
+        return ()
     return tuple(BuiltLayer(name=layer) if isinstance(layer, str) else _layer(layer) for layer in told)
 
 
@@ -55,6 +61,8 @@ def told(
     kernels = [layer for layer in found if is_fused(layer)]
     if not sites:
         return len(kernels), len(kernels), "the graph has no attention"
+    if not found:
+        return 0, 0, "whether attention is fused cannot be told: TensorRT's inspector shows no layers"
     if len(kernels) >= len(sites):
         return len(sites), len(sites), f"fused attention kept in each of {len(sites)} attention layers"
     kept = [site for site in sites if any(_node(site) in _nodes(layer) for layer in kernels)]

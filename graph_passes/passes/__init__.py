@@ -8,6 +8,7 @@ from graph_passes.passes.lower_block_sparse import LowerBlockSparse
 from graph_passes.passes.normalize import Normalize
 from graph_passes.passes.remove_empty import RemoveEmptyAttention
 from graph_passes.passes.remove_heads import RemoveHeads
+from graph_passes.passes.scale_queries import ScaleQueries
 
 __all__ = [
     "CleanUp",
@@ -18,4 +19,5 @@ __all__ = [
     "Normalize",
     "RemoveEmptyAttention",
     "RemoveHeads",
+    "ScaleQueries",
 ]

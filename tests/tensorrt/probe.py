@@ -77,6 +77,9 @@ def main(graph: Path, folder: Path) -> dict[str, Any]:
     found["smaller"] = built("fp32").session["workspace"]
     stand_ins.FAILURES[:] = [memory, memory]
     found["too_large"] = built("fp32")
+    stand_ins.FAILURES[:] = ["10: Could not find any implementation for node {ForeignNode[a...b]}."]
+    engine = built("fp32")
+    found["preferred"] = [sorted(stand_ins.ASKED["flags"]), getattr(engine, "optimization", engine)]
     stand_ins.FAILURES[:] = ["4: [graph.cpp] no importer registered\nfor op: Odd"]
     found["unreadable"] = built("fp32")
     plan.write_bytes(plan.read_bytes()[:-1])
