@@ -612,8 +612,26 @@ def test_build_refuses_another_graph_than_was_proven(out: Path, tmp_path: Path, 
     assert (done.code, "--batch" in done.error) == (2, True)
 
 
-def test_a_goal_that_cannot_be_told_is_missed() -> None:
-    assert gpu.faults(72, speed(8, 128, 2.0, 1.0), None) == ["share not known"]
+def test_weights_that_were_left_out_are_drawn_the_same_again(bert: Pruned, tmp_path: Path) -> None:
+    model, found = bert.shrunk, []
+    for name in ("here", "there"):
+        (place := tmp_path / name).mkdir()
+        shutil.copy(model, place / model.name)
+        gpu.draw_weights(place / model.name)
+        drawn = place / f"{model.name}.data"
+        assert drawn.stat().st_size >= (model.parent / drawn.name).stat().st_size - 4096, "but for what is aligned"
+        found.append(outputs(place / model.name, bert.inputs)["logits"])
+    assert np.isfinite(found[0]).all()
+    np.testing.assert_array_equal(found[0], found[1])
+    gpu.draw_weights(model)
+    assert np.abs(outputs(model, bert.inputs)["logits"] - found[0]).max() > 0, "weights that are there stay"
+
+
+def test_goals_that_are_missed_and_those_that_cannot_be_told() -> None:
+    assert gpu.faults(72, speed(8, 128, 2.0, 1.0), None) == [], "is told apart"
+    assert gpu.faults(gpu.DENSE, speed(8, 128, 1.0, 1.0), None) == [], "dense beside itself has no goal"
+    assert str(gpu.Goals()) == "every goal reached"
+    assert str(gpu.Goals(["a", "b"], ["c"])) == "missed: a; b\ncannot be told: c"
     assert gpu.faults(72, speed(8, 128, 2.0, 1.0), 0.9) == []
     share, faster = gpu.faults(72, speed(8, 128, 1.05, 1.0), 0.79)
     assert (share, faster.endswith("% faster")) == ("share 0.79", True)
