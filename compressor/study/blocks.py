@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,18 +18,13 @@ from compressor.recipe import Recipe
 from compressor.sites import keep_all
 from compressor.study import figures
 from compressor.study.base import Result, Study
+from compressor.study.blocks_told import ALL, DENSE, OWN, RANDOM, RETRAINED, Told
 from compressor.study.cells import Cell
-from compressor.study.findings import Findings, Picture, Table, difference
-from compressor.study.grid import told_difference
+from compressor.study.findings import Findings, Picture
 from compressor.study.learner import check_options, choose
 from compressor.tasks.data import rows_hash
-from compressor.tasks.metrics import points, unit
 from compressor.tasks.splits import named_splits, pick
 from graph_passes import BlockMask, Plan
-
-DENSE, RETRAINED = "dense", "retrained"
-ALL = "all"
-OWN, RANDOM = "own", "random"
 
 
 class Blocks(Study):
@@ -89,7 +84,7 @@ class Blocks(Study):
             choose(subject, "dsp", "100%", seed, work, tell)
             subject.save(weights)
             return {**self._measured(plan), "density": None}
-        asked = self.asked.recipe.model_copy(update=self._asked(cell.asked["kind"], cell.asked["share"]))
+        asked = self._asked(cell.asked["kind"], cell.asked["share"])
         kept: dict[str, list[float]] = {}
         if cell.asked["share"]:
             maps = self._maps(cell.asked["masks"], seed, plan)
@@ -100,10 +95,11 @@ class Blocks(Study):
         retrain(subject.model, data, pace, plan, work / "checkpoints", tell)
         return {**self._measured(plan), "density": kept}
 
-    def _asked(self, kind: str, share: float) -> dict[str, Any]:
-        if ALL in kind.split("+"):
-            return {"blocks": share, "prune": {}}
-        return {"blocks": None, "prune": dict.fromkeys(kind.split("+"), share)}
+    def _asked(self, kind: str, share: float) -> Recipe:
+        kinds = kind.split("+")
+        every = ALL in kinds
+        shares = {"blocks": share if every else None, "prune": {} if every else dict.fromkeys(kinds, share)}
+        return self.asked.recipe.model_copy(update=shares)
 
     def _cut(self, maps: AttentionMaps, plan: Plan, asked: Recipe, drawn: int | None = None) -> dict[str, BlockMask]:
         share, future = shares(asked, self.subject.sites), asked.count_causal_zeros
@@ -139,96 +135,13 @@ class Blocks(Study):
         return found
 
     def findings(self, results: Sequence[Result]) -> Findings:
-        task = self.subject.data.task
-        found = sorted(results, key=_order)
-        dense, retrained = (
-            {cell["asked"]["seed"]: cell for cell in found if cell["asked"]["masks"] == name}
-            for name in (DENSE, RETRAINED)
-        )
-        control, base = (retrained, RETRAINED) if retrained.keys() == dense.keys() else (dense, DENSE)
-        by = points(task.metric)
-        groups: dict[tuple[str, str, float], list[Result]] = {}
-        for cell in found:
-            asked = cell["asked"]
-            groups.setdefault((asked["masks"], asked["kind"], asked["share"]), []).append(cell)
-        lines, curves = [], dict[str, list[tuple[float, list[float]]]]()
-        for (masks, kind, share), cells in groups.items():
-            scores = [by * cell["test"] for cell in cells]
-            bases = [control[cell["asked"]["seed"]] for cell in cells]
-            left = [self._macs(cell) for cell in cells]
-            lines.append(
-                (
-                    masks,
-                    kind,
-                    f"{share:g}",
-                    str(len(cells)),
-                    f"{by * float(np.mean([cell['eval'] for cell in cells])):.2f}",
-                    f"{np.mean(scores):.2f}",
-                    f"{min(scores):.2f}-{max(scores):.2f}" if len(scores) > 1 else "",
-                    "" if masks in (DENSE, base) else told_difference(task, bases, cells),
-                    f"{100 * (1 - float(np.mean(left))):.0f}%",
-                )
-            )
-            if share:
-                curves.setdefault(f"{masks}, {kind}", []).append((share, scores))
-        columns = ("masks", "kind", "p", "n", "eval", "test", "spread", f"minus {base} (95%)", "pairs saved")
-        level = [by * cell["test"] for cell in control.values()]
-        told = f"Mean over seeds; the band reaches from the worst seed to the best. The grey line is {base}."
-        tables, crossed = self._crossed(groups, control, base)
-        label = "share of blocks dropped, p"
-        return Findings(
-            [self._row(cell, control) for cell in found],
-            [Table(f"{unit(task.metric)}: mean over n seeds, test minus {base}", columns, tuple(lines)), *tables],
-            [
-                Picture(
-                    "metric_vs_p",
-                    "Metric against the share of blocks dropped",
-                    told,
-                    figures.spread(curves, label, f"test {unit(task.metric)}", level=level),
-                    wide=True,
-                ),
-                *crossed,
-                *self._pictures(found),
-            ],
-        )
+        told = Told(results, self.subject, [Path(name).name for name in self.asked.sources]).findings()
+        return replace(told, pictures=[*told.pictures, *self._pictures(results)])
 
-    def _crossed(
-        self, groups: Mapping[tuple[str, str, float], list[Result]], control: Mapping[int, Result], base: str
-    ) -> tuple[list[Table], list[Picture]]:
-        """Masks of every source on the rows of the first, p by p (figure 6): nothing where there is one source."""
-        names = [Path(name).name for name in self.asked.sources]
-        target, by = names[0] if names else "", points(self.subject.data.task.metric)
-        shown = {OWN: target, **{name: name for name in names[1:]}, RANDOM: RANDOM}
-        tables, pictures = list[Table](), list[Picture]()
-        for kind in dict.fromkeys(kind for _, kind, share in groups if share):
-            sources = [masks for masks in shown if any(key[:2] == (masks, kind) for key in groups)]
-            levels = sorted({share for masks, each, share in groups if share and each == kind})
-            if not set(names[1:]) & set(sources):
-                continue
-            values = np.full((len(sources), len(levels)), np.nan)
-            for row, masks in enumerate(sources):
-                for column, share in enumerate(levels):
-                    if cells := groups.get((masks, kind, share)):
-                        lost = [cell["test"] - control[cell["asked"]["seed"]]["test"] for cell in cells]
-                        values[row, column] = by * float(np.mean(lost))
-            heads = tuple(f"p = {share:g}" for share in levels)
-            metric = unit(self.subject.data.task.metric)
-            told = f"{metric} on {target}, minus {base}, by where the masks come from; {kind} attention"
-            lines = tuple(
-                (shown[masks], *("" if np.isnan(value) else f"{value:+.2f}" for value in line))
-                for masks, line in zip(sources, values, strict=True)
-            )
-            tables.append(Table(told, ("masks from", *heads), lines))
-            rows = "; ".join(f"{place} {shown[masks]}" for place, masks in enumerate(sources, 1))
-            figure = figures.table_map(values, [f"{share:g}" for share in levels], "p", places=2, first=1)
-            name = f"crossed_{kind.replace('+', '_')}"
-            pictures.append(Picture(name, "Masks of one data set on another", f"{told}. {rows}.", figure))
-        return tables, pictures
-
-    def _pictures(self, found: Sequence[Result]) -> list[Picture]:
+    def _pictures(self, results: Sequence[Result]) -> list[Picture]:
         """Average maps with their masks, and what is left of each head, at the middle share of the first seed: of each
         kind of attention from the cell that masks most layers, that kind's among them."""
-        own = [cell for cell in found if cell["asked"]["masks"] == OWN]
+        own = [cell for cell in results if cell["asked"]["masks"] == OWN]
         if not own:
             return []
         kinds = {site.name: site.kind for site in self.subject.sites}
@@ -260,7 +173,7 @@ class Blocks(Study):
             return pictures
         maps, plan = AttentionMaps.load(path), keep_all(self.subject.sites)
         cuts = {
-            asked: self._cut(maps, plan, self.asked.recipe.model_copy(update=self._asked(asked, share)))
+            asked: self._cut(maps, plan, self._asked(asked, share))
             for asked in {cell["asked"]["kind"] for cell in of_kind.values()}
         }
         for kind, cell in sorted(of_kind.items()):
@@ -280,29 +193,6 @@ class Blocks(Study):
     def _number(self, name: str) -> str:
         return f"layer {[site.name for site in self.subject.sites].index(name)}"
 
-    def _macs(self, cell: Result) -> float:
-        """Share of all pairs of positions that are computed."""
-        kept = cell["density"] or {}
-        left = [np.mean(kept[site.name]) if site.name in kept else 1.0 for site in self.subject.sites]
-        heads = [site.heads for site in self.subject.sites]
-        return float(np.average(left, weights=heads))
-
-    def _row(self, cell: Result, control: Mapping[int, Result]) -> dict[str, Any]:
-        asked, task = cell["asked"], self.subject.data.task
-        base = control[asked["seed"]]
-        found = difference(task, [np.array(base["answers"])], [np.array(cell["answers"])])
-        return {
-            **asked,
-            "metric": task.metric,
-            "eval": cell["eval"],
-            "test": cell["test"],
-            "difference": found.difference,
-            "low": found.low,
-            "high": found.high,
-            "pairs_left": self._macs(cell),
-            "seconds": cell["seconds"],
-        }
-
 
 def _shown(maps: AttentionMaps, mask: Any, site: str) -> tuple[np.ndarray, np.ndarray]:
     """The map and the mask, each the mean over heads, up to the last positions that any row has."""
@@ -310,9 +200,3 @@ def _shown(maps: AttentionMaps, mask: Any, site: str) -> tuple[np.ndarray, np.nd
     kept = np.where(counts > 0, mask.entries(*counts.shape, memory=maps.memory).mean(axis=0), np.nan)
     ends = tuple(slice(int(np.flatnonzero(counts.any(axis=1 - axis)).max()) + 1) for axis in (0, 1))
     return maps.maps[site].mean(axis=0)[ends], kept[ends]
-
-
-def _order(cell: Result) -> tuple[Any, ...]:
-    asked = cell["asked"]
-    first = {DENSE: 0, RETRAINED: 1, OWN: 2, RANDOM: 3}.get(asked["masks"], 4)
-    return first, asked["masks"], asked["kind"], asked["share"], asked["seed"]
