@@ -154,7 +154,8 @@ def _study(**axes: tuple[Any, ...]) -> Blocks:
 def test_kinds_of_attention_are_pruned_together() -> None:
     study = _study(kinds=("encoder+decoder",), shares=(0.4,), masks=("own",))
     assert [cell.name for cell in study.cells()] == ["dense-s1", "own-encoder+decoder-p0.4-s1"]
-    assert study._asked("encoder+decoder", 0.4) == {"blocks": None, "prune": {"encoder": 0.4, "decoder": 0.4}}
+    asked = study._asked("encoder+decoder", 0.4)
+    assert (asked.blocks, asked.prune) == (None, {"encoder": 0.4, "decoder": 0.4})
     with pytest.raises(Exception, match=r"--kinds encoder\+middle: the model has no middle attention"):
         _study(kinds=("encoder+middle",)).cells()
 
