@@ -146,6 +146,10 @@ def test_bf16_multiplies_in_half_precision_and_leaves_float32_weights(tmp_path: 
     assert learned.plan.heads_kept == 3
     assert all(weight.dtype == torch.float32 for weight in half.parameters())
     assert not _same_weights(whole, half)
+    plain, inputs = learning.model(), {"input_ids": torch.arange(16).reshape(2, 8)}
+    plain.load_state_dict(half.state_dict())
+    with torch.no_grad():  # what comes after learning, an export say, is in full precision again
+        assert torch.equal(plain.eval()(**inputs).logits, half.eval()(**inputs).logits)
     assert plan_bytes(learning.run(tmp_path / "again", recipe, of=again), tmp_path) == plan_bytes(learned, tmp_path)
     assert _same_weights(half, again)
 

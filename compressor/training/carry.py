@@ -15,6 +15,9 @@ from compressor.heads.gates import Gate
 from compressor.sites import Site, hooked
 from graph_passes.gates import GATE
 
+_WRAPPED = ("forward", "_original_forward")
+"""What accelerate sets on a model that it prepares for mixed precision."""
+
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
@@ -36,13 +39,18 @@ def frozen(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def as_it_was(model: PreTrainedModel) -> Iterator[None]:
-    """Put back what a trainer changes beside the weights: it turns the cache off, a loss may note its problem type."""
+    """Put back what a trainer changes beside the weights: it turns the cache off, a loss may note its problem type, and
+    mixed precision wraps `forward`, which would then compute, and be exported, in bfloat16."""
     was_training, config = model.training, dict(vars(model.config))
+    forward = {name: vars(model)[name] for name in _WRAPPED if name in vars(model)}
     try:
         yield
     finally:
         model.train(was_training)
         vars(model.config).update(config)
+        for name in _WRAPPED:
+            vars(model).pop(name, None)
+        vars(model).update(forward)
 
 
 @contextmanager
