@@ -70,7 +70,7 @@ def source(name: str) -> str:
 def learned(name: str, out: Path, size: str) -> Path:
     """The model folder of a set that its runs start from."""
     folder = out / f"{name}-{size}-start"
-    if not (folder / "config.json").exists():
+    if not folder.exists():
         begun = fresh_head(out / f"{name}-begun", SETS[name].classes)
         tune(begun, name, folder, EPOCHS, most=STEPS[size], metric=SETS[name].metric)
     return folder

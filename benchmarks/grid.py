@@ -16,6 +16,7 @@ several processes started with the same `--out` share the cells among them.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -64,7 +65,7 @@ def start(data: str, folder: Path) -> Path:
     classes = CLASSES[data]
     if classes is None:
         return MODEL
-    if not (folder / "config.json").exists():
+    if not folder.exists():
         tune(fresh_head(folder.with_name(f"{folder.name}-begun"), classes), data, folder, epochs=2)
     return folder
 
@@ -80,7 +81,17 @@ def tune(
     metric: str | None = None,
 ) -> None:
     """Learn on the training rows of `data` from the model folder `begun`, with every head, into `folder`: for so many
-    epochs, at most so many steps."""
+    epochs, at most so many steps. The folder appears whole; of several processes one makes it, the others wait."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f".{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            _tune(begun, data, folder, epochs, max_length, most, metric)
+
+
+def _tune(
+    begun: Path, data: str, folder: Path, epochs: float, max_length: int, most: int | None, metric: str | None
+) -> None:
     recipe = Recipe(
         model=begun,
         data=_file(data),
@@ -96,8 +107,10 @@ def tune(
     if most is not None and most < epochs * len(rows.train) / recipe.batch_size:
         recipe = recipe.model_copy(update={"steps": most})
     learn(opened.model, sites, rows, recipe, folder.with_name(f"{folder.name}-checkpoints"))
-    AutoTokenizer.from_pretrained(begun).save_pretrained(folder)
-    opened.model.save_pretrained(folder)
+    partial = folder.with_name(f"{folder.name}.partial")
+    AutoTokenizer.from_pretrained(begun).save_pretrained(partial)
+    opened.model.save_pretrained(partial)
+    partial.rename(folder)
 
 
 def fresh_head(folder: Path, classes: Sequence[str]) -> Path:

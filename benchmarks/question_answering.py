@@ -38,6 +38,7 @@ from compressor.cli.view import View
 from compressor.folder import ModelFolder, load
 from compressor.quiet import quiet_transformers
 from compressor.recipe import Recipe
+from compressor.study.cells import write
 from compressor.targets import Tuning, target
 from compressor.tasks import Data, open_data, statistics
 from compressor.tasks.splits import named_splits
@@ -158,9 +159,9 @@ def compressed(model: Path, size: Size, share: float, block: int, args: argparse
     how = "".join(f"-{name}" for name in ("everywhere", "kernel") if getattr(args, name))
     out = model.with_name(f"p{share:g}-b{block}{how}" if share else "p0")
     line, rows = out.with_name(f"{out.name}.json"), model.with_name("rows.jsonl")
-    if line.is_file():
-        found: dict[str, Any] = json.loads(line.read_text())
-        return found
+    settings = {**asdict(size), "seconds": args.seconds}
+    if line.is_file() and (kept := json.loads(line.read_text()))["settings"] == settings:
+        return dict(kept["line"])
     asked: dict[str, Any] = {"keep": "100%"}
     if share:
         asked = {"blocks": share, "block_size": block, "everywhere": args.everywhere, "kernel": args.kernel}
@@ -204,7 +205,7 @@ def compressed(model: Path, size: Size, share: float, block: int, args: argparse
         "times faster": f"{speed.ratio:.2f} ({speed.low:.2f} to {speed.high:.2f})",
         "peak memory, MiB": " to ".join(f"{peak / 2**20:.0f}" for peak in peaks),
     }
-    line.write_text(json.dumps(found))
+    write(line, json.dumps({"settings": settings, "line": found}))
     return found
 
 

@@ -52,7 +52,7 @@ def model(name: str, tuned: Path | None, max_length: int) -> Path:
     if tuned is None:
         return MODEL
     folder = tuned / f"minilm-{name}"
-    if not (folder / "config.json").exists():
+    if not folder.exists():
         tune(MODEL, name, folder, epochs=1, max_length=max_length)
     return folder
 

@@ -229,7 +229,8 @@ def _put(made: Path, out: Path, engine: str, report: Report) -> None:
     """Move what was built into the folder, with its report, whole or not at all.
 
     The file without which nothing loads the engine goes first and comes last, behind the report: for a plan its
-    metadata, for a graph, whose weights lie beside it, the graph. So no engine lies beside another one's report.
+    metadata, for a graph, whose weights lie beside it, the graph. So no engine of this target lies beside the report of
+    another. Engines of other targets stay.
     """
     papers = papers_of(out / engine).name
     last = papers if (made / papers).is_file() else engine

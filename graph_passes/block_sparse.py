@@ -115,8 +115,9 @@ def call(function: ir.Function, inputs: Sequence[ir.Value]) -> ir.Node:
     return ir.node(NAME, inputs, attributes, domain=DOMAIN, overload=function.overload)
 
 
-def alone(function: ir.Function, dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Model:
-    """A model of one call: it reads what the function reads, under the same names, and gives `output`."""
+def alone(function: ir.Function) -> ir.Model:
+    """A model of one call in fp32: it reads what the function reads, under the same names, and gives `output`."""
+    dtype = ir.DataType.FLOAT
     inputs = [
         ir.Value(name=value.name, type=ir.TensorType(ir.DataType.BOOL if value.name == "block_mask" else dtype))
         for value in function.inputs

@@ -18,7 +18,7 @@ from compressor.recipe import Recipe
 from compressor.sites import keep_all
 from compressor.study import figures
 from compressor.study.base import Result, Study
-from compressor.study.blocks_told import ALL, DENSE, OWN, RANDOM, RETRAINED, Told
+from compressor.study.blocks_findings import ALL, DENSE, OWN, RANDOM, RETRAINED, BlocksFindings
 from compressor.study.cells import Cell
 from compressor.study.findings import Findings, Picture
 from compressor.study.learner import check_options, choose
@@ -135,13 +135,14 @@ class Blocks(Study):
         return found
 
     def findings(self, results: Sequence[Result]) -> Findings:
-        told = Told(results, self.subject, [Path(name).name for name in self.asked.sources]).findings()
-        return replace(told, pictures=[*told.pictures, *self._pictures(results)])
+        told = BlocksFindings(results, self.subject, [Path(name).name for name in self.asked.sources])
+        found = told.findings()
+        return replace(found, pictures=[*found.pictures, *self._pictures(told.found)])
 
-    def _pictures(self, results: Sequence[Result]) -> list[Picture]:
+    def _pictures(self, found: Sequence[Result]) -> list[Picture]:
         """Average maps with their masks, and what is left of each head, at the middle share of the first seed: of each
         kind of attention from the cell that masks most layers, that kind's among them."""
-        own = [cell for cell in results if cell["asked"]["masks"] == OWN]
+        own = [cell for cell in found if cell["asked"]["masks"] == OWN]
         if not own:
             return []
         kinds = {site.name: site.kind for site in self.subject.sites}

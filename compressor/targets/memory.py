@@ -21,8 +21,8 @@ _RUNS = 3
 
 
 def peak_growth(path: Path, session: Mapping[str, Any], feeds: Feeds) -> int | None:
-    """By how many bytes loading and running a graph grows the resident set of a fresh process, at its peak; on CUDA how
-    much of the GPU's memory it takes.
+    """By how many bytes loading and running a graph grows the resident set of a fresh process, at its peak; on CUDA by
+    how many the GPU's free memory shrinks, whoever else uses it.
 
     What the process holds before (interpreter, runtime, inputs) is not counted.
 
@@ -41,14 +41,14 @@ def peak_growth(path: Path, session: Mapping[str, Any], feeds: Feeds) -> int | N
 
 def _child(request: str) -> int:
     from compressor.targets.device import driver
-    from compressor.targets.session import open_session, run
+    from compressor.targets.session import PROVIDERS, open_session, run
 
     asked = json.loads(request)
     with np.load(asked["feeds"]) as archive:
         feeds = dict(archive)
     with contextlib.suppress(OSError):
         _CLEAR.write_text("5", encoding="ascii")  # sets the peak back to what is held now: imports have peaks too
-    on_gpu = asked["session"]["provider"] == "CUDAExecutionProvider"
+    on_gpu = asked["session"]["provider"] == PROVIDERS["cuda"]
     before = driver().free_memory() if on_gpu else _kilobytes("VmRSS")
     engine = open_session(Path(asked["path"]), asked["session"])
     for _ in range(_RUNS):

@@ -28,7 +28,7 @@ except ImportError as error:
     ) from error
 
 _ONLY_FATAL = 4
-_PROVIDERS: dict[Provider, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+PROVIDERS: dict[Provider, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
 def choose(provider: Provider | None, precision: Precision, kernel: Path | None = None) -> Provider:
@@ -38,7 +38,7 @@ def choose(provider: Provider | None, precision: Precision, kernel: Path | None 
         TargetMissingError: it is not on this machine, or it does not compute in the precision.
     """
     # onnxruntime-gpu offers CUDA on any machine; whether there is a device is for the driver to say.
-    there = _PROVIDERS["cuda"] in ort.get_available_providers() and shutil.which("nvidia-smi") is not None
+    there = PROVIDERS["cuda"] in ort.get_available_providers() and shutil.which("nvidia-smi") is not None
     if provider == "cuda" and not there:
         raise TargetMissingError(
             "cuda: ONNX Runtime finds no CUDA device here; pip install 'compressor[gpu]' on a machine with an NVIDIA "
@@ -78,7 +78,7 @@ def describe(provider: Provider, threads: int | None, kernel: Path | None = None
     """
     described: dict[str, Any] = {
         "runtime": f"onnxruntime {ort.__version__}",
-        "provider": _PROVIDERS[provider],
+        "provider": PROVIDERS[provider],
         "intra_op_threads": threads or cores(),
         "inter_op_threads": 1,
         "execution_mode": "sequential",
@@ -121,12 +121,12 @@ def open_session(path: Path, session: dict[str, Any], *, profile: Path | None = 
         options.profile_file_prefix = os.fspath(profile)
     if "kernel" in session:
         _register(session["kernel"], options)
-    if session["provider"] == _PROVIDERS["cuda"]:
+    if session["provider"] == PROVIDERS["cuda"]:
         _load_cuda()
     # CUDA leaves the operators that it lacks to the CPU.
     providers: list[Any] = [(session["provider"], session.get("provider_options", {}))]
-    if session["provider"] != _PROVIDERS["cpu"]:
-        providers.append(_PROVIDERS["cpu"])
+    if session["provider"] != PROVIDERS["cpu"]:
+        providers.append(PROVIDERS["cpu"])
     try:
         opened = ort.InferenceSession(os.fspath(path), options, providers=providers)
     except Exception as error:  # ONNX Runtime's own exceptions share no base but this one

@@ -16,7 +16,7 @@ from compressor.report.schema import Built
 from compressor.targets import trt_api, trt_cache, trt_layers
 from compressor.targets.base import Precision, Provider, Tuning
 from compressor.targets.device import Device, Driver, driver
-from compressor.targets.trt_build import Profiles, deserialized, serialized
+from compressor.targets.trt_build import Profiles, Serialized, deserialized, serialized
 from compressor.targets.trt_engine import TrtEngine
 from compressor.targets.trt_graph import prepare, profile
 from compressor.targets.trt_metadata import Metadata, digest, graph_digest, papers_of, read
@@ -80,11 +80,9 @@ def build(
         done, quantized = prepare(onnx, graph, precision, api)
         cache = trt_cache.opened(wanted.timing_cache, api.version, of.device)
         started = time.perf_counter()
-        plan, workspace, timings = serialized(
-            trt, api, of, graph, profiles, wanted, cache, precision=precision, quantized=quantized
-        )
+        made = serialized(trt, api, of, graph, profiles, wanted, cache, precision=precision, quantized=quantized)
         seconds = time.perf_counter() - started
-    out.write_bytes(plan)
+    out.write_bytes(made.plan)
     engine = deserialized(of, out)
     layers = trt_layers.layers(_inspected(trt, engine))
     fused, attentions, attention = trt_layers.told(layers, sites, of.device.capability, precision)
@@ -102,11 +100,11 @@ def build(
         version_compatible=wanted.version_compatible,
         attentions=attentions,
         fused=fused,
-        optimization=f"{done}; built by TensorRT {api.version}{timings}; {attention}",
-        session=_session(api, of.device, wanted, precision, workspace, profiles),
+        optimization=f"{done}; built by TensorRT {api.version}{made.timings}; {attention}",
+        session=_session(api, of.device, wanted, precision, made, profiles),
         built=Built(
             seconds=round(seconds, 3),
-            plan_bytes=len(plan),
+            plan_bytes=len(made.plan),
             weight_bytes=trt_api.weight_bytes(trt, engine),
             activation_bytes=trt_api.activation_bytes(engine),
             attention=attention,
@@ -157,16 +155,16 @@ def _inspected(trt: ModuleType, engine: Any) -> str:
 
 
 def _session(
-    api: trt_api.Api, device: Device, wanted: Tuning, precision: Precision, workspace: int | None, profiles: Profiles
+    api: trt_api.Api, device: Device, wanted: Tuning, precision: Precision, made: Serialized, profiles: Profiles
 ) -> dict[str, Any]:
     return {
         "runtime": f"tensorrt {api.version}",
         "provider": str(device),
         "precision": precision,
-        "types": "the graph's" if api.strongly_typed else "asked of every layer",
+        "types": made.types,
         "tf32": False,
         "profile": {name: [list(shape) for shape in spans] for name, spans in profiles.items()},
-        "workspace": "all that is free" if workspace is None else f"{workspace >> 20} MiB",
+        "workspace": "all that is free" if made.workspace is None else f"{made.workspace >> 20} MiB",
         "tactic_sources": list(api.tactics),
         "hardware_compatible": wanted.hardware_compatible,
         "version_compatible": wanted.version_compatible,

@@ -2,7 +2,7 @@
 
 1. Types: from 10 on a network is strongly typed, that is it computes in the types that the graph says; 11 has no other.
    8.6 is given the flags of the types that are in the graph, and every layer that computes its own, unless the graph is
-   quantized.
+   quantized; it must compute in them, or where it has no kernel that does, should.
 2. 8.6 has no 64-bit integers, no bfloat16, and reads operator sets up to 17.
 3. cuBLAS and cuDNN are tactic sources until 10; they are left out, for they need not be installed.
 4. Sizes of weights and of activations have been renamed.
@@ -23,6 +23,9 @@ _ARITHMETIC = frozenset(
     " PARAMETRIC_RELU POOLING RAGGED_SOFTMAX REDUCE RESIZE SCALE SOFTMAX UNARY".split()
 )
 """Layers that compute. All others only move numbers about, in whatever type they have."""
+
+PREFERRED = {"precision_constraints": "prefer"}
+"""What `config_options` would give if the types of layers were asked for and not required."""
 
 
 @dataclass(frozen=True)

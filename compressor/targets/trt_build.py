@@ -9,6 +9,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,13 +29,11 @@ Profiles = Mapping[str, tuple[Shape, Shape, Shape]]
 _OUT_OF_MEMORY = re.compile(
     r"out ?of ?memory|insufficient (device )?memory|std::bad_alloc|MemoryAllocation", re.IGNORECASE
 )
+_NO_IMPLEMENTATION = re.compile(r"could not find any implementation", re.IGNORECASE)
 _SMALLER = 8
 """By how much less of the device's free memory a build is tried again with."""
 _LEAST = 8 << 20
 """Bytes that are worth trying."""
-
-
-_NO_IMPLEMENTATION = re.compile(r"could not find any implementation", re.IGNORECASE)
 
 
 class _OutOfMemoryError(InputError):
@@ -43,6 +42,23 @@ class _OutOfMemoryError(InputError):
 
 class _NoImplementationError(InputError):
     """No kernel computes a layer as it was asked to."""
+
+
+@dataclass(frozen=True)
+class Serialized:
+    """An engine as bytes.
+
+    Attributes:
+        plan: the engine.
+        workspace: bytes that it was built in; None: all that was free.
+        timings: what a reader must know of the timings of kernels, as the rest of a sentence.
+        types: whose types layers compute in, in words.
+    """
+
+    plan: bytes
+    workspace: int | None
+    timings: str
+    types: str
 
 
 def serialized(
@@ -56,33 +72,32 @@ def serialized(
     *,
     precision: Precision,
     quantized: bool,
-) -> tuple[bytes, int | None, str]:
-    """Build an engine; where the device's memory runs out, once more with a smaller workspace.
+) -> Serialized:
+    """Build an engine; where the device's memory runs out, once more with a smaller workspace; where 8.6 has no kernel
+    for a layer in its own type, once more with types that are asked for and not required.
 
     Args:
         graph: as TensorRT reads it.
         precision: numbers of a graph that is not quantized.
         quantized: the graph says by `QuantizeLinear` what it computes in.
 
-    Returns:
-        The engine; the workspace in bytes that it was built in, None: all that was free; and what a reader must know of
-        the timings, as the rest of a sentence.
-
     Raises:
         InputError: TensorRT cannot read the graph, or cannot build it; the message holds what it says.
     """
 
-    def built(workspace: int | None) -> tuple[bytes, int | None, str]:
+    typed = api.strongly_typed or quantized
+
+    def built(workspace: int | None) -> Serialized:
         options = trt_api.config_options(trt, api, precision, quantized=quantized) | _asked(trt, tuning, workspace)
-        typed = api.strongly_typed or quantized
+        types = "the graph's" if api.strongly_typed else "asked of every layer"
         try:
-            return _built(trt, api, graph, profiles, cache, options, typed, workspace)
+            plan, told = _built(trt, api, graph, profiles, cache, options, typed)
         except _NoImplementationError:
             if typed:
                 raise
-        options["precision_constraints"] = "prefer"
-        plan, used, told = _built(trt, api, graph, profiles, cache, options, typed, workspace)
-        return plan, used, f"{told}; layers that have no kernel in their own type compute in another"
+            plan, told = _built(trt, api, graph, profiles, cache, {**options, **trt_api.PREFERRED}, typed)
+            types = "asked of every layer, and not required"
+        return Serialized(plan, workspace, told, types)
 
     of.enter()
     # Outside the handler: as long as the error is at hand, so is all the memory that the first try has taken.
@@ -164,9 +179,8 @@ def _built(
     cache: TimingCache,
     options: Mapping[str, Any],
     typed: bool,
-    workspace: int | None,
-) -> tuple[bytes, int | None, str]:
-    """See `serialized`.
+) -> tuple[bytes, str]:
+    """The engine and what is to be said of the timings: see `serialized`.
 
     Args:
         options: arguments of Polygraphy's `CreateConfig`.
@@ -201,7 +215,7 @@ def _built(
             raise kind(
                 f"TensorRT {api.version} cannot build the graph ({why}); try --opset 18 or --target ort"
             ) from error
-        return plan, workspace, told + cache.keep(config)
+        return plan, told + cache.keep(config)
 
 
 def _asked(trt: ModuleType, tuning: Tuning, workspace: int | None) -> dict[str, Any]:

@@ -29,9 +29,9 @@ def layers(information: str) -> tuple[BuiltLayer, ...]:
     """
     try:
         told = json.loads(information, strict=False).get("Layers", ())
-    except (ValueError, AttributeError):  # an engine is worth more than what is told of it
+        return tuple(BuiltLayer(name=layer) if isinstance(layer, str) else _layer(layer) for layer in told)
+    except (ValueError, AttributeError, TypeError):  # an engine is worth more than what is told of it
         return ()
-    return tuple(BuiltLayer(name=layer) if isinstance(layer, str) else _layer(layer) for layer in told)
 
 
 def _layer(told: Mapping[str, Any]) -> BuiltLayer:

@@ -1,4 +1,4 @@
-"""Scale queries: the scale of an attention's scores moves to its queries, where fusions of runtimes look for it."""
+"""Scale queries: the scale of a product ahead of a softmax moves to its left side, where fusions of attention look."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def _move(node: ir.Node) -> bool:
     product = scores.producer()
     if product is None or product.op_type != "MatMul" or (query := product.inputs[0]) is None:
         return False
-    if len(scores.uses()) > 1 or scores.is_graph_output() or not _is_scores(node):
+    if len(scores.uses()) > 1 or scores.is_graph_output() or node.outputs[0].is_graph_output() or not _is_scores(node):
         return False
+    if not scale.is_initializer():  # the node that gives it may stand behind the product
+        own = ir.node("Constant", [], {"value": ir.convenience.get_const_tensor(scale)})
+        graph.insert_before(product, own)
+        scale = own.outputs[0]
     scaled = ir.node(node.op_type, [query, scale])
     scaled.outputs[0].type, scaled.outputs[0].shape = query.type, query.shape
-    constant = scale.producer()
-    if constant is not None:  # it may stand behind the product
-        graph.remove(constant)
-        graph.insert_before(product, constant)
     graph.insert_before(product, scaled)
     product.replace_input_with(0, scaled.outputs[0])
     node.outputs[0].replace_all_uses_with(scores)
@@ -55,7 +55,9 @@ def _scale(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
     first, second = node.inputs
     for scaled, scale in ((first, second), (second, first))[: 1 if node.op_type == "Div" else 2]:
         constant = ir.convenience.get_const_tensor(scale) if scale is not None else None
-        if scaled is not None and scale is not None and constant is not None and constant.size == 1:
+        if scaled is None or scale is None or constant is None:
+            continue
+        if constant.size == 1 and len(constant.shape) <= 1:  # of more axes it could widen what it scales
             return scaled, scale
     return None
 

@@ -79,7 +79,8 @@ def main(graph: Path, folder: Path) -> dict[str, Any]:
     found["too_large"] = built("fp32")
     stand_ins.FAILURES[:] = ["10: Could not find any implementation for node {ForeignNode[a...b]}."]
     engine = built("fp32")
-    found["preferred"] = [sorted(stand_ins.ASKED["flags"]), getattr(engine, "optimization", engine)]
+    types = engine if isinstance(engine, str) else engine.session["types"]
+    found["preferred"] = [sorted(stand_ins.ASKED["flags"]), types]
     stand_ins.FAILURES[:] = ["4: [graph.cpp] no importer registered\nfor op: Odd"]
     found["unreadable"] = built("fp32")
     plan.write_bytes(plan.read_bytes()[:-1])

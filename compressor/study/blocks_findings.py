@@ -23,13 +23,16 @@ Group = tuple[str, str, float]
 """Where masks come from, the kinds of attention, and the share of blocks: cells of one group differ in their seeds."""
 
 
-class Told:
+class BlocksFindings:
     """The findings of cells that are done.
 
     Args:
         results: of the cells.
         subject: model and rows.
         names: of the data sets that masks come from, the first that of the rows.
+
+    Attributes:
+        found: the results by where masks come from, kind, share and seed.
     """
 
     def __init__(self, results: Sequence[Result], subject: Subject, names: Sequence[str]) -> None:
