@@ -755,6 +755,12 @@ def test_one_path_builds_with_every_version(probed: dict[str, Any]) -> None:
     assert probed["no_room"] is None, "the memory of a second engine cannot be measured where there is none"
 
 
+def test_shapes_are_set_once_and_a_refused_one_is_told(probed: dict[str, Any]) -> None:
+    assert probed["set_again"] == 0
+    assert "TensorRT does not take input_ids of shape (3, 9) (" in probed["refused"]
+    assert "setInputShape: odd" in probed["refused"]
+
+
 def test_an_engine_says_what_types_it_gives(probed: dict[str, Any]) -> None:
     assert probed["wide"][2] == {"y": "int32" if probed["version"].startswith("8.6") else "int64"}
 

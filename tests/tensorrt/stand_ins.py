@@ -20,6 +20,8 @@ ASKED: dict[str, Any] = {}
 """What the last build was asked for."""
 FAILURES: list[str] = []
 """Errors to log where an engine is built or loaded next, which then fails."""
+REFUSED: list[str] = []
+"""The error to log where a shape is set, which then is not."""
 KNOWN = b"timings"
 
 
@@ -183,6 +185,10 @@ class Context:
         self.engine, self.shapes, self.addresses = engine, dict[str, Any](), dict[str, int]()
 
     def set_input_shape(self, name: str, shape: Any) -> bool:
+        ASKED["set"] = ASKED.get("set", 0) + 1
+        if REFUSED:
+            self.engine.logger.log(self.engine.trt.Logger.ERROR, REFUSED[0])
+            return False
         self.engine.logger.log(self.engine.trt.Logger.ERROR, "said where nobody asks")
         self.shapes[name] = tuple(shape)
         return True
