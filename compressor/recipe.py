@@ -81,7 +81,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Prune = Annotated[dict[Literal["encoder", "decoder", "cross"], Share], BeforeValidator(_table)]
 BlockSize = Annotated[int, AfterValidator(_block_size)]
 OF_BLOCKS = (
-    *("block_size", "maps", "watch_rows", "random_blocks", "count_causal_zeros", "everywhere", "entmax", "restart"),
+    *("block_size", "maps", "watch_rows", "random_blocks", "count_causal_zeros", "weigh_by_rows"),
+    *("everywhere", "entmax", "restart"),
 )
 OF_TENSORRT = ("workspace", "timing_cache", "hardware_compatible", "version_compatible")
 OF_BUILDING = ("target", "precision", "provider", "threads", "kernel", *OF_TENSORRT, "batch", "seq", "seconds")
@@ -150,6 +151,9 @@ class Recipe(BaseModel):
     random_blocks: bool = field_of("Blocks", "drop blocks drawn at random, to compare with", False)
     count_causal_zeros: bool = field_of(
         "Blocks", "count what causality hides among what goes, as attention pruning's own code does", False
+    )
+    weigh_by_rows: bool = field_of(
+        "Blocks", "weigh each pair of positions by how many rows have it: better where most rows are short", False
     )
     everywhere: bool = field_of("Blocks", "mask every site, even where that is no faster on this machine", False)
     entmax: bool = field_of(

@@ -63,6 +63,31 @@ def test_exactly_the_share_of_what_counts_goes(
     assert density(mask, found, "a", kept).mean() == pytest.approx(left / (len(kept) * counted.sum()))
 
 
+@settings(max_examples=20, deadline=None)
+@given(
+    share=st.floats(0.01, 0.99),
+    kind=st.sampled_from(["encoder", "decoder"]),
+    block=st.sampled_from([1, 8]),
+    seed=st.integers(0, 99),
+)
+def test_weighed_by_rows_least_attention_of_all_rows_goes(share: float, kind: Kind, block: int, seed: int) -> None:
+    length = 24
+    found = maps(kind, length=length, seed=seed)
+    ends = np.random.default_rng(seed).integers(1, length + 1, 50)  # lengths of rows
+    reached = np.arange(length)[:, None] < ends
+    counts = np.einsum("qn,kn->qk", reached, reached).astype(np.float32) + 1.0
+    plain, weighed = (
+        cut(replace(found, counts={"a": given}), plan(kind), {kind: share}, block, weigh_by_rows=True)["a"]
+        for given in (np.ones_like(counts), counts)
+    )
+    by_mean = cut(replace(found, counts={"a": counts}), plan(kind), {kind: share}, block)["a"]
+    np.testing.assert_array_equal(plain.kept, by_mean.kept, "rows that all have every pair weigh nothing")
+    assert weighed.kept.sum() == by_mean.kept.sum()
+    if kind == "encoder":  # a causal block may hold few entries that count
+        seen = [(mask.entries(length, length) * found.maps["a"] * counts).sum() for mask in (weighed, by_mean)]
+        assert seen[0] >= seen[1] * (1 - 1e-5)
+
+
 def test_the_least_attention_goes_and_ties_go_by_index() -> None:
     found = maps(heads=1, length=4)
     found.maps["a"][0] = [[1, 2, 3, 4], [1, 1, 1, 1], [9, 0, 0, 0], [5, 6, 7, 8]]

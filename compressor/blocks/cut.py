@@ -18,6 +18,7 @@ def cut(
     *,
     seed: int | None = None,
     count_causal_zeros: bool = False,
+    weigh_by_rows: bool = False,
 ) -> dict[str, BlockMask]:
     """Masks of every site whose kind loses a share of its blocks.
 
@@ -33,10 +34,12 @@ def cut(
         block: positions along a block's side; 1 cuts single entries.
         seed: draw the order in which blocks go instead (the paper's baseline).
         count_causal_zeros: count the future, too, as the paper's own code does.
+        weigh_by_rows: a pair's attention counts as many times as there are examples that have it. What goes is then
+            what all examples together look at least, so that texts shorter than the maps keep more of what they use.
     """
     return {
         site.name: _site(
-            maps.maps[site.name],
+            maps.maps[site.name] * _weights(maps, site.name) if weigh_by_rows else maps.maps[site.name],
             _counted(maps, site.name, count_causal_zeros),
             site.kept,
             shares[site.kind],
@@ -71,6 +74,13 @@ def _counted(maps: AttentionMaps, site: str, causal_zeros: bool) -> np.ndarray:
     """Bool `[query, key]`: pairs that the attention can use and some example has."""
     reached = maps.counts[site] > 0
     return reached if causal_zeros else reached & _past(maps, site)
+
+
+def _weights(maps: AttentionMaps, site: str) -> np.ndarray:
+    """Share `[query, key]` of the examples that have a pair, of the most that have any."""
+    counts = maps.counts[site]
+    found: np.ndarray = counts / max(1.0, float(counts.max(initial=0.0)))
+    return found
 
 
 def _past(maps: AttentionMaps, site: str) -> np.ndarray:

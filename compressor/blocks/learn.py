@@ -51,6 +51,7 @@ class BlocksRequest(LearnRequest, Protocol):
         watch_rows: rows that maps are averaged over, at most.
         random_blocks: draw the blocks that go.
         count_causal_zeros: count what causality hides among what goes, as the paper's own code does.
+        weigh_by_rows: weigh each pair by how many rows have it.
         entmax: cut from the maps of a model that learned with entmax-1.5 in place of softmax.
         max_length: longest row in tokens.
     """
@@ -69,6 +70,8 @@ class BlocksRequest(LearnRequest, Protocol):
     def random_blocks(self) -> bool: ...
     @property
     def count_causal_zeros(self) -> bool: ...
+    @property
+    def weigh_by_rows(self) -> bool: ...
     @property
     def entmax(self) -> bool: ...
     @property
@@ -214,6 +217,7 @@ def learn_blocks(
         recipe.block_size,
         seed=recipe.seed if recipe.random_blocks else None,
         count_causal_zeros=recipe.count_causal_zeros,
+        weigh_by_rows=recipe.weigh_by_rows,
     )
     if left := unreached(maps, masks, recipe.block_size):
         notes.append(f"{left:.1%} of the blocks are reached by no row that was watched: no share is taken, they stay")

@@ -102,8 +102,16 @@ class Blocks(Study):
         return self.asked.recipe.model_copy(update=shares)
 
     def _cut(self, maps: AttentionMaps, plan: Plan, asked: Recipe, drawn: int | None = None) -> dict[str, BlockMask]:
-        share, future = shares(asked, self.subject.sites), asked.count_causal_zeros
-        return cut(maps, plan, share, asked.block_size, seed=drawn, count_causal_zeros=future)
+        share = shares(asked, self.subject.sites)
+        return cut(
+            maps,
+            plan,
+            share,
+            asked.block_size,
+            seed=drawn,
+            count_causal_zeros=asked.count_causal_zeros,
+            weigh_by_rows=asked.weigh_by_rows,
+        )
 
     def _pace(self) -> dict[str, Any]:
         return {"evaluations": self.asked.size.evaluations, **self.asked.recipe.options}
