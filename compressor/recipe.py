@@ -153,7 +153,7 @@ class Recipe(BaseModel):
         "Blocks", "count what causality hides among what goes, as attention pruning's own code does", False
     )
     weigh_by_rows: bool = field_of(
-        "Blocks", "weigh each pair of positions by how many rows have it: better where most rows are short", False
+        "Blocks", "weigh pairs of positions by how many rows have them: short rows keep more", False
     )
     everywhere: bool = field_of("Blocks", "mask every site, even where that is no faster on this machine", False)
     entmax: bool = field_of(

@@ -45,6 +45,7 @@ class Asks(learning.Recipe):
     watch_rows: int = 20
     random_blocks: bool = False
     count_causal_zeros: bool = False
+    weigh_by_rows: bool = False
     entmax: bool = False
     max_length: int = 9
 
