@@ -4,17 +4,23 @@ BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 JOBS ?= 2
 
-.PHONY: test test-gpu test-triton demo zoo bench docker-check clean
+.PHONY: test checked tools test-gpu test-triton demo zoo bench docker-check clean
 
+# What the tests need is fetched while the code is checked: one waits for the network, the other for the processor.
 test: .venv/dev
+	@$(MAKE) -s -j2 tools checked
+	COMPRESSOR_REQUIRE_CHROMIUM=$$(sh scripts/chromium.sh required) $(BIN)/python -m pytest -n $(JOBS) -m "not zoo and not gpu" --show-capture=no
+
+checked: .venv/dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+tools: .venv/dev
 	@sh scripts/chromium.sh
 	@$(MAKE) -s .venv-triton/ready || echo "no Triton server could be installed: the tests on it are skipped"
 	@sh scripts/tensorrt.sh $(BIN)/python .venv/tensorrt || echo "no TensorRT bindings could be installed: the tests of them are skipped"
 	@sh scripts/headers.sh $(BIN)/python .venv/headers || echo "no headers of ONNX Runtime could be fetched: the tests of the kernel are skipped"
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
-	COMPRESSOR_REQUIRE_CHROMIUM=$$(sh scripts/chromium.sh required) $(BIN)/python -m pytest -n $(JOBS) -m "not zoo and not gpu" --show-capture=no
 
 # The tests against a real Triton server, which `make test` runs too where the server can be installed.
 test-triton: .venv/dev .venv-triton/ready
