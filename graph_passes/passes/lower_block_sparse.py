@@ -11,8 +11,9 @@ from graph_passes.axes import Refusal
 from graph_passes.block_sparse import OPSET, block_sparse_attention, call
 from graph_passes.edit import opset
 from graph_passes.family_mask import FamilyMasks
-from graph_passes.masked_attention import Core, NoMatchError, match
+from graph_passes.masked_attention import Core, match
 from graph_passes.masks import SUFFIX, BlockMask
+from graph_passes.operands import NoMatchError
 from graph_passes.probe import Probe
 
 _SWAP = (0, 2, 1, 3)
