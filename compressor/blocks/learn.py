@@ -18,7 +18,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.blocks.cut import cut, unreached
-from compressor.blocks.maps import AttentionMaps, remembered, watch
+from compressor.blocks.maps import AttentionMaps
+from compressor.blocks.watch import remembered, watch
 from compressor.errors import InputError, UsageError
 from compressor.folder import fingerprint
 from compressor.folder.inputs import token_limit
