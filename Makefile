@@ -7,9 +7,10 @@ JOBS ?= 2
 .PHONY: test checked tools test-gpu test-triton demo zoo bench docker-check clean
 
 # What the tests need is fetched while the code is checked: one waits for the network, the other for the processor.
+# A file's tests share what was made for them, so one process runs them all.
 test: .venv/dev
 	@$(MAKE) -s -j2 tools checked
-	COMPRESSOR_REQUIRE_CHROMIUM=$$(sh scripts/chromium.sh required) $(BIN)/python -m pytest -n $(JOBS) -m "not zoo and not gpu" --show-capture=no
+	COMPRESSOR_REQUIRE_CHROMIUM=$$(sh scripts/chromium.sh required) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not zoo and not gpu" --show-capture=no
 
 checked: .venv/dev
 	$(BIN)/ruff format --check .

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -139,6 +140,36 @@ def test_queries_are_the_last_positions_where_keys_are_kept_from_earlier_calls(f
             read = {"attention_mask": read["attention_mask"], "encoder_outputs": (begun.encoder_last_hidden_state,)}
         rest = model(**read, **{name: ids[:, 4:]}, past_key_values=begun.past_key_values).logits
     assert torch.allclose(whole[:, 4:], rest, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["all", "window", "static"])
+def test_every_cache_aligns_queries_and_keys(kind: str) -> None:
+    """Token by token, whether the cache holds all keys, the last ones, or has room for more than the mask reaches over."""
+    config = transformers.MistralConfig(
+        vocab_size=50,
+        hidden_size=24,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        sliding_window=4 if kind == "window" else None,
+    )
+    torch.manual_seed(0)
+    model = transformers.MistralForCausalLM(config).eval()
+    ids = torch.randint(1, 50, (2, 12))
+    sites = find_sites(model, {"input_ids": ids})
+    rng = np.random.default_rng(3)
+    masks = {site.name: BlockMask(rng.random((site.heads, 12, 12)) < 0.6) for site in sites}
+    cache = transformers.StaticCache(config=model.config, max_cache_len=20) if kind == "static" else None
+    with torch.no_grad(), gated(model, keep_all(sites).masked(masks)):
+        whole = model(input_ids=ids).logits
+        begun = model(input_ids=ids[:, :7], past_key_values=cache, use_cache=True)
+        found, cache = [begun.logits], begun.past_key_values
+        for at in range(7, 12):
+            step = model(input_ids=ids[:, at : at + 1], past_key_values=cache, use_cache=True)
+            found.append(step.logits)
+    assert torch.allclose(whole, torch.cat(found, dim=1), atol=1e-5)
 
 
 def test_refuses_what_the_masks_do_not_reach_over() -> None:

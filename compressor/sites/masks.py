@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 from compressor.errors import InputError
 from compressor.sites.hook import Attention, Call, family, intercepted, unwrap
@@ -28,8 +29,9 @@ def masked(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = 
     future in. A query that may attend to nothing, as its row's keys are all padding, gives zero.
 
     Positions are told apart thus: a segment's position 0 is where its memory ends; where keys are kept from earlier
-    calls, queries are the last positions, and those of cross-attention are where the self-attention before them was.
-    Persistent vectors are seen by every query.
+    calls, queries come after as many positions as the cache has seen, of which it may hold the last alone (a sliding
+    window) or have room for more (a static cache); those of cross-attention are where the self-attention before them
+    was. Persistent vectors are seen by every query.
 
     Inside the context each site with a mask carries a buffer `block_mask` `[head, query block, key block]`, so an
     export holds it as an initializer. Afterwards the model is as it was.
@@ -45,21 +47,30 @@ def masked(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = 
     """
     bare = unwrap(model)
     modules, masks = dict(bare.named_modules()), plan.masks
-    cross = {site.name for site in plan.sites if site.kind == "cross"}
+    kinds = {site.name: site.kind for site in plan.sites}
     for name in masks:
         if name not in modules:
             raise InputError(f"mask: {family(bare)} has no module {name}; give masks that were learned on this model")
 
     past = 0
+    seen: int | None = None
+
+    def on_model(module: object, args: object, given: dict[str, Any]) -> None:
+        nonlocal seen
+        cache = given.get("past_key_values")
+        seen = int(cache.get_seq_length()) if isinstance(cache, Cache) else None
 
     def on_call(call: Call) -> tuple[Tensor, Tensor | None]:
         nonlocal past
-        if call.site not in cross:
+        kind = kinds.get(call.site)
+        if kind == "decoder" and seen is not None:
+            past = seen
+        elif kind != "cross":
             past = 0 if _segments(call) else _context(call) - call.query.shape[2]
         mask = masks.get(call.site)
         if mask is None:
             return call.run()
-        restricted, alive = _restricted(call, mask, past)
+        restricted, alive = _restricted(call, mask, past, cached=kind == "decoder" and seen is not None)
         out, weights = restricted.run()
         return out * alive, weights
 
@@ -67,6 +78,7 @@ def masked(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = 
         for name, mask in masks.items():
             modules[name].register_buffer(MASK, torch.tensor(mask.kept, device=bare.device), persistent=False)
             undo.callback(delattr, modules[name], MASK)
+        undo.callback(bare.register_forward_pre_hook(on_model, with_kwargs=True).remove)
         undo.enter_context(intercepted(model, on_call, attention))
         yield model
 
@@ -81,24 +93,30 @@ def _context(call: Call) -> int:
     return call.key.shape[2] - getattr(call.module, "persistent", 0)
 
 
-def _restricted(call: Call, mask: BlockMask, past: int) -> tuple[Call, Tensor]:
+def _restricted(call: Call, mask: BlockMask, past: int, *, cached: bool) -> tuple[Call, Tensor]:
     """The call, its queries after `past` others, with the mask in its own; and `[batch, query, head, 1]` of whether a
     query has any key left."""
     heads, queries, keys = call.query.shape[1], call.query.shape[2], call.key.shape[2]
     context = _context(call)
     persistent, memory = keys - context, context - queries if _segments(call) else 0
-    _check(call.site, mask, heads, past + queries, context - memory, memory)
+    # A window's cache lacks the first positions; a static one goes on behind the last, where the family's mask hides all.
+    end = past + queries if cached else context - memory
+    first = max(0, end - context) if cached else -memory
+    _check(call.site, mask, heads, past + queries, end, memory)
     kept = getattr(call.module, MASK)
     assert isinstance(kept, Tensor)
     rows = (torch.arange(queries, device=kept.device) + past) // mask.block
-    columns = (torch.arange(context, device=kept.device) + (mask.memory - memory)) // mask.block
+    columns = (torch.arange(context, device=kept.device) + (mask.memory + first)) // mask.block
+    if cached:
+        columns = columns.clamp(max=kept.shape[2] - 1)
     allowed = kept.index_select(1, rows).index_select(2, columns)[None]
     if persistent:
         allowed = torch.nn.functional.pad(allowed, (0, persistent), value=True)
     lowest = torch.finfo(call.query.dtype).min / 2
     given = call.mask
     if given is None and call.implementation == "sdpa" and _flag(call):
-        given = torch.ones(queries, keys, dtype=torch.bool, device=kept.device).tril(keys - queries)[None, None]
+        earlier = past - first if cached else keys - queries
+        given = torch.ones(queries, keys, dtype=torch.bool, device=kept.device).tril(earlier)[None, None]
     added = call.query.new_zeros(())
     if given is not None:
         allowed = allowed & (given if given.dtype == torch.bool else given > lowest)
