@@ -22,13 +22,20 @@ from compressor.recipe import Recipe, flag_of
 from compressor.report.schema import Point
 from compressor.sites import Site, check_plan, keep_all
 from compressor.tasks import Data
-from compressor.workdir import write_json
+from compressor.workdir import MAPS, write_json
 from graph_passes import Plan
 
 NOTHING_LEARNED = (
     "nothing was learned: the model goes through as it is, with every head; add rows to learn from (--data) and how"
     " many heads to keep (--keep), or a plan (--plan)"
 )
+
+_STAGES = {
+    "checkpoints": "learning",
+    "blocks/entmax": "learning with entmax",
+    "blocks/checkpoints": "learning with masks",
+}
+"""Where each stage keeps its checkpoints, in order."""
 
 
 @dataclass(frozen=True)
@@ -112,9 +119,11 @@ def learned(
         listen.note(f"what an earlier run learned is taken from {store}")
         curves = tuple(Point.model_validate(point) for point in stored["curves"])
         return Choice(Plan.load(store / "plan.json"), curves, stored["trained"], tuple(stored["notes"]))
-    for part, stage in (("checkpoints", "learning"), ("blocks/checkpoints", "learning with masks")):
+    for part, stage in _STAGES.items():
         if step := _step(store / part):
             listen.note(f"{stage} goes on from {step} of an interrupted run")
+    if recipe.maps is None and (store / MAPS).is_file():
+        listen.note("masks are cut from the attention maps of an interrupted run")
     if any((store / "checkpoints").glob("checkpoint-*.npz")):
         listen.note("the search goes on with what an interrupted run measured")
     found = _learn(recipe, folder, sites, data, store, tell, planner)
@@ -126,7 +135,7 @@ def learned(
         plan.save(store / "plan.json")
         points = [point.model_dump() for point in found.curves]
         write_json(done, {"trained": found.trained, "curves": points, "notes": found.notes})
-        for part in ("checkpoints", "blocks/checkpoints"):
+        for part in _STAGES:
             shutil.rmtree(store / part, ignore_errors=True)
     return Choice(plan, found.curves, found.trained, found.notes)
 
@@ -195,7 +204,9 @@ def _left(store: Path) -> str | None:
     """What an interrupted run would go on with; None: nothing."""
     if (store / "done.json").is_file():
         return "it had ended learning"
-    for part in ("blocks/checkpoints", "checkpoints"):
+    for part in reversed(_STAGES):
         if step := _step(store / part):
             return step
+    if (store / MAPS).is_file():
+        return "attention maps"
     return "a search" if any((store / "checkpoints").glob("checkpoint-*.npz")) else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 from compressor.choice import Choice
 from compressor.folder import ModelFolder
@@ -10,6 +10,7 @@ from compressor.models import SegmentConfig
 from compressor.recipe import OF_BLOCKS, OF_TENSORRT, SEARCH_METHODS, Recipe, flag_of
 from compressor.report import EngineFacts
 from compressor.tasks import Data
+from graph_passes import Plan
 
 _PACE = ("epochs", "steps", "learning_rate")
 """What training alone reads of a recipe."""
@@ -19,11 +20,11 @@ def unused(recipe: Recipe, longest: int | None, *, learns: bool) -> Iterator[str
     """What was asked for and has no effect."""
     if recipe.scored and "max_length" in recipe.model_fields_set and longest and recipe.max_length > longest:
         yield f"--max-length {recipe.max_length}: the model takes {longest} tokens, longer rows are cut there"
-    blocks = [
-        flag_of(name) for name in (*OF_BLOCKS, "kernel") if name in recipe.model_fields_set and not recipe.drops_blocks
-    ]
-    if learns and blocks:
-        yield f"no blocks are to go (--blocks, --prune): {' and '.join(blocks)} had no effect"
+    of_masks = (*OF_BLOCKS, "kernel") if learns else OF_BLOCKS  # a plan's masks may be computed by the kernel
+    blocks = [flag_of(name) for name in of_masks if name in recipe.model_fields_set and not recipe.drops_blocks]
+    if blocks:
+        why = "no blocks are to go (--blocks, --prune)" if learns else "no masks are learned"
+        yield f"{why}: {' and '.join(blocks)} had no effect"
     built = [flag_of(name) for name in OF_TENSORRT if name in recipe.model_fields_set and recipe.target != "trt"]
     if built:
         yield f"TensorRT alone builds so, and the target is {recipe.target}: {' and '.join(built)} had no effect"
@@ -39,11 +40,21 @@ def unmeasured(facts: Mapping[str, EngineFacts]) -> Iterator[str]:
             yield f"{name}: its memory was not measured: too little is free to load it once more, or nothing tells"
 
 
-def aligned(chosen: Choice, reach: int | None, lengths: Sequence[int | None]) -> Iterator[str]:
-    """Where the masks were learned on longer rows than some that are measured."""
-    others = [str(seq) for seq in lengths if seq is not None and reach is not None and seq < reach]
-    if others and chosen.plan.masks:
-        yield (f"the masks were learned on rows of up to {reach} tokens; at {', '.join(others)} their beginning counts")
+def aligned(plan: Plan, lengths: Iterable[int | None], longest: int | None = None) -> Iterator[str]:
+    """Where the masks are for longer rows than some that are measured.
+
+    Args:
+        plan: with the masks.
+        lengths: tokens of the rows that are measured.
+        longest: of the rows that the masks were learned on; None: as many as they reach over.
+    """
+    if not plan.masks:
+        return
+    reach = min(size for mask in plan.masks.values() for size in (mask.queries, mask.keys))
+    reach = reach if longest is None else min(reach, longest)
+    others = sorted({seq for seq in lengths if seq is not None and seq < reach})
+    if others:
+        yield f"the masks are of rows of up to {reach} tokens; at {', '.join(map(str, others))} their beginning counts"
 
 
 def of_run(folder: ModelFolder, chosen: Choice, data: Data | None) -> Iterator[str]:

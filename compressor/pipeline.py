@@ -36,7 +36,7 @@ from compressor.sites.sharp import entmax_function
 from compressor.targets.trt_metadata import graph_digest
 from compressor.tasks import Data, open_data
 from compressor.tuning import tuning
-from compressor.workdir import WorkDir, opened
+from compressor.workdir import MAPS, WorkDir, opened
 from graph_passes import Plan
 
 _COPIES = 4
@@ -112,14 +112,13 @@ class _Run:
                 f"{recipe.target}: {lacks}; everything here was proven and measured with ONNX Runtime on the CPU in"
                 f" fp32, nothing with {recipe.target}"
             )
-        elif recipe.target == "trt" and recipe.drops_blocks:
-            watch.note("where masks pay was timed with ONNX Runtime, not with TensorRT")
         data = None
         if recipe.scored:
             with watch.stage("reading the rows"):
                 data = open_data(recipe, self.folder)
             check_budget(recipe, data)
         chosen = choice.given(recipe, self.folder, sites)
+        brought = chosen is not None
         longest = token_limit(self.folder.model)
         read = (
             *self.folder.notes,
@@ -129,6 +128,8 @@ class _Run:
         for note in read:
             watch.note(note)
         reach = _reach(recipe, self.folder, data, chosen)
+        if chosen is None and recipe.maps is not None and reach is not None:
+            blocks.opened_maps(recipe.maps, self.folder.model, sites, reach)
         if reach is not None and data is not None:
             row = min(blocks.reach(self.folder.model, data, recipe), _longest(data))
             if row > reach:
@@ -157,11 +158,13 @@ class _Run:
         for note in (
             *chosen.notes,
             *notes.of_run(self.folder, chosen, data),
-            *notes.aligned(chosen, most, self.lengths),
+            *notes.aligned(chosen.plan, (*self.lengths, most if brought else None), None if brought else most),
         ):
             watch.note(note)
         lower = frozenset[str]()
         if chosen.plan.masks:
+            if recipe.target == "trt" and self.missing is None:
+                watch.note("where masks pay was timed with ONNX Runtime, not with TensorRT")
             with watch.stage("timing masked attention"):
                 lower = self.planner.lowered(chosen.plan)
         work = self.work
@@ -232,7 +235,7 @@ class _Run:
             seconds=watch.seconds,
         )
         reports.write(report, result)
-        if (watched := self.work.learning / "blocks" / "maps.safetensors").is_file():
+        if (watched := self.work.learning / MAPS).is_file():
             shutil.copyfile(watched, result / "maps.safetensors")
         return report
 
@@ -262,8 +265,6 @@ def _load(recipe: Recipe) -> tuple[ModelFolder, list[Site]]:
     if recipe.keep is not None:
         heads_to_keep(recipe.keep, sum(site.heads for site in pool_of(sites, recipe.options)))
     blocks.shares(recipe, sites)
-    if recipe.maps is not None and recipe.drops_blocks:
-        blocks.opened_maps(recipe.maps, folder.model, sites)
     if recipe.entmax and recipe.drops_blocks:
         entmax_function()
     return folder, sites

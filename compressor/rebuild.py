@@ -106,6 +106,9 @@ class _Build:
                 "the run left no dense.onnx: the engine was proven, and compared with no dense one, of which the report"
                 " has only what its graph tells"
             )
+        for note in notes.aligned(before.plan, self.lengths):
+            if note not in before.notes:
+                self._note(note)
         measured = {"batch": recipe.batch[0], "seq": self.lengths[0] or 1}
         with self.listen.stage("measuring memory"):
             facts: dict[str, EngineFacts] = {

@@ -15,6 +15,8 @@ from pathlib import Path
 from compressor.errors import CompressorError, InputError, UsageError
 from graph_passes.files import beside
 
+MAPS = Path("blocks", "maps.safetensors")
+"""Watched attention maps, in `WorkDir.learning`."""
 _STAMP = ".compress"
 _OURS = (("report.json", "plan.json"), ("training.json",))
 """Files by which a folder that a run wrote, or a training, is known."""
@@ -115,7 +117,7 @@ def _leave(work: WorkDir) -> bool:
     """Remove what cannot be resumed; say whether anything can."""
     for folder in (work.result, work.scratch):
         shutil.rmtree(folder, ignore_errors=True)
-    ended = (work.learning / "done.json", work.learning / "blocks" / "maps.safetensors")
+    ended = (work.learning / "done.json", work.learning / MAPS)
     if any(work.learning.rglob("checkpoint-*")) or any(path.is_file() for path in ended):
         return True
     shutil.rmtree(work.path, ignore_errors=True)

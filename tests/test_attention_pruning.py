@@ -18,7 +18,7 @@ from compressor.blocks import clock as clock_of_sites
 from compressor.blocks.clock import Beside, SiteTimes, look_beside
 from compressor.blocks.planner import Planner
 from compressor.errors import InputError, UsageError
-from compressor.folder import load
+from compressor.folder import example_inputs, load
 from compressor.recipe import Recipe, make
 from compressor.sites import find_sites, hooked, keep_all
 from compressor.study import SIZES, Asked, study
@@ -252,12 +252,20 @@ def test_refuses_shares_and_sizes_out_of_range(flags: dict[str, object], said: s
         ({"prune": {"cross": 0.5}}, UsageError, "--prune cross: the model has no such attention; it has encoder"),
         ({"seq": (18,)}, UsageError, "--seq 18: the masks reach over 16 positions"),
         ({"maps": "nowhere.safetensors"}, InputError, "there are no such maps"),
+        ({"maps": "short.safetensors"}, InputError, "the maps reach over 8 positions, rows have up to 16; lower"),
     ],
 )
 def test_refuses_what_does_not_fit_the_model_before_anything_is_built(
     more: dict[str, object], error: type[Exception], said: str, place: Path, tmp_path: Path
 ) -> None:
     heard = Stages()
+    if "maps" in more:
+        more = {"maps": tmp_path / str(more["maps"])}
+        folder = load(place / "model")
+        (site,) = find_sites(folder.model, example_inputs(folder, 2, 8))
+        maps, counts = np.zeros((site.heads, 8, 8), np.float32), np.ones((8, 8), np.float32)
+        short = AttentionMaps({site.name: maps}, {site.name: counts}, {site.name: site.kind}, 0, None, None)
+        short.save(tmp_path / "short.safetensors")
     with pytest.raises(error, match=said):
         compressor.compress(recipe(place, tmp_path / "out", **more), heard)
     assert not any("exporting" in stage for stage in heard.seen)

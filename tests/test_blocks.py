@@ -204,3 +204,13 @@ def test_maps_and_masks_are_read_as_they_were_written(tmp_path: Path) -> None:
 def test_refuses_masks_that_do_not_fit(make: object, message: str) -> None:
     with pytest.raises((ValueError, PlanError, InputError), match=message):
         make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("share", [-0.5, 1.5, float("nan")])
+def test_refuses_a_share_that_is_none(share: float) -> None:
+    with pytest.raises(ValueError, match="give 0 to 1"):
+        cut(maps(), plan(), {"encoder": share}, 8)
+
+
+def test_of_no_sites_every_block_is_reached() -> None:
+    assert unreached(maps(), (), 8) == 0.0

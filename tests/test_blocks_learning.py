@@ -93,7 +93,7 @@ def test_maps_of_an_earlier_run_are_cropped_kept_and_told_of(tmp_path: Path) -> 
     assert "of the blocks are reached by no row that was watched" in notes[2]
     kept = AttentionMaps.load(tmp_path / "store" / "maps.safetensors")
     assert kept.length == 14
-    with pytest.raises(InputError, match="they reach over 14 positions, rows have up to 15"):
+    with pytest.raises(InputError, match="the maps reach over 14 positions, rows have up to 15"):
         learned(tmp_path / "other", replace(recipe, max_length=15))
 
 

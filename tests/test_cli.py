@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from compressor.folder import example_inputs, load
 from compressor.report import write
 from compressor.sites import find_sites, keep_all
-from graph_passes import Plan
+from graph_passes import BlockMask, Plan
 from tests import folders, reports
 from tests.command import compress
 
@@ -106,6 +107,27 @@ def test_apply_shrinks_a_graph(capfd: Cap, graph: Path, tmp_path: Path) -> None:
     again = compress(capfd, "apply", graph, "--plan", graph.with_name("plan.json"), "-o", out)
     assert again.code == 2
     assert again.error == f"{out}: is there already; add --force to replace it, or name another file (-o)"
+
+
+def test_apply_tells_what_became_of_masks(capfd: Cap, model: Path, tmp_path: Path) -> None:
+    from compressor.export import export_reference
+
+    folder = load(model)
+    inputs = example_inputs(folder, 2, 8)
+    plan = keep_all(find_sites(folder.model, inputs))
+    kept = np.ones((plan.sites[0].heads, 2, 2), np.bool_)
+    kept[:, 0, 1] = False
+    masked = {1: plan.masked({plan.sites[0].name: BlockMask(kept[:, :1, :1], 1)})}  # single entries stay dense
+    masked[8] = plan.masked({plan.sites[0].name: BlockMask(kept, 8)})
+    for block, wanted in masked.items():
+        reference, out = tmp_path / f"{block}.onnx", tmp_path / f"{block}-small.onnx"
+        export_reference(folder.model, wanted, inputs, reference)
+        wanted.save(tmp_path / f"{block}.json")
+        done = compress(capfd, "apply", reference, "--plan", tmp_path / f"{block}.json", "-o", out, "--json")
+        assert done.code == 0, done.err
+        lowered = [plan.sites[0].name] if block == 8 else []
+        assert done.json["block_sparse"] == lowered
+        assert ("stays dense under its mask" in done.err) is (not lowered)
 
 
 def test_bench_times_two_graphs(capfd: Cap, graph: Path) -> None:

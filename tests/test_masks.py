@@ -144,7 +144,7 @@ def test_queries_are_the_last_positions_where_keys_are_kept_from_earlier_calls(f
 
 @pytest.mark.parametrize("kind", ["all", "window", "static"])
 def test_every_cache_aligns_queries_and_keys(kind: str) -> None:
-    """Token by token, whether the cache holds all keys, the last ones, or has room for more than the mask reaches over."""
+    """Token by token, where the cache holds all keys, the last ones, or room for more than the mask reaches over."""
     config = transformers.MistralConfig(
         vocab_size=50,
         hidden_size=24,

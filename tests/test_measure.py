@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from compressor.errors import InputError
@@ -16,7 +17,8 @@ from compressor.measure import bench, interleave, macs, paired_interval, saved_s
 from compressor.measure.timing import void
 from compressor.memories import LENGTH, POSITIONS
 from compressor.report import Speed
-from graph_passes import load, save
+from graph_passes import BlockMask, load, save
+from graph_passes.block_sparse import alone, block_sparse_attention
 from tests.engines import Clock, FakeEngine, Pruned, parsed, pruned
 
 
@@ -187,6 +189,16 @@ def test_attention_of_the_standard() -> None:
         "y = Attention(q, k, v)", "float[B, 4, S, 8] q, float[B, 2, S, 8] k, float[B, 2, S, 6] v", "float y", opset=23
     )
     assert macs(model, 2, 7) == 2 * 4 * 7 * 7 * (8 + 6)
+
+
+def test_a_causal_head_that_keeps_every_block_is_computed_whole() -> None:
+    kept = np.stack([np.ones((2, 2), np.bool_), np.eye(2, dtype=np.bool_)])
+    model = alone(block_sparse_attention(BlockMask(kept, 8), 4, 6, scale=1.0, causal=True))
+    *given, mask = model.graph.inputs
+    for value, width in zip(given, (4, 4, 6), strict=True):
+        value.shape = ir.Shape([1, "S", 2, width])
+    mask.const_value = ir.tensor(kept)
+    assert macs(model, 1, 16) == (16 * 16 + 2 * 8 * 8) * (4 + 6)
 
 
 @pytest.mark.parametrize(("kept", "positions", "memory"), [("3", "99", 3), ("64", "9", 2), (None, None, 7)])

@@ -309,6 +309,8 @@ def test_what_was_learned_is_not_learned_again(
     [
         ("done.json", "{}", "it had ended learning"),
         ("checkpoints/checkpoint-3/trainer_state.json", '{"global_step": 3, "max_steps": 9}', "step 3 of 9"),
+        ("blocks/entmax/checkpoint-3/trainer_state.json", '{"global_step": 3, "max_steps": 9}', "step 3 of 9"),
+        ("blocks/maps.safetensors", "", "attention maps"),
         ("checkpoints/checkpoint-search.npz", "", "a search"),
     ],
 )

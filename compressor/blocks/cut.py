@@ -36,7 +36,13 @@ def cut(
         count_causal_zeros: count the future, too, as the paper's own code does.
         weigh_by_rows: a pair's attention counts as many times as there are examples that have it. What goes is then
             what all examples together look at least, so that texts shorter than the maps keep more of what they use.
+
+    Raises:
+        ValueError: a share outside 0 to 1.
     """
+    for kind, share in shares.items():
+        if not 0.0 <= share <= 1.0:
+            raise ValueError(f"{kind} loses a share of {share:g} of its blocks; give 0 to 1")
     return {
         site.name: _site(
             maps.maps[site.name] * _weights(maps, site.name) if weigh_by_rows else maps.maps[site.name],
@@ -67,7 +73,7 @@ def unreached(maps: AttentionMaps, sites: Iterable[str], block: int) -> float:
     for site in sites:
         usable += int((_blocks(_past(maps, site).astype(np.float64), block) > 0).sum())
         reached += int((_blocks(_counted(maps, site, False).astype(np.float64), block) > 0).sum())
-    return 1.0 - reached / max(1, usable)
+    return 1.0 - reached / usable if usable else 0.0
 
 
 def _counted(maps: AttentionMaps, site: str, causal_zeros: bool) -> np.ndarray:

@@ -126,14 +126,25 @@ def reach(model: PreTrainedModel, data: Data, recipe: BlocksRequest) -> int:
     return recipe.max_length if longest is None else min(recipe.max_length, longest)
 
 
-def opened_maps(path: Path, model: PreTrainedModel, sites: Sequence[Site]) -> AttentionMaps:
+def opened_maps(path: Path, model: PreTrainedModel, sites: Sequence[Site], length: int) -> AttentionMaps:
     """Maps of an earlier run.
 
+    Args:
+        path: their file.
+        model: to cut masks for.
+        sites: its sites.
+        length: positions that the masks have to reach over.
+
     Raises:
-        InputError: there are none, or they are another model's.
+        InputError: there are none, they are another model's, or too short.
     """
     maps = AttentionMaps.load(path)
     maps.check(sites, remembered(model))
+    if maps.length < length:
+        raise InputError(
+            f"{path}: the maps reach over {maps.length} positions, rows have up to {length}; lower --max-length, or"
+            " watch longer rows"
+        )
     return maps
 
 
@@ -173,7 +184,7 @@ def learn_blocks(
     share, length = shares(recipe, sites), reach(model, data, recipe)
     kept = store / "maps.safetensors"
     if recipe.maps is not None:
-        maps = opened_maps(recipe.maps, model, sites)
+        maps = opened_maps(recipe.maps, model, sites, length)
         if state.is_main_process and not kept.is_file():
             store.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(recipe.maps, kept)
@@ -196,13 +207,9 @@ def learn_blocks(
         if state.is_main_process:
             store.mkdir(parents=True, exist_ok=True)
             maps.save(kept)
+            shutil.rmtree(store / "entmax", ignore_errors=True)  # nothing goes on from there any more
     state.wait_for_everyone()
     notes = []
-    if maps.length < length:
-        raise InputError(
-            f"maps: they reach over {maps.length} positions, rows have up to {length}; lower --max-length, or watch"
-            " longer rows"
-        )
     if recipe.maps is not None:
         own = (("rows", maps.data, data.train_hash), ("weights", maps.model, fingerprint(model)))
         others = [what for what, has, mine in own if has != mine]

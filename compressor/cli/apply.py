@@ -20,7 +20,10 @@ from compressor.errors import InputError, SiteRefusedError, UsageError
 @common
 @click.pass_obj
 def apply(view: View, graph: Path, plan: Path, out: Path, force: bool) -> None:
-    """Remove from GRAPH, an ONNX file, the heads that a plan drops. The graph is taken as it is and not run."""
+    """Remove from GRAPH, an ONNX file, the heads that a plan drops, and compute the blocks of its masks alone.
+
+    The graph is taken as it is and not run.
+    """
     for there in (out, out.with_name(f"{out.name}.data")):
         if there.exists() and not force:
             raise UsageError(f"{there}: is there already; add --force to replace it, or name another file (-o)")
@@ -37,7 +40,7 @@ def apply(view: View, graph: Path, plan: Path, out: Path, force: bool) -> None:
     if out.with_name(f"{out.name}.data").resolve() in read and out.resolve() != graph.resolve():
         raise UsageError(f"{out}.data: holds the weights of {graph}; name another file (-o)")
     before = sum(file.stat().st_size for file in {graph.resolve(), *read})
-    with view.stage("removing heads"):
+    with view.stage("shrinking the graph"):
         try:
             shrunk = graph_passes.shrink(model, wanted)
         except graph_passes.PlanError as error:
@@ -49,7 +52,21 @@ def apply(view: View, graph: Path, plan: Path, out: Path, force: bool) -> None:
     with view.stage("writing the graph"):
         graph_passes.save(shrunk.model, out)
     after = sum(file.stat().st_size for file in {out.resolve(), *graph_passes.data_files(graph_passes.load(out))})
+    stayed = {site: str(found) for found in shrunk.dense for site in sorted(found.sites)}
+    for site, why in stayed.items():
+        view.note(f"{site}: stays dense under its mask ({why})")
+    told = f"{out}: {wanted.heads_kept} of {wanted.heads} heads kept"
+    if wanted.masks:
+        told += f", {len(shrunk.lowered)} of {len(wanted.masks)} masked attention layers block-sparse"
     view.result(
-        Text(f"{out}: {wanted.heads_kept} of {wanted.heads} heads kept, {before / 1e6:.1f} MB to {after / 1e6:.1f} MB"),
-        {"out": str(out), "heads": wanted.heads, "kept": wanted.heads_kept, "bytes": [before, after]},
+        Text(f"{told}, {before / 1e6:.1f} MB to {after / 1e6:.1f} MB"),
+        {
+            "out": str(out),
+            "heads": wanted.heads,
+            "kept": wanted.heads_kept,
+            "block_sparse": list(shrunk.lowered),
+            "dense": stayed,
+            "unused_key_blocks": dict(shrunk.unused),
+            "bytes": [before, after],
+        },
     )

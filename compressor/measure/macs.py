@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from compressor.targets.feeds import free_axis, free_sizes
 from graph_passes.block_sparse import NAME as BLOCK_SPARSE
-from graph_passes.buckets import computed
+from graph_passes.buckets import computed, whole
 from graph_passes.masks import BlockMask
 from graph_passes.probe import Probe, Shape
 
@@ -125,7 +125,9 @@ def _block_sparse(node: ir.Node, shapes: _Shapes) -> int | None:
     block, memory, causal, persistent = (
         node.attributes.get_int(name, 0) for name in ("block", "memory", "causal", "persistent")
     )
-    kept = computed(BlockMask(mask.numpy().astype(np.bool_), block, memory), causal=bool(causal))
+    blocks = BlockMask(mask.numpy().astype(np.bool_), block, memory)
+    # A head that keeps every block is computed as a dense one: the future too.
+    kept = computed(blocks, causal=bool(causal)) | whole(blocks, causal=bool(causal))[:, None, None]
     keys = key[1] - persistent
     # The mask's memory is the longest there is; of a shorter one the first positions are missing.
     absent = memory - (keys - query[1]) if memory else 0

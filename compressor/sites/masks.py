@@ -99,7 +99,7 @@ def _restricted(call: Call, mask: BlockMask, past: int, *, cached: bool) -> tupl
     heads, queries, keys = call.query.shape[1], call.query.shape[2], call.key.shape[2]
     context = _context(call)
     persistent, memory = keys - context, context - queries if _segments(call) else 0
-    # A window's cache lacks the first positions; a static one goes on behind the last, where the family's mask hides all.
+    # A window's cache lacks the first positions; a static one goes on behind the last, and the family hides that.
     end = past + queries if cached else context - memory
     first = max(0, end - context) if cached else -memory
     _check(call.site, mask, heads, past + queries, end, memory)
