@@ -176,7 +176,7 @@ def _computed(value: ir.Value, nodes: list[ir.Node], feeds: dict[ir.Value, np.nd
 def _feeds(
     given: list[ir.Value], lengths: tuple[int, ...], batch: int, rng: np.random.Generator
 ) -> dict[ir.Value, np.ndarray]:
-    """Inputs of these sizes: one length for each symbol, masks that hide keys anywhere."""
+    """Inputs of these sizes: one length for each symbol, masks that hide keys anywhere, all else zeros and ones."""
     sizes: dict[str, int] = {}
     feeds = {}
     for source in given:
@@ -188,10 +188,12 @@ def _feeds(
                 size = sizes[name] = lengths[len(sizes) % len(lengths)]
             shape.append(size)
         dtype = source.dtype.numpy() if source.dtype is not None else np.dtype(np.int64)
-        content = np.ones(shape, dtype)
         if _CANDIDATE in (source.name or ""):
+            content = np.ones(shape, dtype)
             hidden = slice(int(batch > 1), None)
             content[hidden] = rng.random(content[hidden].shape) < 0.7
+        else:  # what reads more of it than its shape makes no padding mask
+            content = rng.integers(0, 2, shape).astype(dtype)
         feeds[source] = content
     return feeds
 

@@ -51,7 +51,7 @@ PICTURES = {
     "dynamics": {"dynamics_k1"},
     "penalty": {"penalty"},
     "importance": {"domain_correlation", "domain_importance", "epoch_correlation", "epoch_importance"},
-    "blocks": {"metric_vs_p", "density", "maps_encoder"},
+    "blocks": {"metric_vs_p", "macs_saved", "density", "maps_encoder"},
     "speed": {"speed_vs_heads", "size_vs_heads", "speed_vs_batch", "speed_vs_metric", "size_vs_metric"},
 }
 Cap = pytest.CaptureFixture[str]

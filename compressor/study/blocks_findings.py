@@ -3,7 +3,7 @@ masks of one data set on the rows of another (attention pruning, tables 3 to 10 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from compressor.tasks.metrics import points, unit
 DENSE, RETRAINED = "dense", "retrained"
 ALL = "all"
 OWN, RANDOM = "own", "random"
+_SHARE = "share of blocks dropped, p"
 
 Group = tuple[str, str, float]
 """Where masks come from, the kinds of attention, and the share of blocks: cells of one group differ in their seeds."""
@@ -59,7 +60,7 @@ class BlocksFindings:
         return Findings(
             [self._row(cell) for cell in self.found],
             [Table(f"{measure}: mean over n seeds, test minus {self.base}", columns, lines), *tables],
-            [self._curves(), *crossed],
+            [self._curves(), self._saved(), *crossed],
         )
 
     def _line(self, group: Group, cells: Sequence[Result]) -> tuple[str, ...]:
@@ -79,20 +80,33 @@ class BlocksFindings:
         )
 
     def _curves(self) -> Picture:
-        curves: dict[str, list[tuple[float, list[float]]]] = {}
-        for (masks, kind, share), cells in self.groups.items():
-            if share:
-                scores = [self.by * cell["test"] for cell in cells]
-                curves.setdefault(f"{masks}, {kind}", []).append((share, scores))
+        scores = self._against_share(lambda cell: self.by * cell["test"])
         level = [self.by * cell["test"] for cell in self.control.values()]
-        label = "share of blocks dropped, p"
         return Picture(
             "metric_vs_p",
             "Metric against the share of blocks dropped",
             f"Mean over seeds; the band reaches from the worst seed to the best. The grey line is {self.base}.",
-            figures.spread(curves, label, f"test {unit(self.task.metric)}", level=level),
+            figures.spread(scores, _SHARE, f"test {unit(self.task.metric)}", level=level),
             wide=True,
         )
+
+    def _saved(self) -> Picture:
+        saved = self._against_share(lambda cell: 100 * (1 - self._pairs_left(cell)))
+        return Picture(
+            "macs_saved",
+            "Multiply-accumulates of attention saved",
+            "Share of all pairs of positions whose scores and sums are not computed, over all layers of the model.",
+            figures.spread(saved, _SHARE, "saved, %"),
+            wide=True,
+        )
+
+    def _against_share(self, value: Callable[[Result], float]) -> dict[str, list[tuple[float, list[float]]]]:
+        """A line a source of masks and kind of attention: share of blocks dropped, values of its seeds."""
+        lines: dict[str, list[tuple[float, list[float]]]] = {}
+        for (masks, kind, share), cells in self.groups.items():
+            if share:
+                lines.setdefault(f"{masks}, {kind}", []).append((share, [value(cell) for cell in cells]))
+        return lines
 
     def _crossed(self) -> tuple[list[Table], list[Picture]]:
         """Masks of every source on the rows of the first, p by p (figure 6): nothing where there is one source."""
