@@ -39,6 +39,7 @@ from compressor.folder import ModelFolder, load
 from compressor.quiet import quiet_transformers
 from compressor.recipe import Recipe
 from compressor.study.cells import write
+from compressor.study.grid import told_difference
 from compressor.targets import Tuning, target
 from compressor.tasks import Data, open_data, statistics
 from compressor.tasks.splits import named_splits
@@ -154,17 +155,22 @@ def score(folder: ModelFolder, data: Data) -> None:
     print(f"scored in {time.perf_counter() - began:.0f} s", flush=True)
 
 
+_HOW = ("everywhere", "weigh_by_rows", "kernel")
+"""Flags of this script that are those of the runs with masks."""
+
+
 def compressed(model: Path, size: Size, share: float, block: int, args: argparse.Namespace) -> dict[str, Any]:
-    """One line of the table: cut, learn on, plan, build, time, and score the engine."""
-    how = "".join(f"-{name}" for name in ("everywhere", "kernel") if getattr(args, name))
+    """One line of the table, and the engine's answers `[row, (F1, exact match)]`: cut, learn on, plan, build, time, and
+    score the engine."""
+    how = "".join(f"-{name}" for name in _HOW if getattr(args, name))
     out = model.with_name(f"p{share:g}-b{block}{how}" if share else "p0")
     line, rows = out.with_name(f"{out.name}.json"), model.with_name("rows.jsonl")
     settings = {**asdict(size), "seconds": args.seconds}
     if line.is_file() and (kept := json.loads(line.read_text()))["settings"] == settings:
-        return dict(kept["line"])
+        return dict(kept)
     asked: dict[str, Any] = {"keep": "100%"}
     if share:
-        asked = {"blocks": share, "block_size": block, "everywhere": args.everywhere, "kernel": args.kernel}
+        asked = {"blocks": share, "block_size": block, **{name: getattr(args, name) for name in _HOW}}
     recipe = Recipe.model_validate(
         {
             "model": model,
@@ -192,12 +198,14 @@ def compressed(model: Path, size: Size, share: float, block: int, args: argparse
         def forward(batch: dict[str, Tensor]) -> np.ndarray:
             return data.task.scored(engine.run({name: value.numpy() for name, value in batch.items()}))
 
-        f1, exact = 100 * statistics(data.task, data.test, forward).mean(axis=0)[:2]
+        answers = statistics(data.task, data.test, forward)
+    f1, exact = 100 * answers.mean(axis=0)[:2]
     (speed,) = report.speeds
     peaks = [side.peak_memory_bytes or 0 for side in (report.dense, report.compressed)]
     found = {
         "p": f"{share:g}",
         "block": block if share else "",
+        "weighed": "by rows" if share and args.weigh_by_rows else "",
         "block-sparse": f"{sum(site.form == 'block-sparse' for site in report.blocks)} of {len(report.plan.sites)}",
         "exact match": f"{exact:.2f}",
         "F1": f"{f1:.2f}",
@@ -205,8 +213,9 @@ def compressed(model: Path, size: Size, share: float, block: int, args: argparse
         "times faster": f"{speed.ratio:.2f} ({speed.low:.2f} to {speed.high:.2f})",
         "peak memory, MiB": " to ".join(f"{peak / 2**20:.0f}" for peak in peaks),
     }
-    write(line, json.dumps({"settings": settings, "line": found}))
-    return found
+    kept = {"settings": settings, "line": found, "answers": answers.tolist()}
+    write(line, json.dumps(kept))
+    return kept
 
 
 def main() -> None:
@@ -218,6 +227,9 @@ def main() -> None:
     parser.add_argument("--shares", type=float, nargs="+", default=[], help="of the blocks to drop, for the table")
     parser.add_argument("--block", type=int, nargs="+", default=[16, 32], help="positions along a block's side")
     parser.add_argument("--everywhere", action="store_true", help="mask every site, whether or not it pays here")
+    parser.add_argument(
+        "--weigh-by-rows", action="store_true", help="rank blocks by the attention of all rows together"
+    )
     parser.add_argument("--kernel", type=Path, help="library of compress kernel; else the function of plain ONNX")
     parser.add_argument("--seconds", type=float, default=20.0, help="about how long to time each engine")
     parser.add_argument("--out", type=Path, default=Path("build/question_answering"), help="a folder a size")
@@ -251,9 +263,13 @@ def main() -> None:
     for note in data.notes:
         print(note)
     score(folder, data)
-    lines = []
+    lines: list[dict[str, Any]] = []
+    dense: dict[str, Any] | None = None
     for share, block in dict.fromkeys((share, block if share else 0) for block in args.block for share in args.shares):
-        lines.append(compressed(done, size, share, block, args))
+        cell = compressed(done, size, share, block, args)
+        dense = dense if share else cell
+        lost = told_difference(data.task, [dense], [cell]) if share and dense else ""
+        lines.append({**cell["line"], "F1 minus p = 0": lost})
         print(lines[-1], flush=True)
     if lines:
         print(f"\n{len(data.test)} test rows, {size.max_length} tokens, batch 1; dense to compressed, 95% intervals\n")
