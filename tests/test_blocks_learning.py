@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from compressor.blocks import AttentionMaps, watch
+from compressor.blocks import AttentionMaps, cut, watch
 from compressor.blocks.learn import learn_blocks
 from compressor.errors import InputError
 from compressor.folder import example_inputs, fingerprint
@@ -57,16 +57,20 @@ def all_of_them(plan: Plan, masks: Mapping[str, BlockMask]) -> tuple[Mapping[str
 all_of_them.timed = {}  # type: ignore[attr-defined]
 
 
-def learned(store: Path, recipe: Asks, tell: Tell = ignore) -> tuple[Plan, str, tuple[str, ...]]:
-    model = learning.model()
+def learned(
+    store: Path, recipe: Asks, tell: Tell = ignore, seed: int = 0, start: Mapping[str, torch.Tensor] | None = None
+) -> tuple[Plan, str, tuple[str, ...]]:
+    model = learning.model(seed)
     sites = learning.sites(model)
     plan = keep_all(sites)
-    masked = learn_blocks(model, sites, learning.data(), recipe, plan, store, all_of_them, tell)  # type: ignore[arg-type]
+    masked = learn_blocks(model, sites, learning.data(), recipe, plan, store, all_of_them, tell, start=start)  # type: ignore[arg-type]
     return masked.plan, digest(model), masked.notes
 
 
-def test_an_interrupted_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
-    recipe = Asks(prune={}, steps=6, options={"evaluations": 3})
+@pytest.mark.parametrize("entmax", [False, True])
+def test_an_interrupted_run_ends_as_one_that_was_not(entmax: bool, tmp_path: Path) -> None:
+    """Stopped while it learned with masks; and where maps are of a model that learns with entmax first, in that."""
+    recipe = Asks(prune={}, steps=6, options={"evaluations": 3}, entmax=entmax)
 
     def stop(done: int, total: int) -> None:
         if done == 4:
@@ -74,9 +78,48 @@ def test_an_interrupted_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         learned(tmp_path / "stopped", recipe, stop)
-    before = (tmp_path / "stopped" / "maps.safetensors").stat().st_mtime_ns
+    stages = [path.name for path in (tmp_path / "stopped").iterdir() if path.is_dir()]
+    assert stages == (["entmax"] if entmax else ["checkpoints"])
+    kept = tmp_path / "stopped" / "maps.safetensors"
+    before = None if entmax else kept.stat().st_mtime_ns
     assert learned(tmp_path / "stopped", recipe) == learned(tmp_path / "whole", recipe)
-    assert (tmp_path / "stopped" / "maps.safetensors").stat().st_mtime_ns == before
+    assert before in (None, kept.stat().st_mtime_ns)
+    assert not (tmp_path / "stopped" / "entmax").exists()
+
+
+def test_entmax_is_for_the_maps_and_leaves_the_weights_to_softmax(tmp_path: Path) -> None:
+    """What learns with masks begins at the weights of the model, not at those that learned with entmax."""
+    plain, sharp = (Asks(prune={}, steps=2, entmax=entmax, learning_rate=1e-9) for entmax in (False, True))
+    begun = digest(learning.model())
+    for name, recipe in (("plain", plain), ("sharp", sharp)):
+        _, after, _ = learned(tmp_path / name, replace(recipe, blocks=0.0))
+        assert after == begun
+    one, other = (AttentionMaps.load(tmp_path / name / "maps.safetensors").maps for name in ("plain", "sharp"))
+    assert all(np.abs(other[site] - one[site]).max() > 1e-4 for site in one)
+
+
+def test_restart_learns_with_the_masks_from_other_weights(tmp_path: Path) -> None:
+    """Heads may have been learned since: the masks are of the model as it is, what learns is the model as it was."""
+    first = learning.model(1)
+    sites = learning.sites(first)
+    watch(first, sites, learning.data(), keep_all(sites), length=9).save(tmp_path / "maps.safetensors")
+    recipe = Asks(prune={}, steps=2, maps=tmp_path / "maps.safetensors")
+    again = learned(tmp_path / "again", recipe, seed=0, start=learning.model(1).state_dict())
+    assert again[:2] == learned(tmp_path / "alone", recipe, seed=1)[:2]
+    assert again[1] != learned(tmp_path / "on", recipe, seed=0)[1]
+
+
+@pytest.mark.parametrize("flag", ["random_blocks", "count_causal_zeros", "weigh_by_rows"])
+def test_flags_of_cutting_reach_it(flag: str, tmp_path: Path) -> None:
+    recipe = Asks(prune={}, steps=1, seed=7)
+    plan, _, _ = learned(tmp_path / "store", replace(recipe, **{flag: True}))  # type: ignore[arg-type]
+    maps = AttentionMaps.load(tmp_path / "store" / "maps.safetensors")
+    given = {"seed": 7} if flag == "random_blocks" else {flag: True}
+    whole = plan.masked({})
+    wanted = cut(maps, whole, {"encoder": 0.5}, 1, **given)
+    assert plan.masks.keys() == wanted.keys()
+    for name, mask in wanted.items():
+        np.testing.assert_array_equal(plan.masks[name].kept, mask.kept)
 
 
 def test_maps_of_an_earlier_run_are_cropped_kept_and_told_of(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 import compressor
+from compressor.blocks import watch
 from compressor.errors import InputError, UsageError
 from compressor.folder import ModelFolder, load
 from compressor.heads.gates import GATES
@@ -24,7 +26,7 @@ from compressor.heads.learn import METHODS, learn
 from compressor.heads.sensitivity import sensitivity
 from compressor.recipe import Recipe
 from compressor.report import Report
-from compressor.sites import find_sites, hooked
+from compressor.sites import find_sites, hooked, keep_all
 from compressor.tasks import Data, batches, open_data, statistics
 from compressor.tasks.beam import search
 from compressor.tasks.data import rows_hash
@@ -282,6 +284,28 @@ def test_sensitivity_weighs_every_row_alike(folder: ModelFolder, place: Path) ->
     )
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-6)
     assert {site.kind for site in sites} == {"encoder", "decoder", "cross"}
+
+
+def test_maps_of_every_kind_are_averages_over_the_rows_that_have_both_positions(
+    folder: ModelFolder, place: Path
+) -> None:
+    """Rows of several lengths on either side: padding neither adds nor dilutes."""
+    data = opened(folder, str(place / "rows.tsv"))
+    data = replace(data, train=data.train.select(range(12)))
+    sites = find_sites(folder.model, data.task.collate(list(data.train)))
+    together, alone = (watch(folder.model, sites, data, keep_all(sites), length=12, batch_size=n) for n in (5, 1))
+    sides = [data.task.collate([row]) for row in data.train]
+    lengths = {
+        "encoder": [batch["attention_mask"].shape[1] for batch in sides],
+        "decoder": [batch["labels"].shape[1] for batch in sides],
+    }
+    asks = {"encoder": ("encoder", "encoder"), "decoder": ("decoder", "decoder"), "cross": ("decoder", "encoder")}
+    for site in sites:
+        query, key = (np.array(lengths[side]) for side in asks[site.kind])
+        places = np.arange(12)
+        both = (query[:, None, None] > places[:, None]) & (key[:, None, None] > places)
+        np.testing.assert_array_equal(together.counts[site.name], both.sum(axis=0))
+        np.testing.assert_allclose(together.maps[site.name], alone.maps[site.name], atol=1e-6)
 
 
 # The whole way
