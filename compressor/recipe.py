@@ -81,7 +81,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Prune = Annotated[dict[Literal["encoder", "decoder", "cross"], Share], BeforeValidator(_table)]
 BlockSize = Annotated[int, AfterValidator(_block_size)]
 OF_BLOCKS = (
-    *("block_size", "maps", "watch_rows", "random_blocks", "count_causal_zeros", "weigh_by_rows"),
+    *("block_size", "maps", "watch_rows", "random_blocks", "count_causal_zeros", "weigh_by_rows", "empty_rows"),
     *("everywhere", "entmax", "restart"),
 )
 OF_TENSORRT = ("workspace", "timing_cache", "hardware_compatible", "version_compatible")
@@ -154,6 +154,9 @@ class Recipe(BaseModel):
     )
     weigh_by_rows: bool = field_of(
         "Blocks", "weigh pairs of positions by how many rows have them: short rows keep more", False
+    )
+    empty_rows: bool = field_of(
+        "Blocks", "let a row of blocks lose every one: in that head its queries then attend to nothing", False
     )
     everywhere: bool = field_of("Blocks", "mask every site, even where that is no faster on this machine", False)
     entmax: bool = field_of(

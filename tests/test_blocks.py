@@ -37,13 +37,14 @@ def plan(kind: Kind = "encoder", heads: int = 3, kept: tuple[int, ...] = (0, 1, 
     memory=st.sampled_from([0, 8, 13]),
     kept=st.sampled_from([(0, 1, 2), (0, 2), (1,)]),
     drawn=st.booleans(),
+    empty=st.booleans(),
 )
 def test_exactly_the_share_of_what_counts_goes(
-    share: float, kind: Kind, block: int, length: int, memory: int, kept: tuple[int, ...], drawn: bool
+    share: float, kind: Kind, block: int, length: int, memory: int, kept: tuple[int, ...], drawn: bool, empty: bool
 ) -> None:
-    """As long as that leaves every row one."""
+    """As long as that leaves every row one, or rows may be empty."""
     found = maps(kind, length=length, memory=memory, seed=length)
-    mask = cut(found, plan(kind, kept=kept), {kind: share}, block, seed=1 if drawn else None)["a"]
+    mask = cut(found, plan(kind, kept=kept), {kind: share}, block, seed=1 if drawn else None, empty_rows=empty)["a"]
     blocks = -(-length // block), -(-(length + memory) // block)
     past = [
         [
@@ -58,8 +59,8 @@ def test_exactly_the_share_of_what_counts_goes(
     assert not (mask.kept & ~counted).any()
     left = int(mask.kept.sum())
     exactly = len(kept) * int(counted.sum()) - round(share * len(kept) * int(counted.sum()))
-    assert left == max(exactly, len(kept) * blocks[0])
-    assert mask.kept[list(kept)].any(axis=2).all()
+    assert left == (exactly if empty else max(exactly, len(kept) * blocks[0]))
+    assert empty or mask.kept[list(kept)].any(axis=2).all()
     assert density(mask, found, "a", kept).mean() == pytest.approx(left / (len(kept) * counted.sum()))
 
 
@@ -100,6 +101,13 @@ def test_a_row_keeps_its_strongest_and_the_next_weakest_goes() -> None:
     found.maps["a"][0] = [[0.1, 0.3, 0.2], [6, 5, 7], [8, 8, 8]]
     mask = cut(found, plan(heads=1, kept=(0,)), {"encoder": 3 / 9}, 1)["a"]
     assert mask.kept[0].astype(int).tolist() == [[0, 1, 0], [1, 0, 1], [1, 1, 1]]
+
+
+def test_a_row_that_may_be_empty_loses_its_strongest_before_a_stronger_one() -> None:
+    found = maps(heads=1, length=3)
+    found.maps["a"][0] = [[0.1, 0.3, 0.2], [6, 5, 7], [8, 8, 8]]
+    mask = cut(found, plan(heads=1, kept=(0,)), {"encoder": 3 / 9}, 1, empty_rows=True)["a"]
+    assert mask.kept[0].astype(int).tolist() == [[0, 0, 0], [1, 1, 1], [1, 1, 1]]
 
 
 def test_random_masks_know_nothing_of_the_maps() -> None:

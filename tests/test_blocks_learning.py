@@ -46,6 +46,7 @@ class Asks(learning.Recipe):
     random_blocks: bool = False
     count_causal_zeros: bool = False
     weigh_by_rows: bool = False
+    empty_rows: bool = False
     entmax: bool = False
     max_length: int = 9
 
@@ -109,7 +110,7 @@ def test_restart_learns_with_the_masks_from_other_weights(tmp_path: Path) -> Non
     assert again[1] != learned(tmp_path / "on", recipe, seed=0)[1]
 
 
-@pytest.mark.parametrize("flag", ["random_blocks", "count_causal_zeros", "weigh_by_rows"])
+@pytest.mark.parametrize("flag", ["random_blocks", "count_causal_zeros", "weigh_by_rows", "empty_rows"])
 def test_flags_of_cutting_reach_it(flag: str, tmp_path: Path) -> None:
     recipe = Asks(prune={}, steps=1, seed=7)
     plan, _, _ = learned(tmp_path / "store", replace(recipe, **{flag: True}))  # type: ignore[arg-type]

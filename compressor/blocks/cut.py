@@ -19,13 +19,14 @@ def cut(
     seed: int | None = None,
     count_causal_zeros: bool = False,
     weigh_by_rows: bool = False,
+    empty_rows: bool = False,
 ) -> dict[str, BlockMask]:
     """Masks of every site whose kind loses a share of its blocks.
 
     Of a layer's n blocks, over all its kept heads together, exactly `round(p n)` go: those of least mean attention,
-    ties by index. Every row of blocks keeps its strongest, so fewer go where p leaves less than one a row. Blocks that
-    no example reaches are not counted and stay; nor are a causal site's blocks of the future, which are never computed.
-    A block's score is the mean over its entries that count.
+    ties by index. Every row of blocks keeps its strongest, unless `empty_rows` lets it go too, so fewer go where p
+    leaves less than one a row. Blocks that no example reaches are not counted and stay; nor are a causal site's blocks
+    of the future, which are never computed. A block's score is the mean over its entries that count.
 
     Args:
         maps: of this model.
@@ -36,6 +37,8 @@ def cut(
         count_causal_zeros: count the future, too, as the paper's own code does.
         weigh_by_rows: a pair's attention counts as many times as there are examples that have it. What goes is then
             what all examples together look at least, so that texts shorter than the maps keep more of what they use.
+        empty_rows: a row may lose every block: in that head its queries attend to nothing and give zero. A row's
+            strongest block can be weaker than any that another head has to do without for it.
 
     Raises:
         ValueError: a share outside 0 to 1.
@@ -53,6 +56,7 @@ def cut(
             _past(maps, site.name),
             maps.memory,
             None if seed is None else np.random.default_rng([seed, number]),
+            empty_rows,
         )
         for number, site in enumerate(plan.sites)
         if shares.get(site.kind, 0.0) > 0.0 and site.kept
@@ -107,6 +111,7 @@ def _site(
     past: np.ndarray,
     memory: int,
     draw: np.random.Generator | None,
+    empty_rows: bool,
 ) -> BlockMask:
     entries = _blocks(counted.astype(np.float64), block)
     scores = np.stack([_blocks(attention[head] * counted, block) for head in heads]) / np.maximum(entries, 1.0)
@@ -114,11 +119,12 @@ def _site(
     population = np.broadcast_to(entries > 0, scores.shape)
     present = _blocks(past.astype(np.float64), block) > 0
     seen = population & present
-    # Of equals the last is the strongest, as the first goes first.
-    strongest = seen.shape[2] - 1 - np.where(seen, order, -1.0)[..., ::-1].argmax(axis=2)
-    head, row = np.nonzero(seen.any(axis=2))
     free = population.copy()
-    free[head, row, strongest[head, row]] = False
+    if not empty_rows:
+        # Of equals the last is the strongest, as the first goes first.
+        strongest = seen.shape[2] - 1 - np.where(seen, order, -1.0)[..., ::-1].argmax(axis=2)
+        head, row = np.nonzero(seen.any(axis=2))
+        free[head, row, strongest[head, row]] = False
     places = np.flatnonzero(free)
     least = places[np.argsort(order.ravel()[places], kind="stable")]
     kept = np.ones(scores.shape, dtype=np.bool_)

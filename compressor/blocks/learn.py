@@ -53,6 +53,7 @@ class BlocksRequest(LearnRequest, Protocol):
         random_blocks: draw the blocks that go.
         count_causal_zeros: count what causality hides among what goes, as the paper's own code does.
         weigh_by_rows: weigh each pair by how many rows have it.
+        empty_rows: let a row of blocks lose every one.
         entmax: cut from the maps of a model that learned with entmax-1.5 in place of softmax.
         max_length: longest row in tokens.
     """
@@ -73,6 +74,8 @@ class BlocksRequest(LearnRequest, Protocol):
     def count_causal_zeros(self) -> bool: ...
     @property
     def weigh_by_rows(self) -> bool: ...
+    @property
+    def empty_rows(self) -> bool: ...
     @property
     def entmax(self) -> bool: ...
     @property
@@ -226,6 +229,7 @@ def learn_blocks(
         seed=recipe.seed if recipe.random_blocks else None,
         count_causal_zeros=recipe.count_causal_zeros,
         weigh_by_rows=recipe.weigh_by_rows,
+        empty_rows=recipe.empty_rows,
     )
     if left := unreached(maps, masks, recipe.block_size):
         notes.append(f"{left:.1%} of the blocks are reached by no row that was watched: no share is taken, they stay")

@@ -111,6 +111,7 @@ class Blocks(Study):
             seed=drawn,
             count_causal_zeros=asked.count_causal_zeros,
             weigh_by_rows=asked.weigh_by_rows,
+            empty_rows=asked.empty_rows,
         )
 
     def _pace(self) -> dict[str, Any]:
