@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from compressor.gate.verdict import Verdict
+    from compressor.gate import Asked, Verdict
 
+_FILES = ("junit", "history", "plot")
 _PATHS = ("inputs", "tokenizer", "save_baseline", "kernel")
+_NAMES = ("model", "baseline", "expect")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -31,8 +33,8 @@ def latency_gate(request: pytest.FixtureRequest) -> Callable[..., Verdict]:
 
     `latency_gate(model, baseline=..., **options)`; options of `@pytest.mark.latency_gate(...)` are its defaults, the
     nearest marker first. They are named as the flags of `compress check`: server, max_slowdown (`"5%"` or 0.05), p99
-    (`"10ms"` or milliseconds), inputs, tokenizer, expect, batch, seq, seconds, ...; `junit` and `history` name files to
-    write.
+    (`"10ms"` or milliseconds), inputs, tokenizer, expect, batch, seq, seconds, ...; `junit`, `history` and `plot` name
+    files to write.
 
     Returns:
         The verdict, of a check that passed.
@@ -55,21 +57,28 @@ def latency_gate(request: pytest.FixtureRequest) -> Callable[..., Verdict]:
 
 
 def _checked(options: dict[str, Any]) -> Verdict:
-    """The verdict of a check that passed.
+    """The verdict of a check that passed; raises as `compressor.gate.gated` does."""
+    from compressor.gate import Files, check, gated
 
-    Raises:
-        CompressorError: it did not; see `compressor.errors`.
+    files = {name: path for name in _FILES if (path := options.pop(name, None)) is not None}
+    title = f"{options['model']} against {options.get('baseline')}"
+    return gated(Files(**{name: Path(path) for name, path in files.items()}), title, lambda: check(_asked(options)))
+
+
+def _asked(options: dict[str, Any]) -> Asked:
+    """Raises:
+    UsageError: an option that is none of `compress check`, or says nothing that it knows.
     """
     from compressor.cli.check import MILLISECONDS, SHARE, scenarios
-    from compressor.errors import CompressorError, ServerError, SlowdownError, UsageError
-    from compressor.gate import Asked, check, record
+    from compressor.errors import UsageError
+    from compressor.gate import Asked
 
-    files = {name: options.pop(name, None) for name in ("junit", "history")}
     convert: dict[str, Callable[[Any], Any]] = {
         "max_slowdown": lambda value: SHARE.convert(value, None, None),
         "p99": lambda value: MILLISECONDS.convert(value, None, None),
         "scenario": lambda value: scenarios(None, None, value if isinstance(value, str) else ",".join(value)),
         **dict.fromkeys(_PATHS, Path),
+        **dict.fromkeys(_NAMES, str),
     }
     asked = {
         name: convert[name](value) if name in convert and value is not None else value
@@ -77,23 +86,7 @@ def _checked(options: dict[str, Any]) -> Verdict:
     }
     if "scenario" in asked:
         asked["scenarios"] = asked.pop("scenario")
-    asked.update({name: str(asked[name]) for name in ("model", "baseline", "expect") if asked.get(name) is not None})
     try:
-        request = Asked(**asked)
+        return Asked(**asked)
     except TypeError as error:
         raise UsageError(f"latency_gate: {error}; options are those of compress check") from error
-    try:
-        found = check(request)
-    except CompressorError as error:
-        if files["junit"] is not None:
-            record.write(Path(files["junit"]), record.broken(f"{request.model} against {request.baseline}", error))
-        raise
-    if files["junit"] is not None:
-        record.write(Path(files["junit"]), record.junit(found))
-    if files["history"] is not None:
-        record.append(Path(files["history"]), found)
-    if found.interrupted:
-        raise ServerError(found.interrupted)
-    if found.failures:
-        raise SlowdownError("; ".join(found.failures))
-    return found

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
-import socket
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent import futures
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -23,26 +18,16 @@ from hypothesis import strategies as st
 
 from compressor.cli.check import MILLISECONDS, SHARE
 from compressor.errors import InputError, MismatchError, ServerError, UsageError
-from compressor.gate import Asked, check, load, record
+from compressor.gate import Asked, check, record
 from compressor.gate.times import Times
 from compressor.measure import timing
+from compressor.targets import target
+from compressor.targets.device import Device
+from compressor.targets.session import describe, open_session, run
 from graph_passes import save
 from tests.command import compress
 from tests.engines import parsed
-
-grpc = pytest.importorskip("grpc")
-service = pytest.importorskip("tritonclient.grpc.service_pb2_grpc")
-messages = pytest.importorskip("tritonclient.grpc.service_pb2")
-
-RNG = np.random.default_rng(0)
-WEIGHT = RNG.normal(size=(4, 3)).astype(np.float32)
-
-
-def graph(path: Path, scale: float = 1.0) -> Path:
-    """`y = softmax(x w) * scale`."""
-    body = "h = MatMul (x, w)\n s = Softmax <axis = -1> (h)\n y = Mul (s, k)"
-    save(parsed(body, "float[B, 4] x", "float[B, 3] y", f"float[4, 3] w, float k = {{{scale}}}"), path)
-    return path
+from tests.served import MODELS, RNG, answer, asked, graph, measured, serving, text_model
 
 
 @pytest.fixture
@@ -54,18 +39,6 @@ def graphs(tmp_path: Path) -> tuple[Path, Path]:
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "settle", lambda: None)
     monkeypatch.setattr("compressor.gate.server._REST_SECONDS", 0.0)
-
-
-def measured(model: float, baseline: float, spread: float = 0.02) -> Callable[..., Iterator[np.ndarray]]:
-    """In place of `turns`: calls are made, and their times drawn about the two medians."""
-
-    def turns(one: Any, other: Any, seconds: float, **_: Any) -> Iterator[np.ndarray]:
-        for _block in range(30):
-            one()
-            other()
-            yield 1e-3 * np.array([[model], [baseline]]) * np.exp(spread * RNG.normal(size=(2, 10)))
-
-    return turns
 
 
 @settings(deadline=None, max_examples=20)
@@ -143,22 +116,6 @@ def test_wrong_answers_are_not_timed(
     assert done.code == 5
 
 
-def test_loadgen_bounds_the_tail_and_measures_throughput(graphs: tuple[Path, Path]) -> None:
-    pytest.importorskip("mlperf_loadgen")
-    one, other = graphs
-    common: dict[str, Any] = {"seconds": 0.1, "load_seconds": 1.0, "max_slowdown": 1000.0}
-    found = check(Asked(str(one), str(other), scenarios=("SingleStream", "Server", "Offline"), p99=10_000.0, **common))
-    single, server, offline = found.loads
-    assert single.holds
-    assert server.holds
-    assert offline.samples_per_second is not None
-    assert offline.samples_per_second > 0
-    assert min(single.queries, server.queries) >= 662
-    tight = check(Asked(str(one), str(other), p99=1e-6, **common))
-    assert not tight.passed
-    assert "p99 may be" in tight.failures[0]
-
-
 def test_bad_input_is_one_line(
     graphs: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,9 +132,21 @@ def test_bad_input_is_one_line(
     baseline = tmp_path / "b.json"
     base: tuple[str | Path, ...] = ("check", one, "--baseline", other, "--quiet")
     assert compress(capfd, *base, "--save-baseline", baseline).code == 0
-    elsewhere = json.loads(baseline.read_text())
-    elsewhere["machine"]["processor"] = "another"
-    (tmp_path / "elsewhere.json").write_text(json.dumps(elsewhere))
+    kept = json.loads(baseline.read_text())
+    assert "CPUExecutionProvider" in kept["host"]
+    first, *others = kept["answers"]
+    changed = {
+        "elsewhere": {"machine": {**kept["machine"], "processor": "another"}},
+        "provider": {"host": kept["host"].replace("CPU", "CUDA")},
+        "few": {"answers": others},
+        "list": {"answers": [[1.0], *others]},
+        "dtype": {"answers": [{"y": {**first["y"], "dtype": "float99"}}, *others]},
+        "ragged": {"answers": [{"y": {**first["y"], "values": [[1.0], []]}}, *others]},
+    }
+    for name, fields in changed.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({**kept, **fields}))
+    other_code = tmp_path / "utf16.jsonl"
+    other_code.write_text("history", encoding="utf-16")
     cases: list[tuple[tuple[str | Path, ...], int, str]] = [
         (("check", "--baseline", other), 2, "name an ONNX file"),
         (("check", tmp_path / "none.onnx", "--baseline", other), 3, "no such file"),
@@ -197,8 +166,17 @@ def test_bad_input_is_one_line(
         ((*base, "--deadline", "inf"), 2, "give a finite number"),
         ((*base, "--p99", "1ms", "--scenario", "offline"), 2, "has no bound"),
         ((*base, "--rate", "5"), 2, "server scenario"),
+        ((*base, "--max-slowdown", "5.0"), 2, "as in 5% or 0.05"),
+        ((*base, "--save-baseline", tmp_path / "b.dat"), 2, "ends in .json"),
+        ((*base, "--save-baseline", tmp_path / "none" / "b.json"), 2, "there is no folder"),
         ((*base, "--history", history), 3, "line 1"),
+        ((*base, "--history", other_code), 3, "no readable history"),
         (("check", one, "--baseline", tmp_path / "elsewhere.json", "--quiet"), 3, "another machine (processor another"),
+        (("check", one, "--baseline", tmp_path / "provider.json", "--quiet"), 3, "another machine (host onnxruntime"),
+        (("check", one, "--baseline", tmp_path / "few.json", "--quiet"), 3, "has answers to 15 of 16 batches"),
+        (("check", one, "--baseline", tmp_path / "list.json", "--quiet"), 3, "no baseline"),
+        (("check", one, "--baseline", tmp_path / "dtype.json", "--quiet"), 3, "no baseline"),
+        (("check", one, "--baseline", tmp_path / "ragged.json", "--quiet"), 3, "no baseline"),
         (("check", one, "--baseline", baseline, "--quiet", "--batch", "2"), 3, "measured on other inputs"),
         (("check", one, "--baseline", history.with_suffix(".json"), "--quiet"), 3, "no baseline"),
         ((*base, "--expect", tmp_path / "nowhere"), 3, "give baseline, any"),
@@ -211,89 +189,96 @@ def test_bad_input_is_one_line(
 
 
 @settings(deadline=None)
-@given(st.text(max_size=8) | st.floats(allow_nan=True).map(str) | st.floats(0, 1e3).map("{}%".format))
-def test_shares_and_times_parse_or_are_refused(text: str) -> None:
+@given(st.text(max_size=8) | st.floats() | st.integers() | st.floats(0, 1e3).map("{}%".format))
+def test_shares_and_times_parse_or_are_refused(value: object) -> None:
     for kind in (SHARE, MILLISECONDS):
         found = None
         with contextlib.suppress(UsageError):
-            found = kind.convert(text, None, None)
+            found = kind.convert(value, None, None)
         assert found is None or 0 <= found < float("inf")
+        assert found is None or kind is MILLISECONDS or found < 1 or "%" in str(value)
 
 
-def test_a_scenario_ends_though_more_arrives_than_is_answered() -> None:
-    pytest.importorskip("mlperf_loadgen")
-    found = load.measure("Server", [lambda: time.sleep(0.05)], batch=1, p50=0.01, bound=1.0, rate=5000.0, seconds=0.05)
-    assert not found.holds
-    assert "more queries arrive" in found.why or "took longer" in found.why
-
-    def broken() -> None:
-        raise RuntimeError("no call")
-
-    with pytest.raises(RuntimeError, match="no call"):
-        load.measure("SingleStream", [broken], batch=1, p50=1.0, bound=1.0, rate=None, seconds=0.05)
+def test_five_is_no_share() -> None:
+    assert [SHARE.convert(value, None, None) for value in (0.05, "0.05", "5%", "500%")] == [0.05, 0.05, 0.05, 5.0]
+    for value in (5, 5.0, "5", -0.1):
+        with pytest.raises(UsageError, match=r"as in 5% or 0\.05"):
+            SHARE.convert(value, None, None)
 
 
-class Served(service.GRPCInferenceServiceServicer):  # type: ignore[name-defined]
-    """A server of the KServe v2 protocol that misbehaves as it is told to.
-
-    Args:
-        models: name -> a function of `x [batch, 4]`.
-        dies_after: calls after which it answers no more.
-        slow: seconds that every answer takes.
-    """
-
-    def __init__(self, models: Mapping[str, Callable[[np.ndarray], np.ndarray]], dies_after: int, slow: float) -> None:
-        self.models, self.left, self.slow = models, dies_after, slow
-
-    def ServerLive(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return messages.ServerLiveResponse(live=True)
-
-    def ServerMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return messages.ServerMetadataResponse(name="served", version="1")
-
-    def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return messages.ModelReadyResponse(ready=request.name in self.models)
-
-    def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
-        tensor = messages.ModelMetadataResponse.TensorMetadata
-        return messages.ModelMetadataResponse(
-            name=request.name, inputs=[tensor(name="x", datatype="FP32", shape=[-1, 4])]
-        )
-
-    def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802
-        time.sleep(self.slow)
-        self.left -= 1
-        if self.left < 0:
-            context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
-        x = np.frombuffer(request.raw_input_contents[0], np.float32).reshape(-1, 4)
-        y = self.models[request.model_name](x).astype(np.float32)
-        shape = (1, 3) if y.size == 0 else y.shape  # no bytes, whatever the shape promises
-        output = messages.ModelInferResponse.InferOutputTensor(name="y", datatype="FP32", shape=shape)
-        return messages.ModelInferResponse(outputs=[output], raw_output_contents=[y.tobytes()])
+def test_a_check_that_cannot_be_made_leaves_no_older_report(
+    graphs: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    one, other = graphs
+    torn, junit, history = tmp_path / "torn.onnx", tmp_path / "j.xml", tmp_path / "history.jsonl"
+    torn.write_bytes(one.read_bytes()[:20])
+    history.write_text("nothing\n")
+    faults: list[tuple[tuple[str | Path, ...], int]] = [
+        ((torn, "--baseline", other), 3),
+        ((one, "--baseline", other, "--history", history), 3),
+        ((one, "--baseline", other, "--rate", "5"), 2),
+    ]
+    for args, code in faults:
+        junit.write_text("an older one, that passed")
+        assert compress(capfd, "check", *args, "--junit", junit, "--quiet").code == code
+        suite = ElementTree.parse(junit).getroot()
+        assert (suite.get("failures"), suite.get("errors")) == ("0", "1")
+        assert suite[0][0].tag == "error"
 
 
-def answer(x: np.ndarray) -> np.ndarray:
-    return x @ WEIGHT
+def test_a_report_is_xml_whatever_a_server_says() -> None:
+    said = "\x1b[31mgone\x00\x0b \ud800 <\ufffe> & \U0001f600 \u00fc"
+    (case,) = ElementTree.fromstring(record.broken("small\x08", ServerError(said)).encode())
+    assert case[0].get("message") == "[31mgone  <> & \U0001f600 \u00fc"
 
 
-@contextmanager
-def serving(
-    models: Mapping[str, Callable[[np.ndarray], np.ndarray]] | None = None, dies_after: int = 10**9, slow: float = 0.0
-) -> Iterator[str]:
-    """Its URL."""
-    server = grpc.server(futures.ThreadPoolExecutor(4))
-    served = Served(models or {"small": answer, "dense": answer}, dies_after, slow)
-    service.add_GRPCInferenceServiceServicer_to_server(served, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        yield f"grpc://127.0.0.1:{port}"
-    finally:
-        server.stop(None)
+def ids(path: Path, kind: str = "int64") -> Path:
+    save(parsed("y = Cast <to = 1> (ids)", f"{kind}[B, 4] ids", "float[B, 4] y"), path)
+    return path
 
 
-def asked(url: str, **more: Any) -> Asked:
-    return Asked(**{"model": "small", "baseline": "dense", "server": url, "seconds": 0.1, "max_slowdown": 1e3, **more})
+def test_integers_may_be_narrower_than_those_of_the_other_model(tmp_path: Path) -> None:
+    wide, narrow = str(ids(tmp_path / "wide.onnx")), str(ids(tmp_path / "narrow.onnx", "int32"))
+    for one, other in ((wide, narrow), (narrow, wide)):
+        found = check(Asked(one, other, expect=other, seconds=0.1, max_slowdown=1e3))
+        assert (found.answers.expected, found.answers.error) == (other, 0.0)
+
+
+def test_a_plan_with_narrow_integers_is_compared_with_its_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, path = ids(tmp_path / "model.onnx"), tmp_path / "engine.plan"
+    path.touch()
+    engine = target("ort")(ids(tmp_path / "narrow.onnx", "int32"), tmp_path / "engine.onnx")
+    papers = SimpleNamespace(precision="fp16", inputs={"ids": "int32"}, profiles={"ids": ((1, 4), (2, 4), (8, 4))})
+    plan = SimpleNamespace(metadata=papers, session={"runtime": "tensorrt 8.6.1"}, run=engine.run)
+    monkeypatch.setattr("compressor.targets.trt.load", lambda path: plan)
+    gpu = SimpleNamespace(device=Device("NVIDIA H200", (9, 0), 1 << 37))
+    monkeypatch.setattr("compressor.gate.local.driver", lambda: gpu)
+    found = check(Asked(str(path), str(graph), seconds=0.1, max_slowdown=1e3))
+    assert found.host == "tensorrt 8.6.1 on NVIDIA H200 (SM 9.0)"
+    assert (found.answers.expected, found.answers.tolerance) == ("its own graph, run plainly", 2e-2)
+    with pytest.raises(UsageError, match=r"engine\.plan is a TensorRT engine; leave it out"):
+        check(Asked(str(path), str(graph), kernel=path))
+
+
+def test_rows_of_text_are_what_a_model_is_asked(tmp_path: Path) -> None:
+    folder, rows = text_model(tmp_path / "out"), tmp_path / "rows.tsv"
+    rows.write_text("text\n" + "the good film\n" * 40)
+    path = str(folder / "model.onnx")
+    found = check(Asked(path, path, inputs=rows, tokenizer=folder, batch=2, seq=8, seconds=0.1, max_slowdown=1e3))
+    assert found.inputs == "32 rows of rows.tsv"
+
+
+def test_right_answers_are_those_of_a_file(graphs: tuple[Path, Path], tmp_path: Path) -> None:
+    one, other = graphs
+    x = RNG.normal(size=(4, 4)).astype(np.float32)
+    inputs, answers = tmp_path / "inputs.npz", tmp_path / "answers.npz"
+    np.savez(inputs, x=x)
+    np.savez(answers, **run(open_session(one, describe("cpu", 1)), {"x": x}))
+    for expect in (other, answers):
+        found = check(Asked(str(one), str(other), inputs=inputs, expect=str(expect), seconds=0.1, max_slowdown=1e3))
+        assert (found.answers.expected, found.answers.batches) == (str(expect), 4)
 
 
 def test_models_of_a_server() -> None:
@@ -332,22 +317,9 @@ def test_a_server_that_is_not_there_or_lacks_the_model() -> None:
         check(asked("grpc://127.0.0.1:9", deadline=1.0))
     with serving({"dense": answer}) as url, pytest.raises(ServerError, match="no model 'small' that is ready"):
         check(asked(url))
-    with pytest.raises(UsageError, match="give grpc://HOST:PORT"):
-        check(asked("localhost:8001"))
-
-
-def test_what_speaks_no_http_is_one_line() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def hang_up() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    listening.accept()[0].close()
-
-        threading.Thread(target=hang_up, daemon=True).start()
-        with pytest.raises(ServerError, match="is the server up"):
-            check(asked(f"http://127.0.0.1:{listening.getsockname()[1]}", deadline=1.0))
-        listening.shutdown(socket.SHUT_RDWR)
+    for url in ("localhost:8001", "http://", "http://localhost:here", "grpc://localhost:99999"):
+        with pytest.raises(UsageError, match="give grpc://HOST:PORT"):
+            check(asked(url))
 
 
 def test_a_call_that_takes_too_long_is_given_up() -> None:
@@ -373,44 +345,39 @@ def test_a_server_that_dies_midway_leaves_what_was_measured(tmp_path: Path, capf
     assert kept.slowdown.blocks >= 1
 
 
+def test_a_model_that_is_unloaded_midway_leaves_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compressor.gate.run.turns", measured(1.0, 1.0))
+    models, calls = dict(MODELS), itertools.count(1)
+
+    def unloaded(x: np.ndarray) -> np.ndarray:
+        if next(calls) == 40:
+            del models["small"]
+        return answer(x)
+
+    models["small"] = unloaded
+    with serving(models) as url:
+        found = check(asked(url))
+    assert "small refuses the request" in found.interrupted
+    assert found.slowdown is not None
+    assert found.slowdown.blocks == 24, "sixteen calls were to compare the answers"
+
+
+def test_a_saved_baseline_of_a_servers_model(tmp_path: Path) -> None:
+    saved = tmp_path / "dense.json"
+    with serving() as url:
+        assert check(asked(url, model="dense", save_baseline=saved)).passed
+        found = check(asked(url, baseline=str(saved)))
+        assert found.passed
+        assert found.slowdown is not None
+        assert not found.slowdown.interleaved
+        with serving() as another, pytest.raises(InputError, match="measured on another machine"):
+            check(asked(another, baseline=str(saved)))
+
+
 def test_other_inputs_than_the_baseline_takes(graphs: tuple[Path, Path], tmp_path: Path) -> None:
-    other = tmp_path / "ids.onnx"
-    save(parsed("y = Identity (ids)", "int64[B, 4] ids", "int64[B, 4] y"), other)
     with pytest.raises(InputError, match="the two must have the same inputs"):
-        check(Asked(str(graphs[0]), str(other), seconds=0.1))
-
-
-def test_the_fixture_fails_where_the_check_does(graphs: tuple[Path, Path], tmp_path: Path) -> None:
-    one, other = graphs
-    wrong = graph(tmp_path / "wrong.onnx", scale=2.0)
-    (tmp_path / "test_latency.py").write_text(
-        f"""
-import pytest
-pytestmark = pytest.mark.latency_gate(baseline={str(other)!r}, seconds=0.1, max_slowdown="1000%")
-
-@pytest.mark.latency_gate(history="history.jsonl")
-def test_as_fast(latency_gate):
-    assert latency_gate({str(one)!r}).passed
-
-@pytest.mark.latency_gate(expect="baseline")
-def test_wrong(latency_gate):
-    latency_gate({str(wrong)!r})
-
-def test_unknown_option(latency_gate):
-    latency_gate({str(one)!r}, speed=3)
-"""
-    )
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "--strict-markers",
-        str(tmp_path),
-    ]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert "1 passed" in done.stdout, done.stdout + done.stderr
-    assert "2 failed" in done.stdout
-    assert "not those of the baseline" in done.stdout
-    assert "options are those of compress check" in done.stdout
-    assert (tmp_path / "history.jsonl").exists()
+        check(Asked(str(graphs[0]), str(ids(tmp_path / "ids.onnx")), seconds=0.1))
+    floats = tmp_path / "floats.onnx"
+    save(parsed("y = Identity (ids)", "float[B, 4] ids", "float[B, 4] y"), floats)
+    with pytest.raises(InputError, match=r"ids \(int64\) is float32 in what the other model takes"):
+        check(Asked(str(floats), str(ids(tmp_path / "ids.onnx")), seconds=0.1))

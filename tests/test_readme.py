@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,8 +16,10 @@ from compressor.export import export_reference
 from compressor.folder import example_inputs
 from compressor.folder import load as load_folder
 from compressor.sites import find_sites, keep_all
+from compressor.targets.session import describe, open_session, run
 from graph_passes import find_attention, load
 from tests import folders
+from tests.served import IDS, serving, text_model
 from tests.test_models import all_attention
 
 README = Path(__file__).parent.parent / "README.md"
@@ -41,6 +46,33 @@ def test_a_graph_with_memory_reads_on_as_the_model_does(tmp_path: Path, monkeypa
     exec(snippet("Language models with memory"), made)
     assert len(made["stream"].memories) == 1
     torch.testing.assert_close(torch.from_numpy(made["logits"]), made["out"].logits, rtol=1e-4, atol=1e-4)
+
+
+def test_the_latency_gate_runs_as_pasted(tmp_path: Path) -> None:
+    out = text_model(tmp_path / "out")
+    opened = open_session(out / "model.onnx", describe("cpu", 1))
+
+    def answer(**feeds: np.ndarray) -> np.ndarray:
+        logits: np.ndarray = run(opened, feeds)["logits"]
+        return logits
+
+    (tmp_path / "dev.tsv").write_text("text\n" + "the good film\n" * 16)
+    text = snippet("The latency gate")
+    with serving({"small": answer, "dense": answer}, {"input_ids": IDS, "attention_mask": IDS}, output="logits") as url:
+        # Bounds that this machine holds whatever else it does, and little time.
+        for given, here in (
+            ("grpc://localhost:8001", url),
+            ('tokenizer="out"', 'tokenizer="out", seconds=0.1, load_seconds=0.1'),
+            ('"5%", p99="10ms"', '"1000%", p99="10s"'),
+            ("model_p50 < 20", "model_p50 < 20_000"),
+            ("seconds=10", 'seconds=0.1, max_slowdown="1000%"'),
+        ):
+            assert given in text
+            text = text.replace(given, here)
+        (tmp_path / "test_latency.py").write_text(text)
+        command = [sys.executable, "-m", "pytest", "-q", "--strict-markers", str(tmp_path)]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "3 passed" in done.stdout, done.stdout + done.stderr
 
 
 def snippet(section: str) -> str:

@@ -33,6 +33,7 @@ from compressor.targets.trt_metadata import Metadata, digest, graph_digest, pape
 from tests import folders, reports, triton
 from tests.command import compress
 from tests.engines import parsed
+from tests.served import text_model
 
 Cap = pytest.CaptureFixture[str]
 _TYPES = {
@@ -99,6 +100,9 @@ def test_the_configuration_says_what_was_asked(
     kind = config.pb.ModelInstanceGroup.Kind.Name(group.kind)
     assert (group.count, list(group.gpus), kind) == (instances, gpus, f"KIND_{source.device.upper()}")
     assert found.parameters["intra_op_thread_count"].string_value == ("" if threads is None else str(threads))
+    accelerators = found.optimization.execution_accelerators.gpu_execution_accelerator
+    in_tf32 = source.backend == "onnxruntime" and source.device == "gpu"  # unless it is told otherwise
+    assert [(one.name, dict(one.parameters)) for one in accelerators] == [("cuda", {"use_tf32": "0"})] * in_tf32
     assert found.default_model_filename == source.default
     assert dict(found.cc_model_filenames) == dict(source.by_capability)
     assert [one.batch_size for one in found.model_warmup] == sorted({1, max(1, source.max_batch)})
@@ -119,19 +123,8 @@ def test_kubernetes_takes_the_name_of_any_model(name: str) -> None:
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An out folder with a graph as small as can be, its weights beside it, and a tokenizer."""
-    folder = tmp_path_factory.mktemp("serving") / "half"
-    folder.mkdir()
-    graph = parsed(
-        "rows = Gather (table, input_ids) m = Cast <to = 1> (attention_mask) axis = Constant <value_ints = [2]> ()"
-        " wide = Unsqueeze (m, axis) kept = Mul (rows, wide) one = Constant <value_ints = [1]> ()"
-        " logits = ReduceSum <keepdims = 0> (kept, one)",
-        "int64[batch, sequence] input_ids, int64[batch, sequence] attention_mask",
-        "float[batch, 16] logits",
-        "float[25, 16] table",
-    )
-    for name in ("model.onnx", "engine.onnx"):
-        graph_passes.save(graph, folder / name)
-    folders.tokenizer().save_pretrained(folder)
+    folder = text_model(tmp_path_factory.mktemp("serving") / "half")
+    graph_passes.save(graph_passes.load(folder / "model.onnx"), folder / "engine.onnx")
     write(reports.report(), folder)
     return folder
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.text import Text
 
 from compressor.cli.group import common
 from compressor.cli.view import View
-from compressor.errors import CompressorError, ServerError, SlowdownError, UsageError
+from compressor.errors import UsageError
 
-_SCENARIOS = {name.lower(): name for name in ("SingleStream", "Server", "Offline")}
+if TYPE_CHECKING:
+    from compressor.gate.load import Scenario
 
 
 class _Share(click.ParamType):
@@ -22,8 +22,6 @@ class _Share(click.ParamType):
     name = "share"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):
-            return value
         text = str(value).strip()
         try:
             found = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
@@ -40,8 +38,6 @@ class _Milliseconds(click.ParamType):
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):
-            return value
         text = str(value).strip()
         number, scale = (
             (text[:-2], 1) if text.endswith("ms") else (text.removesuffix("s"), 1000 if text[-1:] == "s" else 1)
@@ -58,13 +54,16 @@ class _Milliseconds(click.ParamType):
 SHARE, MILLISECONDS = _Share(), _Milliseconds()
 
 
-def scenarios(ctx: click.Context | None, param: click.Parameter | None, value: str) -> tuple[str, ...]:
-    """Names of LoadGen's scenarios, divided by commas."""
+def scenarios(ctx: click.Context | None, param: click.Parameter | None, value: str) -> tuple[Scenario, ...]:
+    """LoadGen's scenarios from their names, divided by commas."""
+    from compressor.gate.load import SCENARIOS
+
+    known = {scenario.lower(): scenario for scenario in SCENARIOS}
     names = [name.strip().lower() for name in value.split(",") if name.strip()]
     for name in names:
-        if name not in _SCENARIOS:
-            raise UsageError(f"--scenario {name!r}: there is no such scenario; use {', '.join(_SCENARIOS)}")
-    return tuple(_SCENARIOS[name] for name in dict.fromkeys(names))
+        if name not in known:
+            raise UsageError(f"--scenario {name!r}: there is no such scenario; use {', '.join(known)}")
+    return tuple(known[name] for name in dict.fromkeys(names))
 
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -113,36 +112,17 @@ def check(
 
     compress check small.onnx --baseline dense.onnx --max-slowdown 5% --p99 10ms
     """
-    from compressor.gate import Asked, record
+    from compressor.gate import Asked, Files, gated
     from compressor.gate import check as run
 
     name = model if options["server"] else path
     if not name or (model and path):
         raise UsageError("check: name an ONNX file, or --server and --model")
-    if plot is not None and history is None:
-        raise UsageError("--plot: it draws a history; give --history")
-    if plot is not None and plot.suffix.lower() not in (".svg", ".png"):
-        raise UsageError(f"--plot {plot}: give a name that ends in .svg or .png")
-    for file in (junit, history, plot, options["save_baseline"]):
-        if file is not None and not file.absolute().parent.is_dir():
-            raise UsageError(f"{file}: there is no folder {file.parent} to write it to")
-    earlier = record.history(history) if history is not None and history.exists() else []
-    known = {field.name for field in dataclasses.fields(Asked)}
-    asked = Asked(model=name, **{key: value for key, value in options.items() if key in known})
-    try:
-        found = run(asked, view)
-    except CompressorError as error:
-        if junit is not None:  # else that of an earlier check would stand for this one
-            record.write(junit, record.broken(f"{asked.model} against {asked.baseline}", error))
-        raise
-    view.result(Text("\n".join(found.lines())), {**found.model_dump(mode="json"), "passed": found.passed})
-    if junit is not None:
-        record.write(junit, record.junit(found))
-    if history is not None:
-        record.append(history, found)
-    if plot is not None:
-        record.picture([*earlier, found], plot)
-    if found.interrupted:
-        raise ServerError(f"{found.interrupted} (what was measured until then is told and kept)")
-    if found.failures:
-        raise SlowdownError("; ".join(found.failures))
+    gated(
+        Files(junit, history, plot),
+        f"{name} against {options['baseline']}",
+        lambda: run(Asked(model=name, **options), view),
+        lambda found: view.result(
+            Text("\n".join(found.lines())), {**found.model_dump(mode="json"), "passed": found.passed}
+        ),
+    )

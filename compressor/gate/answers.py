@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from compressor.errors import InputError, MismatchError
-from compressor.gate.drivers import Driver
+from compressor.gate.drivers import Driver, fitted
 from compressor.gate.local import Local
 from compressor.gate.verdict import Answers
 from compressor.targets.base import TOLERANCE, Feeds
 from compressor.targets.compare import relative_error
 from compressor.targets.session import describe, open_session, run
+from compressor.targets.tensors import inputs_of
+from graph_passes import load
 
 ANY, BASELINE = "any", "baseline"
 Outputs = dict[str, np.ndarray]
@@ -128,4 +130,5 @@ def _graph(path: Path) -> Callable[[int, Feeds], Outputs]:
     if not path.is_file():
         raise InputError(f"{path}: the graph of the engine is not beside it; --expect names one, or baseline, or any")
     session = open_session(path, {**describe("cpu", None), "graph_optimization": "none"})
-    return lambda number, feeds: run(session, feeds)
+    inputs = inputs_of(load(path), path)
+    return lambda number, feeds: run(session, fitted(feeds, inputs))

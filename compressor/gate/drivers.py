@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from compressor.errors import InputError
+from compressor.gate.asked import Asked
+from compressor.gate.local import Local
+from compressor.gate.server import Server
 from compressor.targets.base import Feeds, Precision
 from compressor.targets.tensors import Tensor
 
@@ -45,6 +53,47 @@ class Driver(Protocol):
         """Wait until what ran before is quiet."""
         ...
 
-    def close(self) -> None:
-        """Let go of it."""
-        ...
+
+@contextlib.contextmanager
+def opened(asked: Asked, name: str) -> Iterator[Driver]:
+    """A model of the server that is asked for, else a graph or an engine of this machine; let go of at the end.
+
+    Raises:
+        InputError: there is no such file, or it cannot be loaded.
+        ServerError: the server does not answer or lacks the model.
+    """
+    if asked.server is not None:
+        with contextlib.closing(Server(asked.server, name, asked.deadline)) as server:
+            yield server
+    else:
+        with tempfile.TemporaryDirectory() as scratch:
+            yield Local(Path(name), Path(scratch), asked.threads, asked.kernel)
+
+
+def fitted(feeds: Feeds, inputs: Sequence[Tensor]) -> dict[str, np.ndarray]:
+    """Arrays in the types that a model takes, where they are of the same kind: integers may be wider or narrower, and
+    floats, as TensorRT 8.6 takes no int64. Others are left as they are."""
+    found = dict(feeds)
+    for tensor in inputs:
+        array = found.get(tensor.name)
+        if array is not None and array.dtype.kind == tensor.numpy.kind and array.dtype.kind in "iuf":
+            found[tensor.name] = array.astype(tensor.numpy, copy=False)
+    return found
+
+
+def prepared(driver: Driver, feeds: Sequence[Feeds]) -> list[Any]:
+    """Every batch as a model takes it.
+
+    Raises:
+        InputError: the model has other inputs than those that the batches are for.
+    """
+    fit = [fitted(batch, driver.inputs) for batch in feeds]
+    for tensor in driver.inputs:
+        given = fit[0].get(tensor.name)
+        if given is None or given.dtype != tensor.numpy:
+            said = "is missing" if given is None else f"is {given.dtype}"
+            raise InputError(
+                f"{driver.name}: its input {tensor.name} ({tensor.numpy}) {said} in what the other model takes; the two"
+                " must have the same inputs"
+            )
+    return [driver.prepare(batch) for batch in fit]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from compressor.errors import InputError, UsageError
-from compressor.gate.drivers import Driver
+from compressor.gate.drivers import Driver, fitted
 from compressor.targets.base import Feeds
 from compressor.targets.tensors import FREE, Tensor
 
@@ -79,14 +79,13 @@ def _texts(source: Path, folder: Path, names: Sequence[str], most: int, seq: int
 def _checked(rows: dict[str, np.ndarray], inputs: Sequence[Tensor], source: Path) -> dict[str, np.ndarray]:
     """The rows as the model takes them: its own inputs, in its own types."""
     known = ", ".join(tensor.name for tensor in inputs)
+    rows = fitted(rows, inputs)
     for tensor in inputs:
         if tensor.name not in rows:
             raise InputError(f"{source}: nothing for the input {tensor.name!r}; the model takes {known}")
         array = rows[tensor.name]
         if array.dtype != tensor.numpy:
-            if array.dtype.kind != tensor.numpy.kind or array.dtype.kind not in "iuf":
-                raise InputError(f"{source}: {tensor.name} is {array.dtype}, the model takes {tensor.numpy}")
-            rows[tensor.name] = array = array.astype(tensor.numpy)
+            raise InputError(f"{source}: {tensor.name} is {array.dtype}, the model takes {tensor.numpy}")
         fits = len(array.shape) == len(tensor.dims) and all(
             wanted in (FREE, size) for wanted, size in zip(tensor.dims[1:], array.shape[1:], strict=True)
         )

@@ -10,13 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from compressor.errors import TargetMissingError
 from compressor.gate.verdict import Load
 
 Scenario = Literal["SingleStream", "Server", "Offline"]
-SCENARIOS: tuple[Scenario, ...] = ("SingleStream", "Server", "Offline")
+SCENARIOS: tuple[Scenario, ...] = get_args(Scenario)
 
 PERCENTILE = 0.99
 FEWEST = 662
@@ -37,8 +37,9 @@ def measure(
     bound: float | None,
     rate: float | None,
     seconds: float,
+    on_fault: Callable[[BaseException], object] = lambda error: None,
 ) -> Load:
-    """Run one scenario.
+    """Run one scenario, to its end: LoadGen cannot be stopped (see `compressor.gate.apart`).
 
     - SingleStream: one query after the other; the bound is on LoadGen's estimate of the 99th percentile, which is
       above the true one with 99% confidence.
@@ -52,6 +53,7 @@ def measure(
         bound: milliseconds; None: measured, not gated on.
         rate: queries a second (Server); None: half of what one caller could do.
         seconds: least duration.
+        on_fault: is told what a call raised first, at once, in the thread of that call.
 
     Raises:
         TargetMissingError: LoadGen is not installed.
@@ -76,7 +78,8 @@ def measure(
         settings.offline_expected_qps = 1e3 / p50
     longest = _LONGEST * max(1e3 * seconds, due)
     settings.max_duration_ms = int(longest)
-    with tempfile.TemporaryDirectory() as folder, _workers(loadgen, calls, 2e-3 * longest) as (issue, faults):
+    limit, faults = 2e-3 * longest, list[BaseException]()
+    with tempfile.TemporaryDirectory() as folder, _workers(loadgen, calls, limit, faults, on_fault) as issue:
         output = loadgen.LogOutputSettings()
         output.outdir, output.copy_summary_to_stdout = folder, False
         logs = loadgen.LogSettings()
@@ -92,8 +95,8 @@ def measure(
             loadgen.DestroySUT(sut)
         if faults:
             if isinstance(faults[0], _LateError):
-                limit = f"not done within {2e-3 * longest:.0f} s; more queries arrive than are answered"
-                return Load(scenario=scenario, queries=0, bound=bound, holds=False, why=limit)
+                why = f"not done within {limit:.0f} s; more queries arrive than are answered"
+                return Load(scenario=scenario, queries=0, bound=bound, holds=False, why=why)
             raise faults[0]
         return _read(scenario, _logged(Path(folder) / "mlperf_log_detail.txt"), batch, bound)
 
@@ -121,25 +124,30 @@ class _LateError(Exception):
 
 @contextlib.contextmanager
 def _workers(
-    loadgen: Any, calls: Sequence[Callable[[], object]], seconds: float
-) -> Iterator[tuple[Callable[[Sequence[Any]], None], list[BaseException]]]:
-    """A function that takes queries for threads to answer, and what went wrong there.
+    loadgen: Any,
+    calls: Sequence[Callable[[], object]],
+    seconds: float,
+    faults: list[BaseException],
+    on_fault: Callable[[BaseException], object],
+) -> Iterator[Callable[[Sequence[Any]], None]]:
+    """A function that takes queries for threads to answer; what goes wrong there is added to `faults`.
 
     After a fault, or so many seconds, queries are only ticked off: LoadGen waits for every one that it has sent.
     """
     waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    faults: list[BaseException] = []
     end = time.monotonic() + seconds
 
     def work() -> None:
         while (sample := waiting.get()) is not None:
+            if not faults and time.monotonic() > end:
+                faults.append(_LateError())
             if not faults:
                 try:
-                    if time.monotonic() > end:
-                        raise _LateError
                     calls[sample.index]()
                 except BaseException as error:
                     faults.append(error)
+                    if error is faults[0]:  # others may fail at the same moment
+                        on_fault(error)
             loadgen.QuerySamplesComplete([loadgen.QuerySampleResponse(sample.id, 0, 0)])
 
     def issue(samples: Sequence[Any]) -> None:
@@ -150,7 +158,7 @@ def _workers(
     for thread in threads:
         thread.start()
     try:
-        yield issue, faults
+        yield issue
     finally:
         for _ in threads:
             waiting.put(None)

@@ -16,7 +16,9 @@ from compressor.errors import InputError, UsageError
 from compressor.measure.timing import settle
 from compressor.targets import Engine, Tuning, target
 from compressor.targets.base import Feeds, Precision
+from compressor.targets.device import driver
 from compressor.targets.feeds import random_feeds
+from compressor.targets.session import PROVIDERS
 from compressor.targets.tensors import FREE, Tensor, inputs_of
 from graph_passes import load
 
@@ -58,14 +60,16 @@ class Local:
                 Tensor(name, ir.DataType.from_numpy(np.dtype(papers.inputs[name])), _free(least, most))
                 for name, (least, _, most) in papers.profiles.items()
             )
-            self.host = str(plan.session["runtime"])
+            self.host = f"{plan.session['runtime']} on {driver().device}"
         else:
             model = load(path)
             half = any(value.dtype == ir.DataType.FLOAT16 for value in model.graph.initializers.values())
             self.precision = "fp16" if half else "fp32"
             self._engine = target("ort")(path, scratch / "engine.onnx", threads=threads, tuning=Tuning(kernel=kernel))
             self.inputs = inputs_of(model, path)
-            self.host = f"{self._engine.session['runtime']}, {self._engine.session['intra_op_threads']} threads"
+            session = self._engine.session
+            where = str(driver().device) if session["provider"] == PROVIDERS["cuda"] else session["provider"]
+            self.host = f"{session['runtime']} on {where}, {session['intra_op_threads']} threads"
             if kernel is not None:
                 self.host += ", compiled kernel"
 
@@ -89,9 +93,6 @@ class Local:
 
     def rest(self) -> None:
         settle()
-
-    def close(self) -> None:
-        pass
 
 
 def _free(least: Sequence[int], most: Sequence[int]) -> tuple[int, ...]:

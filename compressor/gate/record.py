@@ -1,86 +1,22 @@
-"""Files of a check: a baseline for later ones, a history and its picture, a JUnit report."""
+"""Files of a check: a JUnit report, a history and its picture."""
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pydantic
 
-from compressor.errors import InputError
+from compressor.errors import InputError, MismatchError
 from compressor.gate.verdict import Verdict
-from compressor.machine import machine
+from compressor.quiet import one_line
 from graph_passes.files import beside
 
-_FORMAT = "compressor latency baseline 1"
-_SAME = ("processor", "cores", "memory")
-"""Of the machine: what has to be alike for two times to be compared."""
-
-
-class Baseline(pydantic.BaseModel):
-    """What was measured of a model, for checks that cannot drive it at the same time.
-
-    Attributes:
-        model, host, inputs: whose times, where, on what.
-        batch, seq: size of its batches.
-        times: milliseconds of every call, by block.
-        answers: the outputs of every batch.
-        machine: that it was measured on.
-    """
-
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
-
-    format: str = _FORMAT
-    model: str
-    host: str
-    inputs: str
-    batch: int
-    seq: int
-    times: tuple[tuple[float, ...], ...]
-    answers: tuple[dict[str, Any], ...]
-    machine: dict[str, str]
-
-    @classmethod
-    def load(cls, path: Path) -> Baseline:
-        """Raises:
-        InputError: no such file, or not what `save` writes.
-        """
-        try:
-            found = cls.model_validate_json(path.read_bytes())
-        except (OSError, pydantic.ValidationError) as error:
-            raise InputError(f"{path}: no baseline; write one by compress check ... --save-baseline {path}") from error
-        if not found.times or len({len(block) for block in found.times} | {0}) != 2:
-            raise InputError(f"{path}: a baseline without times, or with blocks of different lengths; measure it again")
-        if found.format != _FORMAT:
-            raise InputError(f"{path}: {found.format!r}, this version reads {_FORMAT!r}; measure it again")
-        return found
-
-    def save(self, path: Path) -> None:
-        write(path, self.model_dump_json())
-
-    def elsewhere(self, host: str) -> str:
-        """What is another machine's or server's than `host`, in words; empty where all is the same."""
-        here = {**machine(), "host": host}
-        then = {**self.machine, "host": self.host}
-        return ", ".join(
-            f"{name} {then.get(name)} there, {here.get(name)} here"
-            for name in (*_SAME, "host")
-            if then.get(name) != here.get(name)
-        )
-
-
-def packed(outputs: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Arrays as JSON can hold them."""
-    return {name: {"dtype": str(array.dtype), "values": array.tolist()} for name, array in outputs.items()}
-
-
-def unpacked(outputs: dict[str, Any]) -> dict[str, np.ndarray]:
-    """What `packed` took."""
-    return {name: np.array(entry["values"], entry["dtype"]) for name, entry in outputs.items()}
+_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML 1.0 (2.2) has no place for, however they are written."""
 
 
 def write(path: Path, content: str) -> None:
@@ -116,15 +52,25 @@ def junit(verdict: Verdict) -> str:
         case = ElementTree.SubElement(suite, "testcase", classname="compressor.gate", name="timing")
         ElementTree.SubElement(case, "error", message=verdict.interrupted)
     ElementTree.SubElement(suite, "system-out").text = "\n".join(verdict.lines())
-    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+    return _xml(suite)
 
 
-def broken(name: str, error: Exception) -> str:
-    """A check that ended before there was anything to time, as a JUnit report."""
-    suite = ElementTree.Element("testsuite", name=name, tests="1", failures="1", errors="0")
+def broken(title: str, error: Exception) -> str:
+    """A check that ended before there was anything to time, as a JUnit report: wrong answers are a failure of the
+    model, all else an error."""
+    failed = isinstance(error, MismatchError)
+    suite = ElementTree.Element(
+        "testsuite", name=title, tests="1", failures=str(int(failed)), errors=str(int(not failed))
+    )
     case = ElementTree.SubElement(suite, "testcase", classname="compressor.gate", name="answers")
-    ElementTree.SubElement(case, "failure", message=str(error), type=type(error).__name__)
-    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+    kind = "failure" if failed else "error"
+    ElementTree.SubElement(case, kind, message=str(error), type=type(error).__name__)
+    return _xml(suite)
+
+
+def _xml(suite: ElementTree.Element) -> str:
+    text = ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+    return _FORBIDDEN.sub("", text)
 
 
 def append(path: Path, verdict: Verdict) -> None:
@@ -137,13 +83,18 @@ def history(path: Path) -> list[Verdict]:
     """Every check of a history, oldest first.
 
     Raises:
-        InputError: a line is none; the message says which.
+        InputError: the file cannot be read, or a line is none; the message says which.
     """
     found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        with path.open(encoding="utf-8") as stream:
+            lines = list(stream)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: no readable history ({one_line(error)}); give another --history") from error
+    for number, line in enumerate(lines, 1):
         try:
             found.append(Verdict.model_validate_json(line))
-        except (pydantic.ValidationError, json.JSONDecodeError) as error:
+        except pydantic.ValidationError as error:
             raise InputError(f"{path}, line {number}: no check; give another --history, or remove the line") from error
     return found
 

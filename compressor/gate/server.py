@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from http.client import HTTPException
-from typing import Any, Literal
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import numpy as np
 import onnx_ir as ir
@@ -16,6 +18,9 @@ from compressor.targets.feeds import random_feeds
 from compressor.targets.session import one_line
 from compressor.targets.tensors import described
 
+T = TypeVar("T")
+Described = tuple[str, str, tuple[int, ...]]
+"""Name, type and shape of an input, as a server tells them."""
 _REST_SECONDS = 0.05
 """How long a server is left alone between blocks: its runtimes' threads spin on after a call."""
 
@@ -35,19 +40,15 @@ class Server:
     precision: Precision = "fp16"
 
     def __init__(self, url: str, model: str, deadline: float) -> None:
-        scheme, _, address = url.partition("://")
-        if scheme not in ("grpc", "http") or not address:
-            raise UsageError(f"--server {url}: give grpc://HOST:PORT or http://HOST:PORT")
+        scheme, address = _parts(url)
         self.name, self.url, self._deadline = model, url, deadline
-        self._protocol = _protocol(scheme)
-        self._client = self._protocol.client(address, deadline)
-        self._ask("it does not answer", lambda: self._protocol.live(self._client, deadline))
-        if not self._ask("", lambda: self._protocol.ready(self._client, model, deadline)):
+        self._protocol = _protocol(scheme, address, deadline)
+        self._ask(self._protocol.live, "it does not answer")
+        if not self._ask(lambda: self._protocol.ready(model)):
             raise ServerError(f"{url}: it has no model {model!r} that is ready; look at the server's log")
-        facts = self._ask("", lambda: self._protocol.metadata(self._client, model, deadline))
-        about = self._ask("", lambda: self._protocol.server(self._client, deadline))
-        self.host = f"{about['name']} {about['version']} at {address}, over {scheme}"
-        self.inputs = tuple(described(one["name"], one["datatype"], one["shape"]) for one in facts["inputs"])
+        self.inputs = tuple(described(*one) for one in self._ask(lambda: self._protocol.inputs(model)))
+        name, version = self._ask(self._protocol.about)
+        self.host = f"{name} {version} at {address}, over {scheme}"
 
     def draw(self, batch: int, seq: int, seed: int) -> Feeds:
         # A graph of which no more is known than its inputs.
@@ -66,16 +67,16 @@ class Server:
         return inputs
 
     def call(self, prepared: Any) -> Any:
-        return self._ask("", lambda: self._protocol.infer(self._client, self.name, prepared, self._deadline))
+        return self._ask(lambda: self._protocol.infer(self.name, prepared))
 
     def answers(self, prepared: Any) -> dict[str, np.ndarray]:
         found = self.call(prepared)
         outputs = {}
-        for name in self._protocol.outputs(found):
+        for name in self._ask(lambda: self._protocol.outputs(found)):
             try:
                 array = found.as_numpy(name)
-            except (ValueError, TypeError) as error:  # fewer bytes than the shape says, or none
-                raise MismatchError(f"{self.name}: output {name} is no array ({one_line(error)}); not timed") from error
+            except (ValueError, TypeError, KeyError) as error:  # fewer bytes than the shape says, or none
+                raise MismatchError(f"{self.name}: output {name} is no array ({_why(error)}); not timed") from error
             if array is None:
                 raise MismatchError(f"{self.name}: output {name} came without content; it was not timed")
             outputs[name] = np.asarray(array)
@@ -85,90 +86,116 @@ class Server:
         time.sleep(_REST_SECONDS)
 
     def close(self) -> None:
-        self._client.close()
+        self._protocol.client.close()
 
-    def _ask(self, why: str, question: Any) -> Any:
+    def _ask(self, question: Callable[[], T], why: str = "") -> T:
         try:
-            return question()
+            with self._protocol.limit():
+                return question()
         except self._protocol.errors as error:
-            said = one_line(error)
+            said = _why(error)
             if "INVALID_ARGUMENT" in said or said.startswith("[400]"):
                 raise InputError(f"{self.url}: {self.name} refuses the request: {said}") from error
             if "deadline" in said.lower() or "timed out" in said.lower():
                 mend = f"no answer within {self._deadline:g} s; --deadline allows longer"
             else:
                 mend = "is the server up, and is the port that of this protocol?"
+            if isinstance(error, _GARBLED) and "connection closed" not in said:
+                said = f"its answer is not of the protocol ({said})"
             raise ServerError(f"{self.url}: {self.name}: {f'{why}, ' if why else ''}{said}; {mend}") from error
+
+
+def _parts(url: str) -> tuple[str, str]:
+    """The protocol, and where to find the server."""
+    with contextlib.suppress(ValueError):  # the port is none
+        parts = urlsplit(url)
+        if parts.scheme in ("grpc", "http") and parts.hostname and parts.port != 0:
+            return parts.scheme, url.partition("://")[2]
+    raise UsageError(f"--server {url}: give grpc://HOST:PORT or http://HOST:PORT")
+
+
+def _why(error: Exception) -> str:
+    return f"it lacks {error}" if isinstance(error, KeyError) else one_line(error)
 
 
 class _Grpc:
     """Triton's client over gRPC: every call takes a deadline."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str, deadline: float) -> None:
         import tritonclient.grpc as module
 
         self.module, self.errors = module, (module.InferenceServerException,)
+        self.client, self._deadline = module.InferenceServerClient(address), deadline
 
-    def client(self, address: str, deadline: float) -> Any:
-        return self.module.InferenceServerClient(address)
+    def limit(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
 
-    def live(self, client: Any, deadline: float) -> None:
-        client.is_server_live(client_timeout=deadline)
+    def live(self) -> None:
+        self.client.is_server_live(client_timeout=self._deadline)
 
-    def ready(self, client: Any, model: str, deadline: float) -> bool:
-        return bool(client.is_model_ready(model, client_timeout=deadline))
+    def ready(self, model: str) -> bool:
+        return bool(self.client.is_model_ready(model, client_timeout=self._deadline))
 
-    def metadata(self, client: Any, model: str, deadline: float) -> Mapping[str, Any]:
-        found = client.get_model_metadata(model, client_timeout=deadline)
-        return {"inputs": [{"name": i.name, "datatype": i.datatype, "shape": i.shape} for i in found.inputs]}
+    def inputs(self, model: str) -> list[Described]:
+        found = self.client.get_model_metadata(model, client_timeout=self._deadline)
+        return [(one.name, one.datatype, tuple(one.shape)) for one in found.inputs]
 
-    def server(self, client: Any, deadline: float) -> Mapping[str, Any]:
-        found = client.get_server_metadata(client_timeout=deadline)
-        return {"name": found.name, "version": found.version}
+    def about(self) -> tuple[str, str]:
+        found = self.client.get_server_metadata(client_timeout=self._deadline)
+        return found.name, found.version
 
-    def infer(self, client: Any, model: str, inputs: Sequence[Any], deadline: float) -> Any:
-        return client.infer(model, inputs, client_timeout=deadline)
+    def infer(self, model: str, inputs: Sequence[Any]) -> Any:
+        return self.client.infer(model, inputs, client_timeout=self._deadline)
 
     def outputs(self, result: Any) -> list[str]:
         return [output.name for output in result.get_response().outputs]
 
 
-class _Http:
-    """Triton's client over HTTP: the connection has the deadlines."""
+_GARBLED = (ValueError, KeyError, TypeError, AttributeError, HTTPException)
+"""No HTTP, no JSON or other JSON: something else listens there."""
 
-    def __init__(self) -> None:
+
+class _Http:
+    """Triton's client over HTTP: its own timeouts are those of a connection and of a single read, and an answer may
+    come in many."""
+
+    def __init__(self, address: str, deadline: float) -> None:
+        import gevent
         import tritonclient.http as module
 
-        self.module = module
+        self.module, self._timeout, self._deadline = module, gevent.Timeout, deadline
         # geventhttpclient raises what the sockets raise.
-        # No HTTP, no JSON or other JSON: something else listens there.
-        self.errors = (module.InferenceServerException, OSError, HTTPException, ValueError, KeyError)
+        self.errors = (module.InferenceServerException, OSError, *_GARBLED)
+        self.client = module.InferenceServerClient(address, connection_timeout=deadline, network_timeout=deadline)
 
-    def client(self, address: str, deadline: float) -> Any:
-        return self.module.InferenceServerClient(address, connection_timeout=deadline, network_timeout=deadline)
+    def limit(self) -> contextlib.AbstractContextManager[Any]:
+        limit: contextlib.AbstractContextManager[Any] = self._timeout(self._deadline, TimeoutError("timed out"))
+        return limit
 
-    def live(self, client: Any, deadline: float) -> None:
-        client.is_server_live()
+    def live(self) -> None:
+        self.client.is_server_live()
 
-    def ready(self, client: Any, model: str, deadline: float) -> bool:
-        return bool(client.is_model_ready(model))
+    def ready(self, model: str) -> bool:
+        return bool(self.client.is_model_ready(model))
 
-    def metadata(self, client: Any, model: str, deadline: float) -> Mapping[str, Any]:
-        return dict(client.get_model_metadata(model))
+    def inputs(self, model: str) -> list[Described]:
+        found = self.client.get_model_metadata(model)["inputs"]
+        return [(str(one["name"]), str(one["datatype"]), tuple(map(int, one["shape"]))) for one in found]
 
-    def server(self, client: Any, deadline: float) -> Mapping[str, Any]:
-        return dict(client.get_server_metadata())
+    def about(self) -> tuple[str, str]:
+        found = self.client.get_server_metadata()
+        return found["name"], found["version"]
 
-    def infer(self, client: Any, model: str, inputs: Sequence[Any], deadline: float) -> Any:
-        return client.infer(model, inputs)
+    def infer(self, model: str, inputs: Sequence[Any]) -> Any:
+        return self.client.infer(model, inputs)
 
     def outputs(self, result: Any) -> list[str]:
-        return [output["name"] for output in result.get_response()["outputs"]]
+        return [output["name"] for output in result.get_response().get("outputs", [])]
 
 
-def _protocol(scheme: Literal["grpc", "http"] | str) -> _Grpc | _Http:
+def _protocol(scheme: str, address: str, deadline: float) -> _Grpc | _Http:
     try:
-        return _Grpc() if scheme == "grpc" else _Http()
+        return _Grpc(address, deadline) if scheme == "grpc" else _Http(address, deadline)
     except ImportError as error:
         raise TargetMissingError(
             f"--server: Triton's client is not installed ({error}); pip install 'compressor[serving]'"

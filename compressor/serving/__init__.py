@@ -1,13 +1,11 @@
 """A Triton model repository from an out folder, and real inputs of what is served."""
 
-from compressor.serving.asked import BACKENDS, DEVICES, Asked, Backend, Device
+from compressor.serving.asked import Asked, Backend, Device
 from compressor.serving.inputs import Rows, real_rows
 from compressor.serving.repository import Exported, export
 from compressor.targets.tensors import Tensor, inputs_of, outputs_of
 
 __all__ = [
-    "BACKENDS",
-    "DEVICES",
     "Asked",
     "Backend",
     "Device",

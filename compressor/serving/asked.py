@@ -6,15 +6,13 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from compressor.errors import UsageError
 
 Backend = Literal["onnxruntime", "tensorrt", "python"]
 Device = Literal["cpu", "gpu"]
 
-BACKENDS: tuple[Backend, ...] = get_args(Backend)
-DEVICES: tuple[Device, ...] = get_args(Device)
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 

@@ -42,6 +42,10 @@ def make(asked: Asked, source: Source, warmups: Sequence[Warmup]) -> Any:
         config.dynamic_batching.max_queue_delay_microseconds = asked.queue_delay
     kind = pb.ModelInstanceGroup.KIND_GPU if source.device == "gpu" else pb.ModelInstanceGroup.KIND_CPU
     config.instance_group.add(count=asked.instances, kind=kind, gpus=asked.gpus)
+    if source.backend == "onnxruntime" and source.device == "gpu":
+        # The backend hands them to the provider. TensorFloat-32 keeps ten bits of a number: it is not fp32.
+        accelerators = config.optimization.execution_accelerators
+        accelerators.gpu_execution_accelerator.add(name="cuda", parameters={"use_tf32": "0"})
     if asked.threads is not None:
         config.parameters["intra_op_thread_count"].string_value = str(asked.threads)
     for warmup in warmups:

@@ -70,7 +70,7 @@ class Plans:
 
     @property
     def newest(self) -> str:
-        """The version of TensorRT that the server needs,."""
+        """The version of TensorRT that the server needs."""
         return max((one.tensorrt for one in self.papers.values()), key=parts)
 
     @property

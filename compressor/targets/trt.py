@@ -19,12 +19,10 @@ from compressor.targets.device import Device, Driver, driver
 from compressor.targets.trt_build import Profiles, Serialized, deserialized, serialized
 from compressor.targets.trt_engine import TrtEngine
 from compressor.targets.trt_graph import prepare, profile
-from compressor.targets.trt_metadata import Metadata, digest, graph_digest, papers_of, read
+from compressor.targets.trt_metadata import AMPERE, Metadata, digest, graph_digest, papers_of, read
 from graph_passes import GraphSite, find_attention
 from graph_passes import load as load_graph
 from graph_passes.passes import Normalize
-
-_AMPERE = (8, 0)
 
 
 def missing() -> str | None:
@@ -71,7 +69,7 @@ def build(
     check(provider, precision, wanted.kernel)
     of, trt = _found()
     api = trt_api.api(trt)
-    if wanted.hardware_compatible and of.device.capability < _AMPERE:
+    if wanted.hardware_compatible and of.device.capability < AMPERE:
         raise UsageError(f"--hardware-compatible: is for GPUs from Ampere (SM 8.0) on, and this is {of.device}")
     source = load_graph(onnx)
     sites, profiles = _sites(onnx), profile(source, wanted)

@@ -17,7 +17,8 @@ from compressor.targets.device import Device
 from graph_passes import data_files, load
 
 Shape = tuple[int, ...]
-_AMPERE = (8, 0)
+AMPERE = (8, 0)
+"""Compute capability of the first GPUs that engines can be compatible with."""
 _BLOCK = 1 << 20
 
 
@@ -56,7 +57,7 @@ class Metadata(BaseModel):
             InputError: it was built for others.
         """
         other = (self.gpu, self.capability) != (device.name, device.capability)
-        newer = self.hardware_compatible and min(self.capability, device.capability) >= _AMPERE
+        newer = self.hardware_compatible and min(self.capability, device.capability) >= AMPERE
         if other and not newer:
             built = Device(self.gpu, self.capability, 0)
             raise InputError(f"{plan}: was built for another GPU, {built}, and this is {device}; {MEND}")

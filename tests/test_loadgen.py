@@ -1,0 +1,119 @@
+"""Absolute bounds by LoadGen: what it measures, and that a scenario ends when a server, a user or the system does."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from compressor.errors import CompressorError
+from compressor.gate import Asked, apart, check, load, record
+from compressor.measure import timing
+from tests.command import compress
+from tests.served import asked, graph, measured, serving
+
+pytest.importorskip("mlperf_loadgen")
+
+COMMON: dict[str, Any] = {"batch": 4, "p50": 0.2, "bound": 10_000.0, "rate": 5000.0, "seconds": 0.1}
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compressor.gate.run.turns", measured(1.0, 1.0))
+    monkeypatch.setattr(timing, "settle", lambda: None)
+
+
+def call() -> None:
+    time.sleep(1e-4)
+
+
+@pytest.mark.parametrize("scenario", ["SingleStream", "Server"])
+def test_the_tail_is_bounded(scenario: load.Scenario) -> None:
+    found = load.measure(scenario, [call], **COMMON)
+    assert found.holds
+    assert found.queries >= 662
+    assert found.milliseconds is not None
+    assert found.milliseconds >= 0.1
+    tight = load.measure(scenario, [call], **{**COMMON, "bound": 1e-3})
+    assert not tight.holds
+    assert ("p99 may be" if scenario == "SingleStream" else "took longer than the bound") in tight.why
+
+
+def test_throughput_is_measured() -> None:
+    found = load.measure("Offline", [call], **COMMON)
+    assert found.samples_per_second is not None
+    assert found.samples_per_second > 0
+
+
+def test_a_scenario_ends_though_more_arrives_than_is_answered() -> None:
+    found = load.measure("Server", [lambda: time.sleep(0.05)], batch=1, p50=0.01, bound=1.0, rate=5000.0, seconds=0.05)
+    assert not found.holds
+    assert "more queries arrive" in found.why or "took longer" in found.why
+
+
+def test_what_a_call_raises_is_told_at_once_and_raised_at_the_end() -> None:
+    told: list[BaseException] = []
+
+    def broken() -> None:
+        raise RuntimeError("no call")
+
+    with pytest.raises(RuntimeError, match="no call"):
+        load.measure("SingleStream", [broken], **COMMON, on_fault=told.append)
+    assert [str(error) for error in told] == ["no call"]
+
+
+def test_a_check_bounds_a_graph(tmp_path: Path) -> None:
+    path = str(graph(tmp_path / "graph.onnx"))
+    found = check(Asked(path, path, p99=1e-6, load_seconds=0.1, max_slowdown=1.0))
+    (single,) = found.loads
+    assert (single.scenario, single.holds, found.interrupted) == ("SingleStream", False, "")
+    assert "p99 may be" in found.failures[0]
+
+
+def test_a_server_that_dies_in_a_scenario_ends_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    history = tmp_path / "history.jsonl"
+    began = time.monotonic()
+    with serving(dies_after=100) as url:  # 92 calls come before, and the scenario would take two minutes
+        done = compress(
+            capfd,
+            *("check", "--server", url, "--model", "small", "--baseline", "dense", "--quiet", "--history", history),
+            *("--scenario", "server", "--rate", "5"),
+        )
+    assert time.monotonic() - began < 60
+    assert done.code == 10
+    assert "gone" in done.error
+    (kept,) = record.history(history)
+    assert "gone" in kept.interrupted
+    assert kept.slowdown is not None
+    assert kept.loads == ()
+
+
+def test_a_process_that_ends_before_its_time_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apart, "_run", itertools.chain)  # it takes anything and says nothing
+    with pytest.raises(CompressorError, match=r"LoadGen, Server: its process ended before its time \(code 0\)"):
+        apart.measure("Server", asked("grpc://127.0.0.1:9"), [], 1.0)
+
+
+def test_ctrl_c_ends_a_scenario_and_its_process() -> None:
+    with serving() as url:
+        # A shell that runs the tests in the background makes all that they start ignore Ctrl-C.
+        command = ["env", "--default-signal=INT", sys.executable, "-m", "compressor.cli", "check", "--server", url]
+        command += ["--model", "small", "--baseline", "dense", "--seconds", "0.1", "--max-slowdown", "1000%"]
+        command += ["--scenario", "server", "--rate", "5", "--quiet"]
+        running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        children: list[psutil.Process] = []
+        while len(children) < 2 and running.poll() is None:  # one is Python's own, which keeps track of resources
+            time.sleep(0.1)
+            children = psutil.Process(running.pid).children()
+        os.killpg(running.pid, signal.SIGINT)
+        _, said = running.communicate(timeout=60)
+    assert (running.returncode, said) == (130, "compress: interrupted\n")
+    assert not psutil.wait_procs(children, timeout=10)[1]
