@@ -38,7 +38,7 @@ from compressor.targets.base import Engine, Feeds
 from compressor.targets.memory import peak_growth
 from compressor.targets.session import describe, open_session, run
 from graph_passes import BlockMask, Plan, SitePlan, save
-from graph_passes.buckets import predict
+from graph_passes.buckets import buckets, whole
 
 TAIL = 1.2
 """Exponent of the ragged rows' numbers of blocks."""
@@ -114,20 +114,18 @@ def measure(
     draw = np.random.default_rng(options.seed)
     shape = (options.batch, length, heads * dim)
     feeds = {side: draw.standard_normal(shape, dtype=np.float32) for side in ("query", "key", "value")}
+    forms = {"dense": dense(heads, dim, causal=causal), "sparse": sparse(mask, dim, causal=causal)}
+    (function,) = forms["sparse"].functions.values()
     with tempfile.TemporaryDirectory() as folder:
         pair = [
             Loaded(model, Path(folder) / f"{side}.onnx", options.threads, options.kernel)
-            for side, model in (
-                ("dense", dense(heads, dim, causal=causal)),
-                ("sparse", sparse(mask, dim, causal=causal)),
-            )
+            for side, model in forms.items()
         ]
-        whole, blocks = cast("list[Engine]", pair)
+        first, second = cast("list[Engine]", pair)
         speed = interleave(
-            whole, blocks, feeds, batch=options.batch, seq=length, seconds=options.seconds, seed=options.seed
+            first, second, feeds, batch=options.batch, seq=length, seconds=options.seconds, seed=options.seed
         )
         widths = mask.kept.sum(2)
-        cost = predict(mask, length, dim, causal=causal)
         line = {
             "rows": name,
             "tokens": length,
@@ -140,8 +138,11 @@ def measure(
             "goal": GOALS.get((name, length), ""),
         }
         if not options.kernel:
-            line["nodes"] = cost.nodes
-            line["padding"] = f"{cost.macs / max(1, 2 * int(mask.kept.sum()) * mask.block**2 * dim) - 1:.0%}"
+            needed = int(mask.kept.sum())
+            computed = sum(bucket.columns.size for bucket in buckets(mask, dim, causal=causal))
+            computed += int(mask.kept[whole(mask, causal=causal)].sum())
+            line["nodes"] = sum(node.op_type != "Constant" for node in function)
+            line["padding"] = f"{computed / max(1, needed) - 1:.0%}"
         if options.memory:
             peaks = [engine.memory(feeds) or 0 for engine in pair]
             line["peak memory, MiB"] = " / ".join(f"{peak / 2**20:.0f}" for peak in peaks)

@@ -97,27 +97,3 @@ def _bucket(kept: np.ndarray, heads: np.ndarray, rows: np.ndarray, width: int, *
         else:
             columns[place, : len(active)] = active
     return Bucket(heads, rows, columns, diagonal)
-
-
-@dataclasses.dataclass(frozen=True)
-class Cost:
-    """What a lowering computes for one row of the batch: multiply-accumulates, and nodes that it runs."""
-
-    macs: int
-    nodes: int
-
-
-def predict(mask: BlockMask, length: int, head_dim: int, *, causal: bool = False) -> Cost:
-    """Cost of the block-sparse form of a mask at a length of queries and keys, to which measured times can be fit."""
-    count = -(-length // mask.block)
-    macs = nodes = 0
-    for bucket in buckets(mask, head_dim, causal=causal):
-        here = bucket.columns[bucket.rows < count]
-        valid = (here >= 0) & (here < count)
-        width = bucket.width if bucket.diagonal else int(valid.sum(1).max(initial=0))
-        macs += 2 * len(here) * width * mask.block**2 * head_dim
-        nodes += _NODES
-    if dense := int(whole(mask, causal=causal).sum()):
-        macs += 2 * dense * length**2 * head_dim
-        nodes += _NODES
-    return Cost(macs, nodes + 40)

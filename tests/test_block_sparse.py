@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from graph_passes import BlockMask
 from graph_passes.block_sparse import alone, block_sparse_attention
-from graph_passes.buckets import buckets, predict
+from graph_passes.buckets import buckets
 from tests.kernels import compiled
 
 LOWEST = float(np.finfo(np.float32).min)
@@ -168,12 +168,3 @@ def test_buckets_hold_every_block_once(causal: bool) -> None:
             found[head, row, columns[columns >= 0]] += 1
             assert columns[-1] == row or not bucket.diagonal
     np.testing.assert_array_equal(found, kept & np.tri(9, dtype=np.bool_) if causal else kept)
-
-
-def test_cost_falls_with_density_and_length() -> None:
-    rng = np.random.default_rng(0)
-    order = rng.random((4, 16, 16))
-    thin, thick = (BlockMask(order < density, 64) for density in (0.1, 0.5))
-    assert predict(thin, 1024, 64).macs < predict(thick, 1024, 64).macs
-    assert predict(thick, 512, 64).macs < predict(thick, 1024, 64).macs
-    assert predict(thick, 1024, 64).macs >= 2 * thick.kept.sum() * 64**3
