@@ -145,7 +145,7 @@ def test_says_how_many_rows_it_would_take() -> None:
 def test_a_search_certifies_on_rows_that_it_has_not_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = replace(learning.data(), eval=learning.rows(601, 3))
     monkeypatch.setattr(learning, "data", lambda task=None: data)
-    asked = learning.Recipe(method="local", keep=None, max_drop=0.2, guarantee=0.9)
+    asked = learning.Recipe(method="taylor", keep=None, max_drop=0.2, guarantee=0.9)
     runs = [learning.run(tmp_path, asked) for _ in range(2)]
     assert runs[0].plan == runs[1].plan
     note, cost = runs[0].notes

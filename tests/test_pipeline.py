@@ -314,21 +314,29 @@ def test_what_was_learned_is_not_learned_again(
         ("checkpoints/checkpoint-search.npz", "", "a search"),
     ],
 )
-def test_another_recipe_starts_afresh_only_when_told_to(
-    left: str, content: str, how_far: str, place: Path, tmp_path: Path
-) -> None:
-    store = tmp_path / "out.partial" / "learning"
+def test_another_recipe_starts_afresh_only_when_told_to(left: str, content: str, how_far: str, tmp_path: Path) -> None:
+    store = tmp_path / "learning"
     (store / left).parent.mkdir(parents=True)
-    store.with_name(".compress").touch()
     (store / "key").write_text("another")
     (store / left).write_text(content)
+    heard = Stages()
     with pytest.raises(UsageError, match=rf"another recipe, model or rows \({how_far}\); .*--force"):
-        compressor.compress(recipe(place, tmp_path / "out"))
+        choice._open_store(store, "this", False, heard)
     assert (store / left).read_text() == content
-    heard = Stages("compressed", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        compressor.compress(recipe(place, tmp_path / "out", force=True), heard)
+    choice._open_store(store, "this", True, heard)
     assert any("learning starts afresh" in note for note in heard.notes)
+    assert [path.name for path in store.iterdir()] == ["key"]
+
+
+def test_a_run_refuses_what_another_recipe_left(place: Path, tmp_path: Path) -> None:
+    store = tmp_path / "out.partial" / "learning"
+    store.mkdir(parents=True)
+    store.with_name(".compress").touch()
+    (store / "key").write_text("another")
+    (store / "done.json").write_text("{}")
+    with pytest.raises(UsageError, match="it had ended learning"):
+        compressor.compress(recipe(place, tmp_path / "out"))
+    assert (store / "done.json").is_file()
 
 
 def test_what_nothing_was_learned_with_yet_is_given_up(place: Path, tmp_path: Path) -> None:
