@@ -37,7 +37,7 @@ from compressor import compress
 from compressor.cli.view import View
 from compressor.folder import ModelFolder, load
 from compressor.quiet import quiet_transformers
-from compressor.recipe import Recipe
+from compressor.recipe import Recipe, flag_of
 from compressor.study.cells import write
 from compressor.study.grid import told_difference
 from compressor.targets import Tuning, target
@@ -155,7 +155,8 @@ def score(folder: ModelFolder, data: Data) -> None:
     print(f"scored in {time.perf_counter() - began:.0f} s", flush=True)
 
 
-_HOW = ("everywhere", "weigh_by_rows", "kernel")
+_CUT = ("weigh_by_rows", "empty_rows")
+_HOW = ("everywhere", *_CUT, "kernel")
 """Flags of this script that are those of the runs with masks."""
 
 
@@ -205,7 +206,7 @@ def compressed(model: Path, size: Size, share: float, block: int, args: argparse
     found = {
         "p": f"{share:g}",
         "block": block if share else "",
-        "weighed": "by rows" if share and args.weigh_by_rows else "",
+        "cut": " ".join(flag_of(name) for name in _CUT if share and getattr(args, name)),
         "block-sparse": f"{sum(site.form == 'block-sparse' for site in report.blocks)} of {len(report.plan.sites)}",
         "exact match": f"{exact:.2f}",
         "F1": f"{f1:.2f}",
@@ -230,6 +231,7 @@ def main() -> None:
     parser.add_argument(
         "--weigh-by-rows", action="store_true", help="rank blocks by the attention of all rows together"
     )
+    parser.add_argument("--empty-rows", action="store_true", help="let a row of blocks lose every one")
     parser.add_argument("--kernel", type=Path, help="library of compress kernel; else the function of plain ONNX")
     parser.add_argument("--seconds", type=float, default=20.0, help="about how long to time each engine")
     parser.add_argument("--out", type=Path, default=Path("build/question_answering"), help="a folder a size")

@@ -158,7 +158,7 @@ class _Run:
         for note in (
             *chosen.notes,
             *notes.of_run(self.folder, chosen, data),
-            *notes.aligned(chosen.plan, (*self.lengths, most if brought else None), None if brought else most),
+            *notes.aligned(chosen.plan, (*self.lengths, most), None if brought else most),
         ):
             watch.note(note)
         lower = frozenset[str]()

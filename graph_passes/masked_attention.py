@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from graph_passes.masks import BlockMask
-from graph_passes.operands import NoMatchError, decomposed, is_scores, of_operator
+from graph_passes.operands import NoMatchError, Operands, decomposed, is_scores, of_operator
 from graph_passes.probe import Probe
 
 # What makes the mask of scores out of the blocks, and the mark of queries that have a key out of that.
@@ -25,16 +25,11 @@ _LAYOUT = frozenset(("Identity", "Reshape", "Transpose"))
 
 @dataclasses.dataclass(eq=False)
 class Core:
-    """One attention: its operands, what is added to its scores, and what stands for the mask around it."""
+    """One attention: its operands, with all that is added to its scores, and what stands for the mask around it."""
 
     mask: BlockMask
     blocks: ir.Value
-    query: ir.Value
-    key: ir.Value
-    value: ir.Value
-    scale: float
-    addends: list[ir.Value]
-    output: ir.Value
+    operands: Operands
     dims: tuple[int, int]
     persistent: int
     guards: list[tuple[ir.Node, int]]
@@ -69,10 +64,8 @@ def match(blocks: ir.Value, planned: BlockMask, probe: Probe) -> list[Core]:
     for node, position in ends:
         addend = node.inputs[position]
         assert addend is not None
-        query, key, value, scale, addends, output = (
-            of_operator(node, probe) if node.op_type == "Attention" else decomposed(node, position, probe)
-        )
-        shapes = [probe.shape(one) for one in (query, key, value)]
+        operands = of_operator(node, probe) if node.op_type == "Attention" else decomposed(node, position, probe)
+        shapes = [probe.shape(one) for one in (operands.query, operands.key, operands.value)]
         if any(shape is None or len(shape) != 4 for shape in shapes):
             raise NoMatchError(node, "has operands of other axes than batch, head, position, dim")
         heads = {shape[1] for shape in shapes if shape is not None}
@@ -80,11 +73,11 @@ def match(blocks: ir.Value, planned: BlockMask, probe: Probe) -> list[Core]:
             raise NoMatchError(node, f"has {max(heads)} heads, the mask {len(mask.kept)}")
         own = [
             one
-            for part in (addend, *addends)
+            for part in (addend, *operands.addends)
             for one in ([part] if part not in derived else _own(part, derived, probe))
         ]
         dims = shapes[0][3], shapes[2][3]  # type: ignore[index]
-        cores.append(Core(mask, blocks, query, key, value, scale, own, output, dims, persistent, [], []))
+        cores.append(Core(mask, blocks, operands._replace(addends=own), dims, persistent, [], []))
     for guard, position in guards:
         core_, idle = _guarded(guard.inputs[position], cores, probe, guard)
         core_.guards.append((guard, position))
@@ -160,7 +153,7 @@ def _guarded(value: ir.Value | None, cores: list[Core], probe: Probe, guard: ir.
     idle: list[ir.Node] = []
     while value is not None:
         for core in cores:
-            if value is core.output:
+            if value is core.operands.output:
                 return core, idle
         node = value.producer()
         if node is None:

@@ -26,6 +26,7 @@ from compressor.quiet import one_line
 from compressor.targets.base import Feeds
 
 _WARM_UPS = 3
+"""Calls that are not counted: a process's first ones, and an engine's, take longer."""
 
 
 def measure(scenario: Scenario, asked: Asked, feeds: Sequence[Feeds], p50: float) -> Load:

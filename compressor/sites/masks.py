@@ -63,14 +63,15 @@ def masked(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = 
     def on_call(call: Call) -> tuple[Tensor, Tensor | None]:
         nonlocal past
         kind = kinds.get(call.site)
-        if kind == "decoder" and seen is not None:
-            past = seen
+        before = seen if kind == "decoder" else None
+        if before is not None:
+            past = before
         elif kind != "cross":
             past = 0 if _segments(call) else _context(call) - call.query.shape[2]
         mask = masks.get(call.site)
         if mask is None:
             return call.run()
-        restricted, alive = _restricted(call, mask, past, cached=kind == "decoder" and seen is not None)
+        restricted, alive = _restricted(call, mask, past, cached=before is not None)
         out, weights = restricted.run()
         return out * alive, weights
 

@@ -65,30 +65,31 @@ class LowerBlockSparse(ir.passes.InPlacePass):
 
 
 def _lower(model: ir.Model, site: str, core: Core, families: FamilyMasks) -> None:
-    graph, before = model.graph, core.output.producer()
+    graph, found = model.graph, core.operands
+    before = found.output.producer()
     assert before is not None
-    family = families.read(core.addends, before, causal_too=not core.mask.memory and not core.persistent)
+    family = families.read(found.addends, before, causal_too=not core.mask.memory and not core.persistent)
     function = block_sparse_attention(
         core.mask,
         *core.dims,
-        scale=core.scale,
+        scale=found.scale,
         causal=family.causal,
         row=family.row is not None,
         full=family.heads,
         persistent=core.persistent,
         site=site,
         opset=max(opset(before), OPSET),
-        dtype=core.query.dtype or ir.DataType.FLOAT,
+        dtype=found.query.dtype or ir.DataType.FLOAT,
     )
-    operands = [_tokens(value, before) for value in (core.query, core.key, core.value)]
+    operands = [_tokens(value, before) for value in (found.query, found.key, found.value)]
     extra = [value for value in (family.row, family.full) if value is not None]
     node = call(function, [*operands, core.blocks, *extra])
     node.name = f"{site}.attention"
     back = ir.node("Transpose", node.outputs, {"perm": _SWAP})
     graph.insert_before(before, [node, back])
     for value in (node.outputs[0], back.outputs[0]):
-        value.type = core.output.type
-    core.output.replace_all_uses_with(back.outputs[0])
+        value.type = found.output.type
+    found.output.replace_all_uses_with(back.outputs[0])
     for guard, position in core.guards:
         kept = guard.inputs[position]
         assert kept is not None
