@@ -80,7 +80,7 @@ def make(length: int, out: Path, args: argparse.Namespace) -> None:
         data = open_data(Request(str(rows), length, 0), folder)
         schedule = Schedule(
             steps=args.steps,
-            batch_size=2,
+            batch_size=args.batch_size,
             learning_rate=5e-5,
             seed=0,
             warmup=0.1,
@@ -103,6 +103,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--rows", type=int, default=64, help="joined reviews to learn from and to watch")
     parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--batch-size", type=int, default=2, help="rows a step: 1 takes half of the memory")
     parser.add_argument("--out", type=Path, default=Path("build/long_maps"))
     args = parser.parse_args()
     if not MODEL.exists() or not args.data.exists():

@@ -29,7 +29,7 @@ from compressor.machine import machine
 from compressor.progress import Listener, Silent, Tell
 from compressor.quiet import quiet_transformers
 from compressor.recipe import SEARCH_METHODS, Recipe, command_line
-from compressor.report import Refusal, Report, Score, SiteBlocks, Speed
+from compressor.report import Refusal, Report, Score, SiteBlocks, Speed, words
 from compressor.side import Side, build, one_head_less, require, shrink, stand_in
 from compressor.sites import Site, find_sites, keep_all
 from compressor.sites.sharp import entmax_function
@@ -169,6 +169,8 @@ class _Run:
                 lower = self.planner.lowered(chosen.plan)
         work = self.work
         compressed = build("compressed", self.folder, chosen.plan, self.built, tried, work, watch, lower, sizes)
+        if emptied := words.emptied(chosen.plan, compressed.plan):
+            watch.note(emptied)
         scores = compare.scores(dense, compressed, data, recipe, watch)
         speeds = compare.speeds(dense, compressed, self.folder, recipe, self.lengths, watch)
         return self._written(chosen, dense, compressed, scores, speeds, rehearsed.refused if rehearsed else ())
@@ -201,7 +203,7 @@ class _Run:
         if chosen.trained:
             with quiet_transformers():
                 self.folder.model.save_pretrained(result)
-        plan = chosen.plan.model_copy(update={"evidence": {**chosen.plan.evidence, **_evidence(scores)}})
+        plan = compressed.plan.model_copy(update={"evidence": {**compressed.plan.evidence, **_evidence(scores)}})
         plan.save(result / "plan.json")
         seen: dict[str, Any] = {
             "plan": plan,

@@ -159,7 +159,7 @@ class _Build:
         with self.listen.stage(f"{name}: building the engine"):
             engine = make_engine(graph, place, self.recipe, sizes)
             proof: Proof = verify.require(verify.prove_engine(graph, engine, self.tried, name))
-        return Side(name, graph, graph, engine, (proof,))
+        return Side(name, self.before.plan, graph, graph, engine, (proof,))
 
     def _speeds(self, sides: Mapping[verify.Side, Side]) -> Iterator[Speed]:
         if len(sides) < 2:

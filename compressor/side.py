@@ -27,6 +27,7 @@ class Side:
 
     Attributes:
         name: `dense` or `compressed`.
+        plan: as it was carried out, see `graph_passes.Shrunk`.
         reference: the gated graph, every head still there.
         graph: the shrunk graph.
         engine: what the runtime runs.
@@ -37,6 +38,7 @@ class Side:
     """
 
     name: verify.Side
+    plan: Plan
     reference: Path
     graph: Path
     engine: Engine
@@ -91,7 +93,8 @@ def build(
     with listen.stage(f"{name}: building the engine"):
         engine = make_engine(graph, place, recipe, tuning)
         runs = verify.require(verify.prove_engine(graph, engine, tried, name))
-    return Side(name, reference, graph, engine, (exported, same, runs), shrunk.lowered, shrunk.dense, shrunk.unused)
+    proofs, blocks = (exported, same, runs), (shrunk.lowered, shrunk.dense, shrunk.unused)
+    return Side(name, shrunk.plan, reference, graph, engine, proofs, *blocks)
 
 
 def make_engine(graph: Path, folder: Path, recipe: Recipe, tuning: Tuning | None) -> Engine:

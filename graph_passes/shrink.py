@@ -40,6 +40,7 @@ class Shrunk:
 
     Attributes:
         model: the graph. It computes what the graph given computes with the plan's gates.
+        plan: as it was carried out: heads that their mask left nothing are dropped ones.
         removed: heads removed, one entry a site that lost any.
         folded: sites whose gates no longer cost a multiplication.
         refused: sites left whole, still gated as the plan says, and the operator in the way.
@@ -51,6 +52,7 @@ class Shrunk:
     """
 
     model: ir.Model
+    plan: Plan
     removed: tuple[Removed, ...]
     folded: tuple[str, ...]
     refused: tuple[Refusal, ...]
@@ -107,6 +109,7 @@ def shrink(model: ir.Model, plan: Plan, *, lower: Collection[str] | None = None)
     folded = tuple(site.name for site in plan.sites if site.name not in left)
     return Shrunk(
         model,
+        plan,
         removed,
         folded,
         tuple(remove.refused),

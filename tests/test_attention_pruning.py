@@ -105,6 +105,21 @@ def test_a_run_with_heads_and_blocks(place: Path, tmp_path: Path) -> None:
         engine.run({"input_ids": np.ones((1, 17), np.int64), "attention_mask": np.ones((1, 17), np.int64)})
 
 
+def test_a_head_that_lost_every_block_counts_as_dropped(place: Path, tmp_path: Path) -> None:
+    folder = load(place / "model")
+    plan = keep_all(find_sites(folder.model, example_inputs(folder, 2, 8)))
+    (site,) = plan.sites
+    kept = np.ones((site.heads, 2, 2), np.bool_)
+    kept[1] = False
+    plan.masked({site.name: BlockMask(kept, 8)}).save(tmp_path / "plan.json")
+    given = {"model": place / "model", "plan": tmp_path / "plan.json", "out": tmp_path / "out"}
+    report = compressor.compress(Recipe.model_validate({**given, "batch": (1,), "seq": (16,), "seconds": 0.01}))
+    assert report.plan.heads_kept == site.heads - 1
+    assert Plan.load(tmp_path / "out" / "plan.json").sites[0].dropped == (1,)
+    assert f"{site.heads - 1} of {site.heads} heads kept" in report.verdict
+    assert f"heads that lost every block are dropped like any other: {site.name} 1" in report.notes
+
+
 class Told(Planner):
     """A planner whose clock is a table: site -> whole over block-sparse at each length."""
 

@@ -221,7 +221,7 @@ def test_a_refused_site_is_known_before_learning(place: Path, tmp_path: Path, mo
         if plan.heads_kept == plan.heads:
             return done
         refusal = Refusal(frozenset({plan.sites[0].name}), "Frobnicate", "node_7", "no rule for it")
-        return Shrunk(done.model, (), (), (refusal,), done.parameters)
+        return Shrunk(done.model, done.plan, (), (), (refusal,), done.parameters)
 
     monkeypatch.setattr(side.graph_passes, "shrink", refuse)
     heard = Stages()
@@ -253,7 +253,7 @@ def test_a_site_that_must_stay_whole_is_reported(place: Path, tmp_path: Path, mo
         done = real(model, plan, **how)
         dropped = [site.name for site in plan.sites if site.dropped]
         refusals = tuple(Refusal(frozenset({name}), "Frobnicate", "node_7", "no rule for it") for name in dropped)
-        return Shrunk(done.model, (), (), refusals, done.parameters)
+        return Shrunk(done.model, done.plan, (), (), refusals, done.parameters)
 
     monkeypatch.setattr(side.graph_passes, "shrink", refuse)
     report = compressor.compress(recipe(place, tmp_path / "out", data=None, keep=None))

@@ -32,6 +32,7 @@ def apply(view: View, graph: Path, plan: Path, out: Path, force: bool) -> None:
     if not out.parent.is_dir():
         raise UsageError(f"{out.parent}: no such folder; make it, or name another file (-o)")
     import graph_passes
+    from compressor.report import words
 
     wanted = graph_passes.Plan.load(plan)
     with view.stage("reading the graph"):
@@ -55,7 +56,9 @@ def apply(view: View, graph: Path, plan: Path, out: Path, force: bool) -> None:
     stayed = {site: str(found) for found in shrunk.dense for site in sorted(found.sites)}
     for site, why in stayed.items():
         view.note(f"{site}: stays dense under its mask ({why})")
-    told = f"{out}: {wanted.heads_kept} of {wanted.heads} heads kept"
+    if emptied := words.emptied(wanted, shrunk.plan):
+        view.note(emptied)
+    told = f"{out}: {shrunk.plan.heads_kept} of {wanted.heads} heads kept"
     if wanted.masks:
         told += f", {len(shrunk.lowered)} of {len(wanted.masks)} masked attention layers block-sparse"
     view.result(
@@ -63,7 +66,7 @@ def apply(view: View, graph: Path, plan: Path, out: Path, force: bool) -> None:
         {
             "out": str(out),
             "heads": wanted.heads,
-            "kept": wanted.heads_kept,
+            "kept": shrunk.plan.heads_kept,
             "block_sparse": list(shrunk.lowered),
             "dense": stayed,
             "unused_key_blocks": dict(shrunk.unused),

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from compressor.report.schema import Score, Speed
+from graph_passes import Plan
 
 # Metrics that are shares of one: told in points, hundredths of the whole.
 _SHARES = frozenset({"accuracy", "balanced_accuracy", "exact-match", "f1", "macro_f1", "precision", "recall"})
@@ -114,6 +115,16 @@ def difference(score: Score) -> str:
     """`−0.6 points (95% interval −1.4 to +0.2)`."""
     told, between = moved(score)
     return f"{told} ({interval(between, score.confidence)})"
+
+
+def emptied(asked: Plan, done: Plan) -> str:
+    """Heads that a plan keeps and that went nevertheless, as a note; empty where there are none."""
+    gone = [
+        f"{site.name} {', '.join(str(head) for head in site.kept if head not in done[site.name].kept)}"
+        for site in asked.sites
+        if site.kept != done[site.name].kept
+    ]
+    return f"heads that lost every block are dropped like any other: {'; '.join(gone)}" if gone else ""
 
 
 def _places(low: float, high: float) -> int:
