@@ -62,12 +62,13 @@ class _Sums:
         seen = self.own if site.kind == "cross" else asks
         query, key = _valid(asks, weights, queries), _valid(seen, weights, keys - remembered)
         key = torch.cat([key.new_ones(len(key), remembered), key], dim=1)
-        pairs = query[:, :, None] * key[:, None, :]
         first = self.memory - remembered
-        self.maps[name][:, :queries, first : first + keys] += torch.einsum(
-            "bhqk,bqk->hqk", weights[..., :keys].float(), pairs
-        )
-        self.counts[name][:queries, first : first + keys] += pairs.sum(0)
+        reach = (..., slice(queries), slice(first, first + keys))
+        for found, asks_here, seen_here in zip(weights[..., :keys], query, key, strict=True):
+            # Row by row and in place: a sum over the batch would be one more map of the site.
+            pairs = torch.outer(asks_here, seen_here)
+            self.maps[name][reach].addcmul_(found.float(), pairs)
+            self.counts[name][reach] += pairs
 
 
 def _valid(known: Tensor | None, like: Tensor, length: int) -> Tensor:
