@@ -21,6 +21,7 @@ from tests.engines import parsed
 grpc = pytest.importorskip("grpc")
 service = pytest.importorskip("tritonclient.grpc.service_pb2_grpc")
 messages = pytest.importorskip("tritonclient.grpc.service_pb2")
+serialize_byte_tensor = pytest.importorskip("tritonclient.utils").serialize_byte_tensor
 
 RNG = np.random.default_rng(0)
 WEIGHT = RNG.normal(size=(4, 3)).astype(np.float32)
@@ -78,10 +79,14 @@ class Served(service.GRPCInferenceServiceServicer):  # type: ignore[name-defined
         }
         if request.model_name not in self.models:  # unloaded meanwhile
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no such model")
-        y = self.models[request.model_name](**feeds).astype(np.float32)
+        y = self.models[request.model_name](**feeds)
+        if y.dtype == np.object_:
+            kind, content = "BYTES", serialize_byte_tensor(y).item()
+        else:
+            kind, content = "FP32", y.astype(np.float32).tobytes()
         shape = (1, 3) if y.size == 0 else y.shape  # no bytes, whatever the shape promises
-        output = messages.ModelInferResponse.InferOutputTensor(name=self.output, datatype="FP32", shape=shape)
-        return messages.ModelInferResponse(outputs=[output], raw_output_contents=[y.tobytes()])
+        output = messages.ModelInferResponse.InferOutputTensor(name=self.output, datatype=kind, shape=shape)
+        return messages.ModelInferResponse(outputs=[output], raw_output_contents=[content])
 
 
 @contextmanager

@@ -374,6 +374,18 @@ def test_a_saved_baseline_of_a_servers_model(tmp_path: Path) -> None:
             check(asked(another, baseline=str(saved)))
 
 
+def test_texts_are_answers_too(tmp_path: Path) -> None:
+    saved = tmp_path / "texts.json"
+    texts = np.array([["yes", "caf\u00e9", b"\xff"]], np.object_)
+    models = {"small": lambda x: texts[:, ::-1], "dense": lambda x: texts, "same": lambda x: texts}
+    with serving(models) as url:
+        assert check(asked(url, model="dense", baseline="same", save_baseline=saved)).passed
+        assert check(asked(url, model="same", baseline=str(saved))).passed
+        for baseline in ("dense", str(saved)):
+            with pytest.raises(MismatchError, match="not those of the baseline"):
+                check(asked(url, baseline=baseline))
+
+
 def test_other_inputs_than_the_baseline_takes(graphs: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the two must have the same inputs"):
         check(Asked(str(graphs[0]), str(ids(tmp_path / "ids.onnx")), seconds=0.1))

@@ -23,15 +23,20 @@ def _array(entry: Any) -> np.ndarray:
         return entry
     try:
         array = np.array(entry["values"], entry["dtype"])
-    except (TypeError, KeyError, ValueError, OverflowError) as error:
+        if array.dtype.kind not in "biufO":
+            raise ValueError(f"no output is {array.dtype}")
+        return _bytes(array) if array.dtype == np.object_ else array
+    except (TypeError, KeyError, ValueError, OverflowError, AttributeError) as error:
         raise ValueError(f"no array: {error}") from error
-    if array.dtype.kind not in "biufO":
-        raise ValueError(f"no output is {array.dtype}")
-    return array
 
 
 def _packed(array: np.ndarray) -> dict[str, Any]:
-    return {"dtype": str(array.dtype), "values": array.tolist()}
+    return {"dtype": str(array.dtype), "values": (_text(array) if array.dtype == np.object_ else array).tolist()}
+
+
+# A server gives texts as bytes in whatever encoding; JSON takes any byte as the character of its number.
+_text = np.vectorize(lambda content: content.decode("latin-1"), otypes=[np.object_])
+_bytes = np.vectorize(lambda text: text.encode("latin-1"), otypes=[np.object_])
 
 
 Array = Annotated[np.ndarray, pydantic.PlainValidator(_array), pydantic.PlainSerializer(_packed)]

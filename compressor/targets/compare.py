@@ -20,11 +20,14 @@ def relative_error(reference: np.ndarray, other: np.ndarray, feeds: Feeds) -> fl
         feeds: the inputs that both were computed from.
 
     Returns:
-        The error; infinite where the shapes differ, either holds NaN, or an infinity has no equal on the other side.
+        The error; infinite where the shapes differ, either holds NaN, an infinity has no equal on the other side, or
+        they are texts and differ.
     """
     if reference.shape != other.shape:
         return float("inf")
     valid = _valid(reference, feeds)
+    if np.object_ in (reference.dtype, other.dtype):  # texts
+        return 0.0 if np.array_equal(reference[valid], other[valid]) else float("inf")
     a, b = (array.astype(np.float64)[valid] for array in (reference, other))
     infinite = ~np.isfinite(a) | ~np.isfinite(b)
     if not np.array_equal(a[infinite], b[infinite]):  # NaN equals nothing
