@@ -6,7 +6,10 @@ metric is measured on the engines.
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,7 +23,7 @@ from compressor import folder as folders
 from compressor import report as reports
 from compressor.errors import CompressorError, InputError, UsageError
 from compressor.machine import machine
-from compressor.measure import interleave
+from compressor.measure import interleave, require_run
 from compressor.pipeline import judged
 from compressor.progress import Listener
 from compressor.recipe import OF_BUILDING, Recipe, flag_of
@@ -33,6 +36,10 @@ from compressor.tuning import tuning
 from compressor.verify import Case
 from compressor.workdir import locked
 from graph_passes import load
+from graph_passes.masks import REACH
+
+EARLIER = "run-report."
+"""Begins the names of the run's own report, where what it measured cannot be measured again."""
 
 
 def rebuild(out: Path, asked: Mapping[str, Any], listen: Listener) -> Report:
@@ -45,7 +52,8 @@ def rebuild(out: Path, asked: Mapping[str, Any], listen: Listener) -> Report:
 
     Raises:
         UsageError: a field is out of its range.
-        InputError: the folder is none that a run has written, or its graph is not the one that was proven.
+        InputError: the folder is none that a run has written, its graph is not the one that was proven, or a size to
+            time is more than the model takes; the folder is as it was.
         TargetMissingError: the runtime or its device is not here; the folder is as it was.
         MismatchError: the engine does not compute what the graph computes; the folder is as it was.
     """
@@ -63,6 +71,9 @@ def rebuild(out: Path, asked: Mapping[str, Any], listen: Listener) -> Report:
     with locked(out), tempfile.TemporaryDirectory(prefix=".build-", dir=out) as scratch:
         made = _Build(before, recipe, graph, dense if dense.is_file() else None, Path(scratch), listen)
         report = made.report()
+        if (before.speeds and not report.speeds) or (before.scores and not report.scores):
+            for name in (reports.JSON_NAME, reports.HTML_NAME):
+                shutil.copyfile(out / name, out / f"{EARLIER}{name.rpartition('.')[2]}")
         _put(Path(scratch) / "compressed", out, targets.ENGINE_FILES[recipe.target], report)
     return report
 
@@ -106,6 +117,8 @@ class _Build:
                 "the run left no dense.onnx: the engine was proven, and compared with no dense one, of which the report"
                 " has only what its graph tells"
             )
+            if before.speeds or before.scores:
+                self._note(f"what the run measured is kept in {EARLIER}html and {EARLIER}json")
         for note in notes.aligned(before.plan, self.lengths):
             if note not in before.notes:
                 self._note(note)
@@ -162,12 +175,14 @@ class _Build:
         return Side(name, self.before.plan, graph, graph, engine, (proof,))
 
     def _speeds(self, sides: Mapping[verify.Side, Side]) -> Iterator[Speed]:
-        if len(sides) < 2:
-            return
         model = load(self.graphs["compressed"])
-        for batch in self.recipe.batch:
-            for seq in self.lengths:
-                feeds = random_feeds(model, batch, seq or 1)
+        sizes = itertools.product(self.recipe.batch, self.lengths)
+        tried = {(batch, seq): random_feeds(model, batch, seq or 1) for batch, seq in sizes}
+        for side in sides.values():
+            for (batch, seq), feeds in tried.items():
+                require_run(side.engine, side.graph, feeds, batch, seq or 1)
+        if len(sides) == 2:
+            for (batch, seq), feeds in tried.items():
                 told = f"timing both, batch {batch}" + (f", {seq} tokens" if seq else "")
                 engines = sides["dense"].engine, sides["compressed"].engine
                 with self.listen.stage(told) as tell:
@@ -217,7 +232,8 @@ def _recipe(before: Report, asked: Mapping[str, Any]) -> Recipe:
 
 
 def _cases(graph: Path, longest: int) -> tuple[Case, ...]:
-    """Inputs to prove an engine on, no longer than what is timed; of the batch that the graph fixes, if it does."""
+    """Inputs to prove an engine on, no longer than what is timed or than its masks reach; of the batch that the graph
+    fixes, if it does."""
     model = load(graph)
     fixed = fixed_batch(model)
 
@@ -225,7 +241,8 @@ def _cases(graph: Path, longest: int) -> tuple[Case, ...]:
         feeds = random_feeds(model, fixed or batch, seq, seed=seed, padded=batch > 1)
         return {name: torch.from_numpy(array) for name, array in feeds.items()}
 
-    return verify.cases(drawn, longest=longest)
+    reach = json.loads(model.metadata_props.get(REACH, "{}"))
+    return verify.cases(drawn, longest=longest, reach=min(reach.values(), default=None))
 
 
 def _put(made: Path, out: Path, engine: str, report: Report) -> None:

@@ -32,16 +32,29 @@ def _table(value: Any) -> Any:
     """`tau_ini=100,cooldown=0.5` of a flag as the table that a recipe file writes."""
     if not isinstance(value, str):
         return value
-    table = {}
+    table = dict[str, Any]()
     for part in _listed(value):
-        name, sign, text = part.partition("=")
+        name, sign, text = (piece.strip() for piece in part.partition("="))
         if not sign:
-            raise ValueError("options are name=value, divided by commas")
+            raise ValueError("not name=value, divided by commas")
+        if name in table:
+            raise ValueError(f"{name} is there twice; leave one out")
         try:
-            table[name.strip()] = tomllib.loads(f"value = {text}")["value"]
+            table[name] = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
-            table[name.strip()] = text
+            table[name] = text
     return table
+
+
+def _share(value: Any) -> Any:
+    """`90%` of a flag as the number that a recipe file writes."""
+    try:
+        share = float(value.removesuffix("%")) / 100 if isinstance(value, str) and "%" in value else float(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError("no share; give a number from 0 to 1, or 90%") from error
+    if not 0.0 <= share <= 1.0:
+        raise ValueError("out of range; give a share from 0 to 1, or 90%")
+    return share
 
 
 def _count_or_share(value: Any) -> Any:
@@ -61,6 +74,11 @@ def _place(value: Any) -> Any:
     return value
 
 
+def _maps(path: Path) -> Path:
+    """Maps lie under one name in the folder of a run."""
+    return path / "maps.safetensors" if path.is_dir() else path
+
+
 def _block_size(value: int) -> int:
     if value != 1 and (value < 8 or value % 8):
         raise ValueError("no size of a block; give a multiple of 8 such as 64, or 1 for single entries")
@@ -77,7 +95,7 @@ SEARCH_METHODS = ("taylor", "astar", "local", "global", "random")
 """Methods that evaluate subsets and can work by a budget (`max_drop`) in place of a count (`keep`)."""
 PENALISED_METHODS = ("hard-concrete", "bin-concrete")
 """Gates that a penalty closes: without a count (`keep`), as many heads stay as it leaves open."""
-Share = Annotated[float, Field(ge=0, le=1)]
+Share = Annotated[float, BeforeValidator(_share)]
 Prune = Annotated[dict[Literal["encoder", "decoder", "cross"], Share], BeforeValidator(_table)]
 BlockSize = Annotated[int, AfterValidator(_block_size)]
 OF_BLOCKS = (
@@ -142,9 +160,13 @@ class Recipe(BaseModel):
     blocks: Share | None = field_of(
         "Blocks", "share of the blocks of every attention map to drop (0.9), those of least attention"
     )
-    prune: Prune = field_of("Blocks", "the same by kind of attention: encoder=0.9,decoder=0.9,cross=0", {})
+    prune: Prune = field_of(
+        "Blocks", "the same by kind of attention, which goes before blocks: encoder=0.9,decoder=0.9,cross=0", {}
+    )
     block_size: BlockSize = field_of("Blocks", "positions along a block's side, a multiple of 8; 1: single entries", 64)
-    maps: Path | None = field_of("Blocks", "attention maps to cut from, of an earlier run; else those of the rows")
+    maps: Annotated[Path, AfterValidator(_maps)] | None = field_of(
+        "Blocks", "attention maps to cut from, or the folder of the run that has them; else those of the rows"
+    )
     watch_rows: Annotated[int, Field(ge=1)] = field_of(
         "Blocks", "training rows that the attention maps are averaged over, at most", 2000
     )
@@ -195,7 +217,9 @@ class Recipe(BaseModel):
     )
     batch: Sizes = field_of("Measuring", "batch sizes to time, divided by commas", (1, 8))
     seq: Sizes | None = field_of(
-        "Measuring", "lengths to time, in tokens, divided by commas; else 128, or the most that the model takes"
+        "Measuring",
+        "lengths to time, in tokens, divided by commas; else 128, or the most that the model takes; for masks the"
+        " length of the longest row",
     )
     seconds: Annotated[float, Field(gt=0)] = field_of(
         "Measuring", "about how long to time each size; never fewer than ten pairs of blocks", 10.0
@@ -227,13 +251,19 @@ class Recipe(BaseModel):
             raise ValueError(f"blocks: {self.plan_file} says what stays; leave one of them out")
         if self.maps is not None and self.entmax:
             raise ValueError(f"maps {self.maps}, entmax: those maps are made already; leave one of them out")
+        ranked = [name for name in ("weigh_by_rows", "entmax") if getattr(self, name)]
+        if self.random_blocks and ranked:
+            raise ValueError(
+                f"random_blocks: blocks that are drawn have no rank; leave it out, or {' and '.join(ranked)}"
+            )
         if self.guarantee is not None and self.drops_blocks:
             raise ValueError(
                 f"guarantee {self.guarantee:g}: certifies heads alone, not what blocks cost; leave one of them out"
             )
         learns = self.learns_heads and self.plan_file is None
         if learns and self.keep is None and self.method not in (*SEARCH_METHODS, *PENALISED_METHODS):
-            raise ValueError(f"{self.method} learns which heads to keep, not how many; say how many (keep)")
+            of_blocks = ", or what share of the blocks goes (blocks)" if self.model_fields_set & {*OF_BLOCKS} else ""
+            raise ValueError(f"{self.method} learns which heads to keep, not how many; say how many (keep){of_blocks}")
         if learns and self.keep is None and self.max_drop is None and self.method in SEARCH_METHODS:
             raise ValueError(
                 f"{self.method} needs an end: how many heads to keep (keep), or what they may cost (max_drop)"

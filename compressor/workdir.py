@@ -51,6 +51,9 @@ class WorkDir:
 
     def finish(self) -> None:
         """Make `result` the output folder: it is there whole, or what stood there before is."""
+        for file in self.result.rglob("*"):
+            if file.is_file():  # safetensors writes for its owner alone, and who serves the folder may be another
+                shutil.copymode(self.path / _STAMP, file)
         put(self.result, self.out, aside=_aside(self.out))
         shutil.rmtree(self.path, ignore_errors=True)
 

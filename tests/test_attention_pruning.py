@@ -19,6 +19,7 @@ from compressor.blocks.clock import Beside, SiteTimes, look_beside
 from compressor.blocks.planner import Planner
 from compressor.errors import InputError, UsageError
 from compressor.folder import example_inputs, load
+from compressor.rebuild import rebuild
 from compressor.recipe import Recipe, make
 from compressor.sites import find_sites, hooked, keep_all
 from compressor.study import SIZES, Asked, study
@@ -103,6 +104,14 @@ def test_a_run_with_heads_and_blocks(place: Path, tmp_path: Path) -> None:
     engine = build(out / "model.onnx", tmp_path / "engine.onnx", threads=1)
     with pytest.raises(InputError, match="input_ids: 17 positions, the masks reach over 16; give shorter rows"):
         engine.run({"input_ids": np.ones((1, 17), np.int64), "attention_mask": np.ones((1, 17), np.int64)})
+    before = {path: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(InputError, match="cannot run at batch 1, length 17"):
+        rebuild(out, {"seq": (17,)}, heard)
+    assert {path: path.read_bytes() for path in out.iterdir()} == before
+    assert not rebuild(out, {}, heard).speeds
+    rebuild(out, {}, heard)
+    for end in ("json", "html"):  # what cannot be measured again is still there
+        assert (out / f"run-report.{end}").read_bytes() == before[out / f"report.{end}"]
 
 
 def test_a_head_that_lost_every_block_counts_as_dropped(place: Path, tmp_path: Path) -> None:

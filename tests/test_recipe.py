@@ -74,7 +74,23 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
         ({"keep": "101%"}, "--keep '101%': out of range; give a count of heads from 0 up, or a share from 0% to 100%"),
         ({"keep": "half"}, "--keep 'half': neither a count nor a share; give a number such as 36, or 50%"),
         ({"opset": "19"}, "--opset 19: input should be 18 or 23 (ONNX operator set of the exported graph)"),
-        ({"options": "x"}, "--options 'x': options are name=value, divided by commas (options of the method: "),
+        ({"options": "x"}, "--options 'x': not name=value, divided by commas (options of the method: "),
+        ({"options": "a=1,b=2,a=3"}, "--options 'a=1,b=2,a=3': a is there twice; leave one out"),
+        (
+            {"prune": "encoder=0.5,encoder=0.7"},
+            "--prune 'encoder=0.5,encoder=0.7': encoder is there twice; leave one out",
+        ),
+        ({"prune": "encoder=1.5"}, "--prune 1.5: out of range; give a share from 0 to 1, or 90%"),
+        ({"blocks": "half"}, "--blocks 'half': no share; give a number from 0 to 1, or 90%"),
+        ({"blocks": "101%"}, "--blocks '101%': out of range; give a share from 0 to 1, or 90%"),
+        (
+            {"data": "x.tsv", "blocks": "0.5", "random_blocks": True, "weigh_by_rows": True},
+            "random_blocks: ",
+        ),
+        (
+            {"data": "x.tsv", "empty_rows": True},
+            "dsp learns which heads to keep, not how many; say how many (--keep), or what share of the blocks",
+        ),
         ({"seq": "0"}, "--seq '0': input should be greater than or equal to 1 (lengths to time"),
         ({"keep": "3"}, "--keep 3: there are no rows to learn from; give them (--data), or a plan (--plan)"),
         ({"data": "x.tsv"}, "dsp learns which heads to keep, not how many; say how many (--keep)"),
@@ -108,6 +124,17 @@ def test_a_fault_in_a_file_names_the_file(tmp_path: Path, text: str, message: st
     file.write_text(text)
     with pytest.raises(UsageError, match=re.escape(f"{file}: {message}")):
         make(str(tmp_path), None, {})
+
+
+@pytest.mark.parametrize("flags", [{"blocks": "90%", "prune": "cross=25%"}, {"blocks": "0.9", "prune": "cross=0.25"}])
+def test_a_share_is_a_number_or_percent(flags: dict[str, str]) -> None:
+    recipe = make("model", None, {"data": "x.tsv", **flags})
+    assert (recipe.blocks, recipe.prune) == (0.9, {"cross": 0.25})
+
+
+def test_maps_may_be_named_by_their_folder(tmp_path: Path) -> None:
+    for maps in (tmp_path, tmp_path / "maps.safetensors"):
+        assert make("model", None, {"data": "x.tsv", "blocks": 0.9, "maps": maps}).maps == tmp_path / "maps.safetensors"
 
 
 def test_frozen_and_closed() -> None:

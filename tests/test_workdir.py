@@ -22,8 +22,10 @@ def written(folder: Path, text: str = "new") -> None:
 def test_finished_work_takes_the_name(tmp_path: Path) -> None:
     with opened(tmp_path / "out", force=False) as work:
         written(work.result)
+        (work.result / "report.json").chmod(0o600)
         assert not work.out.exists()
         work.finish()
+    assert len({path.stat().st_mode for path in (tmp_path / "out").iterdir()}) == 1  # as any new file's
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["plan.json", "report.json"]
 

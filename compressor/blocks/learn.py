@@ -232,7 +232,10 @@ def learn_blocks(
         empty_rows=recipe.empty_rows,
     )
     if left := unreached(maps, masks, recipe.block_size):
-        notes.append(f"{left:.1%} of the blocks are reached by no row that was watched: no share is taken, they stay")
+        notes.append(
+            f"{left:.1%} of the blocks are reached by no row that was watched: no share is taken of them, they stay"
+            " (smaller blocks, --block-size, follow short rows closer)"
+        )
     # Every process, and a run that goes on, learns with what the main process planned once: times differ.
     planned = store / "planned.json"
     if state.is_main_process and not planned.is_file():

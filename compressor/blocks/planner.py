@@ -81,15 +81,10 @@ class Planner:
         for site in plan.sites:
             if site.name not in masks:
                 continue
-            times = self.times(site, masks[site.name])
-            most = self._longest(times)
-            lacking = [time for time in times if time.gain < (PAYS if time in most else 1.0)]
-            if not lacking:
-                chosen[site.name] = masks[site.name]
+            if lack := self._lack(self.times(site, masks[site.name])):
+                whole.append(f"{site.name} ({lack})")
             else:
-                least = min(lacking, key=lambda time: time.gain)
-                size = f"length {least.length}" + (f", batch {least.batch}" if least.batch > 1 else "")
-                whole.append(f"{site.name} ({least.gain:.2f} times as fast at {size})")
+                chosen[site.name] = masks[site.name]
         if not whole:
             return chosen, ()
         listed = ", ".join(whole[:3]) + (", ..." if len(whole) > 3 else "")
@@ -97,6 +92,16 @@ class Planner:
             f"{len(whole)} of {len(masks)} sites keep every block: block-sparse attention would not pay there on this"
             f" machine: {listed}; --everywhere masks them all the same",
         )
+
+    def _lack(self, times: Sequence[SiteTimes]) -> str:
+        """Where block-sparse attention is least fast, if that is too little for a mask to pay; else empty."""
+        most = self._longest(times)
+        lacking = [time for time in times if time.gain < (PAYS if time in most else 1.0)]
+        if not lacking:
+            return ""
+        least = min(lacking, key=lambda time: time.gain)
+        size = f"length {least.length}" + (f", batch {least.batch}" if least.batch > 1 else "")
+        return f"{least.gain:.2f} times as fast at {size}"
 
     def lowered(self, plan: Plan) -> frozenset[str]:
         """Of a plan whose masks stay: the sites where block-sparse attention is faster than a mask as a bias."""
@@ -131,7 +136,7 @@ class Planner:
             if (site.name not in asked and mask is None) or not site.kept:
                 continue
             times = self._times.get(site.name, ())
-            form, why = self._form(site, mask, lowered, dense)
+            form, why = self._form(site, mask, times, lowered, dense)
             unused = (unprojected or {}).get(site.name, 0)
             if unused:
                 why += f"; {unused} key blocks, which no query looks at, are not projected"
@@ -153,11 +158,16 @@ class Planner:
         return tuple(found)
 
     def _form(
-        self, site: SitePlan, mask: BlockMask | None, lowered: Collection[str], dense: Mapping[str, str]
+        self,
+        site: SitePlan,
+        mask: BlockMask | None,
+        times: Sequence[SiteTimes],
+        lowered: Collection[str],
+        dense: Mapping[str, str],
     ) -> tuple[Literal["whole", "masked", "block-sparse"], str]:
         if mask is None:
-            slow = f"block-sparse attention is not {PAYS:g} times as fast at the longest length, or slower at one"
-            return "whole", slow
+            rule = f"{PAYS:g} at the longest length and 1 at the others would pay"
+            return "whole", f"block-sparse attention is {self._lack(times) or 'not faster'}; {rule}"
         if site.name in lowered:
             return "block-sparse", "faster here than the mask as a bias"
         if mask.block == 1:

@@ -79,6 +79,8 @@ def _shown(default: Any) -> str:
 
 
 def _metavar(name: str, annotation: Any) -> str:
+    if get_origin(annotation) is dict:
+        return "NAME=VALUE,..."
     kinds = [annotation, *get_args(annotation)]
     choices = next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), None)
     return "|".join(map(str, choices)) if choices else name.split("_")[-1].upper()

@@ -91,7 +91,7 @@ def bench(
             )
         for engine, path in zip(engines, (dense, compressed), strict=True):
             for (batch, seq), feeds in tried.items():
-                _require_run(engine, path, feeds, batch, seq)
+                require_run(engine, path, feeds, batch, seq)
         speeds = []
         for (batch, seq), feeds in tried.items():
             with heard.stage(f"time batch {batch}, length {seq}") as tell:
@@ -131,7 +131,8 @@ def _texts(model: ir.Model) -> Iterator[tuple[str, int]]:
             yield str(value.name), length
 
 
-def _require_run(engine: Engine, path: Path, feeds: Feeds, batch: int, seq: int) -> None:
+def require_run(engine: Engine, path: Path, feeds: Feeds, batch: int, seq: int) -> None:
+    """Raise InputError unless an engine takes inputs of a size, which is said by its graph's path."""
     try:
         engine.run(feeds)
     except InputError as error:

@@ -1,6 +1,6 @@
 """The report of a run: its data, its verdict, its page and its summary in the terminal."""
 
-from compressor.report.files import load, write
+from compressor.report.files import HTML_NAME, JSON_NAME, load, write
 from compressor.report.judgement import verdict
 from compressor.report.schema import (
     EngineFacts,
@@ -16,6 +16,8 @@ from compressor.report.schema import (
 from compressor.report.terminal import summary
 
 __all__ = [
+    "HTML_NAME",
+    "JSON_NAME",
     "EngineFacts",
     "Latency",
     "Point",

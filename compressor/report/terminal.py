@@ -27,9 +27,8 @@ def summary(report: Report) -> RenderableType:
     lines: list[RenderableType] = [Text(report.verdict, style=style), Text(), table]
     for form in dict.fromkeys(site.form for site in report.blocks):
         same = [site for site in report.blocks if site.form == form]
-        lines.append(
-            Text(f"{form}: {len(same)} of {len(report.blocks)} attention layers; {same[0].site}: {same[0].why}")
-        )
+        why = same[0].why if len({site.why for site in same}) == 1 else f"{same[0].site}, for one: {same[0].why}"
+        lines.append(Text(f"{form}: {len(same)} of {len(report.blocks)} attention layers ({why})"))
     lines += [Text(f"refused: {refusal.what}: {refusal.why}", style="yellow") for refusal in report.refused]
     return Group(*lines)
 

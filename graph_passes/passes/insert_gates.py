@@ -36,7 +36,8 @@ class InsertGates(ir.passes.InPlacePass):
         for site in self.plan.sites:
             if site.mask is not None and mask_name(site.name) not in model.graph.initializers:
                 raise PlanError(
-                    f"site {site.name} has a mask in the plan and none in this graph; export the model with its plan"
+                    f"site {site.name} has a mask in the plan and none in this graph, which was shrunk"
+                    " already or exported without; give the model folder: compress MODEL --plan PLAN"
                 )
         made_for = model.metadata_props.get(FINGERPRINT)
         if None not in (made_for, self.plan.model) and made_for != self.plan.model:
