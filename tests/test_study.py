@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import fcntl
 import functools
+import json
 import re
 import subprocess
 import sys
@@ -405,6 +406,129 @@ def test_rows_that_are_missing_or_too_many(place: Path, tmp_path: Path, capfd: C
     words: list[str | Path] = ["study", "grid", place / "model", "-o", tmp_path / "out", "--quiet"]
     assert compress(capfd, *words).error == "study grid: needs rows; give them with --data"
     assert "is made on one data set, 2 were given" in compress(capfd, *words, *rows, *rows).error
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["grid", "--methods", "dps"], "--methods dps: unknown; did you mean dsp?"),
+        (["grid", "--options", "coldown=1"], "option 'coldown'"),
+        (["astar", "--variants", "lasy"], "--variants lasy: unknown; did you mean lazy?"),
+        (["ablate", "--options", "a=1"], "--options: study ablate has no method, so no options; leave them out"),
+        (["dynamics", "--options", "coldown=1"], "option 'coldown'"),
+        (["penalty", "--options", "penalty=1"], "option 'penalty': study penalty varies it"),
+        (["importance", "--options", "evaluations=3"], "option 'evaluations'"),
+        (["importance", "--data", "nowhere.tsv"], "nowhere.tsv: there is no such file of rows; check the path"),
+        (["speed", "--grids", "nowhere"], "nowhere: no study there that reads"),
+        (["blocks", "--masks", "foo"], "--masks foo: unknown; choose one of own, random; another data set is named wi"),
+        (["blocks", "--kinds", "all+crss"], "--kinds all+crss: there is no crss attention; did you mean cross?"),
+        (["blocks", "--data", "nowhere.tsv"], "nowhere.tsv: there is no such file of rows; check the path"),
+        (["blocks", "--data", "random"], "--data random: two sources of one name, or a name that means something"),
+        (["grid", "--eval-data", "nowhere.tsv"], "nowhere.tsv: there is no such file of rows; check the path"),
+    ],
+)
+def test_what_names_nothing_is_refused_before_anything_is_loaded(
+    words: list[str], said: str, place: Path, tmp_path: Path, capfd: Cap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "Subject", None)
+    kind, *more = words
+    rows: list[str | Path] = ["--data", place / "rows.tsv"]
+    found = compress(capfd, "study", kind, place / "model", *rows, "-o", tmp_path / "out", *more, "--quiet")
+    assert said in found.error
+    assert found.code in (2, 3)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "axes"),
+    [
+        ("grid", {"keeps": (9,)}),
+        ("dynamics", {"keeps": (9,)}),
+        ("penalty", {"keeps": (9,)}),
+        ("blocks", {"kinds": ("cross",)}),
+        ("speed", {"keeps": (9,)}),
+    ],
+)
+def test_a_study_that_is_refused_claims_no_folder(
+    kind: str, axes: dict[str, tuple[Any, ...]], place: Path, tmp_path: Path
+) -> None:
+    """What only the model or the rows can tell is wrong: another study may have the folder."""
+    with pytest.raises(UsageError):
+        study(kind, asked(place, tmp_path / "out", axes=axes))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_study_whose_workers_fail_claims_no_folder(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def none(ray: str | None) -> Iterator[MakeTrials]:
+        raise InputError("no workers")
+        yield
+
+    monkeypatch.setattr(run, "spread", none)
+    with pytest.raises(InputError, match="no workers"):
+        study("ablate", asked(place, tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_another_claims_meanwhile_is_refused(tmp_path: Path) -> None:
+    mine = StudyFolder(tmp_path, {"kind": "grid"}, at_once=False)
+    StudyFolder(tmp_path, {"kind": "blocks"})
+    with pytest.raises(UsageError, match=r"another recipe \(kind was blocks, now grid\)"):
+        mine.run([Cell("a", {})], lambda cell, work, tell: {}, Stages())
+    with pytest.raises(UsageError, match=r"another recipe \(kind was blocks, now grid\)"):
+        StudyFolder(tmp_path, {"kind": "grid"}, at_once=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_page_says_what_makes_it_another_study(kind: str, done: Callable[[str], Path]) -> None:
+    page = (done(kind) / "study.html").read_text()
+    facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
+    own = {
+        "blocks": {"block size": "64", "watch rows": "2000", "weigh by rows": "no", "data": "rows.tsv"},
+        "importance": {"data": "rows.tsv"},
+        "speed": {"target": "ort", "opset": "18", "batch": "1, 2", "seq": "8", "seconds": "0.001"},
+    }
+    assert facts.items() >= {"max length": "8", "metric": "accuracy", **own.get(kind, {})}.items()
+    stamp = json.loads((done(kind) / "study.json").read_text())
+    elsewhere = {"kind", "size", "model", "rows", "seed", "options", "batch_size", "learning_rate", "steps", "sources"}
+    asked_for = {name for name, value in stamp.items() if value is not None} - elsewhere
+    assert {name.replace("_", " ") for name in asked_for} <= facts.keys()
+
+
+def test_the_page_says_batches_as_speed_takes_them(place: Path, tmp_path: Path) -> None:
+    """Unless they are asked for they are the study's own, not the recipe's."""
+    request = asked(place, tmp_path)
+    given = request.recipe.model_dump(exclude_unset=True, exclude={"batch"})
+    made = KINDS["speed"](replace(request, recipe=Recipe(**given)), Subject(request.recipe, TINY), None)  # type: ignore[arg-type]
+    assert made.settings() == {"batch": [1, 4, 8, 16, 64], "seq": 8, "seconds": 0.001}
+
+
+@pytest.mark.parametrize(("shares", "base"), [((0.0, 0.5), "retrained"), ((0.5,), "dense")])
+def test_the_line_that_blocks_are_compared_with_has_one_name(
+    shares: tuple[float, ...], base: str, place: Path, tmp_path: Path
+) -> None:
+    found = study("blocks", asked(place, tmp_path, axes={"shares": shares, "masks": ("own",)}))
+    (drawn,) = (picture for picture in found.pictures if picture.name == "metric_vs_p")
+    (legend,) = drawn.figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [base, "own, all"]
+    assert drawn.told.endswith(f"The grey line is {base}.")
+
+
+def test_what_blocks_save_has_one_name(place: Path, tmp_path: Path) -> None:
+    found = study("blocks", asked(place, tmp_path, axes={"shares": (0.5,), "masks": ("own",)}, block_size=1))
+    (shown,) = found.tables
+    dense, own = (
+        {"left": row["macs_left"], "told": line[-1]} for row, line in zip(found.rows, shown.rows, strict=True)
+    )
+    assert shown.columns[-1] == "MACs saved"
+    assert dense == {"left": 1.0, "told": "0%"}
+    assert (own["left"], own["told"]) == (pytest.approx(0.5, abs=0.05), f"{100 * (1 - own['left']):.0f}%")
+    (drawn,) = (picture for picture in found.pictures if picture.name == "macs_saved")
+    (line,) = found.told
+    assert line.removeprefix("MACs saved: ") == drawn.told.removeprefix("Here ").removesuffix(".")
+    assert drawn.told.startswith("Here the share of attention's multiply-accumulates")
 
 
 def test_a_folder_of_another_recipe_is_refused(place: Path, done: Callable[[str], Path], tmp_path: Path) -> None:

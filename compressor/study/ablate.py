@@ -12,7 +12,7 @@ from compressor.errors import UsageError
 from compressor.measure.paired import Interval
 from compressor.progress import Tell
 from compressor.study import figures
-from compressor.study.base import Result, Study
+from compressor.study.base import Asked, Result, Study
 from compressor.study.cells import Cell
 from compressor.study.findings import Findings, Picture, Table, difference, tell
 from compressor.tasks.metrics import points, unit
@@ -29,9 +29,12 @@ class Ablate(Study):
     groups = ()
     spreads = True
 
-    def cells(self) -> list[Cell]:
-        if self.asked.recipe.options:
+    @classmethod
+    def check(cls, asked: Asked) -> None:
+        if asked.recipe.options:
             raise UsageError("--options: study ablate has no method, so no options; leave them out")
+
+    def cells(self) -> list[Cell]:
         return [Cell(f"layer-{place}", {"layer": place}) for place in range(len(self.subject.sites))]
 
     def run(self, cell: Cell, work: Path, tell: Tell) -> Result:

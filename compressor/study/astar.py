@@ -22,7 +22,7 @@ from compressor.heads.trials import ModelTrials
 from compressor.measure.paired import Interval
 from compressor.progress import Tell
 from compressor.study import figures
-from compressor.study.base import Result, Study
+from compressor.study.base import Asked, Result, Study
 from compressor.study.cells import Cell
 from compressor.study.findings import Findings, Picture, Table, difference, tell
 from compressor.study.subject import drawn, site_numbers
@@ -41,12 +41,15 @@ class AStar(Study):
     groups = ()
     spreads = True
 
-    def cells(self) -> list[Cell]:
-        for variant in self.axis("variants"):
+    @classmethod
+    def check(cls, asked: Asked) -> None:
+        for variant in cls.values(asked, "variants"):
             if variant not in VARIANTS:
                 raise UsageError(f"--variants {variant}: unknown; {nearest(variant, VARIANTS)}")
-        if self.asked.recipe.options:
+        if asked.recipe.options:
             raise UsageError("--options: study astar takes none; its variants are --variants, its budgets --budgets")
+
+    def cells(self) -> list[Cell]:
         metric = self.subject.data.task.chooser.metric
         if points(metric) == 1 and "budgets" not in self.asked.axes:
             raise UsageError(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from compressor.errors import UsageError
+from compressor.errors import InputError, UsageError
 from compressor.heads.asked import heads_to_keep
 from compressor.heads.cluster import reachable
 from compressor.heads.learn import pool_of
@@ -18,6 +18,7 @@ from compressor.study.cells import Cell, StudyFolder
 from compressor.study.findings import Findings
 from compressor.study.sizes import Size
 from compressor.study.subject import Subject
+from compressor.tasks.files import is_file_name
 
 Result = Mapping[str, Any]
 """What a cell's file holds."""
@@ -67,6 +68,15 @@ class Study(ABC):
     def __init__(self, asked: Asked, subject: Subject, folder: StudyFolder) -> None:
         self.asked, self.subject, self.folder = asked, subject, folder
 
+    @classmethod  # noqa: B027 - some kinds have nothing to refuse
+    def check(cls, asked: Asked) -> None:
+        """Refuse what can be refused before the model and the rows are loaded.
+
+        Raises:
+            UsageError: a value of an axis or an option that it does not have.
+            InputError: something that it reads is not there.
+        """
+
     @abstractmethod
     def cells(self) -> list[Cell]:
         """Every cell that is asked for, those that others need first."""
@@ -79,10 +89,19 @@ class Study(ABC):
     def findings(self, results: Sequence[Result]) -> Findings:
         """What the cells that are done amount to, in whatever order they come."""
 
-    def axis(self, name: str) -> tuple[Any, ...]:
+    @classmethod
+    def values(cls, asked: Asked, name: str) -> tuple[Any, ...]:
         """The values of one axis."""
-        sized = {"seeds": self.asked.size.seeds, "keeps": self.asked.size.keeps}
-        return tuple(self.asked.axes.get(name) or self.axes[name] or sized.get(name, ()))
+        sized = {"seeds": asked.size.seeds, "keeps": asked.size.keeps}
+        return tuple(asked.axes.get(name) or cls.axes[name] or sized.get(name, ()))
+
+    def axis(self, name: str) -> tuple[Any, ...]:
+        """The values of one axis of this study."""
+        return self.values(self.asked, name)
+
+    def settings(self) -> Mapping[str, Any]:
+        """Fields of the recipe that it takes other values of than the recipe says, with those: the page tells them."""
+        return {}
 
     def keeps(self) -> list[int]:
         """Heads to keep, as counts among those that a method chooses from, most first."""
@@ -91,10 +110,12 @@ class Study(ABC):
 
 
 def check_asked(kind: str, study: type[Study], asked: Asked) -> None:
-    """Refuse what this kind of study would not look at.
+    """Refuse what this kind of study would not look at, and what is not there.
 
     Raises:
-        UsageError: an axis or a second data set that it does not vary, or workers that it has no use for.
+        UsageError: an axis or a second data set that it does not vary, a value that it does not have, or workers that
+            it has no use for.
+        InputError: a file of rows, or something else that it reads, is not there.
         TargetMissingError: the workers asked for cannot be had.
     """
     for name in asked.axes:
@@ -105,6 +126,10 @@ def check_asked(kind: str, study: type[Study], asked: Asked) -> None:
         raise UsageError(f"--data: study {kind} is made on one data set, {len(asked.sources)} were given; give one")
     if study.rows and not asked.recipe.data:
         raise UsageError(f"study {kind}: needs rows; give them with --data")
+    for source in dict.fromkeys((*asked.sources, asked.recipe.data, asked.recipe.eval_data, asked.recipe.test_data)):
+        if source is not None and is_file_name(source) and not Path(source).exists():
+            raise InputError(f"{source}: there is no such file of rows; check the path")
+    study.check(asked)
     if asked.ray is not None and not study.spreads:
         raise UsageError(f"--ray {asked.ray}: study {kind} evaluates nothing that Ray could spread; leave it out")
     if asked.ray is not None:

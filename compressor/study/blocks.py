@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 
@@ -17,14 +17,14 @@ from compressor.progress import Tell
 from compressor.recipe import Recipe
 from compressor.sites import keep_all
 from compressor.study import figures
-from compressor.study.base import Result, Study
+from compressor.study.base import Asked, Result, Study
 from compressor.study.blocks_findings import ALL, DENSE, OWN, RANDOM, RETRAINED, BlocksFindings
 from compressor.study.cells import Cell
 from compressor.study.findings import Findings, Picture
 from compressor.study.learner import check_options, choose
 from compressor.tasks.data import rows_hash
 from compressor.tasks.splits import named_splits, pick
-from graph_passes import BlockMask, Plan
+from graph_passes import BlockMask, Kind, Plan
 
 
 class Blocks(Study):
@@ -45,21 +45,32 @@ class Blocks(Study):
     groups: ClassVar[tuple[str, ...]] = ("Heads", "Blocks")
     several = True
 
-    def cells(self) -> list[Cell]:
-        check_options(self.asked.recipe.options, ["dsp"])
-        kinds = (ALL, *dict.fromkeys(site.kind for site in self.subject.sites))
-        for asked in self.axis("kinds"):
-            for kind in asked.split("+"):
-                if kind not in kinds:
-                    raise UsageError(f"--kinds {asked}: the model has no {kind} attention; {nearest(kind, kinds)}")
-        for masks in self.axis("masks"):
+    @classmethod
+    def check(cls, asked: Asked) -> None:
+        check_options(asked.recipe.options, ["dsp"])
+        known = (ALL, *get_args(Kind))
+        for kinds in cls.values(asked, "kinds"):
+            for kind in kinds.split("+"):
+                if kind not in known:
+                    raise UsageError(f"--kinds {kinds}: there is no {kind} attention; {nearest(kind, known)}")
+        for masks in cls.values(asked, "masks"):
             if masks not in (OWN, RANDOM):
-                raise UsageError(f"--masks {masks}: unknown; {nearest(masks, (OWN, RANDOM))}")
-        others = [Path(name).name for name in self.asked.sources[1:]]
-        taken = (OWN, RANDOM, DENSE, RETRAINED, Path(self.asked.sources[0]).name if self.asked.sources else "")
+                raise UsageError(
+                    f"--masks {masks}: unknown; {nearest(masks, (OWN, RANDOM))}; another data set is named with a"
+                    " further --data"
+                )
+        first, *others = [Path(name).name for name in asked.sources] or [""]
         for name in others:
-            if name in taken or others.count(name) > 1:
+            if name in (OWN, RANDOM, DENSE, RETRAINED, first) or others.count(name) > 1:
                 raise UsageError(f"--data {name}: two sources of one name, or a name that means something; rename it")
+
+    def cells(self) -> list[Cell]:
+        there = (ALL, *dict.fromkeys(site.kind for site in self.subject.sites))
+        for kinds in self.axis("kinds"):
+            for kind in kinds.split("+"):
+                if kind not in there:
+                    raise UsageError(f"--kinds {kinds}: the model has no {kind} attention; {nearest(kind, there)}")
+        others = [Path(name).name for name in self.asked.sources[1:]]
         made = []
         for seed in self.axis("seeds"):
             base = f"{DENSE}-s{seed}"
@@ -87,7 +98,7 @@ class Blocks(Study):
         asked = self._asked(cell.asked["kind"], cell.asked["share"])
         kept: dict[str, list[float]] = {}
         if cell.asked["share"]:
-            maps = self._maps(cell.asked["masks"], seed, plan)
+            maps = self._maps(cell.asked["masks"], seed, plan, tell)
             plan = plan.masked(self._cut(maps, plan, asked, seed if cell.asked["masks"] == RANDOM else None))
             kept = {name: density(mask, maps, name, plan[name].kept).tolist() for name, mask in plan.masks.items()}
         subject.fresh(None if asked.restart else weights)
@@ -122,7 +133,7 @@ class Blocks(Study):
         chosen, test = (subject.answers(plan, rows) for rows in (data.eval, data.test))
         return {"eval": data.task.score(chosen), "test": data.task.score(test), "answers": test.tolist()}
 
-    def _maps(self, source: str, seed: int, plan: Plan) -> AttentionMaps:
+    def _maps(self, source: str, seed: int, plan: Plan, tell: Tell) -> AttentionMaps:
         """The maps of the dense run over the training rows, or over those of another data set; watched once."""
         other = source if source not in (OWN, RANDOM) else OWN
         path = self.folder.scratch(f"maps-{other}-s{seed}.safetensors")
@@ -138,8 +149,17 @@ class Blocks(Study):
             data = replace(data, train=texts, train_hash=rows_hash(texts))
         subject.fresh(self.folder.scratch(f"{DENSE}-s{seed}.safetensors"))
         length = reach(subject.model, subject.data, recipe)
-        most, batch = recipe.watch_rows, recipe.batch_size
-        found = watch(subject.model, subject.sites, data, plan, length=length, batch_size=batch, rows=most, seed=seed)
+        found = watch(
+            subject.model,
+            subject.sites,
+            data,
+            plan,
+            length=length,
+            batch_size=recipe.batch_size,
+            rows=recipe.watch_rows,
+            seed=seed,
+            tell=tell,
+        )
         found.save(path)
         return found
 

@@ -19,6 +19,10 @@ DENSE, RETRAINED = "dense", "retrained"
 ALL = "all"
 OWN, RANDOM = "own", "random"
 _SHARE = "share of blocks dropped, p"
+_SAVED = (
+    "the share of attention's multiply-accumulates (scores and weighted sums, not projections) that lie in dropped"
+    " blocks, mean over the heads of all layers"
+)
 
 Group = tuple[str, str, float]
 """Where masks come from, the kinds of attention, and the share of blocks: cells of one group differ in their seeds."""
@@ -53,7 +57,7 @@ class BlocksFindings:
 
     def findings(self) -> Findings:
         """Rows, tables, and the curves."""
-        columns = ("masks", "kind", "p", "n", "eval", "test", "spread", f"minus {self.base} (95%)", "pairs saved")
+        columns = ("masks", "kind", "p", "n", "eval", "test", "spread", f"minus {self.base} (95%)", "MACs saved")
         lines = tuple(self._line(group, cells) for group, cells in self.groups.items())
         measure = unit(self.task.metric)
         tables, crossed = self._crossed()
@@ -61,6 +65,7 @@ class BlocksFindings:
             [self._row(cell) for cell in self.found],
             [Table(f"{measure}: mean over n seeds, test minus {self.base}", columns, lines), *tables],
             [self._curves(), self._saved(), *crossed],
+            (f"MACs saved: {_SAVED}",),
         )
 
     def _line(self, group: Group, cells: Sequence[Result]) -> tuple[str, ...]:
@@ -76,12 +81,12 @@ class BlocksFindings:
             f"{np.mean(scores):.2f}",
             f"{min(scores):.2f}-{max(scores):.2f}" if len(scores) > 1 else "",
             "" if masks in (DENSE, self.base) else told_difference(self.task, bases, cells),
-            f"{100 * (1 - float(np.mean([self._pairs_left(cell) for cell in cells]))):.0f}%",
+            f"{100 * (1 - float(np.mean([self._macs_left(cell) for cell in cells]))):.0f}%",
         )
 
     def _curves(self) -> Picture:
         scores = self._against_share(lambda cell: self.by * cell["test"])
-        level = [self.by * cell["test"] for cell in self.control.values()]
+        level = (self.base, [self.by * cell["test"] for cell in self.control.values()])
         return Picture(
             "metric_vs_p",
             "Metric against the share of blocks dropped",
@@ -91,11 +96,11 @@ class BlocksFindings:
         )
 
     def _saved(self) -> Picture:
-        saved = self._against_share(lambda cell: 100 * (1 - self._pairs_left(cell)))
+        saved = self._against_share(lambda cell: 100 * (1 - self._macs_left(cell)))
         return Picture(
             "macs_saved",
             "Multiply-accumulates of attention saved",
-            "Share of all pairs of positions whose scores and sums are not computed, over all layers of the model.",
+            f"Here {_SAVED}.",
             figures.spread(saved, _SHARE, "saved, %"),
             wide=True,
         )
@@ -138,8 +143,8 @@ class BlocksFindings:
             pictures.append(Picture(name, "Masks of one data set on another", f"{told}. {rows}.", figure))
         return tables, pictures
 
-    def _pairs_left(self, cell: Result) -> float:
-        """Share of all pairs of positions that are computed."""
+    def _macs_left(self, cell: Result) -> float:
+        """Share of the blocks that is computed, mean over the heads of all layers: without a mask, all of them."""
         kept = cell["density"] or {}
         left = [np.mean(kept[site.name]) if site.name in kept else 1.0 for site in self.subject.sites]
         heads = [site.heads for site in self.subject.sites]
@@ -156,7 +161,7 @@ class BlocksFindings:
             "difference": found.difference,
             "low": found.low,
             "high": found.high,
-            "pairs_left": self._pairs_left(cell),
+            "macs_left": self._macs_left(cell),
             "seconds": cell["seconds"],
         }
 

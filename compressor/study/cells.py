@@ -49,21 +49,31 @@ class StudyFolder:
     Args:
         path: made if it is not there.
         recipe: what every cell's result depends on; values are JSON's.
+        at_once: claim the folder for this recipe now; else when cells are run, so that a study which is refused before
+            leaves nothing that would refuse the next.
 
     Raises:
         UsageError: the folder holds a study of another recipe, or something that no study wrote.
     """
 
-    def __init__(self, path: Path, recipe: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, recipe: Mapping[str, Any], *, at_once: bool = True) -> None:
         self.path = path
+        self._recipe = json.loads(json.dumps(recipe))
         self._cells = path / "cells"
         if path.exists() and not path.is_dir():
             raise UsageError(f"{path}: is a file; name a folder for the study (-o)")
         if path.is_dir() and not (path / STAMP).is_file() and any(path.iterdir()) and not self._cells.is_dir():
             raise UsageError(f"{path}: no study wrote this folder; name another (-o)")
+        _check_stamp(path, self._recipe)
+        if at_once:
+            self._claim()
+
+    def _claim(self) -> None:
         self._cells.mkdir(parents=True, exist_ok=True)
         with _locked(self._cells / ".lock"):
-            _stamp(path, json.loads(json.dumps(recipe)))
+            _check_stamp(self.path, self._recipe)  # another process may have been first
+            if not (self.path / STAMP).exists():
+                write(self.path / STAMP, json.dumps(self._recipe, indent=1))
 
     def scratch(self, name: str) -> Path:
         """A file or folder that cells leave for the cells that need them, e.g. weights."""
@@ -85,7 +95,12 @@ class StudyFolder:
         return found
 
     def run(self, cells: Sequence[Cell], do: Do, listen: Listener) -> None:
-        """Run the cells that are not done, and wait for those that other processes run."""
+        """Run the cells that are not done, and wait for those that other processes run.
+
+        Raises:
+            UsageError: another process has claimed the folder for another recipe.
+        """
+        self._claim()
         total = len(cells)
         while left := [cell for cell in cells if not self._file(cell.name).exists()]:
             ran = False
@@ -129,10 +144,9 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         out.writerows(rows)
 
 
-def _stamp(path: Path, recipe: Mapping[str, Any]) -> None:
+def _check_stamp(path: Path, recipe: Mapping[str, Any]) -> None:
     stamp = path / STAMP
     if not stamp.exists():
-        write(stamp, json.dumps(recipe, indent=1))
         return
     try:
         there = json.loads(stamp.read_text(encoding="utf-8"))

@@ -10,7 +10,7 @@ import numpy as np
 
 from compressor.progress import Tell
 from compressor.study import figures
-from compressor.study.base import Result, Study
+from compressor.study.base import Asked, Result, Study
 from compressor.study.cells import Cell
 from compressor.study.findings import Findings, Picture, Table
 from compressor.study.learner import check_options, choose, kept_heads, known_options, options_of
@@ -27,8 +27,11 @@ class Dynamics(Study):
     says = "training dynamics of dsp with annealing and without"
     axes: ClassVar = {"keeps": ("16.7%",), "seeds": ()}
 
+    @classmethod
+    def check(cls, asked: Asked) -> None:
+        check_options(asked.recipe.options, ["dsp"])
+
     def cells(self) -> list[Cell]:
-        check_options(self.asked.recipe.options, ["dsp"])
         return [
             Cell(f"{way}-k{keep}-s{seed}", {"way": way, "keep": keep, "seed": seed})
             for seed in self.axis("seeds")

@@ -58,17 +58,19 @@ def spread(
     x_label: str,
     y_label: str,
     *,
-    level: Sequence[float] = (),
+    level: tuple[str, Sequence[float]] | None = None,
     log: bool = False,
     wide: bool = True,
 ) -> Figure:
-    """One line a name: the mean, and a band from the least to the most. `level` is drawn across, as what to compare."""
+    """One line a name: the mean, and a band from the least to the most. `level` (name and values) is drawn across, as
+    what to compare with."""
     with matplotlib.rc_context(STYLE):
         figure, axes = _axes(wide, 3.6 if wide else 2.6)
         if level:
-            axes.axhline(float(np.mean(level)), color=DENSE, linewidth=1.4, linestyle="--", label="dense")
-            if len(level) > 1:
-                axes.axhspan(min(level), max(level), color=DENSE, alpha=0.18, linewidth=0)
+            name, values = level
+            axes.axhline(float(np.mean(values)), color=DENSE, linewidth=1.4, linestyle="--", label=name)
+            if len(values) > 1:
+                axes.axhspan(min(values), max(values), color=DENSE, alpha=0.18, linewidth=0)
         ticks: set[float] = set()
         for (name, points), colour in zip(lines.items(), _cycle(len(lines)), strict=True):
             ordered = sorted(points, key=lambda point: point[0])

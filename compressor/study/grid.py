@@ -17,7 +17,7 @@ from compressor.heads.gates import GATES
 from compressor.heads.learn import METHODS
 from compressor.progress import Tell
 from compressor.study import figures
-from compressor.study.base import Result, Study
+from compressor.study.base import Asked, Result, Study
 from compressor.study.cells import Cell
 from compressor.study.findings import Findings, Picture, Table, difference, tell
 from compressor.study.learner import check_options, choose, kept_heads
@@ -37,11 +37,14 @@ class Grid(Study):
         "seeds": (),
     }
 
-    def cells(self) -> list[Cell]:
-        for method in self.axis("methods"):
+    @classmethod
+    def check(cls, asked: Asked) -> None:
+        for method in cls.values(asked, "methods"):
             if method not in METHODS:
                 raise UsageError(f"--methods {method}: unknown; {nearest(method, METHODS)}")
-        check_options(self.asked.recipe.options, self.axis("methods"))
+        check_options(asked.recipe.options, cls.values(asked, "methods"))
+
+    def cells(self) -> list[Cell]:
         heads = len(self.subject.heads)
         dense = [
             Cell(f"{DENSE}-s{seed}", {"method": DENSE, "keep": heads, "seed": seed}) for seed in self.axis("seeds")
@@ -137,7 +140,7 @@ class Grid(Study):
             if method != DENSE:
                 lines.setdefault(method, []).append((heads, scores))
         level = next(scores for method, _, scores in curves if method == DENSE)
-        figure = figures.spread(lines, "heads kept", f"test {unit(metric)}", level=level, log=True)
+        figure = figures.spread(lines, "heads kept", f"test {unit(metric)}", level=(DENSE, level), log=True)
         told = "Mean over seeds; the band reaches from the worst seed to the best. The grey line is dense."
         return Picture("metric_vs_heads", "Metric against heads kept", told, figure, wide=True)
 

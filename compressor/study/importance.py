@@ -15,7 +15,7 @@ from scipy.stats import pearsonr, spearmanr
 from compressor.heads.sensitivity import sensitivity
 from compressor.progress import Tell
 from compressor.study import figures
-from compressor.study.base import Result, Study
+from compressor.study.base import Asked, Result, Study
 from compressor.study.cells import Cell
 from compressor.study.findings import Findings, Picture, Table
 from compressor.study.learner import check_options, choose
@@ -38,8 +38,11 @@ class Importance(Study):
     axes: ClassVar = {}
     several = True
 
+    @classmethod
+    def check(cls, asked: Asked) -> None:
+        check_options(asked.recipe.options, ["dsp"], _DECIDED)
+
     def cells(self) -> list[Cell]:
-        check_options(self.asked.recipe.options, ["dsp"], _DECIDED)
         epochs = int(np.ceil(self.asked.recipe.epochs or self.asked.size.epochs))
         return [
             *(Cell(f"domain-{number}", {"domain": name}) for number, (name, _, _) in enumerate(self._domains)),

@@ -10,7 +10,7 @@ import numpy as np
 
 from compressor.progress import Tell
 from compressor.study import figures
-from compressor.study.base import Result, Study
+from compressor.study.base import Asked, Result, Study
 from compressor.study.cells import Cell
 from compressor.study.findings import Findings, Picture, Table
 from compressor.study.learner import check_options, choose
@@ -29,8 +29,11 @@ class Penalty(Study):
     says = "weight of the penalty against heads left open by hard concrete gates"
     axes: ClassVar = {"penalties": (0.0005, 0.0015, 0.005, 0.015, 0.05, 0.15), "keeps": ("50%",), "seeds": ()}
 
+    @classmethod
+    def check(cls, asked: Asked) -> None:
+        check_options(asked.recipe.options, [_METHOD], _DECIDED)
+
     def cells(self) -> list[Cell]:
-        check_options(self.asked.recipe.options, [_METHOD], _DECIDED)
         return [
             Cell(f"p{penalty:g}-k{keep}-s{seed}", {"penalty": penalty, "keep": keep, "seed": seed})
             for seed in self.axis("seeds")

@@ -48,6 +48,11 @@ _NOT_ITS_OWN = (
     *("plan", "method", "keep", "guarantee", "max_drop", "seed", "ray"),
 )
 """Fields of a recipe that a study decides itself, that change no result, or that every study depends on."""
+_TOLD = (
+    *("kind", "size", "model", "rows", "seed", "sources"),
+    *("steps", "batch_size", "learning_rate", "options"),
+)
+"""What of a study's recipe the page says elsewhere: in its head, or beside other facts."""
 
 
 def check(kind: str, asked: Asked) -> type[Study]:
@@ -55,6 +60,7 @@ def check(kind: str, asked: Asked) -> type[Study]:
 
     Raises:
         UsageError: an unknown kind, or something that it would not look at.
+        InputError: something that it reads is not there.
         TargetMissingError: the workers asked for cannot be had.
     """
     if kind not in KINDS:
@@ -77,7 +83,8 @@ def study(kind: str, asked: Asked, listener: Listener | None = None) -> Findings
     notes = (*subject.folder.notes, *(subject.given.notes if subject.given else ()))
     for note in notes:
         listen.note(note)
-    folder = StudyFolder(Path(os.path.abspath(asked.recipe.out)), _recipe(kind, make, asked, subject))  # noqa: PTH100
+    stamp = _recipe(kind, make, asked, subject)
+    folder = StudyFolder(Path(os.path.abspath(asked.recipe.out)), stamp, at_once=False)  # noqa: PTH100
     made = make(asked, subject, folder)
     cells = made.cells()
 
@@ -106,7 +113,7 @@ def study(kind: str, asked: Asked, listener: Listener | None = None) -> Findings
                 ("heads", str(len(subject.heads)), f"in {len(subject.sites)} attention layers"),
                 *([("rows", f"{len(subject.given.test):,}", "reported on")] if subject.given else []),
             ],
-            facts=_facts(made, subject, notes),
+            facts=_facts(made, subject, stamp, notes),
         )
     return found
 
@@ -145,8 +152,9 @@ def _digest(source: str) -> str:
     return f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}" if path.is_file() else source
 
 
-def _facts(made: Study, subject: Subject, notes: tuple[str, ...]) -> list[tuple[str, str]]:
+def _facts(made: Study, subject: Subject, stamp: dict[str, Any], notes: tuple[str, ...]) -> list[tuple[str, str]]:
     recipe = made.asked.recipe
+    settings = {name: value for name, value in {**stamp, **made.settings()}.items() if name not in _TOLD}
     facts = [
         ("size", str(made.asked.size)),
         ("rows", f"{subject.rows_told()}; drawn with seed {recipe.seed}"),
@@ -157,8 +165,17 @@ def _facts(made: Study, subject: Subject, notes: tuple[str, ...]) -> list[tuple[
         facts.append(("learning", f"{subject.steps()} steps, {pace}"))
     if recipe.options:
         facts.append(("options", ", ".join(f"{name}={value}" for name, value in recipe.options.items())))
+    if made.several and made.asked.sources:
+        facts.append(("data", ", ".join(Path(source).name for source in made.asked.sources)))
+    facts += [(name.replace("_", " "), _as_told(value)) for name, value in settings.items() if value is not None]
     facts += [("note", note) for note in notes]
     found = machine()
     told = ", ".join(f"{name} {found[name]}" for name in ("torch", "transformers") if name in found)
     facts.append(("machine", f"{found['processor']}, {torch.get_num_threads()} threads; {told}"))
     return facts
+
+
+def _as_told(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

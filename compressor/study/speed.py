@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from compressor.progress import Tell
 from compressor.side import one_head_less, require, shrink
 from compressor.sites import keep_all, keep_only
 from compressor.study import figures
-from compressor.study.base import Result, Study
+from compressor.study.base import Asked, Result, Study
 from compressor.study.cells import STAMP, Cell
 from compressor.study.findings import Findings, Picture, Table
 from compressor.targets import Engine, Tuning, span, target
@@ -46,6 +46,11 @@ class SpeedStudy(Study):
     groups = ("Engine", "Measuring")
     rows = False
     _dense: Engine | None = None
+
+    @classmethod
+    def check(cls, asked: Asked) -> None:
+        for path in map(Path, cls.values(asked, "grids")):
+            _read_grid(path)
 
     def cells(self) -> list[Cell]:
         masks = range(self.asked.size.masks)
@@ -88,18 +93,25 @@ class SpeedStudy(Study):
     def _batches(self) -> tuple[int, ...]:
         return self.asked.recipe.batch if "batch" in self.asked.recipe.model_fields_set else _BATCHES
 
+    @property
+    def _seconds(self) -> float:
+        asked = self.asked.recipe
+        return asked.seconds if "seconds" in asked.model_fields_set else self.asked.size.seconds
+
+    @property
+    def _seq(self) -> int | None:
+        return compare.lengths(self.asked.recipe, self.subject.folder)[0]
+
+    def settings(self) -> dict[str, Any]:
+        batches = sorted({self._batch, *self._batches})
+        return {"batch": batches, "seq": self._seq, "seconds": self._seconds}
+
     @cached_property
     def _grids(self) -> list[tuple[str, list[Result]]]:
         """Metric and cells, dense ones left out, of every grid study that is named."""
         found = []
         for path in map(Path, self.axis("grids")):
-            try:
-                recipe = json.loads((path / STAMP).read_text(encoding="utf-8"))
-                cells = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(path.glob("cells/*.json"))]
-            except (OSError, ValueError) as error:
-                raise InputError(
-                    f"{path}: no study there that reads ({error}); give a grid's folder (--grids)"
-                ) from error
+            recipe, cells = _read_grid(path)
             if recipe.get("kind") != "grid" or recipe.get("model") != self.subject.folder.fingerprint:
                 raise InputError(f"{path}: no grid study of this model; give the folder of one (--grids)")
             found.append((recipe["metric"], [cell for cell in cells if cell["asked"]["method"] != "dense"]))
@@ -118,13 +130,12 @@ class SpeedStudy(Study):
         if self._dense is None:  # its file may go with this cell's folder: the runtime has it open
             self._dense = self._built(self.folder.scratch("dense.onnx"), work / "dense.onnx")
         engine = self._built(graph, work / "engine.onnx")
-        seq = compare.lengths(self.asked.recipe, self.subject.folder)[0]
+        seq = self._seq
         batch = cell.asked["batch"]
         feeds = {name: value.numpy() for name, value in example_inputs(self.subject.folder, batch, seq or 1).items()}
-        asked = self.asked.recipe
-        seconds = asked.seconds if "seconds" in asked.model_fields_set else self.asked.size.seconds
+        seed = self.asked.recipe.seed
         found = interleave(
-            self._dense, engine, feeds, batch=batch, seq=seq, seconds=seconds, seed=asked.seed, tell=tell
+            self._dense, engine, feeds, batch=batch, seq=seq, seconds=self._seconds, seed=seed, tell=tell
         )
         return {
             "heads": len(kept),
@@ -283,6 +294,15 @@ class SpeedStudy(Study):
 
 
 _KINDS = ("mask", "batch", "grid")
+
+
+def _read_grid(path: Path) -> tuple[dict[str, Any], list[Result]]:
+    """Recipe and cells of the study in a folder."""
+    try:
+        recipe = json.loads((path / STAMP).read_text(encoding="utf-8"))
+        return recipe, [json.loads(file.read_text(encoding="utf-8")) for file in sorted(path.glob("cells/*.json"))]
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: no study there that reads ({error}); give a grid's folder (--grids)") from error
 
 
 def _digest(metric: str, cell: Result) -> str:
