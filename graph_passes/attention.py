@@ -1,17 +1,20 @@
 """Find the attention of a graph, whoever exported it.
 
-An attention core is a `Softmax` between two products of activations, or one operator that does it all. Its facts
-(heads, key/value heads, width) are read off probed shapes; its name off the scopes that exporters leave at nodes.
+An attention core is a `Softmax` between two products of activations, or one operator that does it all, or a call of
+block-sparse attention. Its facts (heads, key/value heads, width) are read off probed shapes; its name off the scopes
+that exporters leave at nodes.
 """
 
 from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Collection, Iterator, Sequence
 
 import onnx_ir as ir
 
+from graph_passes.block_sparse import DOMAIN, NAME
 from graph_passes.gates import SUFFIX
 from graph_passes.plan import Kind
 from graph_passes.probe import BATCH, Probe
@@ -30,7 +33,8 @@ class GraphSite:
 
     Attributes:
         name: the gate's site or the module path that the exporter left; None where it left none.
-        kind: `encoder`, `decoder` (a causal mask is in the graph) or `cross` (keys come from elsewhere).
+        kind: `encoder`, `decoder` (a causal mask is in the graph) or `cross` (keys come from elsewhere). A mask of
+            blocks is no causal one.
         heads, kv_heads, head_dim: query heads, key/value heads, width of one head's value vector.
         output: the tensor that holds the heads' outputs side by side, where a gate belongs.
         axis: its axis of heads, or of heads * head_dim (then it is the last).
@@ -50,13 +54,16 @@ class GraphSite:
 def find_attention(model: ir.Model) -> list[GraphSite]:
     """Every attention of a graph whose heads can be told, in the order of the graph.
 
-    The graph is read as it is: inline local functions first (`passes.Normalize`).
+    The graph is read as it is: inline local functions first (`passes.Normalize`), all but block-sparse attention.
     """
     probe = Probe(model)
     found: list[GraphSite] = []
+    sparse = {node.overload for node in model.graph if (node.domain, node.op_type) == (DOMAIN, NAME)}
     for node in model.graph:
         site = None
-        if node.op_type in _FUSED:
+        if (node.domain, node.op_type) == (DOMAIN, NAME):
+            site = _block_sparse(node, sparse, probe)
+        elif node.op_type in _FUSED:
             site = _fused(node, probe)
         elif node.op_type == "Softmax":
             site = _decomposed(node, probe)
@@ -89,6 +96,29 @@ def _fused(node: ir.Node, probe: Probe) -> GraphSite | None:
     width = shape[3] if len(shape) == 4 else shape[2] // heads
     kind: Kind = "cross" if cross else "decoder" if causal else "encoder"
     return GraphSite(_name(node, out), kind, heads, kv_heads, width, out, axis, len(shape))
+
+
+def _block_sparse(node: ir.Node, others: Collection[str], probe: Probe) -> GraphSite | None:
+    out = node.outputs[0]
+    shape = probe.shape(out)
+    if shape is None or len(shape) != 4 or len(node.inputs) < 4:
+        return None
+    # Of a module that is called several times, all calls but one have a number behind the site's name.
+    site, _, number = node.overload.rpartition(".")
+    name = site if number.isdecimal() and site in others else node.overload
+    asked, told = _source(node.inputs[0]), _source(node.inputs[1])
+    cross = asked is not told and asked is not _before_gather(told)
+    causal = node.attributes.get_int("causal", 0) or _masked_causally(node.inputs[4:], probe)
+    kind: Kind = "cross" if cross else "decoder" if causal else "encoder"
+    kv_heads = shape[2] // _repeats(node.inputs[2], probe)
+    return GraphSite(name or None, kind, shape[2], kv_heads, shape[3], out, 2, 4)
+
+
+def _before_gather(value: ir.Value | None) -> ir.Value | None:
+    """The activation of which `passes.DropUnusedBlocks` gathered the positions that are used, if it did."""
+    node = value.producer() if value is not None else None
+    gathered = node is not None and node.op_type == "Gather" and node.attributes.get_int("axis", 0) == 1
+    return node.inputs[0] if node is not None and gathered else value
 
 
 def _decomposed(softmax: ir.Node, probe: Probe) -> GraphSite | None:
@@ -214,10 +244,21 @@ def _masked_causally(values: Sequence[ir.Value | None], probe: Probe) -> bool:
         if node.op_type in _PRODUCTS | {"Gather", "Shape"}:
             continue
         shape = probe.shape(node.outputs[0]) or ()
-        if node.op_type in _COMPARES and len(shape) >= 2 and shape[-1] > 1 and shape[-2] > 1:
+        pairs = len(shape) >= 2 and shape[-1] > 1 and shape[-2] > 1
+        if node.op_type in _COMPARES and pairs and not _threshold(node, probe):
             return True
         stack.extend(node.inputs)
     return False
+
+
+def _threshold(node: ir.Node, probe: Probe) -> bool:
+    """Whether a mask of floats is compared with one number: what it hides is asked, as block masks ask of the family's
+    own; positions are not compared there, but where that mask was made."""
+    if node.op_type == "Trilu":
+        return False
+    sizes = [math.prod(shape) for shape in map(probe.shape, node.inputs) if shape is not None]
+    dtypes = [dtype for dtype in map(probe.dtype, node.inputs) if dtype is not None]
+    return 1 in sizes and any(dtype.is_floating_point() for dtype in dtypes)
 
 
 def _name(node: ir.Node, output: ir.Value) -> str | None:

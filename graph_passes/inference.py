@@ -16,7 +16,7 @@ Shape = tuple[int, ...]
 # Integer arithmetic that exporters use to compute shapes; anything else keeps its content to itself.
 _SHAPE_ARITHMETIC = frozenset(
     "Add And Cast CastLike Concat Constant ConstantOfShape Div Equal Expand Floor Gather Identity Less Max Min Mod Mul "
-    "Neg Not Or Range ReduceProd Reshape Slice Split Sqrt Squeeze Sub Transpose Unsqueeze Where".split()
+    "Neg Not Or Range ReduceProd ReduceSum Reshape Slice Split Sqrt Squeeze Sub Transpose Unsqueeze Where".split()
 )
 
 LARGEST_CONSTANT = 4096

@@ -29,6 +29,7 @@ BATCH = (_SIZES[0][0], _SIZES[1][0])
 @dataclasses.dataclass(frozen=True)
 class _Walk:
     shapes: dict[ir.Value, Shape]
+    types: dict[ir.Value, onnx.TypeProto]
     constants: dict[ir.Value, np.ndarray]
 
 
@@ -56,6 +57,11 @@ class Probe:
     def shapes(self, value: ir.Value | None) -> tuple[Shape | None, Shape | None]:
         """Shapes under both assignments."""
         return self.shape(value), self.other_shape(value)
+
+    def dtype(self, value: ir.Value | None) -> ir.DataType | None:
+        """Type of a tensor's elements, or None where it cannot be told."""
+        told = None if value is None else self._walks[0].types.get(value)
+        return None if told is None else ir.DataType(told.tensor_type.elem_type)
 
     def stand_in(self, new: ir.Value, old: ir.Value) -> None:
         """Know a tensor that replaces another by the other's shape: positions stay those of the untouched graph."""
@@ -116,7 +122,7 @@ def _walk(model: ir.Model, sizes: Shape, alike: dict[str, str]) -> _Walk:
                 _look_for_clash(node, shapes, constants, bindings, alike)
             learn(value, shape if shape is not None else _concrete(value.shape, bindings), dtype or value.dtype)
         evaluate(node, model, shapes, constants)
-    return _Walk(shapes, constants)
+    return _Walk(shapes, types, constants)
 
 
 def _look_for_clash(

@@ -128,6 +128,9 @@ def test_apply_tells_what_became_of_masks(capfd: Cap, model: Path, tmp_path: Pat
         lowered = [plan.sites[0].name] if block == 8 else []
         assert done.json["block_sparse"] == lowered
         assert ("stays dense under its mask" in done.err) is (not lowered)
+        of_folder = compress(capfd, "sites", "--json", model).json
+        for each in (reference, out):  # under its mask, or lowered to the mask's blocks
+            assert compress(capfd, "sites", "--json", each).json == of_folder
 
 
 def test_bench_times_two_graphs(capfd: Cap, graph: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import tempfile
@@ -11,14 +12,15 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+import transformers
 
 from compressor.export import export_reference
 from compressor.measure import macs
-from compressor.sites import find_sites
+from compressor.sites import find_sites, keep_all
 from compressor.targets.fusion import fuse
 from compressor.targets.half import halve
 from compressor.targets.session import describe
-from graph_passes import BlockMask, Plan, PlanError, SitePlan, load, save, shrink
+from graph_passes import BlockMask, Plan, PlanError, SitePlan, find_attention, load, save, shrink
 from graph_passes.masks import REACH
 from graph_passes.passes import CleanUp, DropUnusedBlocks, LowerBlockSparse, Normalize
 from tests.zoo import FAMILIES, pair, random_plan, text
@@ -106,6 +108,38 @@ def test_lowered_equals_masked(family: str, attention: str, opset: int, forms: s
     assert_equal(reference, written(result.model, "lowered.onnx"))
 
 
+@pytest.mark.parametrize(("family", "attention", "opset", "forms"), CASES)
+def test_masked_and_lowered_graphs_have_the_sites_of_the_model(
+    family: str, attention: str, opset: int, forms: str
+) -> None:
+    plan, reference = exported(family, attention, opset)
+    # Keys of which some are a memory come from elsewhere, as far as a graph tells.
+    kinds = {site.name: "cross" if family == "all_attention" else site.kind for site in plan.sites}
+    dense, lowered = (shrink(load(reference), plan, lower=lower) for lower in ((), None))
+    for model, done in ((load(reference), plan), (dense.model, dense.plan), (lowered.model, lowered.plan)):
+        found = find_attention(load(written(model, "sites.onnx")))
+        assert [site.name for site in found] == [site.name for site in plan.sites]
+        assert {site.name: site.kind for site in found} == kinds
+        assert [site.heads for site in found] == [len(site.kept) for site in done.sites]
+        assert {site.head_dim for site in found} == {plan.sites[0].head_dim}
+
+
+def test_a_module_that_is_called_twice_is_one_site_when_lowered() -> None:
+    config = transformers.AlbertConfig(
+        vocab_size=120, embedding_size=16, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=64, max_position_embeddings=64,
+    )  # fmt: skip
+    model, inputs = transformers.AlbertModel(config).eval(), text()
+    plan = keep_all(find_sites(model, inputs))
+    (site,) = plan.sites
+    plan = plan.masked({site.name: BlockMask(np.random.default_rng(0).random((4, 4, 4)) < 0.5, 8)})
+    path = Path(_FOLDER.name) / "twice.onnx"
+    export_reference(model, plan, inputs, path)
+    lowered = shrink(load(path), plan).model
+    assert {node.overload for node in calls(lowered)} == {site.name, f"{site.name}.1"}
+    assert [(found.name, found.kind) for found in find_attention(lowered)] == [(site.name, "encoder")] * 2
+
+
 def test_a_lowered_graph_never_lets_the_future_in() -> None:
     plan, reference = exported("gpt2", "sdpa", 18)
     lowered = session(written(shrink(load(reference), plan).model, "future.onnx"))
@@ -156,6 +190,10 @@ def test_a_lowered_graph_is_fused_and_counted_like_any_other() -> None:
     whole, some_pairs = macs(dense, batch, length), macs(load(lowered), batch, length)
     assert whole is not None
     assert some_pairs == whole - skipped
+    normal = load(lowered)
+    Normalize()(normal)  # what block-sparse attention computes is told by its calls, not by its body
+    assert len(calls(normal)) == len(plan.masks)
+    assert macs(normal, batch, length) == some_pairs
 
 
 def test_a_head_whose_mask_is_empty_is_removed() -> None:
@@ -206,14 +244,59 @@ def test_a_plan_whose_masks_the_graph_lacks_is_refused() -> None:
         shrink(load(reference), more)
 
 
-def test_key_blocks_that_no_query_uses_are_not_projected() -> None:
+def test_a_lowered_graph_is_not_given_another_mask() -> None:
+    plan, reference = exported("bert", "eager", 18)
+    lowered = shrink(load(reference), plan).model
+    last = plan.sites[1]  # none of its heads is gone
+    other = BlockMask(~plan.masks[last.name].kept, 8)
+    with pytest.raises(PlanError, match="none in this graph"):
+        shrink(lowered, plan.masked({last.name: other}))
+
+
+@functools.cache
+def with_unused_blocks(heads: tuple[int, ...] = (0, 1, 2, 3)) -> tuple[Plan, Path]:
+    """A plan whose first site keeps some heads and never uses two of four key blocks, and the reference graph."""
     model, inputs = FAMILIES["bert"](0)
-    plan, _ = exported("bert", "eager", 18)
+    first, *others = exported("bert", "eager", 18)[0].sites
+    site = SitePlan(first.name, first.kind, first.heads, first.kv_heads, first.head_dim, heads)
+    plan = Plan(sites=(site, *(dataclasses.replace(other, mask=None, block=1) for other in others)))
     kept = np.zeros((4, 4, 4), np.bool_)
     kept[:, :, [0, 3]] = np.random.default_rng(0).random((4, 4, 2)) < 0.7
     plan = plan.masked({plan.sites[0].name: BlockMask(kept, 8)})
-    reference = Path(_FOLDER.name) / "unused.onnx"
+    reference = Path(_FOLDER.name) / f"unused-{len(heads)}.onnx"
     export_reference(model, plan, inputs, reference)
+    return plan, reference
+
+
+@pytest.mark.parametrize("heads", [(0, 1, 2, 3), (0, 2, 3)])
+def test_keys_that_are_not_projected_are_not_counted(heads: tuple[int, ...]) -> None:
+    plan, reference = with_unused_blocks(heads)
+    dense, lowered = shrink(load(reference), plan, lower=()), shrink(load(reference), plan)
+    site = lowered.plan.sites[0]
+    assert (site.kept, lowered.unused) == (heads, {site.name: 2})
+    read = load(written(lowered.model, "counted-unused.onnx"))
+    Normalize()(read)
+    mask, batch, hidden = plan.masks[site.name], 2, 32
+    for length in (5, 8, 13, 21, 27, 32):
+        left_out = int((~mask.entries(length, length)[list(heads)]).sum())
+        unused = sum(8 <= position < 24 for position in range(length))
+        saved = batch * (2 * site.head_dim * left_out + 2 * hidden * len(heads) * site.head_dim * unused)
+        whole = macs(dense.model, batch, length)
+        assert whole is not None
+        assert macs(lowered.model, batch, length) == macs(read, batch, length) == whole - saved
+
+
+def test_a_site_that_does_not_project_every_key_is_found() -> None:
+    plan, reference = with_unused_blocks()
+    result = shrink(load(reference), plan)
+    assert result.unused
+    found = find_attention(load(written(result.model, "sites-unused.onnx")))
+    assert [(site.name, site.kind) for site in found] == [(site.name, "encoder") for site in plan.sites]
+    assert [site.heads for site in found] == [len(site.kept) for site in result.plan.sites]
+
+
+def test_key_blocks_that_no_query_uses_are_not_projected() -> None:
+    plan, reference = with_unused_blocks()
     lowered = load(reference)
     for step in (Normalize(), CleanUp(), LowerBlockSparse(plan.masks)):
         step(lowered)

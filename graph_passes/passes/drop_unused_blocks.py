@@ -125,13 +125,16 @@ def _projection(value: ir.Value | None, probe: Probe) -> ir.Node | None:
 
 def _positions(hidden: ir.Value, used: np.ndarray, block: int, before: ir.Node) -> ir.Value:
     """The positions in blocks that are used, `[position]`, of those that there are."""
-    everything = (np.flatnonzero(used)[:, None] * block + np.arange(block)).ravel()
-    known, zero = ints(everything), ints([0])
+    starts = np.flatnonzero(used) * block
+    known = ints((starts[:, None] + np.arange(block)).ravel())
+    first, zero, most = ints(starts), ints([0]), ints([block])
     size = ir.node("Shape", [hidden], {"start": 1, "end": 2})
-    here = ir.node("Less", [known.outputs[0], size.outputs[0]])
-    ones = ir.node("Cast", here.outputs, {"to": ir.DataType.INT64})
-    count = ir.node("ReduceSum", ones.outputs, {"keepdims": 1})
+    # Counted block by block: few enough numbers that `Probe` follows them, and so knows how many keys are left.
+    behind = ir.node("Sub", [size.outputs[0], first.outputs[0]])
+    some = ir.node("Max", [behind.outputs[0], zero.outputs[0]])
+    here = ir.node("Min", [some.outputs[0], most.outputs[0]])
+    count = ir.node("ReduceSum", here.outputs, {"keepdims": 1})
     cut = ir.node("Slice", [known.outputs[0], zero.outputs[0], count.outputs[0]])
     assert before.graph is not None
-    before.graph.insert_before(before, [known, zero, size, here, ones, count, cut])
+    before.graph.insert_before(before, [known, first, zero, most, size, behind, some, here, count, cut])
     return cut.outputs[0]

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graph_passes.attention import GraphSite, find_attention
+from graph_passes.block_sparse import DOMAIN, NAME
 from graph_passes.errors import PlanError
 from graph_passes.gates import find_gates, gate_content, gate_name
 from graph_passes.masks import mask_name
@@ -33,8 +34,14 @@ class InsertGates(ir.passes.InPlacePass):
         self.plan = plan
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
+        # What block-sparse attention reads was cut to the blocks it keeps: no other mask can be given it.
+        masks = {
+            name
+            for name, value in model.graph.initializers.items()
+            if any((node.domain, node.op_type) != (DOMAIN, NAME) for node, _ in value.uses())
+        }
         for site in self.plan.sites:
-            if site.mask is not None and mask_name(site.name) not in model.graph.initializers:
+            if site.mask is not None and mask_name(site.name) not in masks:
                 raise PlanError(
                     f"site {site.name} has a mask in the plan and none in this graph, which was shrunk"
                     " already or exported without; give the model folder: compress MODEL --plan PLAN"

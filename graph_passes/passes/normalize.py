@@ -1,5 +1,8 @@
 """Bring a graph into the form the other passes read: no local functions, no sequences, every constant an initializer.
 
+Block-sparse attention is an operator to them, though it is written as a function: its calls stay, and tell by their
+attributes and inputs what is computed, which its body of plain operators does not.
+
 Nothing that it computes changes, and no weight is copied: folding leaves whatever reads an initializer of floats alone.
 """
 
@@ -9,12 +12,15 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 from onnxscript.optimizer import _constant_folding as folding
 
+from graph_passes.block_sparse import DOMAIN, NAME
+
 # Since this version of the file format, initializers need not be inputs of the graph too.
 _INITIALIZERS_ALONE = 4
 
 
 class Normalize(ir.passes.InPlacePass):
-    """Inline functions, fold shape arithmetic and sequence operators, lift constants to initializers.
+    """Inline functions (but block-sparse attention), fold shape arithmetic and sequence operators, lift constants to
+    initializers.
 
     Cases:
         1. `SplitToSequence` with `SequenceAt` (fused query/key/value projections) becomes `Split`.
@@ -25,7 +31,7 @@ class Normalize(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         before = model.graph.num_nodes()
         passes = ir.passes.Sequential(
-            common.InlinePass(),
+            common.InlinePass(lambda function: (function.domain, function.name) != (DOMAIN, NAME)),
             common.RemoveInitializersFromInputsPass(),
             folding.FoldConstantsPass(
                 shape_inference=any(node.op_type == "SplitToSequence" and _unranked(node) for node in model.graph),
