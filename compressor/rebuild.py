@@ -38,9 +38,6 @@ from compressor.workdir import locked
 from graph_passes import load
 from graph_passes.masks import REACH
 
-EARLIER = "run-report."
-"""Begins the names of the run's own report, where what it measured cannot be measured again."""
-
 
 def rebuild(out: Path, asked: Mapping[str, Any], listen: Listener) -> Report:
     """Build the engine of a run's folder, and write it and a new report there once all proofs hold.
@@ -71,9 +68,9 @@ def rebuild(out: Path, asked: Mapping[str, Any], listen: Listener) -> Report:
     with locked(out), tempfile.TemporaryDirectory(prefix=".build-", dir=out) as scratch:
         made = _Build(before, recipe, graph, dense if dense.is_file() else None, Path(scratch), listen)
         report = made.report()
-        if (before.speeds and not report.speeds) or (before.scores and not report.scores):
+        if made.lost:
             for name in (reports.JSON_NAME, reports.HTML_NAME):
-                shutil.copyfile(out / name, out / f"{EARLIER}{name.rpartition('.')[2]}")
+                shutil.copyfile(out / name, out / f"run-{name}")
         _put(Path(scratch) / "compressed", out, targets.ENGINE_FILES[recipe.target], report)
     return report
 
@@ -102,6 +99,7 @@ class _Build:
         self.lengths = recipe.seq or timed or (128,)
         self.tried = _cases(graph, max(seq or 1 for seq in self.lengths))
         self.notes: list[str] = []
+        self.lost = False
 
     def report(self) -> Report:
         before, recipe = self.before, self.recipe
@@ -117,11 +115,13 @@ class _Build:
                 "the run left no dense.onnx: the engine was proven, and compared with no dense one, of which the report"
                 " has only what its graph tells"
             )
-            if before.speeds or before.scores:
-                self._note(f"what the run measured is kept in {EARLIER}html and {EARLIER}json")
+        self.lost = bool((before.speeds and not speeds) or (before.scores and not scores))
+        if self.lost:
+            self._note(
+                "what the run measured and this build could not is kept in run-report.html and run-report.json"
+            )
         for note in notes.aligned(before.plan, self.lengths):
-            if note not in before.notes:
-                self._note(note)
+            self._note(note)
         measured = {"batch": recipe.batch[0], "seq": self.lengths[0] or 1}
         with self.listen.stage("measuring memory"):
             facts: dict[str, EngineFacts] = {
@@ -136,6 +136,8 @@ class _Build:
         built, max_drop = sides["compressed"].engine, before.recipe.get("max_drop")
         # What failed on another engine has not passed on this one.
         gate = judged(max_drop, scores) if scores else "failed" if before.gate == "failed" else "not asked"
+        # Told though nothing may have been timed: another build of the folder goes by them.
+        lengths = {"seq": list(self.lengths)} if None not in self.lengths else {}
         seen: dict[str, Any] = {
             "plan": before.plan,
             "dense": facts.get("dense", before.dense.model_copy(update=_OF_AN_ENGINE)),
@@ -151,13 +153,13 @@ class _Build:
             update={
                 **seen,
                 "verdict": reports.verdict(**seen, max_drop=max_drop),
-                "notes": (*self._notes_of_run(), *self.notes),
+                "notes": tuple(dict.fromkeys((*self._notes_of_run(), *self.notes))),
                 "missing": None,
                 "target": recipe.target,
                 "precision": recipe.precision,
                 "session": dict(built.session),
                 "machine": machine(),
-                "recipe": {**before.recipe, **recipe.model_dump(mode="json", include=set(OF_BUILDING))},
+                "recipe": {**before.recipe, **recipe.model_dump(mode="json", include=set(OF_BUILDING)), **lengths},
             }
         )
 

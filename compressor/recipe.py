@@ -50,7 +50,9 @@ def _share(value: Any) -> Any:
     """`90%` of a flag as the number that a recipe file writes."""
     try:
         share = float(value.removesuffix("%")) / 100 if isinstance(value, str) and "%" in value else float(value)
-    except (TypeError, ValueError) as error:
+        if isinstance(value, bool):
+            raise TypeError
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError("no share; give a number from 0 to 1, or 90%") from error
     if not 0.0 <= share <= 1.0:
         raise ValueError("out of range; give a share from 0 to 1, or 90%")
@@ -253,9 +255,7 @@ class Recipe(BaseModel):
             raise ValueError(f"maps {self.maps}, entmax: those maps are made already; leave one of them out")
         ranked = [name for name in ("weigh_by_rows", "entmax") if getattr(self, name)]
         if self.random_blocks and ranked:
-            raise ValueError(
-                f"random_blocks: blocks that are drawn have no rank; leave it out, or {' and '.join(ranked)}"
-            )
+            raise ValueError(f"random_blocks, {ranked[0]}: what is drawn has no rank; leave one of them out")
         if self.guarantee is not None and self.drops_blocks:
             raise ValueError(
                 f"guarantee {self.guarantee:g}: certifies heads alone, not what blocks cost; leave one of them out"
@@ -414,14 +414,14 @@ def make(
         where = flag_of(name) if name in flags else f"{found}: {name}"
         said = _one_line(first, name, where)
         if not name:
-            said = (f"{found}: " if said.split()[0] in keys else "") + _as_asked(said, keys)
+            said = (f"{found}: " if said.split()[0].rstrip(":,") in keys else "") + _as_asked(said, keys)
         raise UsageError(said) from error
 
 
 def _as_asked(said: str, keys: Set[str]) -> str:
     """A fault between fields, which it calls `keep 3` or `(keep)`: as flags, but for those that are a file's keys."""
     names = "|".join(Recipe.model_fields)
-    mentioned = re.compile(rf"(?<=\()({names})(?=\))|(?:^|(?<=, ))({names})(?= [^ :,]+[:,])")
+    mentioned = re.compile(rf"(?<=\()({names})(?=\))|(?:^|(?<=, ))({names})(?=(?: [^ :,]+)?[:,])")
     return mentioned.sub(lambda name: name[0] if name[0] in keys else flag_of(name[0]), said)
 
 

@@ -252,13 +252,24 @@ def _masked_causally(values: Sequence[ir.Value | None], probe: Probe) -> bool:
 
 
 def _threshold(node: ir.Node, probe: Probe) -> bool:
-    """Whether a mask of floats is compared with one number: what it hides is asked, as block masks ask of the family's
-    own; positions are not compared there, but where that mask was made."""
+    """Whether a computed mask of floats is compared with one number: what it hides is asked, as block masks ask of the
+    family's own; positions are not compared there, but where that mask was made. A stored mask was made nowhere."""
     if node.op_type == "Trilu":
         return False
     sizes = [math.prod(shape) for shape in map(probe.shape, node.inputs) if shape is not None]
     dtypes = [dtype for dtype in map(probe.dtype, node.inputs) if dtype is not None]
-    return 1 in sizes and any(dtype.is_floating_point() for dtype in dtypes)
+    if 1 not in sizes or not any(dtype.is_floating_point() for dtype in dtypes):
+        return False
+    return any(_made(value) for value in node.inputs)
+
+
+def _made(value: ir.Value | None) -> bool:
+    """Whether a tensor is computed, and no stored one brought into shape."""
+    while value is not None and (node := value.producer()) is not None:
+        if node.op_type not in _LAYOUT:
+            return node.op_type != "Constant"
+        value = node.inputs[0]
+    return False
 
 
 def _name(node: ir.Node, output: ir.Value) -> str | None:

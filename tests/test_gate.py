@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -19,9 +20,11 @@ from hypothesis import strategies as st
 from compressor.cli.check import MILLISECONDS, SHARE
 from compressor.errors import InputError, MismatchError, ServerError, UsageError
 from compressor.gate import Asked, check, record
+from compressor.gate.baseline import Baseline
 from compressor.gate.times import Times
 from compressor.measure import timing
 from compressor.targets import target
+from compressor.targets.compare import relative_error
 from compressor.targets.device import Device
 from compressor.targets.session import describe, open_session, run
 from graph_passes import save
@@ -384,6 +387,16 @@ def test_texts_are_answers_too(tmp_path: Path) -> None:
         for baseline in ("dense", str(saved)):
             with pytest.raises(MismatchError, match="not those of the baseline"):
                 check(asked(url, baseline=baseline))
+
+
+def test_a_baseline_keeps_texts_as_bytes(tmp_path: Path) -> None:
+    texts = np.array([["yes", "caf\u00e9", b"\xff"]], np.object_)  # a runtime gives str, a server bytes
+    facts: dict[str, Any] = {"model": "m", "host": "h", "inputs": "rows", "batch": 1, "seq": 8, "machine": {}}
+    Baseline(**facts, times=((1.0,),), answers=({"y": texts},)).save(tmp_path / "texts.json")
+    (found,) = Baseline.load(tmp_path / "texts.json").answers
+    assert found["y"].tolist() == [[b"yes", "caf\u00e9".encode(), b"\xff"]]
+    assert relative_error(texts, found["y"], {}) == 0.0
+    assert relative_error(texts[:, ::-1], found["y"], {}) == float("inf")
 
 
 def test_other_inputs_than_the_baseline_takes(graphs: tuple[Path, Path], tmp_path: Path) -> None:

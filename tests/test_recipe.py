@@ -85,7 +85,7 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
         ({"blocks": "101%"}, "--blocks '101%': out of range; give a share from 0 to 1, or 90%"),
         (
             {"data": "x.tsv", "blocks": "0.5", "random_blocks": True, "weigh_by_rows": True},
-            "random_blocks: ",
+            "--random-blocks, --weigh-by-rows: what is drawn has no rank; leave one of them out",
         ),
         (
             {"data": "x.tsv", "empty_rows": True},
@@ -115,6 +115,9 @@ def test_a_fault_is_one_line(flags: dict[str, Any], message: str) -> None:
         ("eval-dta = 'x'", "unknown key eval_dta; did you mean eval_data?"),
         ("zzz = 3", "unknown key zzz; choose one of model, task"),
         ("keep = ", "not a recipe ("),
+        ("blocks = true", "blocks True: no share; give a number from 0 to 1, or 90%"),
+        (f"blocks = 1{'0' * 400}", "blocks 1000"),
+        ("blocks = 0.5", "blocks: there are no rows to watch and to learn from; give them (--data)"),
         ("keep = 3", "keep 3: there are no rows to learn from; give them (--data), or a plan (--plan)"),
         ("seed = -1", "seed -1: input should be greater than or equal to 0 (seed of everything that is drawn)"),
     ],

@@ -473,12 +473,12 @@ def test_a_study_whose_workers_fail_claims_no_folder(
 
 
 def test_a_folder_that_another_claims_meanwhile_is_refused(tmp_path: Path) -> None:
-    mine = StudyFolder(tmp_path, {"kind": "grid"}, at_once=False)
-    StudyFolder(tmp_path, {"kind": "blocks"})
+    mine = StudyFolder(tmp_path, {"kind": "grid"})
+    StudyFolder(tmp_path, {"kind": "blocks"}).run([], lambda cell, work, tell: {}, Stages())
     with pytest.raises(UsageError, match=r"another recipe \(kind was blocks, now grid\)"):
         mine.run([Cell("a", {})], lambda cell, work, tell: {}, Stages())
     with pytest.raises(UsageError, match=r"another recipe \(kind was blocks, now grid\)"):
-        StudyFolder(tmp_path, {"kind": "grid"}, at_once=False)
+        StudyFolder(tmp_path, {"kind": "grid"})
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,7 +14,7 @@ from compressor.cli.group import common
 from compressor.cli.run import RunCommand, recipe_options
 from compressor.cli.view import View
 from compressor.errors import UsageError, nearest
-from compressor.recipe import Keep, Names, Place, Recipe, flag_of, make
+from compressor.recipe import Keep, Names, Place, Recipe, Share, flag_of, make
 
 _DECIDED = (
     *("plan", "method", "keep", "guarantee", "max_drop", "ray", "force"),
@@ -28,7 +28,7 @@ _AXES: dict[str, tuple[Any, str]] = {
     "budgets": (pydantic.NonNegativeFloat, "what heads may cost, in points of the metric"),
     "variants": (str, "variants of A*"),
     "penalties": (pydantic.NonNegativeFloat, "weights of the penalty"),
-    "shares": (pydantic.confloat(ge=0, le=1), "shares of the blocks to drop; 0: trained as long without masks"),
+    "shares": (Share, "shares of the blocks to drop; 0: trained as long without masks"),
     "kinds": (str, "kinds of attention whose blocks go: encoder, decoder, cross, encoder+decoder, or all at once"),
     "masks": (str, "where masks come from: own, random"),
     "grids": (str, "folders of finished grid studies, whose choices are timed"),

@@ -11,6 +11,7 @@ import pydantic
 from compressor.errors import InputError
 from compressor.gate import record
 from compressor.machine import machine
+from compressor.targets.compare import as_bytes
 
 _FORMAT = "compressor latency baseline 1"
 _SAME = ("processor", "cores", "memory")
@@ -31,7 +32,8 @@ def _array(entry: Any) -> np.ndarray:
 
 
 def _packed(array: np.ndarray) -> dict[str, Any]:
-    return {"dtype": str(array.dtype), "values": (_text(array) if array.dtype == np.object_ else array).tolist()}
+    values = _text(as_bytes(array)) if array.dtype == np.object_ else array
+    return {"dtype": str(array.dtype), "values": values.tolist()}
 
 
 # A server gives texts as bytes in whatever encoding; JSON takes any byte as the character of its number.

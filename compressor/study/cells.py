@@ -48,15 +48,14 @@ class StudyFolder:
 
     Args:
         path: made if it is not there.
-        recipe: what every cell's result depends on; values are JSON's.
-        at_once: claim the folder for this recipe now; else when cells are run, so that a study which is refused before
-            leaves nothing that would refuse the next.
+        recipe: what every cell's result depends on; values are JSON's. It claims the folder when cells are run, so that
+            a study which is refused before leaves nothing that would refuse the next.
 
     Raises:
         UsageError: the folder holds a study of another recipe, or something that no study wrote.
     """
 
-    def __init__(self, path: Path, recipe: Mapping[str, Any], *, at_once: bool = True) -> None:
+    def __init__(self, path: Path, recipe: Mapping[str, Any]) -> None:
         self.path = path
         self._recipe = json.loads(json.dumps(recipe))
         self._cells = path / "cells"
@@ -65,8 +64,6 @@ class StudyFolder:
         if path.is_dir() and not (path / STAMP).is_file() and any(path.iterdir()) and not self._cells.is_dir():
             raise UsageError(f"{path}: no study wrote this folder; name another (-o)")
         _check_stamp(path, self._recipe)
-        if at_once:
-            self._claim()
 
     def _claim(self) -> None:
         self._cells.mkdir(parents=True, exist_ok=True)

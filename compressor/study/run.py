@@ -84,7 +84,7 @@ def study(kind: str, asked: Asked, listener: Listener | None = None) -> Findings
     for note in notes:
         listen.note(note)
     stamp = _recipe(kind, make, asked, subject)
-    folder = StudyFolder(Path(os.path.abspath(asked.recipe.out)), stamp, at_once=False)  # noqa: PTH100
+    folder = StudyFolder(Path(os.path.abspath(asked.recipe.out)), stamp)  # noqa: PTH100
     made = make(asked, subject, folder)
     cells = made.cells()
 

@@ -136,3 +136,40 @@ def test_heads_that_the_graph_gives_out_are_given_out_gated() -> None:
     gate = find_gates(out.graph)["one"].const_value
     assert gate is not None
     assert np.flatnonzero(gate.numpy()).tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("mask", "weights", "kind"),
+    [
+        (
+            "Slice (stored, first, size, axes)",
+            "float[1, 1, 9, 9] stored, int64[1] first = {0}, int64[1] axes = {3}",
+            "decoder",
+        ),
+        ("Sub (padding, padding)", "", "encoder"),
+    ],
+)
+def test_a_stored_mask_over_pairs_is_causal_and_a_threshold_of_a_computed_one_is_not(
+    mask: str, weights: str, kind: str
+) -> None:
+    body = f"""
+        qp = MatMul (x, Wq) qs = Reshape (qp, split) q = Transpose <perm = [0, 2, 1, 3]> (qs)
+        kp = MatMul (x, Wk) ks = Reshape (kp, split) kt = Transpose <perm = [0, 2, 3, 1]> (ks)
+        vp = MatMul (x, Wv) vs = Reshape (vp, split) v = Transpose <perm = [0, 2, 1, 3]> (vs)
+        raw = MatMul (q, kt)
+        given = {mask}
+        shown = Greater (given, zero)
+        scores = Where (shown, raw, low)
+        p = Softmax <axis = -1> (scores)
+        heads = MatMul (p, v) back = Transpose <perm = [0, 2, 1, 3]> (heads) merged = Reshape (back, merge)
+        y = MatMul (merged, Wo)
+    """
+    needed = [
+        "float zero = {0.0}",
+        "float low = {-1e9}",
+        "int64[4] split = {0, 0, 4, 3}",
+        "int64[3] merge = {0, 0, 12}",
+    ]
+    needed += [*(f"float[8, 12] W{operand}" for operand in "qkv"), "float[12, 8] Wo", "int64[1] size = {9}", weights]
+    model = graph(body, *needed, inputs="float[B, 9, 8] x, float[B, 1, 9, 9] padding", outputs="float[B, 9, 8] y")
+    assert [found.kind for found in find_attention(model)] == [kind]
