@@ -117,9 +117,7 @@ class _Build:
             )
         self.lost = bool((before.speeds and not speeds) or (before.scores and not scores))
         if self.lost:
-            self._note(
-                "what the run measured and this build could not is kept in run-report.html and run-report.json"
-            )
+            self._note("what the run measured and this build could not is kept in run-report.html and run-report.json")
         for note in notes.aligned(before.plan, self.lengths):
             self._note(note)
         measured = {"batch": recipe.batch[0], "seq": self.lengths[0] or 1}

@@ -93,7 +93,7 @@ def test_a_run_with_heads_and_blocks(place: Path, tmp_path: Path) -> None:
     assert (out / "plan.safetensors").is_file()
     assert told.form in ("masked", "block-sparse")
     assert told.share == plan.masks[site.name].kept[list(site.kept)].mean()
-    assert set(told.milliseconds[16]) == {"whole", "masked", "block-sparse"}
+    assert set(told.milliseconds[max(told.milliseconds)]) == {"whole", "masked", "block-sparse"}
     assert "learning which heads to keep (taylor) and which blocks to drop" in heard.seen
     assert "of the blocks of 1 of 1 attention layers kept" in report.verdict
     assert (out / "maps.safetensors").is_file()
