@@ -268,6 +268,7 @@ def test_a_cell_that_another_process_holds_is_left_to_it(tmp_path: Path) -> None
     holder += "open(sys.argv[1].replace('.lock', '.json'), 'w').write('{\"cell\": \"a\", \"by\": \"other\"}')"
     folder = StudyFolder(tmp_path, {})
     lock = tmp_path / "cells" / "a.lock"
+    lock.parent.mkdir()
     with subprocess.Popen(
         [sys.executable, "-c", holder, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
@@ -290,6 +291,7 @@ def test_a_cell_that_another_process_holds_is_left_to_it(tmp_path: Path) -> None
 
 def test_a_claim_ends_with_its_process(tmp_path: Path) -> None:
     folder = StudyFolder(tmp_path, {})
+    (tmp_path / "cells").mkdir()
     (tmp_path / "cells" / "a.lock").touch()  # left by one that was killed
     folder.run([Cell("a", {})], lambda cell, work, tell: {}, Stages())
     assert len(folder.results()) == 1
@@ -546,6 +548,7 @@ def test_a_folder_of_another_recipe_is_refused(place: Path, done: Callable[[str]
 
 def test_a_damaged_cell_is_named(tmp_path: Path) -> None:
     folder = StudyFolder(tmp_path, {})
+    (tmp_path / "cells").mkdir()
     (tmp_path / "cells" / "a.json").write_text("{")
     with pytest.raises(InputError, match=r"a\.json: is damaged"):
         folder.results()

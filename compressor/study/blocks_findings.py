@@ -20,8 +20,8 @@ ALL = "all"
 OWN, RANDOM = "own", "random"
 _SHARE = "share of blocks dropped, p"
 _SAVED = (
-    "of attention's scores and weighted sums, not of projections: the share of blocks dropped, of those that rows reach"
-    " and causality leaves, mean over the heads of all layers"
+    "the share of attention's multiply-accumulates that go (scores and weighted sums, not projections), told by that of"
+    " the blocks dropped of those that rows reach and causality leaves, mean over the heads of all layers"
 )
 
 Group = tuple[str, str, float]
