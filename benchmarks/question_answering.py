@@ -22,7 +22,7 @@ import json
 import shutil
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +164,8 @@ def compressed(model: Path, size: Size, share: float, block: int, args: argparse
     """One line of the table, and the engine's answers `[row, (F1, exact match)]`: cut, learn on, plan, build, time, and
     score the engine."""
     how = "".join(f"-{name}" for name in _HOW if getattr(args, name))
-    out = model.with_name(f"p{share:g}-b{block}{how}" if share else "p0")
+    steps = "" if args.again is None else f"-{args.again}"
+    out = model.with_name((f"p{share:g}-b{block}{how}" if share else "p0") + steps)
     line, rows = out.with_name(f"{out.name}.json"), model.with_name("rows.jsonl")
     settings = {**asdict(size), "seconds": args.seconds}
     if line.is_file() and (kept := json.loads(line.read_text()))["settings"] == settings:
@@ -232,6 +233,7 @@ def main() -> None:
         "--weigh-by-rows", action="store_true", help="rank blocks by the attention of all rows together"
     )
     parser.add_argument("--empty-rows", action="store_true", help="let a row of blocks lose every one")
+    parser.add_argument("--again", type=int, metavar="STEPS", help="learn on for so many steps; else the size's")
     parser.add_argument("--kernel", type=Path, help="library of compress kernel; else the function of plain ONNX")
     parser.add_argument("--seconds", type=float, default=20.0, help="about how long to time each engine")
     parser.add_argument("--out", type=Path, default=Path("build/question_answering"), help="a folder a size")
@@ -241,6 +243,8 @@ def main() -> None:
             print(f"skipped: {path} is not on this machine; give {flag}")
             return
     size, out = SIZES[args.size], args.out / args.size
+    if args.again is not None:
+        size = replace(size, again=args.again)
     print(f"size {args.size}: {size}\n{machine('torch', 'transformers')}", flush=True)
     set_seed(0)
     done, partial = out / "model", out / "partial"
