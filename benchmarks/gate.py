@@ -1,16 +1,13 @@
 """The latency gate on a real Triton server: false alarms, slowdowns caught, and what its own client costs.
 
     python -m benchmarks.gate                      # 50 checks of a model against itself, 50 of one that is 10% slower
-    python -m benchmarks.gate --checks 3 --seconds 5
+    python -m benchmarks.gate --checks 3 --seconds 5         # a check times for 20 s, as `compress check` does untold
 
 The server is that of `make .venv-triton/ready` (Triton's Python backend on the CPU). It serves the same model three
 times, on rows of SST-2; the third one waits after each call, until a check reads a slowdown of a tenth: waiting costs
 more than its time, so the wait is scaled before anything is counted. A check against itself that fails is a false
 alarm; one of the slower model that passes was missed; one that is broken off is neither. Any of the three is exit
 code 1.
-
-A check times for 10 s here (`--seconds`), half of what `compress check` takes when it is not told: its interval is the
-wider.
 """
 
 from __future__ import annotations
@@ -100,6 +97,13 @@ def calibrate(server: triton.Server, asked: Asked, p50: float) -> None:
     sys.exit(f"the slow model cannot be made {SLOWER:.0%} slower: the machine is too noisy")
 
 
+def line(model: str, verdict: Verdict) -> str:
+    """One check."""
+    found = verdict.slowdown
+    read = "" if found is None else f"{found.slowdown:+.2%} (95%: {found.low:+.2%} to {found.high:+.2%})"
+    return f"{model}: {read}, {'right' if right(model, verdict) else 'wrong'} {verdict.interrupted}".rstrip()
+
+
 def told(name: str, found: list[Verdict]) -> None:
     """One row of the table."""
     failed = sum(bool(verdict.failures) for verdict in found)
@@ -146,7 +150,7 @@ def main() -> int:
     """Print everything; how many checks were wrong or broken off."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checks", type=int, default=50, help="of each kind")
-    parser.add_argument("--seconds", type=float, default=10.0, help="that a check times")
+    parser.add_argument("--seconds", type=float, default=Asked.seconds, help="that a check times")
     parser.add_argument("--limit", type=float, default=0.05, help="slowdown allowed")
     parser.add_argument("--seq", type=int, default=128)
     parser.add_argument("--threads", type=int, default=1, help="of a call on the server")
@@ -168,13 +172,15 @@ def main() -> int:
             print(f"{first.host}; {options.seq} tokens, {first.inputs}; limit {options.limit:.0%}")
             print(overhead(url, asked, 2 * options.seconds), flush=True)
             calibrate(server, asked, first.slowdown.baseline_p50)
+            found: dict[str, list[Verdict]] = {"same": [], "slow": []}
+            for seed in range(options.checks):
+                for model, verdicts in found.items():
+                    verdicts.append(check(replace(asked, model=model, seed=seed)))
+                    print(line(model, verdicts[-1]), flush=True)
             print(f"\n| {' | '.join(_COLUMNS)} |\n|{'---|' * len(_COLUMNS)}")
-            wrong = 0
-            for model in ("same", "slow"):
-                found = [check(replace(asked, model=model, seed=seed)) for seed in range(options.checks)]
-                told(model, found)
-                wrong += sum(not right(model, verdict) for verdict in found)
-    return wrong
+            for model, verdicts in found.items():
+                told(model, verdicts)
+    return sum(not right(model, verdict) for model, verdicts in found.items() for verdict in verdicts)
 
 
 if __name__ == "__main__":
