@@ -4,10 +4,9 @@
     python -m benchmarks.gate --checks 3 --seconds 5         # a check times for 20 s, as `compress check` does untold
 
 The server is that of `make .venv-triton/ready` (Triton's Python backend on the CPU). It serves the same model three
-times, on rows of SST-2; the third one waits after each call, until a check reads a slowdown of a tenth: waiting costs
-more than its time, so the wait is scaled before anything is counted. A check against itself that fails is a false
-alarm; one of the slower model that passes was missed; one that is broken off is neither. Any of the three is exit
-code 1.
+times, on rows of SST-2; the third one waits after each call for a tenth of the time that it took to compute, so that it
+stays a tenth slower while the machine does other work too. A check against itself that fails is a false alarm; one of
+the slower model that passes was missed; one that is broken off is neither. Any of the three is exit code 1.
 """
 
 from __future__ import annotations
@@ -38,24 +37,19 @@ _COLUMNS = (
     *("model", "checks", "failed", "broken off", "slowdown, % (least to most)", "width of the interval, points"),
     *("p50, ms", "longest check, s"),
 )
-_DELAY = '''
+_DELAY = f"""
 
 class _Slow(TritonPythonModel):
-    """Waits after each call, as long as the file beside it says."""
-
-    def initialize(self, args):
-        super().initialize(args)
-        self.delay = float((Path(args["model_repository"]) / "delay").read_text())
-
     def execute(self, requests):
-        answers, end = super().execute(requests), time.perf_counter() + self.delay
-        while time.perf_counter() < end:
+        began = time.perf_counter()
+        answers, ready = super().execute(requests), time.perf_counter()
+        while time.perf_counter() < ready + {SLOWER} * (ready - began):
             pass
         return answers
 
 
 TritonPythonModel = _Slow
-'''
+"""
 
 
 def folder(scratch: Path, threads: int) -> Path:
@@ -65,36 +59,11 @@ def folder(scratch: Path, threads: int) -> Path:
 
 
 def repository(out: Path, place: Path, threads: int) -> None:
-    """Three of the same model; the delay of the third is written later."""
+    """Three of the same model, the third of them slowed down."""
     for name in ("base", "same", "slow"):
         export(Served(out=out, repository=place, name=name, backend="python", threads=threads, device="cpu"))
     code = next((place / "slow").rglob("model.py"))
     code.write_text(code.read_text().replace("import json\n", "import json\nimport time\n", 1) + _DELAY)
-    delay(place, 0.0)
-
-
-def delay(place: Path, seconds: float) -> None:
-    """How long the slow model waits after each call."""
-    (place / "slow" / "delay").write_text(str(seconds))
-
-
-def calibrate(server: triton.Server, asked: Asked, p50: float) -> None:
-    """Set the slow model's wait; `p50` is that of the others, in milliseconds."""
-    wait = SLOWER * p50
-    for _ in range(3):
-        delay(server.repository, 1e-3 * wait)
-        server.restart()
-        found = check(replace(asked, model="slow")).slowdown
-        assert found is not None
-        print(
-            f"a wait of {wait:.3f} ms a call, {wait / p50:.1%} of p50, reads {found.slowdown:+.1%} (95%:"
-            f" {found.low:+.1%} to {found.high:+.1%})",
-            flush=True,
-        )
-        if 0 < found.low <= SLOWER <= found.high:
-            return
-        wait *= SLOWER / max(found.slowdown, SLOWER / 4)
-    sys.exit(f"the slow model cannot be made {SLOWER:.0%} slower: the machine is too noisy")
 
 
 def line(model: str, verdict: Verdict) -> str:
@@ -168,10 +137,8 @@ def main() -> int:
             timed = {"seq": options.seq, "seconds": options.seconds}
             asked = Asked("same", "base", url, options.limit, inputs=ROWS, tokenizer=out, **timed)
             first = check(asked)
-            assert first.slowdown is not None
             print(f"{first.host}; {options.seq} tokens, {first.inputs}; limit {options.limit:.0%}")
             print(overhead(url, asked, 2 * options.seconds), flush=True)
-            calibrate(server, asked, first.slowdown.baseline_p50)
             found: dict[str, list[Verdict]] = {"same": [], "slow": []}
             for seed in range(options.checks):
                 for model, verdicts in found.items():
