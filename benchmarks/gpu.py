@@ -35,14 +35,15 @@ import onnx
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor
 
 from benchmarks.machine import machine
-from compressor.errors import CompressorError
+from compressor.errors import CompressorError, InputError
 from compressor.measure import interleave, macs, saved_share
 from compressor.report import Speed
-from compressor.targets import ENGINE_FILES, TOLERANCE, Engine, Feeds, Tuning, check, session, span, target
+from compressor.targets import ENGINE_FILES, TOLERANCE, Engine, Feeds, Tuning, check, session, span, target, trt
 from compressor.targets.compare import relative_error
 from compressor.targets.device import driver
 from compressor.targets.feeds import random_feeds
-from compressor.targets.trt_metadata import graph_digest
+from compressor.targets.trt_graph import profile
+from compressor.targets.trt_metadata import digest, graph_digest
 from graph_passes import find_attention, load, save, shrink
 from graph_passes.files import beside
 from graph_passes.passes import Normalize
@@ -193,6 +194,7 @@ def run(asked: argparse.Namespace, graphs: Mapping[int, Path], place: Path) -> G
         feeds = random_feeds(load(graphs[DENSE]), batch, seq)
         of = {
             "graphs": [graph_digest(graphs[heads]) for heads in (DENSE, kept)],
+            "engines": [digest(engines[heads].path) for heads in (DENSE, kept)],
             "session": json.loads(json.dumps(dict(engines[kept].session))),
             "batch": batch,
             "seq": seq,
@@ -261,10 +263,15 @@ def error_of(engine: Engine, graph: Path) -> float:
 
 
 def build(graph: Path, place: Path, asked: argparse.Namespace, timings: Path) -> Engine:
-    """The engine of a graph."""
+    """The engine of a graph: TensorRT's is built once, and loaded where an earlier call has built it."""
     place.mkdir(exist_ok=True)
     tuning = Tuning(batch=span(BATCHES), seq=span(SEQS), timing_cache=timings)
     out = place / ENGINE_FILES[asked.runtime]
+    if asked.runtime == "trt":
+        with contextlib.suppress(InputError):  # there is none, or it is of another graph, GPU or TensorRT
+            kept = trt.load(out)
+            if (kept.metadata.model, kept.metadata.profiles) == (graph_digest(graph), profile(load(graph), tuning)):
+                return kept
     return target(asked.runtime)(graph, out, precision=asked.precision, provider="cuda", tuning=tuning)
 
 

@@ -7,6 +7,8 @@ def test_the_small_model_is_as_fast(latency_gate):
 
 from __future__ import annotations
 
+import getpass
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +44,10 @@ def latency_gate(request: pytest.FixtureRequest) -> Callable[..., Verdict]:
     # Closest first: an option of the function's own marker wins over its class's and module's.
     defaults: dict[str, Any] = {}
     for marker in request.node.iter_markers("latency_gate"):
+        if marker.args:
+            pytest.fail(
+                f"latency_gate: {marker.args[0]!r} has no name; the marker takes options by name", pytrace=False
+            )
         defaults = {**marker.kwargs, **defaults}
 
     def gate(model: str, **options: Any) -> Verdict:
@@ -49,20 +55,31 @@ def latency_gate(request: pytest.FixtureRequest) -> Callable[..., Verdict]:
         from graph_passes.errors import GraphPassError
 
         try:
-            return _checked({"model": model, **defaults, **options})
+            return _checked({**defaults, **options, "model": model}, lambda *told: node.add_report_section(*told))
         except (CompressorError, GraphPassError) as error:
             pytest.fail(str(error), pytrace=False)
 
+    node = request.node
     return gate
 
 
-def _checked(options: dict[str, Any]) -> Verdict:
-    """The verdict of a check that passed; raises as `compressor.gate.gated` does."""
+def _checked(options: dict[str, Any], report: Callable[[str, str, str], object]) -> Verdict:
+    """The verdict of a check that passed, which is reported as a section beside the test; raises as
+    `compressor.gate.gated` does."""
+    from filelock import FileLock
+
     from compressor.gate import Files, check, gated
 
     files = {name: path for name in _FILES if (path := options.pop(name, None)) is not None}
     title = f"{options['model']} against {options.get('baseline')}"
-    return gated(Files(**{name: Path(path) for name, path in files.items()}), title, lambda: check(_asked(options)))
+    # Tests that run side by side (pytest-xdist) would time each other.
+    with FileLock(Path(tempfile.gettempdir()) / f"compressor-latency-gate-{getpass.getuser()}.lock"):
+        return gated(
+            Files(**{name: Path(path) for name, path in files.items()}),
+            title,
+            lambda: check(_asked(options)),
+            lambda found: report("call", f"latency gate: {title}", "\n".join(found.lines())),
+        )
 
 
 def _asked(options: dict[str, Any]) -> Asked:

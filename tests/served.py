@@ -61,7 +61,7 @@ class Served(service.GRPCInferenceServiceServicer):  # type: ignore[name-defined
         return messages.ServerMetadataResponse(name="served", version="1")
 
     def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return messages.ModelReadyResponse(ready=request.name in self.models)
+        return messages.ModelReadyResponse(ready=request.name in self.models and request.version in ("", "1", "2"))
 
     def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
         tensor = messages.ModelMetadataResponse.TensorMetadata

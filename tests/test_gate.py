@@ -172,7 +172,7 @@ def test_bad_input_is_one_line(
         ((*base, "--max-slowdown", "5.0"), 2, "as in 5% or 0.05"),
         ((*base, "--save-baseline", tmp_path / "b.dat"), 2, "ends in .json"),
         ((*base, "--save-baseline", tmp_path / "none" / "b.json"), 2, "there is no folder"),
-        ((*base, "--history", history), 3, "line 1"),
+        ((*base, "--history", history), 3, "none of its lines is a check"),
         ((*base, "--history", other_code), 3, "no readable history"),
         (("check", one, "--baseline", tmp_path / "elsewhere.json", "--quiet"), 3, "another machine (processor another"),
         (("check", one, "--baseline", tmp_path / "provider.json", "--quiet"), 3, "another machine (host onnxruntime"),
@@ -304,6 +304,53 @@ def test_models_of_a_server() -> None:
 def test_a_server_that_answers_wrong(wrong: Callable[[np.ndarray], np.ndarray], said: str) -> None:
     with serving({"small": wrong, "dense": answer}) as url, pytest.raises(MismatchError, match=said):
         check(asked(url))
+
+
+def test_answers_that_change_while_they_are_timed() -> None:
+    calls = itertools.count()
+    changing = {"small": lambda x: answer(x) + (next(calls) >= 40), "dense": answer}
+    with serving(changing) as url, pytest.raises(MismatchError, match="has changed while it was timed"):
+        check(asked(url))
+    with serving(changing) as url:
+        assert check(asked(url, expect="any")).passed
+
+
+def test_whole_numbers_are_equal_or_wrong(tmp_path: Path) -> None:
+    paths = []
+    for k in (29_500.0, 30_000.0):
+        paths.append(str(tmp_path / f"{k}.onnx"))
+        body = "m = Mul (x, k)\n y = Cast <to = 7> (m)"
+        save(parsed(body, "float[B, 4] x", "int64[B, 4] y", f"float k = {{{k}}}"), Path(paths[-1]))
+    np.savez(tmp_path / "ones.npz", x=np.ones((2, 4), np.float32))
+    options: dict[str, Any] = {"inputs": tmp_path / "ones.npz", "expect": "baseline", "seconds": 0.1}
+    with pytest.raises(MismatchError, match="whole numbers have to be equal"):
+        check(Asked(paths[0], paths[1], **options))
+    assert check(Asked(paths[0], paths[1], **options, tolerance=0.02, max_slowdown=1e3)).passed
+
+
+def test_a_version_of_a_model_is_asked_for_by_number() -> None:
+    with serving() as url:
+        assert check(asked(url, model="small:1", baseline="small:2")).model == "small:1"
+        with pytest.raises(ServerError, match="no model 'small:3' that is ready"):
+            check(asked(url, model="small:3"))
+
+
+def test_a_history_outlives_torn_lines_and_later_versions(
+    graphs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("compressor.gate.run.turns", measured(1.0, 1.0))
+    history, picture = tmp_path / "history.jsonl", tmp_path / "history.svg"
+    found = check(Asked(str(graphs[0]), str(graphs[1])))
+    record.append(history, found)
+    line = history.read_text()
+    history.write_text(line.replace('{"time"', '{"known_later": 1, "time"') + line[:40])
+    record.append(history, found.model_copy(update={"batch": 8}))
+    assert [kept.batch for kept in record.history(history)] == [1, 8]
+    assert history.read_text().splitlines()[1] == line[:40]
+    drawn: list[int] = []
+    monkeypatch.setattr("matplotlib.axes.Axes.scatter", lambda self, places, *_, **__: drawn.append(len(places)))
+    record.picture(record.history(history), found, picture)
+    assert drawn == [1], "batches of eight have a picture of their own"
 
 
 def test_a_compressed_model_answers_otherwise_by_design() -> None:

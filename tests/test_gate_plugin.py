@@ -51,12 +51,21 @@ def test_wrong(latency_gate):
 
 def test_unknown_option(latency_gate):
     latency_gate({str(one)!r}, speed=3)
+
+@pytest.mark.latency_gate(model="another", seconds=0.1)
+def test_the_call_names_the_model(latency_gate):
+    assert latency_gate({str(one)!r}).model == {str(one)!r}
+
+@pytest.mark.latency_gate("5%")
+def test_nameless(latency_gate):
+    pass
 """
     )
-    command = [sys.executable, "-m", "pytest", "-q", "--strict-markers", str(tmp_path)]
+    command = [sys.executable, "-m", "pytest", "-q", "-rP", "--strict-markers", str(tmp_path)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert "1 passed" in done.stdout, done.stdout + done.stderr
-    assert "2 failed" in done.stdout
+    assert "2 failed, 2 passed, 1 error" in done.stdout, done.stdout + done.stderr
+    assert "'5%' has no name; the marker takes options by name" in done.stdout
+    assert f"latency gate: {one} against {other}" in done.stdout, "what was found stands beside the test"
     assert "not those of the baseline" in done.stdout
     assert "options are those of compress check" in done.stdout
     assert (tmp_path / "history.jsonl").exists()

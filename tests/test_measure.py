@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
 import time
@@ -48,7 +49,7 @@ def test_times_are_those_of_each_engine(monkeypatch: pytest.MonkeyPatch) -> None
 def test_engines_take_turns_and_the_order_turns_around(monkeypatch: pytest.MonkeyPatch) -> None:
     dense, compressed = FakeEngine(30.0), FakeEngine(20.0)
     speed, clock = timed(monkeypatch, dense, compressed, seconds=2.0)
-    warm_up = 2 * timing._WARM_UPS + 4  # the last four tell how long a block takes
+    warm_up = 2 * timing._WARM_UPS + 2 * (timing._TRIED + 1)  # the last ones tell how long a block takes
     turns = clock.calls[warm_up:]
     calls = len(speed.dense.samples) // (len(turns) // 2 - len(speed.dense.samples))
     block = calls + 1
@@ -59,6 +60,39 @@ def test_engines_take_turns_and_the_order_turns_around(monkeypatch: pytest.Monke
     assert order.count(dense) == order.count(compressed) >= timing._BLOCKS[0]
     assert len(speed.dense.samples) == len(speed.compressed.samples)
     assert clock.now < 2 * 2.0
+
+
+@pytest.mark.parametrize("undecided", [False, True])
+def test_where_it_is_undecided_as_much_is_timed_again_once(undecided: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, asked = Clock(), []
+    monkeypatch.setattr(timing.time, "perf_counter", clock.perf_counter)
+
+    def again() -> bool:
+        asked.append(len(found))
+        return undecided
+
+    def call() -> None:
+        clock.now += 0.03
+
+    found: list[np.ndarray] = []
+    for pair in timing.turns(call, call, 5.0, rest=lambda: None, undecided=again):
+        found.append(pair)
+    assert len(asked) == 1
+    assert len(found) == asked[0] * (1 + undecided)
+    assert len({pair.shape for pair in found}) == 1
+
+
+def test_a_machine_that_slows_down_does_not_time_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(timing.time, "perf_counter", clock.perf_counter)
+    calls = itertools.count()
+
+    def call() -> None:
+        clock.now += 0.001 if next(calls) < 2000 else 0.01
+
+    pairs = list(timing.turns(call, call, 5.0, rest=lambda: None))
+    assert timing._BLOCKS[0] <= len(pairs) < 40, "fewer than were planned"
+    assert clock.now < (timing._LONGEST + 0.5) * 5.0
 
 
 def test_what_still_computes_is_waited_for() -> None:

@@ -141,11 +141,25 @@ def test_a_repository_of_onnx(out: Path, tmp_path: Path, capfd: Cap) -> None:
     found = config.load(model / "config.pbtxt")
     assert [(one.name, list(one.dims)) for one in found.input] == [("input_ids", [-1]), ("attention_mask", [-1])]
     assert [(one.name, list(one.dims)) for one in found.output] == [("logits", [16])]
-    written = (tmp_path / "repository" / "half.kserve.yaml").read_text()
+    written = (tmp_path / "repository" / "kserve.yaml").read_text()
     assert written.startswith("# storageUri is where the cluster finds the repository: this one is made up")
     service = yaml.safe_load(written)
-    assert (service["kind"], service["metadata"]["name"]) == ("InferenceService", "half")
+    assert (service["kind"], service["metadata"]["name"]) == ("InferenceService", "repository")
     assert {path.name for path in tmp_path.iterdir()} == {"repository"}
+
+
+def test_a_service_is_of_all_models_of_a_repository(out: Path, tmp_path: Path) -> None:
+    first = export(Asked(out, tmp_path / "r", "a", threads=3, instances=2, storage_uri="s3://there"))
+    done = export(Asked(out, tmp_path / "r", "b", device="gpu", gpus=(1,), runtime_version="25.06-py3"))
+    assert done.service == first.service
+    assert not any("made up" in note for note in done.notes), "it was named before"
+    model = yaml.safe_load(done.service.read_text())["spec"]["predictor"]["model"]
+    assert (model["storageUri"], model["runtimeVersion"]) == ("s3://there", "25.06-py3")
+    assert model["resources"]["limits"] == {"cpu": "6", "memory": "2Gi", "nvidia.com/gpu": "2"}
+    done.service.write_text("odd: [")
+    with pytest.raises(InputError, match=r"kserve\.yaml: is no InferenceService .*; move it away"):
+        export(Asked(out, tmp_path / "r", "c"))
+    assert {path.name for path in (tmp_path / "r").iterdir()} == {"a", "b", "kserve.yaml"}
 
 
 def test_the_warm_up_is_the_shortest_and_the_longest_row(out: Path, tmp_path: Path) -> None:
@@ -180,7 +194,7 @@ def test_a_graph_that_fixes_its_batch_is_served_without_batches(out: Path, tmp_p
     found = config.load(done.model / "config.pbtxt")
     assert (done.max_batch, found.max_batch_size, list(found.input[0].dims)) == (0, 0, [2, 3])
     assert list(found.model_warmup[0].inputs["x"].dims) == [2, 3]
-    assert done.notes[1] == "the warm-up has random x: no text gives them"
+    assert "the warm-up has random x: no text gives them" in done.notes
     with pytest.raises(UsageError, match=r"--max-batch 4: .* fixes its batch; leave it out"):
         export(Asked(tmp_path / "fixed", tmp_path / "r", "other", max_batch=4))
 
@@ -273,7 +287,8 @@ def test_plans_of_several_gpus_stand_side_by_side(out: Path, tmp_path: Path) -> 
     assert {config.pb.DataType.Name(one.data_type) for one in found.input} == {"TYPE_INT32"}
     assert done.notes == ("a plan needs a server with TensorRT 10.9.0, by which it was built",)
     service = yaml.safe_load(done.service.read_text())
-    assert service["spec"]["predictor"]["model"]["resources"] == {"limits": {"nvidia.com/gpu": "2"}}
+    needed = {"cpu": "2", "memory": "2Gi", "nvidia.com/gpu": "2"}
+    assert service["spec"]["predictor"]["model"]["resources"] == {"requests": needed, "limits": needed}
     (request, _) = found.model_warmup
     ids = np.frombuffer((done.model / "warmup" / request.inputs["input_ids"].input_data_file).read_bytes(), np.int32)
     assert len(ids) == 16  # the sentence is longer than the profile
@@ -288,7 +303,7 @@ def test_a_server_is_told_that_plans_bring_code(out: Path, tmp_path: Path) -> No
     done = export(Asked(built, tmp_path / "r", storage_uri="s3://models"))
     flag = "--backend-config=tensorrt,version-compatible=true"
     assert done.notes == (
-        "a plan needs a server with TensorRT 10.9.0, or a later one of the same major version",
+        "a plan needs a server with TensorRT 10.9.0, or a later one that runs its version-compatible engines",
         f"the server must be started with {flag}, or it refuses the plan",
     )
     assert yaml.safe_load(done.service.read_text())["spec"]["predictor"]["model"]["args"] == [flag]
@@ -412,6 +427,26 @@ class TestServer:
                 waits = [pool.submit(ask, *ways[index % 2], local, order) for index, order in enumerate(orders)]
                 for wait in waits:
                     wait.result(timeout=120)
+
+    def test_the_gate_checks_it(self, server: triton.Server, compressed: Path, capfd: Cap) -> None:
+        for url in (f"grpc://{server.grpc}", f"http://{server.http}"):
+            asked = (
+                "--model",
+                "small",
+                "--baseline",
+                "small:1",
+                "--expect",
+                compressed,
+                "--seq",
+                "16",
+                "--seconds",
+                "0.2",
+            )
+            done = compress(capfd, "check", "--server", url, *asked, "--max-slowdown", "1000%", "--json", "--quiet")
+            assert (done.code, done.json["passed"]) == (0, True), done.err
+            assert done.json["host"].startswith("triton 2.51.0 at")
+            done = compress(capfd, "check", "--server", url, *asked, "--model", "small:7", "--quiet")
+            assert (done.code, "small:7" in done.error) == (10, True)
 
     def test_what_stands_beside_the_model_is_none(self, server: triton.Server) -> None:
         import tritonclient.grpc

@@ -25,7 +25,7 @@ from compressor.errors import InputError, MismatchError, TargetMissingError, Usa
 from compressor.memories import LENGTH, POSITIONS
 from compressor.recipe import make
 from compressor.report.schema import Built, BuiltLayer
-from compressor.targets import Precision, Tuning, session, span, target, trt, trt_cache, trt_layers
+from compressor.targets import Precision, Tuning, session, span, target, trt, trt_api, trt_cache, trt_layers
 from compressor.targets.compare import relative_error
 from compressor.targets.device import Device, driver
 from compressor.targets.feeds import random_feeds
@@ -292,7 +292,10 @@ def test_metadata_is_read_back(tmp_path: Path) -> None:
         ({}, H200, "10.17.0", r"was built by TensorRT 10\.16\.1, and this is 10\.17\.0"),
         ({"version_compatible": True}, H200, "10.17.0", None),
         ({"version_compatible": True}, H200, "10.9.0", "was built by"),
-        ({"version_compatible": True}, H200, "11.0.0", "was built by"),
+        ({"version_compatible": True}, H200, "11.0.0", None),
+        ({"version_compatible": True}, H200, "12.0.0", "was built by"),
+        ({"version_compatible": True, "tensorrt": "8.6.1"}, H200, "10.3.0", None),
+        ({"version_compatible": True, "tensorrt": "8.6.1"}, H200, "11.0.0", "was built by"),
     ],
 )
 def test_an_engine_of_another_machine_is_refused(
@@ -394,6 +397,10 @@ def test_every_gpu_and_version_has_a_timing_cache_of_its_own(tmp_path: Path, mon
         (BuiltLayer(name="__myl_MatMul", nodes="/encoder/mha/MatMul"), False),
         (BuiltLayer(name="{ForeignNode[/encoder/attention/mha/MatMul]}"), False),
         (BuiltLayer(name="[HostToDeviceCopy] alphamhax"), False),
+        (BuiltLayer(name="x", tactic="fmhaSm90Kernel"), True),
+        (BuiltLayer(name="__mye12_gemv_mha_v1_0"), True),
+        (BuiltLayer(name="Reformatting CopyNode for Output Tensor 0 to _gemm_mha_v2", kind="Reformat"), False),
+        (BuiltLayer(name="mha.MatMul_3", nodes="mha.MatMul_3"), False),
     ],
 )
 def test_a_fused_attention_is_known_by_its_kernel(layer: BuiltLayer, fused: bool) -> None:
@@ -412,10 +419,11 @@ def test_the_table_of_layers_says_where_attention_was_lost(bert: Pruned) -> None
     assert "heads 8 wide" in line
     assert "needs SM 7.5, this GPU has 7.0" in trt_layers.told(table[1:], sites, (7, 0), "fp16")[2]
     assert "needs fp16 or bf16" in trt_layers.told(table[1:], sites, (9, 0), "fp32")[2]
-    assert trt_layers.told([table[0]] * len(sites), sites, (9, 0), "fp16") == (
-        *(len(sites), len(sites)),
-        f"fused attention kept in each of {len(sites)} attention layers",
-    )
+    kept = (len(sites), len(sites), f"fused attention kept in each of {len(sites)} attention layers")
+    fused = [BuiltLayer(name="_gemm_mha_v2", nodes=node) for node in nodes]
+    assert trt_layers.told(fused, sites, (9, 0), "fp16") == kept
+    assert trt_layers.told([BuiltLayer(name="_gemm_mha_v2")] * len(sites), sites, (9, 0), "fp16") == kept
+    assert trt_layers.told(fused[:1] * len(sites), sites, (9, 0), "fp16")[0] == 1, "one attention of several kernels"
 
 
 def test_what_tensorrt_does_not_show_is_not_called_lost(bert: Pruned) -> None:
@@ -437,6 +445,33 @@ def test_what_tensorrt_does_not_show_is_not_called_lost(bert: Pruned) -> None:
         assert trt_layers.told(trt_layers.layers(odd), sites, (9, 0), "fp16")[:2] == (0, 0), odd
     listed = BuiltLayer(name="{ForeignNode[a...b]}", nodes=nodes[0])
     assert trt_layers.told([listed], sites, (9, 0), "fp16")[:2] == (0, len(sites) - 1)
+
+
+def test_layers_compute_in_the_types_of_the_graph() -> None:
+    kinds: Any = SimpleNamespace(FLOAT="float", HALF="half", INT32="int")
+    outputs = [SimpleNamespace(name=name, dtype="float", is_shape_tensor=name == "size") for name in "abc"]
+    outputs.append(SimpleNamespace(name="size", dtype="float", is_shape_tensor=True))
+    layers = [
+        SimpleNamespace(
+            type=SimpleNamespace(name="MATRIX_MULTIPLY"),
+            num_outputs=1,
+            precision=None,
+            get_output=lambda _, one=one: one,
+        )
+        for one in outputs
+    ]
+    network = SimpleNamespace(num_layers=len(layers), get_layer=layers.__getitem__)
+    types = {"a": ir.DataType.FLOAT16, "b": ir.DataType.INT64}
+    trt_api.keep_types(SimpleNamespace(DataType=kinds), network, types)  # type: ignore[arg-type]
+    assert [layer.precision for layer in layers] == ["half", None, "float", None]
+
+
+@pytest.mark.parametrize(
+    ("number", "version"), [(8600, "8.6.0"), (8601, "8.6.1"), (101601, "10.16.1"), (110400, "11.4.0"), (0, "8.6.1")]
+)
+def test_the_version_is_the_librarys(number: int, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace(getInferLibVersion=lambda: number))
+    assert trt_api._version("8.6.1") == version
 
 
 # --- without a GPU ---------------------------------------------------------------------------------------------------
@@ -808,6 +843,10 @@ def test_what_no_kernel_computes_in_its_own_type_is_computed_in_another(probed: 
 
 def test_faults_of_building_are_one_line(probed: dict[str, Any]) -> None:
     assert probed["smaller"] == "8 MiB", "memory ran out once, and the build was tried in less"
+    assert probed["short"] == ["8 MiB", False], "kernels were left out for want of memory, and then there was none"
+    assert probed["still_short"].startswith("InputError: the GPU's memory is too small"), (
+        "the same warning, heard again"
+    )
     assert probed["too_large"].startswith(
         "InputError: the GPU's memory is too small to build the engine, even with 8 MiB"
     )

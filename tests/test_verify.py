@@ -57,6 +57,14 @@ def test_every_stage_of_an_honest_run_holds(bert: Pruned, tmp_path: Path) -> Non
         assert proof.cases == tuple(case.name for case in TRIED)
 
 
+def test_a_quantized_graph_may_round_otherwise(tmp_path: Path) -> None:
+    body = "q = QuantizeLinear(x, s, z)  y = DequantizeLinear(q, s, z)"
+    save(parsed(body, "float[B] x", "float[B] y", "float s = {0.5}, int8 z = {0}"), tmp_path / "graph.onnx")
+    engine = build(tmp_path / "graph.onnx", tmp_path / "engine.onnx", provider="cpu", threads=1)
+    tried = (Case({"x": np.arange(4, dtype=np.float32)}, "batch 4"),)
+    assert prove_engine(tmp_path / "graph.onnx", engine, tried, "dense").tolerance == 2e-2
+
+
 def test_the_plan_of_other_heads_does_not_hold(bert: Pruned) -> None:
     proof = prove_export(bert.model, dense(bert.plan), bert.reference, TRIED, "dense", attention="eager")
     assert not proof.holds

@@ -58,6 +58,7 @@ class _Gpus(_Words):
 @click.option("--data", metavar="DATA", help="rows to warm up with; else a sentence")
 @click.option("--text-columns", type=_Words(), default=(), metavar="COLUMNS", help="columns of their text")
 @click.option("--storage-uri", metavar="URI", help="where the cluster finds the repository, for KServe")
+@click.option("--runtime-version", metavar="TAG", help="image of Triton that KServe starts, e.g. 25.06-py3")
 @click.option("--force", is_flag=True, help="replace the model if the repository has it")
 @common
 @click.pass_obj

@@ -42,7 +42,7 @@ def require(
             that are finite; a `.npz` of outputs by name `[row, ...]`; an ONNX file, or a folder with `model.onnx`, that
             is run here. None: of a graph on this machine, the graph's own, run without any optimization; of a
             server's model, the baseline's.
-        tolerance: largest relative error; None: that of the driver's precision.
+        tolerance: largest relative error; None: that of the driver's precision, and none of whole numbers.
 
     Raises:
         MismatchError: it answers wrong, or nothing.
@@ -73,7 +73,14 @@ def require(
                 f"{driver.name}: it has no output {', '.join(sorted(missing))}, which {whose} has; it gives"
                 f" {', '.join(sorted(got))}"
             )
-        error = max((error, *(relative_error(wanted[name], got[name], feeds[number]) for name in wanted)))
+        for name, array in wanted.items():
+            apart = relative_error(array, got[name], feeds[number])
+            if apart and tolerance is None and array.dtype.kind in "biu":
+                raise MismatchError(
+                    f"{driver.name}: output {name} is not that of {whose} (batch {number}), and whole numbers have to"
+                    " be equal; it was not timed; --tolerance allows a relative error"
+                )
+            error = max(error, apart)
     if error > limit:
         hint = "" if own else "; if it computes another function by design, --expect OUT or --expect any"
         raise MismatchError(
@@ -81,6 +88,28 @@ def require(
             f" was not timed{hint}"
         )
     return found, Answers(expected=whose, error=error, tolerance=limit, batches=len(found))
+
+
+def unchanged(
+    driver: Driver,
+    feeds: Sequence[Feeds],
+    prepared: Sequence[Any],
+    before: Sequence[Outputs],
+    found: Answers,
+) -> None:
+    """Raise MismatchError where a model that was timed, and answered right before, answers otherwise now."""
+    for number, batch in enumerate(prepared):
+        now = driver.answers(batch)
+        sensible(driver.name, number, now)
+        if found.error is None:
+            continue
+        for name, array in before[number].items():
+            apart = relative_error(array, now[name], feeds[number]) if name in now else float("inf")
+            if apart > found.tolerance:
+                raise MismatchError(
+                    f"{driver.name}: output {name} has changed while it was timed (batch {number}, relative error"
+                    f" {apart:.2g}); its times count for nothing"
+                )
 
 
 def sensible(name: str, number: int, outputs: Outputs) -> None:

@@ -21,20 +21,24 @@ from compressor.gate import load
 from compressor.gate.asked import Asked
 from compressor.gate.drivers import opened, prepared
 from compressor.gate.load import Scenario
-from compressor.gate.verdict import Load
+from compressor.gate.verdict import Load, Slowdown
 from compressor.quiet import one_line
 from compressor.targets.base import Feeds
 
 _WARM_UPS = 3
 """Calls that are not counted: a process's first ones, and an engine's, take longer."""
+_FEWEST = 4
+_OF_DEADLINE = 0.25
+"""How much of its deadline a call may wait for others that are under way at the same time, at least `_FEWEST`."""
 
 
-def measure(scenario: Scenario, asked: Asked, feeds: Sequence[Feeds], p50: float) -> Load:
+def measure(scenario: Scenario, asked: Asked, feeds: Sequence[Feeds], times: Slowdown) -> Load:
     """Run one scenario of the model that is asked for, which the process loads or connects to anew.
 
     Args:
         feeds: the queries, taken in turn.
-        p50: milliseconds of a call, about.
+        times: what was measured of the two. Without a `rate` the Server scenario sends half as many queries a second as
+            one caller of the baseline could: as many to a slower model as to a faster one.
 
     Raises:
         CompressorError: what a call raised first, or that the process ended before its time.
@@ -42,7 +46,7 @@ def measure(scenario: Scenario, asked: Asked, feeds: Sequence[Feeds], p50: float
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
     with here, tempfile.TemporaryDirectory() as scratch:
-        process = context.Process(target=_run, args=(there, scratch, scenario, asked, feeds, p50), daemon=True)
+        process = context.Process(target=_run, args=(there, scratch, scenario, asked, feeds, times), daemon=True)
         try:
             with _interrupts_held():
                 process.start()
@@ -64,7 +68,9 @@ def measure(scenario: Scenario, asked: Asked, feeds: Sequence[Feeds], p50: float
     return found
 
 
-def _run(pipe: Connection, scratch: str, scenario: Scenario, asked: Asked, feeds: Sequence[Feeds], p50: float) -> None:
+def _run(
+    pipe: Connection, scratch: str, scenario: Scenario, asked: Asked, feeds: Sequence[Feeds], times: Slowdown
+) -> None:
     """The process. What it writes is in `scratch`, which outlives it."""
     tempfile.tempdir = scratch
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -73,17 +79,20 @@ def _run(pipe: Connection, scratch: str, scenario: Scenario, asked: Asked, feeds
             calls = [functools.partial(model.call, batch) for batch in prepared(model, feeds)]
             for call in calls[:_WARM_UPS]:
                 call()
-            found = load.measure(
+            run = functools.partial(
+                load.measure,
                 scenario,
                 calls,
                 batch=asked.batch,
-                p50=p50,
+                p50=times.model_p50,
                 bound=None if scenario == "Offline" else asked.p99,
-                rate=asked.rate,
+                rate=asked.rate or 500 / times.baseline_p50,
                 seconds=asked.load_seconds,
+                at_once=max(_FEWEST, min(model.at_once, int(_OF_DEADLINE * 1e3 * asked.deadline / times.model_p50))),
                 on_fault=lambda error: pipe.send(_told(error)),
             )
-        pipe.send(found)
+            found = run()
+            pipe.send(run(fewest=load.MORE) if found.unproven else found)
     except Exception as error:
         pipe.send(_told(error))
 

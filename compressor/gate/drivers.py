@@ -25,12 +25,14 @@ class Driver(Protocol):
         name: of the model, as it is told.
         host: where it runs: the machine's or the server's own words.
         precision: of its answers, as far as is known: a server's may be in half.
+        at_once: calls that it is worth making side by side.
         inputs: what it takes.
     """
 
     name: str
     host: str
     precision: Precision
+    at_once: int
     inputs: tuple[Tensor, ...]
 
     def draw(self, batch: int, seq: int, seed: int) -> Feeds:

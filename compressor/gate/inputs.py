@@ -84,6 +84,8 @@ def _checked(rows: dict[str, np.ndarray], inputs: Sequence[Tensor], source: Path
         if tensor.name not in rows:
             raise InputError(f"{source}: nothing for the input {tensor.name!r}; the model takes {known}")
         array = rows[tensor.name]
+        if array.dtype.kind in "US" and tensor.numpy == np.object_:
+            rows[tensor.name] = array = array.astype(np.object_)
         if array.dtype != tensor.numpy:
             raise InputError(f"{source}: {tensor.name} is {array.dtype}, the model takes {tensor.numpy}")
         fits = len(array.shape) == len(tensor.dims) and all(

@@ -38,6 +38,8 @@ class Local:
         graph: the graph whose function it has to compute.
     """
 
+    at_once = 4
+
     def __init__(self, path: Path, scratch: Path, threads: int | None = None, kernel: Path | None = None) -> None:
         if not path.is_file():
             raise InputError(f"{path}: there is no such file; give an ONNX file, or a model's name with --server")

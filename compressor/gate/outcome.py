@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from compressor.errors import CompressorError, ServerError, SlowdownError, UsageError
+from compressor.errors import ServerError, SlowdownError, UsageError
 from compressor.gate import record
 from compressor.gate.asked import writable
 from compressor.gate.verdict import Verdict
-from graph_passes.errors import GraphPassError
 
 
 @dataclass(frozen=True)
@@ -56,9 +55,10 @@ def gated(
         CompressorError, GraphPassError: whatever kept it from being made.
     """
     try:
-        earlier = record.history(files.history) if files.history is not None and files.history.exists() else []
+        if files.history is not None and files.history.exists():
+            record.history(files.history)  # nothing is added to a file that is none
         found = run()
-    except (CompressorError, GraphPassError) as error:
+    except BaseException as error:
         if files.junit is not None:  # else that of an earlier check would stand for this one
             record.write(files.junit, record.broken(title, error))
         raise
@@ -67,8 +67,8 @@ def gated(
         record.write(files.junit, record.junit(found))
     if files.history is not None:
         record.append(files.history, found)
-    if files.plot is not None:
-        record.picture([*earlier, found], files.plot)
+    if files.plot is not None and files.history is not None:
+        record.picture(record.history(files.history), found, files.plot)
     if found.interrupted:
         raise ServerError(f"{found.interrupted} (what was measured until then is told and kept)")
     if found.failures:

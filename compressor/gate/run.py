@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from compressor.errors import CompressorError, InputError
+from compressor.errors import CompressorError, InputError, MismatchError
 from compressor.gate import answers, apart, load
 from compressor.gate.asked import Asked
 from compressor.gate.baseline import Baseline
@@ -68,13 +68,18 @@ def check(asked: Asked, listener: Listener | None = None) -> Verdict:
         interrupted, times = "", Times()
         call = _cycle(model, asks)
         other = call if base is None or base_asks is None else _cycle(base, base_asks)
+        before = None if saved is None else [np.array(block) for block in saved.times]
+
+        def undecided() -> bool:
+            found = times.slowdown(before, asked.max_slowdown, asked.seed)
+            return found is not None and found.low <= asked.max_slowdown < found.high
+
         with listener.stage("timing") as tell:
             try:
-                for pair in turns(call, other, asked.seconds, rest=model.rest, tell=tell):
+                for pair in turns(call, other, asked.seconds, rest=model.rest, undecided=undecided, tell=tell):
                     times.add(1e3 * pair, saved is None)
             except CompressorError as error:
                 interrupted = str(error)
-        before = None if saved is None else [np.array(block) for block in saved.times]
         slowdown = times.slowdown(before, asked.max_slowdown, asked.seed)
         loads: list[Load] = []
         for scenario in asked.loads:
@@ -82,9 +87,16 @@ def check(asked: Asked, listener: Listener | None = None) -> Verdict:
                 break
             with listener.stage(f"LoadGen, {scenario}"):
                 try:
-                    loads.append(apart.measure(scenario, asked, feeds, slowdown.model_p50))
+                    loads.append(apart.measure(scenario, asked, feeds, slowdown))
                 except CompressorError as error:
                     interrupted = str(error)
+        if not interrupted:
+            try:
+                answers.unchanged(model, feeds, asks, outputs, right)
+            except MismatchError:
+                raise
+            except CompressorError as error:
+                interrupted = str(error)
         found = Verdict(
             time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             model=asked.model,

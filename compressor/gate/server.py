@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import struct
 import time
 from collections.abc import Callable, Sequence
 from http.client import HTTPException
@@ -30,7 +31,7 @@ class Server:
 
     Args:
         url: `grpc://host:port` or `http://host:port`.
-        model: its name there.
+        model: its name there, or `NAME:VERSION`; else the server takes the newest version.
         deadline: seconds that any one call may take.
 
     Raises:
@@ -38,15 +39,17 @@ class Server:
     """
 
     precision: Precision = "fp16"
+    at_once = 64
+    """Enough for a server to form large batches on several GPUs."""
 
     def __init__(self, url: str, model: str, deadline: float) -> None:
         scheme, address = _parts(url)
         self.name, self.url, self._deadline = model, url, deadline
-        self._protocol = _protocol(scheme, address, deadline)
+        self._protocol = _protocol(scheme, address, *model.partition(":")[::2], deadline)
         self._ask(self._protocol.live, "it does not answer")
-        if not self._ask(lambda: self._protocol.ready(model)):
+        if not self._ask(self._protocol.ready):
             raise ServerError(f"{url}: it has no model {model!r} that is ready; look at the server's log")
-        self.inputs = tuple(described(*one) for one in self._ask(lambda: self._protocol.inputs(model)))
+        self.inputs = tuple(described(*one) for one in self._ask(self._protocol.inputs))
         name, version = self._ask(self._protocol.about)
         self.host = f"{name} {version} at {address}, over {scheme}"
 
@@ -67,7 +70,7 @@ class Server:
         return inputs
 
     def call(self, prepared: Any) -> Any:
-        return self._ask(lambda: self._protocol.infer(self.name, prepared))
+        return self._ask(lambda: self._protocol.infer(prepared))
 
     def answers(self, prepared: Any) -> dict[str, np.ndarray]:
         found = self.call(prepared)
@@ -75,7 +78,7 @@ class Server:
         for name in self._ask(lambda: self._protocol.outputs(found)):
             try:
                 array = found.as_numpy(name)
-            except (ValueError, TypeError, KeyError) as error:  # fewer bytes than the shape says, or none
+            except (ValueError, TypeError, KeyError, struct.error) as error:  # fewer bytes than the shape says, or none
                 raise MismatchError(f"{self.name}: output {name} is no array ({_why(error)}); not timed") from error
             if array is None:
                 raise MismatchError(f"{self.name}: output {name} came without content; it was not timed")
@@ -98,8 +101,10 @@ class Server:
                 raise InputError(f"{self.url}: {self.name} refuses the request: {said}") from error
             if "deadline" in said.lower() or "timed out" in said.lower():
                 mend = f"no answer within {self._deadline:g} s; --deadline allows longer"
-            else:
+            elif "UNAVAILABLE" in said or isinstance(error, (OSError, *_GARBLED)):
                 mend = "is the server up, and is the port that of this protocol?"
+            else:
+                mend = "look at the server's log"
             if isinstance(error, _GARBLED) and "connection closed" not in said:
                 said = f"its answer is not of the protocol ({said})"
             raise ServerError(f"{self.url}: {self.name}: {f'{why}, ' if why else ''}{said}; {mend}") from error
@@ -121,11 +126,12 @@ def _why(error: Exception) -> str:
 class _Grpc:
     """Triton's client over gRPC: every call takes a deadline."""
 
-    def __init__(self, address: str, deadline: float) -> None:
+    def __init__(self, address: str, model: str, version: str, deadline: float) -> None:
         import tritonclient.grpc as module
 
         self.module, self.errors = module, (module.InferenceServerException,)
         self.client, self._deadline = module.InferenceServerClient(address), deadline
+        self._model, self._version = model, version
 
     def limit(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
@@ -133,19 +139,19 @@ class _Grpc:
     def live(self) -> None:
         self.client.is_server_live(client_timeout=self._deadline)
 
-    def ready(self, model: str) -> bool:
-        return bool(self.client.is_model_ready(model, client_timeout=self._deadline))
+    def ready(self) -> bool:
+        return bool(self.client.is_model_ready(self._model, self._version, client_timeout=self._deadline))
 
-    def inputs(self, model: str) -> list[Described]:
-        found = self.client.get_model_metadata(model, client_timeout=self._deadline)
+    def inputs(self) -> list[Described]:
+        found = self.client.get_model_metadata(self._model, self._version, client_timeout=self._deadline)
         return [(one.name, one.datatype, tuple(one.shape)) for one in found.inputs]
 
     def about(self) -> tuple[str, str]:
         found = self.client.get_server_metadata(client_timeout=self._deadline)
         return found.name, found.version
 
-    def infer(self, model: str, inputs: Sequence[Any]) -> Any:
-        return self.client.infer(model, inputs, client_timeout=self._deadline)
+    def infer(self, inputs: Sequence[Any]) -> Any:
+        return self.client.infer(self._model, inputs, self._version, client_timeout=self._deadline)
 
     def outputs(self, result: Any) -> list[str]:
         return [output.name for output in result.get_response().outputs]
@@ -159,7 +165,7 @@ class _Http:
     """Triton's client over HTTP: its own timeouts are those of a connection and of a single read, and an answer may
     come in many."""
 
-    def __init__(self, address: str, deadline: float) -> None:
+    def __init__(self, address: str, model: str, version: str, deadline: float) -> None:
         import gevent
         import tritonclient.http as module
 
@@ -167,6 +173,7 @@ class _Http:
         # geventhttpclient raises what the sockets raise.
         self.errors = (module.InferenceServerException, OSError, *_GARBLED)
         self.client = module.InferenceServerClient(address, connection_timeout=deadline, network_timeout=deadline)
+        self._model, self._version = model, version
 
     def limit(self) -> contextlib.AbstractContextManager[Any]:
         limit: contextlib.AbstractContextManager[Any] = self._timeout(self._deadline, TimeoutError("timed out"))
@@ -175,27 +182,27 @@ class _Http:
     def live(self) -> None:
         self.client.is_server_live()
 
-    def ready(self, model: str) -> bool:
-        return bool(self.client.is_model_ready(model))
+    def ready(self) -> bool:
+        return bool(self.client.is_model_ready(self._model, self._version))
 
-    def inputs(self, model: str) -> list[Described]:
-        found = self.client.get_model_metadata(model)["inputs"]
+    def inputs(self) -> list[Described]:
+        found = self.client.get_model_metadata(self._model, self._version)["inputs"]
         return [(str(one["name"]), str(one["datatype"]), tuple(map(int, one["shape"]))) for one in found]
 
     def about(self) -> tuple[str, str]:
         found = self.client.get_server_metadata()
         return found["name"], found["version"]
 
-    def infer(self, model: str, inputs: Sequence[Any]) -> Any:
-        return self.client.infer(model, inputs)
+    def infer(self, inputs: Sequence[Any]) -> Any:
+        return self.client.infer(self._model, inputs, self._version)
 
     def outputs(self, result: Any) -> list[str]:
         return [output["name"] for output in result.get_response().get("outputs", [])]
 
 
-def _protocol(scheme: str, address: str, deadline: float) -> _Grpc | _Http:
+def _protocol(scheme: str, address: str, model: str, version: str, deadline: float) -> _Grpc | _Http:
     try:
-        return _Grpc(address, deadline) if scheme == "grpc" else _Http(address, deadline)
+        return (_Grpc if scheme == "grpc" else _Http)(address, model, version, deadline)
     except ImportError as error:
         raise TargetMissingError(
             f"--server: Triton's client is not installed ({error}); pip install 'compressor[serving]'"

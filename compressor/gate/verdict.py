@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-_STRICT = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+# A history may have lines of versions that know more.
+_KEPT = ConfigDict(frozen=True, ser_json_inf_nan="strings")
 
 
 class Answers(BaseModel):
     """How far the model's answers are from what was expected, over every batch."""
 
-    model_config = _STRICT
+    model_config = _KEPT
 
     expected: str
     """Of whom, in words."""
@@ -26,7 +27,7 @@ class Slowdown(BaseModel):
     Times are milliseconds a call.
     """
 
-    model_config = _STRICT
+    model_config = _KEPT
 
     baseline_p50: float
     model_p50: float
@@ -47,21 +48,42 @@ class Slowdown(BaseModel):
         """A slowdown fails only when even its lower bound is beyond the limit."""
         return self.low <= self.limit
 
+    @property
+    def told(self) -> str:
+        """Whether it holds, and how surely."""
+        if not self.holds:
+            return "FAILED"
+        return "passed" if self.high <= self.limit else "passed, though more than the limit cannot be excluded"
+
 
 class Load(BaseModel):
-    """One scenario of MLCommons LoadGen; `milliseconds` is a percentile with LoadGen's own confidence."""
+    """One scenario of MLCommons LoadGen.
 
-    model_config = _STRICT
+    Attributes:
+        rate: queries a second that were sent (Server).
+        observed: the percentile of the queries, in milliseconds.
+        milliseconds: what the percentile is at most, with LoadGen's own confidence, where it says (SingleStream).
+        why: where it does not hold or is no measurement.
+    """
+
+    model_config = _KEPT
 
     scenario: str
     queries: int
+    rate: float | None = None
     percentile: float | None = None
+    observed: float | None = None
     milliseconds: float | None = None
     bound: float | None = None
     samples_per_second: float | None = None
     holds: bool = True
     why: str = ""
-    """Where it does not hold or is no measurement: LoadGen's reason."""
+
+    @property
+    def unproven(self) -> bool:
+        """Whether the queries kept the bound, and were too few to prove it."""
+        kept = self.observed is not None and self.bound is not None and self.observed <= self.bound
+        return kept and not self.holds
 
 
 class Verdict(BaseModel):
@@ -71,7 +93,7 @@ class Verdict(BaseModel):
         interrupted: what broke off the timing; what had been measured until then is here.
     """
 
-    model_config = _STRICT
+    model_config = _KEPT
 
     time: str
     model: str
@@ -86,6 +108,16 @@ class Verdict(BaseModel):
     interrupted: str = ""
     machine: dict[str, str]
     seconds: float
+
+    @property
+    def title(self) -> str:
+        """What is compared, in words."""
+        return f"{self.model} against {self.baseline}"
+
+    @property
+    def subject(self) -> tuple[str, str, str, int, int]:
+        """What has to be alike for two checks to be of the same."""
+        return self.model, self.baseline, self.host, self.batch, self.seq
 
     @property
     def failures(self) -> tuple[str, ...]:
@@ -119,11 +151,12 @@ class Verdict(BaseModel):
                 f"p50        {found.model_p50:.3f} ms, baseline {found.baseline_p50:.3f} ms ({way})",
                 f"p99        {found.model_p99:.3f} ms, baseline {found.baseline_p99:.3f} ms (not gated on: too noisy)",
                 f"slowdown   {found.slowdown:+.1%} (95%: {found.low:+.1%} to {found.high:+.1%}), limit"
-                f" {found.limit:.1%}: " + ("passed" if found.holds else "FAILED"),
+                f" {found.limit:.1%}: {found.told}",
             ]
         for load in self.loads:
             rate = "" if load.samples_per_second is None else f"{load.samples_per_second:.1f} samples/s"
-            late = "" if load.milliseconds is None else f"p{100 * (load.percentile or 0):g} {load.milliseconds:.3f} ms"
+            late = "" if load.observed is None else f"p{100 * (load.percentile or 0):g} {load.observed:.3f} ms"
+            late += f" at {load.rate:.3g} queries/s" if load.rate is not None else ""
             bound = "" if load.bound is None else f", bound {load.bound:g} ms"
             told.append(
                 f"{load.scenario:10} {rate or late}{bound} ({load.queries} queries): "

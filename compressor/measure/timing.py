@@ -18,6 +18,10 @@ _BLOCKS = (10, 100)
 """Fewest and most pairs of blocks: fewer make no interval."""
 _CALLS = (2, 50)
 """Fewest and most timed calls a block."""
+_TRIED = 3
+"""Calls that tell how long one takes: a single one may have been disturbed."""
+_LONGEST = 2
+"""Times the seconds that were asked for, after which no block is begun, but for the fewest."""
 _QUIET_SECONDS = 0.005
 """How long all threads of the process must rest for it to count as quiet; twice in a row."""
 _PATIENCE_SECONDS = 1.0
@@ -87,14 +91,16 @@ def turns(
     seconds: float,
     *,
     rest: Callable[[], None] | None = None,
+    undecided: Callable[[], bool] | None = None,
     tell: Tell | None = None,
 ) -> Iterator[np.ndarray]:
     """Seconds that calls of the one and the other take, `[2, call]`, for one pair of blocks after another.
 
     Args:
         one, other: do one call each.
-        seconds: about how long to measure; never fewer than ten pairs.
+        seconds: about how long to measure, at most twice that; never fewer than ten pairs.
         rest: waits until what ran before is quiet; else `settle`.
+        undecided: is asked once, at the end; as many pairs come again where what was measured is not enough.
         tell: hears of every pair.
     """
     rest = rest or settle
@@ -104,16 +110,20 @@ def turns(
     start = time.perf_counter()
     rest()
     idle = time.perf_counter() - start
-    pair = sum(_block(call, 1, rest)[0] for call in (one, other))
+    pair = sum(float(np.median(_block(call, _TRIED, rest))) for call in (one, other))
     calls = int(np.clip(2 * _BLOCK_SECONDS / pair, *_CALLS))
     blocks = int(np.clip(seconds / (pair * (calls + 1) + 2 * idle), *_BLOCKS))
-    for block in range(blocks):
+    start, block = time.perf_counter(), 0
+    while block < blocks and (block < _BLOCKS[0] or time.perf_counter() - start < _LONGEST * seconds):
         times = np.empty((2, calls))
         for side in (0, 1) if block % 2 == 0 else (1, 0):
             times[side] = _block((one, other)[side], calls, rest)
         if tell is not None:
             tell(block + 1, blocks)
         yield times
+        block += 1
+        if block == blocks and undecided is not None and undecided():
+            blocks, undecided = 2 * blocks, None
 
 
 def settle() -> None:

@@ -36,6 +36,7 @@ class Asked:
         data: rows to warm up with: a file, or a Hugging Face data set.
         text_columns: columns of their text; else found by name.
         storage_uri: where the cluster finds the repository, for KServe.
+        runtime_version: tag of the image of Triton that KServe shall start, e.g. `25.06-py3`.
         force: replace the model if the repository has it.
 
     Raises:
@@ -57,6 +58,7 @@ class Asked:
     data: str | None = None
     text_columns: tuple[str, ...] = ()
     storage_uri: str | None = None
+    runtime_version: str | None = None
     force: bool = False
 
     def __post_init__(self) -> None:

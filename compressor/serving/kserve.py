@@ -2,52 +2,109 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from compressor.serving.asked import Asked
-from compressor.serving.source import Source
+from compressor.errors import InputError
+from compressor.quiet import one_line
+from compressor.serving import config, plans
+from compressor.targets.trt_metadata import read
 
-_HEAD = "# storageUri is where the cluster finds the repository{made_up}.\n"
+FILE_NAME = "kserve.yaml"
+MADE_UP = ": this one is made up, name it (--storage-uri)"
+_HEAD = """\
+# storageUri is where the cluster finds the repository{made_up}.
+# Memory and processors are estimated from the models' files, instances and threads: measure them under load.
+"""
 _LONGEST = 63 - len("-predictor-default-00001")
 """Letters of a name, to which KServe and Knative append such."""
+_GIB = 1 << 30
+_CORES = 4
+"""Of a model on the CPU whose threads are not bounded; of the server's own, where all models are on GPUs, half."""
 
 
-def service(asked: Asked, source: Source) -> str:
-    """The YAML of the service: KServe's Triton runtime on the repository, with as many GPUs as the model names and
-    the arguments that its server needs beside the runtime's own.
+def service(repository: Path, models: Sequence[Path], storage_uri: str | None, runtime_version: str | None) -> str:
+    """The YAML of a service of all models of a repository: KServe's Triton runtime on it, with the GPUs, the memory and
+    the arguments that they need beside the runtime's own.
 
     Source: KServe's `ClusterServingRuntime` `kserve-tritonserver`, whose format `triton` is a whole repository.
+
+    Args:
+        repository: the models' folder.
+        models: folders of all of them.
+        storage_uri: where the cluster finds it; None: as the YAML that is there says, else made up.
+        runtime_version: tag of Triton's image; None: as the YAML that is there says, else the runtime's own.
+
+    Raises:
+        InputError: a model's configuration, or the YAML that is there, cannot be read.
     """
+    before = _before(repository / FILE_NAME)
+    uri = storage_uri or before.get("storageUri")
+    version = runtime_version or before.get("runtimeVersion")
     predictor: dict[str, Any] = {
         "modelFormat": {"name": "triton", "version": "2"},
         "protocolVersion": "v2",
         "runtime": "kserve-tritonserver",
-        "storageUri": asked.storage_uri or f"pvc://models/{asked.repository.resolve().name}",
     }
-    if source.server_args:
-        predictor["args"] = list(source.server_args)
-    if source.device == "gpu":
-        predictor["resources"] = {"limits": {"nvidia.com/gpu": str(max(asked.gpus, default=0) + 1)}}
+    if version:
+        predictor["runtimeVersion"] = version
+    predictor["storageUri"] = uri or f"pvc://models/{repository.resolve().name}"
+    if any(
+        read(papers.with_suffix("")).version_compatible for model in models for papers in model.glob("*/*.plan.json")
+    ):
+        predictor["args"] = list(plans.VERSION_COMPATIBLE)
+    needed = _resources(models)
+    predictor["resources"] = {"requests": needed, "limits": needed}
     made = {
         "apiVersion": "serving.kserve.io/v1beta1",
         "kind": "InferenceService",
-        "metadata": {"name": service_name(asked.model)},
+        "metadata": {"name": service_name(repository.resolve().name)},
         "spec": {"predictor": {"model": predictor}},
     }
-    made_up = "" if asked.storage_uri else ": this one is made up, name it (--storage-uri)"
-    return _HEAD.format(made_up=made_up) + yaml.safe_dump(made, sort_keys=False)
+    return _HEAD.format(made_up="" if uri else MADE_UP) + yaml.dump(made, Dumper=_Plain, sort_keys=False)
 
 
-def service_name(model: str) -> str:
-    """The model's name as Kubernetes takes it (RFC 1035): small letters, digits and `-`, a letter first."""
-    name = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
+class _Plain(yaml.SafeDumper):
+    """Says a thing twice where it stands twice."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _before(path: Path) -> dict[str, Any]:
+    """What a YAML that is there says of the repository, but for what was made up."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = dict(yaml.safe_load(text)["spec"]["predictor"]["model"])
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+        raise InputError(f"{path}: is no InferenceService ({one_line(error)}); move it away") from error
+    return {name: value for name, value in found.items() if name != "storageUri" or MADE_UP not in text}
+
+
+def _resources(models: Sequence[Path]) -> dict[str, str]:
+    """What the server needs for all models: each instance loads the weights anew."""
+    cores, size, gpus = 0, 0, 0
+    for path in models:
+        model = config.load(path / config.FILE_NAME)
+        files = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        for group in model.instance_group:
+            size += files * (1 + group.count)
+            if group.kind == config.pb.ModelInstanceGroup.KIND_GPU:
+                gpus = max(gpus, 1, *(gpu + 1 for gpu in group.gpus))
+            else:
+                cores += group.count * int(model.parameters["intra_op_thread_count"].string_value or _CORES)
+    needed = {"cpu": str(cores or _CORES // 2), "memory": f"{math.ceil(1 + size / _GIB)}Gi"}
+    return needed | ({"nvidia.com/gpu": str(gpus)} if gpus else {})
+
+
+def service_name(repository: str) -> str:
+    """The repository's name as Kubernetes takes it (RFC 1035): small letters, digits and `-`, a letter first."""
+    name = re.sub(r"[^a-z0-9]+", "-", repository.lower()).strip("-")
     return (name if name[:1].isalpha() else f"model-{name}").strip("-")[:_LONGEST].strip("-")
-
-
-def place(repository: Path, model: str) -> Path:
-    """The file beside the model's folder; the server reads folders alone."""
-    return repository / f"{model}.kserve.yaml"

@@ -13,6 +13,9 @@ from compressor.errors import InputError, UsageError
 from compressor.targets.tensors import FREE, Tensor
 from compressor.targets.trt_metadata import Metadata, follows, graph_digest, papers_of, parts, read
 
+VERSION_COMPATIBLE = ("--backend-config=tensorrt,version-compatible=true",)
+"""What `tritonserver` must be told: plans for several versions bring code of their own, which it must allow."""
+
 
 @dataclass(frozen=True)
 class Plans:
@@ -74,17 +77,14 @@ class Plans:
         return max((one.tensorrt for one in self.papers.values()), key=parts)
 
     @property
-    def server_args(self) -> tuple[str, ...]:
-        """What `tritonserver` must be told: plans for several versions bring code of their own, which it must allow."""
-        wide = any(one.version_compatible for one in self.papers.values())
-        return ("--backend-config=tensorrt,version-compatible=true",) if wide else ()
-
-    @property
     def notes(self) -> tuple[str, ...]:
-        wide = all(one.version_compatible for one in self.papers.values())
-        later = "or a later one of the same major version" if wide else "by which it was built"
-        asked = (f"the server must be started with {arg}, or it refuses the plan" for arg in self.server_args)
-        return (f"a plan needs a server with TensorRT {self.newest}, {later}", *asked)
+        wide = [one.version_compatible for one in self.papers.values()]
+        later = "or a later one that runs its version-compatible engines" if all(wide) else "by which it was built"
+        asked = VERSION_COMPATIBLE if any(wide) else ()
+        return (
+            f"a plan needs a server with TensorRT {self.newest}, {later}",
+            *(f"the server must be started with {arg}, or it refuses the plan" for arg in asked),
+        )
 
     def inputs(self) -> tuple[Tensor, ...]:
         """As the plans take them: integers may be narrower than the graph's."""
@@ -141,7 +141,22 @@ def load(out: Path, paths: Sequence[Path]) -> Plans:
                 f"{path}: has other types of inputs or outputs than another plan, and a configuration has one of each;"
                 " build all of them with one version of TensorRT"
             )
+        if _shape(papers) != _shape(first):
+            raise UsageError(
+                f"{path}: has other fixed sizes than another plan, and a configuration has one of each; build all of"
+                " them for sizes of the same kind (--batch, --seq)"
+            )
+    least, most = found.lengths
+    if least > most:
+        raise UsageError(
+            f"--plan: no number of tokens runs on every plan, one takes {least} at least and one {most} at most; build"
+            " all of them for sizes in common (--seq)"
+        )
     return found
+
+
+def _shape(papers: Metadata) -> dict[str, tuple[int, ...]]:
+    return {name: _dims(least, most) for name, (least, _, most) in papers.profiles.items()}
 
 
 def _type(name: str) -> ir.DataType:

@@ -24,7 +24,7 @@ class Exported:
 
     Attributes:
         model: its folder.
-        service: KServe's YAML.
+        service: KServe's YAML, of all models of the repository.
         backend, device: what runs it, and where.
         max_batch: rows of one batch at most; 0: the server forms no batches.
         warmups: requests that the server runs before it is ready.
@@ -55,7 +55,6 @@ def export(asked: Asked) -> Exported:
     rows = inputs.real_rows(asked.out, found.graph, found.inputs, texts, shortest=shortest, longest=longest)
     warm = warmup.warmups(rows.feeds, found.max_batch)
     made = config.make(asked, found, warm)
-    service = kserve.place(asked.repository, asked.model)
     asked.repository.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".exporting-", dir=_beside(asked.repository)) as folder:
         model = Path(folder) / "model"
@@ -67,12 +66,17 @@ def export(asked: Asked) -> Exported:
         for request in warm:
             request.write(model / warmup.FOLDER)
         (model / config.FILE_NAME).write_text(config.text(made), encoding="utf-8")
-        beside = Path(folder) / service.name
-        beside.write_text(kserve.service(asked, found), encoding="utf-8")
+        others = (path.parent for path in sorted(asked.repository.glob(f"*/{config.FILE_NAME}")))
+        models = [*(path for path in others if path.name != asked.model), model]
+        told = kserve.service(asked.repository, models, asked.storage_uri, asked.runtime_version)
+        beside = Path(folder) / kserve.FILE_NAME
+        beside.write_text(told, encoding="utf-8")
         _check_place(asked)
         put(model, asked.place, aside=Path(folder) / "old")
+        service = asked.repository / kserve.FILE_NAME
         beside.replace(service)
-    unknown = () if asked.storage_uri else (f"{service}: storageUri is made up; name the cluster's (--storage-uri)",)
+    made_up = kserve.MADE_UP in told
+    unknown = (f"{service}: storageUri is made up; name the cluster's (--storage-uri)",) if made_up else ()
     drawn = (f"the warm-up has random {', '.join(rows.drawn)}: no text gives them",) if rows.drawn else ()
     return Exported(
         model=asked.place,

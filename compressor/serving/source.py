@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from compressor.serving.asked import Asked, Backend, Device
 from compressor.targets.tensors import FREE, Tensor, inputs_of, outputs_of
 
 GRAPH = "model.onnx"
+_LATE_IR = 10
+"""Which ONNX Runtime reads from 1.18 on."""
 _BATCH, _LENGTH = 8, 128
 """Where nothing was measured."""
 _FUNCTION = (
@@ -39,7 +41,6 @@ class Source:
         files: path in the version folder of every file.
         default: name of the model's file in the version folder.
         by_capability: name of the plan for each compute capability.
-        server_args: what the server must be started with.
         notes: what a reader must know.
     """
 
@@ -53,7 +54,6 @@ class Source:
     files: Mapping[str, Path]
     default: str
     by_capability: Mapping[str, str] = field(default_factory=dict)
-    server_args: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -88,9 +88,10 @@ def _graph(asked: Asked, report: Report, backend: Backend) -> Source:
     longest = max((row.seq for row in report.speeds if row.seq), default=_LENGTH)
     fixed = next((tensor.dims[1] for tensor in inputs if len(tensor.dims) == 2 and tensor.dims[1] != FREE), None)
     largest = _max_batch(asked, (*inputs, *outputs), max((row.batch for row in report.speeds), default=_BATCH))
+    device: Device = asked.device or ("gpu" if asked.gpus or on_gpu else "cpu")
     return Source(
         backend=backend,
-        device=asked.device or ("gpu" if asked.gpus or on_gpu else "cpu"),
+        device=device,
         graph=graph,
         inputs=inputs,
         outputs=outputs,
@@ -99,10 +100,21 @@ def _graph(asked: Asked, report: Report, backend: Backend) -> Source:
         files=files,
         default="model.py" if backend == "python" else GRAPH,
         notes=(
+            *_needs(graph, backend, device),
             *(() if largest else (f"{path} fixes its batch: the server forms none",)),
             *((_FUNCTION,) if "kernel" in report.session else ()),
         ),
     )
+
+
+def _needs(graph: ir.Model, backend: Backend, device: Device) -> Iterator[str]:
+    """What of the server cannot be taken for granted."""
+    if (graph.ir_version or 0) >= _LATE_IR:
+        yield f"the graph is of IR version {graph.ir_version}: the server needs ONNX Runtime 1.18 (May 2024) or newer"
+    if backend == "onnxruntime" and device == "gpu":
+        yield "config.pbtxt names the accelerator cuda, to be told no TF32: Triton knows it since June 2024"
+    if backend == "python":
+        yield "the server's Python needs onnxruntime and numpy<2; Triton's own images have neither"
 
 
 def _laid_out(path: Path, graph: ir.Model) -> dict[str, Path]:
@@ -135,7 +147,6 @@ def _planned(asked: Asked, paths: Sequence[Path]) -> Source:
         files=found.files,
         default=found.default,
         by_capability=found.by_capability,
-        server_args=found.server_args,
         notes=found.notes,
     )
 

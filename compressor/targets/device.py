@@ -125,6 +125,13 @@ class Stream:
         self._driver.call("cuEventElapsedTime", byref(milliseconds), *self._marks)
         return milliseconds.value / 1e3
 
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # the driver may be gone at exit
+            self._driver.enter()
+            for mark in self._marks:
+                self._driver.call("cuEventDestroy_v2", mark)
+            self._driver.call("cuStreamDestroy_v2", self.handle)
+
 
 class Buffer:
     """Memory on the GPU, that grows as it must and is given back with the object."""

@@ -9,8 +9,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
 from compressor.errors import TargetMissingError, UsageError
 from compressor.report.schema import Built
 from compressor.targets import trt_api, trt_cache, trt_layers
@@ -124,7 +122,7 @@ def load(plan: Path) -> TrtEngine:
     metadata.check_file(plan)
     check(None, metadata.precision)
     of, trt = _found()
-    metadata.check_machine(plan, of.device, str(trt.__version__))
+    metadata.check_machine(plan, of.device, trt_api.api(trt).version)
     return TrtEngine(plan, deserialized(of, plan), metadata, of, trt)
 
 
@@ -135,7 +133,7 @@ def _found() -> tuple[Driver, ModuleType]:
 
 def _types(trt: ModuleType, engine: Any, names: Iterable[str]) -> dict[str, str]:
     """NumPy's names of the types that an engine takes or gives."""
-    return {name: np.dtype(trt.nptype(engine.get_tensor_dtype(name))).name for name in names}
+    return {name: trt_api.numpy_type(trt, engine, name).name for name in names}
 
 
 def _sites(onnx: Path) -> Sequence[GraphSite]:
@@ -149,7 +147,8 @@ def _sites(onnx: Path) -> Sequence[GraphSite]:
 
 
 def _inspected(trt: ModuleType, engine: Any) -> str:
-    return str(engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON))
+    inspector = engine.create_engine_inspector()  # none, of an engine that another version's runtime runs
+    return "" if inspector is None else str(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
 
 
 def _session(

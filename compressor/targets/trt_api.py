@@ -10,11 +10,16 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from compressor.errors import TargetMissingError, UsageError
+import numpy as np
+import onnx_ir as ir
+
+from compressor.errors import InputError, TargetMissingError, UsageError
 from compressor.targets.base import Precision
 
 _FOREIGN = ("CUBLAS", "CUBLAS_LT", "CUDNN")
@@ -33,8 +38,8 @@ class Api:
     """What the installed TensorRT has.
 
     Attributes:
-        version: of the library.
-        strongly_typed: a network can be told to keep the graph's types.
+        version: of the library, not of the bindings, which may be another patch's.
+        strongly_typed: a network keeps the graph's types.
         wide: it has 64-bit integers, and with them bfloat16 and the operator sets after 17.
         precisions: numbers that a graph may be in.
         tactics: names of the tactic sources that are left on.
@@ -78,12 +83,29 @@ def api(trt: ModuleType) -> Api:
     wide = hasattr(trt.DataType, "INT64")
     bfloat = hasattr(trt.DataType, "BF16")
     return Api(
-        version=str(trt.__version__),
-        strongly_typed=hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED"),
+        version=_version(str(trt.__version__)),
+        strongly_typed=can_ask_types(trt) or not hasattr(trt.BuilderFlag, "FP16"),
         wide=wide,
         precisions=("fp32", "fp16", "bf16") if bfloat else ("fp32", "fp16"),
         tactics=tuple(name for name in trt.TacticSource.__members__ if name not in _FOREIGN),
     )
+
+
+def can_ask_types(trt: ModuleType) -> bool:
+    """Whether a network has to be told to keep the graph's types: 11 has left the flag without a meaning."""
+    return hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
+
+
+def _version(bindings: str) -> str:
+    """Of the library that the bindings have loaded, as its header numbers it; theirs where it does not tell."""
+    try:
+        number = int(ctypes.CDLL(f"libnvinfer.so.{bindings.partition('.')[0]}").getInferLibVersion())
+    except (OSError, AttributeError):
+        number = 0
+    if not number:
+        return bindings
+    unit = 10_000 if number >= 10_000 else 1_000
+    return f"{number // unit}.{number % unit // 100}.{number % 100}"
 
 
 def config_options(trt: ModuleType, of: Api, precision: Precision, *, quantized: bool) -> dict[str, Any]:
@@ -96,25 +118,47 @@ def config_options(trt: ModuleType, of: Api, precision: Precision, *, quantized:
     return options
 
 
-def keep_types(trt: ModuleType, network: Any) -> None:
+def keep_types(trt: ModuleType, network: Any, types: Mapping[str, ir.DataType]) -> None:
     """Ask of every layer of a network that is not strongly typed to compute in the type of its result (case 1).
 
     Not of one that is quantized: its results say fp32 where int8 is meant.
+
+    Args:
+        types: of the graph's tensors, by name: before it is built, such a network calls fp32 whatever was not set.
     """
-    floating = (trt.DataType.FLOAT, trt.DataType.HALF)
+    floating = {ir.DataType.FLOAT: trt.DataType.FLOAT, ir.DataType.FLOAT16: trt.DataType.HALF}
     for index in range(network.num_layers):
         layer = network.get_layer(index)
         if layer.type.name not in _ARITHMETIC or not layer.num_outputs:
             continue
         result = layer.get_output(0)
-        if result is not None and not result.is_shape_tensor and result.dtype in floating:
-            layer.precision = result.dtype
+        if result is None or result.is_shape_tensor:
+            continue
+        kind = floating.get(types[result.name]) if result.name in types else result.dtype
+        if kind in floating.values():
+            layer.precision = kind
+
+
+def numpy_type(trt: ModuleType, engine: Any, name: str) -> np.dtype[Any]:
+    """Of an engine's input or output.
+
+    Raises:
+        InputError: NumPy has no such numbers.
+    """
+    kind = engine.get_tensor_dtype(name)
+    try:
+        return np.dtype(trt.nptype(kind))
+    except TypeError as error:
+        raise InputError(
+            f"{name}: is {kind}, which NumPy has not; export the graph with inputs and outputs in fp32"
+        ) from error
 
 
 def weight_bytes(trt: ModuleType, engine: Any) -> int | None:
     """Bytes of an engine's weights on the GPU; None where the version does not tell (case 4)."""
     statistic = getattr(getattr(trt, "EngineStat", None), "TOTAL_WEIGHTS_SIZE", None)
-    return None if statistic is None else int(engine.get_engine_stat(statistic))
+    told = getattr(engine, "get_engine_stat", None)
+    return None if statistic is None or told is None else int(told(statistic))
 
 
 def activation_bytes(engine: Any) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import logging
 import os
 import re
 import warnings
@@ -21,13 +22,16 @@ from compressor.targets.base import Precision, Tuning
 from compressor.targets.device import Driver
 from compressor.targets.trt_api import Api
 from compressor.targets.trt_cache import TimingCache
+from compressor.targets.trt_graph import element_types
 from compressor.targets.trt_metadata import Shape
 
 Profiles = Mapping[str, tuple[Shape, Shape, Shape]]
 """Least, usual and largest shape by input."""
 
 _OUT_OF_MEMORY = re.compile(
-    r"out ?of ?memory|insufficient (device )?memory|std::bad_alloc|MemoryAllocation", re.IGNORECASE
+    r"out ?of ?memory|insuf+icient (device )?memory|memory is insufficient|insufficient workspace|std::bad_alloc"
+    r"|MemoryAllocation",
+    re.IGNORECASE,
 )
 _NO_IMPLEMENTATION = re.compile(r"could not find any implementation", re.IGNORECASE)
 _SMALLER = 8
@@ -126,19 +130,29 @@ def deserialized(of: Driver, path: Path) -> Any:
     with heard() as said:
         try:
             return EngineFromBytes(path.read_bytes())()
-        except PolygraphyException as error:
+        except (PolygraphyException, TypeError) as error:  # TypeError: TensorRT gave no runtime
             raise InputError(f"{path}: TensorRT cannot load it ({said.told(error)}); build it again") from error
 
 
 class Said:
-    """The last errors that TensorRT has logged: its exceptions say nothing of the cause."""
+    """The last errors that TensorRT has logged: its exceptions say nothing of the cause.
+
+    Attributes:
+        lines: errors.
+        short: whether it has warned that memory was short: kernels that need more are left out with no error, until
+            none is left.
+    """
 
     def __init__(self) -> None:
         self.lines: collections.deque[str] = collections.deque(maxlen=40)
+        self.short = False
 
     def log(self, level: int, msg: str) -> None:
         """Takes the place of a logger of Python's."""
-        self.lines.append(" ".join(msg.split()))
+        if level >= logging.ERROR:
+            self.lines.append(" ".join(msg.split()))
+        else:
+            self.short = self.short or _OUT_OF_MEMORY.search(msg) is not None
 
     def told(self, error: BaseException | None = None) -> str:
         """All of it on one line."""
@@ -147,8 +161,12 @@ class Said:
 
 def listening() -> Said:
     """The errors from now on. Nothing that Polygraphy and TensorRT say is printed, as long as this process lives."""
+    from polygraphy.logger import G_LOGGER
+
     said = _routed()
     said.lines.clear()
+    said.short = False
+    G_LOGGER.once_logged.clear()  # a warning that was heard before is heard again
     return said
 
 
@@ -159,7 +177,7 @@ def _routed() -> Said:
     said = Said()
     G_LOGGER.use_python_logging_system = True
     G_LOGGER.python_logger = said
-    G_LOGGER.module_severity, G_LOGGER.letter, G_LOGGER.colors = G_LOGGER.ERROR, False, False
+    G_LOGGER.module_severity, G_LOGGER.letter, G_LOGGER.colors = G_LOGGER.WARNING, False, False
     return said
 
 
@@ -195,9 +213,10 @@ def _built(
     )
     from polygraphy.exception import PolygraphyException
 
-    network: Any = NetworkFromOnnxPath(os.fspath(graph), strongly_typed=api.strongly_typed)
+    network: Any = NetworkFromOnnxPath(os.fspath(graph), strongly_typed=trt_api.can_ask_types(trt))
     if not typed:
-        network = PostprocessNetwork(network, lambda network: trt_api.keep_types(trt, network))
+        types = element_types(graph)
+        network = PostprocessNetwork(network, lambda network: trt_api.keep_types(trt, network, types))
     profile = Profile()
     for name, (least, usual, most) in profiles.items():
         profile.add(name, min=least, opt=usual, max=most)
@@ -207,11 +226,15 @@ def _built(
             config = CreateConfig(profiles=[profile], **options)(builder, made)
             told = cache.give(config)
             plan = bytes(EngineBytesFromNetwork((builder, made, *parser), config)())
-        except (PolygraphyException, TypeError) as error:  # TypeError: TensorRT gave no builder
-            why = said.told(error)
-            known = {_OUT_OF_MEMORY: _OutOfMemoryError, _NO_IMPLEMENTATION: _NoImplementationError}
-            lines = " ".join(said.lines)
-            kind = next((fault for pattern, fault in known.items() if pattern.search(lines)), InputError)
+        except (PolygraphyException, TypeError) as error:
+            if isinstance(error, TypeError) and "nullptr" not in str(error):  # else TensorRT gave no builder
+                raise
+            why, lines = said.told(error), " ".join(said.lines)
+            kind: type[InputError] = InputError
+            if _OUT_OF_MEMORY.search(lines):
+                kind = _OutOfMemoryError
+            elif _NO_IMPLEMENTATION.search(lines):
+                kind = _OutOfMemoryError if said.short else _NoImplementationError
             raise kind(
                 f"TensorRT {api.version} cannot build the graph ({why}); try --opset 18 or --target ort"
             ) from error

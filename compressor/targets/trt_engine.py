@@ -46,6 +46,8 @@ class TrtEngine:
                 f"{path}: the GPU has no memory for the {size / 1e6:.0f} MB that it needs beside its weights; free"
                 " some, or build it for smaller sizes (--batch, --seq)"
             )
+        # Engines are built with all that the inspector can tell, and each call would name its layers for a profiler.
+        self._context.nvtx_verbosity = trt.ProfilingVerbosity.NONE
         self._stream = Stream(of)
         self._buffers: dict[str, Buffer] = collections.defaultdict(lambda: Buffer(of))
         self._set: dict[str, tuple[Shape, int]] = {}
@@ -142,6 +144,6 @@ class TrtEngine:
             raise InputError(
                 f"{self.path}: the size of {name} depends on what is computed; TensorRT is not run on such"
             )
-        array = np.empty(shape, self._trt.nptype(self._engine.get_tensor_dtype(name)))
+        array = np.empty(shape, self.metadata.outputs[name])
         self._context.set_tensor_address(name, self._buffers[name].reserve(array.nbytes))
         return array

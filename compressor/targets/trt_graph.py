@@ -51,7 +51,7 @@ def prepare(source: Path, out: Path, precision: Precision, api: Api) -> tuple[st
     if model.functions:
         done.append(f"{len(model.functions)} local functions inlined")
         InlinePass()(model)
-    quantized = any(node.op_type in _QUANTIZED for node in model.graph)
+    quantized = is_quantized(model)
     if not api.wide:
         _lower_opset(model, source, api)
     elif not quantized and ScaleQueries()(model).modified:
@@ -69,6 +69,19 @@ def prepare(source: Path, out: Path, precision: Precision, api: Api) -> tuple[st
         _narrow(out)
         done.append(f"written in operator set {_OLDEST_OPSET} with 32-bit inputs")
     return "; ".join(done) or "the graph as it is", quantized
+
+
+def is_quantized(model: ir.Model) -> bool:
+    """Whether a graph says by `QuantizeLinear` what it computes in."""
+    return any(node.op_type in _QUANTIZED for node in model.graph)
+
+
+def element_types(path: Path) -> dict[str, ir.DataType]:
+    """Types of a graph's tensors, by name, as far as they can be told."""
+    model = load(path)
+    ShapeInferencePass()(model)
+    values = [output for node in model.graph.all_nodes() for output in node.outputs]
+    return {str(value.name): value.dtype for value in values if value.dtype is not None}
 
 
 def profile(model: ir.Model, tuning: Tuning) -> dict[str, tuple[Shape, Shape, Shape]]:

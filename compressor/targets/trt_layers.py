@@ -11,9 +11,9 @@ from compressor.report.schema import BuiltLayer
 from compressor.targets.base import Precision
 from graph_passes import GraphSite
 
-_FUSED = re.compile(
-    r"(?<![a-z])(f?mha|gemm_mha|flash_?(attention|attn|fwd)|fused_?attention|sdpa)(?![a-z])", re.IGNORECASE
-)
+_FUSED = re.compile(r"(?<![A-Za-z])(?i:f?mha|ge(mm|mv)_mha|flash_?(attention|attn|fwd)|fused_?attention|sdpa)(?![a-z])")
+_MOVES = re.compile(r"reformat|signal|wait|constant|no_?op", re.IGNORECASE)
+"""Kinds of layers that compute nothing, whatever stands beside them in their names."""
 _GIVEN_NAMES = re.compile(r"\[[^\]]*\]|\{[^}]*\}")
 """Names of the graph's nodes, that a layer's name repeats: theirs are no kernels."""
 _NODES = re.compile(r"\[ONNX Layer: |\]|\x1f|\x1e")
@@ -45,7 +45,11 @@ def _layer(told: Mapping[str, Any]) -> BuiltLayer:
 
 def is_fused(layer: BuiltLayer) -> bool:
     """Whether a layer is one kernel that computes a whole attention."""
+    if _MOVES.search(layer.kind) or layer.name.startswith("Reformatting"):
+        return False
     own = _GIVEN_NAMES.sub("", layer.name)
+    for node in _nodes(layer):
+        own = re.sub(rf"(?<!\w){re.escape(node)}(?!\w)", "", own)
     return any(_FUSED.search(text) for text in (own.rsplit("/", 1)[-1], layer.tactic, layer.kind))
 
 
@@ -54,27 +58,29 @@ def told(
 ) -> tuple[int, int, str]:
     """How many attentions are fused, of how many where that can be told, and a line that says so.
 
-    1. As many fused kernels as attentions: all are fused.
-    2. An attention inside a layer that shows nothing of its kernels: it cannot be told.
-    3. Any other without a kernel was lost; the line says why, as far as it can be known.
+    1. An attention whose node a fused kernel names is kept. One attention may take several kernels.
+    2. A kernel that names no attention is taken for one of the others.
+    3. An attention inside a layer that shows nothing of its kernels: it cannot be told.
+    4. Any other without a kernel was lost; the line says why, as far as it can be known.
     """
     kernels = [layer for layer in found if is_fused(layer)]
     if not sites:
         return len(kernels), len(kernels), "the graph has no attention"
     if not found:
         return 0, 0, "whether attention is fused cannot be told: TensorRT's inspector shows no layers"
-    if len(kernels) >= len(sites):
-        return len(sites), len(sites), f"fused attention kept in each of {len(sites)} attention layers"
+    own = {_node(site) for site in sites}
+    unnamed = sum(own.isdisjoint(_nodes(layer)) for layer in kernels)
     kept = [site for site in sites if any(_node(site) in _nodes(layer) for layer in kernels)]
     hidden = [site for site in sites if site not in kept and _is_hidden(site, found)]
-    lost = [site for site in sites if site not in kept and site not in hidden] if len(kept) == len(kernels) else []
-    counted = max(len(kernels), len(sites) - len(hidden))
+    lost = [site for site in sites if site not in kept and site not in hidden] if not unnamed else []
+    count = min(len(sites), len(kept) + unnamed)
+    counted = max(count, len(sites) - len(hidden))
     lines = []
-    if len(kernels) < counted:
+    if count < counted:
         names = [site.name or _node(site) for site in lost]
         where = f" (not in {', '.join(names)})" if names and kernels else ""
         reasons = "; ".join(dict.fromkeys(_why(site, capability, precision) for site in lost or sites))
-        lines.append(f"fused attention in {len(kernels)} of {counted} attention layers{where}: {reasons}")
+        lines.append(f"fused attention in {count} of {counted} attention layers{where}: {reasons}")
     elif kernels:
         lines.append(f"fused attention kept in each of {counted} attention layers")
     if counted < len(sites):
@@ -82,7 +88,7 @@ def told(
             f"whether attention is fused cannot be told of {len(sites) - counted} of {len(sites)} attention layers:"
             " TensorRT does not show the kernels of the layers that hold them"
         )
-    return len(kernels), counted, "; ".join(lines)
+    return count, counted, "; ".join(lines)
 
 
 def _is_hidden(site: GraphSite, found: Sequence[BuiltLayer]) -> bool:

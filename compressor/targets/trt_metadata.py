@@ -130,10 +130,14 @@ def graph_digest(graph: Path) -> str:
     return digest(graph, *sorted(data_files(load(graph))))
 
 
+_NEXT = {8: (8, 9, 10), 9: (9, 10), 10: (10, 11)}
+"""Major versions that run the version-compatible engines of one (TensorRT's documentation, "Engine Compatibility")."""
+
+
 def follows(later: str, earlier: str) -> bool:
-    """Whether a version of TensorRT is the same or later, of the same major version."""
+    """Whether a TensorRT runs the version-compatible engines of an earlier one."""
     one, other = parts(later), parts(earlier)
-    return one[:1] == other[:1] and one >= other
+    return one >= other and one[0] in _NEXT.get(other[0], other[:1])
 
 
 def parts(version: str) -> list[int]:

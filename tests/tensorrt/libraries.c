@@ -29,6 +29,9 @@ int cuStreamCreate(void **stream, int flags) { *stream = malloc(1); return 0; }
 int cuStreamSynchronize(void *stream) { return 0; }
 int cuEventCreate(void **event, int flags) { *event = malloc(1); return 0; }
 int cuEventRecord(void *event, void *stream) { return 0; }
+int cuEventDestroy_v2(void *event) { free(event); return 0; }
+int cuStreamDestroy_v2(void *stream) { free(stream); return 0; }
+int getInferLibVersion(void) { char *told = getenv("TENSORRT_LIBRARY"); return told ? atoi(told) : 0; }
 int cuEventElapsedTime(float *milliseconds, void *from, void *to) { *milliseconds = 1.5f; return 0; }
 int cuMemAlloc_v2(void **address, size bytes)
 {

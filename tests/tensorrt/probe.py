@@ -86,7 +86,14 @@ def main(graph: Path, folder: Path) -> dict[str, Any]:
     found["smaller"] = built("fp32").session["workspace"]
     stand_ins.FAILURES[:] = [memory, memory]
     found["too_large"] = built("fp32")
-    stand_ins.FAILURES[:] = ["10: Could not find any implementation for node {ForeignNode[a...b]}."]
+    none = "10: Could not find any implementation for node {ForeignNode[a...b]}."
+    stand_ins.FAILURES[:] = [none]
+    stand_ins.WARNINGS[:] = [stand_ins.SHORT]
+    found["short"] = [built("fp32").session["workspace"], bool(stand_ins.WARNINGS)]
+    stand_ins.FAILURES[:] = [none, none]
+    stand_ins.WARNINGS[:] = [stand_ins.SHORT, stand_ins.SHORT]
+    found["still_short"] = built("fp32")
+    stand_ins.FAILURES[:] = [none]
     engine = built("fp32")
     types = engine if isinstance(engine, str) else engine.session["types"]
     found["preferred"] = [sorted(stand_ins.ASKED["flags"]), types]

@@ -20,6 +20,10 @@ ASKED: dict[str, Any] = {}
 """What the last build was asked for."""
 FAILURES: list[str] = []
 """Errors to log where an engine is built or loaded next, which then fails."""
+WARNINGS: list[str] = []
+"""Warnings to log before such an error, one each."""
+SHORT = "Skipping tactic 0 due to insuficient memory on requested size of 1024 detected for tactic 0x0."
+"""How TensorRT tells that a kernel was left out for want of memory."""
 REFUSED: list[str] = []
 """The error to log where a shape is set, which then is not."""
 KNOWN = b"timings"
@@ -164,6 +168,8 @@ class Builder:
     def build_serialized_network(self, network: Network, config: Config) -> bytes | None:
         ASKED["layers"] = [layer.precision for layer in network.layers]
         if FAILURES:
+            if WARNINGS:
+                self.logger.log(self.trt.Logger.WARNING, WARNINGS.pop(0))
             self.logger.log(self.trt.Logger.ERROR, FAILURES.pop(0))
             return None
         return bytes(onnx.load(network.path).SerializeToString())
