@@ -33,9 +33,9 @@ def eager_attention_forward(
 
 def sinusoids(length: int, width: int, like: Tensor) -> Tensor:
     """Encodings `[length, width]` of the distances length-1, ..., 0, sines before cosines (Transformer-XL, R)."""
-    steps = torch.arange(width // 2, device=like.device, dtype=torch.float32)
+    steps = torch.arange(width // 2, device=like.device)  # whole numbers, here and below: TensorRT 8.6 counts no others
     distance = length - 1 - torch.arange(length, device=like.device)
-    angles = distance.float()[:, None] * torch.exp(steps * (-2 * math.log(10000.0) / width))
+    angles = distance.float()[:, None] * torch.exp(steps.float() * (-2 * math.log(10000.0) / width))
     return torch.cat([angles.sin(), angles.cos()], dim=-1).to(like.dtype)
 
 

@@ -232,7 +232,7 @@ def _hidden(length: int, keys: int, attention_mask: Tensor | None, device: torch
     hidden = (torch.arange(keys, device=device) > query)[None, None]
     if attention_mask is None:
         return hidden
-    return hidden | nn.functional.pad(attention_mask == 0, (past, 0))[:, None, None]
+    return hidden | (nn.functional.pad(attention_mask, (past, 0), value=1) == 0)[:, None, None]
 
 
 class AllAttentionModel(SegmentModel):
