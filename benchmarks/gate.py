@@ -1,7 +1,7 @@
 """The latency gate on a real Triton server: false alarms, slowdowns caught, and what its own client costs.
 
     python -m benchmarks.gate                      # 50 checks of a model against itself, 50 of one that is 10% slower
-    python -m benchmarks.gate --checks 3 --seconds 5         # a check times for 20 s, as `compress check` does untold
+    python -m benchmarks.gate --checks 3 --seconds 5         # untold, a check times for 20 s, as `compress check` does
 
 The server is that of `make .venv-triton/ready` (Triton's Python backend on the CPU). It serves the same model three
 times, on rows of SST-2; the third one waits after each call for a tenth of the time that it took to compute, so that it
@@ -81,6 +81,9 @@ def told(name: str, found: list[Verdict]) -> None:
     failed = sum(bool(verdict.failures) for verdict in found)
     broken = sum(bool(verdict.interrupted) for verdict in found)
     slowdowns = [verdict.slowdown for verdict in found if verdict.slowdown is not None]
+    if not slowdowns:
+        print(f"| {name} | {len(found)} | {failed} | {broken} | none was timed | | | |")
+        return
     middle = [100 * one.slowdown for one in slowdowns]
     wide = [100 * (one.high - one.low) for one in slowdowns]
     print(

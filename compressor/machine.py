@@ -10,6 +10,9 @@ import psutil
 
 _PACKAGES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "onnxruntime-gpu", "compressor")
 
+SAME = ("processor", "cores", "memory")
+"""Of a machine: what has to be alike for two times to be compared."""
+
 
 def machine() -> dict[str, str]:
     """Processor, cores, memory, system, and the versions of what was used."""

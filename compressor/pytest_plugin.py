@@ -7,7 +7,7 @@ def test_the_small_model_is_as_fast(latency_gate):
 
 from __future__ import annotations
 
-import getpass
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -44,10 +44,13 @@ def latency_gate(request: pytest.FixtureRequest) -> Callable[..., Verdict]:
     # Closest first: an option of the function's own marker wins over its class's and module's.
     defaults: dict[str, Any] = {}
     for marker in request.node.iter_markers("latency_gate"):
+        why = ""
         if marker.args:
-            pytest.fail(
-                f"latency_gate: {marker.args[0]!r} has no name; the marker takes options by name", pytrace=False
-            )
+            why = f"{marker.args[0]!r} has no name; the marker takes options by name"
+        elif "model" in marker.kwargs:
+            why = "the marker names a model; the test does, latency_gate(MODEL)"
+        if why:
+            pytest.fail(f"latency_gate: {why}", pytrace=False)
         defaults = {**marker.kwargs, **defaults}
 
     def gate(model: str, **options: Any) -> Verdict:
@@ -55,16 +58,15 @@ def latency_gate(request: pytest.FixtureRequest) -> Callable[..., Verdict]:
         from graph_passes.errors import GraphPassError
 
         try:
-            return _checked({**defaults, **options, "model": model}, lambda *told: node.add_report_section(*told))
+            return _checked({**defaults, **options, "model": model}, request.node.add_report_section)
         except (CompressorError, GraphPassError) as error:
             pytest.fail(str(error), pytrace=False)
 
-    node = request.node
     return gate
 
 
 def _checked(options: dict[str, Any], report: Callable[[str, str, str], object]) -> Verdict:
-    """The verdict of a check that passed, which is reported as a section beside the test; raises as
+    """The verdict of a check that passed; any verdict is a section of the test's report. Raises as
     `compressor.gate.gated` does."""
     from filelock import FileLock
 
@@ -73,7 +75,7 @@ def _checked(options: dict[str, Any], report: Callable[[str, str, str], object])
     files = {name: path for name in _FILES if (path := options.pop(name, None)) is not None}
     title = f"{options['model']} against {options.get('baseline')}"
     # Tests that run side by side (pytest-xdist) would time each other.
-    with FileLock(Path(tempfile.gettempdir()) / f"compressor-latency-gate-{getpass.getuser()}.lock"):
+    with FileLock(Path(tempfile.gettempdir()) / f"compressor-latency-gate-{os.getuid()}.lock"):
         return gated(
             Files(**{name: Path(path) for name, path in files.items()}),
             title,

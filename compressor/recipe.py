@@ -206,9 +206,7 @@ class Recipe(BaseModel):
         "Engine", "file that TensorRT's timings are kept in and taken from; else one in the user's cache"
     )
     hardware_compatible: bool = field_of("Engine", "a TensorRT engine for other GPUs too, from Ampere on", False)
-    version_compatible: bool = field_of(
-        "Engine", "a TensorRT engine for later versions too, to the next major one", False
-    )
+    version_compatible: bool = field_of("Engine", "a TensorRT engine for later versions too", False)
     opset: Literal[18, 23] = field_of("Engine", "ONNX operator set of the exported graph", 18)
     attention: Literal["eager", "sdpa"] = field_of("Engine", "how attention is written into the graph", "eager")
 

@@ -183,7 +183,9 @@ def test_the_same_inputs_and_timings_give_the_same_engine(bert: Pruned, tmp_path
         engine = built("trt", bert.shrunk, tmp_path, "fp16", tuning)
         assert engine.built is not None
         # TensorRT counts the kernels that it makes, from one engine to the next.
-        layers.append([re.sub(r"\d+", "0", f"{layer.name} {layer.tactic}") for layer in engine.built.layers])
+        layers.append(
+            [re.sub(r"mye\d+|myl\d+_\d+", "", f"{layer.name} {layer.tactic}") for layer in engine.built.layers]
+        )
     assert layers[1] == layers[2]
     (tmp_path / "timings").write_bytes(b"torn")
     assert "was damaged" in built("trt", bert.shrunk, tmp_path, "fp16", tuning).optimization

@@ -142,7 +142,7 @@ def test_a_repository_of_onnx(out: Path, tmp_path: Path, capfd: Cap) -> None:
     assert [(one.name, list(one.dims)) for one in found.input] == [("input_ids", [-1]), ("attention_mask", [-1])]
     assert [(one.name, list(one.dims)) for one in found.output] == [("logits", [16])]
     written = (tmp_path / "repository" / "kserve.yaml").read_text()
-    assert written.startswith("# storageUri is where the cluster finds the repository: this one is made up")
+    assert any("storageUri is made up" in note for note in done.json["notes"])
     service = yaml.safe_load(written)
     assert (service["kind"], service["metadata"]["name"]) == ("InferenceService", "repository")
     assert {path.name for path in tmp_path.iterdir()} == {"repository"}
@@ -155,7 +155,18 @@ def test_a_service_is_of_all_models_of_a_repository(out: Path, tmp_path: Path) -
     assert not any("made up" in note for note in done.notes), "it was named before"
     model = yaml.safe_load(done.service.read_text())["spec"]["predictor"]["model"]
     assert (model["storageUri"], model["runtimeVersion"]) == ("s3://there", "25.06-py3")
-    assert model["resources"]["limits"] == {"cpu": "6", "memory": "2Gi", "nvidia.com/gpu": "2"}
+    assert model["resources"]["limits"] == {"cpu": "6", "memory": "3Gi", "nvidia.com/gpu": "2"}
+    own = yaml.safe_load(done.service.read_text())
+    own["metadata"]["namespace"] = "mine"
+    own["spec"]["predictor"]["model"] |= {
+        "ports": [{"name": "h2c", "containerPort": 9000}],
+        "args": ["--log-verbose=1"],
+    }
+    done.service.write_text(yaml.safe_dump(own))
+    export(Asked(out, tmp_path / "r", "b", force=True))
+    needed = {"cpu": "10", "memory": "3Gi"}
+    own["spec"]["predictor"]["model"]["resources"] = {"requests": needed, "limits": needed}
+    assert yaml.safe_load(done.service.read_text()) == own, "what was written by hand stays"
     done.service.write_text("odd: [")
     with pytest.raises(InputError, match=r"kserve\.yaml: is no InferenceService .*; move it away"):
         export(Asked(out, tmp_path / "r", "c"))
@@ -287,7 +298,7 @@ def test_plans_of_several_gpus_stand_side_by_side(out: Path, tmp_path: Path) -> 
     assert {config.pb.DataType.Name(one.data_type) for one in found.input} == {"TYPE_INT32"}
     assert done.notes == ("a plan needs a server with TensorRT 10.9.0, by which it was built",)
     service = yaml.safe_load(done.service.read_text())
-    needed = {"cpu": "2", "memory": "2Gi", "nvidia.com/gpu": "2"}
+    needed = {"cpu": "2", "memory": "3Gi", "nvidia.com/gpu": "2"}
     assert service["spec"]["predictor"]["model"]["resources"] == {"requests": needed, "limits": needed}
     (request, _) = found.model_warmup
     ids = np.frombuffer((done.model / "warmup" / request.inputs["input_ids"].input_data_file).read_bytes(), np.int32)
@@ -337,10 +348,13 @@ def test_plans_that_cannot_be_served(out: Path, tmp_path: Path) -> None:
     for flag, wrong in (("--plain", replace(asked, plain=True)), ("--threads 2", replace(asked, threads=2))):
         with pytest.raises(UsageError, match=f"{flag}: means nothing to a TensorRT plan"):
             export(wrong)
+    shapes = {"attention_mask": ((1, 1), (2, 8), (32, 16))}
     differing: tuple[tuple[dict[str, Any], str], ...] = (
         ({"tensorrt": "10.16.1"}, r"engine\.plan: runs with TensorRT 10\.9\.0 and another plan with 10\.16\.1"),
         ({"precision": "fp32"}, "computes in fp32 and another plan in fp16"),
         ({"inputs": {"input_ids": "int64", "attention_mask": "int64"}}, "has other types of inputs or outputs"),
+        ({"profiles": {"input_ids": ((1, 17), (2, 18), (32, 20)), **shapes}}, "no number of tokens runs on every plan"),
+        ({"profiles": {"input_ids": ((1, 8), (1, 8), (1, 8)), **shapes}}, "has other fixed sizes than another plan"),
     )
     for more, said in differing:
         other = plan(tmp_path / "other", "other.plan", (9, 0), 32, model=graph_digest(built / "model.onnx"), **more)

@@ -43,8 +43,8 @@ def foreign(path: Path) -> Iterator[str]:
     for node in model.graph.all_nodes():
         data = node.inputs[1 if node.op_type == "Where" else 0] if node.inputs else None
         kind = kinds.get(str(data.name)) if data is not None else ir.DataType.FLOAT
-        if kind is not None and kind.name not in TAKEN.get(node.op_type, ()):
-            yield f"{node.op_type} of {kind.name} ({node.name})"
+        if node.op_type not in TAKEN or (kind is not None and kind.name not in TAKEN[node.op_type]):
+            yield f"{node.op_type} of {kind} ({node.name})"
 
 
 @pytest.mark.parametrize(("api", "precision"), [(OLD, "fp32"), (OLD, "fp16"), (NEW, "fp16"), (NEW, "bf16")])

@@ -1,11 +1,10 @@
-"""Does a model answer right? Asked before anything is timed: an empty answer is always fast."""
+"""Does a model answer right? Asked before anything is timed, and after: an empty answer is always fast."""
 
 from __future__ import annotations
 
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,104 +22,84 @@ ANY, BASELINE = "any", "baseline"
 Outputs = dict[str, np.ndarray]
 
 
-def require(
+def judge(
     driver: Driver,
     feeds: Sequence[Feeds],
-    prepared: Sequence[Any],
     baseline: Sequence[Outputs],
     expect: str | None,
     tolerance: float | None,
-) -> tuple[list[Outputs], Answers]:
-    """A model's outputs for every batch, which are as they should be.
+) -> Callable[[Sequence[Outputs]], Answers]:
+    """What tells whether a model's outputs for every batch are as they should be: it raises MismatchError where they
+    are not, and says how far they are off where they are.
 
     Args:
         driver: the model.
         feeds: every batch.
-        prepared: the same, as the driver takes them.
         baseline: the baseline's outputs for every batch.
         expect: whose answers it has to give. `baseline`; `any`: the shapes and types of the baseline's, and numbers
             that are finite; a `.npz` of outputs by name `[row, ...]`; an ONNX file, or a folder with `model.onnx`, that
             is run here. None: of a graph on this machine, the graph's own, run without any optimization; of a
             server's model, the baseline's.
         tolerance: largest relative error; None: that of the driver's precision, and none of whole numbers.
-
-    Raises:
-        MismatchError: it answers wrong, or nothing.
     """
     own = expect is None and isinstance(driver, Local)
-    found = [driver.answers(batch) for batch in prepared]
-    if expect == ANY:
-        for number, (got, model) in enumerate(zip(found, baseline, strict=True)):
-            sensible(driver.name, number, got)
-            _alike(driver.name, number, got, model)
-        return found, Answers(expected="any", error=None, tolerance=0.0, batches=len(found))
     limit = tolerance if tolerance is not None else TOLERANCE[driver.precision]
+    right: Callable[[int, Feeds], Outputs]
     if own:
         assert isinstance(driver, Local)
         whose, right = "its own graph, run plainly", _graph(driver.graph)
-    elif expect in (None, BASELINE):
+    elif expect in (None, BASELINE, ANY):
         whose, right = "the baseline", lambda number, _: baseline[number]
     else:
         assert expect is not None
         whose, right = expect, _expected(Path(expect))
-    error = 0.0
-    for number, got in enumerate(found):
-        sensible(driver.name, number, got)
-        wanted = right(number, feeds[number])
-        missing = wanted.keys() - got.keys()
-        if missing:
+    wanted = [right(number, batch) for number, batch in enumerate(feeds)]
+    hint = "" if own else "; if it computes another function by design, --expect OUT or --expect any"
+
+    def alike(found: Sequence[Outputs]) -> Answers:
+        for number, got in enumerate(found):
+            sensible(driver.name, number, got)
+            _alike(driver.name, number, got, wanted[number])
+        return Answers(expected=ANY, error=None, tolerance=0.0, batches=len(found))
+
+    def equal(found: Sequence[Outputs]) -> Answers:
+        error = 0.0
+        for number, got in enumerate(found):
+            sensible(driver.name, number, got)
+            missing = wanted[number].keys() - got.keys()
+            if missing:
+                raise MismatchError(
+                    f"{driver.name}: it has no output {', '.join(sorted(missing))}, which {whose} has; it gives"
+                    f" {', '.join(sorted(got))}"
+                )
+            for name, array in wanted[number].items():
+                apart = relative_error(array, got[name], feeds[number])
+                whole = array.dtype.kind in "biu" and array.shape == got[name].shape
+                if apart and whole and tolerance is None:
+                    raise MismatchError(
+                        f"{driver.name}: its answers are not those of {whose}: output {name} (batch {number}) differs,"
+                        f" and whole numbers have to be equal (--tolerance allows a relative error){hint}"
+                    )
+                error = max(error, apart)
+        if error > limit:
             raise MismatchError(
-                f"{driver.name}: it has no output {', '.join(sorted(missing))}, which {whose} has; it gives"
-                f" {', '.join(sorted(got))}"
+                f"{driver.name}: its answers are not those of {whose}: relative error {error:.2g}, {limit:g} is"
+                f" allowed{hint}"
             )
-        for name, array in wanted.items():
-            apart = relative_error(array, got[name], feeds[number])
-            if apart and tolerance is None and array.dtype.kind in "biu":
-                raise MismatchError(
-                    f"{driver.name}: output {name} is not that of {whose} (batch {number}), and whole numbers have to"
-                    " be equal; it was not timed; --tolerance allows a relative error"
-                )
-            error = max(error, apart)
-    if error > limit:
-        hint = "" if own else "; if it computes another function by design, --expect OUT or --expect any"
-        raise MismatchError(
-            f"{driver.name}: its answers are not those of {whose}: relative error {error:.2g}, {limit:g} is allowed; it"
-            f" was not timed{hint}"
-        )
-    return found, Answers(expected=whose, error=error, tolerance=limit, batches=len(found))
+        return Answers(expected=whose, error=error, tolerance=limit, batches=len(found))
 
-
-def unchanged(
-    driver: Driver,
-    feeds: Sequence[Feeds],
-    prepared: Sequence[Any],
-    before: Sequence[Outputs],
-    found: Answers,
-) -> None:
-    """Raise MismatchError where a model that was timed, and answered right before, answers otherwise now."""
-    for number, batch in enumerate(prepared):
-        now = driver.answers(batch)
-        sensible(driver.name, number, now)
-        if found.error is None:
-            continue
-        for name, array in before[number].items():
-            apart = relative_error(array, now[name], feeds[number]) if name in now else float("inf")
-            if apart > found.tolerance:
-                raise MismatchError(
-                    f"{driver.name}: output {name} has changed while it was timed (batch {number}, relative error"
-                    f" {apart:.2g}); its times count for nothing"
-                )
+    return alike if expect == ANY else equal
 
 
 def sensible(name: str, number: int, outputs: Outputs) -> None:
     """Raise MismatchError unless there are outputs, none of them empty, and every number is finite."""
     for output, array in outputs.items():
         if array.size == 0:
-            raise MismatchError(f"{name}: output {output} is empty (batch {number}); it was not timed")
+            raise MismatchError(f"{name}: output {output} is empty (batch {number})")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise MismatchError(f"{name}: output {output} holds NaN or infinity (batch {number}); it was not timed")
+            raise MismatchError(f"{name}: output {output} holds NaN or infinity (batch {number})")
     if not outputs:
-        raise MismatchError(f"{name}: it gives no outputs (batch {number}); it was not timed")
+        raise MismatchError(f"{name}: it gives no outputs (batch {number})")
 
 
 def _alike(name: str, number: int, outputs: Outputs, model: Outputs) -> None:
@@ -130,7 +109,7 @@ def _alike(name: str, number: int, outputs: Outputs, model: Outputs) -> None:
             said = "missing" if got is None else f"{got.dtype} {list(got.shape)}"
             raise MismatchError(
                 f"{name}: output {output} is {said}, the baseline's is {array.dtype} {list(array.shape)} (batch"
-                f" {number}); it was not timed"
+                f" {number})"
             )
 
 

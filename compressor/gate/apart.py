@@ -27,9 +27,9 @@ from compressor.targets.base import Feeds
 
 _WARM_UPS = 3
 """Calls that are not counted: a process's first ones, and an engine's, take longer."""
-_FEWEST = 4
+_AT_ONCE = 4
 _OF_DEADLINE = 0.25
-"""How much of its deadline a call may wait for others that are under way at the same time, at least `_FEWEST`."""
+"""How much of its deadline a call may wait for others that are under way; `_AT_ONCE` may be in any case."""
 
 
 def measure(scenario: Scenario, asked: Asked, feeds: Sequence[Feeds], times: Slowdown) -> Load:
@@ -88,7 +88,7 @@ def _run(
                 bound=None if scenario == "Offline" else asked.p99,
                 rate=asked.rate or 500 / times.baseline_p50,
                 seconds=asked.load_seconds,
-                at_once=max(_FEWEST, min(model.at_once, int(_OF_DEADLINE * 1e3 * asked.deadline / times.model_p50))),
+                at_once=max(_AT_ONCE, min(model.at_once, int(_OF_DEADLINE * 1e3 * asked.deadline / times.model_p50))),
                 on_fault=lambda error: pipe.send(_told(error)),
             )
             found = run()

@@ -27,7 +27,7 @@ class Asked:
         batch, seq: rows of a batch; tokens of a row.
         seconds: about how long the two are timed.
         load_seconds: least duration of a scenario.
-        expect, tolerance: see `compressor.gate.answers.require`.
+        expect, tolerance: see `compressor.gate.answers.judge`.
         deadline: seconds that any one call to the server may take.
         threads, kernel: of the engines on this machine; see `compressor.targets.Tuning`.
         seed: of what is drawn.

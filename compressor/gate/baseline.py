@@ -10,12 +10,10 @@ import pydantic
 
 from compressor.errors import InputError
 from compressor.gate import record
-from compressor.machine import machine
+from compressor.machine import SAME, machine
 from compressor.targets.compare import as_bytes
 
 _FORMAT = "compressor latency baseline 1"
-_SAME = ("processor", "cores", "memory")
-"""Of the machine: what has to be alike for two times to be compared."""
 
 
 def _array(entry: Any) -> np.ndarray:
@@ -92,6 +90,6 @@ class Baseline(pydantic.BaseModel):
         then = {**self.machine, "host": self.host}
         return ", ".join(
             f"{name} {then.get(name)} there, {here.get(name)} here"
-            for name in (*_SAME, "host")
+            for name in (*SAME, "host")
             if then.get(name) != here.get(name)
         )

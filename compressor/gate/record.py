@@ -60,8 +60,7 @@ def junit(verdict: Verdict) -> str:
 
 
 def broken(title: str, error: BaseException) -> str:
-    """A check that ended before there was anything to time, as a JUnit report: wrong answers are a failure of the
-    model, all else an error."""
+    """A check without a verdict, as a JUnit report: wrong answers are a failure of the model, all else an error."""
     failed = isinstance(error, MismatchError)
     suite = ElementTree.Element(
         "testsuite", name=title, tests="1", failures=str(int(failed)), errors=str(int(not failed))
@@ -94,8 +93,8 @@ def history(path: Path) -> list[Verdict]:
         InputError: the file cannot be read, or holds something else.
     """
     try:
-        lines = [line for line in path.read_bytes().decode().split("\n") if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
+        lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
+    except OSError as error:
         raise InputError(f"{path}: no readable history ({one_line(error)}); give another --history") from error
     found = []
     for line in lines:

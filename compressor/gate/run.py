@@ -35,7 +35,7 @@ def check(asked: Asked, listener: Listener | None = None) -> Verdict:
     that asks for them calls this under `if __name__ == "__main__"`.
 
     Raises:
-        MismatchError: wrong answers; nothing was timed.
+        MismatchError: wrong answers, before anything was timed or after it: then the times count for nothing.
         ServerError: the server is not there, or lacks a model.
         InputError: inputs or a baseline that do not fit.
         TargetMissingError: a client is not installed.
@@ -64,7 +64,9 @@ def check(asked: Asked, listener: Listener | None = None) -> Verdict:
             else:
                 assert saved is not None
                 wanted = list(saved.answers)
-            outputs, right = answers.require(model, feeds, asks, wanted, asked.expect, asked.tolerance)
+            judged = answers.judge(model, feeds, wanted, asked.expect, asked.tolerance)
+            outputs = [model.answers(batch) for batch in asks]
+            right = judged(outputs)
         interrupted, times = "", Times()
         call = _cycle(model, asks)
         other = call if base is None or base_asks is None else _cycle(base, base_asks)
@@ -92,7 +94,7 @@ def check(asked: Asked, listener: Listener | None = None) -> Verdict:
                     interrupted = str(error)
         if not interrupted:
             try:
-                answers.unchanged(model, feeds, asks, outputs, right)
+                judged([model.answers(batch) for batch in asks])
             except MismatchError:
                 raise
             except CompressorError as error:
@@ -157,5 +159,5 @@ def _digest(feeds: Sequence[Feeds]) -> str:
     for batch in feeds:
         for name, array in sorted(batch.items()):
             found.update(f"{name} {array.dtype} {array.shape}".encode())
-            found.update(np.ascontiguousarray(array).tobytes())
+            found.update(repr(array.tolist()).encode() if array.dtype == np.object_ else array.tobytes())
     return f"sha256:{found.hexdigest()}"

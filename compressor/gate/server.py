@@ -57,7 +57,7 @@ class Server:
         # A graph of which no more is known than its inputs.
         for tensor in self.inputs:
             if tensor.dtype == ir.DataType.STRING:
-                raise UsageError(f"input {tensor.name} is text, which cannot be drawn or read from a file")
+                raise UsageError(f"input {tensor.name} is text, which cannot be drawn; give an .npz of it (--inputs)")
         inputs = ir.Graph([tensor.value for tensor in self.inputs], [], nodes=[])
         return random_feeds(ir.Model(inputs, ir_version=10), batch, seq, seed=seed)
 
@@ -79,9 +79,9 @@ class Server:
             try:
                 array = found.as_numpy(name)
             except (ValueError, TypeError, KeyError, struct.error) as error:  # fewer bytes than the shape says, or none
-                raise MismatchError(f"{self.name}: output {name} is no array ({_why(error)}); not timed") from error
+                raise MismatchError(f"{self.name}: output {name} is no array ({_why(error)})") from error
             if array is None:
-                raise MismatchError(f"{self.name}: output {name} came without content; it was not timed")
+                raise MismatchError(f"{self.name}: output {name} came without content")
             outputs[name] = np.asarray(array)
         return outputs
 

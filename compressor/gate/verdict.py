@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
+from compressor.machine import SAME
+
 # A history may have lines of versions that know more.
 _KEPT = ConfigDict(frozen=True, ser_json_inf_nan="strings")
 
@@ -60,7 +62,7 @@ class Load(BaseModel):
     """One scenario of MLCommons LoadGen.
 
     Attributes:
-        rate: queries a second that were sent (Server).
+        rate: queries a second that were asked for (Server).
         observed: the percentile of the queries, in milliseconds.
         milliseconds: what the percentile is at most, with LoadGen's own confidence, where it says (SingleStream).
         why: where it does not hold or is no measurement.
@@ -115,9 +117,10 @@ class Verdict(BaseModel):
         return f"{self.model} against {self.baseline}"
 
     @property
-    def subject(self) -> tuple[str, str, str, int, int]:
+    def subject(self) -> tuple[object, ...]:
         """What has to be alike for two checks to be of the same."""
-        return self.model, self.baseline, self.host, self.batch, self.seq
+        where = (self.host, *(self.machine.get(part) for part in SAME))
+        return self.model, self.baseline, self.batch, self.seq, *where
 
     @property
     def failures(self) -> tuple[str, ...]:
@@ -156,7 +159,7 @@ class Verdict(BaseModel):
         for load in self.loads:
             rate = "" if load.samples_per_second is None else f"{load.samples_per_second:.1f} samples/s"
             late = "" if load.observed is None else f"p{100 * (load.percentile or 0):g} {load.observed:.3f} ms"
-            late += f" at {load.rate:.3g} queries/s" if load.rate is not None else ""
+            late += f" at {load.rate:.1f} queries/s" if load.rate is not None else ""
             bound = "" if load.bound is None else f", bound {load.bound:g} ms"
             told.append(
                 f"{load.scenario:10} {rate or late}{bound} ({load.queries} queries): "

@@ -100,7 +100,7 @@ def turns(
         one, other: do one call each.
         seconds: about how long to measure, at most twice that; never fewer than ten pairs.
         rest: waits until what ran before is quiet; else `settle`.
-        undecided: is asked once, at the end; as many pairs come again where what was measured is not enough.
+        undecided: is asked once, when all is measured; if so, as many pairs follow, as far as time is left.
         tell: hears of every pair.
     """
     rest = rest or settle

@@ -16,10 +16,9 @@ from compressor.serving import config, plans
 from compressor.targets.trt_metadata import read
 
 FILE_NAME = "kserve.yaml"
-MADE_UP = ": this one is made up, name it (--storage-uri)"
 _HEAD = """\
-# storageUri is where the cluster finds the repository{made_up}.
-# Memory and processors are estimated from the models' files, instances and threads: measure them under load.
+# Written with each model of the repository: storageUri as it was named, memory and processors estimated from the
+# models' files, instances and threads (measure them under load). All else stays as it is found here.
 """
 _LONGEST = 63 - len("-predictor-default-00001")
 """Letters of a name, to which KServe and Knative append such."""
@@ -30,7 +29,7 @@ _CORES = 4
 
 def service(repository: Path, models: Sequence[Path], storage_uri: str | None, runtime_version: str | None) -> str:
     """The YAML of a service of all models of a repository: KServe's Triton runtime on it, with the GPUs, the memory and
-    the arguments that they need beside the runtime's own.
+    the arguments that they need beside the runtime's own. What a YAML that is there says beside them is kept.
 
     Source: KServe's `ClusterServingRuntime` `kserve-tritonserver`, whose format `triton` is a whole repository.
 
@@ -43,49 +42,49 @@ def service(repository: Path, models: Sequence[Path], storage_uri: str | None, r
     Raises:
         InputError: a model's configuration, or the YAML that is there, cannot be read.
     """
-    before = _before(repository / FILE_NAME)
-    uri = storage_uri or before.get("storageUri")
-    version = runtime_version or before.get("runtimeVersion")
-    predictor: dict[str, Any] = {
-        "modelFormat": {"name": "triton", "version": "2"},
-        "protocolVersion": "v2",
-        "runtime": "kserve-tritonserver",
-    }
-    if version:
-        predictor["runtimeVersion"] = version
-    predictor["storageUri"] = uri or f"pvc://models/{repository.resolve().name}"
-    if any(
+    made, predictor = _found(repository)
+    if storage_uri:
+        predictor["storageUri"] = storage_uri
+    if runtime_version:
+        predictor["runtimeVersion"] = runtime_version
+    wide = any(
         read(papers.with_suffix("")).version_compatible for model in models for papers in model.glob("*/*.plan.json")
-    ):
-        predictor["args"] = list(plans.VERSION_COMPATIBLE)
+    )
+    args = [arg for arg in predictor.pop("args", None) or () if arg not in plans.VERSION_COMPATIBLE]
+    if args or wide:
+        predictor["args"] = [*args, *(plans.VERSION_COMPATIBLE if wide else ())]
     needed = _resources(models)
-    predictor["resources"] = {"requests": needed, "limits": needed}
-    made = {
-        "apiVersion": "serving.kserve.io/v1beta1",
-        "kind": "InferenceService",
-        "metadata": {"name": service_name(repository.resolve().name)},
-        "spec": {"predictor": {"model": predictor}},
-    }
-    return _HEAD.format(made_up="" if uri else MADE_UP) + yaml.dump(made, Dumper=_Plain, sort_keys=False)
+    predictor["resources"] = {"requests": needed, "limits": dict(needed)}
+    return _HEAD + yaml.safe_dump(made, sort_keys=False)
 
 
-class _Plain(yaml.SafeDumper):
-    """Says a thing twice where it stands twice."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
+def made_up(repository: Path) -> str:
+    """Where a cluster would find the repository if nobody says."""
+    return f"pvc://models/{repository.resolve().name}"
 
 
-def _before(path: Path) -> dict[str, Any]:
-    """What a YAML that is there says of the repository, but for what was made up."""
+def _found(repository: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The YAML that is there, else a new one, and what it says of the server."""
+    path = repository / FILE_NAME
     try:
-        text = path.read_text(encoding="utf-8")
-        found = dict(yaml.safe_load(text)["spec"]["predictor"]["model"])
+        made = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return made, dict.__getitem__(made["spec"]["predictor"], "model")
     except FileNotFoundError:
-        return {}
+        predictor: dict[str, Any] = {
+            "modelFormat": {"name": "triton", "version": "2"},
+            "protocolVersion": "v2",
+            "runtime": "kserve-tritonserver",
+            "storageUri": made_up(repository),
+        }
+        made = {
+            "apiVersion": "serving.kserve.io/v1beta1",
+            "kind": "InferenceService",
+            "metadata": {"name": service_name(repository.resolve().name)},
+            "spec": {"predictor": {"model": predictor}},
+        }
+        return made, predictor
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
         raise InputError(f"{path}: is no InferenceService ({one_line(error)}); move it away") from error
-    return {name: value for name, value in found.items() if name != "storageUri" or MADE_UP not in text}
 
 
 def _resources(models: Sequence[Path]) -> dict[str, str]:
@@ -94,13 +93,14 @@ def _resources(models: Sequence[Path]) -> dict[str, str]:
     for path in models:
         model = config.load(path / config.FILE_NAME)
         files = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-        for group in model.instance_group:
-            size += files * (1 + group.count)
+        for group in model.instance_group or (config.pb.ModelInstanceGroup(),):
+            count = max(1, group.count)
+            size += files * (1 + count)
             if group.kind == config.pb.ModelInstanceGroup.KIND_GPU:
                 gpus = max(gpus, 1, *(gpu + 1 for gpu in group.gpus))
             else:
-                cores += group.count * int(model.parameters["intra_op_thread_count"].string_value or _CORES)
-    needed = {"cpu": str(cores or _CORES // 2), "memory": f"{math.ceil(1 + size / _GIB)}Gi"}
+                cores += count * int(model.parameters["intra_op_thread_count"].string_value or _CORES)
+    needed = {"cpu": str(cores or _CORES // 2), "memory": f"{math.ceil(2 + size / _GIB)}Gi"}
     return needed | ({"nvidia.com/gpu": str(gpus)} if gpus else {})
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from compressor.errors import InputError, UsageError
 from compressor.serving import config, inputs, kserve, source, warmup
 from compressor.serving.asked import Asked, Backend, Device
-from compressor.workdir import put
+from compressor.workdir import locked, put
 
 VERSION = "1"
 _ROWS = 1000
@@ -56,7 +56,10 @@ def export(asked: Asked) -> Exported:
     warm = warmup.warmups(rows.feeds, found.max_batch)
     made = config.make(asked, found, warm)
     asked.repository.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".exporting-", dir=_beside(asked.repository)) as folder:
+    with (
+        locked(asked.repository),
+        tempfile.TemporaryDirectory(prefix=".exporting-", dir=_beside(asked.repository)) as folder,
+    ):
         model = Path(folder) / "model"
         for name, file in found.files.items():
             target = model / VERSION / name
@@ -75,7 +78,7 @@ def export(asked: Asked) -> Exported:
         put(model, asked.place, aside=Path(folder) / "old")
         service = asked.repository / kserve.FILE_NAME
         beside.replace(service)
-    made_up = kserve.MADE_UP in told
+    made_up = kserve.made_up(asked.repository) in told
     unknown = (f"{service}: storageUri is made up; name the cluster's (--storage-uri)",) if made_up else ()
     drawn = (f"the warm-up has random {', '.join(rows.drawn)}: no text gives them",) if rows.drawn else ()
     return Exported(

@@ -18,7 +18,7 @@ from compressor.targets.tensors import FREE, Tensor, inputs_of, outputs_of
 
 GRAPH = "model.onnx"
 _LATE_IR = 10
-"""Which ONNX Runtime reads from 1.18 on."""
+"""What servers of some years ago do not read."""
 _BATCH, _LENGTH = 8, 128
 """Where nothing was measured."""
 _FUNCTION = (
@@ -109,8 +109,12 @@ def _graph(asked: Asked, report: Report, backend: Backend) -> Source:
 
 def _needs(graph: ir.Model, backend: Backend, device: Device) -> Iterator[str]:
     """What of the server cannot be taken for granted."""
+    opset = graph.opset_imports.get("", 0)
     if (graph.ir_version or 0) >= _LATE_IR:
-        yield f"the graph is of IR version {graph.ir_version}: the server needs ONNX Runtime 1.18 (May 2024) or newer"
+        yield (
+            f"the graph is of IR version {graph.ir_version} and operator set {opset}: the server's ONNX Runtime must"
+            " know both (1.18, of May 2024, is the first to know IR version 10)"
+        )
     if backend == "onnxruntime" and device == "gpu":
         yield "config.pbtxt names the accelerator cuda, to be told no TF32: Triton knows it since June 2024"
     if backend == "python":

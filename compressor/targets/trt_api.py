@@ -124,7 +124,8 @@ def keep_types(trt: ModuleType, network: Any, types: Mapping[str, ir.DataType]) 
     Not of one that is quantized: its results say fp32 where int8 is meant.
 
     Args:
-        types: of the graph's tensors, by name: before it is built, such a network calls fp32 whatever was not set.
+        types: of the graph's tensors, by name: before it is built, such a network may call fp32 what was not set.
+            Layers that the parser adds of its own are taken at their word.
     """
     floating = {ir.DataType.FLOAT: trt.DataType.FLOAT, ir.DataType.FLOAT16: trt.DataType.HALF}
     for index in range(network.num_layers):

@@ -29,8 +29,7 @@ Profiles = Mapping[str, tuple[Shape, Shape, Shape]]
 """Least, usual and largest shape by input."""
 
 _OUT_OF_MEMORY = re.compile(
-    r"out ?of ?memory|insuf+icient (device )?memory|memory is insufficient|insufficient workspace|std::bad_alloc"
-    r"|MemoryAllocation",
+    r"out ?of ?memory|insuf+icient (device )?memory|memory is insufficient|std::bad_alloc|MemoryAllocation",
     re.IGNORECASE,
 )
 _NO_IMPLEMENTATION = re.compile(r"could not find any implementation", re.IGNORECASE)
@@ -46,6 +45,10 @@ class _OutOfMemoryError(InputError):
 
 class _NoImplementationError(InputError):
     """No kernel computes a layer as it was asked to."""
+
+
+class _NoneLeftError(_OutOfMemoryError, _NoImplementationError):
+    """The same, and some were left out for want of memory."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,9 @@ def deserialized(of: Driver, path: Path) -> Any:
     with heard() as said:
         try:
             return EngineFromBytes(path.read_bytes())()
-        except (PolygraphyException, TypeError) as error:  # TypeError: TensorRT gave no runtime
+        except (PolygraphyException, TypeError) as error:
+            if isinstance(error, TypeError) and "nullptr" not in str(error):  # else TensorRT gave no runtime
+                raise
             raise InputError(f"{path}: TensorRT cannot load it ({said.told(error)}); build it again") from error
 
 
@@ -234,9 +239,10 @@ def _built(
             if _OUT_OF_MEMORY.search(lines):
                 kind = _OutOfMemoryError
             elif _NO_IMPLEMENTATION.search(lines):
-                kind = _OutOfMemoryError if said.short else _NoImplementationError
+                kind = _NoneLeftError if said.short else _NoImplementationError
+            more = "a larger --workspace, " if "insufficient workspace" in lines else ""
             raise kind(
-                f"TensorRT {api.version} cannot build the graph ({why}); try --opset 18 or --target ort"
+                f"TensorRT {api.version} cannot build the graph ({why}); try {more}--opset 18 or --target ort"
             ) from error
         return plan, told + cache.keep(config)
 

@@ -59,7 +59,7 @@ def told(
     """How many attentions are fused, of how many where that can be told, and a line that says so.
 
     1. An attention whose node a fused kernel names is kept. One attention may take several kernels.
-    2. A kernel that names no attention is taken for one of the others.
+    2. A kernel that names no nodes is taken for one of the others; so is any, where none names an attention.
     3. An attention inside a layer that shows nothing of its kernels: it cannot be told.
     4. Any other without a kernel was lost; the line says why, as far as it can be known.
     """
@@ -69,9 +69,12 @@ def told(
     if not found:
         return 0, 0, "whether attention is fused cannot be told: TensorRT's inspector shows no layers"
     own = {_node(site) for site in sites}
-    unnamed = sum(own.isdisjoint(_nodes(layer)) for layer in kernels)
-    kept = [site for site in sites if any(_node(site) in _nodes(layer) for layer in kernels)]
-    hidden = [site for site in sites if site not in kept and _is_hidden(site, found)]
+    named = own.intersection(node for layer in kernels for node in _nodes(layer))
+    unnamed = sum(not (named and layer.nodes) for layer in kernels)
+    kept = [site for site in sites if _node(site) in named]
+    opaque = [layer for layer in found if _is_opaque(layer)]
+    clear = [layer for layer in found if layer not in opaque]
+    hidden = [site for site in sites if site not in kept and _is_hidden(site, opaque, clear)]
     lost = [site for site in sites if site not in kept and site not in hidden] if not unnamed else []
     count = min(len(sites), len(kept) + unnamed)
     counted = max(count, len(sites) - len(hidden))
@@ -91,16 +94,16 @@ def told(
     return count, counted, "; ".join(lines)
 
 
-def _is_hidden(site: GraphSite, found: Sequence[BuiltLayer]) -> bool:
-    """Whether an attention is inside a layer that does not show its kernels (case 2).
+def _is_hidden(site: GraphSite, opaque: Sequence[BuiltLayer], clear: Sequence[BuiltLayer]) -> bool:
+    """Whether an attention is inside a layer that does not show its kernels (case 3).
 
     Such a layer names its first and its last node; where it does not list those between, they are all that no other
     layer names.
     """
-    node, opaque = _node(site), [layer for layer in found if _is_opaque(layer)]
+    node = _node(site)
     if any(node in _nodes(layer) for layer in opaque):
         return True
-    shown = any(node in layer.name or node in _nodes(layer) for layer in found if layer not in opaque)
+    shown = any(node in layer.name or node in _nodes(layer) for layer in clear)
     return any(not layer.nodes for layer in opaque) and not (node and shown)
 
 

@@ -89,10 +89,13 @@ def main(graph: Path, folder: Path) -> dict[str, Any]:
     none = "10: Could not find any implementation for node {ForeignNode[a...b]}."
     stand_ins.FAILURES[:] = [none]
     stand_ins.WARNINGS[:] = [stand_ins.SHORT]
-    found["short"] = [built("fp32").session["workspace"], bool(stand_ins.WARNINGS)]
-    stand_ins.FAILURES[:] = [none, none]
-    stand_ins.WARNINGS[:] = [stand_ins.SHORT, stand_ins.SHORT]
+    engine = built("fp32")
+    found["short"] = [engine.session["workspace"]]
+    found["nvtx"] = str(engine._context.nvtx_verbosity)
+    stand_ins.FAILURES[:] = [none] * 4
+    stand_ins.WARNINGS[:] = [stand_ins.SHORT] * 4
     found["still_short"] = built("fp32")
+    stand_ins.WARNINGS.clear()
     stand_ins.FAILURES[:] = [none]
     engine = built("fp32")
     types = engine if isinstance(engine, str) else engine.session["types"]
