@@ -173,7 +173,7 @@ def test_bad_input_is_one_line(
         ((*base, "--save-baseline", tmp_path / "b.dat"), 2, "ends in .json"),
         ((*base, "--save-baseline", tmp_path / "none" / "b.json"), 2, "there is no folder"),
         ((*base, "--history", history), 3, "none of its lines is a check"),
-        ((*base, "--history", other_code), 3, "no readable history"),
+        ((*base, "--history", other_code), 3, "none of its lines is a check"),
         (("check", one, "--baseline", tmp_path / "elsewhere.json", "--quiet"), 3, "another machine (processor another"),
         (("check", one, "--baseline", tmp_path / "provider.json", "--quiet"), 3, "another machine (host onnxruntime"),
         (("check", one, "--baseline", tmp_path / "few.json", "--quiet"), 3, "has answers to 15 of 16 batches"),

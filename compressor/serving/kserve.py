@@ -68,7 +68,8 @@ def _found(repository: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     path = repository / FILE_NAME
     try:
         made = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return made, dict.__getitem__(made["spec"]["predictor"], "model")
+        made["spec"]["predictor"]["model"].setdefault("storageUri", made_up(repository))
+        return made, made["spec"]["predictor"]["model"]
     except FileNotFoundError:
         predictor: dict[str, Any] = {
             "modelFormat": {"name": "triton", "version": "2"},
@@ -83,7 +84,7 @@ def _found(repository: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             "spec": {"predictor": {"model": predictor}},
         }
         return made, predictor
-    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
         raise InputError(f"{path}: is no InferenceService ({one_line(error)}); move it away") from error
 
 
