@@ -104,7 +104,7 @@ def overhead(url: str, asked: Asked, seconds: float) -> bool:
     import tritonclient.grpc as client
 
     driver = Server(url, "base", asked.deadline)
-    feeds = batches(driver, asked.inputs, asked.tokenizer, 1, asked.seq, 0)[0][0]
+    feeds = batches(driver, asked)[0][0]
     prepared = driver.prepare(feeds)
     bare, address = [], url.partition("://")[2]
     for name, array in feeds.items():

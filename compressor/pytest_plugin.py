@@ -60,7 +60,8 @@ def latency_gate(request: pytest.FixtureRequest) -> Callable[..., Verdict]:
         try:
             return _checked({**defaults, **options, "model": model}, request.node.add_report_section)
         except (CompressorError, GraphPassError) as error:
-            pytest.fail(str(error), pytrace=False)
+            why = str(error)
+        pytest.fail(why, pytrace=False)  # outside, or the error itself would be told beside it
 
     return gate
 
@@ -89,12 +90,14 @@ def _asked(options: dict[str, Any]) -> Asked:
     UsageError: an option that is none of `compress check`, or says nothing that it knows.
     """
     from compressor.cli.check import MILLISECONDS, SHARE, scenarios
+    from compressor.cli.words import Words
     from compressor.errors import UsageError
     from compressor.gate import Asked
 
     convert: dict[str, Callable[[Any], Any]] = {
         "max_slowdown": lambda value: SHARE.convert(value, None, None),
         "p99": lambda value: MILLISECONDS.convert(value, None, None),
+        "text_columns": lambda value: Words().convert(value, None, None),
         "scenario": lambda value: scenarios(None, None, value if isinstance(value, str) else ",".join(value)),
         **dict.fromkeys(_PATHS, Path),
         **dict.fromkeys(_NAMES, str),
@@ -108,4 +111,5 @@ def _asked(options: dict[str, Any]) -> Asked:
     try:
         return Asked(**asked)
     except TypeError as error:
-        raise UsageError(f"latency_gate: {error}; options are those of compress check") from error
+        why = str(error).removeprefix("Asked.__init__() ")
+        raise UsageError(f"latency_gate: {why}; options are those of compress check") from error

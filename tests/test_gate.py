@@ -336,6 +336,15 @@ def test_a_version_of_a_model_is_asked_for_by_number() -> None:
         assert check(asked(url, model="small:1", baseline="small:2")).model == "small:1"
         with pytest.raises(ServerError, match="no model 'small:3' that is ready"):
             check(asked(url, model="small:3"))
+        for name in ("small:", ":1", "small:new"):
+            with pytest.raises(UsageError, match="give NAME or NAME:VERSION, a number"):
+                check(asked(url, model=name))
+
+
+def test_the_length_that_is_kept_is_that_of_the_inputs(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=np.ones((2, 4), np.float32))
+    with serving() as url:
+        assert check(asked(url, inputs=tmp_path / "x.npz")).seq == 4
 
 
 def test_a_history_outlives_torn_lines_and_later_versions(
@@ -396,6 +405,9 @@ def test_a_server_that_dies_midway_leaves_what_was_measured(tmp_path: Path, capf
     assert kept.interrupted
     assert kept.slowdown is not None
     assert kept.slowdown.blocks >= 1
+    assert "passed" not in "".join(kept.lines())
+    cases = {case.get("name"): [entry.tag for entry in case] for case in ElementTree.fromstring(record.junit(kept))}
+    assert cases == {"answers": [], "slowdown": ["skipped"], "timing": ["error"], None: []}
 
 
 def test_a_model_that_is_unloaded_midway_leaves_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ def test_a_bound_that_few_queries_do_not_prove_is_tried_with_more() -> None:
 
     few = load.measure("SingleStream", [lambda: seldom_slow(ONE)], **{**COMMON, "bound": 200.0})
     assert few.unproven
-    assert "keeps the bound, but" in few.why
+    assert "keeps the bound of 200 ms, but" in few.why
     with serving({"small": seldom_slow, "dense": answer}) as url:
         (more,) = check(asked(url, p99=200.0, load_seconds=0.1)).loads
     assert more.holds, more.why

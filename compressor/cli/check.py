@@ -10,6 +10,7 @@ from rich.text import Text
 
 from compressor.cli.group import common
 from compressor.cli.view import View
+from compressor.cli.words import Words
 from compressor.errors import UsageError
 
 if TYPE_CHECKING:
@@ -80,8 +81,9 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="queries a second of the server scenario")
 @click.option("--inputs", type=click.Path(path_type=Path), help="real inputs: .npz of arrays, or rows of text")
 @click.option("--tokenizer", type=click.Path(path_type=Path), help="folder with the tokenizer of the texts")
+@click.option("--text-columns", type=Words(), default=(), metavar="COLUMNS", help="columns of the texts")
 @click.option("--batch", type=click.IntRange(min=1), default=1, help="rows of a call [1]")
-@click.option("--seq", type=click.IntRange(min=1), default=128, help="tokens of a row [128]")
+@click.option("--seq", type=click.IntRange(min=1), default=128, help="tokens of a row; texts are cut or padded [128]")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=20.0, help="how long to time [20]")
 @click.option("--load-seconds", type=click.FloatRange(min=0, min_open=True), default=5.0, help="of a scenario [5]")
 @click.option("--expect", metavar="WHOSE", help="right answers: baseline, any, an .npz, an ONNX file, a folder")

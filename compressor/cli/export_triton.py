@@ -11,22 +11,14 @@ from rich.text import Text
 
 from compressor.cli.group import common
 from compressor.cli.view import View
+from compressor.cli.words import Words
 from compressor.errors import UsageError
 
 _FOLDER = click.Path(path_type=Path)
 _COUNT = click.IntRange(min=1)
 
 
-class _Words(click.ParamType):
-    """A list divided by commas."""
-
-    name = "words"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return tuple(word.strip() for word in value.split(",")) if isinstance(value, str) else value
-
-
-class _Gpus(_Words):
+class _Gpus(Words):
     """Ids of GPUs, divided by commas."""
 
     name = "gpus"
@@ -56,7 +48,7 @@ class _Gpus(_Words):
 @click.option("--gpus", type=_Gpus(), default=(), metavar="IDS", help="ids of GPUs, divided by commas; else all")
 @click.option("--threads", type=_COUNT, help="threads of one call on the CPU; else the server's runtime decides")
 @click.option("--data", metavar="DATA", help="rows to warm up with; else a sentence")
-@click.option("--text-columns", type=_Words(), default=(), metavar="COLUMNS", help="columns of their text")
+@click.option("--text-columns", type=Words(), default=(), metavar="COLUMNS", help="columns of their text")
 @click.option("--storage-uri", metavar="URI", help="where the cluster finds the repository, for KServe")
 @click.option("--runtime-version", metavar="TAG", help="image of Triton that KServe starts, e.g. 25.06-py3")
 @click.option("--force", is_flag=True, help="replace the model if the repository has it")

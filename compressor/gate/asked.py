@@ -23,8 +23,11 @@ class Asked:
         p99: bound on the 99th percentile, in milliseconds.
         scenarios: of LoadGen; with a bound and none named, SingleStream.
         rate: queries a second of the Server scenario.
-        inputs, tokenizer: see `compressor.gate.inputs.batches`.
-        batch, seq: rows of a batch; tokens of a row.
+        inputs: `.npz` with an array `[row, ...]` for every input; or rows of text (TSV, CSV, JSONL, ...), for which a
+            tokenizer is needed; None: drawn at random.
+        tokenizer: a folder that has one, e.g. an output folder of `compress`.
+        text_columns: of the rows of text; else found by name.
+        batch, seq: rows of a batch; tokens of a row, that texts are cut or padded to.
         seconds: about how long the two are timed.
         load_seconds: least duration of a scenario.
         expect, tolerance: see `compressor.gate.answers.judge`.
@@ -48,6 +51,7 @@ class Asked:
     rate: float | None = None
     inputs: Path | None = None
     tokenizer: Path | None = None
+    text_columns: tuple[str, ...] = ()
     batch: int = 1
     seq: int = 128
     seconds: float = 20.0

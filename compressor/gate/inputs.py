@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from compressor.errors import InputError, UsageError
+from compressor.gate.asked import Asked
 from compressor.gate.drivers import Driver, fitted
 from compressor.targets.base import Feeds
 from compressor.targets.tensors import FREE, Tensor
@@ -18,34 +19,25 @@ _BATCHES = 16
 """Batches that calls take in turn, at most: enough for an even mixture, few enough to be compared beforehand."""
 
 
-def batches(
-    driver: Driver, source: Path | None, tokenizer: Path | None, batch: int, seq: int, seed: int
-) -> tuple[list[Feeds], str]:
-    """Batches, and in words where they are from.
-
-    Args:
-        driver: of the model that they are for.
-        source: `.npz` with an array `[row, ...]` for every input; or rows of text (TSV, CSV, JSONL, ...), for which a
-            tokenizer is needed; None: drawn at random.
-        tokenizer: a folder that has one, e.g. an output folder of `compress`.
-        batch: rows of a batch.
-        seq: tokens that texts are padded or cut to, or drawn; it also stands for every other free size.
-        seed: of what is drawn.
+def batches(driver: Driver, asked: Asked) -> tuple[list[Feeds], str]:
+    """Batches for a model, and in words where they are from: `asked.inputs`, texts cut or padded to `asked.seq` tokens,
+    or drawn; `asked.seq` also stands for every other free size that is drawn.
 
     Raises:
         InputError: the file lacks an input, or its type or sizes do not match.
         UsageError: texts without a tokenizer.
     """
+    source, batch, seq = asked.inputs, asked.batch, asked.seq
     if source is None:
-        return [driver.draw(batch, seq, seed + number) for number in range(_BATCHES)], "drawn at random"
+        return [driver.draw(batch, seq, asked.seed + number) for number in range(_BATCHES)], "drawn at random"
     if not source.exists():
         raise InputError(f"{source}: there is no such file; --inputs takes an .npz of arrays or a file of texts")
     if source.suffix == ".npz":
         rows = _arrays(source)
-    elif tokenizer is None:
+    elif asked.tokenizer is None:
         raise UsageError(f"--inputs {source.name}: texts need a tokenizer; --tokenizer OUT names a folder that has one")
     else:
-        rows = _texts(source, tokenizer, [tensor.name for tensor in driver.inputs], batch * _BATCHES, seq)
+        rows = _texts(source, asked, [tensor.name for tensor in driver.inputs])
     rows = _checked(rows, driver.inputs, source)
     count = len(next(iter(rows.values())))
     if count < batch:
@@ -65,14 +57,15 @@ def _arrays(source: Path) -> dict[str, np.ndarray]:
         raise InputError(f"{source}: no archive of arrays ({error}); write it by numpy.savez") from error
 
 
-def _texts(source: Path, folder: Path, names: Sequence[str], most: int, seq: int) -> dict[str, np.ndarray]:
+def _texts(source: Path, asked: Asked, names: Sequence[str]) -> dict[str, np.ndarray]:
     from compressor.tasks.texts import read_texts, tokenizer_of
 
-    made = tokenizer_of(folder)
+    assert asked.tokenizer is not None
+    made = tokenizer_of(asked.tokenizer)
     if made is None:
-        raise InputError(f"{folder}: has no tokenizer; name the model's folder (--tokenizer)")
-    texts = zip(*read_texts(str(source), (), most), strict=True)
-    encoded = made(*map(list, texts), padding="max_length", truncation=True, max_length=seq)
+        raise InputError(f"{asked.tokenizer}: has no tokenizer; name the model's folder (--tokenizer)")
+    texts = zip(*read_texts(str(source), asked.text_columns, asked.batch * _BATCHES), strict=True)
+    encoded = made(*map(list, texts), padding="max_length", truncation=True, max_length=asked.seq)
     return {name: np.array(encoded[name]) for name in encoded if name in names}
 
 

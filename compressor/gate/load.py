@@ -195,10 +195,11 @@ def _read(scenario: Scenario, found: dict[str, Any], batch: int, rate: float, bo
         why = f"{queries} queries are too few to bound a 99th percentile"
     elif observed > bound:
         over = int(found.get("result_overlatency_query_count", 0))
-        why = f"p99 {observed:.3f} ms" + (f", {over} of {queries} queries took longer than the bound" if over else "")
+        some = f", {over} of {queries} queries took longer" if over else ""
+        why = f"p99 {observed:.3f} ms is beyond the bound of {bound:g} ms{some}"
     elif late > bound or (scenario == "Server" and found["result_validity"] != "VALID"):
         most = f": it may be {late:.3f} ms" if late > bound else ""
-        why = f"p99 {observed:.3f} ms keeps the bound, but {queries} queries do not prove it{most}"
+        why = f"p99 {observed:.3f} ms keeps the bound of {bound:g} ms, but {queries} queries do not prove it{most}"
     else:
         why = ""
     return Load(

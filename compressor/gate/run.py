@@ -49,7 +49,8 @@ def check(asked: Asked, listener: Listener | None = None) -> Verdict:
             model = stack.enter_context(opened(asked, asked.model))
             saved = Baseline.load(Path(asked.baseline)) if asked.baseline.endswith(".json") else None
             base = None if saved is not None else stack.enter_context(opened(asked, asked.baseline))
-            feeds, told = batches(model, asked.inputs, asked.tokenizer, asked.batch, asked.seq, asked.seed)
+            feeds, told = batches(model, asked)
+            seq = max((array.shape[1] for array in feeds[0].values() if array.ndim > 1), default=asked.seq)
             if asked.inputs is None:
                 listener.note("inputs are drawn at random; --inputs gives the model real ones, whose times count")
         if saved is not None:
@@ -106,7 +107,7 @@ def check(asked: Asked, listener: Listener | None = None) -> Verdict:
             host=model.host,
             inputs=told,
             batch=asked.batch,
-            seq=asked.seq,
+            seq=seq,
             answers=right,
             slowdown=slowdown,
             loads=tuple(loads),
@@ -122,7 +123,7 @@ def check(asked: Asked, listener: Listener | None = None) -> Verdict:
                 host=model.host,
                 inputs=_digest(feeds),
                 batch=asked.batch,
-                seq=asked.seq,
+                seq=seq,
                 times=tuple(tuple(block.tolist()) for block in times.model),
                 answers=tuple(outputs),
                 machine=machine(),

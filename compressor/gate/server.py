@@ -44,14 +44,17 @@ class Server:
 
     def __init__(self, url: str, model: str, deadline: float) -> None:
         scheme, address = _parts(url)
+        name, versioned, version = model.partition(":")
+        if versioned and not (name and version.isdecimal()):
+            raise UsageError(f"{model}: is no model of a server; give NAME or NAME:VERSION, a number")
         self.name, self.url, self._deadline = model, url, deadline
-        self._protocol = _protocol(scheme, address, *model.partition(":")[::2], deadline)
+        self._protocol = _protocol(scheme, address, name, version, deadline)
         self._ask(self._protocol.live, "it does not answer")
         if not self._ask(self._protocol.ready):
             raise ServerError(f"{url}: it has no model {model!r} that is ready; look at the server's log")
         self.inputs = tuple(described(*one) for one in self._ask(self._protocol.inputs))
-        name, version = self._ask(self._protocol.about)
-        self.host = f"{name} {version} at {address}, over {scheme}"
+        software, release = self._ask(self._protocol.about)
+        self.host = f"{software} {release} at {address}, over {scheme}"
 
     def draw(self, batch: int, seq: int, seed: int) -> Feeds:
         # A graph of which no more is known than its inputs.

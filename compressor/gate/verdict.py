@@ -154,7 +154,7 @@ class Verdict(BaseModel):
                 f"p50        {found.model_p50:.3f} ms, baseline {found.baseline_p50:.3f} ms ({way})",
                 f"p99        {found.model_p99:.3f} ms, baseline {found.baseline_p99:.3f} ms (not gated on: too noisy)",
                 f"slowdown   {found.slowdown:+.1%} (95%: {found.low:+.1%} to {found.high:+.1%}), limit"
-                f" {found.limit:.1%}: {found.told}",
+                f" {found.limit:.1%}: {'broken off' if self.interrupted else found.told}",
             ]
         for load in self.loads:
             rate = "" if load.samples_per_second is None else f"{load.samples_per_second:.1f} samples/s"

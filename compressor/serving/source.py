@@ -21,6 +21,7 @@ _LATE_IR = 10
 """What servers of some years ago do not read."""
 _BATCH, _LENGTH = 8, 128
 """Where nothing was measured."""
+_NO_PLAN = "{out} was made for TensorRT and holds no plan: ONNX Runtime is served; compress build {out} --target trt"
 _FUNCTION = (
     "the run was measured with a compiled kernel; the server computes block-sparse attention by the function of plain"
     " ONNX, unless config.pbtxt names a library on its machine (model_operations, of the onnxruntime backend)"
@@ -101,6 +102,7 @@ def _graph(asked: Asked, report: Report, backend: Backend) -> Source:
         default="model.py" if backend == "python" else GRAPH,
         notes=(
             *_needs(graph, backend, device),
+            *((_NO_PLAN.format(out=asked.out),) if report.recipe.get("target") == "trt" and not asked.backend else ()),
             *(() if largest else (f"{path} fixes its batch: the server forms none",)),
             *((_FUNCTION,) if "kernel" in report.session else ()),
         ),
