@@ -34,7 +34,7 @@ TIMES = Slowdown(
     interleaved=True,
 )
 ONE = np.ones((1, 4), np.float32)
-COMMON: dict[str, Any] = {"batch": 4, "p50": 0.2, "bound": 10_000.0, "rate": 5000.0, "seconds": 0.1}
+COMMON: dict[str, Any] = {"batch": 4, "p50": 0.2, "bound": 10_000.0, "rate": 5000.0, "seconds": 0.1, "at_once": 4}
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +84,7 @@ def test_throughput_is_measured() -> None:
 
 
 def test_a_scenario_ends_though_more_arrives_than_is_answered() -> None:
-    found = load.measure("Server", [lambda: time.sleep(0.05)], batch=1, p50=0.01, bound=1.0, rate=5000.0, seconds=0.05)
+    found = load.measure("Server", [lambda: time.sleep(0.05)], **{**COMMON, "p50": 0.01, "bound": 1.0, "seconds": 0.05})
     assert not found.holds
     assert "more queries arrive" in found.why or "took longer" in found.why
 

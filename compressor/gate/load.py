@@ -38,7 +38,7 @@ def measure(
     bound: float | None,
     rate: float,
     seconds: float,
-    at_once: int = 4,
+    at_once: int,
     fewest: int = FEWEST,
     on_fault: Callable[[BaseException], object] = lambda error: None,
 ) -> Load:

@@ -134,9 +134,14 @@ def deserialized(of: Driver, path: Path) -> Any:
         try:
             return EngineFromBytes(path.read_bytes())()
         except (PolygraphyException, TypeError) as error:
-            if isinstance(error, TypeError) and "nullptr" not in str(error):  # else TensorRT gave no runtime
-                raise
+            _raise_unless_null(error)
             raise InputError(f"{path}: TensorRT cannot load it ({said.told(error)}); build it again") from error
+
+
+def _raise_unless_null(error: Exception) -> None:
+    """Raise a TypeError again, unless it means that TensorRT gave no builder or runtime."""
+    if isinstance(error, TypeError) and "nullptr" not in str(error):
+        raise error
 
 
 class Said:
@@ -232,8 +237,7 @@ def _built(
             told = cache.give(config)
             plan = bytes(EngineBytesFromNetwork((builder, made, *parser), config)())
         except (PolygraphyException, TypeError) as error:
-            if isinstance(error, TypeError) and "nullptr" not in str(error):  # else TensorRT gave no builder
-                raise
+            _raise_unless_null(error)
             why, lines = said.told(error), " ".join(said.lines)
             kind: type[InputError] = InputError
             if _OUT_OF_MEMORY.search(lines):
