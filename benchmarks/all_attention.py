@@ -31,22 +31,22 @@ import torch
 
 from benchmarks.all_attention_cost import figure1
 from benchmarks.machine import machine
-from compressor.cli.view import View
-from compressor.folder import load
-from compressor.heads.learn import learn
+from compressor.cli.console import View
+from compressor.config.run import Recipe
+from compressor.model_folder import load
 from compressor.models import AllAttentionConfig, AllAttentionForCausalLM, TransformerXLConfig, TransformerXLForCausalLM
-from compressor.models.prune import pruned
+from compressor.models.shrink_model import pruned
 from compressor.progress import Tell
-from compressor.recipe import Recipe
-from compressor.sites import find_sites, gated, keep_all
-from compressor.study import figures, page
-from compressor.study.cells import Cell, StudyFolder, write
-from compressor.study.findings import Findings, Picture, Table
+from compressor.selection.learn import learn
+from compressor.studies import figures, page
+from compressor.studies.cell_store import Cell, StudyFolder, write
+from compressor.studies.results import Findings, Picture, Table
 from compressor.tasks import Data, open_data
-from compressor.tasks.streams import Streams, read, reader
+from compressor.tasks.segment_streams import Streams, read, reader
 from compressor.training.fit import fit
 from compressor.training.schedule import Schedule
-from compressor.training.vocabulary import characters, words
+from compressor.training.tokenizers import characters, words
+from compressor.units import find_sites, gated, keep_all
 from graph_passes import Plan
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"

@@ -14,8 +14,8 @@ import torch
 
 from benchmarks.speed import table
 from compressor.models import AllAttentionConfig, AllAttentionForCausalLM, TransformerXLConfig, TransformerXLForCausalLM
-from compressor.study import figures
-from compressor.study.findings import Picture
+from compressor.studies import figures
+from compressor.studies.results import Picture
 
 
 def layer_macs(kept: int, heads: int, width: int, inner: int, segment: int, *, persistent: bool) -> int:

@@ -26,11 +26,11 @@ from benchmarks.machine import machine
 from benchmarks.speed import table
 from compressor.export import export_reference
 from compressor.measure import interleave, macs
-from compressor.memories import memory_names
 from compressor.models import AllAttentionConfig, AllAttentionModel
-from compressor.sites import Site, find_sites, keep_all, keep_only
+from compressor.segment_memory import memory_names
 from compressor.targets import Engine, target
-from compressor.targets.feeds import random_feeds
+from compressor.targets.random_inputs import random_feeds
+from compressor.units import Site, find_sites, keep_all, keep_only
 from graph_passes import Plan, load, save, shrink
 
 FASTER, SMALLER = 1.8, 0.55

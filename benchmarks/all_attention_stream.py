@@ -24,12 +24,12 @@ from benchmarks.all_attention_speed import plans
 from benchmarks.machine import machine
 from benchmarks.speed import table
 from compressor.export import export_reference
-from compressor.memories import memory_names
 from compressor.models import AllAttentionConfig, AllAttentionForCausalLM
-from compressor.sites import find_sites, gated
+from compressor.segment_memory import memory_names
 from compressor.targets import target
-from compressor.targets.compare import relative_error
-from compressor.targets.stream import Stream
+from compressor.targets.relative_error import relative_error
+from compressor.targets.segment_stream import Stream
+from compressor.units import find_sites, gated
 from graph_passes import Plan, load, save, shrink
 
 ALLOWED = 1e-4

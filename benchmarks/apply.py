@@ -31,7 +31,7 @@ def export(folder: Path, layers: int) -> None:
     from transformers import BertConfig, BertForSequenceClassification
 
     from compressor.export import export_reference
-    from compressor.sites import find_sites, keep_all
+    from compressor.units import find_sites, keep_all
     from graph_passes import Plan, SitePlan
 
     torch.manual_seed(0)

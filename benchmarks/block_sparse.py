@@ -28,17 +28,17 @@ import onnx_ir as ir
 
 from benchmarks.machine import machine
 from benchmarks.speed import table
-from compressor.blocks.cut import cut
-from compressor.blocks.forms import dense, sparse
-from compressor.blocks.maps import AttentionMaps
-from compressor.blocks.planner import Planner
+from compressor.block_masks.attention_graphs import dense, sparse
+from compressor.block_masks.attention_maps import AttentionMaps
+from compressor.block_masks.mask_selector import Planner
+from compressor.block_masks.masks_from_maps import cut
+from compressor.config.run import Recipe
 from compressor.measure import interleave
-from compressor.recipe import Recipe
 from compressor.targets.base import Engine, Feeds
-from compressor.targets.memory import peak_growth
-from compressor.targets.session import describe, open_session, run
+from compressor.targets.onnxruntime.ort_session import describe, open_session, run
+from compressor.targets.peak_memory import peak_growth
 from graph_passes import BlockMask, Plan, SitePlan, save
-from graph_passes.buckets import buckets, whole
+from graph_passes.block_sparse.row_buckets import buckets, whole
 
 TAIL = 1.2
 """Exponent of the ragged rows' numbers of blocks."""

@@ -30,9 +30,10 @@ import torch
 
 from benchmarks.grid import MODEL, SHARED, fresh_head, tune
 from benchmarks.machine import machine
-from compressor.cli.view import View
-from compressor.recipe import Recipe
-from compressor.study import Asked, Size, figures, study
+from compressor.cli.console import View
+from compressor.config.run import Recipe
+from compressor.config.study import Asked
+from compressor.studies import Size, figures, study
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def fine_tune(splits: dict[str, list[tuple[str, str]]], folder: Path) -> None:
     )
     from transformers.utils import logging
 
-    from compressor.cli.view import View
+    from compressor.cli.console import View
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -23,9 +23,9 @@ import numpy as np
 
 from benchmarks.machine import machine
 from compressor import Recipe, compress
-from compressor.gate import Asked, Verdict, check
-from compressor.gate.inputs import batches
-from compressor.gate.server import Server
+from compressor.latency import Asked, Verdict, check
+from compressor.latency.request_batches import batches
+from compressor.latency.triton_client import Server
 from compressor.measure.timing import ratio_interval, turns
 from compressor.serving import Asked as Served
 from compressor.serving import export

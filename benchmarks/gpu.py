@@ -38,12 +38,14 @@ from benchmarks.machine import machine
 from compressor.errors import CompressorError, InputError
 from compressor.measure import interleave, macs, saved_share
 from compressor.report import Speed
-from compressor.targets import ENGINE_FILES, TOLERANCE, Engine, Feeds, Tuning, check, session, span, target, trt
-from compressor.targets.compare import relative_error
-from compressor.targets.device import driver
-from compressor.targets.feeds import random_feeds
-from compressor.targets.trt_graph import profile
-from compressor.targets.trt_metadata import digest, graph_digest
+from compressor.targets import ENGINE_FILES, TOLERANCE, Engine, Feeds, Tuning, check, span, target
+from compressor.targets.cuda import driver
+from compressor.targets.onnxruntime import ort_session
+from compressor.targets.random_inputs import random_feeds
+from compressor.targets.relative_error import relative_error
+from compressor.targets.tensorrt import target as trt
+from compressor.targets.tensorrt.graph import profile
+from compressor.targets.tensorrt.metadata import digest, graph_digest
 from graph_passes import find_attention, load, save, shrink
 from graph_passes.files import beside
 from graph_passes.passes import Normalize
@@ -257,7 +259,7 @@ def attentions_of(graph: Path) -> int:
 def error_of(engine: Engine, graph: Path) -> float:
     """Largest relative error against the graph on the CPU, in fp32."""
     feeds = random_feeds(load(graph), 2, SEQS[0], padded=True)
-    expected = session.run(session.open_session(graph, session.describe("cpu", None)), feeds)
+    expected = ort_session.run(ort_session.open_session(graph, ort_session.describe("cpu", None)), feeds)
     got = engine.run(feeds)
     return max(relative_error(expected[name], got[name], feeds) for name in expected)
 

@@ -28,14 +28,15 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from benchmarks.machine import machine
-from compressor.cli.view import View
-from compressor.folder import example_inputs, load
-from compressor.heads.learn import learn
+from compressor.cli.console import View
+from compressor.config.run import Recipe
+from compressor.config.study import Asked
 from compressor.measure import paired_interval
-from compressor.recipe import Recipe
-from compressor.sites import find_sites
-from compressor.study import Asked, Size, study
+from compressor.model_folder import example_inputs, load
+from compressor.selection.learn import learn
+from compressor.studies import Size, study
 from compressor.tasks import open_data
+from compressor.units import find_sites
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 MODEL = SHARED / "models" / "minilm-sst2"

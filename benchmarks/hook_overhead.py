@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification
 
-from compressor.heads.gates import GATES
-from compressor.sites import Site, find_sites, hooked
-from compressor.training.carry import carrying
+from compressor.selection.gates import GATES
+from compressor.training.gated_model import carrying
+from compressor.units import Site, find_sites, hooked
 
 LIMIT = {"hook": 1.10, **{name: 1.15 for name, method in GATES.items() if method.trains_model}}
 

@@ -26,15 +26,15 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from benchmarks.grid import MODEL
 from benchmarks.machine import machine
 from benchmarks.question_answering import Request
-from compressor.blocks import watch
-from compressor.cli.view import View
-from compressor.folder import example_inputs, load
-from compressor.quiet import quiet_transformers
-from compressor.sites import find_sites, keep_all
+from compressor.block_masks import watch
+from compressor.cli.console import View
+from compressor.model_folder import example_inputs, load
+from compressor.silence_libraries import quiet_transformers
 from compressor.tasks import open_data
 from compressor.tasks.splits import named_splits
 from compressor.training.fit import fit
 from compressor.training.schedule import Schedule
+from compressor.units import find_sites, keep_all
 
 DATA = MODEL.parents[1] / "data" / "imdb.tsv.xz"
 _LETTERS = 6

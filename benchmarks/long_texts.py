@@ -25,10 +25,10 @@ from benchmarks.machine import machine
 from benchmarks.speed import SHAPES, table
 from compressor.export import export_reference
 from compressor.measure import interleave, macs
-from compressor.sites import find_sites, keep_all
-from compressor.sites.hook import Attention
 from compressor.targets import Tuning, target
-from compressor.targets.feeds import random_feeds
+from compressor.targets.random_inputs import random_feeds
+from compressor.units import find_sites, keep_all
+from compressor.units.hook import Attention
 from graph_passes import BlockMask, Plan, load, save, shrink
 
 GOALS = {384: 1.0, 2048: 1.25, 4096: 1.6}

@@ -34,12 +34,12 @@ from transformers import AutoModelForQuestionAnswering, AutoTokenizer, set_seed
 from benchmarks.machine import machine
 from benchmarks.speed import table
 from compressor import compress
-from compressor.cli.view import View
-from compressor.folder import ModelFolder, load
-from compressor.quiet import quiet_transformers
-from compressor.recipe import Recipe, flag_of
-from compressor.study.cells import write
-from compressor.study.grid import told_difference
+from compressor.cli.console import View
+from compressor.config.run import Recipe, flag_of
+from compressor.model_folder import ModelFolder, load
+from compressor.silence_libraries import quiet_transformers
+from compressor.studies.cell_store import write
+from compressor.studies.grid import told_difference
 from compressor.targets import Tuning, target
 from compressor.tasks import Data, open_data, statistics
 from compressor.tasks.splits import named_splits

@@ -29,13 +29,13 @@ import torch
 
 from benchmarks.grid import tune
 from benchmarks.machine import machine
-from compressor.folder import ModelFolder, example_inputs, load
-from compressor.heads.search import SEARCHES, Head, Step
-from compressor.heads.trials import ModelTrials
-from compressor.recipe import Recipe
-from compressor.sites import find_sites
+from compressor.config.run import Recipe
+from compressor.model_folder import ModelFolder, example_inputs, load
+from compressor.selection.search import SEARCHES, Head, Step
+from compressor.selection.subset_evaluator import ModelTrials
 from compressor.tasks import Data, open_data
 from compressor.training.schedule import MixedPrecision
+from compressor.units import find_sites
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 MODEL = SHARED / "models" / "minilm-sst2"

@@ -24,9 +24,9 @@ from benchmarks.machine import machine
 from compressor.export import export_reference
 from compressor.measure import interleave, macs, saved_share
 from compressor.report import Speed
-from compressor.sites import find_sites
 from compressor.targets import Engine, target
-from compressor.targets.feeds import random_feeds
+from compressor.targets.random_inputs import random_feeds
+from compressor.units import find_sites
 from graph_passes import Plan, SitePlan, load, save, shrink
 
 SHAPES: dict[str, dict[str, Any]] = {

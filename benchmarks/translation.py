@@ -38,12 +38,13 @@ from transformers import (
 from transformers.trainer_utils import get_last_checkpoint
 
 from benchmarks.machine import machine
-from compressor.cli.view import View
-from compressor.folder import ModelFolder, load
-from compressor.quiet import quiet_transformers
-from compressor.recipe import Recipe
-from compressor.study import Asked, study
-from compressor.study import Size as Grid
+from compressor.cli.console import View
+from compressor.config.run import Recipe
+from compressor.config.study import Asked
+from compressor.model_folder import ModelFolder, load
+from compressor.silence_libraries import quiet_transformers
+from compressor.studies import Size as Grid
+from compressor.studies import study
 from compressor.tasks import Data, open_data, statistics
 from compressor.tasks.splits import named_splits, pick
 

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from compressor.config.run import Recipe
     from compressor.export import export_reference
     from compressor.models import (
         AllAttentionConfig,
@@ -13,12 +14,11 @@ if TYPE_CHECKING:
         TransformerXLConfig,
         TransformerXLForCausalLM,
     )
-    from compressor.pipeline import compress
-    from compressor.recipe import Recipe
-    from compressor.report.schema import Report
-    from compressor.sites import Site, find_sites, gated
+    from compressor.results import Report
+    from compressor.run.pipeline import compress
     from compressor.targets import target
-    from compressor.targets.stream import Stream
+    from compressor.targets.segment_stream import Stream
+    from compressor.units import Site, find_sites, gated
 
 __all__ = [
     "AllAttentionConfig",
@@ -39,16 +39,16 @@ __all__ = [
 _HOMES = {
     "AllAttentionConfig": "compressor.models",
     "AllAttentionForCausalLM": "compressor.models",
-    "Recipe": "compressor.recipe",
-    "Report": "compressor.report.schema",
-    "Site": "compressor.sites",
-    "Stream": "compressor.targets.stream",
+    "Recipe": "compressor.config.run",
+    "Report": "compressor.results",
+    "Site": "compressor.units",
+    "Stream": "compressor.targets.segment_stream",
     "TransformerXLConfig": "compressor.models",
     "TransformerXLForCausalLM": "compressor.models",
-    "compress": "compressor.pipeline",
+    "compress": "compressor.run.pipeline",
     "export_reference": "compressor.export",
-    "find_sites": "compressor.sites",
-    "gated": "compressor.sites",
+    "find_sites": "compressor.units",
+    "gated": "compressor.units",
     "target": "compressor.targets",
 }
 

@@ -17,12 +17,12 @@ from transformers import PreTrainedModel
 from transformers.exporters import OnnxConfig, OnnxExporter
 
 from compressor.errors import InputError, UsageError
-from compressor.memories import LENGTH, POSITIONS
 from compressor.models import SegmentConfig
-from compressor.quiet import quiet_tools
-from compressor.sites.find import find_sites
-from compressor.sites.gates import check_plan, gated
-from compressor.sites.hook import Attention, Call, configs, family, intercepted, unwrap
+from compressor.segment_memory import LENGTH, POSITIONS
+from compressor.silence_libraries import quiet_tools
+from compressor.units.find import find_sites
+from compressor.units.gating import check_plan, gated
+from compressor.units.hook import Attention, Call, configs, family, intercepted, unwrap
 from graph_passes import Plan, save
 from graph_passes.passes.insert_gates import FINGERPRINT
 

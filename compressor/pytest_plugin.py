@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from compressor.gate import Asked, Verdict
+    from compressor.latency import Asked, Verdict
 
 _FILES = ("junit", "history", "plot")
 _PATHS = ("inputs", "tokenizer", "save_baseline", "kernel")
@@ -68,10 +68,10 @@ def latency_gate(request: pytest.FixtureRequest) -> Callable[..., Verdict]:
 
 def _checked(options: dict[str, Any], report: Callable[[str, str, str], object]) -> Verdict:
     """The verdict of a check that passed; any verdict is a section of the test's report. Raises as
-    `compressor.gate.gated` does."""
+    `compressor.latency.gated` does."""
     from filelock import FileLock
 
-    from compressor.gate import Files, check, gated
+    from compressor.latency import Files, check, gated
 
     files = {name: path for name in _FILES if (path := options.pop(name, None)) is not None}
     title = f"{options['model']} against {options.get('baseline')}"
@@ -90,9 +90,9 @@ def _asked(options: dict[str, Any]) -> Asked:
     UsageError: an option that is none of `compress check`, or says nothing that it knows.
     """
     from compressor.cli.check import MILLISECONDS, SHARE, scenarios
-    from compressor.cli.words import Words
+    from compressor.cli.comma_list import Words
     from compressor.errors import UsageError
-    from compressor.gate import Asked
+    from compressor.latency import Asked
 
     convert: dict[str, Callable[[Any], Any]] = {
         "max_slowdown": lambda value: SHARE.convert(value, None, None),

@@ -21,9 +21,9 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import ErrorDetails
 from safetensors import SafetensorError
 
+from graph_passes.block_sparse.masks import BlockMask
 from graph_passes.errors import PlanError
 from graph_passes.files import beside
-from graph_passes.masks import BlockMask
 
 Kind = Literal["encoder", "decoder", "cross"]
 

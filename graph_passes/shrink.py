@@ -9,10 +9,10 @@ from collections.abc import Collection, Mapping
 
 import onnx_ir as ir
 
-from graph_passes.axes import Refusal
-from graph_passes.buckets import computed
-from graph_passes.gates import find_gates, set_gates
-from graph_passes.masks import REACH, mask_name
+from graph_passes.attention.gates import find_gates, set_gates
+from graph_passes.block_sparse.masks import REACH, mask_name
+from graph_passes.block_sparse.row_buckets import computed
+from graph_passes.flow.axis_flow import Refusal
 from graph_passes.passes import (
     CleanUp,
     DropUnusedBlocks,

@@ -14,8 +14,8 @@ import onnx.parser
 import onnx_ir as ir
 
 from compressor.export import export_reference
-from compressor.sites import find_sites
 from compressor.targets import Feeds, Precision
+from compressor.units import find_sites
 from graph_passes import Plan, load, save, shrink
 from tests.zoo import FAMILIES, random_plan
 

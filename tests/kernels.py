@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from compressor.errors import TargetMissingError
-from compressor.targets.native import compile_kernel
+from compressor.targets.onnxruntime.cpu_kernel import compile_kernel
 
 HEADERS = Path(os.environ.get("ONNXRUNTIME_HEADERS", Path(__file__).parent.parent / ".venv" / "headers" / "usr"))
 _FOLDER = tempfile.TemporaryDirectory(prefix="kernel-")

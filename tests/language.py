@@ -13,16 +13,16 @@ import torch
 from accelerate import PartialState
 from transformers import PreTrainedTokenizerFast
 
-from compressor.folder import ModelFolder, fingerprint
-from compressor.heads.learn import learn
-from compressor.sites import find_sites
+from compressor.config.train import Training
+from compressor.model_folder import ModelFolder, fingerprint
+from compressor.selection.learn import learn
 from compressor.tasks import Data, open_data
+from compressor.training.checkpoints import digest
 from compressor.training.fit import fit
-from compressor.training.recipe import Training
-from compressor.training.resume import digest
 from compressor.training.schedule import Schedule
+from compressor.training.tokenizers import characters, words
 from compressor.training.train import new_model
-from compressor.training.vocabulary import characters, words
+from compressor.units import find_sites
 from tests import folders
 from tests.learning import Recipe
 

@@ -16,11 +16,11 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from compressor.heads.learn import Learned, learn
 from compressor.progress import Tell
-from compressor.sites import Site, find_sites, gated
+from compressor.selection.learn import Learned, learn
 from compressor.tasks.base import Data, Task
-from compressor.training.resume import digest
+from compressor.training.checkpoints import digest
+from compressor.units import Site, find_sites, gated
 from graph_passes import Plan
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compressor.gate import Asked
+from compressor.latency import Asked
 from graph_passes import save
 from tests import folders
 from tests.engines import parsed

@@ -17,11 +17,11 @@ from benchmarks.all_attention import LEVELS, SIZES, Study, pace, took
 from benchmarks.all_attention_cost import layer_macs
 from compressor.export import export_reference
 from compressor.measure import macs
-from compressor.memories import memory_names
 from compressor.models import AllAttentionConfig, AllAttentionModel, TransformerXLConfig, TransformerXLModel
 from compressor.progress import Silent
-from compressor.sites import find_sites, keep_all, keep_only
-from compressor.study.cells import write_csv
+from compressor.segment_memory import memory_names
+from compressor.studies.cell_store import write_csv
+from compressor.units import find_sites, keep_all, keep_only
 from graph_passes import load, shrink
 from tests import language
 

@@ -13,20 +13,21 @@ import pytest
 import torch
 
 import compressor
-from compressor.blocks import AttentionMaps, watch
-from compressor.blocks import clock as clock_of_sites
-from compressor.blocks.clock import Beside, SiteTimes, look_beside
-from compressor.blocks.planner import Planner
+from compressor.block_masks import AttentionMaps, watch
+from compressor.block_masks import attention_timer as clock_of_sites
+from compressor.block_masks.attention_timer import Beside, SiteTimes, look_beside
+from compressor.block_masks.mask_selector import Planner
+from compressor.config.run import Recipe, make
+from compressor.config.study import Asked
 from compressor.errors import InputError, UsageError
-from compressor.folder import example_inputs, load
-from compressor.rebuild import rebuild
-from compressor.recipe import Recipe, make
-from compressor.sites import find_sites, hooked, keep_all
-from compressor.study import SIZES, Asked, study
-from compressor.targets import session as sessions
+from compressor.model_folder import example_inputs, load
+from compressor.run.rebuild import rebuild
+from compressor.studies import SIZES, study
 from compressor.targets.base import Feeds
-from compressor.targets.ort import build
+from compressor.targets.onnxruntime import ort_session as sessions
+from compressor.targets.onnxruntime.target import build
 from compressor.tasks import open_data
+from compressor.units import find_sites, hooked, keep_all
 from compressor.workdir import write_json
 from graph_passes import BlockMask, Kind, Plan, SitePlan
 from tests import folders

@@ -15,8 +15,8 @@ import pytest
 import torch
 import transformers as hf
 
-from compressor.folder import example_inputs, load
-from compressor.sites import find_sites, keep_all
+from compressor.model_folder import example_inputs, load
+from compressor.units import find_sites, keep_all
 from graph_passes import Plan, save, shrink
 from graph_passes import load as load_graph
 from tests import folders

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graph_passes import BlockMask
-from graph_passes.block_sparse import alone, block_sparse_attention
-from graph_passes.buckets import buckets
+from graph_passes.block_sparse.function import alone, block_sparse_attention
+from graph_passes.block_sparse.row_buckets import buckets
 from tests.kernels import compiled
 
 LOWEST = float(np.finfo(np.float32).min)

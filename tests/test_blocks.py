@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressor.blocks import AttentionMaps, cut, density, unreached
+from compressor.block_masks import AttentionMaps, cut, density, unreached
 from compressor.errors import InputError
-from compressor.sites import Site
+from compressor.units import Site
 from graph_passes import BlockMask, Kind, Plan, PlanError, SitePlan
 
 

@@ -12,19 +12,20 @@ import numpy as np
 import pytest
 import torch
 
-from compressor.blocks import AttentionMaps, cut, watch
-from compressor.blocks.learn import learn_blocks
+from compressor.block_masks import AttentionMaps, cut, watch
+from compressor.block_masks.train_masked import learn_blocks
+from compressor.config.run import Recipe
+from compressor.config.study import Asked
 from compressor.errors import InputError
-from compressor.folder import example_inputs, fingerprint
+from compressor.model_folder import example_inputs, fingerprint
 from compressor.progress import Tell
-from compressor.recipe import Recipe
-from compressor.sites import Site, find_sites, keep_all
-from compressor.study import SIZES, Asked
-from compressor.study.blocks import Blocks
-from compressor.study.subject import Subject, _limited
-from compressor.tasks.evaluate import statistics
-from compressor.tasks.streams import read, reader
-from compressor.training.resume import digest
+from compressor.studies import SIZES
+from compressor.studies.blocks import Blocks
+from compressor.studies.context import Subject, _limited
+from compressor.tasks.scoring import statistics
+from compressor.tasks.segment_streams import read, reader
+from compressor.training.checkpoints import digest
+from compressor.units import Site, find_sites, keep_all
 from graph_passes import BlockMask, Plan
 from tests import language, learning
 from tests.launch import launch

@@ -11,8 +11,8 @@ from datasets import Dataset
 from scipy.stats import binom
 
 from compressor.errors import InputError, UsageError
-from compressor.heads.certify import Certificate, certify, divide, p_value, rows_needed
-from compressor.heads.search import Head, Step
+from compressor.selection.certify import Certificate, certify, divide, p_value, rows_needed
+from compressor.selection.search import Head, Step
 from tests import learning
 
 HEADS: frozenset[Head] = frozenset(("a", head) for head in range(6))

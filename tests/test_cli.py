@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compressor.folder import example_inputs, load
+from compressor.model_folder import example_inputs, load
 from compressor.report import write
-from compressor.sites import find_sites, keep_all
+from compressor.units import find_sites, keep_all
 from graph_passes import BlockMask, Plan
 from tests import folders, reports
 from tests.command import compress

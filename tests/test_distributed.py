@@ -19,17 +19,17 @@ import numpy as np
 import psutil
 import pytest
 
+from compressor.config.run import Recipe
+from compressor.config.run import make as make_recipe
 from compressor.errors import InputError, TargetMissingError, UsageError
-from compressor.heads import cluster, distributed
-from compressor.heads import learn as learner
-from compressor.heads.distributed import DistributedTrials, MakeTrials, spread
-from compressor.heads.trials import ModelTrials
-from compressor.recipe import Recipe
-from compressor.recipe import make as make_recipe
+from compressor.selection import learn as learner
+from compressor.selection import ray_cluster, ray_evaluator
+from compressor.selection.ray_evaluator import DistributedTrials, MakeTrials, spread
+from compressor.selection.subset_evaluator import ModelTrials
 from tests import learning
 from tests.command import heed_ctrl_c
 
-needs_ray = pytest.mark.skipif(not cluster.installed(), reason="ray is not installed")
+needs_ray = pytest.mark.skipif(not ray_cluster.installed(), reason="ray is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 
@@ -148,11 +148,11 @@ def test_workers_that_keep_dying_are_one_line(make: MakeTrials, monkeypatch: pyt
 
     trials(make)
     with ExitStack() as stack:
-        monkeypatch.setattr(distributed, "_RESTARTS", 0)
-        monkeypatch.setattr(distributed, "connected", lambda *given: ExitStack())
+        monkeypatch.setattr(ray_evaluator, "_RESTARTS", 0)
+        monkeypatch.setattr(ray_evaluator, "connected", lambda *given: ExitStack())
         monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 1.0})
-        monkeypatch.setattr(distributed, "_CORES", 0)
-        workers = distributed._Workers("local:1", stack)
+        monkeypatch.setattr(ray_evaluator, "_CORES", 0)
+        workers = ray_evaluator._Workers("local:1", stack)
         apart = trials(lambda *given: DistributedTrials(workers, *given), Dies())
         with pytest.raises(TargetMissingError, match=r"^ray local:1: a worker died and 0 restarts did not help \(.*\)"):
             apart.evaluate(frozenset(apart.heads))
@@ -209,7 +209,7 @@ def test_an_address_that_refuses_is_one_line() -> None:
 
 @needs_ray
 def test_an_address_that_is_silent_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "_ANSWERED", 1)
+    monkeypatch.setattr(ray_cluster, "_ANSWERED", 1)
     with socket.create_server(("127.0.0.1", 0)) as server:
         where = f"127.0.0.1:{server.getsockname()[1]}"
         with spread(where) as make, pytest.raises(TargetMissingError) as caught:
@@ -218,7 +218,7 @@ def test_an_address_that_is_silent_is_one_line(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_without_ray_installed_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "installed", lambda: False)
+    monkeypatch.setattr(ray_cluster, "installed", lambda: False)
     with (
         pytest.raises(TargetMissingError, match=r"^ray local: .* pip install 'compressor\[distributed\]'$"),
         spread("local"),

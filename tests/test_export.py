@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 
 from compressor.errors import InputError, SiteRefusedError, UsageError
 from compressor.export import export_reference
-from compressor.sites import find_sites, gated, keep_all
-from compressor.sites.hook import Attention
+from compressor.units import find_sites, gated, keep_all
+from compressor.units.hook import Attention
 from tests.test_sites import same, state
 from tests.zoo import FAMILIES, pair, pixels, random_plan, speech, text
 

@@ -14,7 +14,7 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 
 from compressor.errors import InputError, UsageError
-from compressor.folder import example_inputs, fingerprint, load, save_companions
+from compressor.model_folder import example_inputs, fingerprint, load, save_companions
 from tests import folders
 from tests.zoo import FAMILIES
 

@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 
 from compressor.cli.check import MILLISECONDS, SHARE
 from compressor.errors import InputError, MismatchError, ServerError, UsageError
-from compressor.gate import Asked, check, record
-from compressor.gate.baseline import Baseline
-from compressor.gate.times import Times
+from compressor.latency import Asked, artifacts, check
+from compressor.latency.baseline import Baseline
+from compressor.latency.round_times import Times
 from compressor.measure import timing
 from compressor.targets import target
-from compressor.targets.compare import relative_error
-from compressor.targets.device import Device
-from compressor.targets.session import describe, open_session, run
+from compressor.targets.cuda import Device
+from compressor.targets.onnxruntime.ort_session import describe, open_session, run
+from compressor.targets.relative_error import relative_error
 from graph_passes import save
 from tests.command import compress
 from tests.engines import parsed
@@ -41,7 +41,7 @@ def graphs(tmp_path: Path) -> tuple[Path, Path]:
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "settle", lambda: None)
-    monkeypatch.setattr("compressor.gate.server._REST_SECONDS", 0.0)
+    monkeypatch.setattr("compressor.latency.triton_client._REST_SECONDS", 0.0)
 
 
 @settings(deadline=None, max_examples=20)
@@ -75,7 +75,7 @@ def test_a_graph_against_itself(graphs: tuple[Path, Path], tmp_path: Path, capfd
         assert done.code == 0, done.err
         assert done.json["passed"]
         assert done.json["answers"]["error"] <= 1e-5
-        assert len(record.history(files["h.jsonl"])) == count
+        assert len(artifacts.history(files["h.jsonl"])) == count
     suite = ElementTree.parse(files["j.xml"]).getroot()
     assert [case.get("name") for case in suite] == ["answers", "slowdown", None]
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "0", "0")
@@ -89,7 +89,7 @@ def test_a_slower_graph_fails_and_says_so(
     graphs: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = graphs
-    monkeypatch.setattr("compressor.gate.run.turns", measured(1.1, 1.0))
+    monkeypatch.setattr("compressor.latency.check.turns", measured(1.1, 1.0))
     junit = tmp_path / "j.xml"
     done = compress(capfd, "check", one, "--baseline", other, "--quiet", "--junit", junit)
     assert done.code == 7
@@ -97,14 +97,14 @@ def test_a_slower_graph_fails_and_says_so(
     assert "the limit is 5.0%" in done.error
     suite = ElementTree.parse(junit).getroot()
     assert suite.get("failures") == "1"
-    monkeypatch.setattr("compressor.gate.run.turns", measured(0.9, 1.0))
+    monkeypatch.setattr("compressor.latency.check.turns", measured(0.9, 1.0))
     assert compress(capfd, "check", one, "--baseline", other, "--quiet").code == 0
 
 
 def test_wrong_answers_are_not_timed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("compressor.gate.run.turns", lambda *_, **__: pytest.fail("it was timed"))
+    monkeypatch.setattr("compressor.latency.check.turns", lambda *_, **__: pytest.fail("it was timed"))
     right, wrong = graph(tmp_path / "right.onnx"), graph(tmp_path / "wrong.onnx", scale=1.5)
     junit = tmp_path / "j.xml"
     done = compress(capfd, "check", wrong, "--baseline", right, "--expect", "baseline", "--quiet", "--junit", junit)
@@ -123,7 +123,7 @@ def test_bad_input_is_one_line(
     graphs: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = graphs
-    monkeypatch.setattr("compressor.gate.run.turns", measured(1.0, 1.0))
+    monkeypatch.setattr("compressor.latency.check.turns", measured(1.0, 1.0))
     wrong, short, text = tmp_path / "wrong.npz", tmp_path / "short.npz", tmp_path / "rows.tsv"
     np.savez(wrong, x=np.zeros((3, 5), np.float32))
     np.savez(short, z=np.zeros((3, 4), np.float32))
@@ -231,7 +231,7 @@ def test_a_check_that_cannot_be_made_leaves_no_older_report(
 
 def test_a_report_is_xml_whatever_a_server_says() -> None:
     said = "\x1b[31mgone\x00\x0b \ud800 <\ufffe> & \U0001f600 \u00fc"
-    (case,) = ElementTree.fromstring(record.broken("small\x08", ServerError(said)).encode())
+    (case,) = ElementTree.fromstring(artifacts.broken("small\x08", ServerError(said)).encode())
     assert case[0].get("message") == "[31mgone  <> & \U0001f600 \u00fc"
 
 
@@ -255,9 +255,9 @@ def test_a_plan_with_narrow_integers_is_compared_with_its_graph(
     engine = target("ort")(ids(tmp_path / "narrow.onnx", "int32"), tmp_path / "engine.onnx")
     papers = SimpleNamespace(precision="fp16", inputs={"ids": "int32"}, profiles={"ids": ((1, 4), (2, 4), (8, 4))})
     plan = SimpleNamespace(metadata=papers, session={"runtime": "tensorrt 8.6.1"}, run=engine.run)
-    monkeypatch.setattr("compressor.targets.trt.load", lambda path: plan)
+    monkeypatch.setattr("compressor.targets.tensorrt.target.load", lambda path: plan)
     gpu = SimpleNamespace(device=Device("NVIDIA H200", (9, 0), 1 << 37))
-    monkeypatch.setattr("compressor.gate.local.driver", lambda: gpu)
+    monkeypatch.setattr("compressor.latency.local_engine.driver", lambda: gpu)
     found = check(Asked(str(path), str(graph), seconds=0.1, max_slowdown=1e3))
     assert found.host == "tensorrt 8.6.1 on NVIDIA H200 (SM 9.0)"
     assert (found.answers.expected, found.answers.tolerance) == ("its own graph, run plainly", 2e-2)
@@ -350,18 +350,18 @@ def test_the_length_that_is_kept_is_that_of_the_inputs(tmp_path: Path) -> None:
 def test_a_history_outlives_torn_lines_and_later_versions(
     graphs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("compressor.gate.run.turns", measured(1.0, 1.0))
+    monkeypatch.setattr("compressor.latency.check.turns", measured(1.0, 1.0))
     history, picture = tmp_path / "history.jsonl", tmp_path / "history.svg"
     found = check(Asked(str(graphs[0]), str(graphs[1])))
-    record.append(history, found)
+    artifacts.append(history, found)
     line = history.read_text()
     history.write_text(line.replace('{"time"', '{"known_later": 1, "time"') + line[:40])
-    record.append(history, found.model_copy(update={"batch": 8}))
-    assert [kept.batch for kept in record.history(history)] == [1, 8]
+    artifacts.append(history, found.model_copy(update={"batch": 8}))
+    assert [kept.batch for kept in artifacts.history(history)] == [1, 8]
     assert history.read_text().splitlines()[1] == line[:40]
     drawn: list[int] = []
     monkeypatch.setattr("matplotlib.axes.Axes.scatter", lambda self, places, *_, **__: drawn.append(len(places)))
-    record.picture(record.history(history), found, picture)
+    artifacts.picture(artifacts.history(history), found, picture)
     assert drawn == [1], "batches of eight have a picture of their own"
 
 
@@ -401,17 +401,17 @@ def test_a_server_that_dies_midway_leaves_what_was_measured(tmp_path: Path, capf
         )
     assert done.code == 10
     assert "until then" in done.error
-    (kept,) = record.history(history)
+    (kept,) = artifacts.history(history)
     assert kept.interrupted
     assert kept.slowdown is not None
     assert kept.slowdown.blocks >= 1
     assert "passed" not in "".join(kept.lines())
-    cases = {case.get("name"): [entry.tag for entry in case] for case in ElementTree.fromstring(record.junit(kept))}
+    cases = {case.get("name"): [entry.tag for entry in case] for case in ElementTree.fromstring(artifacts.junit(kept))}
     assert cases == {"answers": [], "slowdown": ["skipped"], "timing": ["error"], None: []}
 
 
 def test_a_model_that_is_unloaded_midway_leaves_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compressor.gate.run.turns", measured(1.0, 1.0))
+    monkeypatch.setattr("compressor.latency.check.turns", measured(1.0, 1.0))
     models, calls = dict(MODELS), itertools.count(1)
 
     def unloaded(x: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from compressor.errors import InputError, MismatchError, ServerError, UsageError
-from compressor.gate import check
+from compressor.latency import check
 from tests.served import answer, asked, measured
 
 pytest.importorskip("tritonclient.http")
@@ -32,7 +32,7 @@ Y = {"name": "y", "datatype": "FP32", "shape": [1, 3]}
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compressor.gate.run.turns", measured(1.0, 1.0))
+    monkeypatch.setattr("compressor.latency.check.turns", measured(1.0, 1.0))
 
 
 def result(x: np.ndarray) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 
 from compressor import pytest_plugin
 from compressor.errors import UsageError
-from compressor.gate import Asked
+from compressor.latency import Asked
 from tests.served import graph
 
 
@@ -52,7 +52,7 @@ def test_checks_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
 
     told: list[str] = []
     monkeypatch.setattr("filelock.FileLock", Lock)
-    monkeypatch.setattr("compressor.gate.check", checked)
+    monkeypatch.setattr("compressor.latency.check", checked)
     pytest_plugin._checked({"model": "small", "baseline": "dense"}, lambda when, title, text: told.append(text))
     assert told[0].startswith("compressor-latency-gate-")
     assert held == []

@@ -13,12 +13,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from compressor.errors import UsageError
-from compressor.heads.gates import GATES as METHODS
-from compressor.heads.gates import BinConcreteGate, Gate, HardConcreteGate, StraightThroughGate, SubsetGate, base
-from compressor.heads.gates.bin_concrete import scaled
-from compressor.heads.gates.concrete import ConcreteGate
-from compressor.heads.gates.dsp import soft_top
-from compressor.heads.gates.pooled import PooledGate, shares
+from compressor.selection.gates import GATES as METHODS
+from compressor.selection.gates import BinConcreteGate, Gate, HardConcreteGate, StraightThroughGate, SubsetGate, base
+from compressor.selection.gates.bin_concrete import scaled
+from compressor.selection.gates.concrete import ConcreteGate
+from compressor.selection.gates.dsp import soft_top
+from compressor.selection.gates.per_kind import PooledGate, shares
 
 GATES = {name: method.make for name, method in METHODS.items()}
 MakeConcrete = Callable[..., ConcreteGate]

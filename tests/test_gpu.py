@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 from transformers import BertConfig, BertForSequenceClassification
 
-from compressor import verify
 from compressor.errors import InputError, TargetMissingError, UsageError
 from compressor.export import export_reference
-from compressor.folder import ModelFolder, example_inputs
 from compressor.measure import interleave
-from compressor.sites import find_sites, keep_all
-from compressor.targets import ENGINE_FILES, TOLERANCE, Engine, Precision, Tuning, check, session, target
-from compressor.targets.compare import relative_error
-from compressor.targets.feeds import random_feeds
-from compressor.targets.trt_engine import TrtEngine
+from compressor.model_folder import ModelFolder, example_inputs
+from compressor.run import verify
+from compressor.targets import ENGINE_FILES, TOLERANCE, Engine, Precision, Tuning, check, target
+from compressor.targets.onnxruntime import ort_session
+from compressor.targets.random_inputs import random_feeds
+from compressor.targets.relative_error import relative_error
+from compressor.targets.tensorrt.engine import TrtEngine
+from compressor.units import find_sites, keep_all
 from graph_passes import Plan, load, save, shrink
 from tests.engines import Pruned, parsed, pruned
 from tests.test_lower_block_sparse import exported
@@ -49,11 +50,11 @@ def built(runtime: str, graph: Path, folder: Path, precision: Precision, tuning:
 
 def error(engine: Engine, graph: Path) -> float:
     """The largest over several sizes, padded ones among them."""
-    plain = session.open_session(graph, {**session.describe("cpu", None), "graph_optimization": "none"})
+    plain = ort_session.open_session(graph, {**ort_session.describe("cpu", None), "graph_optimization": "none"})
     errors = []
     for batch, seq, padded in ((1, 5, False), (2, 17, True), (8, 32, True)):
         feeds = random_feeds(load(graph), batch, seq, seed=batch, padded=padded)
-        expected, got = session.run(plain, feeds), engine.run(feeds)
+        expected, got = ort_session.run(plain, feeds), engine.run(feeds)
         errors += [relative_error(expected[name], got[name], feeds) for name in expected]
     return max(errors)
 
@@ -99,7 +100,7 @@ def test_families_build_with_tensorrt(family: str, tmp_path: Path) -> None:
     batch = next(iter(made.inputs.values())).shape[0]
     tuning = Tuning(batch=(batch, batch, batch), seq=(1, 16, 32))
     engine = built("trt", made.shrunk, tmp_path, "fp32", tuning)
-    expected = session.run(session.open_session(made.shrunk, session.describe("cpu", None)), made.inputs)
+    expected = ort_session.run(ort_session.open_session(made.shrunk, ort_session.describe("cpu", None)), made.inputs)
     got = engine.run(made.inputs)
     assert max(relative_error(expected[name], got[name], made.inputs) for name in expected) <= TOLERANCE["fp32"]
 
@@ -137,7 +138,9 @@ def test_integers_come_out_and_quantized_graphs_compute(
     save(parsed(f"h = Relu(x)  {body}", "float[B, 32] x", output, weights), tmp_path / "graph.onnx")
     engine = built("trt", tmp_path / "graph.onnx", tmp_path, "fp32")
     feeds = random_feeds(load(tmp_path / "graph.onnx"), 4, 1)
-    wanted = session.run(session.open_session(tmp_path / "graph.onnx", session.describe("cpu", None)), feeds)
+    wanted = ort_session.run(
+        ort_session.open_session(tmp_path / "graph.onnx", ort_session.describe("cpu", None)), feeds
+    )
     got = engine.run(feeds)["y"]
     assert relative_error(wanted["y"], got, feeds) <= tolerance
     assert isinstance(engine, TrtEngine)
@@ -164,7 +167,7 @@ def test_a_model_with_memories_runs_with_none_and_with_all(tmp_path: Path) -> No
 
 
 def test_an_engine_is_loaded_again(bert: Pruned, tmp_path: Path) -> None:
-    from compressor.targets import trt
+    from compressor.targets.tensorrt import target as trt
 
     engine = built("trt", bert.shrunk, tmp_path, "fp16")
     feeds = random_feeds(load(bert.shrunk), 2, 9)

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from compressor.errors import UsageError
-from compressor.heads.asked import heads_to_keep
-from compressor.heads.gates import GATES
-from compressor.heads.learn import METHODS, learn
-from compressor.heads.trials import ModelTrials
-from compressor.training.carry import frozen
-from compressor.training.order import row_order
+from compressor.selection.gates import GATES
+from compressor.selection.learn import METHODS, learn
+from compressor.selection.options import heads_to_keep
+from compressor.selection.subset_evaluator import ModelTrials
+from compressor.training.batch_order import row_order
+from compressor.training.gated_model import frozen
 from tests import learning
 from tests.launch import launch
 from tests.learning import Recipe

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from compressor.errors import CompressorError
-from compressor.gate import Asked, apart, check, load, record
-from compressor.gate.verdict import Slowdown
+from compressor.latency import Asked, artifacts, check, loadgen, loadgen_process
+from compressor.latency.verdict import Slowdown
 from compressor.measure import timing
 from tests.command import compress
 from tests.served import answer, asked, graph, measured, serving
@@ -39,7 +39,7 @@ COMMON: dict[str, Any] = {"batch": 4, "p50": 0.2, "bound": 10_000.0, "rate": 500
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compressor.gate.run.turns", measured(1.0, 1.0))
+    monkeypatch.setattr("compressor.latency.check.turns", measured(1.0, 1.0))
     monkeypatch.setattr(timing, "settle", lambda: None)
 
 
@@ -48,13 +48,13 @@ def call() -> None:
 
 
 @pytest.mark.parametrize("scenario", ["SingleStream", "Server"])
-def test_the_tail_is_bounded(scenario: load.Scenario) -> None:
-    found = load.measure(scenario, [call], **COMMON)
+def test_the_tail_is_bounded(scenario: loadgen.Scenario) -> None:
+    found = loadgen.measure(scenario, [call], **COMMON)
     assert found.holds
     assert found.queries >= 662
     assert found.milliseconds is not None
     assert found.milliseconds >= 0.1
-    tight = load.measure(scenario, [call], **{**COMMON, "bound": 1e-3})
+    tight = loadgen.measure(scenario, [call], **{**COMMON, "bound": 1e-3})
     assert not tight.holds
     assert tight.why.startswith("p99 ")
     assert not tight.unproven
@@ -68,23 +68,25 @@ def test_a_bound_that_few_queries_do_not_prove_is_tried_with_more() -> None:
         time.sleep(0.3 if next(calls) % 500 == 499 else 0.0)
         return answer(x)
 
-    few = load.measure("SingleStream", [lambda: seldom_slow(ONE)], **{**COMMON, "bound": 200.0})
+    few = loadgen.measure("SingleStream", [lambda: seldom_slow(ONE)], **{**COMMON, "bound": 200.0})
     assert few.unproven
     assert "keeps the bound of 200 ms, but" in few.why
     with serving({"small": seldom_slow, "dense": answer}) as url:
         (more,) = check(asked(url, p99=200.0, load_seconds=0.1)).loads
     assert more.holds, more.why
-    assert more.queries >= load.MORE
+    assert more.queries >= loadgen.MORE
 
 
 def test_throughput_is_measured() -> None:
-    found = load.measure("Offline", [call], **COMMON)
+    found = loadgen.measure("Offline", [call], **COMMON)
     assert found.samples_per_second is not None
     assert found.samples_per_second > 0
 
 
 def test_a_scenario_ends_though_more_arrives_than_is_answered() -> None:
-    found = load.measure("Server", [lambda: time.sleep(0.05)], **{**COMMON, "p50": 0.01, "bound": 1.0, "seconds": 0.05})
+    found = loadgen.measure(
+        "Server", [lambda: time.sleep(0.05)], **{**COMMON, "p50": 0.01, "bound": 1.0, "seconds": 0.05}
+    )
     assert not found.holds
     assert "more queries arrive" in found.why or "took longer" in found.why
 
@@ -96,7 +98,7 @@ def test_what_a_call_raises_is_told_at_once_and_raised_at_the_end() -> None:
         raise RuntimeError("no call")
 
     with pytest.raises(RuntimeError, match="no call"):
-        load.measure("SingleStream", [broken], **COMMON, on_fault=told.append)
+        loadgen.measure("SingleStream", [broken], **COMMON, on_fault=told.append)
     assert [str(error) for error in told] == ["no call"]
 
 
@@ -120,16 +122,16 @@ def test_a_server_that_dies_in_a_scenario_ends_it(tmp_path: Path, capfd: pytest.
     assert time.monotonic() - began < 60
     assert done.code == 10
     assert "gone" in done.error
-    (kept,) = record.history(history)
+    (kept,) = artifacts.history(history)
     assert "gone" in kept.interrupted
     assert kept.slowdown is not None
     assert kept.loads == ()
 
 
 def test_a_process_that_ends_before_its_time_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apart, "_run", itertools.chain)  # it takes anything and says nothing
+    monkeypatch.setattr(loadgen_process, "_run", itertools.chain)  # it takes anything and says nothing
     with pytest.raises(CompressorError, match=r"LoadGen, Server: its process ended before its time \(code 0\)"):
-        apart.measure("Server", asked("grpc://127.0.0.1:9"), [], TIMES)
+        loadgen_process.measure("Server", asked("grpc://127.0.0.1:9"), [], TIMES)
 
 
 def test_ctrl_c_ends_a_scenario_and_its_process() -> None:

@@ -16,13 +16,13 @@ import transformers
 
 from compressor.export import export_reference
 from compressor.measure import macs
-from compressor.sites import find_sites, keep_all
-from compressor.targets.fusion import fuse
-from compressor.targets.half import halve
-from compressor.targets.session import describe
+from compressor.targets.onnxruntime.fusion import fuse
+from compressor.targets.onnxruntime.ort_session import describe
+from compressor.units import find_sites, keep_all
 from graph_passes import BlockMask, Plan, PlanError, SitePlan, find_attention, load, save, shrink
-from graph_passes.masks import REACH
+from graph_passes.block_sparse.masks import REACH
 from graph_passes.passes import CleanUp, DropUnusedBlocks, LowerBlockSparse, Normalize
+from graph_passes.passes.fp16 import halve
 from tests.zoo import FAMILIES, pair, random_plan, text
 
 MEMORY = 8

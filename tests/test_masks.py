@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 
 from compressor.errors import InputError
 from compressor.export import export_reference
-from compressor.sites import Attention, Site, find_sites, gated, hooked, keep_all, masked
-from compressor.targets.half import halve
+from compressor.units import Attention, Site, find_sites, gated, hooked, keep_all, masked
 from graph_passes import BlockMask, Plan
+from graph_passes.passes.fp16 import halve
 from tests.test_law import relative_error, run
 from tests.zoo import FAMILIES, text
 

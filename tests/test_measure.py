@@ -16,10 +16,10 @@ import pytest
 from compressor.errors import InputError
 from compressor.measure import bench, interleave, macs, paired_interval, saved_share, timing
 from compressor.measure.timing import void
-from compressor.memories import LENGTH, POSITIONS
 from compressor.report import Speed
+from compressor.segment_memory import LENGTH, POSITIONS
 from graph_passes import BlockMask, load, save
-from graph_passes.block_sparse import alone, block_sparse_attention
+from graph_passes.block_sparse.function import alone, block_sparse_attention
 from tests.engines import Clock, FakeEngine, Pruned, parsed, pruned
 
 

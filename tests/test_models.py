@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from compressor import folder
+from compressor import model_folder
 from compressor.errors import InputError
-from compressor.memories import memory_names, new_memory_names
 from compressor.models import (
     AllAttentionConfig,
     AllAttentionForCausalLM,
@@ -26,7 +25,8 @@ from compressor.models import (
     TransformerXLForCausalLM,
     pruned,
 )
-from compressor.sites import Attention, find_sites, gated, hooked, keep_all
+from compressor.segment_memory import memory_names, new_memory_names
+from compressor.units import Attention, find_sites, gated, hooked, keep_all
 from graph_passes import BlockMask, Plan
 from tests.zoo import random_plan
 
@@ -291,11 +291,11 @@ def test_saved_and_loaded_like_any_other(make: Any, tmp_path: Path) -> None:
     torch.testing.assert_close(other(ids(2, 5)).logits, model(ids(2, 5)).logits, rtol=0, atol=0)
     assert type(AutoConfig.from_pretrained(tmp_path)) is type(model.config)
     assert type(AutoModel.from_pretrained(tmp_path)) is type(model.model)
-    loaded = folder.load(tmp_path, needs_processor=False)
+    loaded = model_folder.load(tmp_path, needs_processor=False)
     assert (loaded.task, loaded.family) == ("causal-lm", model.config.model_type)
     assert type(loaded.model) is type(model)
-    assert type(folder.load(tmp_path, task="causal-lm", needs_processor=False).model) is type(model)
-    assert loaded.fingerprint == folder.fingerprint(model)
+    assert type(model_folder.load(tmp_path, task="causal-lm", needs_processor=False).model) is type(model)
+    assert loaded.fingerprint == model_folder.fingerprint(model)
 
 
 @BOTH
@@ -437,4 +437,4 @@ def test_a_folder_with_such_a_configuration_is_refused_in_one_line(tmp_path: Pat
     file = tmp_path / "config.json"
     file.write_text(file.read_text().replace('"num_attention_heads": 4', '"num_attention_heads": 0'))
     with pytest.raises(InputError, match=r"cannot be used \(num_attention_heads is 0; give 1 or more\)"):
-        folder.load(tmp_path, needs_processor=False)
+        model_folder.load(tmp_path, needs_processor=False)

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 import compressor
-from compressor.blocks.planner import Planner
+from compressor.block_masks.mask_selector import Planner
+from compressor.config.run import Recipe
 from compressor.errors import CompressorError, InputError, MismatchError, TargetMissingError, UsageError
-from compressor.rebuild import rebuild
-from compressor.recipe import Recipe
+from compressor.run.rebuild import rebuild
 from compressor.serving import Asked, export
-from compressor.targets import Tuning, check, native, session, target
+from compressor.targets import Tuning, check, target
+from compressor.targets.onnxruntime import cpu_kernel, ort_session
 from graph_passes import BlockMask, load, shrink
 from tests.command import compress
 from tests.kernels import HEADERS, compiled
@@ -63,13 +64,13 @@ def test_the_command_makes_a_kernel_once(tmp_path: Path, capfd: pytest.CaptureFi
 def test_a_kernel_that_computes_something_else_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled()
     source = tmp_path / "wrong.cpp"
-    scaled = native.SOURCE.read_text().replace("* call.scale", "* call.scale * 1.01f")
-    assert scaled != native.SOURCE.read_text()
+    scaled = cpu_kernel.SOURCE.read_text().replace("* call.scale", "* call.scale * 1.01f")
+    assert scaled != cpu_kernel.SOURCE.read_text()
     source.write_text(scaled)
-    monkeypatch.setattr(native, "SOURCE", source)
+    monkeypatch.setattr(cpu_kernel, "SOURCE", source)
     out = tmp_path / "kernel.so"
     with pytest.raises(MismatchError, match="differs from the function by"):
-        native.compile_kernel(out, HEADERS if HEADERS.is_dir() else None)
+        cpu_kernel.compile_kernel(out, HEADERS if HEADERS.is_dir() else None)
     assert not out.exists()
 
 
@@ -90,14 +91,14 @@ def test_a_compiler_that_fails(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CXX", compiler)
     with pytest.raises(error, match=said):
-        native.compile_kernel(tmp_path / "kernel.so", tmp_path)
+        cpu_kernel.compile_kernel(tmp_path / "kernel.so", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["onnxruntime_cxx_api.h"]
 
 
 def test_headers_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "true")
     with pytest.raises(TargetMissingError, match=r"onnxruntime_cxx_api\.h is not in .*; name its folder \(--include\)"):
-        native.compile_kernel(tmp_path / "kernel.so", tmp_path)
+        cpu_kernel.compile_kernel(tmp_path / "kernel.so", tmp_path)
 
 
 def test_a_library_that_is_none(tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ def test_a_library_that_is_none(tmp_path: Path) -> None:
     graph = written(shrink(load(reference), plan).model, "native.onnx")
     library = tmp_path / "kernel.so"
     with pytest.raises(UsageError, match=r"there is no such file; compress kernel -o .* makes it"):
-        session.describe("cpu", None, library)
+        ort_session.describe("cpu", None, library)
     library.write_bytes(b"not a library")
     refused = pytest.raises(InputError, match=r"cannot load this kernel \(.*\); compile it here")
     with refused:
@@ -134,7 +135,7 @@ def test_headers_of_a_later_version_are_refused(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "onnxruntime_cxx_api.h").touch()
     (tmp_path / "onnxruntime_c_api.h").write_text("#define ORT_API_VERSION 999\n")
     with pytest.raises(InputError, match=r"are the headers of ONNX Runtime 1\.999, and .* is installed; name those of"):
-        native.compile_kernel(tmp_path / "kernel.so", tmp_path)
+        cpu_kernel.compile_kernel(tmp_path / "kernel.so", tmp_path)
 
 
 def test_another_kernel_is_another_plan(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compressor import notes
-from compressor.recipe import Recipe
+from compressor.config.run import Recipe
+from compressor.run import run_notes
 from graph_passes import BlockMask, Plan, SitePlan
 
 
@@ -30,7 +30,7 @@ def recipe(**more: object) -> Recipe:
     ],
 )
 def test_what_had_no_effect(learns: bool, asked: dict[str, object], said: str) -> None:
-    found = list(notes.unused(recipe(**asked), None, learns=learns))
+    found = list(run_notes.unused(recipe(**asked), None, learns=learns))
     assert found == ([f"{said} had no effect"] if said else [])
 
 
@@ -46,5 +46,5 @@ def test_what_had_no_effect(learns: bool, asked: dict[str, object], said: str) -
 def test_lengths_that_masks_are_not_of(lengths: tuple[int | None, ...], longest: int | None, said: str) -> None:
     whole = Plan(sites=(SitePlan("a", "encoder", 2, 2, 4, (0, 1)),))
     masked = whole.masked({"a": BlockMask(np.ones((2, 2, 2), np.bool_), 8)})
-    assert list(notes.aligned(masked, lengths, longest)) == ([said] if said else [])
-    assert not list(notes.aligned(whole, lengths, longest))
+    assert list(run_notes.aligned(masked, lengths, longest)) == ([said] if said else [])
+    assert not list(run_notes.aligned(whole, lengths, longest))

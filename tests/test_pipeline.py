@@ -23,14 +23,14 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, ViTImageProcessorPil
 
 import compressor
-from compressor import choice, pipeline, side, verify
+from compressor.config.run import Recipe
 from compressor.errors import InputError, MismatchError, SiteRefusedError, TargetMissingError, UsageError
-from compressor.folder import example_inputs, load
-from compressor.heads import trials
+from compressor.model_folder import example_inputs, load
 from compressor.progress import Tell
-from compressor.recipe import Recipe
 from compressor.report import Report
 from compressor.report import load as load_report
+from compressor.run import pipeline, plan_source, variant, verify
+from compressor.selection import subset_evaluator
 from graph_passes import Plan, Refusal, Shrunk
 from tests import folders
 from tests.command import compress as command
@@ -143,13 +143,13 @@ def test_the_output_is_a_model_folder_with_its_plan(
     out, report, _ = learned
     heard = Stages()
     shrunk: list[int] = []
-    real = side.graph_passes.shrink
+    real = variant.graph_passes.shrink
 
     def count(model: Any, plan: Plan, **how: Any) -> Shrunk:
         shrunk.append(plan.heads_kept)
         return real(model, plan, **how)
 
-    monkeypatch.setattr(side.graph_passes, "shrink", count)
+    monkeypatch.setattr(variant.graph_passes, "shrink", count)
     again = compressor.compress(Recipe(model=out, out=tmp_path / "out", batch=(1,), seq=(8,), seconds=0.01), heard)
     assert again.plan.sites == report.plan.sites
     assert again.compressed.parameters == report.compressed.parameters
@@ -214,7 +214,7 @@ def test_numbers_that_differ_end_the_run(
 
 
 def test_a_refused_site_is_known_before_learning(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = side.graph_passes.shrink
+    real = variant.graph_passes.shrink
 
     def refuse(model: Any, plan: Plan, **how: Any) -> Shrunk:
         done = real(model, plan, **how)
@@ -223,7 +223,7 @@ def test_a_refused_site_is_known_before_learning(place: Path, tmp_path: Path, mo
         refusal = Refusal(frozenset({plan.sites[0].name}), "Frobnicate", "node_7", "no rule for it")
         return Shrunk(done.model, done.plan, (), (), (refusal,), done.parameters)
 
-    monkeypatch.setattr(side.graph_passes, "shrink", refuse)
+    monkeypatch.setattr(variant.graph_passes, "shrink", refuse)
     heard = Stages()
     with pytest.raises(SiteRefusedError, match="self: Frobnicate node_7: no rule for it; keep every head of the site"):
         compressor.compress(recipe(place, tmp_path / "out"), heard)
@@ -247,7 +247,7 @@ def test_images_have_no_length(tmp_path: Path) -> None:
 
 def test_a_site_that_must_stay_whole_is_reported(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a plan the model goes through with all of its heads, and the report says why they would stay."""
-    real = side.graph_passes.shrink
+    real = variant.graph_passes.shrink
 
     def refuse(model: Any, plan: Plan, **how: Any) -> Shrunk:
         done = real(model, plan, **how)
@@ -255,7 +255,7 @@ def test_a_site_that_must_stay_whole_is_reported(place: Path, tmp_path: Path, mo
         refusals = tuple(Refusal(frozenset({name}), "Frobnicate", "node_7", "no rule for it") for name in dropped)
         return Shrunk(done.model, done.plan, (), (), refusals, done.parameters)
 
-    monkeypatch.setattr(side.graph_passes, "shrink", refuse)
+    monkeypatch.setattr(variant.graph_passes, "shrink", refuse)
     report = compressor.compress(recipe(place, tmp_path / "out", data=None, keep=None))
     assert len(report.refused) == len(report.plan.sites) > 0
     assert "Frobnicate node_7: no rule for it" in report.refused[0].why
@@ -321,9 +321,9 @@ def test_another_recipe_starts_afresh_only_when_told_to(left: str, content: str,
     (store / left).write_text(content)
     heard = Stages()
     with pytest.raises(UsageError, match=rf"another recipe, model or rows \({how_far}\); .*--force"):
-        choice._open_store(store, "this", False, heard)
+        plan_source._open_store(store, "this", False, heard)
     assert (store / left).read_text() == content
-    choice._open_store(store, "this", True, heard)
+    plan_source._open_store(store, "this", True, heard)
     assert any("learning starts afresh" in note for note in heard.notes)
     assert [path.name for path in store.iterdir()] == ["key"]
 
@@ -400,8 +400,8 @@ def test_an_interrupted_search_goes_on(place: Path, tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(pipeline, "build", build)
     monkeypatch.setattr(pipeline, "shrink", lambda *given: SimpleNamespace(obstacle=None))
-    monkeypatch.setattr(trials, "_SAVE_SECONDS", 0.0)
-    monkeypatch.setattr(trials, "_SAVE_SHARE", 0.0)
+    monkeypatch.setattr(subset_evaluator, "_SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(subset_evaluator, "_SAVE_SHARE", 0.0)
     torch.manual_seed(0)
     two_layers = {**folders._sizes(), "num_hidden_layers": 2}
     folders.save(BertForSequenceClassification(BertConfig(**two_layers)), tmp_path / "model")
@@ -426,7 +426,7 @@ def test_an_interrupted_search_goes_on(place: Path, tmp_path: Path, monkeypatch:
 
 
 def test_how_far_an_interrupted_run_is(tmp_path: Path) -> None:
-    assert choice._step(tmp_path) is None
+    assert plan_source._step(tmp_path) is None
     for step, state in (
         (9, '{"global_step": 9, "max_steps": 40}'),
         (10, '{"global_step": 10, "max_steps": 40}'),
@@ -434,7 +434,7 @@ def test_how_far_an_interrupted_run_is(tmp_path: Path) -> None:
     ):
         (tmp_path / f"checkpoint-{step}").mkdir()
         (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(state)
-    assert choice._step(tmp_path) == "step 10 of 40", "the last that is whole"
+    assert plan_source._step(tmp_path) == "step 10 of 40", "the last that is whole"
 
 
 def wait_for(happened: Callable[[], bool]) -> None:

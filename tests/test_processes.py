@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from compressor.training.checkpoints import newest
 from compressor.training.fit import fit
-from compressor.training.resume import newest
 from tests import language
 from tests.launch import finish, launch, start
 

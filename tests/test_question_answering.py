@@ -18,16 +18,16 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 import compressor
+from compressor.config.run import Recipe
 from compressor.errors import InputError, UsageError
-from compressor.folder import ModelFolder, example_inputs, load
-from compressor.heads.sensitivity import sensitivity
-from compressor.recipe import Recipe
+from compressor.model_folder import ModelFolder, example_inputs, load
 from compressor.report import Report
-from compressor.sites import find_sites
+from compressor.selection.gradient_importance import sensitivity
 from compressor.tasks import Data, batches, open_data, statistics
-from compressor.tasks.answers import Answer, exact_match, f1
 from compressor.tasks.data import rows_hash
 from compressor.tasks.question_answering import QuestionAnswering, best_span
+from compressor.tasks.squad import Answer, exact_match, f1
+from compressor.units import find_sites
 from tests import folders
 from tests.folders import Request
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from compressor.export import export_reference
-from compressor.folder import example_inputs
-from compressor.folder import load as load_folder
-from compressor.sites import find_sites, keep_all
-from compressor.targets.session import describe, open_session, run
+from compressor.model_folder import example_inputs
+from compressor.model_folder import load as load_folder
+from compressor.targets.onnxruntime.ort_session import describe, open_session, run
+from compressor.units import find_sites, keep_all
 from graph_passes import find_attention, load
 from tests import folders
 from tests.served import IDS, serving, text_model

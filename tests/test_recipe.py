@@ -12,12 +12,12 @@ import pydantic
 import pytest
 
 from compressor.cli.run import run
+from compressor.config.run import PENALISED_METHODS, SEARCH_METHODS, Method, Recipe, command_line, flag_of, make
 from compressor.errors import UsageError
-from compressor.heads.asked import defaults
-from compressor.heads.gates import GATES
-from compressor.heads.learn import METHODS, pool_options, sample_options, schedule_options
-from compressor.heads.search import SEARCHES
-from compressor.recipe import PENALISED_METHODS, SEARCH_METHODS, Method, Recipe, command_line, flag_of, make
+from compressor.selection.gates import GATES
+from compressor.selection.learn import METHODS, pool_options, sample_options, schedule_options
+from compressor.selection.options import defaults
+from compressor.selection.search import SEARCHES
 
 README = Path(__file__).parent.parent / "README.md"
 

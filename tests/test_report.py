@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from compressor.errors import InputError
-from compressor.report import Refusal, Report, load, summary, words, write
+from compressor.report import Refusal, Report, formatting, load, summary, write
 from compressor.report.files import to_json
 from compressor.report.headmap import head_maps
 from compressor.report.html import render
@@ -299,21 +299,21 @@ def test_summary_prints_brackets_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("told", "expected"),
     [
-        (words.count(999), "999"),
-        (words.count(999_950), "1M"),
-        (words.count(22_713_602), "22.7M"),
-        (words.count(None), "not measured"),
-        (words.size(91_000_000), "91 MB"),
-        (words.size(12), "12 B"),
-        (words.significant(0.0), "0"),
-        (words.significant(-0.01234), "−0.0123"),
-        (words.significant(1234.5), "1234"),
-        (words.significant(math.inf), "∞"),
-        (words.seconds(59.9), "59.9 s"),
-        (words.seconds(3_725), "1 h 2 min"),
-        (words.change(100, 84.3), "−15.7%"),
-        (words.change(1e6, 1e6 - 1), "−<0.1%"),
-        (words.change(0, 5), ""),
+        (formatting.count(999), "999"),
+        (formatting.count(999_950), "1M"),
+        (formatting.count(22_713_602), "22.7M"),
+        (formatting.count(None), "not measured"),
+        (formatting.size(91_000_000), "91 MB"),
+        (formatting.size(12), "12 B"),
+        (formatting.significant(0.0), "0"),
+        (formatting.significant(-0.01234), "−0.0123"),
+        (formatting.significant(1234.5), "1234"),
+        (formatting.significant(math.inf), "∞"),
+        (formatting.seconds(59.9), "59.9 s"),
+        (formatting.seconds(3_725), "1 h 2 min"),
+        (formatting.change(100, 84.3), "−15.7%"),
+        (formatting.change(1e6, 1e6 - 1), "−<0.1%"),
+        (formatting.change(0, 5), ""),
     ],
 )
 def test_numbers_as_people_read_them(told: str, expected: str) -> None:
@@ -328,7 +328,7 @@ _VALUE = st.one_of(_PLAIN, st.lists(_PLAIN), st.dictionaries(_TEXT, _PLAIN))
 @settings(max_examples=200, deadline=None)
 @given(st.dictionaries(_TEXT, _VALUE))
 def test_recipe_reads_back_as_toml(recipe: dict[str, Any]) -> None:
-    assert tomllib.loads(words.toml(recipe)) == recipe
+    assert tomllib.loads(formatting.toml(recipe)) == recipe
 
 
 def test_reading_a_report_needs_no_plotting_and_no_torch() -> None:

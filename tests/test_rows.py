@@ -17,8 +17,8 @@ from transformers import BertConfig
 
 from compressor.errors import InputError
 from compressor.tasks.columns import label_column, text_columns
-from compressor.tasks.files import read_file
 from compressor.tasks.labels import class_ids, classes_of, numbers_of
+from compressor.tasks.row_files import read_file
 from compressor.tasks.splits import named_splits, pick
 
 PACK: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".xz": lzma.compress, ".gz": gzip.compress}

@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from compressor.errors import UsageError
-from compressor.heads.search import (
+from compressor.selection.gradient_importance import sensitivity
+from compressor.selection.search import (
     SEARCHES,
     AStarSearch,
     GlobalSearch,
@@ -23,9 +24,8 @@ from compressor.heads.search import (
     Search,
     TaylorSearch,
 )
-from compressor.heads.search.taylor import ranked
-from compressor.heads.sensitivity import sensitivity
-from compressor.sites import find_sites, hooked
+from compressor.selection.search.taylor import ranked
+from compressor.units import find_sites, hooked
 
 HEADS: tuple[Head, ...] = tuple((site, head) for site in ("a", "b") for head in range(5))
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressor.export import export_reference
-from compressor.memories import memory_names
-from compressor.sites import find_sites, keep_all
-from compressor.targets.compare import relative_error
-from compressor.targets.stream import Stream
+from compressor.segment_memory import memory_names
+from compressor.targets.relative_error import relative_error
+from compressor.targets.segment_stream import Stream
+from compressor.units import find_sites, keep_all
 from graph_passes import load, shrink
 from tests.test_models import all_attention, ids, transformer_xl
 from tests.test_stream import TOLERANCE, built, keeping

@@ -19,17 +19,17 @@ from hypothesis import strategies as st
 import compressor
 import graph_passes
 from compressor.errors import InputError, UsageError
-from compressor.folder import example_inputs
-from compressor.folder import load as load_folder
+from compressor.model_folder import example_inputs
+from compressor.model_folder import load as load_folder
 from compressor.report import write
-from compressor.report.schema import Built
+from compressor.results import Built
 from compressor.serving import Asked, config, export, inputs_of, kserve, real_rows
-from compressor.serving.source import Source
+from compressor.serving.model_files import Source
 from compressor.serving.warmup import warmups
-from compressor.sites import find_sites, keep_all
-from compressor.targets.session import describe, open_session, run
-from compressor.targets.tensors import Tensor
-from compressor.targets.trt_metadata import Metadata, digest, graph_digest, papers_of
+from compressor.targets.onnxruntime.ort_session import describe, open_session, run
+from compressor.targets.tensor_specs import Tensor
+from compressor.targets.tensorrt.metadata import Metadata, digest, graph_digest, papers_of
+from compressor.units import find_sites, keep_all
 from tests import folders, reports, triton
 from tests.command import compress
 from tests.engines import parsed

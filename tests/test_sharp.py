@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers.models.bert import modeling_bert
 
 from compressor.errors import SiteRefusedError, TargetMissingError
-from compressor.sites import find_sites, gated, hooked, keep_all
-from compressor.sites import sharp as module
-from compressor.sites.sharp import sharpened
+from compressor.units import entmax as module
+from compressor.units import find_sites, gated, hooked, keep_all
+from compressor.units.entmax import sharpened
 from tests.zoo import FAMILIES
 
 entmax = pytest.importorskip("entmax")

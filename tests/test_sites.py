@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
 from compressor.errors import InputError, SiteRefusedError, UsageError
-from compressor.sites import Site, check_plan, find_sites, gated, hooked, keep_all
-from compressor.sites.hook import Attention, OutputHook, configs
+from compressor.units import Site, check_plan, find_sites, gated, hooked, keep_all
+from compressor.units.hook import Attention, OutputHook, configs
 from graph_passes import Plan, SitePlan
 from tests.zoo import FAMILIES, pair, random_plan, text
 

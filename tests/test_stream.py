@@ -16,21 +16,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import compressor
-from compressor import verify
+from compressor.config.run import Recipe
 from compressor.errors import InputError
 from compressor.export import export_reference
-from compressor.folder import ModelFolder, example_inputs, load
+from compressor.model_folder import ModelFolder, example_inputs, load
 from compressor.models import AllAttentionConfig, AllAttentionForCausalLM, SegmentForCausalLM, pruned
-from compressor.recipe import Recipe
-from compressor.sites import Site, find_sites, gated, keep_all
+from compressor.run import verify
 from compressor.targets import Engine, target
-from compressor.targets.compare import relative_error
-from compressor.targets.stream import Stream, empty_memories, limits
+from compressor.targets.relative_error import relative_error
+from compressor.targets.segment_stream import Stream, empty_memories, limits
 from compressor.tasks import open_data
-from compressor.tasks.streams import Streams, read, reader
+from compressor.tasks.segment_streams import Streams, read, reader
+from compressor.units import Site, find_sites, gated, keep_all
 from graph_passes import Plan, Shrunk, save, shrink
 from graph_passes import load as load_graph
-from graph_passes.gates import SUFFIX, set_gates
+from graph_passes.attention.gates import SUFFIX, set_gates
 from tests import folders
 from tests.test_models import SMALL, all_attention, ids, share, transformer_xl
 

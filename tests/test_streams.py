@@ -20,8 +20,8 @@ from transformers import AutoTokenizer
 from compressor.errors import InputError, UsageError
 from compressor.tasks import Task, causal_lm, open_data
 from compressor.tasks.registry import make_task
-from compressor.tasks.streams import FILLER, CharacterStreams, Streams, lay, read, reader
-from compressor.training.vocabulary import characters, words
+from compressor.tasks.segment_streams import FILLER, CharacterStreams, Streams, lay, read, reader
+from compressor.training.tokenizers import characters, words
 from tests import folders, language
 from tests.folders import Request
 

@@ -22,19 +22,20 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from compressor.cli.study import _DECIDED
+from compressor.config.run import Recipe, make
+from compressor.config.study import Asked
 from compressor.errors import InputError, UsageError
-from compressor.heads import trials
-from compressor.heads.distributed import MakeTrials
-from compressor.heads.learn import METHODS
-from compressor.heads.trials import ModelTrials
 from compressor.progress import Tell
-from compressor.recipe import Recipe, make
-from compressor.study import KINDS, SIZES, Asked, Size, base, run, study
-from compressor.study.cells import Cell, StudyFolder
-from compressor.study.findings import difference
-from compressor.study.grid import Grid
-from compressor.study.learner import check_options, known_options
-from compressor.study.subject import Subject
+from compressor.selection import subset_evaluator
+from compressor.selection.learn import METHODS
+from compressor.selection.ray_evaluator import MakeTrials
+from compressor.selection.subset_evaluator import ModelTrials
+from compressor.studies import KINDS, SIZES, Size, base, run, study
+from compressor.studies.cell_store import Cell, StudyFolder
+from compressor.studies.context import Subject
+from compressor.studies.grid import Grid
+from compressor.studies.results import difference
+from compressor.studies.run_method import check_options, known_options
 from tests import folders, learning
 from tests.command import compress
 
@@ -224,7 +225,7 @@ def test_a_cell_that_was_interrupted_ends_as_if_it_had_not_been(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Learning goes on from a checkpoint, a search with what it has measured; what that cost in all is not the same."""
-    monkeypatch.setattr(trials, "_SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(subset_evaluator, "_SAVE_SECONDS", 0.0)
     whole, stopped = (asked(place, tmp_path / name, axes=axes, options=options) for name in ("whole", "stopped"))
     study(kind, whole)
     with pytest.raises(KeyboardInterrupt, match="the same command goes on from"):

@@ -11,13 +11,14 @@ import pytest
 
 from compressor.errors import InputError, TargetMissingError, UsageError
 from compressor.measure import macs
-from compressor.targets import TARGETS, fusion, session, target
-from compressor.targets.compare import relative_error
-from compressor.targets.feeds import random_feeds
-from compressor.targets.half import halve
-from compressor.targets.ort import OrtEngine, build
-from compressor.targets.prepare import drop_idle_expands, prepare
+from compressor.targets import TARGETS, target
+from compressor.targets.onnxruntime import fusion, ort_session
+from compressor.targets.onnxruntime.target import OrtEngine, build
+from compressor.targets.random_inputs import random_feeds
+from compressor.targets.relative_error import relative_error
 from graph_passes import load, save
+from graph_passes.passes.fp16 import halve
+from graph_passes.passes.prefusion import drop_idle_expands, prepare
 from tests.engines import Pruned, parsed, pruned
 from tests.zoo import FAMILIES
 
@@ -42,7 +43,7 @@ def built(family: str, folder: Path) -> None:
     assert engine.fused == engine.attentions == made.attentions
     assert "Softmax" not in engine.kernels
     assert "ReduceMean" not in engine.kernels, "a norm was left in pieces"
-    expected = session.run(session.open_session(made.reference, dict(engine.session)), made.inputs)
+    expected = ort_session.run(ort_session.open_session(made.reference, dict(engine.session)), made.inputs)
     got = engine.run(made.inputs)
     assert max(relative_error(expected[name], got[name], made.inputs) for name in expected) <= 1e-4
     assert macs(load(engine.path), 2, 7) == macs(load(made.shrunk), 2, 7), "fusing changes no arithmetic"
@@ -109,7 +110,7 @@ def test_a_fused_graph_that_is_wrong_is_not_kept(
     assert why in engine.optimization
     assert "\n" not in engine.optimization
     assert (engine.fused, engine.attentions) == (0, bert.attentions)
-    expected = session.run(session.open_session(bert.shrunk, dict(engine.session)), bert.inputs)
+    expected = ort_session.run(ort_session.open_session(bert.shrunk, dict(engine.session)), bert.inputs)
     np.testing.assert_allclose(engine.run(bert.inputs)["logits"], expected["logits"], rtol=1e-5)
 
 
@@ -140,9 +141,9 @@ def test_half_precision_is_close(bert: Pruned, tmp_path: Path) -> None:
         value.dtype for value in model.graph.initializers.values() if value.const_value and value.const_value.size > 99
     }
     assert kinds == {ir.DataType.FLOAT16}
-    options = session.describe("cpu", 1)
-    expected = session.run(session.open_session(bert.shrunk, options), bert.inputs)["logits"]
-    got = session.run(session.open_session(graph, options), bert.inputs)["logits"]
+    options = ort_session.describe("cpu", 1)
+    expected = ort_session.run(ort_session.open_session(bert.shrunk, options), bert.inputs)["logits"]
+    got = ort_session.run(ort_session.open_session(graph, options), bert.inputs)["logits"]
     assert got.dtype == np.float32
     assert relative_error(expected, got, bert.inputs) <= 2e-2
 
@@ -158,10 +159,10 @@ def test_targets_that_are_not_there_are_named_with_the_mend(tmp_path: Path) -> N
 
 
 def test_cuda_is_not_taken_for_granted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session.ort, "get_available_providers", lambda: ["CPUExecutionProvider"])
-    assert session.choose(None, "fp32") == "cpu"
+    monkeypatch.setattr(ort_session.ort, "get_available_providers", lambda: ["CPUExecutionProvider"])
+    assert ort_session.choose(None, "fp32") == "cpu"
     with pytest.raises(TargetMissingError, match=r"cuda: .*pip install 'compressor\[gpu\]'"):
-        session.choose("cuda", "fp32")
+        ort_session.choose("cuda", "fp32")
 
 
 def test_faults_of_a_graph_are_one_line(engine: OrtEngine, bert: Pruned, tmp_path: Path) -> None:
@@ -171,7 +172,7 @@ def test_faults_of_a_graph_are_one_line(engine: OrtEngine, bert: Pruned, tmp_pat
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"no graph")
     with pytest.raises(InputError, match=r"broken\.onnx: ONNX Runtime cannot load it") as raised:
-        session.open_session(broken, session.describe("cpu", 1))
+        ort_session.open_session(broken, ort_session.describe("cpu", 1))
     assert "\n" not in str(raised.value)
 
 

@@ -17,7 +17,7 @@ from scipy.stats import spearmanr
 from sklearn.metrics import f1_score, matthews_corrcoef
 
 from compressor.errors import InputError, UsageError
-from compressor.folder import ModelFolder, fingerprint, load
+from compressor.model_folder import ModelFolder, fingerprint, load
 from compressor.tasks import Data, batches, open_data, statistics
 from compressor.tasks.metrics import accuracy, f1, matthews, pearson, perplexity, spearman
 from tests import folders

@@ -21,21 +21,21 @@ from torch import nn
 from transformers import TrainingArguments
 
 from compressor.cli.train import train as command
+from compressor.config.run import flag_of
+from compressor.config.train import Training, make
 from compressor.errors import DivergedError, InputError, UsageError
-from compressor.folder import load
-from compressor.heads.gates import GATES, BinConcreteGate, StraightThroughGate
-from compressor.heads.learn import learn
+from compressor.model_folder import load
 from compressor.progress import Silent, Tell
-from compressor.recipe import flag_of
-from compressor.sites import find_sites, gated
+from compressor.selection.gates import GATES, BinConcreteGate, StraightThroughGate
+from compressor.selection.learn import learn
 from compressor.tasks import open_data
-from compressor.tasks.streams import Streams, lay, read, reader
+from compressor.tasks.segment_streams import Streams, lay, read, reader
+from compressor.training.checkpoints import memory_file, newest
 from compressor.training.fit import _one_device, fit
-from compressor.training.recipe import Training, make
-from compressor.training.resume import memory_file, newest
 from compressor.training.schedule import Schedule
 from compressor.training.train import train
 from compressor.training.trainer import lamb
+from compressor.units import find_sites, gated
 from tests import language
 from tests.folders import Request
 from tests.language import EndOfPowerError

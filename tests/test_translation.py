@@ -18,20 +18,20 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 import compressor
-from compressor.blocks import watch
+from compressor.block_masks import watch
+from compressor.config.run import Recipe
 from compressor.errors import InputError, UsageError
-from compressor.folder import ModelFolder, load
-from compressor.heads.gates import GATES
-from compressor.heads.learn import METHODS, learn
-from compressor.heads.sensitivity import sensitivity
-from compressor.recipe import Recipe
+from compressor.model_folder import ModelFolder, load
 from compressor.report import Report
-from compressor.sites import find_sites, hooked, keep_all
+from compressor.selection.gates import GATES
+from compressor.selection.gradient_importance import sensitivity
+from compressor.selection.learn import METHODS, learn
 from compressor.tasks import Data, batches, open_data, statistics
 from compressor.tasks.beam import search
 from compressor.tasks.data import rows_hash
 from compressor.tasks.metrics import bleu, bleu_counts
-from compressor.training.resume import digest
+from compressor.training.checkpoints import digest
+from compressor.units import find_sites, hooked, keep_all
 from tests import folders, learning
 from tests.folders import Request
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from compressor.heads import trials as evaluator
-from compressor.heads.replay import Record, Replay, blocks
-from compressor.heads.trials import ModelTrials
-from compressor.sites import find_sites, hooked
+from compressor.selection import subset_evaluator as evaluator
+from compressor.selection.prefix_cache import Record, Replay, blocks
+from compressor.selection.subset_evaluator import ModelTrials
+from compressor.units import find_sites, hooked
 from tests import learning
 from tests.zoo import FAMILIES
 

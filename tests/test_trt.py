@@ -19,20 +19,23 @@ import pytest
 
 import compressor
 from benchmarks import gpu
-from compressor import rebuild, verify
 from compressor import report as reports
+from compressor.config.run import make
 from compressor.errors import InputError, MismatchError, TargetMissingError, UsageError
-from compressor.memories import LENGTH, POSITIONS
-from compressor.recipe import make
-from compressor.report.schema import Built, BuiltLayer
-from compressor.targets import Precision, Tuning, session, span, target, trt, trt_api, trt_cache, trt_layers
-from compressor.targets.compare import relative_error
-from compressor.targets.device import Device, driver
-from compressor.targets.feeds import random_feeds
-from compressor.targets.trt_api import Api
-from compressor.targets.trt_graph import prepare, profile
-from compressor.targets.trt_metadata import Metadata, digest, papers_of, read
-from compressor.tuning import tuning
+from compressor.results import Built, BuiltLayer
+from compressor.run import rebuild, verify
+from compressor.run.build_options import tuning
+from compressor.segment_memory import LENGTH, POSITIONS
+from compressor.targets import Precision, Tuning, span, target
+from compressor.targets.cuda import Device, driver
+from compressor.targets.onnxruntime import ort_session
+from compressor.targets.random_inputs import random_feeds
+from compressor.targets.relative_error import relative_error
+from compressor.targets.tensorrt import bindings, inspector, timing_cache
+from compressor.targets.tensorrt import target as trt
+from compressor.targets.tensorrt.bindings import Api
+from compressor.targets.tensorrt.graph import prepare, profile
+from compressor.targets.tensorrt.metadata import Metadata, digest, papers_of, read
 from graph_passes import find_attention, load, save, shrink
 from tests import folders
 from tests.command import compress
@@ -58,9 +61,9 @@ def bert() -> Pruned:
 
 
 def outputs(graph: Path, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    opened = session.open_session(graph, session.describe("cpu", 1))
+    opened = ort_session.open_session(graph, ort_session.describe("cpu", 1))
     kinds = {"tensor(int32)": np.int32}
-    return session.run(
+    return ort_session.run(
         opened, {v.name: inputs[v.name].astype(kinds.get(v.type, np.int64)) for v in opened.get_inputs()}
     )
 
@@ -172,7 +175,7 @@ def test_what_set_18_writes_otherwise_is_written_as_in_17(tmp_path: Path) -> Non
     onnx.checker.check_model(old, full_check=True)
     x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
     one, other = (
-        session.run(session.open_session(tmp_path / name, session.describe("cpu", 1)), {"x": x})["y"]
+        ort_session.run(ort_session.open_session(tmp_path / name, ort_session.describe("cpu", 1)), {"x": x})["y"]
         for name in ("new.onnx", "old.onnx")
     )
     np.testing.assert_array_equal(one, other)
@@ -352,22 +355,22 @@ def test_sizes_outside_the_profile_are_named(
 
 def test_a_timing_cache_is_used_again_unless_it_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "kept" / "timings"
-    first = trt_cache.opened(path, "10.16", H200)
+    first = timing_cache.opened(path, "10.16", H200)
     assert (first.readable, first.told) == (False, "")
     timed: Any = SimpleNamespace(get_timing_cache=lambda: SimpleNamespace(serialize=lambda: b"times"))
     assert first.keep(timed) == ""
-    assert trt_cache.opened(path, "10.16", H200).readable
-    other = trt_cache.opened(path, "11.4", H200)
+    assert timing_cache.opened(path, "10.16", H200).readable
+    other = timing_cache.opened(path, "11.4", H200)
     assert not other.readable
     assert "was of TensorRT 10.16 on NVIDIA H200" in other.told
     first.keep(timed)
     path.write_bytes(b"time")
-    torn = trt_cache.opened(path, "10.16", H200)
+    torn = timing_cache.opened(path, "10.16", H200)
     assert (torn.readable, torn.told.endswith("was damaged")) == (False, True)
     assert not path.exists()
     path.write_bytes(b"of another tool")
-    trt_cache._seal_of(path).unlink()
-    assert trt_cache.opened(path, "10.16", H200).readable
+    timing_cache._seal_of(path).unlink()
+    assert timing_cache.opened(path, "10.16", H200).readable
     shutil.rmtree(path.parent)
     assert first.keep(timed) == f", its timings not kept in {path} (No such file or directory)"
 
@@ -376,12 +379,12 @@ def test_a_timing_cache_that_cannot_be_written_is_refused_before_the_build(tmp_p
     (tmp_path / "file").touch()
     for path in (tmp_path / "file" / "timings", tmp_path):
         with pytest.raises(InputError, match=r"cannot keep TensorRT's timings there .*--timing-cache"):
-            trt_cache.opened(path, "10.16", H200)
+            timing_cache.opened(path, "10.16", H200)
 
 
 def test_every_gpu_and_version_has_a_timing_cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    made = {trt_cache.opened(None, version, H200).path for version in ("8.6.1", "10.16")}
+    made = {timing_cache.opened(None, version, H200).path for version in ("8.6.1", "10.16")}
     assert len(made) == 2
     assert {path.parent for path in made} == {tmp_path / "compressor"}
 
@@ -404,50 +407,50 @@ def test_every_gpu_and_version_has_a_timing_cache_of_its_own(tmp_path: Path, mon
     ],
 )
 def test_a_fused_attention_is_known_by_its_kernel(layer: BuiltLayer, fused: bool) -> None:
-    assert trt_layers.is_fused(layer) is fused
+    assert inspector.is_fused(layer) is fused
 
 
 def test_the_table_of_layers_says_where_attention_was_lost(bert: Pruned) -> None:
     sites = find_attention(load(bert.shrunk))
     nodes = [str(producer.name) for site in sites if (producer := site.output.producer()) is not None]
     told = {"Name": "_gemm_mha_v2", "LayerType": "kgen", "Metadata": f"[ONNX Layer: a]\x1e[ONNX Layer: {nodes[0]}]"}
-    table = trt_layers.layers(json.dumps({"Layers": [told, "reformat"], "Bindings": []}))
+    table = inspector.layers(json.dumps({"Layers": [told, "reformat"], "Bindings": []}))
     assert [layer.name for layer in table] == ["_gemm_mha_v2", "reformat"]
-    count, of, line = trt_layers.told(table, sites, (9, 0), "fp16")
+    count, of, line = inspector.told(table, sites, (9, 0), "fp16")
     assert (count, of) == (1, len(sites))
     assert line.startswith(f"fused attention in 1 of {len(sites)} attention layers (not in ")
     assert "heads 8 wide" in line
-    assert "needs SM 7.5, this GPU has 7.0" in trt_layers.told(table[1:], sites, (7, 0), "fp16")[2]
-    assert "needs fp16 or bf16" in trt_layers.told(table[1:], sites, (9, 0), "fp32")[2]
+    assert "needs SM 7.5, this GPU has 7.0" in inspector.told(table[1:], sites, (7, 0), "fp16")[2]
+    assert "needs fp16 or bf16" in inspector.told(table[1:], sites, (9, 0), "fp32")[2]
     kept = (len(sites), len(sites), f"fused attention kept in each of {len(sites)} attention layers")
     fused = [BuiltLayer(name="_gemm_mha_v2", nodes=node) for node in nodes]
-    assert trt_layers.told(fused, sites, (9, 0), "fp16") == kept
-    assert trt_layers.told([BuiltLayer(name="_gemm_mha_v2")] * len(sites), sites, (9, 0), "fp16") == kept
-    assert trt_layers.told(fused[:1] * len(sites), sites, (9, 0), "fp16")[0] == 1, "one attention of several kernels"
+    assert inspector.told(fused, sites, (9, 0), "fp16") == kept
+    assert inspector.told([BuiltLayer(name="_gemm_mha_v2")] * len(sites), sites, (9, 0), "fp16") == kept
+    assert inspector.told(fused[:1] * len(sites), sites, (9, 0), "fp16")[0] == 1, "one attention of several kernels"
     other = BuiltLayer(name="_gemm_mha_v2", nodes="its softmax")
-    assert trt_layers.told([fused[0], other], sites, (9, 0), "fp16")[0] == 1, "of which one names another of its nodes"
-    assert trt_layers.told([other] * len(sites), sites, (9, 0), "fp16") == kept, "where names are none that are known"
+    assert inspector.told([fused[0], other], sites, (9, 0), "fp16")[0] == 1, "of which one names another of its nodes"
+    assert inspector.told([other] * len(sites), sites, (9, 0), "fp16") == kept, "where names are none that are known"
 
 
 def test_what_tensorrt_does_not_show_is_not_called_lost(bert: Pruned) -> None:
     sites = find_attention(load(bert.shrunk))
     nodes = [str(producer.name) for site in sites if (producer := site.output.producer()) is not None]
     whole = BuiltLayer(name="{ForeignNode[/embeddings/Gather.../classifier/Gemm]}", kind="Myelin")
-    count, of, line = trt_layers.told([whole], sites, (9, 0), "fp16")
+    count, of, line = inspector.told([whole], sites, (9, 0), "fp16")
     assert (count, of) == (0, 0)
     assert line.startswith(
         f"whether attention is fused cannot be told of {len(sites)} of {len(sites)} attention layers"
     )
     alone = [BuiltLayer(name=node) for node in nodes]
-    assert trt_layers.told([whole, *alone], sites, (9, 0), "fp16")[:2] == (0, len(sites)), (
+    assert inspector.told([whole, *alone], sites, (9, 0), "fp16")[:2] == (0, len(sites)), (
         "those that are shown are lost"
     )
     torn = json.dumps({"Layers": [{"Name": "_gemm_mha_v2", "Metadata": f"{nodes[0]}|{nodes[1]}"}]}).replace("|", "\x1e")
-    assert trt_layers.layers(torn)[0].nodes == "\x1e".join(nodes[:2]), "control characters as they are"
+    assert inspector.layers(torn)[0].nodes == "\x1e".join(nodes[:2]), "control characters as they are"
     for odd in ("", "no layers", "[]"):
-        assert trt_layers.told(trt_layers.layers(odd), sites, (9, 0), "fp16")[:2] == (0, 0), odd
+        assert inspector.told(inspector.layers(odd), sites, (9, 0), "fp16")[:2] == (0, 0), odd
     listed = BuiltLayer(name="{ForeignNode[a...b]}", nodes=nodes[0])
-    assert trt_layers.told([listed], sites, (9, 0), "fp16")[:2] == (0, len(sites) - 1)
+    assert inspector.told([listed], sites, (9, 0), "fp16")[:2] == (0, len(sites) - 1)
 
 
 def test_layers_compute_in_the_types_of_the_graph() -> None:
@@ -465,7 +468,7 @@ def test_layers_compute_in_the_types_of_the_graph() -> None:
     ]
     network = SimpleNamespace(num_layers=len(layers), get_layer=layers.__getitem__)
     types = {"a": ir.DataType.FLOAT16, "b": ir.DataType.INT64}
-    trt_api.keep_types(SimpleNamespace(DataType=kinds), network, types)  # type: ignore[arg-type]
+    bindings.keep_types(SimpleNamespace(DataType=kinds), network, types)  # type: ignore[arg-type]
     assert [layer.precision for layer in layers] == ["half", None, "float", None]
 
 
@@ -474,7 +477,7 @@ def test_layers_compute_in_the_types_of_the_graph() -> None:
 )
 def test_the_version_is_the_librarys(number: int, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace(getInferLibVersion=lambda: number))
-    assert trt_api._version("8.6.1") == version
+    assert bindings._version("8.6.1") == version
 
 
 # --- without a GPU ---------------------------------------------------------------------------------------------------
@@ -539,7 +542,7 @@ def test_the_command_ends_with_what_is_missing(
     out: Path, tmp_path: Path, capfd: Cap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = reports.load(out)
-    monkeypatch.setattr("compressor.pipeline.compress", lambda recipe, view: report)
+    monkeypatch.setattr("compressor.run.pipeline.compress", lambda recipe, view: report)
     done = compress(capfd, out.parent / "model", "--target", "trt", "-o", tmp_path / "a b", "--quiet")
     assert done.code == 6
     assert done.error.startswith("trt: there is no NVIDIA GPU here")

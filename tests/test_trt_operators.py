@@ -9,8 +9,8 @@ import onnx_ir as ir
 import pytest
 
 from compressor.targets import Precision
-from compressor.targets.trt_api import Api
-from compressor.targets.trt_graph import element_types, prepare
+from compressor.targets.tensorrt.bindings import Api
+from compressor.targets.tensorrt.graph import element_types, prepare
 from graph_passes import load, save, shrink
 from tests.engines import pruned
 from tests.test_lower_block_sparse import exported

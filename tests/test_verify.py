@@ -10,8 +10,8 @@ import onnx_ir as ir
 import pytest
 
 from compressor.errors import MismatchError
-from compressor.targets.ort import build
-from compressor.verify import Case, cases, prove_engine, prove_export, prove_shrunk, require
+from compressor.run.verify import Case, cases, prove_engine, prove_export, prove_shrunk, require
+from compressor.targets.onnxruntime.target import build
 from graph_passes import load, save
 from tests.engines import Pruned, parsed, pruned
 from tests.reports import dense

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from accelerate import PartialState
 
-from compressor.blocks import AttentionMaps, watch
-from compressor.folder import example_inputs
-from compressor.sites import find_sites, keep_all
+from compressor.block_masks import AttentionMaps, watch
+from compressor.model_folder import example_inputs
+from compressor.units import find_sites, keep_all
 from tests import language, learning
 
 

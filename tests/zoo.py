@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor import models
-from compressor.memories import memory_names
-from compressor.sites import Site
+from compressor.segment_memory import memory_names
+from compressor.units import Site
 from graph_passes import Plan, SitePlan
 
 Case = tuple[PreTrainedModel, dict[str, Tensor]]

@@ -17,15 +17,15 @@ from compressor.cli.apply import apply
 from compressor.cli.bench import bench
 from compressor.cli.build import build
 from compressor.cli.check import check
+from compressor.cli.command_group import Group, common
+from compressor.cli.console import View
 from compressor.cli.export_triton import export_triton
-from compressor.cli.group import Group, common
 from compressor.cli.kernel import kernel
 from compressor.cli.report import report
 from compressor.cli.run import run
 from compressor.cli.sites import sites
 from compressor.cli.study import study
 from compressor.cli.train import train
-from compressor.cli.view import View
 from compressor.errors import CompressorError, InputError
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from compressor.cli.group import common
-from compressor.cli.view import View
+from compressor.cli.command_group import common
+from compressor.cli.console import View
 from compressor.errors import InputError, SiteRefusedError, UsageError
 
 
@@ -32,7 +32,7 @@ def apply(view: View, graph: Path, plan: Path, out: Path, force: bool) -> None:
     if not out.parent.is_dir():
         raise UsageError(f"{out.parent}: no such folder; make it, or name another file (-o)")
     import graph_passes
-    from compressor.report import words
+    from compressor.report import formatting
 
     wanted = graph_passes.Plan.load(plan)
     with view.stage("reading the graph"):
@@ -56,7 +56,7 @@ def apply(view: View, graph: Path, plan: Path, out: Path, force: bool) -> None:
     stayed = {site: str(found) for found in shrunk.dense for site in sorted(found.sites)}
     for site, why in stayed.items():
         view.note(f"{site}: stays dense under its mask ({why})")
-    if emptied := words.emptied(wanted, shrunk.plan):
+    if emptied := formatting.emptied(wanted, shrunk.plan):
         view.note(emptied)
     told = f"{out}: {shrunk.plan.heads_kept} of {wanted.heads} heads kept"
     if wanted.masks:

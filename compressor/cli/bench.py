@@ -11,10 +11,10 @@ import pydantic
 from rich.table import Table
 from rich.text import Text
 
-from compressor.cli.group import common
-from compressor.cli.view import View
+from compressor.cli.command_group import common
+from compressor.cli.console import View
+from compressor.config.run import Recipe, Sizes
 from compressor.errors import UsageError
-from compressor.recipe import Recipe, Sizes
 
 _SIZES = pydantic.TypeAdapter(Sizes)
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from compressor.cli.group import common
+from compressor.cli.command_group import common
+from compressor.cli.console import View
 from compressor.cli.run import FieldsCommand, options_of
-from compressor.cli.view import View
-from compressor.recipe import OF_BUILDING, Recipe
+from compressor.config.run import OF_BUILDING, Recipe
 
 
 class _BuildCommand(FieldsCommand):
@@ -30,8 +30,8 @@ def build(view: View, out: Path, **flags: Any) -> None:
 
     What no flag says is as it was in the run. The engine and the report in OUT are replaced once all proofs hold.
     """
-    from compressor.cli.outcome import finish
-    from compressor.rebuild import rebuild
+    from compressor.cli.exit_status import finish
+    from compressor.run.rebuild import rebuild
 
     asked = {name: value for name, value in flags.items() if value is not None}
     finish(view, rebuild(out, asked, view), out)

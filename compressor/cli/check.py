@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.text import Text
 
-from compressor.cli.group import common
-from compressor.cli.view import View
-from compressor.cli.words import Words
+from compressor.cli.comma_list import Words
+from compressor.cli.command_group import common
+from compressor.cli.console import View
 from compressor.errors import UsageError
 
 if TYPE_CHECKING:
-    from compressor.gate.load import Scenario
+    from compressor.config.check import Scenario
 
 
 class _Share(click.ParamType):
@@ -57,7 +57,7 @@ SHARE, MILLISECONDS = _Share(), _Milliseconds()
 
 def scenarios(ctx: click.Context | None, param: click.Parameter | None, value: str) -> tuple[Scenario, ...]:
     """LoadGen's scenarios from their names, divided by commas."""
-    from compressor.gate.load import SCENARIOS
+    from compressor.config.check import SCENARIOS
 
     known = {scenario.lower(): scenario for scenario in SCENARIOS}
     names = [name.strip().lower() for name in value.split(",") if name.strip()]
@@ -114,8 +114,8 @@ def check(
 
     compress check small.onnx --baseline dense.onnx --max-slowdown 5% --p99 10ms
     """
-    from compressor.gate import Asked, Files, gated
-    from compressor.gate import check as run
+    from compressor.latency import Asked, Files, gated
+    from compressor.latency import check as run
 
     name = model if options["server"] else path
     if not name or (model and path):

@@ -9,9 +9,9 @@ from typing import Any
 import click
 from rich.text import Text
 
-from compressor.cli.group import common
-from compressor.cli.view import View
-from compressor.cli.words import Words
+from compressor.cli.comma_list import Words
+from compressor.cli.command_group import common
+from compressor.cli.console import View
 from compressor.errors import UsageError
 
 _FOLDER = click.Path(path_type=Path)

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from compressor.cli.group import common
-from compressor.cli.view import View
+from compressor.cli.command_group import common
+from compressor.cli.console import View
 from compressor.errors import UsageError
 
 
@@ -30,7 +30,7 @@ def kernel(view: View, out: Path, include: Path | None, march: str, force: bool)
         raise UsageError(f"{out.parent}: no such folder; make it, or name another file (-o)")
     if out.exists() and not force:
         raise UsageError(f"{out}: is there already; add --force to replace it, or name another file (-o)")
-    from compressor.targets.native import compile_kernel
+    from compressor.targets.onnxruntime.cpu_kernel import compile_kernel
 
     with view.stage("compiling and proving the kernel"):
         error = compile_kernel(out, include, march)

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from compressor.cli.group import common
-from compressor.cli.view import View
+from compressor.cli.command_group import common
+from compressor.cli.console import View
 
 
 @click.command(short_help="Rewrite report.html from report.json.")

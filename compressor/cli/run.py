@@ -11,9 +11,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from compressor.cli.group import common
-from compressor.cli.view import View
-from compressor.recipe import Recipe, flag_of, group_of, make
+from compressor.cli.command_group import common
+from compressor.cli.console import View
+from compressor.config.run import Recipe, flag_of, group_of, make
 
 F = TypeVar("F", bound=Callable[..., Any])
 _OTHER = "Common"
@@ -110,7 +110,7 @@ def run(
         )
     options = {} if penalty is None else {"penalty": penalty}
     recipe = make(model, file, {name: value for name, value in flags.items() if value is not None}, options=options)
-    from compressor.cli.outcome import finish
-    from compressor.pipeline import compress
+    from compressor.cli.exit_status import finish
+    from compressor.run.pipeline import compress
 
     finish(view, compress(recipe, view), recipe.out)

@@ -9,8 +9,8 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from compressor.cli.group import common
-from compressor.cli.view import View
+from compressor.cli.command_group import common
+from compressor.cli.console import View
 from compressor.errors import InputError
 
 _COLUMNS = ("name", "kind", "heads", "kv_heads", "head_dim")
@@ -44,8 +44,8 @@ def _of_graph(path: Path) -> list[Any]:
 
 
 def _of_folder(path: Path, loading: dict[str, Any]) -> list[Any]:
-    from compressor.folder import example_inputs, load
-    from compressor.sites import find_sites
+    from compressor.model_folder import example_inputs, load
+    from compressor.units import find_sites
 
     folder = load(path, needs_processor=False, **loading)
     return list(find_sites(folder.model, example_inputs(folder, batch=2, seq=8)))

@@ -10,11 +10,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from compressor.cli.group import common
+from compressor.cli.command_group import common
+from compressor.cli.console import View
 from compressor.cli.run import RunCommand, recipe_options
-from compressor.cli.view import View
+from compressor.config.run import Keep, Names, Place, Recipe, Share, flag_of, make
 from compressor.errors import UsageError, nearest
-from compressor.recipe import Keep, Names, Place, Recipe, Share, flag_of, make
 
 _DECIDED = (
     *("plan", "method", "keep", "guarantee", "max_drop", "ray", "force"),
@@ -79,7 +79,7 @@ def study(view: View, kind: str, model: str | None, size: str, file: str | None,
         given["data"] = sources[0]
     ray = _place(given.pop("ray", None))
     recipe = make(model, file, given, decided=_DECIDED)
-    from compressor import study as studies
+    from compressor import studies as studies
 
     if size not in studies.SIZES:
         raise UsageError(f"--size {size}: unknown; {nearest(size, list(studies.SIZES))}")

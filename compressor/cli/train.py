@@ -8,10 +8,10 @@ from typing import Any
 import click
 from rich.text import Text
 
-from compressor.cli.group import common
+from compressor.cli.command_group import common
+from compressor.cli.console import View
 from compressor.cli.run import FieldsCommand, options_of
-from compressor.cli.view import View
-from compressor.training.recipe import Training, make
+from compressor.config.train import Training, make
 
 
 @click.command(cls=FieldsCommand, fields=Training.model_fields, short_help="Train a language model with memory.")

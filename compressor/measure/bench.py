@@ -15,9 +15,9 @@ from compressor.errors import InputError
 from compressor.measure.macs import macs
 from compressor.measure.timing import interleave
 from compressor.progress import Listener, Silent
-from compressor.report.schema import EngineFacts, Speed
+from compressor.results import EngineFacts, Speed
 from compressor.targets import Engine, Feeds, Precision, Provider, Tuning, check, span, target
-from compressor.targets.feeds import random_feeds
+from compressor.targets.random_inputs import random_feeds
 from graph_passes import count_parameters, load
 from graph_passes.passes import Normalize
 

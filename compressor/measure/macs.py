@@ -8,11 +8,11 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from compressor.targets.feeds import free_axis, free_sizes
-from graph_passes.block_sparse import NAME as BLOCK_SPARSE
-from graph_passes.buckets import computed, whole
-from graph_passes.masks import BlockMask
-from graph_passes.probe import Probe, Shape
+from compressor.targets.random_inputs import free_axis, free_sizes
+from graph_passes.block_sparse.function import NAME as BLOCK_SPARSE
+from graph_passes.block_sparse.masks import BlockMask
+from graph_passes.block_sparse.row_buckets import computed, whole
+from graph_passes.flow.concrete_shapes import Probe, Shape
 
 _PRODUCTS = frozenset(("FusedGemm", "FusedMatMul", "Gemm", "MatMul", "TransposeMatMul"))
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from compressor.progress import Tell
-from compressor.report.schema import Latency, Speed
+from compressor.results import Latency, Speed
 from compressor.targets.base import Engine, Feeds
 
 _WARM_UPS = 3

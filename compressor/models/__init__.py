@@ -3,7 +3,6 @@
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from compressor.models.configuration import AllAttentionConfig, SegmentConfig, TransformerXLConfig
-from compressor.models.prune import pruned
 from compressor.models.segments import (
     AllAttentionForCausalLM,
     AllAttentionModel,
@@ -13,6 +12,7 @@ from compressor.models.segments import (
     TransformerXLForCausalLM,
     TransformerXLModel,
 )
+from compressor.models.shrink_model import pruned
 
 AutoConfig.register("all-attention", AllAttentionConfig)
 AutoConfig.register("transformer-xl", TransformerXLConfig)

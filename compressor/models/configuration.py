@@ -6,7 +6,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from compressor.errors import InputError
-from compressor.memories import Limits
+from compressor.segment_memory import Limits
 
 _COUNTS = (
     "vocab_size",

@@ -19,9 +19,9 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import ModelOutput
 
-from compressor.memories import listed, new_memory_names
-from compressor.models.attention import RelativeAttention, sinusoids
 from compressor.models.configuration import AllAttentionConfig, SegmentConfig, TransformerXLConfig
+from compressor.models.relative_attention import RelativeAttention, sinusoids
+from compressor.segment_memory import listed, new_memory_names
 
 Memories = tuple[Tensor, ...]
 """One tensor a layer: hidden states before the layer's norm, `[batch, memory, hidden]`."""

@@ -1,8 +1,9 @@
 """The report of a run: its data, its verdict, its page and its summary in the terminal."""
 
 from compressor.report.files import HTML_NAME, JSON_NAME, load, write
-from compressor.report.judgement import verdict
-from compressor.report.schema import (
+from compressor.report.terminal import summary
+from compressor.report.verdict import verdict
+from compressor.results import (
     EngineFacts,
     Latency,
     Point,
@@ -13,7 +14,6 @@ from compressor.report.schema import (
     SiteBlocks,
     Speed,
 )
-from compressor.report.terminal import summary
 
 __all__ = [
     "HTML_NAME",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pydantic
 
 from compressor.errors import InputError
-from compressor.report.schema import Report
+from compressor.results import Report
 
 JSON_NAME = "report.json"
 HTML_NAME = "report.html"

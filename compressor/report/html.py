@@ -12,11 +12,11 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from compressor.report import pictures, words
-from compressor.report.frame import environment
+from compressor.report import figures, formatting
 from compressor.report.headmap import head_maps
-from compressor.report.judgement import headline_scores, readable, tone
-from compressor.report.schema import Report, Speed
+from compressor.report.templates import environment
+from compressor.report.verdict import headline_scores, readable, tone
+from compressor.results import Report, Speed
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def render(report: Report) -> str:
             tiles=_tiles(report),
             maps=head_maps(report.plan),
             curves=_curves(report),
-            ratios=pictures.ratios(report.speeds) if report.speeds else None,
+            ratios=figures.ratios(report.speeds) if report.speeds else None,
             latencies=[_latencies(speed) for speed in report.speeds],
             cases=list(dict.fromkeys(case for proof in report.proofs for case in proof.cases)),
             shares=_shares(report.seconds),
@@ -50,7 +50,7 @@ def render(report: Report) -> str:
 @functools.cache
 def _templates() -> jinja2.Environment:
     templates = environment("report")
-    templates.globals["words"] = words
+    templates.globals["words"] = formatting
     templates.globals["named"] = _named
     templates.filters["data"] = _data
     return templates
@@ -88,17 +88,19 @@ def _tiles(report: Report) -> list[tuple[str, str, str]]:
         ("heads kept", f"{plan.heads_kept} of {plan.heads}", f"in {layers}"),
         (
             "parameters",
-            words.change(dense.parameters, compressed.parameters),
-            f"{words.count(dense.parameters)} → {words.count(compressed.parameters)}",
+            formatting.change(dense.parameters, compressed.parameters),
+            f"{formatting.count(dense.parameters)} → {formatting.count(compressed.parameters)}",
         ),
     ]
     rows = sorted(readable(report.speeds), key=lambda row: row.ratio)
     for row in (rows[:1] + rows[-1:])[: len(rows)]:
-        ground = f"{words.ends(row.low, row.high)} ({100 * row.confidence:g}%)"
+        ground = f"{formatting.ends(row.low, row.high)} ({100 * row.confidence:g}%)"
         tiles.append((f"speed, batch {row.batch}" + (f" × {row.seq}" if row.seq else ""), f"{row.ratio:.2f}×", ground))
     for score in headline_scores(report.scores)[:2]:
-        moved, ends = words.moved(score)
-        tiles.append((f"{words.metric(score)}, {score.split} rows", moved, f"{ends} ({100 * score.confidence:g}%)"))
+        moved, ends = formatting.moved(score)
+        tiles.append(
+            (f"{formatting.metric(score)}, {score.split} rows", moved, f"{ends} ({100 * score.confidence:g}%)")
+        )
     return tiles
 
 
@@ -123,18 +125,18 @@ def _curve(report: Report, name: str) -> Figure:
         told += f", {end:.3g} at step {last}" if len(points) > 1 else ""
     if 0 < len(points) < len(logged):
         told += f"; {len(logged) - len(points)} of {len(logged)} points are no finite number and are not drawn"
-    svg = pictures.curve(*zip(*points, strict=True)) if points else None
+    svg = figures.curve(*zip(*points, strict=True)) if points else None
     return Figure(name.replace("_", " "), told, svg)
 
 
 def _latencies(speed: Speed) -> Figure:
-    end = pictures.axis_end(speed)
+    end = figures.axis_end(speed)
     counts = {side: len(engine.samples) for side, engine in _engines(speed).items()}
     told = f"{counts['dense']} dense and {counts['compressed']} compressed calls, in turn"
     beyond = [sample for engine in _engines(speed).values() for sample in engine.samples if sample > end]
     if beyond:
-        told += f"; {len(beyond)} beyond the axis, the slowest {words.ms(max(beyond))}"
-    return Figure(words.where(speed), told, pictures.latencies(speed))
+        told += f"; {len(beyond)} beyond the axis, the slowest {formatting.ms(max(beyond))}"
+    return Figure(formatting.where(speed), told, figures.latencies(speed))
 
 
 def _engines(speed: Speed) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from compressor.report import words
-from compressor.report.judgement import headline_scores, tone
-from compressor.report.schema import Report
+from compressor.report import formatting
+from compressor.report.verdict import headline_scores, tone
+from compressor.results import Report
 
 _STYLES = {"good": "bold green", "mixed": "bold yellow", "bad": "bold red"}
 
@@ -36,28 +36,35 @@ def summary(report: Report) -> RenderableType:
 def _rows(report: Report) -> list[tuple[str, str, str, str]]:
     dense, compressed, plan = report.dense, report.compressed, report.plan
     rows = [
-        ("heads", str(plan.heads), str(plan.heads_kept), words.change(plan.heads, plan.heads_kept)),
-        _row("parameters", dense.parameters, compressed.parameters, words.count),
-        _row("file", dense.file_bytes, compressed.file_bytes, words.size),
+        ("heads", str(plan.heads), str(plan.heads_kept), formatting.change(plan.heads, plan.heads_kept)),
+        _row("parameters", dense.parameters, compressed.parameters, formatting.count),
+        _row("file", dense.file_bytes, compressed.file_bytes, formatting.size),
     ]
     if dense.macs is not None or compressed.macs is not None:
-        rows.append(_row("multiply-accumulates", dense.macs, compressed.macs, words.count))
+        rows.append(_row("multiply-accumulates", dense.macs, compressed.macs, formatting.count))
     if dense.peak_memory_bytes is not None or compressed.peak_memory_bytes is not None:
-        rows.append(_row("peak memory", dense.peak_memory_bytes, compressed.peak_memory_bytes, words.size))
+        rows.append(_row("peak memory", dense.peak_memory_bytes, compressed.peak_memory_bytes, formatting.size))
     if dense.built is not None and compressed.built is not None:
-        rows.append(_row("engine", dense.built.plan_bytes, compressed.built.plan_bytes, words.size))
+        rows.append(_row("engine", dense.built.plan_bytes, compressed.built.plan_bytes, formatting.size))
         before, after = (f"{side.fused} of {side.attentions}" for side in (dense, compressed))
         rows.append(("attentions fused", before, after, ""))
     for speed in report.speeds:
-        told = words.ratio(speed) if speed.void is None else f"void: {speed.void}"
-        rows.append((f"p50, {words.where(speed)}", words.ms(speed.dense.p50), words.ms(speed.compressed.p50), told))
+        told = formatting.ratio(speed) if speed.void is None else f"void: {speed.void}"
+        rows.append(
+            (
+                f"p50, {formatting.where(speed)}",
+                formatting.ms(speed.dense.p50),
+                formatting.ms(speed.compressed.p50),
+                told,
+            )
+        )
     for score in headline_scores(report.scores):
-        levels = words.level(score, score.dense), words.level(score, score.compressed)
-        rows.append((f"{words.metric(score)}, {score.split}", *levels, words.difference(score)))
+        levels = formatting.level(score, score.dense), formatting.level(score, score.compressed)
+        rows.append((f"{formatting.metric(score)}, {score.split}", *levels, formatting.difference(score)))
     return rows
 
 
 def _row(
     name: str, dense: int | None, compressed: int | None, say: Callable[[int | None], str]
 ) -> tuple[str, str, str, str]:
-    return name, say(dense), say(compressed), words.change(dense, compressed)
+    return name, say(dense), say(compressed), formatting.change(dense, compressed)

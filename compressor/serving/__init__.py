@@ -1,9 +1,9 @@
 """A Triton model repository from an out folder, and real inputs of what is served."""
 
-from compressor.serving.asked import Asked, Backend, Device
+from compressor.config.serve import Asked, Backend, Device
 from compressor.serving.inputs import Rows, real_rows
 from compressor.serving.repository import Exported, export
-from compressor.targets.tensors import Tensor, inputs_of, outputs_of
+from compressor.targets.tensor_specs import Tensor, inputs_of, outputs_of
 
 __all__ = [
     "Asked",

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from compressor.config.serve import Asked
 from compressor.errors import InputError, TargetMissingError
-from compressor.serving.asked import Asked
-from compressor.serving.source import Source
+from compressor.serving.model_files import Source
 from compressor.serving.warmup import Warmup
-from compressor.targets.tensors import Tensor
+from compressor.targets.tensor_specs import Tensor
 
 try:
     from google.protobuf import text_format

@@ -11,10 +11,10 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.errors import InputError
-from compressor.quiet import quiet_transformers
+from compressor.silence_libraries import quiet_transformers
 from compressor.targets import Feeds
-from compressor.targets.feeds import random_feeds
-from compressor.targets.tensors import Tensor
+from compressor.targets.random_inputs import random_feeds
+from compressor.targets.tensor_specs import Tensor
 
 SENTENCE = ("The film was not at all what the reviews had promised, and it was all the better for it.",)
 
@@ -54,7 +54,7 @@ def real_rows(
     Raises:
         InputError: the tokenizer cannot be read, or makes nothing of a text.
     """
-    from compressor.tasks.texts import tokenizer_of
+    from compressor.tasks.raw_texts import tokenizer_of
 
     tokenizer = tokenizer_of(folder) if any(tensor.name == "input_ids" for tensor in inputs) else None
     made = [{} if tokenizer is None else _tokens(tokenizer, text, shortest, longest) for text in texts]

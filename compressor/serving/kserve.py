@@ -11,9 +11,9 @@ from typing import Any
 import yaml
 
 from compressor.errors import InputError
-from compressor.quiet import one_line
-from compressor.serving import config, plans
-from compressor.targets.trt_metadata import read
+from compressor.serving import config, tensorrt_engines
+from compressor.silence_libraries import one_line
+from compressor.targets.tensorrt.metadata import read
 
 FILE_NAME = "kserve.yaml"
 _HEAD = """\
@@ -50,9 +50,9 @@ def service(repository: Path, models: Sequence[Path], storage_uri: str | None, r
     wide = any(
         read(papers.with_suffix("")).version_compatible for model in models for papers in model.glob("*/*.plan.json")
     )
-    args = [arg for arg in predictor.pop("args", None) or () if arg not in plans.VERSION_COMPATIBLE]
+    args = [arg for arg in predictor.pop("args", None) or () if arg not in tensorrt_engines.VERSION_COMPATIBLE]
     if args or wide:
-        predictor["args"] = [*args, *(plans.VERSION_COMPATIBLE if wide else ())]
+        predictor["args"] = [*args, *(tensorrt_engines.VERSION_COMPATIBLE if wide else ())]
     needed = _resources(models)
     predictor["resources"] = {"requests": needed, "limits": dict(needed)}
     return _HEAD + yaml.safe_dump(made, sort_keys=False)

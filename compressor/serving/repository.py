@@ -8,9 +8,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from compressor.config.serve import Asked, Backend, Device
 from compressor.errors import InputError, UsageError
-from compressor.serving import config, inputs, kserve, source, warmup
-from compressor.serving.asked import Asked, Backend, Device
+from compressor.serving import config, inputs, kserve, model_files, warmup
 from compressor.workdir import locked, put
 
 VERSION = "1"
@@ -49,7 +49,7 @@ def export(asked: Asked) -> Exported:
         TargetMissingError: `tritonclient` is not installed.
     """
     _check_place(asked)
-    found = source.find(asked)
+    found = model_files.find(asked)
     texts = _texts(asked)
     shortest, longest = found.lengths
     rows = inputs.real_rows(asked.out, found.graph, found.inputs, texts, shortest=shortest, longest=longest)
@@ -96,7 +96,7 @@ def _texts(asked: Asked) -> list[tuple[str, ...]]:
     """What the model is warmed up with."""
     if asked.data is None:
         return [inputs.SENTENCE]
-    from compressor.tasks.texts import read_texts
+    from compressor.tasks.raw_texts import read_texts
 
     return read_texts(asked.data, asked.text_columns, _ROWS)
 

@@ -39,7 +39,7 @@ class Build(Protocol):
 
 
 # Resolved when asked for: a runtime that is not installed is no reason to fail before.
-_HOMES = {"ort": "compressor.targets.ort", "trt": "compressor.targets.trt"}
+_HOMES = {"ort": "compressor.targets.onnxruntime.target", "trt": "compressor.targets.tensorrt.target"}
 TARGETS = tuple(_HOMES)
 ENGINE_FILES = {"ort": "engine.onnx", "trt": "engine.plan"}
 """Name of the file that each runtime loads."""
@@ -73,7 +73,7 @@ def missing(name: str) -> str | None:
     """What a target lacks here that only the machine to deploy on needs; None: nothing, or a run needs it all."""
     if name != "trt":
         return None
-    from compressor.targets import trt
+    from compressor.targets.tensorrt import target as trt
 
     return trt.missing()
 

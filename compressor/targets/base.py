@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from compressor.report.schema import Built
+    from compressor.results import Built
 
 Precision = Literal["fp32", "fp16", "bf16"]
 Provider = Literal["cpu", "cuda"]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
-from compressor.quiet import quiet_transformers
+from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Forward
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from compressor.errors import InputError
-from compressor.folder import ModelFolder
-from compressor.folder.inputs import token_limit
-from compressor.quiet import quiet_transformers
+from compressor.model_folder import ModelFolder
+from compressor.model_folder.example_inputs import token_limit
+from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import DataRequest, Task
 from compressor.tasks.columns import text_column
 from compressor.tasks.metrics import perplexity

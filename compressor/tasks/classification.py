@@ -11,12 +11,12 @@ from datasets import Dataset
 from torch import Tensor
 
 from compressor.errors import InputError
-from compressor.folder import ModelFolder
+from compressor.model_folder import ModelFolder
 from compressor.tasks.base import DataRequest, Task
 from compressor.tasks.columns import label_column
+from compressor.tasks.encoding import Texts
 from compressor.tasks.labels import class_ids, classes_of
 from compressor.tasks.metrics import Metric, accuracy, f1, matthews
-from compressor.tasks.text import Texts
 
 _METRICS: Mapping[str, Metric] = {"accuracy": accuracy, "f1": f1, "matthews": matthews}
 

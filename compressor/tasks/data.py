@@ -8,7 +8,7 @@ import numpy as np
 from datasets import Dataset
 
 from compressor.errors import InputError
-from compressor.folder import ModelFolder
+from compressor.model_folder import ModelFolder
 from compressor.tasks.base import Data, DataRequest, Task
 from compressor.tasks.columns import text_column
 from compressor.tasks.labels import withheld

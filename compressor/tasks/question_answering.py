@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from compressor.errors import InputError
-from compressor.folder import ModelFolder
-from compressor.folder.inputs import takes_segments, token_limit
-from compressor.quiet import quiet_transformers
-from compressor.tasks.answers import Answer, answers_of, exact_match, f1
+from compressor.model_folder import ModelFolder
+from compressor.model_folder.example_inputs import takes_segments, token_limit
+from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import DataRequest, Task
 from compressor.tasks.columns import answers_column, question_columns
+from compressor.tasks.squad import Answer, answers_of, exact_match, f1
 
 LONGEST = 30
 """Tokens of a predicted answer, at most, as is usual for SQuAD."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from compressor.errors import InputError, UsageError
-from compressor.folder import ModelFolder
+from compressor.model_folder import ModelFolder
 from compressor.tasks.base import DataRequest, Task
 from compressor.tasks.causal_lm import CausalLM
 from compressor.tasks.classification import TextClassification
 from compressor.tasks.question_answering import QuestionAnswering
 from compressor.tasks.regression import Regression
-from compressor.tasks.streams import remembers, streams_of
+from compressor.tasks.segment_streams import remembers, streams_of
 from compressor.tasks.translation import Translation
 
 _Class = type[TextClassification] | type[Regression] | type[CausalLM] | type[Translation] | type[QuestionAnswering]

@@ -10,8 +10,8 @@ from typing import Literal
 from datasets import Dataset, DatasetDict, load_dataset
 
 from compressor.errors import InputError
-from compressor.quiet import one_line, quiet_hub
-from compressor.tasks.files import is_file_name, read_file
+from compressor.silence_libraries import one_line, quiet_hub
+from compressor.tasks.row_files import is_file_name, read_file
 
 Split = Literal["train", "eval", "test"]
 

@@ -12,9 +12,9 @@ from datasets import Dataset
 from torch import Tensor
 
 from compressor.errors import InputError
-from compressor.folder import ModelFolder
-from compressor.folder.inputs import token_limit
-from compressor.quiet import quiet_transformers
+from compressor.model_folder import ModelFolder
+from compressor.model_folder.example_inputs import token_limit
+from compressor.silence_libraries import quiet_transformers
 from compressor.tasks import beam
 from compressor.tasks.base import DataRequest, Forward, Task
 from compressor.tasks.columns import pair_columns

@@ -17,18 +17,18 @@ from torch.utils.data import Subset
 from transformers import EvalPrediction, PreTrainedModel, PrinterCallback, TrainerCallback, TrainingArguments
 
 from compressor.errors import DivergedError
-from compressor.heads.gates import Gate
 from compressor.progress import Tell
-from compressor.quiet import quiet_transformers
-from compressor.sites import Site
+from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Data
-from compressor.tasks.streams import Streams, lay
-from compressor.training.carry import as_it_was, carrying, frozen
-from compressor.training.order import row_order
-from compressor.training.resume import claim, digest, newest
+from compressor.tasks.segment_streams import Streams, lay
+from compressor.training.batch_order import row_order
+from compressor.training.checkpoints import claim, digest, newest
+from compressor.training.gated_model import as_it_was, carrying, frozen
 from compressor.training.schedule import Schedule
-from compressor.training.segments import Laid, SegmentTrainer
+from compressor.training.segment_trainer import Laid, SegmentTrainer
 from compressor.training.trainer import Clip, GateTrainer
+from compressor.units import Site
+from compressor.units.gate import Gate
 
 Measured = Callable[[int, float], None]
 """Called with (step, metric) after an evaluation."""

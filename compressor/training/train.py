@@ -13,15 +13,15 @@ import torch
 from accelerate import PartialState
 from transformers import PreTrainedModel
 
-from compressor.folder import ModelFolder, fingerprint
+from compressor.config.train import Training
+from compressor.model_folder import ModelFolder, fingerprint
 from compressor.models import AllAttentionConfig, AllAttentionForCausalLM, TransformerXLConfig, TransformerXLForCausalLM
 from compressor.progress import Listener, Silent, Tell
-from compressor.quiet import quiet_transformers
+from compressor.silence_libraries import quiet_transformers
 from compressor.tasks import Data, open_data, training_texts
-from compressor.tasks.streams import Streams, read, reader
-from compressor.training import vocabulary
+from compressor.tasks.segment_streams import Streams, read, reader
+from compressor.training import tokenizers
 from compressor.training.fit import fit
-from compressor.training.recipe import Training
 from compressor.training.schedule import Schedule
 from compressor.workdir import WorkDir, opened
 
@@ -120,9 +120,9 @@ def _start(recipe: Training) -> tuple[ModelFolder, Data]:
         recipe = recipe.model_copy(update={"test_data": recipe.eval_data})
         notes = ("no test data was given: the test text is that of --eval-data, which the checkpoint is chosen on",)
     if recipe.level == "character":
-        tokenizer = vocabulary.characters()
+        tokenizer = tokenizers.characters()
     else:
-        tokenizer = vocabulary.words(training_texts(recipe), recipe.vocabulary)
+        tokenizer = tokenizers.words(training_texts(recipe), recipe.vocabulary)
     with quiet_transformers():
         model = new_model(recipe, len(tokenizer), tokenizer.eos_token_id)
     family = model.config.model_type

@@ -15,9 +15,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer, TrainerCallback
 
 from compressor.errors import DivergedError
-from compressor.heads.gates import Gate
 from compressor.training.schedule import Schedule
-from graph_passes.gates import GATE
+from compressor.units.gate import Gate
+from graph_passes.attention.gates import GATE
 
 WEIGHTS = "model.safetensors"
 

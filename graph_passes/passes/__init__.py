@@ -6,8 +6,8 @@ from graph_passes.passes.fold_gates import FoldGates
 from graph_passes.passes.insert_gates import InsertGates
 from graph_passes.passes.lower_block_sparse import LowerBlockSparse
 from graph_passes.passes.normalize import Normalize
-from graph_passes.passes.remove_empty import RemoveEmptyAttention
-from graph_passes.passes.remove_heads import RemoveHeads
+from graph_passes.passes.remove_dead_branches import RemoveEmptyAttention
+from graph_passes.passes.remove_units import RemoveHeads
 from graph_passes.passes.scale_queries import ScaleQueries
 
 __all__ = [

@@ -6,9 +6,9 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from graph_passes.gates import SUFFIX
-from graph_passes.probe import Probe
-from graph_passes.shapes import set_shape_input
+from graph_passes.attention.gates import SUFFIX
+from graph_passes.flow.concrete_shapes import Probe
+from graph_passes.flow.shape_inputs import set_shape_input
 
 
 class CleanUp(ir.passes.InPlacePass):

@@ -6,10 +6,10 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from graph_passes.block_sparse import DOMAIN, NAME, remade
-from graph_passes.edit import ints
-from graph_passes.masks import MASK, BlockMask
-from graph_passes.probe import Probe
+from graph_passes.block_sparse.function import DOMAIN, NAME, remade
+from graph_passes.block_sparse.masks import MASK, BlockMask
+from graph_passes.flow.concrete_shapes import Probe
+from graph_passes.flow.edit import ints
 
 _SHARE = 0.25
 """Least share of the key blocks that must be unused: gathering the others has to be paid for."""

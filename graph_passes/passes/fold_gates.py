@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from graph_passes.axes import Flow, Gain
-from graph_passes.edit import scale_tensor
-from graph_passes.gates import find_gates
-from graph_passes.probe import Probe
-from graph_passes.rules import RULES
+from graph_passes.attention.gates import find_gates
+from graph_passes.flow.axis_flow import Flow, Gain
+from graph_passes.flow.concrete_shapes import Probe
+from graph_passes.flow.edit import scale_tensor
+from graph_passes.flow.rules import RULES
 
 # What may stand between a weight and the product that reads it without changing its elements.
 _PASSES_WEIGHT = frozenset(("Cast", "Identity", "Transpose"))

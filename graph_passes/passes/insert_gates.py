@@ -7,11 +7,11 @@ from collections.abc import Iterable
 import numpy as np
 import onnx_ir as ir
 
-from graph_passes.attention import GraphSite, find_attention
-from graph_passes.block_sparse import DOMAIN, NAME
+from graph_passes.attention.find import GraphSite, find_attention
+from graph_passes.attention.gates import find_gates, gate_content, gate_name
+from graph_passes.block_sparse.function import DOMAIN, NAME
+from graph_passes.block_sparse.masks import mask_name
 from graph_passes.errors import PlanError
-from graph_passes.gates import find_gates, gate_content, gate_name
-from graph_passes.masks import mask_name
 from graph_passes.plan import Plan, SitePlan
 
 FINGERPRINT = "compressor.fingerprint"

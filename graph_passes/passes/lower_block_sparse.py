@@ -7,14 +7,14 @@ from collections.abc import Collection, Mapping
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from graph_passes.axes import Refusal
-from graph_passes.block_sparse import OPSET, block_sparse_attention, call
-from graph_passes.edit import opset
-from graph_passes.family_mask import FamilyMasks
-from graph_passes.masked_attention import Core, match
-from graph_passes.masks import SUFFIX, BlockMask
-from graph_passes.operands import NoMatchError
-from graph_passes.probe import Probe
+from graph_passes.attention.match_masked_attention import Core, match
+from graph_passes.attention.native_mask import FamilyMasks
+from graph_passes.attention.operands import NoMatchError
+from graph_passes.block_sparse.function import OPSET, block_sparse_attention, call
+from graph_passes.block_sparse.masks import SUFFIX, BlockMask
+from graph_passes.flow.axis_flow import Refusal
+from graph_passes.flow.concrete_shapes import Probe
+from graph_passes.flow.edit import opset
 
 _SWAP = (0, 2, 1, 3)
 

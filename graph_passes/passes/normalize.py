@@ -12,7 +12,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 from onnxscript.optimizer import _constant_folding as folding
 
-from graph_passes.block_sparse import DOMAIN, NAME
+from graph_passes.block_sparse.function import DOMAIN, NAME
 
 # Since this version of the file format, initializers need not be inputs of the graph too.
 _INITIALIZERS_ALONE = 4

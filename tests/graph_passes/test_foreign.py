@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from compressor.sites import Site, find_sites, gated
+from compressor.units import Site, find_sites, gated
 from graph_passes import Plan, shrink
 from tests.graph_passes.foreign import (
     Attention,

@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from graph_passes import Plan, PlanError, SitePlan, find_attention
-from graph_passes.gates import find_gates
+from graph_passes.attention.gates import find_gates
 from tests.graph_passes.graphs import gated, graph, shrink_and_compare, site
 
 SCOPES = "pkg.torch.onnx.name_scopes"

@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 
 from compressor.errors import CompressorError
-from compressor.targets import Tuning, session, trt, trt_api, trt_cache
-from compressor.targets.compare import relative_error
-from compressor.targets.feeds import random_feeds
+from compressor.targets import Tuning
+from compressor.targets.onnxruntime import ort_session
+from compressor.targets.random_inputs import random_feeds
+from compressor.targets.relative_error import relative_error
+from compressor.targets.tensorrt import bindings, timing_cache
+from compressor.targets.tensorrt import target as trt
 from graph_passes import load, save
 from tests.engines import parsed
 from tests.tensorrt import stand_ins
@@ -24,7 +27,7 @@ QUANTIZED = "q = QuantizeLinear(x, s, z)  y = DequantizeLinear(q, s, z)"
 
 def main(graph: Path, folder: Path) -> dict[str, Any]:
     sys.modules["tensorrt"] = module = importlib.import_module("tensorrt_bindings")
-    api = trt_api.api(module)
+    api = bindings.api(module)
     found: dict[str, Any] = {"version": api.version, "precisions": api.precisions, "tactics": api.tactics}
     stand_ins.install(module)
     plan, cache = folder / "engine.plan", folder / "timings"
@@ -39,7 +42,7 @@ def main(graph: Path, folder: Path) -> dict[str, Any]:
     warnings.filterwarnings("error", "a stand-in is deprecated")
     found["missing"] = trt.missing()
     feeds = random_feeds(load(graph), 2, 8, padded=True)
-    expected = session.run(session.open_session(graph, session.describe("cpu", 1)), feeds)
+    expected = ort_session.run(ort_session.open_session(graph, ort_session.describe("cpu", 1)), feeds)
     for precision in ("fp32", "fp16"):
         engine = built(precision)
         asked = {name: stand_ins.ASKED[name] for name in ("network", "pools", "profile", "cache", "tactics")}
@@ -71,7 +74,7 @@ def main(graph: Path, folder: Path) -> dict[str, Any]:
     cache.write_bytes(b"torn")
     found["torn"] = [built("fp32").optimization, stand_ins.ASKED["cache"], built("fp32").optimization]
     cache.write_bytes(b"of another tool, torn")
-    trt_cache._seal_of(cache).unlink()
+    timing_cache._seal_of(cache).unlink()
     found["foreign"] = built("fp32").optimization
     for name, body in (("wide", "y = ArgMax <axis = 1, keepdims = 0> (x)"), ("quantized", QUANTIZED)):
         small = folder / f"{name}.onnx"

@@ -1,0 +1,290 @@
+"""Learn with fewer blocks: watch the maps, cut masks, let the planner choose sites, and train on with the masks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from accelerate import PartialState
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from compressor.block_masks.attention_maps import AttentionMaps
+from compressor.block_masks.collect_maps import remembered, watch
+from compressor.block_masks.masks_from_maps import cut, unreached
+from compressor.errors import InputError, UsageError
+from compressor.model_folder import fingerprint
+from compressor.model_folder.example_inputs import token_limit
+from compressor.progress import Tell
+from compressor.results import Point
+from compressor.selection.learn import schedule_options
+from compressor.selection.options import LearnRequest, defaults, read_options
+from compressor.selection.plan_and_curves import joint_curves
+from compressor.tasks import Data
+from compressor.tasks.segment_streams import Streams
+from compressor.training.fit import fit, processes
+from compressor.training.schedule import Schedule
+from compressor.units import Site, gated
+from compressor.units.entmax import sharpened
+from compressor.workdir import write_json
+from graph_passes import BlockMask, Kind, Plan, SitePlan
+
+EPOCHS = 3.0
+"""Passes over the rows where the recipe does not say."""
+
+
+class BlocksRequest(LearnRequest, Protocol):
+    """The part of a recipe that says which blocks to drop, beside how the model learns with the rest.
+
+    Attributes:
+        blocks: share of each site's blocks that goes; None: what `prune` says alone.
+        prune: kind of attention -> its own share.
+        block_size: positions along a block's side; 1: single entries.
+        maps: maps of an earlier run to cut from; None: the rows' own.
+        watch_rows: rows that maps are averaged over, at most.
+        random_blocks: draw the blocks that go.
+        count_causal_zeros: count what causality hides among what goes, as the paper's own code does.
+        weigh_by_rows: weigh each pair by how many rows have it.
+        empty_rows: let a row of blocks lose every one.
+        entmax: cut from the maps of a model that learned with entmax-1.5 in place of softmax.
+        max_length: longest row in tokens.
+    """
+
+    @property
+    def blocks(self) -> float | None: ...
+    @property
+    def prune(self) -> Mapping[Kind, float]: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def maps(self) -> Path | None: ...
+    @property
+    def watch_rows(self) -> int: ...
+    @property
+    def random_blocks(self) -> bool: ...
+    @property
+    def count_causal_zeros(self) -> bool: ...
+    @property
+    def weigh_by_rows(self) -> bool: ...
+    @property
+    def empty_rows(self) -> bool: ...
+    @property
+    def entmax(self) -> bool: ...
+    @property
+    def max_length(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Masked:
+    """What was learned.
+
+    Attributes:
+        plan: with the masks.
+        curves: what was measured while the model learned with them.
+        notes: what a reader must know.
+    """
+
+    plan: Plan
+    curves: tuple[Point, ...]
+    notes: tuple[str, ...]
+
+
+class Chooser(Protocol):
+    """Of all masks those that pay where the model will run, and what a reader must know of the choice."""
+
+    def __call__(self, plan: Plan, masks: Mapping[str, BlockMask]) -> tuple[Mapping[str, BlockMask], Sequence[str]]: ...
+
+    @property
+    def timed(self) -> Any:
+        """What the choice rests on, as JSON."""
+        ...
+
+
+def shares(recipe: BlocksRequest, sites: Sequence[Site | SitePlan]) -> dict[Kind, float]:
+    """The share that goes of each kind of attention in the model.
+
+    Raises:
+        UsageError: a kind that the model has not.
+    """
+    kinds = list(dict.fromkeys(site.kind for site in sites))
+    for kind in recipe.prune:
+        if kind not in kinds:
+            raise UsageError(f"--prune {kind}: the model has no such attention; it has {', '.join(kinds)}")
+    return {kind: recipe.prune.get(kind, recipe.blocks or 0.0) for kind in kinds}
+
+
+def reach(model: PreTrainedModel, data: Data, recipe: BlocksRequest) -> int:
+    """Positions that masks reach over: the longest row that there can be, whether or not one is there."""
+    if isinstance(data.task, Streams):
+        return max(1, *(length - 1 for length in data.train["length"]))
+    longest = token_limit(model)
+    return recipe.max_length if longest is None else min(recipe.max_length, longest)
+
+
+def opened_maps(path: Path, model: PreTrainedModel, sites: Sequence[Site], length: int) -> AttentionMaps:
+    """Maps of an earlier run.
+
+    Args:
+        path: their file.
+        model: to cut masks for.
+        sites: its sites.
+        length: positions that the masks have to reach over.
+
+    Raises:
+        InputError: there are none, they are another model's, or too short.
+    """
+    maps = AttentionMaps.load(path)
+    maps.check(sites, remembered(model))
+    if maps.length < length:
+        raise InputError(
+            f"{path}: the maps reach over {maps.length} positions, rows have up to {length}; lower --max-length, or"
+            " watch longer rows"
+        )
+    return maps
+
+
+def learn_blocks(
+    model: PreTrainedModel,
+    sites: Sequence[Site],
+    data: Data,
+    recipe: BlocksRequest,
+    plan: Plan,
+    store: Path,
+    planner: Chooser,
+    tell: Tell,
+    *,
+    start: Mapping[str, Tensor] | None = None,
+) -> Masked:
+    """Cut masks for a model with the heads of `plan`, and train it with them, in place.
+
+    The maps are kept as `maps.safetensors` in `store`, so that an interrupted run does not watch again and masks of
+    other densities can be cut from them.
+
+    Args:
+        model: with the weights that maps are watched of.
+        sites: its sites.
+        data: rows to watch and to learn from.
+        recipe: shares, block size, schedule.
+        plan: the heads that are there.
+        store: keeps the maps, and checkpoints.
+        planner: chooses among the masks.
+        tell: called with (step, steps).
+        start: weights to learn on from; None: those that the maps are of.
+
+    Raises:
+        UsageError: an option or a share that does not fit the model.
+        InputError: maps of another model, or shorter than the rows.
+    """
+    state = PartialState()
+    share, length = shares(recipe, sites), reach(model, data, recipe)
+    kept = store / "maps.safetensors"
+    if recipe.maps is not None:
+        maps = opened_maps(recipe.maps, model, sites, length)
+        if state.is_main_process and not kept.is_file():
+            store.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(recipe.maps, kept)
+    elif kept.is_file():
+        maps = AttentionMaps.load(kept)
+    else:
+        if torch.cuda.is_available():
+            model.to(state.device)
+        with _sharp(model, data, recipe, plan, store, tell) if recipe.entmax else nullcontext():
+            maps = watch(
+                model,
+                sites,
+                data,
+                plan,
+                length=length,
+                batch_size=recipe.batch_size,
+                rows=recipe.watch_rows,
+                seed=recipe.seed,
+            )
+        if state.is_main_process:
+            store.mkdir(parents=True, exist_ok=True)
+            maps.save(kept)
+            shutil.rmtree(store / "entmax", ignore_errors=True)  # nothing goes on from there any more
+    state.wait_for_everyone()
+    notes = []
+    if recipe.maps is not None:
+        own = (("rows", maps.data, data.train_hash), ("weights", maps.model, fingerprint(model)))
+        others = [what for what, has, mine in own if has != mine]
+        if others:
+            notes.append(f"masks are cut from the maps of other {' and '.join(others)} ({recipe.maps})")
+    if maps.length > length:
+        notes.append(f"the maps reach over {maps.length} positions, rows over {length}: the first {length} count")
+        maps = maps.cropped(length)
+    masks = cut(
+        maps,
+        plan,
+        share,
+        recipe.block_size,
+        seed=recipe.seed if recipe.random_blocks else None,
+        count_causal_zeros=recipe.count_causal_zeros,
+        weigh_by_rows=recipe.weigh_by_rows,
+        empty_rows=recipe.empty_rows,
+    )
+    if left := unreached(maps, masks, recipe.block_size):
+        notes.append(
+            f"{left:.1%} of the blocks are reached by no row that was watched: no share is taken of them, they stay"
+            " (smaller blocks, --block-size, follow short rows closer)"
+        )
+    # Every process, and a run that goes on, learns with what the main process planned once: times differ.
+    planned = store / "planned.json"
+    if state.is_main_process and not planned.is_file():
+        chosen, why = planner(plan, masks)
+        plan.masked(chosen).save(store / "plan.json")
+        write_json(planned, {"notes": [*notes, *why], "times": planner.timed})
+    state.wait_for_everyone()
+    masked, told = Plan.load(store / "plan.json"), tuple(json.loads(planned.read_text())["notes"])
+    if not masked.masks:
+        return Masked(masked, (), told)
+    if start is not None:
+        model.load_state_dict(start)
+    curves = retrain(model, data, recipe, masked, store / "checkpoints", tell)
+    return Masked(masked, curves, told)
+
+
+@contextmanager
+def _sharp(
+    model: PreTrainedModel, data: Data, recipe: BlocksRequest, plan: Plan, store: Path, tell: Tell
+) -> Iterator[None]:
+    """The model as it becomes when it learns with entmax in place of softmax; its own weights again afterwards."""
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    try:
+        with sharpened(model):
+            retrain(model, data, recipe, plan, store / "entmax", tell)
+            yield
+    finally:
+        model.load_state_dict(before)
+
+
+def retrain(
+    model: PreTrainedModel, data: Data, recipe: BlocksRequest, plan: Plan, checkpoints: Path, tell: Tell
+) -> tuple[Point, ...]:
+    """Train a model in place with the masks and heads of `plan`, at the recipe's pace; the best evaluation wins.
+
+    Returns:
+        What was measured, by step.
+    """
+    known = defaults(schedule_options)  # a head method's own options had their turn
+    paced = {name: value for name, value in recipe.options.items() if name in known}
+    (pace,) = read_options("learning with masks", paced, schedule_options)
+    rows = recipe.batch_size * processes()
+    steps = recipe.steps or math.ceil((recipe.epochs or EPOCHS) * len(data.train) / rows)
+    schedule = Schedule(steps, recipe.batch_size, recipe.learning_rate, recipe.seed, **pace)
+    masks = sorted(
+        (name, mask.block, hashlib.sha256(mask.kept.tobytes()).hexdigest()) for name, mask in plan.masks.items()
+    )
+    if not isinstance(data.task, Streams):
+        data = replace(data, task=data.task.chooser)
+    with gated(model, plan):
+        log = fit(model, data, schedule, {"masks": masks, **pace}, checkpoints, tell)
+    return joint_curves(log, data.task.metric)

@@ -1,0 +1,1 @@
+"""What each command is asked to do: one frozen model a command."""

@@ -1,0 +1,154 @@
+"""Numbers as people read them: in the verdict, on the page and in the terminal alike."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from compressor.results import Score, Speed
+from graph_passes import Plan
+
+# Metrics that are shares of one: told in points, hundredths of the whole.
+_SHARES = frozenset({"accuracy", "balanced_accuracy", "exact-match", "f1", "macro_f1", "precision", "recall"})
+
+
+def count(number: int | None) -> str:
+    """`22713216` -> `22.7M`."""
+    if number is None:
+        return "not measured"
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= 0.9995 * size:
+            return f"{number / size:.3g}{unit}"
+    return str(number)
+
+
+def size(number: int | None) -> str:
+    """Bytes in decimal units: `91000000` -> `91 MB`."""
+    if number is None:
+        return "not measured"
+    for unit_bytes, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if number >= 0.9995 * unit_bytes:
+            return f"{number / unit_bytes:.3g} {unit}"
+    return f"{number} B"
+
+
+def ms(milliseconds: float) -> str:
+    """`4.8312` -> `4.83 ms`."""
+    return f"{significant(milliseconds)} ms"
+
+
+def seconds(number: float) -> str:
+    """`75.2` -> `1 min 15 s`."""
+    if number < 60:
+        return f"{significant(number)} s"
+    hours, rest = divmod(round(number), 3600)
+    minutes, left = divmod(rest, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {left} s"
+
+
+def significant(number: float) -> str:
+    """Three significant digits without an exponent, a true minus sign, and words for what is no number."""
+    if not math.isfinite(number):
+        return "not a number" if math.isnan(number) else "∞" if number > 0 else "−∞"
+    digits = 2 - math.floor(math.log10(abs(number))) if number else 0
+    return f"{number:.{min(max(digits, 0), 6)}f}".replace("-", "−")
+
+
+def error(number: float) -> str:
+    """A relative error: `3.1e-08`."""
+    return f"{number:.2g}" if math.isfinite(number) else significant(number)
+
+
+def change(dense: float | None, compressed: float | None) -> str:
+    """Compressed against dense as a share: `−15.7%`."""
+    if dense is None or compressed is None or not dense:
+        return ""
+    percent = 100 * (compressed / dense - 1)
+    if abs(percent) < 0.05:
+        return "same" if compressed == dense else f"{'+' if percent > 0 else '−'}<0.1%"
+    return f"{percent:+.1f}%".replace("-", "−")
+
+
+def ends(low: float, high: float, *, places: int = 2, signed: bool = False) -> str:
+    """The ends of an interval: `1.28 to 1.34`, or with signs `−1.40 to +0.20`."""
+    sign = "+" if signed else ""
+    return f"{low:{sign}.{places}f} to {high:{sign}.{places}f}".replace("-", "−")
+
+
+def interval(told: str, confidence: float) -> str:
+    """`1.28 to 1.34` -> `95% interval 1.28 to 1.34`."""
+    return f"{100 * confidence:g}% interval {told}"
+
+
+def where(speed: Speed) -> str:
+    """The size of the inputs of a speed row."""
+    return f"batch {speed.batch}" + (f", length {speed.seq}" if speed.seq else "")
+
+
+def ratio(speed: Speed) -> str:
+    """`1.31× (95% interval 1.28 to 1.34)`."""
+    return f"{speed.ratio:.2f}× ({interval(ends(speed.low, speed.high), speed.confidence)})"
+
+
+def metric(score: Score) -> str:
+    """The metric's name, as words."""
+    return score.metric.replace("_", " ")
+
+
+def level(score: Score, value: float) -> str:
+    """A value of the score's metric: shares of one in hundredths, anything else in its own unit."""
+    return f"{100 * value:.1f}" if score.metric in _SHARES else significant(value)
+
+
+def moved(score: Score) -> tuple[str, str]:
+    """Compressed minus dense and the ends of its interval: `−0.6 points`, `−1.4 to +0.2`; or in the metric's unit."""
+    share = score.metric in _SHARES
+    scale, unit, places = (100, " points", 1) if share else (1, "", _places(score.low, score.high))
+    told = f"{scale * score.difference:+.{places}f}".replace("-", "−")
+    return f"{told}{unit}", ends(scale * score.low, scale * score.high, places=places, signed=True)
+
+
+def difference(score: Score) -> str:
+    """`−0.6 points (95% interval −1.4 to +0.2)`."""
+    told, between = moved(score)
+    return f"{told} ({interval(between, score.confidence)})"
+
+
+def emptied(asked: Plan, done: Plan) -> str:
+    """Heads that a plan keeps and that went nevertheless, as a note; empty where there are none."""
+    gone = [
+        f"{site.name} {', '.join(str(head) for head in site.kept if head not in done[site.name].kept)}"
+        for site in asked.sites
+        if site.kept != done[site.name].kept
+    ]
+    return f"heads that lost every block are dropped like any other: {'; '.join(gone)}" if gone else ""
+
+
+def _places(low: float, high: float) -> int:
+    """Decimals that tell the ends of an interval apart: two significant digits of its width, two at least."""
+    width = high - low
+    return min(max(1 - math.floor(math.log10(width)), 2), 6) if 0 < width < math.inf else 3
+
+
+def toml(recipe: Mapping[str, Any]) -> str:
+    """A recipe as the text of `compress.toml`; what is None is left out, for TOML has no such value."""
+    return "".join(f"{_key(key)} = {_value(value)}\n" for key, value in recipe.items() if value is not None)
+
+
+def _key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _value(key)
+
+
+def _value(value: object) -> str:
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{_key(str(key))} = {_value(item)}" for key, item in value.items() if item is not None)
+        return f"{{{inner}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_value(item) for item in value if item is not None)}]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    # JSON's strings, numbers and booleans are TOML's too, but for the delete character, which TOML wants escaped.
+    return json.dumps(value, ensure_ascii=False, default=str).replace("\x7f", "\\u007f")

@@ -1,0 +1,133 @@
+"""What each head is worth alone, and each layer with one head left (Michel et al. 2019, section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from compressor.config.study import Asked
+from compressor.errors import UsageError
+from compressor.measure.bootstrap import Interval
+from compressor.progress import Tell
+from compressor.studies import figures
+from compressor.studies.base import Result, Study
+from compressor.studies.cell_store import Cell
+from compressor.studies.results import Findings, Picture, Table, difference, tell
+from compressor.tasks.metrics import points, unit
+
+CONFIDENCE = 0.99
+"""Of the intervals: Michel et al. call a difference significant at p < 0.01."""
+
+
+class Ablate(Study):
+    """A cell an attention layer: each of its heads dropped alone, and all of them but one."""
+
+    says = "each head dropped alone, and each layer with a single head"
+    axes: ClassVar = {}
+    groups = ()
+    spreads = True
+
+    @classmethod
+    def check(cls, asked: Asked) -> None:
+        if asked.recipe.options:
+            raise UsageError("--options: study ablate has no method, so no options; leave them out")
+
+    def cells(self) -> list[Cell]:
+        return [Cell(f"layer-{place}", {"layer": place}) for place in range(len(self.subject.sites))]
+
+    def run(self, cell: Cell, work: Path, tell: Tell) -> Result:
+        subject = self.subject
+        subject.fresh()
+        site, task = subject.sites[cell.asked["layer"]], subject.data.task.chooser
+        everything = frozenset(subject.heads)
+        mine = [(site.name, head) for head in range(site.heads)]
+        chosen_on = subject.trials(subject.data.eval, work / "eval.npz")
+        reported = subject.trials(subject.data.test, work / "test.npz")
+        reported.evaluate_without(everything, mine)
+        tell(1, 3)
+        dense = reported.statistics(everything)
+        alone = []
+        for head in mine:
+            without = reported.statistics(everything - {head})
+            found = difference(task, [dense], [without], CONFIDENCE)
+            alone.append({"head": head[1], "test": task.score(without), "difference": found})
+        tell(2, 3)
+        rest = everything - set(mine)
+        # Larger is better here, whatever the metric; of equal heads the first.
+        best = mine[int(np.argmax(chosen_on.evaluate_all([rest | {head} for head in mine])))]
+        one = reported.evaluate(rest | {best})
+        single = reported.statistics(rest | {best})
+        return {
+            "site": site.name,
+            "dense": task.score(dense),
+            "alone": alone,
+            "best": {
+                "head": best[1],
+                "test": one if task.higher_is_better else -one,
+                "difference": difference(task, [dense], [single], CONFIDENCE),
+            },
+        }
+
+    def findings(self, results: Sequence[Result]) -> Findings:
+        cells = sorted(results, key=lambda cell: cell["asked"]["layer"])
+        metric = self.subject.data.task.chooser.metric
+        by = points(metric)
+        dropped = {(cell["site"], one["head"]): Interval(*one["difference"]) for cell in cells for one in cell["alone"]}
+        scores = [by * one["test"] for cell in cells for one in cell["alone"]]
+        sure = {head: found for head, found in dropped.items() if found.low > 0 or found.high < 0}
+        rows = []
+        for cell in cells:
+            for kind, found in (*(("without", one) for one in cell["alone"]), ("only", cell["best"])):
+                far = Interval(*found["difference"])
+                rows.append(
+                    {
+                        "layer": cell["asked"]["layer"],
+                        "site": cell["site"],
+                        "what": kind,
+                        "head": found["head"],
+                        "metric": metric,
+                        "test": found["test"],
+                        **far._asdict(),
+                        "significant": far.low > 0 or far.high < 0,
+                        "seconds": cell["seconds"],
+                    }
+                )
+        lines = tuple(
+            (
+                str(cell["asked"]["layer"]),
+                str(cell["best"]["head"]),
+                f"{by * cell['best']['test']:.2f}",
+                tell(Interval(*cell["best"]["difference"]), metric),
+            )
+            for cell in cells
+        )
+        level = 100 * CONFIDENCE
+        title = f"{unit(metric)}: one head left in a layer, the best by the evaluation rows, on the test rows"
+        changes = self.subject.map({head: by * found.difference for head, found in dropped.items()})
+        certain = self.subject.map({head: float(head in sure) for head in dropped}) == 1.0
+        return Findings(
+            rows,
+            [Table(title, ("layer", "best head", "test", f"minus dense ({level:g}%)"), lines)],
+            [
+                Picture(
+                    "ablate_one",
+                    "Dropping one head",
+                    f"Change of {unit(metric)} on the test rows, in points; a dot: the {level:g}% interval excludes"
+                    " zero. Rows are attention layers in call order, columns heads.",
+                    figures.maps([("", changes)], diverging=True, marks=certain),
+                ),
+                Picture(
+                    "ablate_histogram",
+                    "What is left without one head",
+                    f"{unit(metric)} after each head is dropped alone; the line is the model with all of them.",
+                    figures.histogram(scores, unit(metric), line=by * cells[0]["dense"]),
+                ),
+            ],
+            (
+                f"dropping one head changes the {metric} significantly for {len(sure)} of {len(dropped)} heads"
+                f" ({level:g}% interval of a paired bootstrap, not corrected for their number)",
+            ),
+        )

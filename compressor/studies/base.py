@@ -1,0 +1,116 @@
+"""What a study is: the cells it is made of, how one is run, and what all of them amount to."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from compressor.config.run import flag_of
+from compressor.config.study import Asked
+from compressor.errors import InputError, UsageError
+from compressor.progress import Tell
+from compressor.selection.learn import pool_of
+from compressor.selection.options import heads_to_keep
+from compressor.selection.ray_cluster import reachable
+from compressor.studies.cell_store import Cell, StudyFolder
+from compressor.studies.context import Subject
+from compressor.studies.results import Findings
+from compressor.tasks.row_files import is_file_name
+
+Result = Mapping[str, Any]
+"""What a cell's file holds."""
+
+
+class Study(ABC):
+    """One kind of study.
+
+    Args:
+        asked: what for.
+        subject: model and rows.
+        folder: where the cells lie.
+    """
+
+    says: ClassVar[str]
+    """What it finds out, in a line."""
+    axes: ClassVar[Mapping[str, tuple[Any, ...]]]
+    """What can be varied, and its values unless others are asked for; `seeds` and `keeps` come from the size."""
+    groups: ClassVar[tuple[str, ...]] = ("Heads",)
+    """Groups of the recipe's fields that its results depend on, beside the model, the rows and the seed."""
+    several: ClassVar[bool] = False
+    """Whether it compares data sets."""
+    rows: ClassVar[bool] = True
+    """Whether it needs rows."""
+    spreads: ClassVar[bool] = False
+    """Whether its evaluations are made by `Subject.trials`, which Ray can spread."""
+
+    def __init__(self, asked: Asked, subject: Subject, folder: StudyFolder) -> None:
+        self.asked, self.subject, self.folder = asked, subject, folder
+
+    @classmethod  # noqa: B027 - some kinds have nothing to refuse
+    def check(cls, asked: Asked) -> None:
+        """Refuse what can be refused before the model and the rows are loaded.
+
+        Raises:
+            UsageError: a value of an axis or an option that it does not have.
+            InputError: something that it reads is not there.
+        """
+
+    @abstractmethod
+    def cells(self) -> list[Cell]:
+        """Every cell that is asked for, those that others need first."""
+
+    @abstractmethod
+    def run(self, cell: Cell, work: Path, tell: Tell) -> Result:
+        """Find out what a cell is there for; the same, whatever ran before in this process."""
+
+    @abstractmethod
+    def findings(self, results: Sequence[Result]) -> Findings:
+        """What the cells that are done amount to, in whatever order they come."""
+
+    @classmethod
+    def values(cls, asked: Asked, name: str) -> tuple[Any, ...]:
+        """The values of one axis."""
+        sized = {"seeds": asked.size.seeds, "keeps": asked.size.keeps}
+        return tuple(asked.axes.get(name) or cls.axes[name] or sized.get(name, ()))
+
+    def axis(self, name: str) -> tuple[Any, ...]:
+        """The values of one axis of this study."""
+        return self.values(self.asked, name)
+
+    def settings(self) -> Mapping[str, Any]:
+        """Fields of the recipe that it takes other values of than the recipe says, with those: the page tells them."""
+        return {}
+
+    def keeps(self) -> list[int]:
+        """Heads to keep, as counts among those that a method chooses from, most first."""
+        heads = sum(site.heads for site in pool_of(self.subject.sites, self.asked.recipe.options))
+        return sorted({heads_to_keep(keep, heads, "--keeps") for keep in self.axis("keeps")}, reverse=True)
+
+
+def check_asked(kind: str, study: type[Study], asked: Asked) -> None:
+    """Refuse what this kind of study would not look at, and what is not there.
+
+    Raises:
+        UsageError: an axis or a second data set that it does not vary, a value that it does not have, or workers that
+            it has no use for.
+        InputError: a file of rows, or something else that it reads, is not there.
+        TargetMissingError: the workers asked for cannot be had.
+    """
+    for name in asked.axes:
+        if name not in study.axes:
+            known = ", ".join(map(flag_of, study.axes)) or "nothing"
+            raise UsageError(f"{flag_of(name)}: study {kind} does not vary it; it varies {known}")
+    if len(asked.sources) > 1 and not study.several:
+        raise UsageError(f"--data: study {kind} is made on one data set, {len(asked.sources)} were given; give one")
+    if study.rows and not asked.recipe.data:
+        raise UsageError(f"study {kind}: needs rows; give them with --data")
+    for source in dict.fromkeys((*asked.sources, asked.recipe.data, asked.recipe.eval_data, asked.recipe.test_data)):
+        if source is not None and is_file_name(source) and not Path(source).exists():
+            raise InputError(f"{source}: there is no such file of rows; check the path")
+    study.check(asked)
+    if asked.ray is not None and not study.spreads:
+        raise UsageError(f"--ray {asked.ray}: study {kind} evaluates nothing that Ray could spread; leave it out")
+    if asked.ray is not None:
+        reachable(asked.ray)

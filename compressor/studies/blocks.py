@@ -1,0 +1,233 @@
+"""Share of the blocks dropped x kinds of attention x where the masks come from x seeds (attention pruning, tables 3 to
+10 and figure 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, get_args
+
+import numpy as np
+
+from compressor.block_masks import AttentionMaps, cut, density, watch
+from compressor.block_masks.train_masked import reach, retrain, shares
+from compressor.config.run import Recipe
+from compressor.config.study import Asked
+from compressor.errors import UsageError, nearest
+from compressor.progress import Tell
+from compressor.studies import figures
+from compressor.studies.base import Result, Study
+from compressor.studies.blocks_findings import ALL, DENSE, OWN, RANDOM, RETRAINED, BlocksFindings
+from compressor.studies.cell_store import Cell
+from compressor.studies.results import Findings, Picture
+from compressor.studies.run_method import check_options, choose
+from compressor.tasks.data import rows_hash
+from compressor.tasks.splits import named_splits, pick
+from compressor.units import keep_all
+from graph_passes import BlockMask, Kind, Plan
+
+
+class Blocks(Study):
+    """Every share p of the blocks, from the maps of the dense run of the same seed.
+
+    `dense` trains the folder's weights with every block; a run with masks goes on from there or, with `restart`, from
+    the folder's weights again, for as many steps. `retrained`, the share 0, does so without masks: what the others are
+    compared with, where it is asked for. Of further data sets the texts alone are watched, whatever their labels.
+    """
+
+    says = "share of blocks dropped x kinds of attention x where masks come from x seeds"
+    axes: ClassVar = {
+        "shares": (0.0, 0.2, 0.4, 0.5, 0.6, 0.8),
+        "kinds": (ALL,),
+        "masks": (OWN, RANDOM),
+        "seeds": (),
+    }
+    groups: ClassVar[tuple[str, ...]] = ("Heads", "Blocks")
+    several = True
+
+    @classmethod
+    def check(cls, asked: Asked) -> None:
+        check_options(asked.recipe.options, ["dsp"])
+        known = (ALL, *get_args(Kind))
+        for kinds in cls.values(asked, "kinds"):
+            for kind in kinds.split("+"):
+                if kind not in known:
+                    raise UsageError(f"--kinds {kinds}: there is no {kind} attention; {nearest(kind, known)}")
+        for masks in cls.values(asked, "masks"):
+            if masks not in (OWN, RANDOM):
+                raise UsageError(
+                    f"--masks {masks}: unknown; {nearest(masks, (OWN, RANDOM))}; another data set is named with a"
+                    " further --data"
+                )
+        first, *others = [Path(name).name for name in asked.sources] or [""]
+        for name in others:
+            if name in (OWN, RANDOM, DENSE, RETRAINED, first) or others.count(name) > 1:
+                raise UsageError(f"--data {name}: two sources of one name, or a name that means something; rename it")
+
+    def cells(self) -> list[Cell]:
+        there = (ALL, *dict.fromkeys(site.kind for site in self.subject.sites))
+        for kinds in self.axis("kinds"):
+            for kind in kinds.split("+"):
+                if kind not in there:
+                    raise UsageError(f"--kinds {kinds}: the model has no {kind} attention; {nearest(kind, there)}")
+        others = [Path(name).name for name in self.asked.sources[1:]]
+        made = []
+        for seed in self.axis("seeds"):
+            base = f"{DENSE}-s{seed}"
+            made.append(Cell(base, {"masks": DENSE, "kind": ALL, "share": 0.0, "seed": seed}))
+            for share in self.axis("shares"):
+                if not share:
+                    asked = {"masks": RETRAINED, "kind": ALL, "share": 0.0, "seed": seed}
+                    made.append(Cell(f"{RETRAINED}-s{seed}", asked, (base,)))
+                    continue
+                for kind in self.axis("kinds"):
+                    for masks in (*self.axis("masks"), *others):
+                        asked = {"masks": masks, "kind": kind, "share": share, "seed": seed}
+                        made.append(Cell(f"{masks}-{kind}-p{share:g}-s{seed}", asked, (base,)))
+        return made
+
+    def run(self, cell: Cell, work: Path, tell: Tell) -> Result:
+        subject, data, seed = self.subject, self.subject.data, cell.asked["seed"]
+        weights = self.folder.scratch(f"{DENSE}-s{seed}.safetensors")
+        plan = keep_all(subject.sites)
+        if cell.asked["masks"] == DENSE:
+            subject.fresh()
+            choose(subject, "dsp", "100%", seed, work, tell)
+            subject.save(weights)
+            return {**self._measured(plan), "density": None}
+        asked = self._asked(cell.asked["kind"], cell.asked["share"])
+        kept: dict[str, list[float]] = {}
+        if cell.asked["share"]:
+            maps = self._maps(cell.asked["masks"], seed, plan, tell)
+            plan = plan.masked(self._cut(maps, plan, asked, seed if cell.asked["masks"] == RANDOM else None))
+            kept = {name: density(mask, maps, name, plan[name].kept).tolist() for name, mask in plan.masks.items()}
+        subject.fresh(None if asked.restart else weights)
+        pace = asked.model_copy(update={"steps": subject.steps(), "seed": seed, "options": self._pace()})
+        retrain(subject.model, data, pace, plan, work / "checkpoints", tell)
+        return {**self._measured(plan), "density": kept}
+
+    def _asked(self, kind: str, share: float) -> Recipe:
+        kinds = kind.split("+")
+        every = ALL in kinds
+        shares = {"blocks": share if every else None, "prune": {} if every else dict.fromkeys(kinds, share)}
+        return self.asked.recipe.model_copy(update=shares)
+
+    def _cut(self, maps: AttentionMaps, plan: Plan, asked: Recipe, drawn: int | None = None) -> dict[str, BlockMask]:
+        share = shares(asked, self.subject.sites)
+        return cut(
+            maps,
+            plan,
+            share,
+            asked.block_size,
+            seed=drawn,
+            count_causal_zeros=asked.count_causal_zeros,
+            weigh_by_rows=asked.weigh_by_rows,
+            empty_rows=asked.empty_rows,
+        )
+
+    def _pace(self) -> dict[str, Any]:
+        return {"evaluations": self.asked.size.evaluations, **self.asked.recipe.options}
+
+    def _measured(self, plan: Plan) -> dict[str, Any]:
+        data, subject = self.subject.data, self.subject
+        chosen, test = (subject.answers(plan, rows) for rows in (data.eval, data.test))
+        return {"eval": data.task.score(chosen), "test": data.task.score(test), "answers": test.tolist()}
+
+    def _maps(self, source: str, seed: int, plan: Plan, tell: Tell) -> AttentionMaps:
+        """The maps of the dense run over the training rows, or over those of another data set; watched once."""
+        other = source if source not in (OWN, RANDOM) else OWN
+        path = self.folder.scratch(f"maps-{other}-s{seed}.safetensors")
+        if path.exists():
+            return AttentionMaps.load(path)
+        subject, recipe = self.subject, self.asked.recipe
+        data = subject.data
+        if other != OWN:
+            named = {Path(name).name: name for name in self.asked.sources}
+            splits = named_splits(named[other])
+            rows = splits[pick(splits, "train") or next(iter(splits))]
+            texts = data.task.unlabelled(rows, named[other])
+            data = replace(data, train=texts, train_hash=rows_hash(texts))
+        subject.fresh(self.folder.scratch(f"{DENSE}-s{seed}.safetensors"))
+        length = reach(subject.model, subject.data, recipe)
+        found = watch(
+            subject.model,
+            subject.sites,
+            data,
+            plan,
+            length=length,
+            batch_size=recipe.batch_size,
+            rows=recipe.watch_rows,
+            seed=seed,
+            tell=tell,
+        )
+        found.save(path)
+        return found
+
+    def findings(self, results: Sequence[Result]) -> Findings:
+        told = BlocksFindings(results, self.subject, [Path(name).name for name in self.asked.sources])
+        found = told.findings()
+        return replace(found, pictures=[*found.pictures, *self._pictures(told.found)])
+
+    def _pictures(self, found: Sequence[Result]) -> list[Picture]:
+        """Average maps with their masks, and what is left of each head, at the middle share of the first seed: of each
+        kind of attention from the cell that masks most layers, that kind's among them."""
+        own = [cell for cell in found if cell["asked"]["masks"] == OWN]
+        if not own:
+            return []
+        kinds = {site.name: site.kind for site in self.subject.sites}
+        tried = sorted({cell["asked"]["share"] for cell in own})
+        share, seed = tried[len(tried) // 2], min(cell["asked"]["seed"] for cell in own)
+        of_kind: dict[str, Result] = {}
+        for cell in sorted(own, key=lambda cell: -len(cell["density"])):
+            if (cell["asked"]["share"], cell["asked"]["seed"]) == (share, seed):
+                for site in cell["density"]:
+                    of_kind.setdefault(kinds[site], cell)
+        left = {
+            (site, head): value
+            for kind, cell in of_kind.items()
+            for site, values in cell["density"].items()
+            if kinds[site] == kind
+            for head, value in enumerate(values)
+        }
+        says = f"p = {share:g}, seed {seed}"
+        pictures = [
+            Picture(
+                "density",
+                "Blocks left in each head",
+                f"Share of the blocks that count; {says}. Rows are attention layers in call order, columns heads.",
+                figures.maps([("share left", self.subject.map(left))], low=0.0, high=1.0),
+            )
+        ]
+        path = self.folder.scratch(f"maps-{OWN}-s{seed}.safetensors")
+        if not path.exists():
+            return pictures
+        maps, plan = AttentionMaps.load(path), keep_all(self.subject.sites)
+        cuts = {
+            asked: self._cut(maps, plan, self._asked(asked, share))
+            for asked in {cell["asked"]["kind"] for cell in of_kind.values()}
+        }
+        for kind, cell in sorted(of_kind.items()):
+            masks = {site: mask for site, mask in cuts[cell["asked"]["kind"]].items() if kinds[site] == kind}
+            pictures.append(
+                Picture(
+                    f"maps_{kind}",
+                    f"Average map and mask, {kind} attention",
+                    "Mean over heads: attention (left), share of heads that keep the pair (right), as far as rows go;"
+                    f" {says}. Rows are query positions, columns key positions.",
+                    figures.attention([(self._number(site), *_shown(maps, masks[site], site)) for site in masks]),
+                    wide=True,
+                )
+            )
+        return pictures
+
+    def _number(self, name: str) -> str:
+        return f"layer {[site.name for site in self.subject.sites].index(name)}"
+
+
+def _shown(maps: AttentionMaps, mask: Any, site: str) -> tuple[np.ndarray, np.ndarray]:
+    """The map and the mask, each the mean over heads, up to the last positions that any row has."""
+    counts = maps.counts[site]
+    kept = np.where(counts > 0, mask.entries(*counts.shape, memory=maps.memory).mean(axis=0), np.nan)
+    ends = tuple(slice(int(np.flatnonzero(counts.any(axis=1 - axis)).max()) + 1) for axis in (0, 1))
+    return maps.maps[site].mean(axis=0)[ends], kept[ends]

@@ -1,0 +1,172 @@
+"""What the cells of a study of blocks amount to: a line a share, kind and source of masks, curves, and the table of
+masks of one data set on the rows of another (attention pruning, tables 3 to 10 and figure 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from compressor.studies import figures
+from compressor.studies.base import Result
+from compressor.studies.context import Subject
+from compressor.studies.grid import told_difference
+from compressor.studies.results import Findings, Picture, Table, difference
+from compressor.tasks.metrics import points, unit
+
+DENSE, RETRAINED = "dense", "retrained"
+ALL = "all"
+OWN, RANDOM = "own", "random"
+_SHARE = "share of blocks dropped, p"
+_SAVED = (
+    "the share of attention's multiply-accumulates that go (scores and weighted sums, not projections), told by that of"
+    " the blocks dropped of those that rows reach and causality leaves, mean over the heads of all layers"
+)
+
+Group = tuple[str, str, float]
+"""Where masks come from, the kinds of attention, and the share of blocks: cells of one group differ in their seeds."""
+
+
+class BlocksFindings:
+    """The findings of cells that are done.
+
+    Args:
+        results: of the cells.
+        subject: model and rows.
+        names: of the data sets that masks come from, the first that of the rows.
+
+    Attributes:
+        found: the results by where masks come from, kind, share and seed.
+    """
+
+    def __init__(self, results: Sequence[Result], subject: Subject, names: Sequence[str]) -> None:
+        self.found, self.subject, self.names = sorted(results, key=_order), subject, names
+        self.task = subject.data.task
+        self.by = points(self.task.metric)
+        dense, retrained = (
+            {cell["asked"]["seed"]: cell for cell in self.found if cell["asked"]["masks"] == name}
+            for name in (DENSE, RETRAINED)
+        )
+        # What the others are compared with.
+        self.control, self.base = (retrained, RETRAINED) if retrained.keys() == dense.keys() else (dense, DENSE)
+        self.groups: dict[Group, list[Result]] = {}
+        for cell in self.found:
+            asked = cell["asked"]
+            self.groups.setdefault((asked["masks"], asked["kind"], asked["share"]), []).append(cell)
+
+    def findings(self) -> Findings:
+        """Rows, tables, and the curves."""
+        columns = ("masks", "kind", "p", "n", "eval", "test", "spread", f"minus {self.base} (95%)", "MACs saved")
+        lines = tuple(self._line(group, cells) for group, cells in self.groups.items())
+        measure = unit(self.task.metric)
+        tables, crossed = self._crossed()
+        return Findings(
+            [self._row(cell) for cell in self.found],
+            [Table(f"{measure}: mean over n seeds, test minus {self.base}", columns, lines), *tables],
+            [self._curves(), self._saved(), *crossed],
+            (f"MACs saved: {_SAVED}",),
+        )
+
+    def _line(self, group: Group, cells: Sequence[Result]) -> tuple[str, ...]:
+        masks, kind, share = group
+        scores = [self.by * cell["test"] for cell in cells]
+        bases = [self.control[cell["asked"]["seed"]] for cell in cells]
+        return (
+            masks,
+            kind,
+            f"{share:g}",
+            str(len(cells)),
+            f"{self.by * float(np.mean([cell['eval'] for cell in cells])):.2f}",
+            f"{np.mean(scores):.2f}",
+            f"{min(scores):.2f}-{max(scores):.2f}" if len(scores) > 1 else "",
+            "" if masks in (DENSE, self.base) else told_difference(self.task, bases, cells),
+            f"{100 * (1 - float(np.mean([self._macs_left(cell) for cell in cells]))):.0f}%",
+        )
+
+    def _curves(self) -> Picture:
+        scores = self._against_share(lambda cell: self.by * cell["test"])
+        level = (self.base, [self.by * cell["test"] for cell in self.control.values()])
+        return Picture(
+            "metric_vs_p",
+            "Metric against the share of blocks dropped",
+            f"Mean over seeds; the band reaches from the worst seed to the best. The grey line is {self.base}.",
+            figures.spread(scores, _SHARE, f"test {unit(self.task.metric)}", level=level),
+            wide=True,
+        )
+
+    def _saved(self) -> Picture:
+        saved = self._against_share(lambda cell: 100 * (1 - self._macs_left(cell)))
+        return Picture(
+            "macs_saved",
+            "Multiply-accumulates of attention saved",
+            f"Here {_SAVED}.",
+            figures.spread(saved, _SHARE, "saved, %"),
+            wide=True,
+        )
+
+    def _against_share(self, value: Callable[[Result], float]) -> dict[str, list[tuple[float, list[float]]]]:
+        """A line a source of masks and kind of attention: share of blocks dropped, values of its seeds."""
+        lines: dict[str, list[tuple[float, list[float]]]] = {}
+        for (masks, kind, share), cells in self.groups.items():
+            if share:
+                lines.setdefault(f"{masks}, {kind}", []).append((share, [value(cell) for cell in cells]))
+        return lines
+
+    def _crossed(self) -> tuple[list[Table], list[Picture]]:
+        """Masks of every source on the rows of the first, p by p (figure 6): nothing where there is one source."""
+        target = self.names[0] if self.names else ""
+        shown = {OWN: target, **{name: name for name in self.names[1:]}, RANDOM: RANDOM}
+        tables, pictures = list[Table](), list[Picture]()
+        for kind in dict.fromkeys(kind for _, kind, share in self.groups if share):
+            sources = [masks for masks in shown if any(key[:2] == (masks, kind) for key in self.groups)]
+            levels = sorted({share for _, each, share in self.groups if share and each == kind})
+            if not set(self.names[1:]) & set(sources):
+                continue
+            values = np.full((len(sources), len(levels)), np.nan)
+            for row, masks in enumerate(sources):
+                for column, share in enumerate(levels):
+                    if cells := self.groups.get((masks, kind, share)):
+                        lost = [cell["test"] - self.control[cell["asked"]["seed"]]["test"] for cell in cells]
+                        values[row, column] = self.by * float(np.mean(lost))
+            heads = tuple(f"p = {share:g}" for share in levels)
+            measure = f"{unit(self.task.metric)} on {target}, minus {self.base}"
+            told = f"{measure}, by where the masks come from; {kind} attention"
+            lines = tuple(
+                (shown[masks], *("" if np.isnan(value) else f"{value:+.2f}" for value in line))
+                for masks, line in zip(sources, values, strict=True)
+            )
+            tables.append(Table(told, ("masks from", *heads), lines))
+            rows = "; ".join(f"{place} {shown[masks]}" for place, masks in enumerate(sources, 1))
+            figure = figures.table_map(values, [f"{share:g}" for share in levels], "p", places=2, first=1)
+            name = f"crossed_{kind.replace('+', '_')}"
+            pictures.append(Picture(name, "Masks of one data set on another", f"{told}. {rows}.", figure))
+        return tables, pictures
+
+    def _macs_left(self, cell: Result) -> float:
+        """Share of the blocks that is computed, mean over the heads of all layers: without a mask, all of them."""
+        kept = cell["density"] or {}
+        left = [np.mean(kept[site.name]) if site.name in kept else 1.0 for site in self.subject.sites]
+        heads = [site.heads for site in self.subject.sites]
+        return float(np.average(left, weights=heads))
+
+    def _row(self, cell: Result) -> dict[str, Any]:
+        base = self.control[cell["asked"]["seed"]]
+        found = difference(self.task, [np.array(base["answers"])], [np.array(cell["answers"])])
+        return {
+            **cell["asked"],
+            "metric": self.task.metric,
+            "eval": cell["eval"],
+            "test": cell["test"],
+            "difference": found.difference,
+            "low": found.low,
+            "high": found.high,
+            "macs_left": self._macs_left(cell),
+            "seconds": cell["seconds"],
+        }
+
+
+def _order(cell: Result) -> tuple[Any, ...]:
+    asked = cell["asked"]
+    first = {DENSE: 0, RETRAINED: 1, OWN: 2, RANDOM: 3}.get(asked["masks"], 4)
+    return first, asked["masks"], asked["kind"], asked["share"], asked["seed"]

@@ -1,0 +1,164 @@
+"""What a study works on: one model folder and its rows, loaded once and found as they were by every cell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import safetensors.torch
+import torch
+from datasets import Dataset
+from transformers import PreTrainedModel
+
+from compressor import model_folder as folders
+from compressor.config.run import Recipe
+from compressor.config.study import Size
+from compressor.errors import InputError
+from compressor.model_folder import example_inputs
+from compressor.selection.plan_and_curves import all_heads
+from compressor.selection.ray_evaluator import MakeTrials
+from compressor.selection.search import Head
+from compressor.selection.subset_evaluator import ModelTrials
+from compressor.tasks import Data, open_data
+from compressor.tasks.data import rows_hash
+from compressor.tasks.scoring import statistics
+from compressor.tasks.segment_streams import Streams, read, reader
+from compressor.units import find_sites, gated
+from graph_passes import Plan
+from graph_passes.files import beside
+
+
+class Subject:
+    """The model, its sites, and as many rows as the size allows, drawn with the recipe's seed.
+
+    Attributes:
+        folder: the model folder; its model holds the weights of whatever cell ran last, see `fresh`.
+        sites: attention sites, in call order.
+        heads: all heads in (site, head) order.
+        given: the rows; None where the recipe names none.
+        make_trials: what makes `trials`; `spread` has others.
+    """
+
+    def __init__(self, recipe: Recipe, size: Size) -> None:
+        self.recipe, self.size = recipe, size
+        self.folder = folders.load(
+            recipe.model,
+            task=recipe.task,
+            allow_pickle=recipe.allow_pickle,
+            trust_remote_code=recipe.trust_remote_code,
+        )
+        self.sites = find_sites(self.folder.model, example_inputs(self.folder, 2, 8))
+        self.heads: tuple[Head, ...] = all_heads(self.sites)
+        self.given = _limited(open_data(recipe, self.folder), size, recipe.seed) if recipe.scored else None
+        self.make_trials: MakeTrials = ModelTrials
+        self._start = {name: tensor.clone() for name, tensor in self.folder.model.state_dict().items()}
+
+    @property
+    def data(self) -> Data:
+        """The rows.
+
+        Raises:
+            InputError: none were given.
+        """
+        if self.given is None:
+            raise InputError("no rows were given, and this study is made on some; give them with --data")
+        return self.given
+
+    @property
+    def model(self) -> PreTrainedModel:
+        return self.folder.model
+
+    def fresh(self, weights: Path | None = None) -> PreTrainedModel:
+        """The model with the folder's weights or those of a file, in evaluation mode, on a GPU if there is one."""
+        if weights is None:
+            self.model.load_state_dict(self._start)
+        else:
+            safetensors.torch.load_model(self.model, str(weights))
+        self.model.zero_grad(set_to_none=True)
+        self.model.eval()
+        self.model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]
+        return self.model
+
+    def save(self, weights: Path) -> None:
+        """Keep the model's weights for later cells; the file is there whole or not at all."""
+        with beside(weights) as place:
+            safetensors.torch.save_model(self.model, str(place))
+
+    def answers(self, plan: Plan, rows: Dataset) -> np.ndarray:
+        """`Task.measure` of every row, `[examples, k]`, with heads gated and maps masked as `plan` says; a text for a
+        model with memory is read in order."""
+        task = self.data.task
+
+        def forward(batch: dict[str, torch.Tensor]) -> np.ndarray:
+            there = {name: tensor.to(self.model.device) for name, tensor in batch.items()}
+            return task.scored(self.model(**there))
+
+        self.model.eval()
+        with torch.no_grad(), gated(self.model, plan):
+            if isinstance(task, Streams):
+                return read(task, rows, reader(self.model), self.recipe.batch_size)
+            return statistics(task, rows, forward)
+
+    def trials(self, rows: Dataset, store: Path) -> ModelTrials:
+        """Subsets of the model as it is, scored on `rows` by what the task chooses heads by.
+
+        `store` keeps what was measured, see `ModelTrials.remember`.
+        """
+        data = replace(self.data, eval=rows, task=self.data.task.chooser)
+        recipe = self.recipe
+        made = self.make_trials(self.model, self.sites, data, recipe.batch_size, self.size.sample, recipe.seed)
+        made.remember(store)
+        return made
+
+    def steps(self, epochs: float | None = None) -> int:
+        """Optimizer steps of a run that learns: the recipe's, else the size's."""
+        if epochs is None and self.recipe.steps is not None:
+            return self.recipe.steps
+        passes = epochs or self.recipe.epochs or self.size.epochs
+        steps = int(np.ceil(passes * len(self.data.train) / self.recipe.batch_size))
+        asked = epochs is not None or self.recipe.epochs is not None
+        return steps if asked or self.size.steps is None else min(steps, self.size.steps)
+
+    def map(self, values: Mapping[Head, float]) -> np.ndarray:
+        """A number a head as `[sites, heads]`; NaN where a site has no such head."""
+        found = np.full((len(self.sites), max(site.heads for site in self.sites)), np.nan)
+        number = {site.name: place for place, site in enumerate(self.sites)}
+        for (site, head), value in values.items():
+            found[number[site], head] = value
+        return found
+
+    def rows_told(self) -> str:
+        """How many rows there are for what."""
+        if self.given is None:
+            return "no rows"
+        return f"{len(self.given.train):,} training, {len(self.given.eval):,} evaluation, {len(self.given.test):,} test"
+
+
+def site_numbers(kept: Iterable[Head], subject: Subject) -> str:
+    """Heads as `site.head`, sites numbered in call order."""
+    number = {site.name: place for place, site in enumerate(subject.sites)}
+    return " ".join(f"{place}.{head}" for place, head in sorted((number[site], head) for site, head in kept))
+
+
+def drawn(rows: Dataset, most: int | None, seed: int) -> Dataset:
+    """As many of the rows at random, in their order; all where there are no more."""
+    if most is None or len(rows) <= most:
+        return rows
+    return rows.select(np.sort(np.random.default_rng(seed).permutation(len(rows))[:most]))
+
+
+def _limited(data: Data, size: Size, seed: int) -> Data:
+    def some(rows: Dataset, most: int | None) -> Dataset:
+        if data.task.in_order and most is not None and len(rows) > most:
+            return rows.select(range(most))
+        return drawn(rows, most, seed)
+
+    train, chosen_on, test = (
+        some(rows, most) for rows, most in ((data.train, size.train), (data.eval, size.eval), (data.test, size.test))
+    )
+    if train is data.train and chosen_on is data.eval and test is data.test:
+        return data
+    train_hash, eval_hash = rows_hash(train), rows_hash(chosen_on)
+    return replace(data, train=train, eval=chosen_on, test=test, train_hash=train_hash, eval_hash=eval_hash)

@@ -1,0 +1,122 @@
+"""How joint subset pruning settles, with its temperature annealed and held (Li et al. 2021, section 5.6, figure 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from compressor.config.study import Asked
+from compressor.progress import Tell
+from compressor.studies import figures
+from compressor.studies.base import Result, Study
+from compressor.studies.cell_store import Cell
+from compressor.studies.results import Findings, Picture, Table
+from compressor.studies.run_method import check_options, choose, kept_heads, known_options, options_of
+from compressor.tasks.metrics import points, unit
+
+_ANNEALED, _HELD = "annealed", "held"
+_EVALUATIONS = 12
+"""At least, unless a number is asked for: so that the metric makes a curve."""
+
+
+class Dynamics(Study):
+    """`dsp` from the same start, cooled as its options say, and left at its first temperature."""
+
+    says = "training dynamics of dsp with annealing and without"
+    axes: ClassVar = {"keeps": ("16.7%",), "seeds": ()}
+
+    @classmethod
+    def check(cls, asked: Asked) -> None:
+        check_options(asked.recipe.options, ["dsp"])
+
+    def cells(self) -> list[Cell]:
+        return [
+            Cell(f"{way}-k{keep}-s{seed}", {"way": way, "keep": keep, "seed": seed})
+            for seed in self.axis("seeds")
+            for keep in self.keeps()
+            for way in (_ANNEALED, _HELD)
+        ]
+
+    def run(self, cell: Cell, work: Path, tell: Tell) -> Result:
+        subject, data = self.subject, self.subject.data
+        subject.fresh()
+        options: dict[str, Any] = {**known_options("dsp"), **options_of(subject, "dsp")}
+        if not {"evaluations", "dsp.evaluations"} & subject.recipe.options.keys():
+            options["evaluations"] = max(options["evaluations"], _EVALUATIONS)
+        if cell.asked["way"] == _HELD:
+            options["tau_end"] = options["tau_ini"]
+        found = choose(subject, "dsp", cell.asked["keep"], cell.asked["seed"], work, tell, **options)
+        return {
+            "heads": found.plan.heads_kept,
+            "kept": kept_heads(found.plan),
+            "eval": data.task.score(subject.answers(found.plan, data.eval)),
+            "test": data.task.score(subject.answers(found.plan, data.test)),
+            "curves": [{"step": point.step, **point.values} for point in found.curves],
+        }
+
+    def findings(self, results: Sequence[Result]) -> Findings:
+        cells = sorted(results, key=lambda cell: (-cell["asked"]["keep"], cell["asked"]["way"], cell["asked"]["seed"]))
+        task = self.subject.data.task
+        by, evaluated = points(task.metric), f"eval_{task.chooser.metric}"
+        lines, pictures = [], []
+        groups: dict[tuple[int, str], list[Result]] = {}
+        for cell in cells:
+            groups.setdefault((cell["asked"]["keep"], cell["asked"]["way"]), []).append(cell)
+        for (keep, way), same in groups.items():
+            settled = [_settled(cell["curves"]) for cell in same]
+            lines.append(
+                (
+                    way,
+                    str(keep),
+                    str(len(same)),
+                    f"{by * float(np.mean([cell['test'] for cell in same])):.2f}",
+                    ", ".join("never" if step is None else str(step) for step in settled),
+                )
+            )
+        for keep in dict.fromkeys(keep for keep, _ in groups):
+            ways = {way: _mean(same) for (count, way), same in groups.items() if count == keep}
+            panels = [
+                (label, {way: [(x, scale * y) for x, y in found.get(name, [])] for way, found in ways.items()})
+                for name, label, scale in (
+                    (evaluated, f"eval {unit(task.chooser.metric)}", points(task.chooser.metric)),
+                    ("overlap", "kept now and at the end, %", 100.0),
+                    ("temperature", "temperature", 1.0),
+                )
+            ]
+            pictures.append(
+                Picture(
+                    f"dynamics_k{keep}",
+                    f"Learning with {keep} of {len(self.subject.heads)} heads",
+                    "Mean over seeds. The overlap is the share of the heads kept at the end that would be kept now.",
+                    figures.curves(panels, "step"),
+                    wide=True,
+                )
+            )
+        rows = [
+            {**cell["asked"], **point, "final_test": cell["test"], "seconds": cell["seconds"]}
+            for cell in cells
+            for point in cell["curves"]
+        ]
+        columns = ("temperature", "heads", "n", "test", "settled at step")
+        title = f"{unit(task.metric)}: mean over n seeds; the heads are settled once they no longer change"
+        return Findings(rows, [Table(title, columns, tuple(lines))], pictures)
+
+
+def _settled(curves: Sequence[dict[str, float]]) -> int | None:
+    """The first step from which on today's heads are the final ones, or None if that is the last."""
+    overlap = [(int(point["step"]), point["overlap"]) for point in curves if "overlap" in point]
+    last = max((place for place, (_, share) in enumerate(overlap) if share < 1), default=-1)
+    return overlap[last + 1][0] if last + 2 < len(overlap) else None
+
+
+def _mean(cells: Sequence[Result]) -> dict[str, list[tuple[float, float]]]:
+    """Every curve as (step, mean over the cells)."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for cell in cells:
+        for point in cell["curves"]:
+            for name, value in point.items():
+                found.setdefault(name, {}).setdefault(point["step"], []).append(value)
+    return {name: [(step, float(np.mean(ys))) for step, ys in sorted(line.items())] for name, line in found.items()}

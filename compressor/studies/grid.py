@@ -1,0 +1,197 @@
+"""Methods x heads kept x seeds, all from the same pretrained weights with the same steps (Li et al. 2021, figure 2).
+
+Joint methods start from the model folder. Pipelined ones and searches start from the dense run of the same seed: the
+folder's weights trained for as many steps with every head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from compressor.config.study import Asked
+from compressor.errors import UsageError, nearest
+from compressor.progress import Tell
+from compressor.selection.gates import GATES
+from compressor.selection.learn import METHODS
+from compressor.studies import figures
+from compressor.studies.base import Result, Study
+from compressor.studies.cell_store import Cell
+from compressor.studies.context import site_numbers
+from compressor.studies.results import Findings, Picture, Table, difference, tell
+from compressor.studies.run_method import check_options, choose, kept_heads
+from compressor.tasks.metrics import points, unit
+
+DENSE = "dense"
+
+
+class Grid(Study):
+    """Every method at every number of heads."""
+
+    says = "methods x heads kept x seeds"
+    axes: ClassVar = {
+        "methods": ("dsp", "dsp-pipelined", "ste", "hard-concrete", "taylor"),
+        "keeps": (),
+        "seeds": (),
+    }
+
+    @classmethod
+    def check(cls, asked: Asked) -> None:
+        for method in cls.values(asked, "methods"):
+            if method not in METHODS:
+                raise UsageError(f"--methods {method}: unknown; {nearest(method, METHODS)}")
+        check_options(asked.recipe.options, cls.values(asked, "methods"))
+
+    def cells(self) -> list[Cell]:
+        heads = len(self.subject.heads)
+        dense = [
+            Cell(f"{DENSE}-s{seed}", {"method": DENSE, "keep": heads, "seed": seed}) for seed in self.axis("seeds")
+        ]
+        return dense + [
+            Cell(
+                f"{method}-k{keep}-s{seed}",
+                {"method": method, "keep": keep, "seed": seed},
+                () if _joint(method) else (f"{DENSE}-s{seed}",),
+            )
+            for seed in self.axis("seeds")
+            for keep in self.keeps()
+            for method in self.axis("methods")
+        ]
+
+    def run(self, cell: Cell, work: Path, tell: Tell) -> Result:
+        method, keep, seed = (cell.asked[name] for name in ("method", "keep", "seed"))
+        weights = self.folder.scratch(f"{DENSE}-s{seed}.safetensors")
+        subject, data = self.subject, self.subject.data
+        subject.fresh(None if method == DENSE or _joint(method) else weights)
+        # With every head kept there is no choice to learn, and joint learning is plain fine-tuning.
+        if method == DENSE:
+            found = choose(subject, "dsp", keep, seed, work, tell, pool="model")
+        else:
+            found = choose(subject, method, keep, seed, work, tell)
+        if method == DENSE:
+            subject.save(weights)
+        chosen, test = (subject.answers(found.plan, rows) for rows in (data.eval, data.test))
+        return {
+            "heads": found.plan.heads_kept,
+            "kept": kept_heads(found.plan),
+            "eval": data.task.score(chosen),
+            "test": data.task.score(test),
+            "answers": test.tolist(),
+            "curves": [point.model_dump() for point in found.curves],
+            "notes": list(found.notes),
+        }
+
+    def findings(self, results: Sequence[Result]) -> Findings:
+        found = sorted(results, key=_order)
+        task = self.subject.data.task
+        dense = {cell["asked"]["seed"]: cell for cell in found if cell["asked"]["method"] == DENSE}
+        rows = [self._row(cell, dense) for cell in found]
+        groups: dict[tuple[str, int], list[Result]] = {}
+        for cell in found:
+            groups.setdefault((cell["asked"]["method"], cell["asked"]["keep"]), []).append(cell)
+        by = points(task.metric)
+        lines, curves = [], []
+        for (method, _), cells in groups.items():
+            scores = [by * cell["test"] for cell in cells]
+            bases = [dense[cell["asked"]["seed"]] for cell in cells]
+            lines.append(
+                (
+                    method,
+                    _heads(cells),
+                    str(len(cells)),
+                    f"{by * float(np.mean([cell['eval'] for cell in cells])):.2f}",
+                    f"{np.mean(scores):.2f}",
+                    f"{min(scores):.2f}-{max(scores):.2f}" if len(scores) > 1 else "",
+                    "" if method == DENSE else told_difference(task, bases, cells),
+                )
+            )
+            curves.append((method, float(np.mean([cell["heads"] for cell in cells])), scores))
+        columns = ("method", "heads", "n", "eval", "test", "spread", "minus dense (95%)")
+        return Findings(
+            rows,
+            [Table(f"{unit(task.metric)}: mean over n seeds, test minus dense", columns, tuple(lines))],
+            [self._curves(curves), *self._maps(groups)],
+            tuple(dict.fromkeys(note for cell in found for note in cell["notes"])),
+        )
+
+    def _row(self, cell: Result, dense: dict[int, Result]) -> dict[str, Any]:
+        asked, task = cell["asked"], self.subject.data.task
+        base = dense[asked["seed"]]
+        found = difference(task, [np.array(base["answers"])], [np.array(cell["answers"])])
+        return {
+            **asked,
+            "heads": cell["heads"],
+            "metric": task.metric,
+            "eval": cell["eval"],
+            "test": cell["test"],
+            "difference": found.difference,
+            "low": found.low,
+            "high": found.high,
+            "kept": site_numbers([(site, head) for site, head in cell["kept"]], self.subject),
+            "seconds": cell["seconds"],
+        }
+
+    def _curves(self, curves: list[tuple[str, float, list[float]]]) -> Picture:
+        metric = self.subject.data.task.metric
+        lines: dict[str, list[tuple[float, list[float]]]] = {}
+        for method, heads, scores in curves:
+            if method != DENSE:
+                lines.setdefault(method, []).append((heads, scores))
+        level = next(scores for method, _, scores in curves if method == DENSE)
+        figure = figures.spread(lines, "heads kept", f"test {unit(metric)}", level=(DENSE, level), log=True)
+        told = "Mean over seeds; the band reaches from the worst seed to the best. The grey line is dense."
+        return Picture("metric_vs_heads", "Metric against heads kept", told, figure, wide=True)
+
+    def _maps(self, groups: dict[tuple[str, int], list[Result]]) -> list[Picture]:
+        pictures, distributions = [], []
+        for method in dict.fromkeys(method for method, _ in groups if method != DENSE):
+            shares = {keep: self._shares(cells) for (name, keep), cells in groups.items() if name == method}
+            maps = [(f"{keep} heads", share) for keep, share in shares.items()]
+            pictures.append(
+                Picture(
+                    f"kept_{method}",
+                    f"Heads kept by {method}",
+                    "Share of the seeds that keep a head: rows are attention layers in call order, columns heads.",
+                    figures.maps(maps, low=0.0, high=1.0),
+                    wide=len(maps) > 1,
+                )
+            )
+            layers = np.stack([np.nansum(share, axis=1) for share in shares.values()], axis=1)
+            distributions.append(
+                Picture(
+                    f"layers_{method}",
+                    f"Distribution over layers, {method}",
+                    "Heads kept in each attention layer (row), mean over seeds, by the number kept in all (column).",
+                    figures.table_map(layers, [str(keep) for keep in shares], "heads kept in all"),
+                )
+            )
+        return [*pictures, *distributions]
+
+    def _shares(self, cells: Sequence[Result]) -> np.ndarray:
+        """Share `[sites, heads]` of the cells that keep each head; NaN where a site has no such head."""
+        kept = [{(site, head) for site, head in cell["kept"]} for cell in cells]
+        return self.subject.map({head: float(np.mean([head in one for one in kept])) for head in self.subject.heads})
+
+
+def told_difference(task: Any, dense: Sequence[Result], cells: Sequence[Result]) -> str:
+    """Test metric minus dense over all seeds, in points."""
+    before, after = ([np.array(cell["answers"]) for cell in side] for side in (dense, cells))
+    return tell(difference(task, before, after), task.metric)
+
+
+def _joint(method: str) -> bool:
+    return method in GATES and GATES[method].trains_model
+
+
+def _heads(cells: Sequence[Result]) -> str:
+    """The number asked for, and what came out where it is another."""
+    asked, found = cells[0]["asked"]["keep"], sorted({cell["heads"] for cell in cells})
+    return str(asked) if found == [asked] else f"{asked} ({', '.join(map(str, found))})"
+
+
+def _order(cell: Result) -> tuple[Any, ...]:
+    asked = cell["asked"]
+    return ((DENSE, *METHODS).index(asked["method"]), -asked["keep"], asked["seed"])

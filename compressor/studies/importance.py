@@ -1,0 +1,174 @@
+"""Which heads matter on which rows, and when in training (Michel et al. 2019, sections 4 and 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from datasets import Dataset
+from scipy.stats import pearsonr, spearmanr
+
+from compressor.config.study import Asked
+from compressor.progress import Tell
+from compressor.selection.gradient_importance import sensitivity
+from compressor.studies import figures
+from compressor.studies.base import Result, Study
+from compressor.studies.cell_store import Cell
+from compressor.studies.results import Findings, Picture, Table
+from compressor.studies.run_method import check_options, choose
+from compressor.tasks.base import Task
+from compressor.tasks.registry import make_task
+from compressor.tasks.scoring import batches
+from compressor.tasks.splits import named_splits, pick
+
+_COLUMN = "domain"
+_DECIDED = {"evaluations": "study importance trains an epoch at a time and looks at its end alone; leave it out"}
+
+
+class Importance(Study):
+    """I_h = E_x |Att_h(x) . dL/dAtt_h(x)| of every head: on each data set or domain, and after each epoch.
+
+    An epoch is a run of its own from the weights of the one before, so its learning rate rises and falls within it.
+    """
+
+    says = "importance of heads across domains and over training epochs"
+    axes: ClassVar = {}
+    several = True
+
+    @classmethod
+    def check(cls, asked: Asked) -> None:
+        check_options(asked.recipe.options, ["dsp"], _DECIDED)
+
+    def cells(self) -> list[Cell]:
+        epochs = int(np.ceil(self.asked.recipe.epochs or self.asked.size.epochs))
+        return [
+            *(Cell(f"domain-{number}", {"domain": name}) for number, (name, _, _) in enumerate(self._domains)),
+            *(
+                Cell(f"epoch-{epoch}", {"epoch": epoch}, (f"epoch-{epoch - 1}",) if epoch else ())
+                for epoch in range(epochs + 1)
+            ),
+        ]
+
+    @cached_property
+    def _domains(self) -> list[tuple[str, Dataset, Task]]:
+        """Name, encoded rows and task of every data set, or of every value of its column `domain`."""
+        found = []
+        for source in self.asked.sources:
+            splits = named_splits(source)
+            rows = splits[pick(splits, "train") or next(iter(splits))]
+            task = make_task(self.subject.folder, self.asked.recipe)
+            task.learn_labels(rows, source)
+            names = (
+                [str(name) for name in rows[_COLUMN]]
+                if _COLUMN in rows.column_names
+                else [Path(source).name] * len(rows)
+            )
+            for name in dict.fromkeys(names):
+                places = np.flatnonzero(np.array(names) == name)
+                drawn = np.random.default_rng(self.asked.recipe.seed).permutation(places)[: self.asked.size.sample]
+                found.append((name, task.encode(rows.select(np.sort(drawn)), source), task.chooser))
+        return found
+
+    def run(self, cell: Cell, work: Path, tell: Tell) -> Result:
+        if "domain" in cell.asked:
+            self.subject.fresh()
+            _, rows, task = self._domains[int(cell.name.rpartition("-")[2])]
+            return self._importance(rows, task)
+        data, epoch = self.subject.data, cell.asked["epoch"]
+        self.subject.fresh(self._weights(epoch - 1) if epoch > 1 else None)
+        if epoch:
+            steps = int(np.ceil(len(data.train) / self.asked.recipe.batch_size))
+            seed = self.asked.recipe.seed + epoch
+            choose(self.subject, "dsp", "100%", seed, work, tell, steps=steps, evaluations=1)
+            self.subject.save(self._weights(epoch))
+        drawn = np.random.default_rng(self.asked.recipe.seed).permutation(len(data.train))[: self.asked.size.sample]
+        return self._importance(data.train.select(np.sort(drawn)), data.task.chooser)
+
+    def _weights(self, epoch: int) -> Path:
+        return self.folder.scratch(f"epoch-{epoch}.safetensors")
+
+    def _importance(self, rows: Dataset, task: Task) -> Result:
+        subject = self.subject
+        found = sensitivity(
+            subject.model,
+            subject.sites,
+            torch.ones(len(subject.heads), dtype=torch.bool),
+            (task.labelled(batch) for _, batch in batches(task, rows, self.asked.recipe.batch_size)),
+        )
+        return {"rows": len(rows), "importance": found.tolist()}
+
+    def findings(self, results: Sequence[Result]) -> Findings:
+        domains = sorted((cell for cell in results if "domain" in cell["asked"]), key=_number)
+        epochs = sorted((cell for cell in results if "epoch" in cell["asked"]), key=_number)
+        rows = [
+            {
+                "what": name,
+                "which": cell["asked"][name],
+                "site": site,
+                "head": head,
+                "importance": value,
+                "rows": cell["rows"],
+                "seconds": cell["seconds"],
+            }
+            for name, cells in (("domain", domains), ("epoch", epochs))
+            for cell in cells
+            for (site, head), value in zip(self.subject.heads, cell["importance"], strict=True)
+        ]
+        tables: list[Table] = []
+        pictures: list[Picture] = []
+        for what, cells in (("domain", domains), ("epoch", epochs)):
+            names = [str(cell["asked"][what]) for cell in cells]
+            values = [cell["importance"] for cell in cells]
+            numbers = [str(place + (what == "domain")) for place in range(len(cells))]
+            by_rank = _matrix(values, lambda a, b: float(spearmanr(a, b).statistic))
+            by_value = _matrix(values, lambda a, b: float(pearsonr(a, b).statistic))
+            labels = [
+                f"{number} {name}" if name != number else name for number, name in zip(numbers, names, strict=True)
+            ]
+            tables.append(_table(f"Correlation of the heads' importance by {what}", labels, numbers, by_value))
+            tables.append(_table(f"Correlation of their ranks by {what}", labels, numbers, by_rank))
+            told = "; ".join(labels) if what == "domain" else "0 is the model as it was given"
+            pictures.append(
+                Picture(
+                    f"{what}_correlation",
+                    f"Correlation of importance by {what}",
+                    f"Pearson's, over the heads. {told}.",
+                    figures.table_map(by_value, numbers, what, places=2, first=int(numbers[0])),
+                )
+            )
+            maps = [
+                (
+                    f"{what} {number}",
+                    self.subject.map(dict(zip(self.subject.heads, value / np.max(value), strict=True))),
+                )
+                for number, value in zip(numbers, map(np.array, values), strict=True)
+            ]
+            pictures.append(
+                Picture(
+                    f"{what}_importance",
+                    f"Importance of each head by {what}",
+                    f"As a share of the largest. {told}. Rows are attention layers in call order, columns heads.",
+                    figures.maps(maps, low=0.0, high=1.0),
+                    wide=len(maps) > 1,
+                )
+            )
+        return Findings(rows, tables, pictures)
+
+
+def _number(cell: Result) -> int:
+    return int(cell["cell"].rpartition("-")[2])
+
+
+def _matrix(values: Sequence[Sequence[float]], correlation: Any) -> np.ndarray:
+    return np.array([[correlation(one, other) for other in values] for one in values])
+
+
+def _table(title: str, labels: Sequence[str], numbers: Sequence[str], matrix: np.ndarray) -> Table:
+    lines = tuple(
+        (label, *(f"{value:.2f}" for value in line)) for label, line in zip(labels, matrix.tolist(), strict=True)
+    )
+    return Table(title, ("", *numbers), lines)

@@ -1,0 +1,104 @@
+"""How many heads a penalty leaves open (Voita et al.'s gates; Li et al. 2021, figure 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from compressor.config.study import Asked
+from compressor.progress import Tell
+from compressor.studies import figures
+from compressor.studies.base import Result, Study
+from compressor.studies.cell_store import Cell
+from compressor.studies.results import Findings, Picture, Table
+from compressor.studies.run_method import check_options, choose
+from compressor.tasks.metrics import points, unit
+
+_METHOD = "hard-concrete"
+_DECIDED = {
+    "penalty": "study penalty varies it; give its values with --penalties",
+    "cooldown": "study penalty never freezes the gates, to see how many stay open; leave it out",
+}
+
+
+class Penalty(Study):
+    """Hard concrete gates to the end of the run, without a number of heads to meet; then that number is met."""
+
+    says = "weight of the penalty against heads left open by hard concrete gates"
+    axes: ClassVar = {"penalties": (0.0005, 0.0015, 0.005, 0.015, 0.05, 0.15), "keeps": ("50%",), "seeds": ()}
+
+    @classmethod
+    def check(cls, asked: Asked) -> None:
+        check_options(asked.recipe.options, [_METHOD], _DECIDED)
+
+    def cells(self) -> list[Cell]:
+        return [
+            Cell(f"p{penalty:g}-k{keep}-s{seed}", {"penalty": penalty, "keep": keep, "seed": seed})
+            for seed in self.axis("seeds")
+            for keep in self.keeps()
+            for penalty in self.axis("penalties")
+        ]
+
+    def run(self, cell: Cell, work: Path, tell: Tell) -> Result:
+        subject, data = self.subject, self.subject.data
+        subject.fresh()
+        # Never frozen: the number of open gates is looked at after learning, as the paper does.
+        free = {"penalty": cell.asked["penalty"], "cooldown": 1.0}
+        found = choose(subject, _METHOD, cell.asked["keep"], cell.asked["seed"], work, tell, **free)
+        last = next(point.values for point in reversed(found.curves) if "open" in point.values)
+        return {
+            "open": last["open"],
+            "expected": last["expected"],
+            "eval": data.task.score(subject.answers(found.plan, data.eval)),
+            "test": data.task.score(subject.answers(found.plan, data.test)),
+        }
+
+    def findings(self, results: Sequence[Result]) -> Findings:
+        cells = sorted(results, key=lambda cell: tuple(cell["asked"][name] for name in ("keep", "penalty", "seed")))
+        metric = self.subject.data.task.metric
+        by = points(metric)
+        rows = [{**cell["asked"], **_numbers(cell), "seconds": cell["seconds"]} for cell in cells]
+        groups: dict[tuple[int, float], list[Result]] = {}
+        for cell in cells:
+            groups.setdefault((cell["asked"]["keep"], cell["asked"]["penalty"]), []).append(cell)
+        lines = tuple(
+            (
+                f"{penalty:g}",
+                ", ".join(f"{cell['open']:.0f}" for cell in same),
+                f"{np.mean([cell['expected'] for cell in same]):.1f}",
+                str(keep),
+                f"{by * float(np.mean([cell['test'] for cell in same])):.2f}",
+            )
+            for (keep, penalty), same in groups.items()
+        )
+        left: dict[str, list[tuple[float, list[float]]]] = {}
+        for (keep, penalty), same in groups.items():
+            left.setdefault(f"{keep} kept", []).append((penalty, [cell["open"] for cell in same]))
+        first = dict([next(iter(left.items()))])  # how many are open does not depend on how many are kept
+        return Findings(
+            rows,
+            [
+                Table(
+                    f"Open gates of {len(self.subject.heads)} after learning (each seed), and {unit(metric)} with"
+                    " the heads kept",
+                    ("penalty", "open", "expected", "kept", "test"),
+                    lines,
+                )
+            ],
+            [
+                Picture(
+                    "penalty",
+                    "Penalty against heads left open",
+                    "Mean over seeds; the band reaches from the fewest to the most.",
+                    figures.spread(first, "weight of the penalty", "heads open", log=True),
+                    wide=True,
+                )
+            ],
+        )
+
+
+def _numbers(cell: Result) -> dict[str, float]:
+    return {name: cell[name] for name in ("open", "expected", "eval", "test")}

@@ -1,0 +1,86 @@
+"""What a study found, as people and programs read it: rows, tables, pictures, and a few sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from compressor.measure import paired_interval
+from compressor.measure.bootstrap import Interval
+from compressor.tasks.base import Task
+from compressor.tasks.metrics import points
+
+_RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells are told, not computed with."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure, the words that stand for it, and the name of its file; `wide` fills the page's width."""
+
+    name: str
+    title: str
+    told: str
+    figure: Figure
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All that a study has to show.
+
+    Attributes:
+        rows: the CSV.
+        tables: printed, and on the page.
+        pictures: on the page, and as files.
+        told: what the tables amount to, a sentence each.
+    """
+
+    rows: Sequence[Mapping[str, Any]]
+    tables: Sequence[Table] = ()
+    pictures: Sequence[Picture] = ()
+    told: Sequence[str] = field(default_factory=tuple)
+
+
+def difference(
+    task: Task, dense: Sequence[np.ndarray], other: Sequence[np.ndarray], confidence: float = 0.95
+) -> Interval:
+    """Mean metric of `other` minus that of `dense`, with a paired bootstrap interval over the rows.
+
+    Args:
+        task: scores.
+        dense, other: statistics `[examples, k]` of each run (a seed each); each draw takes the same rows of all.
+        confidence: of the interval.
+    """
+
+    def mean(stacked: np.ndarray) -> float:
+        return float(np.mean([task.score(stacked[:, run]) for run in range(stacked.shape[1])]))
+
+    first, second = (np.stack(runs, axis=1) for runs in (dense, other))
+    score: Callable[[np.ndarray], float] = mean
+    if task.metric == "accuracy":  # the mean of what each row gets right: no need to score every draw
+        first, second = ((stacked[..., 0] == stacked[..., 1]).mean(axis=1) for stacked in (first, second))
+        score = _average
+    return paired_interval(first, second, score, 0, confidence=confidence, resamples=_RESAMPLES)
+
+
+def _average(values: np.ndarray) -> float:
+    return float(values.mean())
+
+
+def tell(found: Interval, metric: str) -> str:
+    """`-1.20 (-2.31 to -0.10)`, in points."""
+    by = points(metric)
+    return f"{by * found.difference:+.2f} ({by * found.low:+.2f} to {by * found.high:+.2f})"

@@ -1,0 +1,338 @@
+"""What pruned heads are worth in time and size (Li et al. 2021, figures 4 and 5; Michel et al. 2019, table 4).
+
+Every engine is timed in turn with the dense one. One process at a time measures best: two that share the study's cells
+disturb each other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+import graph_passes
+from compressor.config.study import Asked
+from compressor.errors import InputError
+from compressor.export import export_reference
+from compressor.measure import interleave
+from compressor.model_folder import example_inputs
+from compressor.progress import Tell
+from compressor.run import evaluate
+from compressor.run.variant import one_head_less, require, shrink
+from compressor.selection.options import heads_to_keep
+from compressor.selection.search import Head
+from compressor.studies import figures
+from compressor.studies.base import Result, Study
+from compressor.studies.cell_store import STAMP, Cell
+from compressor.studies.results import Findings, Picture, Table
+from compressor.targets import Engine, Tuning, span, target
+from compressor.tasks.metrics import points, unit
+from compressor.units import keep_all, keep_only
+
+_BATCH = 8
+_BATCHES = (1, 4, 16, 64)
+_REPEATS = 3
+
+
+class SpeedStudy(Study):
+    """Random masks of each number of heads; half of the heads at several batch sizes; the choices of grid studies."""
+
+    says = "speed and size against heads kept, and against the metric"
+    axes: ClassVar = {"keeps": (), "grids": ()}
+    groups = ("Engine", "Measuring")
+    rows = False
+    _dense: Engine | None = None
+
+    @classmethod
+    def check(cls, asked: Asked) -> None:
+        for path in map(Path, cls.values(asked, "grids")):
+            _read_grid(path)
+
+    def cells(self) -> list[Cell]:
+        masks = range(self.asked.size.masks)
+        half = heads_to_keep("50%", len(self.subject.heads))
+        return [
+            Cell("dense", {"what": "dense"}),
+            *(
+                Cell(f"k{keep}-m{mask}", {"what": "mask", "keep": keep, "mask": mask, "batch": self._batch}, ("dense",))
+                for keep in self.keeps()
+                for mask in masks
+            ),
+            *(
+                Cell(f"b{batch}-m{mask}", {"what": "batch", "keep": half, "mask": mask, "batch": batch}, ("dense",))
+                for batch in self._batches
+                for mask in range(min(_REPEATS, len(masks)))
+            ),
+            *(
+                Cell(
+                    f"grid-{_digest(metric, cell)}-{cell['cell']}",
+                    {
+                        "what": "grid",
+                        **{name: cell["asked"][name] for name in ("method", "keep", "seed")},
+                        "kept": cell["kept"],
+                        "test": cell["test"],
+                        "metric": metric,
+                        "batch": self._batch,
+                    },
+                    ("dense",),
+                )
+                for metric, cells in self._grids
+                for cell in cells
+            ),
+        ]
+
+    @property
+    def _batch(self) -> int:
+        return self.asked.recipe.batch[0] if "batch" in self.asked.recipe.model_fields_set else _BATCH
+
+    @property
+    def _batches(self) -> tuple[int, ...]:
+        return self.asked.recipe.batch if "batch" in self.asked.recipe.model_fields_set else _BATCHES
+
+    @property
+    def _seconds(self) -> float:
+        asked = self.asked.recipe
+        return asked.seconds if "seconds" in asked.model_fields_set else self.asked.size.seconds
+
+    @property
+    def _seq(self) -> int | None:
+        return evaluate.lengths(self.asked.recipe, self.subject.folder)[0]
+
+    def settings(self) -> dict[str, Any]:
+        batches = sorted({self._batch, *self._batches})
+        return {"batch": batches, "seq": self._seq, "seconds": self._seconds}
+
+    @cached_property
+    def _grids(self) -> list[tuple[str, list[Result]]]:
+        """Metric and cells, dense ones left out, of every grid study that is named."""
+        found = []
+        for path in map(Path, self.axis("grids")):
+            recipe, cells = _read_grid(path)
+            if recipe.get("kind") != "grid" or recipe.get("model") != self.subject.folder.fingerprint:
+                raise InputError(f"{path}: no grid study of this model; give the folder of one (--grids)")
+            found.append((recipe["metric"], [cell for cell in cells if cell["asked"]["method"] != "dense"]))
+        metrics = sorted({metric for metric, _ in found})
+        if len(metrics) > 1:
+            raise InputError(f"{', '.join(metrics)}: grids of different metrics; give those of one (--grids)")
+        return found
+
+    def run(self, cell: Cell, work: Path, tell: Tell) -> Result:
+        if cell.asked["what"] == "dense":
+            return self._export()
+        kept = self._mask(cell) if cell.asked["what"] != "grid" else [(site, head) for site, head in cell.asked["kept"]]
+        plan = keep_only(self.subject.sites, dict.fromkeys(kept, 1.0))
+        graph = work / "model.onnx"
+        graph_passes.save(require(shrink(self._reference, plan)).model, graph)
+        if self._dense is None:  # its file may go with this cell's folder: the runtime has it open
+            self._dense = self._built(self.folder.scratch("dense.onnx"), work / "dense.onnx")
+        engine = self._built(graph, work / "engine.onnx")
+        seq = self._seq
+        batch = cell.asked["batch"]
+        feeds = {name: value.numpy() for name, value in example_inputs(self.subject.folder, batch, seq or 1).items()}
+        seed = self.asked.recipe.seed
+        found = interleave(
+            self._dense, engine, feeds, batch=batch, seq=seq, seconds=self._seconds, seed=seed, tell=tell
+        )
+        return {
+            "heads": len(kept),
+            "ratio": found.ratio,
+            "low": found.low,
+            "high": found.high,
+            "dense_per_second": found.dense.throughput,
+            "per_second": found.compressed.throughput,
+            "seq": seq,
+            "void": found.void,
+            **_size(graph),
+        }
+
+    def _export(self) -> Result:
+        subject, recipe = self.subject, self.asked.recipe
+        subject.fresh().to("cpu")  # type: ignore[arg-type]
+        inputs = example_inputs(subject.folder, batch=2, seq=8)
+        dense = keep_all(subject.sites)
+        export_reference(subject.model, dense, inputs, self._reference, opset=recipe.opset, attention=recipe.attention)
+        require(shrink(self._reference, one_head_less(subject.sites)))  # sites that cannot be shrunk are known now
+        graph_passes.save(require(shrink(self._reference, dense)).model, self.folder.scratch("dense.onnx"))
+        return {"heads": len(subject.heads), **_size(self.folder.scratch("dense.onnx"))}
+
+    @property
+    def _reference(self) -> Path:
+        return self.folder.scratch("reference.onnx")
+
+    def _built(self, graph: Path, out: Path) -> Engine:
+        recipe = self.asked.recipe
+        lengths = evaluate.lengths(recipe, self.subject.folder)
+        tuning = Tuning(batch=span(recipe.batch), seq=span(seq or 1 for seq in lengths), kernel=recipe.kernel)
+        return target(recipe.target)(
+            graph, out, precision=recipe.precision, provider=recipe.provider, threads=recipe.threads, tuning=tuning
+        )
+
+    def _mask(self, cell: Cell) -> list[Head]:
+        keep, mask = cell.asked["keep"], cell.asked["mask"]
+        drawn = np.random.default_rng([self.asked.recipe.seed, keep, mask]).permutation(len(self.subject.heads))
+        return [self.subject.heads[place] for place in sorted(drawn[:keep])]
+
+    def findings(self, results: Sequence[Result]) -> Findings:
+        dense = next(cell for cell in results if cell["asked"]["what"] == "dense")
+        grids = {cell.name for cell in self.cells() if cell.asked["what"] == "grid"}  # of the grids named now
+        timed = [cell for cell in results if cell["asked"]["what"] in ("mask", "batch") or cell["cell"] in grids]
+        timed.sort(key=lambda cell: (_KINDS.index(cell["asked"]["what"]), cell["asked"]["batch"], -cell["heads"]))
+        rows = [
+            {
+                **{name: value for name, value in cell["asked"].items() if name != "kept"},
+                **{name: value for name, value in cell.items() if name not in ("asked", "cell")},
+                "parameters_dense": dense["parameters"],
+                "bytes_dense": dense["bytes"],
+            }
+            for cell in timed
+        ]
+        void = [cell for cell in timed if cell["void"]]
+        fair = [cell for cell in timed if not cell["void"]]
+        told = [f"{len(void)} of {len(timed)} timings are void and left out: {void[0]['void']}"] if void else []
+        tables, pictures = [], []
+        for part in (self._masks, self._at_batches, self._against_metric):
+            table, drawn = part(fair, dense)
+            tables += table
+            pictures += drawn
+        return Findings(rows, tables, pictures, told)
+
+    def _masks(self, timed: Sequence[Result], dense: Result) -> tuple[list[Table], list[Picture]]:
+        groups = _grouped(timed, "mask", "keep")
+        faster = {keep: [cell["ratio"] for cell in cells] for keep, cells in groups.items()}
+        smaller = {keep: [_smaller(cell, dense) for cell in cells] for keep, cells in groups.items()}
+        lines = tuple(
+            (
+                str(keep),
+                str(len(faster[keep])),
+                f"{np.mean(faster[keep]):.2f}",
+                f"{min(faster[keep]):.2f}-{max(faster[keep]):.2f}",
+                f"{np.mean([cell['parameters'] for cell in cells]) / 1e6:.2f}M",
+                f"{np.mean(smaller[keep]):.1f}%",
+            )
+            for keep, cells in groups.items()
+        )
+        if not groups:
+            return [], []
+        batch = next(iter(groups.values()))[0]["asked"]["batch"]
+        title = f"Random masks at batch {batch}: times the speed of dense, and the file that they leave"
+        columns = ("heads", "masks", "speed", "spread", "parameters", "file smaller by")
+        told = "Mean over random masks; the band reaches from the least to the most."
+        figures_ = [
+            Picture(
+                "speed_vs_heads",
+                "Speed against heads kept",
+                told,
+                figures.spread({"speed": list(faster.items())}, "heads kept", "times the speed of dense", wide=False),
+            ),
+            Picture(
+                "size_vs_heads",
+                "Size against heads kept",
+                told,
+                figures.spread({"size": list(smaller.items())}, "heads kept", "file smaller by, %", wide=False),
+            ),
+        ]
+        return [Table(title, columns, lines)], figures_
+
+    def _at_batches(self, timed: Sequence[Result], dense: Result) -> tuple[list[Table], list[Picture]]:
+        groups = _grouped(timed, "batch", "batch")
+        if not groups:
+            return [], []
+        half = next(iter(groups.values()))[0]["heads"]
+        lines = tuple(
+            (
+                str(batch),
+                _mean_and_spread([cell["dense_per_second"] for cell in cells]),
+                _mean_and_spread([cell["per_second"] for cell in cells]),
+                f"{100 * (np.mean([cell['ratio'] for cell in cells]) - 1):+.1f}%",
+            )
+            for batch, cells in groups.items()
+        )
+        title = f"Examples per second with {half} of {len(self.subject.heads)} heads (mean and deviation over masks)"
+        sides = {
+            "dense": [(batch, [cell["dense_per_second"] for cell in cells]) for batch, cells in groups.items()],
+            f"{half} heads": [(batch, [cell["per_second"] for cell in cells]) for batch, cells in groups.items()],
+        }
+        figure = figures.spread(sides, "batch", "examples per second", log=True, wide=False)
+        picture = Picture("speed_vs_batch", "Examples per second", "Dense, and with half of the heads.", figure)
+        return [Table(title, ("batch", "dense", "pruned", "faster by"), lines)], [picture]
+
+    def _against_metric(self, timed: Sequence[Result], dense: Result) -> tuple[list[Table], list[Picture]]:
+        chosen = [cell for cell in timed if cell["asked"]["what"] == "grid"]
+        if not chosen:
+            return [], []
+        metric = chosen[0]["asked"]["metric"]
+        by = points(metric)
+        lines = tuple(
+            (
+                cell["asked"]["method"],
+                str(cell["heads"]),
+                str(cell["asked"]["seed"]),
+                f"{by * cell['asked']['test']:.2f}",
+                f"{cell['ratio']:.2f}",
+                f"{_smaller(cell, dense):.1f}%",
+            )
+            for cell in chosen
+        )
+        speed, size = dict[str, list[tuple[float, float]]](), dict[str, list[tuple[float, float]]]()
+        for cell in chosen:
+            method, test = cell["asked"]["method"], by * cell["asked"]["test"]
+            speed.setdefault(method, []).append((test, cell["ratio"]))
+            size.setdefault(method, []).append((test, _smaller(cell, dense)))
+        name, told = f"test {unit(metric)}", "Each choice of the grid."
+        faster = figures.scatter(speed, name, "times the speed of dense")
+        smaller = figures.scatter(size, name, "file smaller by, %")
+        columns = ("method", "heads", "seed", f"test {unit(metric)}", "speed", "file smaller by")
+        table = Table("What the choices of a grid are worth", columns, lines)
+        return [table], [
+            Picture("speed_vs_metric", "Speed against the metric", told, faster),
+            Picture("size_vs_metric", "Size against the metric", told, smaller),
+        ]
+
+
+_KINDS = ("mask", "batch", "grid")
+
+
+def _read_grid(path: Path) -> tuple[dict[str, Any], list[Result]]:
+    """Recipe and cells of the study in a folder."""
+    try:
+        recipe = json.loads((path / STAMP).read_text(encoding="utf-8"))
+        return recipe, [json.loads(file.read_text(encoding="utf-8")) for file in sorted(path.glob("cells/*.json"))]
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: no study there that reads ({error}); give a grid's folder (--grids)") from error
+
+
+def _digest(metric: str, cell: Result) -> str:
+    """What a choice of a grid is known by: another grid has cells of the same names."""
+    told = json.dumps([metric, cell["asked"], cell["kept"], cell["test"]], sort_keys=True)
+    return hashlib.sha256(told.encode()).hexdigest()[:12]
+
+
+def _grouped(timed: Sequence[Result], what: str, by: str) -> dict[int, list[Result]]:
+    found: dict[int, list[Result]] = {}
+    for cell in timed:
+        if cell["asked"]["what"] == what:
+            found.setdefault(cell["asked"][by], []).append(cell)
+    return found
+
+
+def _smaller(cell: Result, dense: Result) -> float:
+    """By how many percent of dense's a cell's file is smaller."""
+    return 100 * (1 - cell["bytes"] / dense["bytes"])
+
+
+def _mean_and_spread(values: Sequence[float]) -> str:
+    return f"{np.mean(values):.1f} ± {np.std(values, ddof=1) if len(values) > 1 else 0.0:.1f}"
+
+
+def _size(graph: Path) -> dict[str, int]:
+    """Parameters of a graph, and bytes of its files."""
+    files = [graph, *graph.parent.glob(f"{graph.name}.data")]
+    return {
+        "parameters": graph_passes.count_parameters(graph_passes.load(graph)),
+        "bytes": sum(file.stat().st_size for file in files),
+    }

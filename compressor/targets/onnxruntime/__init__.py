@@ -1,0 +1,1 @@
+"""ONNX Runtime, on CUDA or on the CPU."""

@@ -1,0 +1,1 @@
+"""Attention in a graph: its sites, their operands and their masks."""

@@ -1,0 +1,1 @@
+"""Block-sparse attention as an ONNX local function, and the block masks that it computes."""

@@ -1,0 +1,80 @@
+"""Small edits that rules and passes share: cutting a tensor, giving a node another constant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from graph_passes.flow.axis_flow import Index, Need
+
+
+def ints(content: Sequence[int] | np.ndarray) -> ir.Node:
+    """A node that gives int64 constants."""
+    return ir.node("Constant", [], {"value": ir.tensor(np.asarray(content, np.int64))})
+
+
+def opset(node: ir.Node) -> int:
+    """Version of the ONNX standard that a node of a graph follows."""
+    assert node.graph is not None
+    return node.version or node.graph.opset_imports.get("", 1)
+
+
+def cut_value(value: ir.Value, axis: int, positions: Index, before: ir.Node) -> ir.Value:
+    """A tensor that holds only `positions` of an axis, made just before a node: by Slice for a run, else by Gather."""
+    graph = before.graph
+    if positions is None or graph is None:
+        return value
+    positions = np.asarray(positions)
+    if len(positions) and np.array_equal(positions, np.arange(positions[0], positions[0] + len(positions))):
+        constants = [ints([bound]) for bound in (positions[0], positions[-1] + 1, axis)]
+        cut = ir.node("Slice", [value, *(constant.outputs[0] for constant in constants)])
+    else:
+        constants = [ints(positions)]
+        cut = ir.node("Gather", [value, constants[0].outputs[0]], {"axis": axis})
+    graph.insert_before(before, [*constants, cut])
+    if value.dtype is not None:
+        cut.outputs[0].dtype = value.dtype
+    return cut.outputs[0]
+
+
+def positions_among(index: Index, held: Index) -> Index:
+    """Where the positions of `index` lie among those held (None: all are held)."""
+    return index if index is None or held is None else np.searchsorted(held, index)
+
+
+def set_ints(node: ir.Node, position: int, values: Sequence[int] | np.ndarray) -> None:
+    """Replace one input of a node by int64 constants of the same rank."""
+    assert node.graph is not None
+    constant = ints(values)
+    node.graph.insert_before(node, constant)
+    if position >= len(node.inputs):
+        node.resize_inputs(position + 1)
+    node.replace_input_with(position, constant.outputs[0])
+
+
+def cut_tensor(tensor: ir.TensorProtocol, need: Need, name: str) -> ir.LazyTensor:
+    """A tensor cut to the indices needed, read from its file only when it is written."""
+    shape = [size if index is None else len(index) for size, index in zip(tensor.shape.numpy(), need, strict=True)]
+
+    def read() -> ir.TensorProtocol:
+        content = tensor.numpy()
+        for axis, index in enumerate(need):
+            if index is not None:
+                content = np.take(content, index, axis=axis)
+        return ir.Tensor(content, dtype=tensor.dtype, name=name)
+
+    return ir.LazyTensor(read, tensor.dtype, ir.Shape(shape), name=name)
+
+
+def scale_tensor(tensor: ir.TensorProtocol, axis: int, factors: np.ndarray, name: str) -> ir.LazyTensor:
+    """A tensor multiplied along one axis, computed only when it is written."""
+
+    def read() -> ir.TensorProtocol:
+        shape = [1] * len(tensor.shape)
+        shape[axis] = -1
+        content = tensor.numpy()
+        return ir.Tensor((content * factors.reshape(shape)).astype(content.dtype), dtype=tensor.dtype, name=name)
+
+    return ir.LazyTensor(read, tensor.dtype, ir.Shape(tensor.shape.numpy()), name=name)

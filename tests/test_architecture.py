@@ -1,0 +1,144 @@
+"""The layers of the code: every import points to the same layer or to one above it, and files import in no circle."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+GRAPH_PASSES = (
+    ("errors", "files"),
+    ("block_sparse",),
+    ("plan",),
+    ("flow",),
+    ("attention",),
+    ("passes",),
+    ("shrink",),
+)
+COMPRESSOR = (
+    ("errors", "results", "progress", "environment", "workdir", "silence_libraries", "segment_memory"),
+    ("config",),
+    ("units",),
+    ("models", "model_folder", "export"),
+    ("tasks",),
+    ("targets",),
+    ("measure",),
+    ("training",),
+    ("selection",),
+    ("block_masks",),
+    ("report",),
+    ("run",),
+    ("latency", "serving", "studies"),
+    ("cli", "pytest_plugin"),
+)
+LAYERS = {"graph_passes": GRAPH_PASSES, "compressor": COMPRESSOR}
+"""Rooms of each package, from the top layer down. A room is a subpackage or a module; `__init__` may import all."""
+
+Imports = dict[str, set[str]]
+"""Module name -> modules of the project that its source imports, function bodies and type checking included."""
+
+
+def module_name(path: Path, root: Path) -> str:
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(root: Path) -> Imports:
+    """The import graph of the packages in `LAYERS` below a folder, read from the source."""
+    sources = {module_name(path, root): path for package in LAYERS for path in sorted((root / package).rglob("*.py"))}
+    return {name: set(imported(path, sources.keys())) for name, path in sources.items()}
+
+
+def imported(path: Path, modules: set[str] | object) -> Iterator[str]:
+    assert isinstance(modules, type({}.keys()))
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                if submodule in modules:
+                    yield submodule
+                elif node.module in modules:
+                    yield node.module
+
+
+def layer_of(module: str) -> int | None:
+    """The layer of a module, counted from the top; None for the package itself, which is the public surface."""
+    package, _, rest = module.partition(".")
+    room = rest.partition(".")[0]
+    if not room:
+        return None
+    return next(number for number, layer in enumerate(LAYERS[package]) if room in layer)
+
+
+def upward_arrows(imports: Imports) -> list[str]:
+    """`a imports b, which lies below it`, for each such pair of files."""
+    arrows = []
+    for module, targets in imports.items():
+        for target in sorted(targets):
+            if module.partition(".")[0] != target.partition(".")[0]:
+                continue
+            importer, layer = layer_of(module), layer_of(target)
+            if importer is not None and (layer is None or layer > importer):
+                arrows.append(f"{module} imports {target}, which lies below it")
+    return arrows
+
+
+def circles(imports: Imports) -> list[str]:
+    """Each circle of files as `a -> b -> a`, found by depth-first search."""
+    finished: set[str] = set()
+    path: list[str] = []
+    result: list[str] = []
+
+    def visit(module: str) -> None:
+        if module in path:
+            result.append(" -> ".join([*path[path.index(module) :], module]))
+            return
+        if module in finished:
+            return
+        path.append(module)
+        for target in sorted(imports.get(module, ())):
+            visit(target)
+        path.pop()
+        finished.add(module)
+
+    for module in imports:
+        visit(module)
+    return result
+
+
+@pytest.fixture(scope="module")
+def imports() -> Imports:
+    return imports_of(ROOT)
+
+
+def test_no_import_points_to_a_lower_layer(imports: Imports) -> None:
+    assert upward_arrows(imports) == []
+
+
+def test_files_import_in_no_circle(imports: Imports) -> None:
+    assert circles({module: targets - {module} for module, targets in imports.items()}) == []
+
+
+def test_graph_passes_import_nothing_of_compressor(imports: Imports) -> None:
+    arrows = {name: targets for name, targets in imports.items() if name.startswith("graph_passes")}
+    assert not {target for targets in arrows.values() for target in targets if target.startswith("compressor")}
+
+
+def test_every_module_has_a_layer(imports: Imports) -> None:
+    rooms = {name.split(".")[1] for name in imports if name.startswith("compressor.")}
+    assert rooms == {room for layer in COMPRESSOR for room in layer}
+
+
+def test_an_upward_arrow_and_a_circle_are_named() -> None:
+    graph: Imports = {
+        "compressor.units.gate": {"compressor.training.fit"},
+        "compressor.training.fit": {"compressor.units.gate"},
+    }
+    assert upward_arrows(graph) == ["compressor.units.gate imports compressor.training.fit, which lies below it"]
+    assert circles(graph) == ["compressor.units.gate -> compressor.training.fit -> compressor.units.gate"]
