@@ -31,12 +31,12 @@ import torch
 
 from benchmarks.all_attention_cost import figure1
 from benchmarks.machine import machine
-from compressor.cli.console import View
+from compressor.cli.console import Console
 from compressor.config.run import Recipe
 from compressor.model_folder import load
 from compressor.models import AllAttentionConfig, AllAttentionForCausalLM, TransformerXLConfig, TransformerXLForCausalLM
 from compressor.models.shrink_model import pruned
-from compressor.progress import Tell
+from compressor.progress import ProgressCallback
 from compressor.selection.learn import learn
 from compressor.studies import figures, page
 from compressor.studies.cell_store import Cell, StudyFolder, write
@@ -213,7 +213,7 @@ class Study:
                 made.append(Cell(f"xl{width}-s{seed}", asked))
         return made
 
-    def run(self, cell: Cell, work: Path, tell: Tell) -> dict[str, Any]:
+    def run(self, cell: Cell, work: Path, tell: ProgressCallback) -> dict[str, Any]:
         """Train or prune one model, and measure it on the test text.
 
         `seconds` is how long that took, None where it went on after an interruption.
@@ -413,7 +413,7 @@ def main() -> None:
         seeds = args.seeds or size.seeds
         out = args.out / (f"{level}-{args.size}" + (f"-{args.times}-times" if args.times > 1 else ""))
         study = Study(level, size, out)
-        study.folder.run(study.cells(seeds), study.run, View())
+        study.folder.run(study.cells(seeds), study.run, Console())
         results = study.folder.results()
         told = study.told(args.size, results)
         found = study.findings(results, told)

@@ -30,8 +30,8 @@ from benchmarks.machine import machine
 from benchmarks.speed import table
 from compressor.block_masks.attention_graphs import dense, sparse
 from compressor.block_masks.attention_maps import AttentionMaps
-from compressor.block_masks.mask_selector import Planner
-from compressor.block_masks.masks_from_maps import cut
+from compressor.block_masks.mask_selector import MaskSelector
+from compressor.block_masks.masks_from_maps import build_masks
 from compressor.config.run import Recipe
 from compressor.measure import interleave
 from compressor.targets.base import Engine, Feeds
@@ -100,10 +100,12 @@ def learned(path: Path, share: float, block: int, dim: int) -> Iterator[tuple[st
         SitePlan(name, maps.kinds[name], len(found), len(found), dim, tuple(range(len(found))))
         for name, found in maps.maps.items()
     ]
-    masks = cut(maps, Plan(sites=tuple(sites)), dict.fromkeys(("encoder", "decoder", "cross"), share), block)
+    masks = build_masks(
+        maps, Plan(sites=tuple(sites)), dict.fromkeys(("bidirectional", "causal", "cross"), share), block
+    )
     for site in sites:
         if site.name in masks and not masks[site.name].memory:
-            yield site.name, site.kind == "decoder", masks[site.name]
+            yield site.name, site.kind == "causal", masks[site.name]
 
 
 def measure(
@@ -152,7 +154,7 @@ def measure(
 def planned(rows: str, length: int, mask: BlockMask, options: argparse.Namespace) -> dict[str, Any]:
     """What the planner makes of one site, and whether that holds when it is timed again: the median of three times."""
     heads = len(mask.kept)
-    site = SitePlan("site", "encoder", heads, heads, options.dim, tuple(range(heads)))
+    site = SitePlan("site", "bidirectional", heads, heads, options.dim, tuple(range(heads)))
     recipe = Recipe(
         model=Path("model"),
         data="rows",
@@ -163,7 +165,7 @@ def planned(rows: str, length: int, mask: BlockMask, options: argparse.Namespace
         kernel=options.kernel,
         provider="cpu",
     )
-    planner, *again = (Planner(recipe, (length,)) for _ in range(4))
+    planner, *again = (MaskSelector(recipe, (length,)) for _ in range(4))
     chosen, _ = planner(Plan(sites=(site,)), {site.name: mask})
     gains = np.median([[time.gain for time in each.times(site, mask)] for each in again], axis=0).tolist()
     return {

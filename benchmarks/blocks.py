@@ -13,7 +13,7 @@ The other tables of attention pruning are studies of folders that other scripts 
     compress study blocks build/question_answering/small/model --data squad.jsonl.xz --max-length 384 --block-size 16 \
         --shares 0.5,0.8,0.9
     compress study blocks build/translation/small/model --task translation --data multi30k_deen.tsv.xz --block-size 1 \
-        --kinds all,encoder,decoder,cross --masks own --shares 0.4,0.6,0.8
+        --kinds all,bidirectional,causal,cross --masks own --shares 0.4,0.6,0.8
     compress train build/lm --data wikitext2_train.txt.xz ... && compress study blocks build/lm --shares 0.8 ...
 
 A cell that `--out` already holds is not run again, and several processes may share the cells.
@@ -30,10 +30,10 @@ import torch
 
 from benchmarks.grid import MODEL, SHARED, fresh_head, tune
 from benchmarks.machine import machine
-from compressor.cli.console import View
+from compressor.cli.console import Console
 from compressor.config.run import Recipe
-from compressor.config.study import Asked
-from compressor.studies import Size, figures, study
+from compressor.config.study import StudyRequest
+from compressor.studies import StudySize, figures, study
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ EPOCHS = 3.0
 STEPS = {"tiny": 4, "small": 600, "paper": None}
 """Steps of that, at most."""
 SIZES = {
-    "tiny": Size("tiny", 128, 64, 64, 1.0, 4, (1,), (), 1, 32, 5, 2, 0.1),
-    "small": Size("small", 10_000, 600, 1500, 2.0, 150, (1, 2), (), 2, 500, 20, 10, 3.0),
-    "paper": Size("paper", None, None, None, 3.0, None, (1, 2, 3, 4, 5), (), 6, 10_000, 100, 10, 10.0),
+    "tiny": StudySize("tiny", 128, 64, 64, 1.0, 4, (1,), (), 1, 32, 5, 2, 0.1),
+    "small": StudySize("small", 10_000, 600, 1500, 2.0, 150, (1, 2), (), 2, 500, 20, 10, 3.0),
+    "paper": StudySize("paper", None, None, None, 3.0, None, (1, 2, 3, 4, 5), (), 6, 10_000, 100, 10, 10.0),
 }
 
 
@@ -110,8 +110,8 @@ def main() -> None:
         )
         shares, masks = ((args.cross,), ("own",)) if args.cross else (tuple(args.shares), tuple(args.masks))
         others = [source(other) for other in args.sets if other != name] if args.cross else []
-        asked = Asked(recipe, size, (source(name), *others), {"shares": shares, "masks": masks})
-        found = study("blocks", asked, View())
+        asked = StudyRequest(recipe, size, (source(name), *others), {"shares": shares, "masks": masks})
+        found = study("blocks", asked, Console())
         for row, other in enumerate(args.sets):
             told = "own" if other == name else Path(source(other)).name
             lost = [

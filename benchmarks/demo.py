@@ -104,7 +104,7 @@ def fine_tune(splits: dict[str, list[tuple[str, str]]], folder: Path) -> None:
     )
     from transformers.utils import logging
 
-    from compressor.cli.console import View
+    from compressor.cli.console import Console
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -138,7 +138,7 @@ def fine_tune(splits: dict[str, list[tuple[str, str]]], folder: Path) -> None:
         disable_tqdm=True,
         logging_strategy="no",
     )
-    with View().stage("teaching MiniLM with every head") as tell:
+    with Console().stage("teaching MiniLM with every head") as tell:
         trainer = Trainer(
             model=model,
             args=arguments,

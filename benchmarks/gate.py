@@ -23,11 +23,11 @@ import numpy as np
 
 from benchmarks.machine import machine
 from compressor import Recipe, compress
-from compressor.latency import Asked, Verdict, check
+from compressor.config.serve import ServeRequest
+from compressor.latency import CheckRequest, Verdict, check
 from compressor.latency.request_batches import batches
-from compressor.latency.triton_client import Server
-from compressor.measure.timing import ratio_interval, turns
-from compressor.serving import Asked as Served
+from compressor.latency.triton_client import TritonModel
+from compressor.measure.timing import alternate_calls, ratio_interval
 from compressor.serving import export
 from tests import triton
 
@@ -64,7 +64,7 @@ def folder(scratch: Path, threads: int) -> Path:
 def repository(out: Path, place: Path, threads: int) -> None:
     """Three of the same model, the third of them slowed down."""
     for name in ("base", "same", "slow"):
-        export(Served(out=out, repository=place, name=name, backend="python", threads=threads, device="cpu"))
+        export(ServeRequest(out=out, repository=place, name=name, backend="python", threads=threads, device="cpu"))
     code = next((place / "slow").rglob("model.py"))
     code.write_text(code.read_text().replace("import json\n", "import json\nimport time\n", 1) + _DELAY)
 
@@ -99,11 +99,11 @@ def right(model: str, verdict: Verdict) -> bool:
     return verdict.seconds <= LONGEST and not verdict.interrupted and bool(verdict.failures) is (model == "slow")
 
 
-def overhead(url: str, asked: Asked, seconds: float) -> bool:
+def overhead(url: str, asked: CheckRequest, seconds: float) -> bool:
     """Whether the check's client certainly costs too much: calls by it and by Triton's client alone, in turn."""
     import tritonclient.grpc as client
 
-    driver = Server(url, "base", asked.deadline)
+    driver = TritonModel(url, "base", asked.deadline)
     feeds = batches(driver, asked)[0][0]
     prepared = driver.prepare(feeds)
     bare, address = [], url.partition("://")[2]
@@ -112,7 +112,7 @@ def overhead(url: str, asked: Asked, seconds: float) -> bool:
         bare[-1].set_data_from_numpy(array)
     connection = client.InferenceServerClient(address)
     calls = (lambda: driver.call(prepared), lambda: connection.infer("base", bare, client_timeout=asked.deadline))
-    times = np.stack(list(turns(*calls, seconds, rest=driver.rest)), axis=1)
+    times = np.stack(list(alternate_calls(*calls, seconds, rest=driver.rest)), axis=1)
     low, high = ratio_interval(times, 0, 0.95)
     median = np.median(times, axis=(1, 2))
     print(
@@ -127,7 +127,7 @@ def main() -> int:
     """Print everything; how many goals were missed: every check is one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checks", type=int, default=50, help="of each kind")
-    parser.add_argument("--seconds", type=float, default=Asked.seconds, help="that a check times")
+    parser.add_argument("--seconds", type=float, default=CheckRequest.seconds, help="that a check times")
     parser.add_argument("--limit", type=float, default=0.05, help="slowdown allowed")
     parser.add_argument("--seq", type=int, default=128)
     parser.add_argument("--threads", type=int, default=1, help="of a call on the server")
@@ -143,7 +143,7 @@ def main() -> int:
         with triton.Server(place) as server:
             url = f"grpc://{server.grpc}"
             timed = {"seq": options.seq, "seconds": options.seconds}
-            asked = Asked("same", "base", url, options.limit, inputs=ROWS, tokenizer=out, **timed)
+            asked = CheckRequest("same", "base", url, options.limit, inputs=ROWS, tokenizer=out, **timed)
             first = check(asked)
             print(f"{first.host}; {options.seq} tokens, {first.inputs}; limit {options.limit:.0%}")
             dear = overhead(url, asked, 2 * options.seconds)

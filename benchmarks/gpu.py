@@ -38,7 +38,7 @@ from benchmarks.machine import machine
 from compressor.errors import CompressorError, InputError
 from compressor.measure import interleave, macs, saved_share
 from compressor.report import Speed
-from compressor.targets import ENGINE_FILES, TOLERANCE, Engine, Feeds, Tuning, check, span, target
+from compressor.targets import ENGINE_FILES, TOLERANCE, BuildOptions, Engine, Feeds, check, span, target
 from compressor.targets.cuda import driver
 from compressor.targets.onnxruntime import ort_session
 from compressor.targets.random_inputs import random_feeds
@@ -267,7 +267,7 @@ def error_of(engine: Engine, graph: Path) -> float:
 def build(graph: Path, place: Path, asked: argparse.Namespace, timings: Path) -> Engine:
     """The engine of a graph: TensorRT's is built once, and loaded where an earlier call has built it."""
     place.mkdir(exist_ok=True)
-    tuning = Tuning(batch=span(BATCHES), seq=span(SEQS), timing_cache=timings)
+    tuning = BuildOptions(batch=span(BATCHES), seq=span(SEQS), timing_cache=timings)
     out = place / ENGINE_FILES[asked.runtime]
     if asked.runtime == "trt":
         with contextlib.suppress(InputError):  # there is none, or it is of another graph, GPU or TensorRT

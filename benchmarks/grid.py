@@ -28,13 +28,13 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from benchmarks.machine import machine
-from compressor.cli.console import View
+from compressor.cli.console import Console
 from compressor.config.run import Recipe
-from compressor.config.study import Asked
+from compressor.config.study import StudyRequest
 from compressor.measure import paired_interval
 from compressor.model_folder import example_inputs, load
 from compressor.selection.learn import learn
-from compressor.studies import Size, study
+from compressor.studies import StudySize, study
 from compressor.tasks import open_data
 from compressor.units import find_sites
 
@@ -47,9 +47,9 @@ CLASSES = {"sst2": None, "mnli": ("contradiction", "entailment", "neutral")}
 
 def _size(
     name: str, rows: int | None, steps: int, keeps: tuple[str, ...], seeds: tuple[int, ...], evaluations: int = 2
-) -> Size:
+) -> StudySize:
     """As many optimizer steps a cell, whatever that is in epochs; at most `rows` to report on."""
-    return Size(name, None, 1000, rows, 1.0, steps, seeds, keeps, evaluations, 250, 100, 10, 3.0)
+    return StudySize(name, None, 1000, rows, 1.0, steps, seeds, keeps, evaluations, 250, 100, 10, 3.0)
 
 
 SIZES = {
@@ -196,7 +196,7 @@ def main() -> None:
             out=args.out / f"{data}-{size.name}",
         )
         axes = {"methods": tuple(args.methods), "keeps": keeps, "seeds": seeds}
-        study("grid", Asked(recipe, size, axes=axes), View())
+        study("grid", StudyRequest(recipe, size, axes=axes), Console())
         found = [json.loads(path.read_text()) for path in sorted(recipe.out.glob("cells/*.json"))]
         order = {name: place for place, name in enumerate(("dense", *args.methods))}
         found.sort(key=lambda cell: (order[cell["asked"]["method"]], -cell["heads"], cell["asked"]["seed"]))

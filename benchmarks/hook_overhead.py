@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification
 
 from compressor.selection.gates import GATES
-from compressor.training.gated_model import carrying
+from compressor.training.gated_model import attach_gate
 from compressor.units import Site, find_sites, hooked
 
 LIMIT = {"hook": 1.10, **{name: 1.15 for name, method in GATES.items() if method.trains_model}}
@@ -63,7 +63,7 @@ class WithGate:
         self.model, self.sites = model, sites
 
     def at(self, step: int) -> AbstractContextManager[None]:
-        return carrying(self.model, self.gate, self.sites, lambda: step)
+        return attach_gate(self.model, self.gate, self.sites, lambda: step)
 
     def penalty(self, step: int) -> Tensor | float:
         return self.gate.penalty(step).float()

@@ -26,8 +26,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from benchmarks.grid import MODEL
 from benchmarks.machine import machine
 from benchmarks.question_answering import Request
-from compressor.block_masks import watch
-from compressor.cli.console import View
+from compressor.block_masks import collect_attention_maps
+from compressor.cli.console import Console
 from compressor.model_folder import example_inputs, load
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks import open_data
@@ -72,7 +72,7 @@ def join(source: Path, length: int, rows: int, path: Path) -> None:
 
 def make(length: int, out: Path, args: argparse.Namespace) -> None:
     """Learn at a length, watch, and write the maps."""
-    with tempfile.TemporaryDirectory() as scratch, View().stage(f"{length} tokens: learning and watching") as tell:
+    with tempfile.TemporaryDirectory() as scratch, Console().stage(f"{length} tokens: learning and watching") as tell:
         place, rows = Path(scratch) / "model", Path(scratch) / "rows.tsv"
         with quiet_transformers():
             stretch(length, place)
@@ -93,7 +93,7 @@ def make(length: int, out: Path, args: argparse.Namespace) -> None:
         )
         fit(folder.model.train(), data, schedule, asdict(schedule), Path(scratch) / "checkpoints", tell)
         sites = find_sites(folder.model, example_inputs(folder, batch=2, seq=8))
-        maps = watch(folder.model, sites, data, keep_all(sites), length=length, batch_size=1)
+        maps = collect_attention_maps(folder.model, sites, data, keep_all(sites), length=length, batch_size=1)
         maps.save(out)
 
 

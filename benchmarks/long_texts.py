@@ -25,7 +25,7 @@ from benchmarks.machine import machine
 from benchmarks.speed import SHAPES, table
 from compressor.export import export_reference
 from compressor.measure import interleave, macs
-from compressor.targets import Tuning, target
+from compressor.targets import BuildOptions, target
 from compressor.targets.random_inputs import random_feeds
 from compressor.units import find_sites, keep_all
 from compressor.units.hook import Attention
@@ -68,7 +68,7 @@ def measure(shape: str, length: int, options: argparse.Namespace) -> list[dict[s
                 Path(folder) / f"{name}-{form}.onnx",
                 provider="cpu",
                 threads=options.threads,
-                tuning=Tuning(kernel=options.kernel),
+                tuning=BuildOptions(kernel=options.kernel),
             )
             print(f"{length} {name} {form}: {engines[name, form].optimization}", file=sys.stderr)
         compressed = engines["compressed", "eager"]

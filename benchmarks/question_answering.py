@@ -34,13 +34,13 @@ from transformers import AutoModelForQuestionAnswering, AutoTokenizer, set_seed
 from benchmarks.machine import machine
 from benchmarks.speed import table
 from compressor import compress
-from compressor.cli.console import View
+from compressor.cli.console import Console
 from compressor.config.run import Recipe, flag_of
 from compressor.model_folder import ModelFolder, load
 from compressor.silence_libraries import quiet_transformers
 from compressor.studies.cell_store import write
 from compressor.studies.grid import told_difference
-from compressor.targets import Tuning, target
+from compressor.targets import BuildOptions, target
 from compressor.tasks import Data, open_data, statistics
 from compressor.tasks.splits import named_splits
 from compressor.training.fit import fit
@@ -130,7 +130,7 @@ def learn(folder: ModelFolder, data: Data, size: Size, checkpoints: Path) -> Non
         points=size.evaluations,
         mixed_precision=size.mixed_precision,
     )
-    with View().stage("learning to answer") as tell:
+    with Console().stage("learning to answer") as tell:
         log = fit(folder.model.train(), data, schedule, asdict(size), checkpoints, tell)
     for entry in log:
         if (name := f"eval_{data.task.metric}") in entry:
@@ -191,10 +191,10 @@ def compressed(model: Path, size: Size, share: float, block: int, args: argparse
             **asked,
         }
     )
-    report = compress(recipe, View())
+    report = compress(recipe, Console())
     _, data = opened(model, size)
     with tempfile.TemporaryDirectory() as scratch:
-        tuning = Tuning(kernel=recipe.kernel)
+        tuning = BuildOptions(kernel=recipe.kernel)
         engine = target("ort")(out / "model.onnx", Path(scratch) / "engine.onnx", provider="cpu", tuning=tuning)
 
         def forward(batch: dict[str, Tensor]) -> np.ndarray:

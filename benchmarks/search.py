@@ -32,7 +32,7 @@ from benchmarks.machine import machine
 from compressor.config.run import Recipe
 from compressor.model_folder import ModelFolder, example_inputs, load
 from compressor.selection.search import SEARCHES, Head, Step
-from compressor.selection.subset_evaluator import ModelTrials
+from compressor.selection.subset_evaluator import ModelSubsetEvaluator
 from compressor.tasks import Data, open_data
 from compressor.training.schedule import MixedPrecision
 from compressor.units import find_sites
@@ -70,7 +70,7 @@ def rows(folder: ModelFolder, name: str, count: int, max_length: int) -> Data:
 class Asked:
     """Trials that answer from what earlier searches measured, and count what this one asked for."""
 
-    def __init__(self, trials: ModelTrials) -> None:
+    def __init__(self, trials: ModelSubsetEvaluator) -> None:
         self.heads, self.forwards = trials.heads, 0.0
         self._trials, self._asked = trials, set[frozenset[Head]]()
 
@@ -103,9 +103,9 @@ class Bench:
         self.data = rows(self.folder, name, count, max_length)
         self.sites = find_sites(self.folder.model, example_inputs(self.folder, 2, 8))
 
-    def trials(self, *, plain: bool = False, unseen: bool = False, store: Path | None = None) -> ModelTrials:
+    def trials(self, *, plain: bool = False, unseen: bool = False, store: Path | None = None) -> ModelSubsetEvaluator:
         data = replace(self.data, eval=self.data.test) if unseen else self.data
-        made = ModelTrials(self.folder.model, self.sites, data, 32, 1, 0, self.mixed_precision, plain=plain)
+        made = ModelSubsetEvaluator(self.folder.model, self.sites, data, 32, 1, 0, self.mixed_precision, plain=plain)
         if store is not None:
             part = "unseen" if unseen else "searched"
             rows = f"{len(data.eval)}-{part}-{self.max_length}"
@@ -113,7 +113,7 @@ class Bench:
             made.remember(store / f"{self.folder.path.name}-{weights}-{self.name}-{rows}-{self.mixed_precision}.npz")
         return made
 
-    def astar(self, variant: str, budget: float, *, plain: bool = False) -> tuple[list[Step], ModelTrials]:
+    def astar(self, variant: str, budget: float, *, plain: bool = False) -> tuple[list[Step], ModelSubsetEvaluator]:
         trials = self.trials(plain=plain)
         return list(SEARCHES["astar"](variant=variant).choose(trials, None, budget)), trials
 

@@ -38,12 +38,12 @@ from transformers import (
 from transformers.trainer_utils import get_last_checkpoint
 
 from benchmarks.machine import machine
-from compressor.cli.console import View
+from compressor.cli.console import Console
 from compressor.config.run import Recipe
-from compressor.config.study import Asked
+from compressor.config.study import StudyRequest
 from compressor.model_folder import ModelFolder, load
 from compressor.silence_libraries import quiet_transformers
-from compressor.studies import Size as Grid
+from compressor.studies import StudySize as Grid
 from compressor.studies import study
 from compressor.tasks import Data, open_data, statistics
 from compressor.tasks.splits import named_splits, pick
@@ -223,7 +223,7 @@ def study_pools(args: argparse.Namespace, model: Path, out: Path) -> None:
             max_length=96,
             out=out / f"grid-{pool}",
         )
-        study("grid", Asked(recipe, size, axes=axes), View())
+        study("grid", StudyRequest(recipe, size, axes=axes), Console())
         cells = [json.loads(path.read_text()) for path in sorted(recipe.out.glob("cells/*.json"))]
         dense = np.mean([cell["test"] for cell in cells if cell["asked"]["method"] == "dense"])
         groups: dict[tuple[str, int], list[float]] = {}
@@ -240,7 +240,7 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--out", type=Path, default=Path("build/translation"), help="a folder a size")
-    parser.add_argument("--pools", nargs="+", default=(), choices=("model", "kind", "encoder", "decoder", "cross"))
+    parser.add_argument("--pools", nargs="+", default=(), choices=("model", "kind", "bidirectional", "causal", "cross"))
     parser.add_argument("--methods", nargs="+", default=("dsp", "ste", "hard-concrete", "dsp-pipelined", "taylor"))
     parser.add_argument("--keeps", nargs="+", help="default: those of the size")
     args = parser.parse_args()

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
-Tell = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 """Called with (done, total)."""
 
 
 class Listener(Protocol):
     """Hears what a run does. Nothing that a run computes depends on it."""
 
-    def stage(self, name: str) -> AbstractContextManager[Tell]:
+    def stage(self, name: str) -> AbstractContextManager[ProgressCallback]:
         """A stage begins; it ends with the context."""
         ...
 
@@ -22,11 +22,11 @@ class Listener(Protocol):
         ...
 
 
-class Silent:
+class NullListener:
     """Hears nothing."""
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[Tell]:
+    def stage(self, name: str) -> Iterator[ProgressCallback]:
         yield lambda done, total: None
 
     def note(self, text: str) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from compressor.latency import Asked, Verdict
+    from compressor.latency import CheckRequest, Verdict
 
 _FILES = ("junit", "history", "plot")
 _PATHS = ("inputs", "tokenizer", "save_baseline", "kernel")
@@ -71,33 +71,33 @@ def _checked(options: dict[str, Any], report: Callable[[str, str, str], object])
     `compressor.latency.gated` does."""
     from filelock import FileLock
 
-    from compressor.latency import Files, check, gated
+    from compressor.latency import CheckArtifacts, check, gated
 
     files = {name: path for name in _FILES if (path := options.pop(name, None)) is not None}
     title = f"{options['model']} against {options.get('baseline')}"
     # Tests that run side by side (pytest-xdist) would time each other.
     with FileLock(Path(tempfile.gettempdir()) / f"compressor-latency-gate-{os.getuid()}.lock"):
         return gated(
-            Files(**{name: Path(path) for name, path in files.items()}),
+            CheckArtifacts(**{name: Path(path) for name, path in files.items()}),
             title,
             lambda: check(_asked(options)),
             lambda found: report("call", f"latency gate: {title}", "\n".join(found.lines())),
         )
 
 
-def _asked(options: dict[str, Any]) -> Asked:
+def _asked(options: dict[str, Any]) -> CheckRequest:
     """Raises:
     UsageError: an option that is none of `compress check`, or says nothing that it knows.
     """
     from compressor.cli.check import MILLISECONDS, SHARE, scenarios
-    from compressor.cli.comma_list import Words
+    from compressor.cli.comma_list import CommaList
     from compressor.errors import UsageError
-    from compressor.latency import Asked
+    from compressor.latency import CheckRequest
 
     convert: dict[str, Callable[[Any], Any]] = {
         "max_slowdown": lambda value: SHARE.convert(value, None, None),
         "p99": lambda value: MILLISECONDS.convert(value, None, None),
-        "text_columns": lambda value: Words().convert(value, None, None),
+        "text_columns": lambda value: CommaList().convert(value, None, None),
         "scenario": lambda value: scenarios(None, None, value if isinstance(value, str) else ",".join(value)),
         **dict.fromkeys(_PATHS, Path),
         **dict.fromkeys(_NAMES, str),
@@ -109,7 +109,7 @@ def _asked(options: dict[str, Any]) -> Asked:
     if "scenario" in asked:
         asked["scenarios"] = asked.pop("scenario")
     try:
-        return Asked(**asked)
+        return CheckRequest(**asked)
     except TypeError as error:
         why = str(error).removeprefix("Asked.__init__() ")
         raise UsageError(f"latency_gate: {why}; options are those of compress check") from error

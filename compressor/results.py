@@ -16,7 +16,7 @@ class _Row(BaseModel):
     model_config = _STRICT
 
 
-class Point(_Row):
+class CurvePoint(_Row):
     """One step of learning: everything logged there, e.g. `loss`, `temperature`, `eval_accuracy`."""
 
     step: int
@@ -97,7 +97,7 @@ class BuiltLayer(_Row):
     nodes: str = ""
 
 
-class Built(_Row):
+class EngineBuild(_Row):
     """What came of building an engine ahead of time. Bytes are of the device's memory, but for the file's.
 
     `activation_bytes` is what it needs beside its weights at the largest sizes that it takes; `attention` says in one
@@ -125,7 +125,7 @@ class EngineFacts(_Row):
     fused: int
     optimization: str
     """What was done to the graph for this runtime, in one line."""
-    built: Built | None = None
+    built: EngineBuild | None = None
     """What came of building it ahead of time, where the runtime does."""
 
 
@@ -171,7 +171,7 @@ class Report(BaseModel):
     plan: Plan
     notes: tuple[str, ...] = ()
     """What a reader must know: test rows set aside from the evaluation data, no key/value cache, nothing learned."""
-    curves: tuple[Point, ...] = ()
+    curves: tuple[CurvePoint, ...] = ()
     scores: tuple[Score, ...] = ()
     proofs: tuple[Proof, ...] = ()
     speeds: tuple[Speed, ...] = ()

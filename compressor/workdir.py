@@ -54,11 +54,11 @@ class WorkDir:
         for file in self.result.rglob("*"):
             if file.is_file():  # safetensors writes for its owner alone, and who serves the folder may be another
                 shutil.copymode(self.path / _STAMP, file)
-        put(self.result, self.out, aside=_aside(self.out))
+        replace_folder(self.result, self.out, aside=_aside(self.out))
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-def put(new: Path, out: Path, *, aside: Path) -> None:
+def replace_folder(new: Path, out: Path, *, aside: Path) -> None:
     """Make the folder `new` the folder `out`; what stood there goes, by way of `aside`, or stays if that fails."""
     # Ctrl-C between the two renames would leave nothing under the name.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
@@ -77,7 +77,7 @@ def put(new: Path, out: Path, *, aside: Path) -> None:
 
 
 @contextlib.contextmanager
-def opened(out: Path, *, force: bool) -> Iterator[WorkDir]:
+def open_workdir(out: Path, *, force: bool) -> Iterator[WorkDir]:
     """The work folder of a run that will write `out`; what cannot be resumed is removed when the run ends.
 
     Raises:

@@ -25,7 +25,17 @@ from graph_passes.block_sparse.masks import BlockMask
 from graph_passes.errors import PlanError
 from graph_passes.files import beside
 
-Kind = Literal["encoder", "decoder", "cross"]
+Kind = Literal["bidirectional", "causal", "cross"]
+"""Kind of an attention: self-attention without and with causality, and attention to another sequence."""
+
+_FORMER_KINDS: Mapping[str, Kind] = {"encoder": "bidirectional", "decoder": "causal"}
+"""What files written by version 0.1 call the kinds of self-attention."""
+
+
+def current_kind(name: Any) -> Any:
+    """The current name of a kind read from a file; any other value is returned as it is."""
+    return _FORMER_KINDS.get(name, name) if isinstance(name, str) else name
+
 
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -36,7 +46,7 @@ class SitePlan:
 
     Attributes:
         name: module path of the attention module, e.g. `bert.encoder.layer.0.attention.self`.
-        kind: `encoder` (bidirectional self), `decoder` (causal self) or `cross`.
+        kind: `bidirectional`, `causal` (both self-attention) or `cross`.
         heads: query heads of the untouched model.
         kv_heads: key/value heads of the untouched model; divides `heads`.
         head_dim: width of one head's value vector.
@@ -48,7 +58,7 @@ class SitePlan:
     """
 
     name: Annotated[str, Field(min_length=1)]
-    kind: Kind
+    kind: Annotated[Kind, pydantic.BeforeValidator(current_kind)]
     heads: Annotated[int, Field(gt=0)]
     kv_heads: Annotated[int, Field(gt=0)]
     head_dim: Annotated[int, Field(gt=0)]

@@ -125,7 +125,7 @@ def _without_dead(site: SitePlan, plan: Plan, graph: ir.Graph) -> SitePlan:
     mask = plan.masks.get(site.name)
     if mask is None or _padded(graph.initializers[mask_name(site.name)]):
         return site
-    seen = computed(mask, causal=site.kind == "decoder" and not mask.memory)
+    seen = computed(mask, causal=site.kind == "causal" and not mask.memory)
     kept = [place for place, head in enumerate(site.kept) if seen[head].any()]
     return dataclasses.replace(
         site, kept=tuple(site.kept[place] for place in kept), scale=tuple(site.scale[place] for place in kept)
@@ -144,7 +144,7 @@ def _reach(plan: Plan, graph: ir.Graph) -> dict[str, int]:
         mask = plan.masks.get(site.name)
         if mask is None:
             continue
-        asks = source if site.kind == "encoder" else target
+        asks = source if site.kind == "bidirectional" else target
         seen = source if site.kind == "cross" else asks
         sizes = [(asks, mask.queries), (seen, mask.keys)]
         sizes += [(str(name), mask.memory) for name in names if str(name).startswith("memory_")]

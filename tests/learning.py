@@ -16,7 +16,7 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from compressor.progress import Tell
+from compressor.progress import ProgressCallback
 from compressor.selection.learn import Learned, learn
 from compressor.tasks.base import Data, Task
 from compressor.training.checkpoints import digest
@@ -133,7 +133,7 @@ def run(
     recipe: Recipe | None = None,
     of: PreTrainedModel | None = None,
     task: Sign | None = None,
-    progress: Tell | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Learned:
     """Learn on a fresh model unless one is given."""
     learner = of or model()

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from compressor.report import (
+    CurvePoint,
     EngineFacts,
     Latency,
-    Point,
     Proof,
     Refusal,
     Report,
@@ -49,7 +49,9 @@ def speed(batch: int, seq: int, dense: float, compressed: float, *, void: str | 
     )
 
 
-def site(name: str, heads: int, kept: Sequence[int], kind: Kind = "encoder", kv_heads: int | None = None) -> SitePlan:
+def site(
+    name: str, heads: int, kept: Sequence[int], kind: Kind = "bidirectional", kv_heads: int | None = None
+) -> SitePlan:
     """A site of 32 wide heads."""
     return SitePlan(name, kind, heads, kv_heads or heads, 32, tuple(kept))
 
@@ -76,7 +78,7 @@ def bert_plan(kept: int = 36, layers: int = 6, heads: int = 12) -> Plan:
     )
 
 
-def curves(steps: int = 1200, every: int = 20) -> tuple[Point, ...]:
+def curves(steps: int = 1200, every: int = 20) -> tuple[CurvePoint, ...]:
     """A loss that falls, a temperature from 1000 to 1e-8, an evaluation now and then."""
     rng = random.Random(0)
     points = []
@@ -88,7 +90,7 @@ def curves(steps: int = 1200, every: int = 20) -> tuple[Point, ...]:
         }
         if not step % 200:
             values["eval_accuracy"] = 0.922 - 0.09 * math.exp(-step / 350)
-        points.append(Point(step=step, values=values))
+        points.append(CurvePoint(step=step, values=values))
     return tuple(points)
 
 
@@ -236,8 +238,8 @@ def encoder_decoder() -> Report:
     rng = random.Random(5)
     widths = (16, 16, 12, 8, 16, 4)
     shapes: tuple[tuple[Kind, str], ...] = (
-        ("encoder", "model.encoder.layers.{}.self_attn"),
-        ("decoder", "model.decoder.layers.{}.self_attn"),
+        ("bidirectional", "model.encoder.layers.{}.self_attn"),
+        ("causal", "model.decoder.layers.{}.self_attn"),
         ("cross", "model.decoder.layers.{}.encoder_attn"),
     )
     sites = [
@@ -246,7 +248,7 @@ def encoder_decoder() -> Report:
             width,
             sorted(rng.sample(range(width), rng.randint(0, width))),
             kind,
-            width // 4 if kind == "decoder" else width,
+            width // 4 if kind == "causal" else width,
         )
         for kind, name in shapes
         for layer, width in enumerate(widths)
@@ -275,11 +277,11 @@ def wide() -> Report:
     """Thirty-two layers of 64 heads, four sizes, many logged quantities, one of them never a number."""
     rng = random.Random(7)
     sites = tuple(
-        site(f"model.layers.{layer}.self_attn", 64, sorted(rng.sample(range(64), 20)), "decoder", 8)
+        site(f"model.layers.{layer}.self_attn", 64, sorted(rng.sample(range(64), 20)), "causal", 8)
         for layer in range(32)
     )
     points = tuple(
-        Point(step=step, values={"loss": 9 / step, "grad_norm": math.nan, "learning_rate": 1e-5 * (1 - step / 99)})
+        CurvePoint(step=step, values={"loss": 9 / step, "grad_norm": math.nan, "learning_rate": 1e-5 * (1 - step / 99)})
         for step in range(1, 99)
     )
     sizes = [(batch, seq) for batch in (1, 8) for seq in (128, 512)]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compressor.latency import Asked
+from compressor.latency import CheckRequest
 from graph_passes import save
 from tests import folders
 from tests.engines import parsed
@@ -108,8 +108,10 @@ def serving(
         server.stop(None)
 
 
-def asked(url: str, **more: Any) -> Asked:
-    return Asked(**{"model": "small", "baseline": "dense", "server": url, "seconds": 0.1, "max_slowdown": 1e3, **more})
+def asked(url: str, **more: Any) -> CheckRequest:
+    return CheckRequest(
+        **{"model": "small", "baseline": "dense", "server": url, "seconds": 0.1, "max_slowdown": 1e3, **more}
+    )
 
 
 def measured(model: float, baseline: float, spread: float = 0.02) -> Callable[..., Iterator[np.ndarray]]:

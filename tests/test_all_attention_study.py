@@ -18,7 +18,7 @@ from benchmarks.all_attention_cost import layer_macs
 from compressor.export import export_reference
 from compressor.measure import macs
 from compressor.models import AllAttentionConfig, AllAttentionModel, TransformerXLConfig, TransformerXLModel
-from compressor.progress import Silent
+from compressor.progress import NullListener
 from compressor.segment_memory import memory_names
 from compressor.studies.cell_store import write_csv
 from compressor.units import find_sites, keep_all, keep_only
@@ -45,7 +45,7 @@ def test_a_study_tells_what_was_met_and_how_long_it_took(monkeypatch: pytest.Mon
     study = Study("word", size, tmp_path / "out")
     dense, longer, penalised, *_ = study.cells((1,))
     (work := tmp_path / "out" / "cells" / "longer-s1.partial" / "checkpoints").mkdir(parents=True)
-    study.folder.run([dense, longer, penalised], study.run, Silent())
+    study.folder.run([dense, longer, penalised], study.run, NullListener())
     assert not work.exists()
     found = study.folder.results()
     assert [cell["seconds"] is None for cell in found] == [False, False, True]

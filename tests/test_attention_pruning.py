@@ -13,12 +13,12 @@ import pytest
 import torch
 
 import compressor
-from compressor.block_masks import AttentionMaps, watch
+from compressor.block_masks import AttentionMaps, collect_attention_maps
 from compressor.block_masks import attention_timer as clock_of_sites
-from compressor.block_masks.attention_timer import Beside, SiteTimes, look_beside
-from compressor.block_masks.mask_selector import Planner
+from compressor.block_masks.attention_timer import AttentionExtras, SiteTimes, find_attention_extras
+from compressor.block_masks.mask_selector import MaskSelector
 from compressor.config.run import Recipe, make
-from compressor.config.study import Asked
+from compressor.config.study import StudyRequest
 from compressor.errors import InputError, UsageError
 from compressor.model_folder import example_inputs, load
 from compressor.run.rebuild import rebuild
@@ -59,7 +59,7 @@ def test_maps_are_averages_over_the_rows_that_have_both_positions(batch_size: in
     data = open_data(recipe(place, tmp_path / "out"), folder)
     inputs = data.task.collate([data.train[0]])
     sites = find_sites(folder.model, {name: value for name, value in inputs.items() if name != "labels"})
-    maps = watch(folder.model, sites, data, keep_all(sites), length=16, batch_size=batch_size)
+    maps = collect_attention_maps(folder.model, sites, data, keep_all(sites), length=16, batch_size=batch_size)
     site = sites[0]
     total, count = np.zeros((site.heads, 16, 16)), np.zeros((16, 16))
     for row in data.train:
@@ -75,10 +75,10 @@ def test_maps_are_averages_over_the_rows_that_have_both_positions(batch_size: in
         count[:long, :long] += 1
     assert (maps.counts[site.name] == count).all()
     assert np.allclose(maps.maps[site.name], total / np.maximum(count, 1), atol=1e-6)
-    few = watch(folder.model, sites, data, keep_all(sites), length=16, batch_size=batch_size, rows=5)
+    few = collect_attention_maps(folder.model, sites, data, keep_all(sites), length=16, batch_size=batch_size, rows=5)
     assert few.counts[site.name][0, 0] == 5
     with pytest.raises(InputError, match="the maps reach over 8; raise --max-length"):
-        watch(folder.model, sites, data, keep_all(sites), length=8)
+        collect_attention_maps(folder.model, sites, data, keep_all(sites), length=8)
 
 
 def test_a_run_with_heads_and_blocks(place: Path, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_head_that_lost_every_block_counts_as_dropped(place: Path, tmp_path: P
     assert f"heads that lost every block are dropped like any other: {site.name} 1" in report.notes
 
 
-class Told(Planner):
+class Told(MaskSelector):
     """A planner whose clock is a table: site -> whole over block-sparse at each length."""
 
     def __init__(self, gains: Mapping[str, tuple[float, ...]], **more: object) -> None:
@@ -177,13 +177,13 @@ def test_a_mask_that_was_learned_with_takes_its_faster_form() -> None:
 
 def test_shorter_rows_than_the_longest_are_timed_whatever_is_asked_for() -> None:
     asked = Recipe.model_validate({"model": "m", "data": "d", "blocks": 0.5})
-    assert Planner(asked, (), 100).lengths == (50, 75, 100)
-    assert Planner(asked, (128,), 100).lengths == (50, 75, 100, 128)
+    assert MaskSelector(asked, (), 100).lengths == (50, 75, 100)
+    assert MaskSelector(asked, (128,), 100).lengths == (50, 75, 100, 128)
 
 
-@pytest.mark.parametrize("what", [Beside(), Beside(bias=2), Beside(persistent=3, bias=2)])
-@pytest.mark.parametrize(("kind", "memory"), [("encoder", 0), ("decoder", 0), ("decoder", 8), ("cross", 0)])
-def test_the_forms_that_are_timed_read_what_the_site_reads(kind: Kind, memory: int, what: Beside) -> None:
+@pytest.mark.parametrize("what", [AttentionExtras(), AttentionExtras(bias=2), AttentionExtras(persistent=3, bias=2)])
+@pytest.mark.parametrize(("kind", "memory"), [("bidirectional", 0), ("causal", 0), ("causal", 8), ("cross", 0)])
+def test_the_forms_that_are_timed_read_what_the_site_reads(kind: Kind, memory: int, what: AttentionExtras) -> None:
     """Of a mask that keeps every block all forms are the same attention."""
     site = SitePlan("a", kind, 2, 1, 4, (0, 1))
     mask = BlockMask(np.ones((2, 2, 2 + memory // 8), np.bool_), 8, memory)
@@ -198,7 +198,7 @@ def test_the_forms_that_are_timed_read_what_the_site_reads(kind: Kind, memory: i
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clock_of_sites, "_medians", run)
         asked = Recipe.model_validate({"model": "m", "data": "d", "blocks": 0.5, "batch": 3, "threads": 1})
-        times = Planner(asked, (), 11, {"a": what}).times(site, mask)
+        times = MaskSelector(asked, (), 11, {"a": what}).times(site, mask)
     assert {(time.length, time.batch) for time in times} == {(6, 3), (8, 3), (11, 3)}
     forms = seen[-1]
     assert set(forms) == {"whole", "masked", "block-sparse"}
@@ -209,15 +209,15 @@ def test_the_forms_that_are_timed_read_what_the_site_reads(kind: Kind, memory: i
 @pytest.mark.parametrize(
     ("family", "found"),
     [
-        ("bert", {Beside()}),
-        ("gpt2", {Beside()}),
-        ("all_attention", {Beside(PERSISTENT, 4)}),
-        ("t5", {Beside(bias=4), Beside()}),  # between decoder and encoder there is no bias
+        ("bert", {AttentionExtras()}),
+        ("gpt2", {AttentionExtras()}),
+        ("all_attention", {AttentionExtras(PERSISTENT, 4)}),
+        ("t5", {AttentionExtras(bias=4), AttentionExtras()}),  # between decoder and encoder there is no bias
     ],
 )
-def test_what_a_site_reads_beside_positions_is_seen(family: str, found: set[Beside]) -> None:
+def test_what_a_site_reads_beside_positions_is_seen(family: str, found: set[AttentionExtras]) -> None:
     model, inputs = FAMILIES[family](0)
-    assert set(look_beside(model, inputs).values()) == found
+    assert set(find_attention_extras(model, inputs).values()) == found
 
 
 def test_the_maps_of_a_recipe_file_lie_beside_it(place: Path, tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_a_study_crosses_data_sets_of_any_labels(place: Path, tmp_path: Path) ->
     asked = recipe(place, tmp_path / "out", blocks=None, block_size=8, steps=1, keep="100%")
     axes = {"shares": (0.0, 0.5), "masks": ("own",), "seeds": (1,)}
     size = replace(SIZES["tiny"], evaluations=1)
-    found = study("blocks", Asked(asked, size, sources, axes))
+    found = study("blocks", StudyRequest(asked, size, sources, axes))
     assert [row["masks"] for row in found.rows] == ["dense", "retrained", "own", "other.tsv"]
     first, crossed = found.tables
     assert first.title.endswith("test minus retrained")
@@ -261,7 +261,7 @@ def test_a_study_crosses_data_sets_of_any_labels(place: Path, tmp_path: Path) ->
         ({"blocks": 1.5}, "--blocks 1.5"),
         ({"blocks": 0.5, "block_size": 12}, "give a multiple of 8 such as 64, or 1 for single entries"),
         ({"prune": "middle=0.5"}, "--prune"),
-        ({"prune": "encoder=2"}, "--prune"),
+        ({"prune": "bidirectional=2"}, "--prune"),
         ({"blocks": 0.5, "data": None}, "there are no rows to watch and to learn from; give them"),
     ],
 )

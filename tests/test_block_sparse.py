@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graph_passes import BlockMask
-from graph_passes.block_sparse.function import alone, block_sparse_attention
+from graph_passes.block_sparse.function import block_sparse_attention, standalone_model
 from graph_passes.block_sparse.row_buckets import buckets
 from tests.kernels import compiled
 
@@ -44,7 +44,7 @@ class Case:
         function = block_sparse_attention(
             mask, *DIMS, scale=SCALE, causal=causal, row=row, full=full, persistent=persistent, site="a.b"
         )
-        proto = ir.to_proto(alone(function))
+        proto = ir.to_proto(standalone_model(function))
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = 1, 4
         if library is not None:
@@ -95,7 +95,7 @@ class Case:
 def test_equals_masked_attention(library: Path | None, data: st.DataObject) -> None:
     draw = data.draw
     block, heads, rows = draw(st.sampled_from((8, 16, 64, 128))), draw(st.integers(1, 3)), draw(st.integers(1, 4))
-    kind = draw(st.sampled_from(("encoder", "decoder", "cross", "memory", "persistent")))
+    kind = draw(st.sampled_from(("bidirectional", "causal", "cross", "memory", "persistent")))
     memory = draw(st.sampled_from((8, 16, 24))) if kind in ("memory", "persistent") else 0
     columns = draw(st.integers(1, 4)) if kind == "cross" else -(-(rows * block + memory) // block)
     rng = np.random.default_rng(draw(st.integers(0, 2**16)))
@@ -103,7 +103,7 @@ def test_equals_masked_attention(library: Path | None, data: st.DataObject) -> N
     mask.kept[: draw(st.integers(0, heads))] = True  # heads that stay dense
     persistent = 3 if kind == "persistent" else 0
     full = draw(st.sampled_from((0, 1, heads)))
-    case = Case(mask, library, causal=kind == "decoder", row=draw(st.booleans()), full=full, persistent=persistent)
+    case = Case(mask, library, causal=kind == "causal", row=draw(st.booleans()), full=full, persistent=persistent)
     for _ in range(2):
         queries = draw(st.integers(1, rows * block))
         keys = draw(st.integers(1, columns * block)) if kind == "cross" else queries + draw(st.integers(0, memory))

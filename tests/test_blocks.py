@@ -11,27 +11,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressor.block_masks import AttentionMaps, cut, density, unreached
+from compressor.block_masks import AttentionMaps, build_masks, density, unreached
 from compressor.errors import InputError
 from compressor.units import Site
 from graph_passes import BlockMask, Kind, Plan, PlanError, SitePlan
 
 
-def maps(kind: Kind = "encoder", heads: int = 3, length: int = 20, memory: int = 0, seed: int = 0) -> AttentionMaps:
+def maps(
+    kind: Kind = "bidirectional", heads: int = 3, length: int = 20, memory: int = 0, seed: int = 0
+) -> AttentionMaps:
     draw = np.random.default_rng(seed)
     shape = (length, length + memory)
     found = draw.random((heads, *shape)).astype(np.float32)
     return AttentionMaps({"a": found}, {"a": np.ones(shape, np.float32)}, {"a": kind}, memory, "sha256:m", "sha256:d")
 
 
-def plan(kind: Kind = "encoder", heads: int = 3, kept: tuple[int, ...] = (0, 1, 2)) -> Plan:
+def plan(kind: Kind = "bidirectional", heads: int = 3, kept: tuple[int, ...] = (0, 1, 2)) -> Plan:
     return Plan(sites=(SitePlan("a", kind, heads, heads, 4, kept),))
 
 
 @settings(max_examples=40, deadline=None)
 @given(
     share=st.floats(0.01, 1.0),
-    kind=st.sampled_from(["encoder", "decoder", "cross"]),
+    kind=st.sampled_from(["bidirectional", "causal", "cross"]),
     block=st.sampled_from([1, 8, 16, 64]),
     length=st.integers(8, 40),
     memory=st.sampled_from([0, 8, 13]),
@@ -44,11 +46,13 @@ def test_exactly_the_share_of_what_counts_goes(
 ) -> None:
     """As long as that leaves every row one, or rows may be empty."""
     found = maps(kind, length=length, memory=memory, seed=length)
-    mask = cut(found, plan(kind, kept=kept), {kind: share}, block, seed=1 if drawn else None, empty_rows=empty)["a"]
+    mask = build_masks(found, plan(kind, kept=kept), {kind: share}, block, seed=1 if drawn else None, empty_rows=empty)[
+        "a"
+    ]
     blocks = -(-length // block), -(-(length + memory) // block)
     past = [
         [
-            kind != "decoder" or column * block - memory <= min((row + 1) * block, length) - 1
+            kind != "causal" or column * block - memory <= min((row + 1) * block, length) - 1
             for column in range(blocks[1])
         ]
         for row in range(blocks[0])
@@ -67,7 +71,7 @@ def test_exactly_the_share_of_what_counts_goes(
 @settings(max_examples=20, deadline=None)
 @given(
     share=st.floats(0.01, 0.99),
-    kind=st.sampled_from(["encoder", "decoder"]),
+    kind=st.sampled_from(["bidirectional", "causal"]),
     block=st.sampled_from([1, 8]),
     seed=st.integers(0, 99),
 )
@@ -78,13 +82,13 @@ def test_weighed_by_rows_least_attention_of_all_rows_goes(share: float, kind: Ki
     reached = np.arange(length)[:, None] < ends
     counts = np.einsum("qn,kn->qk", reached, reached).astype(np.float32) + 1.0
     plain, weighed = (
-        cut(replace(found, counts={"a": given}), plan(kind), {kind: share}, block, weigh_by_rows=True)["a"]
+        build_masks(replace(found, counts={"a": given}), plan(kind), {kind: share}, block, weigh_by_rows=True)["a"]
         for given in (np.ones_like(counts), counts)
     )
-    by_mean = cut(replace(found, counts={"a": counts}), plan(kind), {kind: share}, block)["a"]
+    by_mean = build_masks(replace(found, counts={"a": counts}), plan(kind), {kind: share}, block)["a"]
     np.testing.assert_array_equal(plain.kept, by_mean.kept, "rows that all have every pair weigh nothing")
     assert weighed.kept.sum() == by_mean.kept.sum()
-    if kind == "encoder":  # a causal block may hold few entries that count
+    if kind == "bidirectional":  # a causal block may hold few entries that count
         seen = [(mask.entries(length, length) * found.maps["a"] * counts).sum() for mask in (weighed, by_mean)]
         assert seen[0] >= seen[1] * (1 - 1e-5)
 
@@ -92,21 +96,21 @@ def test_weighed_by_rows_least_attention_of_all_rows_goes(share: float, kind: Ki
 def test_the_least_attention_goes_and_ties_go_by_index() -> None:
     found = maps(heads=1, length=4)
     found.maps["a"][0] = [[1, 2, 3, 4], [1, 1, 1, 1], [9, 0, 0, 0], [5, 6, 7, 8]]
-    mask = cut(found, plan(heads=1, kept=(0,)), {"encoder": 7 / 16}, 1)["a"]
+    mask = build_masks(found, plan(heads=1, kept=(0,)), {"bidirectional": 7 / 16}, 1)["a"]
     assert mask.kept[0].astype(int).tolist() == [[0, 1, 1, 1], [0, 0, 0, 1], [1, 0, 0, 0], [1, 1, 1, 1]]
 
 
 def test_a_row_keeps_its_strongest_and_the_next_weakest_goes() -> None:
     found = maps(heads=1, length=3)
     found.maps["a"][0] = [[0.1, 0.3, 0.2], [6, 5, 7], [8, 8, 8]]
-    mask = cut(found, plan(heads=1, kept=(0,)), {"encoder": 3 / 9}, 1)["a"]
+    mask = build_masks(found, plan(heads=1, kept=(0,)), {"bidirectional": 3 / 9}, 1)["a"]
     assert mask.kept[0].astype(int).tolist() == [[0, 1, 0], [1, 0, 1], [1, 1, 1]]
 
 
 def test_a_row_that_may_be_empty_loses_its_strongest_before_a_stronger_one() -> None:
     found = maps(heads=1, length=3)
     found.maps["a"][0] = [[0.1, 0.3, 0.2], [6, 5, 7], [8, 8, 8]]
-    mask = cut(found, plan(heads=1, kept=(0,)), {"encoder": 3 / 9}, 1, empty_rows=True)["a"]
+    mask = build_masks(found, plan(heads=1, kept=(0,)), {"bidirectional": 3 / 9}, 1, empty_rows=True)["a"]
     assert mask.kept[0].astype(int).tolist() == [[0, 0, 0], [1, 1, 1], [1, 1, 1]]
 
 
@@ -114,12 +118,12 @@ def test_random_masks_know_nothing_of_the_maps() -> None:
     """Not even where a row would lose every block."""
     one, other = (maps(length=16, seed=seed) for seed in (0, 1))
     for share in (0.5, 0.95):
-        drawn = [cut(found, plan(), {"encoder": share}, 8, seed=3)["a"] for found in (one, other)]
+        drawn = [build_masks(found, plan(), {"bidirectional": share}, 8, seed=3)["a"] for found in (one, other)]
         assert drawn[0] == drawn[1]
 
 
 def test_maps_of_longer_rows_are_cropped() -> None:
-    found = maps("decoder", length=20, memory=8)
+    found = maps("causal", length=20, memory=8)
     part = found.cropped(12)
     assert part.length == 12
     assert (part.maps["a"] == found.maps["a"][:, :12, :20]).all()
@@ -127,19 +131,19 @@ def test_maps_of_longer_rows_are_cropped() -> None:
 
 
 def test_the_share_that_no_example_reaches_is_told() -> None:
-    found = maps("decoder", heads=1, length=16)
+    found = maps("causal", heads=1, length=16)
     assert unreached(found, ["a"], 8) == 0
     found.counts["a"][8:] = 0
     assert unreached(found, ["a"], 8) == pytest.approx(2 / 3)
 
 
-SITE = Site("a", "encoder", 3, 3, 4)
+SITE = Site("a", "bidirectional", 3, 3, 4)
 
 
 @pytest.mark.parametrize(
     ("sites", "change", "said"),
     [
-        ([SITE, replace(SITE, name="b")], {}, "no map of b, which has 3 heads of kind encoder"),
+        ([SITE, replace(SITE, name="b")], {}, "no map of b, which has 3 heads of kind bidirectional"),
         ([replace(SITE, name="b")], {}, "of a, which the model has not"),
         ([replace(SITE, heads=4)], {}, "a encoder map of 3 heads of a, which has 4 heads"),
         ([SITE], {"counts": {"a": np.ones((20, 19))}}, "pairs counted"),
@@ -157,7 +161,7 @@ def test_what_no_example_reaches_is_not_counted_and_stays() -> None:
     found = maps(heads=1, length=4)
     found.counts["a"][:, 3] = 0
     found.counts["a"][3] = 0
-    mask = cut(found, plan(heads=1, kept=(0,)), {"encoder": 1 / 3}, 1)["a"]
+    mask = build_masks(found, plan(heads=1, kept=(0,)), {"bidirectional": 1 / 3}, 1)["a"]
     assert mask.kept[0, 3].all()
     assert mask.kept[0, :, 3].all()
     assert int(mask.kept[0, :3, :3].sum()) == 6
@@ -165,11 +169,11 @@ def test_what_no_example_reaches_is_not_counted_and_stays() -> None:
 
 def test_counting_the_future_makes_a_small_share_nothing() -> None:
     """As the paper's own code does: the zeros above the diagonal are the first to go."""
-    found = maps("decoder", heads=1, length=8)
+    found = maps("causal", heads=1, length=8)
     found.maps["a"][0] *= np.tril(np.ones((8, 8)))
-    alone = plan("decoder", heads=1, kept=(0,))
-    assert int(cut(found, alone, {"decoder": 0.2}, 1, count_causal_zeros=True)["a"].kept.sum()) == 36
-    assert int(cut(found, alone, {"decoder": 0.2}, 1)["a"].kept.sum()) == 36 - round(0.2 * 36)
+    alone = plan("causal", heads=1, kept=(0,))
+    assert int(build_masks(found, alone, {"causal": 0.2}, 1, count_causal_zeros=True)["a"].kept.sum()) == 36
+    assert int(build_masks(found, alone, {"causal": 0.2}, 1)["a"].kept.sum()) == 36 - round(0.2 * 36)
 
 
 @given(st.integers(0, 20), st.integers(1, 12), st.integers(0, 13), st.sampled_from([1, 8]))
@@ -184,13 +188,13 @@ def test_positions_align_by_what_comes_before(past: int, queries: int, memory: i
 
 
 def test_maps_and_masks_are_read_as_they_were_written(tmp_path: Path) -> None:
-    found = maps("decoder", memory=8)
+    found = maps("causal", memory=8)
     found.save(tmp_path / "maps.safetensors")
     back = AttentionMaps.load(tmp_path / "maps.safetensors")
     assert (back.maps["a"] == found.maps["a"]).all()
     assert (back.counts["a"] == found.counts["a"]).all()
     assert (back.kinds, back.memory, back.model, back.data) == (found.kinds, 8, "sha256:m", "sha256:d")
-    masked = plan("decoder").masked(cut(found, plan("decoder"), {"decoder": 0.5}, 8))
+    masked = plan("causal").masked(build_masks(found, plan("causal"), {"causal": 0.5}, 8))
     masked.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == masked
     (tmp_path / "plan.safetensors").unlink()
@@ -217,7 +221,7 @@ def test_refuses_masks_that_do_not_fit(make: object, message: str) -> None:
 @pytest.mark.parametrize("share", [-0.5, 1.5, float("nan")])
 def test_refuses_a_share_that_is_none(share: float) -> None:
     with pytest.raises(ValueError, match="give 0 to 1"):
-        cut(maps(), plan(), {"encoder": share}, 8)
+        build_masks(maps(), plan(), {"bidirectional": share}, 8)
 
 
 def test_of_no_sites_every_block_is_reached() -> None:

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from compressor.block_masks import AttentionMaps, cut, watch
+from compressor.block_masks import AttentionMaps, build_masks, collect_attention_maps
 from compressor.block_masks.train_masked import learn_blocks
 from compressor.config.run import Recipe
-from compressor.config.study import Asked
+from compressor.config.study import StudyRequest
 from compressor.errors import InputError
 from compressor.model_folder import example_inputs, fingerprint
-from compressor.progress import Tell
+from compressor.progress import ProgressCallback
 from compressor.studies import SIZES
 from compressor.studies.blocks import Blocks
-from compressor.studies.context import Subject, _limited
+from compressor.studies.context import StudyContext, _limited
 from compressor.tasks.scoring import statistics
 from compressor.tasks.segment_streams import read, reader
 from compressor.training.checkpoints import digest
@@ -60,7 +60,11 @@ all_of_them.timed = {}  # type: ignore[attr-defined]
 
 
 def learned(
-    store: Path, recipe: Asks, tell: Tell = ignore, seed: int = 0, start: Mapping[str, torch.Tensor] | None = None
+    store: Path,
+    recipe: Asks,
+    tell: ProgressCallback = ignore,
+    seed: int = 0,
+    start: Mapping[str, torch.Tensor] | None = None,
 ) -> tuple[Plan, str, tuple[str, ...]]:
     model = learning.model(seed)
     sites = learning.sites(model)
@@ -104,7 +108,7 @@ def test_restart_learns_with_the_masks_from_other_weights(tmp_path: Path) -> Non
     """Heads may have been learned since: the masks are of the model as it is, what learns is the model as it was."""
     first = learning.model(1)
     sites = learning.sites(first)
-    watch(first, sites, learning.data(), keep_all(sites), length=9).save(tmp_path / "maps.safetensors")
+    collect_attention_maps(first, sites, learning.data(), keep_all(sites), length=9).save(tmp_path / "maps.safetensors")
     recipe = Asks(prune={}, steps=2, maps=tmp_path / "maps.safetensors")
     again = learned(tmp_path / "again", recipe, seed=0, start=learning.model(1).state_dict())
     assert again[:2] == learned(tmp_path / "alone", recipe, seed=1)[:2]
@@ -118,7 +122,7 @@ def test_flags_of_cutting_reach_it(flag: str, tmp_path: Path) -> None:
     maps = AttentionMaps.load(tmp_path / "store" / "maps.safetensors")
     given = {"seed": 7} if flag == "random_blocks" else {flag: True}
     whole = plan.masked({})
-    wanted = cut(maps, whole, {"encoder": 0.5}, 1, **given)
+    wanted = build_masks(maps, whole, {"bidirectional": 0.5}, 1, **given)
     assert plan.masks.keys() == wanted.keys()
     for name, mask in wanted.items():
         np.testing.assert_array_equal(plan.masks[name].kept, mask.kept)
@@ -127,7 +131,7 @@ def test_flags_of_cutting_reach_it(flag: str, tmp_path: Path) -> None:
 def test_maps_of_an_earlier_run_are_cropped_kept_and_told_of(tmp_path: Path) -> None:
     model, data = learning.model(1), learning.data()
     sites = learning.sites(model)
-    long = watch(model, sites, data, keep_all(sites), length=14)
+    long = collect_attention_maps(model, sites, data, keep_all(sites), length=14)
     assert long.model == fingerprint(model)
     long.save(tmp_path / "maps.safetensors")
     recipe = Asks(prune={}, steps=1, maps=tmp_path / "maps.safetensors", max_length=12)
@@ -147,7 +151,7 @@ def test_a_memory_has_columns_of_its_own(tmp_path: Path) -> None:
     held = language.folder(**language.UNDROPPED)
     data = language.data(tmp_path, held)
     sites = find_sites(held.model, example_inputs(held, 2, 6))
-    maps = watch(held.model, sites, data, keep_all(sites), length=6, batch_size=1, rows=5)
+    maps = collect_attention_maps(held.model, sites, data, keep_all(sites), length=6, batch_size=1, rows=5)
     for name, counts in maps.counts.items():
         assert counts[0].tolist() == [3, 3, 4, 4, 4, 4, 4, 4, *[5] * 6]
         future = maps.maps[name][:, np.triu(np.ones((6, 6), np.bool_), 1).nonzero()[0], :]
@@ -158,7 +162,7 @@ def test_a_memory_has_columns_of_its_own(tmp_path: Path) -> None:
 def test_a_study_reads_a_text_with_its_memory(tmp_path: Path) -> None:
     held = language.folder(**language.UNDROPPED)
     data = language.data(tmp_path, held)
-    subject = Subject.__new__(Subject)
+    subject = StudyContext.__new__(StudyContext)
     subject.folder, subject.given = held, data
     subject.recipe = Recipe(model=tmp_path, data="d", keep="100%", batch_size=2)
     plan = keep_all(find_sites(held.model, example_inputs(held, 2, 6)))
@@ -191,19 +195,19 @@ def test_processes_watch_together_what_one_watches_alone(tmp_path: Path) -> None
 
 
 def _study(**axes: tuple[Any, ...]) -> Blocks:
-    kinds: tuple[Any, ...] = ("encoder", "decoder", "cross")
+    kinds: tuple[Any, ...] = ("bidirectional", "causal", "cross")
     subject = SimpleNamespace(sites=[Site(kind, kind, 2, 2, 4) for kind in kinds])
     recipe = Recipe(model=Path("m"), data="d", keep="100%")
-    return Blocks(Asked(recipe, SIZES["tiny"], ("d",), {"seeds": (1,), **axes}), subject, None)  # type: ignore[arg-type]
+    return Blocks(StudyRequest(recipe, SIZES["tiny"], ("d",), {"seeds": (1,), **axes}), subject, None)  # type: ignore[arg-type]
 
 
 def test_kinds_of_attention_are_pruned_together() -> None:
-    study = _study(kinds=("encoder+decoder",), shares=(0.4,), masks=("own",))
-    assert [cell.name for cell in study.cells()] == ["dense-s1", "own-encoder+decoder-p0.4-s1"]
-    asked = study._asked("encoder+decoder", 0.4)
-    assert (asked.blocks, asked.prune) == (None, {"encoder": 0.4, "decoder": 0.4})
+    study = _study(kinds=("bidirectional+causal",), shares=(0.4,), masks=("own",))
+    assert [cell.name for cell in study.cells()] == ["dense-s1", "own-bidirectional+causal-p0.4-s1"]
+    asked = study._asked("bidirectional+causal", 0.4)
+    assert (asked.blocks, asked.prune) == (None, {"bidirectional": 0.4, "causal": 0.4})
     with pytest.raises(Exception, match=r"--kinds encoder\+middle: the model has no middle attention"):
-        _study(kinds=("encoder+middle",)).cells()
+        _study(kinds=("bidirectional+middle",)).cells()
 
 
 def test_the_share_zero_is_one_run_without_masks() -> None:

@@ -87,7 +87,7 @@ def test_common_flags_stand_anywhere(capfd: Cap, model: Path, words: list[str]) 
     done = compress(capfd, *words, model, "--quiet")
     assert (done.code, done.err) == (0, "")
     name = "bert.encoder.layer.0.attention.self"
-    assert done.json == [{"name": name, "kind": "encoder", "heads": 2, "kv_heads": 2, "head_dim": 8}]
+    assert done.json == [{"name": name, "kind": "bidirectional", "heads": 2, "kv_heads": 2, "head_dim": 8}]
 
 
 def test_sites_of_a_folder_and_of_its_graph_agree(capfd: Cap, model: Path, graph: Path) -> None:

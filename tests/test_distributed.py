@@ -24,8 +24,8 @@ from compressor.config.run import make as make_recipe
 from compressor.errors import InputError, TargetMissingError, UsageError
 from compressor.selection import learn as learner
 from compressor.selection import ray_cluster, ray_evaluator
-from compressor.selection.ray_evaluator import DistributedTrials, MakeTrials, spread
-from compressor.selection.subset_evaluator import ModelTrials
+from compressor.selection.ray_evaluator import EvaluatorFactory, RaySubsetEvaluator, evaluator_factory
+from compressor.selection.subset_evaluator import ModelSubsetEvaluator
 from tests import learning
 from tests.command import heed_ctrl_c
 
@@ -34,29 +34,29 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 
 @pytest.fixture(scope="module")
-def make() -> Iterator[MakeTrials]:
-    with spread("local:2") as found:
+def make() -> Iterator[EvaluatorFactory]:
+    with evaluator_factory("local:2") as found:
         yield found
 
 
-def limited(make: Any, count: int) -> MakeTrials:
+def limited(make: Any, count: int) -> EvaluatorFactory:
     """The same with a part of its workers."""
     trials(make)  # the first trials start the workers
     workers = copy.copy(make.args[0])
     workers._actors = workers._actors[:count]
-    return lambda *given: DistributedTrials(workers, *given)
+    return lambda *given: RaySubsetEvaluator(workers, *given)
 
 
 # Three batches, the last of them short: two workers have shares of different sizes.
-def trials(make: MakeTrials, task: learning.Sign | None = None) -> ModelTrials:
+def trials(make: EvaluatorFactory, task: learning.Sign | None = None) -> ModelSubsetEvaluator:
     model = learning.language_model()
     return make(model, learning.sites(model), learning.data(task or learning.NextToken()), 5, 6, 0)
 
 
 @needs_ray
 @pytest.mark.parametrize("count", [1, 2])
-def test_every_number_is_that_of_one_process(make: MakeTrials, count: int) -> None:
-    alone, apart = trials(ModelTrials), trials(limited(make, count))
+def test_every_number_is_that_of_one_process(make: EvaluatorFactory, count: int) -> None:
+    alone, apart = trials(ModelSubsetEvaluator), trials(limited(make, count))
     kept = frozenset(alone.heads)
     odd = [frozenset(alone.heads[::2]), kept, frozenset(alone.heads[:1])]
     for each in (kept, kept - {alone.heads[0]}, kept - {alone.heads[5]}):
@@ -73,13 +73,13 @@ def test_every_number_is_that_of_one_process(make: MakeTrials, count: int) -> No
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize(("method", "options"), [("astar", {"variant": "lazy"}), ("random", {"trials": 8})])
 def test_the_plan_is_the_same(
-    make: MakeTrials, count: int, method: str, options: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: EvaluatorFactory, count: int, method: str, options: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
-    def few(ray: str | None) -> Iterator[MakeTrials]:
-        yield limited(make, count) if ray else ModelTrials
+    def few(ray: str | None) -> Iterator[EvaluatorFactory]:
+        yield limited(make, count) if ray else ModelSubsetEvaluator
 
-    monkeypatch.setattr(learner, "spread", few)
+    monkeypatch.setattr(learner, "evaluator_factory", few)
     task = learning.NextToken()
     found = [
         learning.run(tmp_path, learning.Recipe(method, 4, options=options, ray=ray), learning.language_model(), task)
@@ -105,9 +105,11 @@ class DiesOnce(learning.NextToken):
 
 
 @needs_ray
-def test_a_worker_that_dies_is_replaced(make: MakeTrials, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_that_dies_is_replaced(
+    make: EvaluatorFactory, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     armed = tmp_path / "armed"
-    alone, apart = trials(ModelTrials), trials(limited(make, 2), DiesOnce(armed))
+    alone, apart = trials(ModelSubsetEvaluator), trials(limited(make, 2), DiesOnce(armed))
     kept = frozenset(alone.heads)
     assert apart.evaluate_without(kept, alone.heads) == alone.evaluate_without(kept, alone.heads)
     armed.touch()
@@ -134,7 +136,7 @@ class Dies(learning.Sign):
 
 
 @needs_ray
-def test_an_error_comes_back_as_itself(make: MakeTrials) -> None:
+def test_an_error_comes_back_as_itself(make: EvaluatorFactory) -> None:
     apart = trials(limited(make, 2), Fails())
     with pytest.raises(InputError) as caught:
         apart.evaluate(frozenset(apart.heads))
@@ -143,7 +145,7 @@ def test_an_error_comes_back_as_itself(make: MakeTrials) -> None:
 
 
 @needs_ray
-def test_workers_that_keep_dying_are_one_line(make: MakeTrials, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_keep_dying_are_one_line(make: EvaluatorFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
     trials(make)
@@ -153,7 +155,7 @@ def test_workers_that_keep_dying_are_one_line(make: MakeTrials, monkeypatch: pyt
         monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 1.0})
         monkeypatch.setattr(ray_evaluator, "_CORES", 0)
         workers = ray_evaluator._Workers("local:1", stack)
-        apart = trials(lambda *given: DistributedTrials(workers, *given), Dies())
+        apart = trials(lambda *given: RaySubsetEvaluator(workers, *given), Dies())
         with pytest.raises(TargetMissingError, match=r"^ray local:1: a worker died and 0 restarts did not help \(.*\)"):
             apart.evaluate(frozenset(apart.heads))
 
@@ -202,7 +204,7 @@ def test_an_address_that_refuses_is_one_line() -> None:
         where = f"127.0.0.1:{taken.getsockname()[1]}"
         with (
             pytest.raises(TargetMissingError, match=f"^ray {where}: no Ray cluster answers there .*refused"),
-            spread(where),
+            evaluator_factory(where),
         ):
             pass
 
@@ -212,7 +214,7 @@ def test_an_address_that_is_silent_is_one_line(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(ray_cluster, "_ANSWERED", 1)
     with socket.create_server(("127.0.0.1", 0)) as server:
         where = f"127.0.0.1:{server.getsockname()[1]}"
-        with spread(where) as make, pytest.raises(TargetMissingError) as caught:
+        with evaluator_factory(where) as make, pytest.raises(TargetMissingError) as caught:
             trials(make)
     assert str(caught.value).startswith(f"ray {where}: no Ray cluster answers there (nothing for 1 s); start one")
 
@@ -221,7 +223,7 @@ def test_without_ray_installed_one_line_names_the_extra(monkeypatch: pytest.Monk
     monkeypatch.setattr(ray_cluster, "installed", lambda: False)
     with (
         pytest.raises(TargetMissingError, match=r"^ray local: .* pip install 'compressor\[distributed\]'$"),
-        spread("local"),
+        evaluator_factory("local"),
     ):
         pass
 

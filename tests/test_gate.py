@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from compressor.cli.check import MILLISECONDS, SHARE
 from compressor.errors import InputError, MismatchError, ServerError, UsageError
-from compressor.latency import Asked, artifacts, check
+from compressor.latency import CheckRequest, artifacts, check
 from compressor.latency.baseline import Baseline
 from compressor.latency.round_times import Times
 from compressor.measure import timing
@@ -243,7 +243,7 @@ def ids(path: Path, kind: str = "int64") -> Path:
 def test_integers_may_be_narrower_than_those_of_the_other_model(tmp_path: Path) -> None:
     wide, narrow = str(ids(tmp_path / "wide.onnx")), str(ids(tmp_path / "narrow.onnx", "int32"))
     for one, other in ((wide, narrow), (narrow, wide)):
-        found = check(Asked(one, other, expect=other, seconds=0.1, max_slowdown=1e3))
+        found = check(CheckRequest(one, other, expect=other, seconds=0.1, max_slowdown=1e3))
         assert (found.answers.expected, found.answers.error) == (other, 0.0)
 
 
@@ -258,18 +258,20 @@ def test_a_plan_with_narrow_integers_is_compared_with_its_graph(
     monkeypatch.setattr("compressor.targets.tensorrt.target.load", lambda path: plan)
     gpu = SimpleNamespace(device=Device("NVIDIA H200", (9, 0), 1 << 37))
     monkeypatch.setattr("compressor.latency.local_engine.driver", lambda: gpu)
-    found = check(Asked(str(path), str(graph), seconds=0.1, max_slowdown=1e3))
+    found = check(CheckRequest(str(path), str(graph), seconds=0.1, max_slowdown=1e3))
     assert found.host == "tensorrt 8.6.1 on NVIDIA H200 (SM 9.0)"
     assert (found.answers.expected, found.answers.tolerance) == ("its own graph, run plainly", 2e-2)
     with pytest.raises(UsageError, match=r"engine\.plan is a TensorRT engine; leave it out"):
-        check(Asked(str(path), str(graph), kernel=path))
+        check(CheckRequest(str(path), str(graph), kernel=path))
 
 
 def test_rows_of_text_are_what_a_model_is_asked(tmp_path: Path) -> None:
     folder, rows = text_model(tmp_path / "out"), tmp_path / "rows.tsv"
     rows.write_text("text\n" + "the good film\n" * 40)
     path = str(folder / "model.onnx")
-    found = check(Asked(path, path, inputs=rows, tokenizer=folder, batch=2, seq=8, seconds=0.1, max_slowdown=1e3))
+    found = check(
+        CheckRequest(path, path, inputs=rows, tokenizer=folder, batch=2, seq=8, seconds=0.1, max_slowdown=1e3)
+    )
     assert found.inputs == "32 rows of rows.tsv"
 
 
@@ -280,7 +282,9 @@ def test_right_answers_are_those_of_a_file(graphs: tuple[Path, Path], tmp_path: 
     np.savez(inputs, x=x)
     np.savez(answers, **run(open_session(one, describe("cpu", 1)), {"x": x}))
     for expect in (other, answers):
-        found = check(Asked(str(one), str(other), inputs=inputs, expect=str(expect), seconds=0.1, max_slowdown=1e3))
+        found = check(
+            CheckRequest(str(one), str(other), inputs=inputs, expect=str(expect), seconds=0.1, max_slowdown=1e3)
+        )
         assert (found.answers.expected, found.answers.batches) == (str(expect), 4)
 
 
@@ -327,8 +331,8 @@ def test_whole_numbers_are_equal_or_wrong(tmp_path: Path) -> None:
     np.savez(tmp_path / "ones.npz", x=np.ones((2, 4), np.float32))
     options: dict[str, Any] = {"inputs": tmp_path / "ones.npz", "expect": "baseline", "seconds": 0.1}
     with pytest.raises(MismatchError, match="whole numbers have to be equal"):
-        check(Asked(paths[0], paths[1], **options))
-    assert check(Asked(paths[0], paths[1], **options, tolerance=0.02, max_slowdown=1e3)).passed
+        check(CheckRequest(paths[0], paths[1], **options))
+    assert check(CheckRequest(paths[0], paths[1], **options, tolerance=0.02, max_slowdown=1e3)).passed
 
 
 def test_a_version_of_a_model_is_asked_for_by_number() -> None:
@@ -352,7 +356,7 @@ def test_a_history_outlives_torn_lines_and_later_versions(
 ) -> None:
     monkeypatch.setattr("compressor.latency.check.turns", measured(1.0, 1.0))
     history, picture = tmp_path / "history.jsonl", tmp_path / "history.svg"
-    found = check(Asked(str(graphs[0]), str(graphs[1])))
+    found = check(CheckRequest(str(graphs[0]), str(graphs[1])))
     artifacts.append(history, found)
     line = history.read_text()
     history.write_text(line.replace('{"time"', '{"known_later": 1, "time"') + line[:40])
@@ -463,8 +467,8 @@ def test_a_baseline_keeps_texts_as_bytes(tmp_path: Path) -> None:
 
 def test_other_inputs_than_the_baseline_takes(graphs: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the two must have the same inputs"):
-        check(Asked(str(graphs[0]), str(ids(tmp_path / "ids.onnx")), seconds=0.1))
+        check(CheckRequest(str(graphs[0]), str(ids(tmp_path / "ids.onnx")), seconds=0.1))
     floats = tmp_path / "floats.onnx"
     save(parsed("y = Identity (ids)", "float[B, 4] ids", "float[B, 4] y"), floats)
     with pytest.raises(InputError, match=r"ids \(int64\) is float32 in what the other model takes"):
-        check(Asked(str(floats), str(ids(tmp_path / "ids.onnx")), seconds=0.1))
+        check(CheckRequest(str(floats), str(ids(tmp_path / "ids.onnx")), seconds=0.1))

@@ -12,14 +12,14 @@ import pytest
 
 from compressor import pytest_plugin
 from compressor.errors import UsageError
-from compressor.latency import Asked
+from compressor.latency import CheckRequest
 from tests.served import graph
 
 
 def test_options_are_those_of_the_command() -> None:
     given = {"max_slowdown": "5%", "p99": "10ms", "scenario": ["server", "singlestream"], "rate": 5.0}
     given |= {"server": "grpc://localhost:8001", "inputs": "rows.tsv", "expect": Path("out")}
-    assert pytest_plugin._asked({"model": "small", "baseline": Path("b.json"), **given}) == Asked(
+    assert pytest_plugin._asked({"model": "small", "baseline": Path("b.json"), **given}) == CheckRequest(
         "small",
         "b.json",
         "grpc://localhost:8001",
@@ -47,7 +47,7 @@ def test_checks_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
         def __exit__(self, *_: object) -> None:
             held.pop()
 
-    def checked(asked: Asked) -> SimpleNamespace:
+    def checked(asked: CheckRequest) -> SimpleNamespace:
         return SimpleNamespace(interrupted="", failures=(), lines=lambda: list(held))
 
     told: list[str] = []

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from compressor.errors import UsageError
 from compressor.selection.gates import GATES as METHODS
-from compressor.selection.gates import BinConcreteGate, Gate, HardConcreteGate, StraightThroughGate, SubsetGate, base
+from compressor.selection.gates import BinConcreteGate, DspGate, Gate, HardConcreteGate, StraightThroughGate, base
 from compressor.selection.gates.bin_concrete import scaled
 from compressor.selection.gates.concrete import ConcreteGate
 from compressor.selection.gates.dsp import soft_top
@@ -28,8 +28,8 @@ HEADS = sum(LAYERS)
 _weights = st.lists(st.floats(-1e6, 1e6) | st.sampled_from([0.0, 1.0]), min_size=HEADS, max_size=HEADS)
 
 
-def dsp(keep: int, **options: Any) -> SubsetGate:
-    return SubsetGate(LAYERS, keep, 30, 0, **options)
+def dsp(keep: int, **options: Any) -> DspGate:
+    return DspGate(LAYERS, keep, 30, 0, **options)
 
 
 @pytest.mark.parametrize("name", GATES)
@@ -111,13 +111,13 @@ def test_cools_log_linearly_then_stays() -> None:
     assert gate.temperature(0) == 1000.0
     assert gate.temperature(10) == pytest.approx(math.sqrt(1000.0 * 1e-8))
     assert [gate.temperature(step) for step in (20, 25, 30)] == [1e-8] * 3
-    assert [gate.cold(step) for step in (0, 19, 20, 30)] == [False, False, True, True]
+    assert [gate.is_settled(step) for step in (0, 19, 20, 30)] == [False, False, True, True]
     assert [gate.learning_rate_at(step) for step in (0, 15, 30)] == [1.0, 0.5, 0.0]
 
 
 def test_noise_follows_the_gumbel_distribution() -> None:
     # P(first head drawn) = softmax(w): the Gumbel-max property, equation 6.
-    gate = SubsetGate([2], 1, 30, 0, tau_ini=1e-8)
+    gate = DspGate([2], 1, 30, 0, tau_ini=1e-8)
     with torch.no_grad():
         gate.weight.copy_(torch.tensor([1.0, 0.0]))
         first = sum(gate.sample(step)[0].item() for step in range(4000)) / 4000
@@ -139,7 +139,7 @@ def test_straight_through_is_hard_forward_and_the_identity_backward() -> None:
         gates = gate.sample(step)
         assert torch.equal(gates, gate.scale())
         assert _gradient(gate, gates @ upstream) == upstream.tolist()
-        assert gate.cold(step)
+        assert gate.is_settled(step)
 
 
 @settings(max_examples=30, deadline=None)
@@ -260,7 +260,7 @@ def test_the_penalty_rises_then_stops_with_the_freeze(make: MakeConcrete) -> Non
     whole = 0.5 * gate.counts()["expected"]
     shares = [gate.penalty(step).item() / whole for step in (0, 5, 10, 39, 40, 99)]
     assert shares == pytest.approx([0, 0.5, 1, 1, 0, 0])
-    assert [gate.cold(step) for step in (0, 39, 40, 100)] == [False, False, True, True]
+    assert [gate.is_settled(step) for step in (0, 39, 40, 100)] == [False, False, True, True]
     assert [gate.learning_rate_at(step) for step in (0, 20, 40, 99)] == [1.0, 0.5, 0.0, 0.0]
     assert torch.equal(gate.sample(40), gate.scale())
     assert not torch.equal(gate.sample(39), gate.scale())
@@ -341,14 +341,14 @@ def test_the_stretch_holds_zero_and_one(ends: dict[str, float]) -> None:
 
 
 def test_counts_add_up_over_pools() -> None:
-    pools = ["encoder", "decoder", "encoder"]
+    pools = ["bidirectional", "causal", "bidirectional"]
     gate = PooledGate(lambda layers, count, seed: BinConcreteGate(layers, count, 30, seed), LAYERS, pools, 4, 0)
     assert gate.counts() == pytest.approx(BinConcreteGate(LAYERS, 4, 30, 0).counts())
     assert gate.penalty(9).item() == pytest.approx(BinConcreteGate(LAYERS, 4, 30, 0).penalty(9).item())
 
 
 def test_pools_without_a_number_keep_what_is_open() -> None:
-    pools = ["encoder", "decoder", "encoder"]
+    pools = ["bidirectional", "causal", "bidirectional"]
     gate = PooledGate(lambda layers, count, seed: HardConcreteGate(layers, count, 30, seed), LAYERS, pools, None, 0)
     with torch.no_grad():
         for weight, values in zip(gate.parameters(), ([1.0, -1, 1, -1, 1], [-1.0, -1, -1, 1]), strict=True):
@@ -359,8 +359,8 @@ def test_pools_without_a_number_keep_what_is_open() -> None:
 @pytest.mark.parametrize("keep", range(HEADS + 1))
 def test_pools_keep_their_share_each(keep: int) -> None:
     # Sites 0 and 2 are encoders of 3 + 2 heads, site 1 is a decoder of 4.
-    pools = ["encoder", "decoder", "encoder"]
-    gate = PooledGate(lambda layers, count, seed: SubsetGate(layers, count, 30, seed), LAYERS, pools, keep, 0)
+    pools = ["bidirectional", "causal", "bidirectional"]
+    gate = PooledGate(lambda layers, count, seed: DspGate(layers, count, 30, seed), LAYERS, pools, keep, 0)
     with torch.no_grad():
         for weight, values in zip(gate.parameters(), ([0.1, 0.2, 0.3, 0.4, 0.5], [9.0, 8.0, 7.0, 6.0]), strict=True):
             weight.copy_(torch.tensor(values))
@@ -383,8 +383,10 @@ def test_shares_go_by_largest_remainder() -> None:
 
 
 def test_one_pool_is_the_gate_alone() -> None:
-    pooled = PooledGate(lambda layers, count, seed: SubsetGate(layers, count, 30, seed), LAYERS, ["encoder"] * 3, 4, 5)
-    assert torch.equal(pooled.sample(3), SubsetGate(LAYERS, 4, 30, 5).sample(3))
+    pooled = PooledGate(
+        lambda layers, count, seed: DspGate(layers, count, 30, seed), LAYERS, ["bidirectional"] * 3, 4, 5
+    )
+    assert torch.equal(pooled.sample(3), DspGate(LAYERS, 4, 30, 5).sample(3))
 
 
 def _put(gate: base.RankedGate, weights: list[float]) -> None:

@@ -16,7 +16,7 @@ from compressor.export import export_reference
 from compressor.measure import interleave
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.run import verify
-from compressor.targets import ENGINE_FILES, TOLERANCE, Engine, Precision, Tuning, check, target
+from compressor.targets import ENGINE_FILES, TOLERANCE, BuildOptions, Engine, Precision, check, target
 from compressor.targets.onnxruntime import ort_session
 from compressor.targets.random_inputs import random_feeds
 from compressor.targets.relative_error import relative_error
@@ -29,7 +29,7 @@ from tests.test_models import all_attention
 from tests.zoo import VOCABULARY, text
 
 pytestmark = pytest.mark.gpu
-TUNING = Tuning(batch=(1, 4, 8), seq=(1, 16, 32))
+TUNING = BuildOptions(batch=(1, 4, 8), seq=(1, 16, 32))
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def bert() -> Pruned:
     return pruned("bert")
 
 
-def built(runtime: str, graph: Path, folder: Path, precision: Precision, tuning: Tuning = TUNING) -> Engine:
+def built(runtime: str, graph: Path, folder: Path, precision: Precision, tuning: BuildOptions = TUNING) -> Engine:
     try:
         check(runtime, precision, "cuda")
     except TargetMissingError as error:
@@ -98,7 +98,7 @@ def test_attention_of_usual_heads_stays_fused(runtime: str, tmp_path: Path) -> N
 def test_families_build_with_tensorrt(family: str, tmp_path: Path) -> None:
     made = pruned(family)
     batch = next(iter(made.inputs.values())).shape[0]
-    tuning = Tuning(batch=(batch, batch, batch), seq=(1, 16, 32))
+    tuning = BuildOptions(batch=(batch, batch, batch), seq=(1, 16, 32))
     engine = built("trt", made.shrunk, tmp_path, "fp32", tuning)
     expected = ort_session.run(ort_session.open_session(made.shrunk, ort_session.describe("cpu", None)), made.inputs)
     got = engine.run(made.inputs)
@@ -180,7 +180,7 @@ def test_an_engine_is_loaded_again(bert: Pruned, tmp_path: Path) -> None:
 
 
 def test_the_same_inputs_and_timings_give_the_same_engine(bert: Pruned, tmp_path: Path) -> None:
-    tuning = Tuning(batch=(1, 4, 8), seq=(1, 16, 32), timing_cache=tmp_path / "timings")
+    tuning = BuildOptions(batch=(1, 4, 8), seq=(1, 16, 32), timing_cache=tmp_path / "timings")
     layers = []
     for _ in range(3):  # the first fills the cache
         engine = built("trt", bert.shrunk, tmp_path, "fp16", tuning)

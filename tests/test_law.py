@@ -95,7 +95,7 @@ def prove_plan(family: str, reference: Reference, folder: Path, plan: Plan) -> N
     crossing = [site for site in plan.sites if site.kind == "cross"]
     if crossing and not any(site.kept for site in crossing):
         # Nobody reads the encoder: all of it has gone, whatever its sites kept.
-        rest = Plan(sites=tuple(site for site in plan.sites if site.kind != "encoder"))
+        rest = Plan(sites=tuple(site for site in plan.sites if site.kind != "bidirectional"))
         encoder = sum(size for name, size in reference.dense.items() if "encoder" in name.split("."))
         removed = removed_parameters(family, rest) + encoder
     assert sum(reference.dense.values()) - sum(_weights(shrunk.model, reference.weights).values()) == removed

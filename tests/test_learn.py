@@ -12,7 +12,7 @@ from compressor.errors import UsageError
 from compressor.selection.gates import GATES
 from compressor.selection.learn import METHODS, learn
 from compressor.selection.options import heads_to_keep
-from compressor.selection.subset_evaluator import ModelTrials
+from compressor.selection.subset_evaluator import ModelSubsetEvaluator
 from compressor.training.batch_order import row_order
 from compressor.training.gated_model import frozen
 from tests import learning
@@ -186,7 +186,7 @@ def test_a_frozen_model_gathers_no_statistics() -> None:
 def test_kinds_of_sites_keep_their_share_each(method: str, tmp_path: Path) -> None:
     model = learning.model()
     first, second = learning.sites(model)
-    kinds = [replace(first, kind="encoder"), replace(second, kind="decoder")]
+    kinds = [replace(first, kind="bidirectional"), replace(second, kind="causal")]
     recipe = Recipe(method=method, keep=5, steps=4, options={"pool": "kind"})
     learned = learn(model, kinds, learning.data(), recipe, tmp_path)
     assert [len(site.kept) for site in learned.plan.sites] == [3, 2]
@@ -197,13 +197,13 @@ def test_kinds_of_sites_keep_their_share_each(method: str, tmp_path: Path) -> No
 def test_only_the_heads_of_one_kind_compete_where_one_is_named(method: str, tmp_path: Path) -> None:
     model = learning.model()
     first, second = learning.sites(model)
-    kinds = [replace(first, kind="decoder"), replace(second, kind="cross")]
+    kinds = [replace(first, kind="causal"), replace(second, kind="cross")]
     recipe = Recipe(method=method, keep="25%", steps=4, options={"pool": "cross"})
     plan = learn(model, kinds, learning.data(), recipe, tmp_path).plan
     assert [len(site.kept) for site in plan.sites] == [4, 1]
     assert set(plan.sites[0].scale) == {1.0}
     with pytest.raises(UsageError, match="option pool=encoder: the model has no such attention; choose among decoder"):
-        learn(model, kinds, learning.data(), replace(recipe, options={"pool": "encoder"}), tmp_path)
+        learn(model, kinds, learning.data(), replace(recipe, options={"pool": "bidirectional"}), tmp_path)
 
 
 @pytest.mark.parametrize("method", ["hard-concrete", "bin-concrete"])
@@ -242,14 +242,14 @@ def test_a_language_model_with_tied_weights_resumes_and_the_smallest_loss_wins(t
     assert _same_weights(whole, resumed)
     assert resumed.get_output_embeddings().weight is resumed.get_input_embeddings().weight
     measured = [point.values["eval_loss"] for point in learned.curves if "eval_loss" in point.values]
-    trials = ModelTrials(resumed, learning.sites(resumed), learning.data(task), 12, 1, 0)
+    trials = ModelSubsetEvaluator(resumed, learning.sites(resumed), learning.data(task), 12, 1, 0)
     kept = frozenset((site.name, head) for site in learned.plan.sites for head in site.kept)
     assert -trials.evaluate(kept) == pytest.approx(min(measured[1:]), rel=1e-5)
 
 
 def test_subsets_are_counted_and_remembered() -> None:
     model = learning.model()
-    trials = ModelTrials(model, learning.sites(model), learning.data(), 12, 1, 0)
+    trials = ModelSubsetEvaluator(model, learning.sites(model), learning.data(), 12, 1, 0)
     some = frozenset(trials.heads[:3])
     first, second = trials.evaluate_all([some, frozenset(trials.heads)])
     assert trials.count == 2
@@ -304,7 +304,7 @@ def test_every_epoch_visits_each_row_once_in_batches_of_like_length() -> None:
         (Recipe(options={"max_grad_norm": 0}), "max_grad_norm 0.0"),
         (
             Recipe(options={"pool": "site"}),
-            "option pool='site' of dsp: Input should be 'model', 'kind', 'encoder', 'decoder' or 'cross'",
+            "option pool='site' of dsp: Input should be 'model', 'kind', 'bidirectional', 'causal' or 'cross'",
         ),
         (Recipe(method="taylor", options={"rows": 0}), "option rows=0 of taylor: Input should be greater than 0"),
         (Recipe(keep=9), "keep 9: there are 8 heads to choose from; give a number from 0 to 8"),

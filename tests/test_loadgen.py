@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from compressor.errors import CompressorError
-from compressor.latency import Asked, artifacts, check, loadgen, loadgen_process
+from compressor.latency import CheckRequest, artifacts, check, loadgen, loadgen_process
 from compressor.latency.verdict import Slowdown
 from compressor.measure import timing
 from tests.command import compress
@@ -104,7 +104,7 @@ def test_what_a_call_raises_is_told_at_once_and_raised_at_the_end() -> None:
 
 def test_a_check_bounds_a_graph(tmp_path: Path) -> None:
     path = str(graph(tmp_path / "graph.onnx"))
-    found = check(Asked(path, path, p99=1e-6, load_seconds=0.1, max_slowdown=1.0))
+    found = check(CheckRequest(path, path, p99=1e-6, load_seconds=0.1, max_slowdown=1.0))
     (single,) = found.loads
     assert (single.scenario, single.holds, found.interrupted) == ("SingleStream", False, "")
     assert found.failures[0].startswith("SingleStream: p99 ")

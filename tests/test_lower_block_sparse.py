@@ -72,7 +72,7 @@ def assert_equal(one: Path, other: Path) -> None:
     seconds = [session(other), session(other, ort.GraphOptimizationLevel.ORT_DISABLE_ALL)]
     names = [value.name for value in first.get_inputs()]
     for length, target in LENGTHS:
-        feeds = pair(3, length, target) if any(name.startswith("decoder") for name in names) else text(3, length)
+        feeds = pair(3, length, target) if any(name.startswith("causal") for name in names) else text(3, length)
         given = {name: value.numpy() for name, value in feeds.items() if name in names}
         for second in seconds:
             for expected, found in zip(first.run(None, given), second.run(None, given), strict=True):
@@ -137,7 +137,7 @@ def test_a_module_that_is_called_twice_is_one_site_when_lowered() -> None:
     export_reference(model, plan, inputs, path)
     lowered = shrink(load(path), plan).model
     assert {node.overload for node in calls(lowered)} == {site.name, f"{site.name}.1"}
-    assert [(found.name, found.kind) for found in find_attention(lowered)] == [(site.name, "encoder")] * 2
+    assert [(found.name, found.kind) for found in find_attention(lowered)] == [(site.name, "bidirectional")] * 2
 
 
 def test_a_lowered_graph_never_lets_the_future_in() -> None:
@@ -291,7 +291,7 @@ def test_a_site_that_does_not_project_every_key_is_found() -> None:
     result = shrink(load(reference), plan)
     assert result.unused
     found = find_attention(load(written(result.model, "sites-unused.onnx")))
-    assert [(site.name, site.kind) for site in found] == [(site.name, "encoder") for site in plan.sites]
+    assert [(site.name, site.kind) for site in found] == [(site.name, "bidirectional") for site in plan.sites]
     assert [site.heads for site in found] == [len(site.kept) for site in result.plan.sites]
 
 

@@ -114,7 +114,7 @@ def test_a_pair_left_out_never_lets_the_future_in(family: str, attention: Attent
     model, inputs = FAMILIES[family](0)
     model.eval()
     sites = find_sites(model, inputs)
-    masks = {site.name: draw(site, model, seed, share=0.2) for seed, site in enumerate(sites) if site.kind == "decoder"}
+    masks = {site.name: draw(site, model, seed, share=0.2) for seed, site in enumerate(sites) if site.kind == "causal"}
     name = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
     other = {**inputs, name: inputs[name].clone()}
     other[name][:, 3:] = 9

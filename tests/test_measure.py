@@ -15,11 +15,11 @@ import pytest
 
 from compressor.errors import InputError
 from compressor.measure import bench, interleave, macs, paired_interval, saved_share, timing
-from compressor.measure.timing import void
+from compressor.measure.timing import incomparable_reason
 from compressor.report import Speed
 from compressor.segment_memory import LENGTH, POSITIONS
 from graph_passes import BlockMask, load, save
-from graph_passes.block_sparse.function import alone, block_sparse_attention
+from graph_passes.block_sparse.function import block_sparse_attention, standalone_model
 from tests.engines import Clock, FakeEngine, Pruned, parsed, pruned
 
 
@@ -75,7 +75,7 @@ def test_where_it_is_undecided_as_much_is_timed_again_once(undecided: bool, monk
         clock.now += 0.03
 
     found: list[np.ndarray] = []
-    for pair in timing.turns(call, call, 5.0, rest=lambda: None, undecided=again):
+    for pair in timing.alternate_calls(call, call, 5.0, rest=lambda: None, undecided=again):
         found.append(pair)
     assert len(asked) == 1
     assert len(found) == asked[0] * (1 + undecided)
@@ -90,7 +90,7 @@ def test_a_machine_that_slows_down_does_not_time_for_ever(monkeypatch: pytest.Mo
     def call() -> None:
         clock.now += 0.001 if next(calls) < 2000 else 0.01
 
-    pairs = list(timing.turns(call, call, 5.0, rest=lambda: None))
+    pairs = list(timing.alternate_calls(call, call, 5.0, rest=lambda: None))
     assert timing._BLOCKS[0] <= len(pairs) < 40, "fewer than were planned"
     assert clock.now < (timing._LONGEST + 0.5) * 5.0
 
@@ -105,7 +105,7 @@ def test_what_still_computes_is_waited_for() -> None:
         done.set()
 
     threading.Thread(target=spin).start()
-    timing.settle()
+    timing.wait_until_idle()
     assert done.is_set()
 
 
@@ -154,7 +154,7 @@ def test_the_interval_holds_the_true_ratio_and_shrinks_with_time(monkeypatch: py
 def test_rows_that_compare_unlike_engines_are_void(
     dense: dict[str, Any], compressed: dict[str, Any], why: str | None
 ) -> None:
-    found = void(FakeEngine(**dense), FakeEngine(**compressed))
+    found = incomparable_reason(FakeEngine(**dense), FakeEngine(**compressed))
     assert (found is None) == (why is None)
     if why is not None:
         with pytest.raises(ValueError, match=why):
@@ -227,7 +227,7 @@ def test_attention_of_the_standard() -> None:
 
 def test_a_causal_head_that_keeps_every_block_is_computed_whole() -> None:
     kept = np.stack([np.ones((2, 2), np.bool_), np.eye(2, dtype=np.bool_)])
-    model = alone(block_sparse_attention(BlockMask(kept, 8), 4, 6, scale=1.0, causal=True))
+    model = standalone_model(block_sparse_attention(BlockMask(kept, 8), 4, 6, scale=1.0, causal=True))
     *given, mask = model.graph.inputs
     for value, width in zip(given, (4, 4, 6), strict=True):
         value.shape = ir.Shape([1, "S", 2, width])

@@ -306,7 +306,7 @@ def test_its_attention_is_found_with_and_without_memory(make: Any, attention: At
         named = dict(zip(memory_names(3), memories, strict=False))
         found = find_sites(model, {"input_ids": ids(2, 5), **named}, attention=attention)
         assert [site.name for site in found] == [f"model.layers.{layer}.attention" for layer in range(3)]
-        assert {(site.kind, site.heads, site.kv_heads, site.head_dim) for site in found} == {("decoder", 4, 4, 6)}
+        assert {(site.kind, site.heads, site.kv_heads, site.head_dim) for site in found} == {("causal", 4, 4, 6)}
 
 
 # -- Pruned ------------------------------------------------------------------------------------------------------------

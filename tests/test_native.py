@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import compressor
-from compressor.block_masks.mask_selector import Planner
+from compressor.block_masks.mask_selector import MaskSelector
 from compressor.config.run import Recipe
 from compressor.errors import CompressorError, InputError, MismatchError, TargetMissingError, UsageError
 from compressor.run.rebuild import rebuild
-from compressor.serving import Asked, export
-from compressor.targets import Tuning, check, target
+from compressor.serving import ServeRequest, export
+from compressor.targets import BuildOptions, check, target
 from compressor.targets.onnxruntime import cpu_kernel, ort_session
 from graph_passes import BlockMask, load, shrink
 from tests.command import compress
@@ -32,7 +32,7 @@ def test_an_engine_runs_the_kernel_in_place_of_the_function(tmp_path: Path) -> N
     plan, reference = exported("bert", "eager", 18)
     graph = written(shrink(load(reference), plan).model, "native.onnx")
     plain, quick = (
-        target("ort")(graph, tmp_path / f"{name}.onnx", provider="cpu", tuning=Tuning(kernel=kernel))
+        target("ort")(graph, tmp_path / f"{name}.onnx", provider="cpu", tuning=BuildOptions(kernel=kernel))
         for name, kernel in (("plain", None), ("quick", compiled()))
     )
     assert quick.kernels["BlockSparseAttention"] == len(plan.masks)
@@ -112,7 +112,7 @@ def test_a_library_that_is_none(tmp_path: Path) -> None:
     with refused:
         check("ort", "fp32", None, library)
     with refused:
-        target("ort")(graph, tmp_path / "engine.onnx", provider="cpu", tuning=Tuning(kernel=library))
+        target("ort")(graph, tmp_path / "engine.onnx", provider="cpu", tuning=BuildOptions(kernel=library))
 
 
 @pytest.mark.parametrize("asked", [{"target": "trt"}, {"provider": "cuda"}])
@@ -166,7 +166,7 @@ def test_a_gate_on_a_server_takes_no_kernel(tmp_path: Path, capfd: pytest.Captur
 def test_a_run_is_built_again_with_the_kernel_or_says_that_it_is_not(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Planner, "lowered", lambda self, plan: frozenset(plan.masks))
+    monkeypatch.setattr(MaskSelector, "lowered", lambda self, plan: frozenset(plan.masks))
     library, out = tmp_path / "kernel.so", tmp_path / "out"
     shutil.copy(compiled(), library)
     report = compressor.compress(recipe(place, out, kernel=library), Stages())
@@ -174,7 +174,7 @@ def test_a_run_is_built_again_with_the_kernel_or_says_that_it_is_not(
     by = f"1 block-sparse attentions (1 by the kernel of {library.resolve()})"
     assert by in report.compressed.optimization
     assert by in rebuild(out, {}, Stages()).compressed.optimization
-    (note,) = [note for note in export(Asked(out, tmp_path / "repository")).notes if "kernel" in note]
+    (note,) = [note for note in export(ServeRequest(out, tmp_path / "repository")).notes if "kernel" in note]
     assert note.startswith("the run was measured with a compiled kernel; the server computes")
     library.unlink()
     without = rebuild(out, {}, Stages())

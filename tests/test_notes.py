@@ -44,7 +44,7 @@ def test_what_had_no_effect(learns: bool, asked: dict[str, object], said: str) -
     ],
 )
 def test_lengths_that_masks_are_not_of(lengths: tuple[int | None, ...], longest: int | None, said: str) -> None:
-    whole = Plan(sites=(SitePlan("a", "encoder", 2, 2, 4, (0, 1)),))
+    whole = Plan(sites=(SitePlan("a", "bidirectional", 2, 2, 4, (0, 1)),))
     masked = whole.masked({"a": BlockMask(np.ones((2, 2, 2), np.bool_), 8)})
     assert list(run_notes.aligned(masked, lengths, longest)) == ([said] if said else [])
     assert not list(run_notes.aligned(whole, lengths, longest))

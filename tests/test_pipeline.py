@@ -26,7 +26,7 @@ import compressor
 from compressor.config.run import Recipe
 from compressor.errors import InputError, MismatchError, SiteRefusedError, TargetMissingError, UsageError
 from compressor.model_folder import example_inputs, load
-from compressor.progress import Tell
+from compressor.progress import ProgressCallback
 from compressor.report import Report
 from compressor.report import load as load_report
 from compressor.run import pipeline, plan_source, variant, verify
@@ -78,7 +78,7 @@ class Stages:
         self.notes: list[str] = []
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[Tell]:
+    def stage(self, name: str) -> Iterator[ProgressCallback]:
         self.seen.append(name)
         if self.at and self.at in name:
             self.do()
@@ -387,7 +387,7 @@ class Halfway(Stages):
     """Interrupts learning once it has come to a first step."""
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[Tell]:
+    def stage(self, name: str) -> Iterator[ProgressCallback]:
         with super().stage(name):
             yield lambda done, total: interrupt() if done and "learning" in name else None
 

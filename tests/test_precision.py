@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from compressor.progress import Silent
+from compressor.progress import NullListener
 from compressor.training import train
 from compressor.training.schedule import Schedule
 from tests import language
@@ -38,5 +38,5 @@ def test_bfloat16_is_chosen_where_the_device_has_it_itself(
     monkeypatch.setattr(train, "fit", fit)
     held = language.folder()
     data = language.data(tmp_path, held)
-    train._fit(language.asked(mixed_precision=asked), held, data, tmp_path, Silent(), lambda done, total: None)
+    train._fit(language.asked(mixed_precision=asked), held, data, tmp_path, NullListener(), lambda done, total: None)
     assert found == [chosen]

@@ -77,10 +77,10 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
         ({"options": "x"}, "--options 'x': not name=value, divided by commas (options of the method: "),
         ({"options": "a=1,b=2,a=3"}, "--options 'a=1,b=2,a=3': a is there twice; leave one out"),
         (
-            {"prune": "encoder=0.5,encoder=0.7"},
-            "--prune 'encoder=0.5,encoder=0.7': encoder is there twice; leave one out",
+            {"prune": "causal=0.5,causal=0.7"},
+            "--prune 'causal=0.5,causal=0.7': causal is there twice; leave one out",
         ),
-        ({"prune": "encoder=1.5"}, "--prune 1.5: out of range; give a share from 0 to 1, or 90%"),
+        ({"prune": "causal=1.5"}, "--prune 1.5: out of range; give a share from 0 to 1, or 90%"),
         ({"blocks": "half"}, "--blocks 'half': no share; give a number from 0 to 1, or 90%"),
         ({"blocks": "101%"}, "--blocks '101%': out of range; give a share from 0 to 1, or 90%"),
         (

@@ -188,7 +188,9 @@ def _named(text: str, *, pictures: bool = False) -> Report:
         data=text,
         evidence={text: [text]},
     )
-    curves = reports.curves(20) if not pictures else (reports.Point(step=1, values={text: 1.0, text + "2": math.inf}),)
+    curves = (
+        reports.curves(20) if not pictures else (reports.CurvePoint(step=1, values={text: 1.0, text + "2": math.inf}),)
+    )
     return reports.report(
         verdict=text,
         model=text,
@@ -260,7 +262,7 @@ def test_map_keeps_original_heads_kinds_and_missing_heads() -> None:
 
 
 def test_map_tells_site_head_and_scale() -> None:
-    site = reports.SitePlan("layer.10.attn", "encoder", 2, 2, 8, (1,), (0.5,))
+    site = reports.SitePlan("layer.10.attn", "bidirectional", 2, 2, 8, (1,), (0.5,))
     (only,) = head_maps(Plan(sites=(site,)))
     assert [cell.told for cell in only.rows[0].cells] == [
         "layer.10.attn, head 0: dropped",

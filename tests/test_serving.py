@@ -22,12 +22,12 @@ from compressor.errors import InputError, UsageError
 from compressor.model_folder import example_inputs
 from compressor.model_folder import load as load_folder
 from compressor.report import write
-from compressor.results import Built
-from compressor.serving import Asked, config, export, inputs_of, kserve, real_rows
+from compressor.results import EngineBuild
+from compressor.serving import ServeRequest, config, export, inputs_of, kserve, real_rows
 from compressor.serving.model_files import Source
 from compressor.serving.warmup import warmups
 from compressor.targets.onnxruntime.ort_session import describe, open_session, run
-from compressor.targets.tensor_specs import Tensor
+from compressor.targets.tensor_specs import TensorSpec
 from compressor.targets.tensorrt.metadata import Metadata, digest, graph_digest, papers_of
 from compressor.units import find_sites, keep_all
 from tests import folders, reports, triton
@@ -49,10 +49,12 @@ _WORDS = st.text("abcdefghijklmnopqrstuvwxyz_0123456789", min_size=1, max_size=9
 
 
 @st.composite
-def tensors(draw: st.DrawFn) -> tuple[Tensor, ...]:
+def tensors(draw: st.DrawFn) -> tuple[TensorSpec, ...]:
     names = draw(st.lists(_WORDS, min_size=1, max_size=4, unique=True))
     dims = st.lists(st.sampled_from([-1, 1, 3, 128]), max_size=3).map(tuple)
-    return tuple(Tensor(name, ir.DataType[draw(st.sampled_from(sorted(_TYPES)))], (-1, *draw(dims))) for name in names)
+    return tuple(
+        TensorSpec(name, ir.DataType[draw(st.sampled_from(sorted(_TYPES)))], (-1, *draw(dims))) for name in names
+    )
 
 
 @st.composite
@@ -82,7 +84,7 @@ def sources(draw: st.DrawFn) -> Source:
 def test_the_configuration_says_what_was_asked(
     source: Source, name: str, delay: int, instances: int, gpus: list[int], threads: int | None
 ) -> None:
-    asked = Asked(
+    asked = ServeRequest(
         Path("out"), Path("r"), name, queue_delay=delay, instances=instances, gpus=tuple(gpus), threads=threads
     )
     rows = [{one.name: np.ones([max(1, dim) for dim in one.dims], one.numpy) for one in source.inputs}]
@@ -149,8 +151,8 @@ def test_a_repository_of_onnx(out: Path, tmp_path: Path, capfd: Cap) -> None:
 
 
 def test_a_service_is_of_all_models_of_a_repository(out: Path, tmp_path: Path) -> None:
-    first = export(Asked(out, tmp_path / "r", "a", threads=3, instances=2, storage_uri="s3://there"))
-    done = export(Asked(out, tmp_path / "r", "b", device="gpu", gpus=(1,), runtime_version="25.06-py3"))
+    first = export(ServeRequest(out, tmp_path / "r", "a", threads=3, instances=2, storage_uri="s3://there"))
+    done = export(ServeRequest(out, tmp_path / "r", "b", device="gpu", gpus=(1,), runtime_version="25.06-py3"))
     assert done.service == first.service
     assert not any("made up" in note for note in done.notes), "it was named before"
     model = yaml.safe_load(done.service.read_text())["spec"]["predictor"]["model"]
@@ -163,19 +165,19 @@ def test_a_service_is_of_all_models_of_a_repository(out: Path, tmp_path: Path) -
         "args": ["--log-verbose=1"],
     }
     done.service.write_text(yaml.safe_dump(own))
-    export(Asked(out, tmp_path / "r", "b", force=True))
+    export(ServeRequest(out, tmp_path / "r", "b", force=True))
     needed = {"cpu": "10", "memory": "3Gi"}
     own["spec"]["predictor"]["model"]["resources"] = {"requests": needed, "limits": needed}
     assert yaml.safe_load(done.service.read_text()) == own, "what was written by hand stays"
     done.service.write_text("odd: [")
     with pytest.raises(InputError, match=r"kserve\.yaml: is no InferenceService .*; move it away"):
-        export(Asked(out, tmp_path / "r", "c"))
+        export(ServeRequest(out, tmp_path / "r", "c"))
     assert {path.name for path in (tmp_path / "r").iterdir()} == {"a", "b", "kserve.yaml"}
 
 
 def test_the_warm_up_is_the_shortest_and_the_longest_row(out: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.txt").write_text("the good film\nthe film\none two three four five six\n")
-    done = export(Asked(out, tmp_path / "r", data=str(tmp_path / "rows.txt")))
+    done = export(ServeRequest(out, tmp_path / "r", data=str(tmp_path / "rows.txt")))
     found = config.load(done.model / "config.pbtxt")
     tokenizer = folders.tokenizer()
     for text, requests in (
@@ -191,7 +193,7 @@ def test_the_warm_up_is_the_shortest_and_the_longest_row(out: Path, tmp_path: Pa
 
 
 def test_the_plain_graph_and_the_python_backend(out: Path, tmp_path: Path) -> None:
-    done = export(Asked(out, tmp_path, "plain", backend="python", plain=True, max_batch=3, threads=2))
+    done = export(ServeRequest(out, tmp_path, "plain", backend="python", plain=True, max_batch=3, threads=2))
     assert (done.model / "1" / "model.onnx" / "model.onnx.data").is_file()
     assert "class TritonPythonModel" in (done.model / "1" / "model.py").read_text()
     assert config.load(done.model / "config.pbtxt").max_batch_size == 3
@@ -201,17 +203,17 @@ def test_a_graph_that_fixes_its_batch_is_served_without_batches(out: Path, tmp_p
     shutil.copytree(out, tmp_path / "fixed")
     (tmp_path / "fixed" / "engine.onnx").unlink()
     graph_passes.save(parsed("y = Mul (x, x)", "float[2, 3] x", "float[2, 3] y"), tmp_path / "fixed" / "model.onnx")
-    done = export(Asked(tmp_path / "fixed", tmp_path / "r"))
+    done = export(ServeRequest(tmp_path / "fixed", tmp_path / "r"))
     found = config.load(done.model / "config.pbtxt")
     assert (done.max_batch, found.max_batch_size, list(found.input[0].dims)) == (0, 0, [2, 3])
     assert list(found.model_warmup[0].inputs["x"].dims) == [2, 3]
     assert "the warm-up has random x: no text gives them" in done.notes
     with pytest.raises(UsageError, match=r"--max-batch 4: .* fixes its batch; leave it out"):
-        export(Asked(tmp_path / "fixed", tmp_path / "r", "other", max_batch=4))
+        export(ServeRequest(tmp_path / "fixed", tmp_path / "r", "other", max_batch=4))
 
 
 def test_a_model_is_there_whole_or_as_it_was(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Asked(out, tmp_path / "r", max_batch=2)
+    asked = ServeRequest(out, tmp_path / "r", max_batch=2)
     export(asked)
     with pytest.raises(UsageError, match="half: is there already; add --force to replace it, or give another --name"):
         export(asked)
@@ -277,7 +279,7 @@ def plan(folder: Path, name: str, capability: tuple[int, int], most: int, **more
         "fused": 1,
         "optimization": "",
         "session": {},
-        "built": Built(seconds=1, plan_bytes=1, weight_bytes=1, activation_bytes=1, attention=""),
+        "built": EngineBuild(seconds=1, plan_bytes=1, weight_bytes=1, activation_bytes=1, attention=""),
     }
     papers_of(path).write_text(Metadata(**{**facts, **more}).model_dump_json())
     return path
@@ -288,7 +290,7 @@ def test_plans_of_several_gpus_stand_side_by_side(out: Path, tmp_path: Path) -> 
     graph = graph_digest(built / "model.onnx")
     plan(built, "engine.plan", (8, 0), 32, model=graph)
     other = plan(tmp_path / "hopper", "engine.plan", (9, 0), 16, model=graph)
-    done = export(Asked(built, tmp_path / "r", "fast", plans=(other,), gpus=(0, 1), storage_uri="s3://models"))
+    done = export(ServeRequest(built, tmp_path / "r", "fast", plans=(other,), gpus=(0, 1), storage_uri="s3://models"))
     found = config.load(done.model / "config.pbtxt")
     assert (found.backend, found.platform, found.max_batch_size) == ("tensorrt", "tensorrt_plan", 16)
     assert dict(found.cc_model_filenames) == {"8.0": "model.sm80.plan", "9.0": "model.sm90.plan"}
@@ -304,14 +306,14 @@ def test_plans_of_several_gpus_stand_side_by_side(out: Path, tmp_path: Path) -> 
     ids = np.frombuffer((done.model / "warmup" / request.inputs["input_ids"].input_data_file).read_bytes(), np.int32)
     assert len(ids) == 16  # the sentence is longer than the profile
     with pytest.raises(UsageError, match="--max-batch 17: the plans take 16 rows at most"):
-        export(Asked(built, tmp_path / "r", "more", plans=(other,), max_batch=17))
+        export(ServeRequest(built, tmp_path / "r", "more", plans=(other,), max_batch=17))
 
 
 def test_a_server_is_told_that_plans_bring_code(out: Path, tmp_path: Path) -> None:
     built = shutil.copytree(out, tmp_path / "built")
     facts = {"model": graph_digest(built / "model.onnx"), "version_compatible": True, "outputs": {"logits": "int32"}}
     plan(built, "engine.plan", (8, 0), 32, **facts)
-    done = export(Asked(built, tmp_path / "r", storage_uri="s3://models"))
+    done = export(ServeRequest(built, tmp_path / "r", storage_uri="s3://models"))
     flag = "--backend-config=tensorrt,version-compatible=true"
     assert done.notes == (
         "a plan needs a server with TensorRT 10.9.0, or a later one that runs its version-compatible engines",
@@ -329,13 +331,13 @@ def test_a_repository_is_written_where_nothing_beside_it_can_be(
     with monkeypatch.context() as patch:
         patch.setattr("tempfile.TemporaryDirectory", lambda prefix, dir: pytest.fail(str(dir)))
         with pytest.raises(pytest.fail.Exception, match=f"^{tmp_path / 'r'}$"):
-            export(Asked(out, tmp_path / "r"))
-    assert export(Asked(out, tmp_path / "r")).model.is_dir()
+            export(ServeRequest(out, tmp_path / "r"))
+    assert export(ServeRequest(out, tmp_path / "r")).model.is_dir()
 
 
 def test_plans_that_cannot_be_served(out: Path, tmp_path: Path) -> None:
     built = shutil.copytree(out, tmp_path / "built")
-    asked = Asked(built, tmp_path / "r")
+    asked = ServeRequest(built, tmp_path / "r")
     path = plan(built, "engine.plan", (8, 0), 32, model="sha256:other")
     with pytest.raises(InputError, match=r"was built from another graph than .*model\.onnx"):
         export(asked)
@@ -388,7 +390,7 @@ def compressed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(compressed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[triton.Server]:
     repository = tmp_path_factory.mktemp("triton") / "repository"
-    export(Asked(compressed, repository, backend="python", threads=1, instances=2))
+    export(ServeRequest(compressed, repository, backend="python", threads=1, instances=2))
     with triton.Server(repository) as running:
         yield running
 

@@ -12,7 +12,7 @@ from transformers.models.bert import modeling_bert
 from compressor.errors import SiteRefusedError, TargetMissingError
 from compressor.units import entmax as module
 from compressor.units import find_sites, gated, hooked, keep_all
-from compressor.units.entmax import sharpened
+from compressor.units.entmax import with_entmax
 from tests.zoo import FAMILIES
 
 entmax = pytest.importorskip("entmax")
@@ -36,7 +36,7 @@ def test_maps_are_those_of_entmax(family: str) -> None:
 
     with torch.no_grad():
         before = model(**inputs).logits
-        with sharpened(model), gated(model, plan), hooked(model, lambda name, out: out, on_weights=see):
+        with with_entmax(model), gated(model, plan), hooked(model, lambda name, out: out, on_weights=see):
             sharp = model(**inputs).logits
         after = model(**inputs).logits
     assert torch.equal(before, after)
@@ -50,7 +50,7 @@ def test_maps_are_those_of_entmax(family: str) -> None:
 
 def test_gradients_flow_through_it() -> None:
     model, inputs = FAMILIES["bert"](0)
-    with sharpened(model):
+    with with_entmax(model):
         model(**inputs).logits.sum().backward()
     grads = [weight.grad for name, weight in model.named_parameters() if "query.weight" in name]
     assert all(grad is not None and torch.isfinite(grad).all() and grad.any() for grad in grads)
@@ -65,7 +65,7 @@ def test_an_attention_that_is_more_than_a_softmax_is_refused(monkeypatch: pytest
         return torch.tanh(out), weights
 
     monkeypatch.setattr(modeling_bert, "eager_attention_forward", capped)
-    with pytest.raises(SiteRefusedError, match="more than a softmax of scaled products"), sharpened(model):
+    with pytest.raises(SiteRefusedError, match="more than a softmax of scaled products"), with_entmax(model):
         model(**inputs)
 
 

@@ -24,22 +24,22 @@ from tests.zoo import FAMILIES, pair, random_plan, text
 FOUR = (4, 4, 8)
 GROUPED = (4, 2, 8)
 SITES: dict[str, tuple[list[str], str, tuple[int, int, int]]] = {
-    "bert": (["encoder"] * 3, "bert.encoder.layer.0.attention.self", FOUR),
-    "roberta": (["encoder"] * 3, "roberta.encoder.layer.0.attention.self", FOUR),
-    "distilbert": (["encoder"] * 3, "distilbert.transformer.layer.0.attention", FOUR),
-    "electra": (["encoder"] * 3, "electra.encoder.layer.0.attention.self", FOUR),
-    "modernbert": (["encoder"] * 3, "model.layers.0.attn", FOUR),
-    "gpt2": (["decoder"] * 3, "transformer.h.0.attn", FOUR),
-    "llama": (["decoder"] * 3, "model.layers.0.self_attn", GROUPED),
-    "qwen3": (["decoder"] * 3, "model.layers.0.self_attn", GROUPED),
-    "t5": (["encoder"] * 2 + ["decoder", "cross"] * 2, "encoder.block.0.layer.0.SelfAttention", FOUR),
-    "bart": (["encoder"] * 2 + ["decoder", "cross"] * 2, "model.encoder.layers.0.self_attn", FOUR),
-    "marian": (["encoder"] * 2 + ["decoder", "cross"] * 2, "model.encoder.layers.0.self_attn", FOUR),
-    "vit": (["encoder"] * 3, "vit.layers.0.attention", FOUR),
-    "clip_text": (["decoder"] * 3, "text_model.encoder.layers.0.self_attn", FOUR),
-    "whisper": (["encoder"] * 2 + ["decoder", "cross"] * 2, "model.encoder.layers.0.self_attn", FOUR),
-    "all_attention": (["decoder"] * 3, "model.layers.0.attention", FOUR),
-    "transformer_xl": (["decoder"] * 3, "model.layers.0.attention", FOUR),
+    "bert": (["bidirectional"] * 3, "bert.encoder.layer.0.attention.self", FOUR),
+    "roberta": (["bidirectional"] * 3, "roberta.encoder.layer.0.attention.self", FOUR),
+    "distilbert": (["bidirectional"] * 3, "distilbert.transformer.layer.0.attention", FOUR),
+    "electra": (["bidirectional"] * 3, "electra.encoder.layer.0.attention.self", FOUR),
+    "modernbert": (["bidirectional"] * 3, "model.layers.0.attn", FOUR),
+    "gpt2": (["causal"] * 3, "transformer.h.0.attn", FOUR),
+    "llama": (["causal"] * 3, "model.layers.0.self_attn", GROUPED),
+    "qwen3": (["causal"] * 3, "model.layers.0.self_attn", GROUPED),
+    "t5": (["bidirectional"] * 2 + ["causal", "cross"] * 2, "encoder.block.0.layer.0.SelfAttention", FOUR),
+    "bart": (["bidirectional"] * 2 + ["causal", "cross"] * 2, "model.encoder.layers.0.self_attn", FOUR),
+    "marian": (["bidirectional"] * 2 + ["causal", "cross"] * 2, "model.encoder.layers.0.self_attn", FOUR),
+    "vit": (["bidirectional"] * 3, "vit.layers.0.attention", FOUR),
+    "clip_text": (["causal"] * 3, "text_model.encoder.layers.0.self_attn", FOUR),
+    "whisper": (["bidirectional"] * 2 + ["causal", "cross"] * 2, "model.encoder.layers.0.self_attn", FOUR),
+    "all_attention": (["causal"] * 3, "model.layers.0.attention", FOUR),
+    "transformer_xl": (["causal"] * 3, "model.layers.0.attention", FOUR),
 }
 
 
@@ -151,7 +151,7 @@ def test_shared_layers_are_one_site() -> None:
     ).eval()  # fmt: skip
     calls: list[str] = []
     name = "albert.encoder.albert_layer_groups.0.albert_layers.0.attention"
-    assert find_sites(model, text()) == [Site(name, "encoder", 4, 4, 8)]
+    assert find_sites(model, text()) == [Site(name, "bidirectional", 4, 4, 8)]
     with hooked(model, recording(calls)):
         run(model, text())
     assert calls == [name] * 3
@@ -187,7 +187,7 @@ def test_sdpa_is_refused_where_it_would_mean_something_else() -> None:
         intermediate_size=44, pad_token_id=0,
     )  # fmt: skip
     model = hf.Gemma2ForCausalLM(config).eval()
-    assert [site.kind for site in find_sites(model, text())] == ["decoder"]
+    assert [site.kind for site in find_sites(model, text())] == ["causal"]
     with pytest.raises(SiteRefusedError, match="ask for attention='eager'"):
         find_sites(model, text(), attention="sdpa")
     with pytest.raises(UsageError, match="use 'eager' or 'sdpa'"):
@@ -200,18 +200,18 @@ def test_a_mask_of_padding_alone_is_not_taken_for_causal() -> None:
             vocab_size=99, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=44
         )
     )
-    assert [site.kind for site in find_sites(model, text())] == ["encoder"]
+    assert [site.kind for site in find_sites(model, text())] == ["bidirectional"]
 
 
 def test_cross_attention_is_seen_at_equal_lengths() -> None:
     model, _ = FAMILIES["bart"](0)
     kinds = [site.kind for site in find_sites(model, pair(length=6, target=6))]
-    assert kinds == ["encoder", "encoder", "decoder", "cross", "decoder", "cross"]
+    assert kinds == ["bidirectional", "bidirectional", "causal", "cross", "causal", "cross"]
 
 
 @pytest.mark.parametrize("inputs", [text(1, 7), text(3, 2), {"input_ids": torch.full((2, 6), 8)}])
 def test_sites_do_not_depend_on_the_inputs(inputs: dict[str, Tensor]) -> None:
-    for name, kind in (("bert", "encoder"), ("gpt2", "decoder")):
+    for name, kind in (("bert", "bidirectional"), ("gpt2", "causal")):
         assert {site.kind for site in find_sites(FAMILIES[name](0)[0], inputs)} == {kind}
 
 
@@ -329,7 +329,7 @@ def test_a_plan_of_another_model_is_refused() -> None:
         ({"name": "nowhere"}, "no attention site nowhere, its sites are bert.encoder"),
         ({"heads": 6, "kv_heads": 6}, f"{name}: heads is 6 there, 4 in the model"),
         ({"kv_heads": 2}, f"{name}: kv_heads is 2 there, 4 in the model"),
-        ({"kind": "decoder"}, f"{name}: kind is decoder there, encoder in the model"),
+        ({"kind": "causal"}, f"{name}: kind is causal there, bidirectional in the model"),
     ):
         with pytest.raises(InputError, match=message):
             check_plan(_changed(plan, **change), sites)

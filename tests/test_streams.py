@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 from compressor.errors import InputError, UsageError
 from compressor.tasks import Task, causal_lm, open_data
 from compressor.tasks.registry import make_task
-from compressor.tasks.segment_streams import FILLER, CharacterStreams, Streams, lay, read, reader
+from compressor.tasks.segment_streams import FILLER, CharacterStreams, Streams, assign_streams, read, reader
 from compressor.training.tokenizers import characters, words
 from tests import folders, language
 from tests.folders import Request
@@ -56,9 +56,9 @@ def test_every_token_but_the_first_is_a_target_once(lines: int, segment: int, se
 def test_streams_are_stretches_of_the_text(rows: int, side_by_side: int, whole: bool) -> None:
     if not whole and rows < side_by_side:
         with pytest.raises(InputError, match=f"{side_by_side} streams side by side need as many segments"):
-            lay(rows, side_by_side, whole=whole)
+            assign_streams(rows, side_by_side, whole=whole)
         return
-    laid = lay(rows, side_by_side, whole=whole)
+    laid = assign_streams(rows, side_by_side, whole=whole)
     read_in_order = [row for row in laid.T.ravel().tolist() if row != FILLER]
     assert read_in_order == list(range(len(read_in_order)))
     assert len(read_in_order) == (rows if whole else rows // side_by_side * side_by_side)

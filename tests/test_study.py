@@ -23,16 +23,16 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from compressor.cli.study import _DECIDED
 from compressor.config.run import Recipe, make
-from compressor.config.study import Asked
+from compressor.config.study import StudyRequest
 from compressor.errors import InputError, UsageError
-from compressor.progress import Tell
+from compressor.progress import ProgressCallback
 from compressor.selection import subset_evaluator
 from compressor.selection.learn import METHODS
-from compressor.selection.ray_evaluator import MakeTrials
-from compressor.selection.subset_evaluator import ModelTrials
-from compressor.studies import KINDS, SIZES, Size, base, run, study
+from compressor.selection.ray_evaluator import EvaluatorFactory
+from compressor.selection.subset_evaluator import ModelSubsetEvaluator
+from compressor.studies import KINDS, SIZES, StudySize, base, run, study
 from compressor.studies.cell_store import Cell, StudyFolder
-from compressor.studies.context import Subject
+from compressor.studies.context import StudyContext
 from compressor.studies.grid import Grid
 from compressor.studies.results import difference
 from compressor.studies.run_method import check_options, known_options
@@ -76,12 +76,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def asked(
-    place: Path, out: Path, size: Size = TINY, axes: dict[str, tuple[Any, ...]] | None = None, **more: Any
-) -> Asked:
+    place: Path, out: Path, size: StudySize = TINY, axes: dict[str, tuple[Any, ...]] | None = None, **more: Any
+) -> StudyRequest:
     """A study that takes a second."""
     settings = {"keep": "100%", "batch_size": 8, "max_length": 8, "batch": (1, 2), "seq": (8,), **more}
     recipe = Recipe(model=place / "model", data=str(place / "rows.tsv"), out=out, **settings)
-    return Asked(recipe, size, (str(place / "rows.tsv"),), axes or {})
+    return StudyRequest(recipe, size, (str(place / "rows.tsv"),), axes or {})
 
 
 def table(folder: Path) -> list[dict[str, str]]:
@@ -98,7 +98,7 @@ class Stages:
         self.seen: list[str] = []
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[Tell]:
+    def stage(self, name: str) -> Iterator[ProgressCallback]:
         self.seen.append(name.partition(" (")[0])
         here = self.at and name.startswith(self.at)
         if here and not self.after:
@@ -186,7 +186,7 @@ def test_a_grid_is_told_as_it_is(place: Path, done: Callable[[str], Path]) -> No
 
 def test_pipelined_methods_and_searches_start_from_the_dense_run(place: Path, tmp_path: Path) -> None:
     request = asked(place, tmp_path, axes=AXES["grid"])
-    cells = Grid(request, Subject(request.recipe, TINY), StudyFolder(tmp_path / "cells", {})).cells()
+    cells = Grid(request, StudyContext(request.recipe, TINY), StudyFolder(tmp_path / "cells", {})).cells()
     assert {cell.asked["method"] for cell in cells if cell.needs} == {"dsp-pipelined", "taylor"}
     assert {cell.needs for cell in cells if cell.needs} == {("dense-s1",)}
 
@@ -247,11 +247,11 @@ def test_a_study_grows_by_what_is_asked_for_later(place: Path, tmp_path: Path) -
 def test_an_interrupted_cell_is_gone_on_with_where_it_was(tmp_path: Path) -> None:
     """What a killed process leaves in the cell's own folder, checkpoints say, is there the next time."""
 
-    def killed(cell: Cell, work: Path, tell: Tell) -> dict[str, Any]:
+    def killed(cell: Cell, work: Path, tell: ProgressCallback) -> dict[str, Any]:
         (work / "step").write_text("7")
         raise KeyboardInterrupt
 
-    def resumed(cell: Cell, work: Path, tell: Tell) -> dict[str, Any]:
+    def resumed(cell: Cell, work: Path, tell: ProgressCallback) -> dict[str, Any]:
         return {"step": (work / "step").read_text()}
 
     folder = StudyFolder(tmp_path, {})
@@ -278,7 +278,7 @@ def test_a_cell_that_another_process_holds_is_left_to_it(tmp_path: Path) -> None
         other.stdout.readline()
         ran = []
 
-        def do(cell: Cell, work: Path, tell: Tell) -> dict[str, Any]:
+        def do(cell: Cell, work: Path, tell: ProgressCallback) -> dict[str, Any]:
             ran.append(cell.name)
             if cell.name == "c":
                 other.stdin.write("\n")  # type: ignore[union-attr]
@@ -341,10 +341,10 @@ def test_trials_are_spread_where_asked(
     made: list[int] = []
 
     @contextmanager
-    def counted(ray: str | None) -> Iterator[MakeTrials]:
-        def make(*given: Any) -> ModelTrials:
+    def counted(ray: str | None) -> Iterator[EvaluatorFactory]:
+        def make(*given: Any) -> ModelSubsetEvaluator:
             made.append(len(given))
-            return ModelTrials(*given)
+            return ModelSubsetEvaluator(*given)
 
         spread.append(ray)
         yield make
@@ -433,7 +433,7 @@ def test_rows_that_are_missing_or_too_many(place: Path, tmp_path: Path, capfd: C
 def test_what_names_nothing_is_refused_before_anything_is_loaded(
     words: list[str], said: str, place: Path, tmp_path: Path, capfd: Cap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "Subject", None)
+    monkeypatch.setattr(run, "StudyContext", None)
     kind, *more = words
     rows: list[str | Path] = ["--data", place / "rows.tsv"]
     found = compress(capfd, "study", kind, place / "model", *rows, "-o", tmp_path / "out", *more, "--quiet")
@@ -465,7 +465,7 @@ def test_a_study_whose_workers_fail_claims_no_folder(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
-    def none(ray: str | None) -> Iterator[MakeTrials]:
+    def none(ray: str | None) -> Iterator[EvaluatorFactory]:
         raise InputError("no workers")
         yield
 
@@ -504,7 +504,7 @@ def test_the_page_says_batches_as_speed_takes_them(place: Path, tmp_path: Path) 
     """Unless they are asked for they are the study's own, not the recipe's."""
     request = asked(place, tmp_path)
     given = request.recipe.model_dump(exclude_unset=True, exclude={"batch"})
-    made = KINDS["speed"](replace(request, recipe=Recipe(**given)), Subject(request.recipe, TINY), None)  # type: ignore[arg-type]
+    made = KINDS["speed"](replace(request, recipe=Recipe(**given)), StudyContext(request.recipe, TINY), None)  # type: ignore[arg-type]
     assert made.settings() == {"batch": [1, 4, 8, 16, 64], "seq": 8, "seconds": 0.001}
 
 

@@ -25,11 +25,11 @@ from compressor.config.run import flag_of
 from compressor.config.train import Training, make
 from compressor.errors import DivergedError, InputError, UsageError
 from compressor.model_folder import load
-from compressor.progress import Silent, Tell
+from compressor.progress import NullListener, ProgressCallback
 from compressor.selection.gates import GATES, BinConcreteGate, StraightThroughGate
 from compressor.selection.learn import learn
 from compressor.tasks import open_data
-from compressor.tasks.segment_streams import Streams, lay, read, reader
+from compressor.tasks.segment_streams import Streams, assign_streams, read, reader
 from compressor.training.checkpoints import memory_file, newest
 from compressor.training.fit import _one_device, fit
 from compressor.training.schedule import Schedule
@@ -42,14 +42,14 @@ from tests.language import EndOfPowerError
 from tests.learning import Recipe
 
 
-class Heard(Silent):
+class Heard(NullListener):
     """Hears every note, and ends the run after a step, if asked to."""
 
     def __init__(self, stop: int | None = None) -> None:
         self.stop, self.notes = stop, list[str]()
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[Tell]:
+    def stage(self, name: str) -> Iterator[ProgressCallback]:
         def tell(done: int, total: int) -> None:
             if done == self.stop and name.startswith("training"):
                 raise EndOfPowerError
@@ -93,7 +93,7 @@ def test_training_is_the_plain_loop_over_segments_that_follow_each_other(optimiz
     task = rows.task
     assert isinstance(task, Streams)
     schedule = language.schedule(optimizer=optimizer, weight_decay=0.0)
-    order = lay(len(rows.train), 3, whole=False)
+    order = assign_streams(len(rows.train), 3, whole=False)
     assert len(order) < schedule.steps  # the text is read more than once
     log = fit(held.model, rows, schedule, {}, tmp_path / "run", lambda done, total: None)
 

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 import compressor
-from compressor.block_masks import watch
+from compressor.block_masks import collect_attention_maps
 from compressor.config.run import Recipe
 from compressor.errors import InputError, UsageError
 from compressor.model_folder import ModelFolder, load
@@ -283,7 +283,7 @@ def test_sensitivity_weighs_every_row_alike(folder: ModelFolder, place: Path) ->
         for size in (6, 1)
     )
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-6)
-    assert {site.kind for site in sites} == {"encoder", "decoder", "cross"}
+    assert {site.kind for site in sites} == {"bidirectional", "causal", "cross"}
 
 
 def test_maps_of_every_kind_are_averages_over_the_rows_that_have_both_positions(
@@ -293,13 +293,19 @@ def test_maps_of_every_kind_are_averages_over_the_rows_that_have_both_positions(
     data = opened(folder, str(place / "rows.tsv"))
     data = replace(data, train=data.train.select(range(12)))
     sites = find_sites(folder.model, data.task.collate(list(data.train)))
-    together, alone = (watch(folder.model, sites, data, keep_all(sites), length=12, batch_size=n) for n in (5, 1))
+    together, alone = (
+        collect_attention_maps(folder.model, sites, data, keep_all(sites), length=12, batch_size=n) for n in (5, 1)
+    )
     sides = [data.task.collate([row]) for row in data.train]
     lengths = {
-        "encoder": [batch["attention_mask"].shape[1] for batch in sides],
-        "decoder": [batch["labels"].shape[1] for batch in sides],
+        "bidirectional": [batch["attention_mask"].shape[1] for batch in sides],
+        "causal": [batch["labels"].shape[1] for batch in sides],
     }
-    asks = {"encoder": ("encoder", "encoder"), "decoder": ("decoder", "decoder"), "cross": ("decoder", "encoder")}
+    asks = {
+        "bidirectional": ("bidirectional", "bidirectional"),
+        "causal": ("causal", "causal"),
+        "cross": ("causal", "bidirectional"),
+    }
     for site in sites:
         query, key = (np.array(lengths[side]) for side in asks[site.kind])
         places = np.arange(12)
@@ -366,12 +372,12 @@ def test_every_method_keeps_exactly_so_many_heads_of_every_pool(
     data = opened(folder, str(place / "rows.tsv"))
     sites = find_sites(folder.model, data.task.collate(list(data.test)))
     pace: dict[str, Any] = {"evaluations": 1} if method in GATES else {"trials": 2} if method == "random" else {}
-    for pool, keep in (("model", 3), ("encoder", 1), ("decoder", 1), ("cross", 1)):
+    for pool, keep in (("model", 3), ("bidirectional", 1), ("causal", 1), ("cross", 1)):
         request = learning.Recipe(method, keep=keep, steps=2, options={"pool": pool, **pace})
         learned = learn(copy.deepcopy(folder.model), sites, data, request, tmp_path / pool)
         left = {site.kind: len(site.kept) for site in learned.plan.sites}
         if pool != "model":
-            assert left == {"encoder": 2, "decoder": 2, "cross": 2, pool: 1}
+            assert left == {"bidirectional": 2, "causal": 2, "cross": 2, pool: 1}
         elif method != "global":  # which removes a head of every layer at a time, and stops before it is below
             assert sum(left.values()) == 3
 

@@ -13,23 +13,23 @@ import torch
 from torch import Tensor
 
 from compressor.selection import subset_evaluator as evaluator
-from compressor.selection.prefix_cache import Record, Replay, blocks
-from compressor.selection.subset_evaluator import ModelTrials
+from compressor.selection.prefix_cache import ActivationCache, PartialForward, blocks
+from compressor.selection.subset_evaluator import ModelSubsetEvaluator
 from compressor.units import find_sites, hooked
 from tests import learning
 from tests.zoo import FAMILIES
 
-Pair = tuple[ModelTrials, ModelTrials]
+Pair = tuple[ModelSubsetEvaluator, ModelSubsetEvaluator]
 
 
 def pair(make: Callable[[], Any] = learning.model, task: learning.Sign | None = None) -> Pair:
     """The evaluator and what it must equal."""
     model = make()
     given = (model, learning.sites(model), learning.data(task), 5, 6, 0)
-    return ModelTrials(*given), ModelTrials(*given, plain=True)
+    return ModelSubsetEvaluator(*given), ModelSubsetEvaluator(*given, plain=True)
 
 
-def walk(fast: ModelTrials, plain: ModelTrials, seed: int) -> None:
+def walk(fast: ModelSubsetEvaluator, plain: ModelSubsetEvaluator, seed: int) -> None:
     """A search that drops a random head a step, and looks at random subsets between."""
     draw = random.Random(seed)
     kept = frozenset(fast.heads)
@@ -77,7 +77,7 @@ def test_equals_it_where_records_find_no_room(room: float, monkeypatch: pytest.M
 def test_half_precision_is_another_measurement_of_the_same_subsets() -> None:
     model = learning.model()
     given = (model, learning.sites(model), learning.data(), 5, 6, 0)
-    whole, half = ModelTrials(*given), ModelTrials(*given, "bf16")
+    whole, half = ModelSubsetEvaluator(*given), ModelSubsetEvaluator(*given, "bf16")
     odd = frozenset(whole.heads[1::2])
     batch = next(whole._batches())
     one, two = (torch.from_numpy(of._run(batch, [odd], None, 0).logits.float().numpy()) for of in (whole, half))
@@ -113,9 +113,9 @@ def test_the_model_is_left_as_it_was() -> None:
 def test_every_family_can_be_played_back(family: str) -> None:
     model, inputs = FAMILIES[family](0)
     sites = find_sites(model, inputs)
-    replay = Replay(model, sites)
+    replay = PartialForward(model, sites)
     heads = sum(site.heads for site in sites)
-    base, record = torch.ones(1, heads), Record()
+    base, record = torch.ones(1, heads), ActivationCache()
     base[0, 1] = 0
     whole = _logits(replay.run(inputs, base, record=record))
     assert torch.equal(whole, _plainly(model, sites, inputs, base))
@@ -160,7 +160,7 @@ def test_an_interrupted_search_does_not_measure_twice(tmp_path: Path, monkeypatc
     (first, _), (second, _) = pair(), pair()
     kept = frozenset(first.heads)
 
-    def search(trials: ModelTrials) -> list[float]:
+    def search(trials: ModelSubsetEvaluator) -> list[float]:
         trials.remember(tmp_path / "store" / "found.npz")
         return [trials.evaluate(kept), *trials.evaluate_without(kept, trials.heads[:3])]
 

@@ -22,11 +22,11 @@ from benchmarks import gpu
 from compressor import report as reports
 from compressor.config.run import make
 from compressor.errors import InputError, MismatchError, TargetMissingError, UsageError
-from compressor.results import Built, BuiltLayer
+from compressor.results import BuiltLayer, EngineBuild
 from compressor.run import rebuild, verify
-from compressor.run.build_options import tuning
+from compressor.run.build_options import build_options
 from compressor.segment_memory import LENGTH, POSITIONS
-from compressor.targets import Precision, Tuning, span, target
+from compressor.targets import BuildOptions, Precision, span, target
 from compressor.targets.cuda import Device, driver
 from compressor.targets.onnxruntime import ort_session
 from compressor.targets.random_inputs import random_feeds
@@ -90,13 +90,13 @@ def test_a_run_builds_for_what_it_proves_times_and_scores() -> None:
     recipe = make("model", None, {"batch": "8,1,32", "seq": "128,384", "workspace": "64", "target": "trt"})
     proven = [{"input_ids": np.zeros((3, 5)), "memory_0": np.zeros((3, 7, 4))}]
     rows: Any = SimpleNamespace(test={"length": [400, 9]}, task=SimpleNamespace(beams=1, longest=0))
-    found = tuning(recipe, (128, 384), proven, rows)
+    found = build_options(recipe, (128, 384), proven, rows)
     assert (found.batch, found.seq, found.memory) == ((1, 8, 32), (1, 384, 400), (0, 7, 7))
     assert found.workspace == 64 << 20
     made: Any = SimpleNamespace(test={"length": [9]}, task=SimpleNamespace(beams=5, longest=512))
-    found = tuning(recipe, (128, 384), proven, made)
+    found = build_options(recipe, (128, 384), proven, made)
     assert (found.batch, found.seq) == ((1, 8, 5 * 32), (1, 384, 512)), "beams, and as long as they may get"
-    assert tuning(recipe, (128, 384), proven).seq == (1, 384, 384)
+    assert build_options(recipe, (128, 384), proven).seq == (1, 384, 384)
 
 
 def test_profiles_leave_fixed_axes_and_know_caches() -> None:
@@ -107,22 +107,22 @@ def test_profiles_leave_fixed_axes_and_know_caches() -> None:
         "float[B, S, 4] y",
     )
     model.graph.inputs[-1].shape = ir.Shape(["B", "past_length + S"])
-    found = profile(model, Tuning(batch=(1, 8, 32), seq=(1, 128, 384), memory=(0, 5, 9)))
+    found = profile(model, BuildOptions(batch=(1, 8, 32), seq=(1, 128, 384), memory=(0, 5, 9)))
     assert found["ids"] == ((1, 1), (8, 128), (32, 384))
     assert found["x"] == ((1, 1, 4), (8, 128, 4), (32, 384, 4))
     assert found["past"] == found["memory_0"] == ((1, 0, 4), (8, 5, 4), (32, 9, 4))
     assert found["fixed"] == ((2, 3),) * 3
     assert found["mask"] == found["ids"], "the past and what is new is not the past alone"
     with pytest.raises(InputError, match="past: is a key/value cache, and nothing says how long it may be"):
-        profile(model, Tuning())
+        profile(model, BuildOptions())
 
 
 def test_memories_may_be_as_long_as_the_model_keeps_them() -> None:
     model = parsed("y = Identity(x)", "float[B, S, 4] x, float[B, M, 4] memory_0", "float[B, S, 4] y")
     with pytest.raises(InputError, match="memory_0: is a memory, and nothing says how long it may be"):
-        profile(model, Tuning())
+        profile(model, BuildOptions())
     model.metadata_props.update({LENGTH: "64", POSITIONS: "100"})
-    least, _, most = profile(model, Tuning(memory=(0, 7, 7)))["memory_0"]
+    least, _, most = profile(model, BuildOptions(memory=(0, 7, 7)))["memory_0"]
     for seq, memory in ((1, 64), (36, 64), (90, 10)):
         shape = random_feeds(model, 2, seq)["memory_0"].shape
         assert shape == (2, memory, 4)
@@ -268,7 +268,7 @@ def papers(plan: Path, **more: Any) -> Metadata:
         "fused": 12,
         "optimization": "",
         "session": {},
-        "built": Built(seconds=1, plan_bytes=9, weight_bytes=None, activation_bytes=0, attention=""),
+        "built": EngineBuild(seconds=1, plan_bytes=9, weight_bytes=None, activation_bytes=0, attention=""),
     }
     found = Metadata(**{**facts, **more})
     papers_of(plan).write_text(found.model_dump_json())
@@ -416,41 +416,45 @@ def test_the_table_of_layers_says_where_attention_was_lost(bert: Pruned) -> None
     told = {"Name": "_gemm_mha_v2", "LayerType": "kgen", "Metadata": f"[ONNX Layer: a]\x1e[ONNX Layer: {nodes[0]}]"}
     table = inspector.layers(json.dumps({"Layers": [told, "reformat"], "Bindings": []}))
     assert [layer.name for layer in table] == ["_gemm_mha_v2", "reformat"]
-    count, of, line = inspector.told(table, sites, (9, 0), "fp16")
+    count, of, line = inspector.describe(table, sites, (9, 0), "fp16")
     assert (count, of) == (1, len(sites))
     assert line.startswith(f"fused attention in 1 of {len(sites)} attention layers (not in ")
     assert "heads 8 wide" in line
-    assert "needs SM 7.5, this GPU has 7.0" in inspector.told(table[1:], sites, (7, 0), "fp16")[2]
-    assert "needs fp16 or bf16" in inspector.told(table[1:], sites, (9, 0), "fp32")[2]
+    assert "needs SM 7.5, this GPU has 7.0" in inspector.describe(table[1:], sites, (7, 0), "fp16")[2]
+    assert "needs fp16 or bf16" in inspector.describe(table[1:], sites, (9, 0), "fp32")[2]
     kept = (len(sites), len(sites), f"fused attention kept in each of {len(sites)} attention layers")
     fused = [BuiltLayer(name="_gemm_mha_v2", nodes=node) for node in nodes]
-    assert inspector.told(fused, sites, (9, 0), "fp16") == kept
-    assert inspector.told([BuiltLayer(name="_gemm_mha_v2")] * len(sites), sites, (9, 0), "fp16") == kept
-    assert inspector.told(fused[:1] * len(sites), sites, (9, 0), "fp16")[0] == 1, "one attention of several kernels"
+    assert inspector.describe(fused, sites, (9, 0), "fp16") == kept
+    assert inspector.describe([BuiltLayer(name="_gemm_mha_v2")] * len(sites), sites, (9, 0), "fp16") == kept
+    assert inspector.describe(fused[:1] * len(sites), sites, (9, 0), "fp16")[0] == 1, "one attention of several kernels"
     other = BuiltLayer(name="_gemm_mha_v2", nodes="its softmax")
-    assert inspector.told([fused[0], other], sites, (9, 0), "fp16")[0] == 1, "of which one names another of its nodes"
-    assert inspector.told([other] * len(sites), sites, (9, 0), "fp16") == kept, "where names are none that are known"
+    assert inspector.describe([fused[0], other], sites, (9, 0), "fp16")[0] == 1, (
+        "of which one names another of its nodes"
+    )
+    assert inspector.describe([other] * len(sites), sites, (9, 0), "fp16") == kept, (
+        "where names are none that are known"
+    )
 
 
 def test_what_tensorrt_does_not_show_is_not_called_lost(bert: Pruned) -> None:
     sites = find_attention(load(bert.shrunk))
     nodes = [str(producer.name) for site in sites if (producer := site.output.producer()) is not None]
     whole = BuiltLayer(name="{ForeignNode[/embeddings/Gather.../classifier/Gemm]}", kind="Myelin")
-    count, of, line = inspector.told([whole], sites, (9, 0), "fp16")
+    count, of, line = inspector.describe([whole], sites, (9, 0), "fp16")
     assert (count, of) == (0, 0)
     assert line.startswith(
         f"whether attention is fused cannot be told of {len(sites)} of {len(sites)} attention layers"
     )
     alone = [BuiltLayer(name=node) for node in nodes]
-    assert inspector.told([whole, *alone], sites, (9, 0), "fp16")[:2] == (0, len(sites)), (
+    assert inspector.describe([whole, *alone], sites, (9, 0), "fp16")[:2] == (0, len(sites)), (
         "those that are shown are lost"
     )
     torn = json.dumps({"Layers": [{"Name": "_gemm_mha_v2", "Metadata": f"{nodes[0]}|{nodes[1]}"}]}).replace("|", "\x1e")
     assert inspector.layers(torn)[0].nodes == "\x1e".join(nodes[:2]), "control characters as they are"
     for odd in ("", "no layers", "[]"):
-        assert inspector.told(inspector.layers(odd), sites, (9, 0), "fp16")[:2] == (0, 0), odd
+        assert inspector.describe(inspector.layers(odd), sites, (9, 0), "fp16")[:2] == (0, 0), odd
     listed = BuiltLayer(name="{ForeignNode[a...b]}", nodes=nodes[0])
-    assert inspector.told([listed], sites, (9, 0), "fp16")[:2] == (0, len(sites) - 1)
+    assert inspector.describe([listed], sites, (9, 0), "fp16")[:2] == (0, len(sites) - 1)
 
 
 def test_layers_compute_in_the_types_of_the_graph() -> None:

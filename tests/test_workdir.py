@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from compressor.errors import GateError, InputError, UsageError
-from compressor.workdir import opened
+from compressor.workdir import open_workdir
 
 
 def written(folder: Path, text: str = "new") -> None:
@@ -20,7 +20,7 @@ def written(folder: Path, text: str = "new") -> None:
 
 
 def test_finished_work_takes_the_name(tmp_path: Path) -> None:
-    with opened(tmp_path / "out", force=False) as work:
+    with open_workdir(tmp_path / "out", force=False) as work:
         written(work.result)
         (work.result / "report.json").chmod(0o600)
         assert not work.out.exists()
@@ -34,7 +34,7 @@ def test_force_replaces_at_the_end(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     written(out, "old")
-    with opened(out, force=True) as work:
+    with open_workdir(out, force=True) as work:
         written(work.result)
         assert (out / "plan.json").read_text() == "old"
         work.finish()
@@ -45,9 +45,9 @@ def test_force_replaces_at_the_end(tmp_path: Path) -> None:
 def test_an_output_stands_until_it_may_go(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "letter.txt").write_text("dear")
-    with pytest.raises(UsageError, match="add --force"), opened(tmp_path / "out", force=False):
+    with pytest.raises(UsageError, match="add --force"), open_workdir(tmp_path / "out", force=False):
         pass
-    with pytest.raises(UsageError, match="no run wrote this folder"), opened(tmp_path / "out", force=True):
+    with pytest.raises(UsageError, match="no run wrote this folder"), open_workdir(tmp_path / "out", force=True):
         pass
     assert (tmp_path / "out" / "letter.txt").read_text() == "dear"
 
@@ -55,20 +55,20 @@ def test_an_output_stands_until_it_may_go(tmp_path: Path) -> None:
 def test_a_stranger_in_the_way_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "out.partial").mkdir()
     (tmp_path / "out.partial" / "letter.txt").write_text("dear")
-    with pytest.raises(InputError, match="stands in the way"), opened(tmp_path / "out", force=False):
+    with pytest.raises(InputError, match="stands in the way"), open_workdir(tmp_path / "out", force=False):
         pass
     assert (tmp_path / "out.partial" / "letter.txt").read_text() == "dear"
 
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:
-    with opened(tmp_path / "out", force=False), pytest.raises(InputError, match="another run is at work"):  # noqa: SIM117
-        with opened(tmp_path / "out", force=False):
+    with open_workdir(tmp_path / "out", force=False), pytest.raises(InputError, match="another run is at work"):  # noqa: SIM117
+        with open_workdir(tmp_path / "out", force=False):
             pass
 
 
 @pytest.mark.parametrize("fault", [ValueError("x"), KeyboardInterrupt(), InputError("x")])
 def test_an_error_leaves_nothing(tmp_path: Path, fault: BaseException) -> None:
-    with pytest.raises(type(fault)), opened(tmp_path / "out", force=False) as work:  # noqa: PT012
+    with pytest.raises(type(fault)), open_workdir(tmp_path / "out", force=False) as work:  # noqa: PT012
         written(work.result)
         work.learning.mkdir()
         raise fault
@@ -83,7 +83,7 @@ def test_an_error_leaves_nothing(tmp_path: Path, fault: BaseException) -> None:
     ],
 )
 def test_what_was_learned_survives_an_error(tmp_path: Path, fault: BaseException, message: str) -> None:
-    with pytest.raises(type(fault), match=message), opened(tmp_path / "out", force=False) as work:  # noqa: PT012
+    with pytest.raises(type(fault), match=message), open_workdir(tmp_path / "out", force=False) as work:  # noqa: PT012
         work.learning.mkdir()
         (work.learning / "done.json").write_text("{}")
         raise fault
@@ -99,13 +99,19 @@ def test_what_was_learned_survives_an_error(tmp_path: Path, fault: BaseException
     ],
 )
 def test_a_full_disk_is_named_whoever_meets_it(tmp_path: Path, fault: Exception) -> None:
-    with pytest.raises(InputError, match="the disk is full; free some space"), opened(tmp_path / "out", force=False):
+    with (
+        pytest.raises(InputError, match="the disk is full; free some space"),
+        open_workdir(tmp_path / "out", force=False),
+    ):
         raise fault
     assert list(tmp_path.iterdir()) == []
 
 
 def test_too_little_space_is_said_before_the_work(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="GB are free and the run needs"), opened(tmp_path / "o", force=False) as work:
+    with (
+        pytest.raises(InputError, match="GB are free and the run needs"),
+        open_workdir(tmp_path / "o", force=False) as work,
+    ):
         work.reserve(1 << 60)
     assert list(tmp_path.iterdir()) == []
 
@@ -119,7 +125,7 @@ def test_a_kill_leaves_the_lock_free_and_the_old_output_whole(tmp_path: Path) ->
     )
     assert subprocess.run([sys.executable, "-c", code, str(out)]).returncode == -9
     assert not out.exists()
-    with opened(out, force=False) as work:
+    with open_workdir(out, force=False) as work:
         assert list(work.result.iterdir()) == []
 
 
@@ -127,6 +133,6 @@ def test_a_kill_between_the_two_renames_is_mended(tmp_path: Path) -> None:
     aside = tmp_path / ".out.replaced"
     aside.mkdir()
     written(aside, "old")
-    with pytest.raises(UsageError, match="is there already"), opened(tmp_path / "out", force=False):
+    with pytest.raises(UsageError, match="is there already"), open_workdir(tmp_path / "out", force=False):
         pass
     assert (tmp_path / "out" / "plan.json").read_text() == "old"

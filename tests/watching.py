@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 
-from compressor.block_masks import AttentionMaps, watch
+from compressor.block_masks import AttentionMaps, collect_attention_maps
 from compressor.model_folder import example_inputs
 from compressor.units import find_sites, keep_all
 from tests import language, learning
@@ -24,12 +24,12 @@ def found(at: Path) -> dict[str, AttentionMaps]:
     maps = {}
     for name, count in (("nine", 9), ("one", 1)):
         rows = replace(data, train=learning.rows(count, 0))
-        maps[name] = watch(model, sites, rows, keep_all(sites), length=9, batch_size=2)
+        maps[name] = collect_attention_maps(model, sites, rows, keep_all(sites), length=9, batch_size=2)
     held = language.folder(**language.UNDROPPED)
     with PartialState(cpu=True).main_process_first():
         text = language.data(at, held, lines=4)
     spots = find_sites(held.model, example_inputs(held, 2, 6))
-    maps["segment"] = watch(held.model, spots, text, keep_all(spots), length=6, batch_size=1, rows=1)
+    maps["segment"] = collect_attention_maps(held.model, spots, text, keep_all(spots), length=6, batch_size=1, rows=1)
     return maps
 
 

@@ -17,6 +17,7 @@ from compressor.errors import InputError
 from compressor.units import Site
 from graph_passes import Kind
 from graph_passes.files import beside
+from graph_passes.plan import current_kind
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class AttentionMaps:
         try:
             with safetensors.safe_open(path, "numpy") as file:
                 told = file.metadata() or {}
-                kinds = json.loads(told["kinds"])
+                kinds = {site: current_kind(kind) for site, kind in json.loads(told["kinds"]).items()}
                 maps = {site: file.get_tensor(f"{site}.map") for site in kinds}
                 counts = {site: file.get_tensor(f"{site}.count") for site in kinds}
                 return cls(maps, counts, kinds, int(told["memory"]), told.get("model"), told.get("data"))

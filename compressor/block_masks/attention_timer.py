@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from compressor.block_masks.attention_graphs import dense, sparse
 from compressor.config.run import Recipe
-from compressor.measure.timing import settle
+from compressor.measure.timing import wait_until_idle
 from compressor.targets.base import Feeds
 from compressor.targets.onnxruntime import ort_session as sessions
 from compressor.units.hook import Call, intercepted
@@ -38,7 +38,7 @@ _TYPES = {"fp32": ir.DataType.FLOAT, "fp16": ir.DataType.FLOAT16}
 
 
 @dataclass(frozen=True)
-class Beside:
+class AttentionExtras:
     """What a site's attention reads beside positions, padding and causality, whatever its form.
 
     Attributes:
@@ -50,13 +50,13 @@ class Beside:
     bias: int = 0
 
 
-def look_beside(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dict[str, Beside]:
+def find_attention_extras(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dict[str, AttentionExtras]:
     """The same of every site, by one dry forward on `inputs`."""
-    found: dict[str, Beside] = {}
+    found: dict[str, AttentionExtras] = {}
 
     def on_call(call: Call) -> tuple[Tensor, Tensor | None]:
         bias = max(_bias(call.mask), _bias(call.options.get("position_bias")))
-        found[call.site] = Beside(getattr(call.module, "persistent", 0), bias)
+        found[call.site] = AttentionExtras(getattr(call.module, "persistent", 0), bias)
         return call.run()
 
     training = model.training
@@ -99,7 +99,7 @@ class SiteTimes:
         return self.milliseconds["whole"] / sparse if sparse else 0.0
 
 
-class Clock:
+class AttentionTimer:
     """Times the forms as a recipe's engine will run.
 
     Args:
@@ -107,7 +107,7 @@ class Clock:
         beside: what sites read beside positions.
     """
 
-    def __init__(self, recipe: Recipe, beside: Mapping[str, Beside]) -> None:
+    def __init__(self, recipe: Recipe, beside: Mapping[str, AttentionExtras]) -> None:
         self._beside, self._dtype = beside, _TYPES.get(recipe.precision, ir.DataType.FLOAT)
         provider = sessions.choose(recipe.provider, recipe.precision, recipe.kernel)
         self._session = sessions.describe(provider, recipe.threads, recipe.kernel)
@@ -122,7 +122,7 @@ class Clock:
             batch: rows.
             masked: whether the mask as a bias is among the forms: it holds every pair of every row at once.
         """
-        dtype, what = self._dtype.numpy(), self._beside.get(site.name, Beside())
+        dtype, what = self._dtype.numpy(), self._beside.get(site.name, AttentionExtras())
         heads, dim, keys = len(site.kept), site.head_dim, length + mask.memory
         draw = np.random.default_rng(0)
         sizes = {"query": length, "key": keys + what.persistent, "value": keys + what.persistent}
@@ -130,7 +130,7 @@ class Clock:
             name: draw.standard_normal((batch, size, heads * dim), dtype=np.float32).astype(dtype)
             for name, size in sizes.items()
         }
-        causal = site.kind == "decoder"
+        causal = site.kind == "causal"
         allowed = mask.entries(length, keys, memory=mask.memory)
         past = np.tri(length, keys, mask.memory, dtype=np.bool_) if causal else np.ones((length, keys), np.bool_)
         allowed, past = (_seen(pairs, what.persistent) for pairs in (allowed & past, past[None]))
@@ -176,7 +176,7 @@ def _medians(opened: Mapping[str, object], feeds: Feeds) -> dict[str, float]:
     began = time.perf_counter()
     while min(map(len, found.values())) < _CALLS or time.perf_counter() - began < _SECONDS * len(opened):
         for form, session in opened.items():
-            settle()
+            wait_until_idle()
             sessions.run(session, feeds)
             turn = time.perf_counter()
             for _ in range(_CALLS):

@@ -21,10 +21,10 @@ from transformers import PreTrainedModel
 from compressor.block_masks.attention_maps import AttentionMaps
 from compressor.errors import InputError
 from compressor.model_folder import fingerprint
-from compressor.progress import Tell
+from compressor.progress import ProgressCallback
 from compressor.tasks import Data
 from compressor.tasks.scoring import batches
-from compressor.tasks.segment_streams import Streams, lay, reader
+from compressor.tasks.segment_streams import Streams, assign_streams, reader
 from compressor.training.fit import processes
 from compressor.units import Site, gated, hooked
 from graph_passes import Plan
@@ -57,7 +57,7 @@ class _Sums:
         keys = weights.shape[3] - self.persistent.get(name, 0)
         remembered = keys - queries if self.memory else 0
         asks = (
-            self.decoder if site.kind == "cross" or (site.kind == "decoder" and self.decoder is not None) else self.own
+            self.decoder if site.kind == "cross" or (site.kind == "causal" and self.decoder is not None) else self.own
         )
         seen = self.own if site.kind == "cross" else asks
         query, key = _valid(asks, weights, queries), _valid(seen, weights, keys - remembered)
@@ -78,7 +78,7 @@ def _valid(known: Tensor | None, like: Tensor, length: int) -> Tensor:
     return known.to(like.device, torch.float32)
 
 
-def watch(
+def collect_attention_maps(
     model: PreTrainedModel,
     sites: Sequence[Site],
     data: Data,
@@ -88,7 +88,7 @@ def watch(
     batch_size: int = 32,
     rows: int | None = None,
     seed: int = 0,
-    tell: Tell = lambda done, total: None,
+    tell: ProgressCallback = lambda done, total: None,
 ) -> AttentionMaps:
     """The average maps of a model over its training rows. Under `accelerate launch` each process reads its share.
 
@@ -153,7 +153,7 @@ def _run(
         forward, done = reader(model), 0
         if not len(mine):  # there are more processes than segments
             return
-        for numbers in lay(len(mine), min(batch_size, len(mine)), whole=False):
+        for numbers in assign_streams(len(mine), min(batch_size, len(mine)), whole=False):
             batch = task.collate([mine[int(number)] for number in numbers])
             sums.own, sums.decoder = batch["shift_labels"] != _IGNORED, None
             forward(batch["input_ids"])

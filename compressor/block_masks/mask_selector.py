@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from compressor.block_masks.attention_timer import Beside, Clock, SiteTimes
+from compressor.block_masks.attention_timer import AttentionExtras, AttentionTimer, SiteTimes
 from compressor.config.run import Recipe
 from compressor.results import SiteBlocks
 from graph_passes import BlockMask, Plan, SitePlan
@@ -22,7 +22,7 @@ _SHARES = (0.5, 0.75, 1.0)
 """Of the longest row: lengths that are timed whatever is asked for, for rows may be shorter than those."""
 
 
-class Planner:
+class MaskSelector:
     """Times the forms of sites on this machine, as the recipe's engine will run.
 
     Args:
@@ -37,11 +37,11 @@ class Planner:
         recipe: Recipe,
         lengths: Sequence[int],
         longest: int | None = None,
-        beside: Mapping[str, Beside] | None = None,
+        beside: Mapping[str, AttentionExtras] | None = None,
     ) -> None:
         self.recipe, self.longest = recipe, longest or max(lengths, default=1)
         self.lengths = tuple(sorted({*lengths, *(max(1, round(share * self.longest)) for share in _SHARES)}))
-        self._clock = Clock(recipe, beside or {})
+        self._clock = AttentionTimer(recipe, beside or {})
         self._times: dict[str, tuple[SiteTimes, ...]] = {}
 
     def times(self, site: SitePlan, mask: BlockMask) -> tuple[SiteTimes, ...]:
@@ -180,7 +180,7 @@ def _share(mask: BlockMask, site: SitePlan, length: int) -> float:
     not the future's."""
     rows, columns = -(-length // mask.block), -(-(length + mask.memory) // mask.block)
     kept = mask.kept[list(site.kept), :rows, :columns]
-    if site.kind != "decoder":
+    if site.kind != "causal":
         return float(kept.mean())
     row, column = (np.arange(size) * mask.block for size in kept.shape[1:])
     past = column[None, :] - mask.memory < row[:, None] + mask.block

@@ -10,7 +10,7 @@ from compressor.block_masks.attention_maps import AttentionMaps
 from graph_passes import BlockMask, Kind, Plan
 
 
-def cut(
+def build_masks(
     maps: AttentionMaps,
     plan: Plan,
     shares: Mapping[Kind, float],
@@ -96,7 +96,7 @@ def _weights(maps: AttentionMaps, site: str) -> np.ndarray:
 def _past(maps: AttentionMaps, site: str) -> np.ndarray:
     """Bool `[query, key]`: pairs that causality leaves, all of them where there is none."""
     queries, keys = maps.counts[site].shape
-    if maps.kinds[site] != "decoder":
+    if maps.kinds[site] != "causal":
         return np.ones((queries, keys), dtype=np.bool_)
     past: np.ndarray = np.arange(keys)[None, :] - maps.memory <= np.arange(queries)[:, None]
     return past

@@ -18,13 +18,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.block_masks.attention_maps import AttentionMaps
-from compressor.block_masks.collect_maps import remembered, watch
-from compressor.block_masks.masks_from_maps import cut, unreached
+from compressor.block_masks.collect_maps import collect_attention_maps, remembered
+from compressor.block_masks.masks_from_maps import build_masks, unreached
 from compressor.errors import InputError, UsageError
 from compressor.model_folder import fingerprint
 from compressor.model_folder.example_inputs import token_limit
-from compressor.progress import Tell
-from compressor.results import Point
+from compressor.progress import ProgressCallback
+from compressor.results import CurvePoint
 from compressor.selection.learn import schedule_options
 from compressor.selection.options import LearnRequest, defaults, read_options
 from compressor.selection.plan_and_curves import joint_curves
@@ -33,7 +33,7 @@ from compressor.tasks.segment_streams import Streams
 from compressor.training.fit import fit, processes
 from compressor.training.schedule import Schedule
 from compressor.units import Site, gated
-from compressor.units.entmax import sharpened
+from compressor.units.entmax import with_entmax
 from compressor.workdir import write_json
 from graph_passes import BlockMask, Kind, Plan, SitePlan
 
@@ -83,7 +83,7 @@ class BlocksRequest(LearnRequest, Protocol):
 
 
 @dataclass(frozen=True)
-class Masked:
+class MaskedTraining:
     """What was learned.
 
     Attributes:
@@ -93,7 +93,7 @@ class Masked:
     """
 
     plan: Plan
-    curves: tuple[Point, ...]
+    curves: tuple[CurvePoint, ...]
     notes: tuple[str, ...]
 
 
@@ -159,10 +159,10 @@ def learn_blocks(
     plan: Plan,
     store: Path,
     planner: Chooser,
-    tell: Tell,
+    tell: ProgressCallback,
     *,
     start: Mapping[str, Tensor] | None = None,
-) -> Masked:
+) -> MaskedTraining:
     """Cut masks for a model with the heads of `plan`, and train it with them, in place.
 
     The maps are kept as `maps.safetensors` in `store`, so that an interrupted run does not watch again and masks of
@@ -197,7 +197,7 @@ def learn_blocks(
         if torch.cuda.is_available():
             model.to(state.device)
         with _sharp(model, data, recipe, plan, store, tell) if recipe.entmax else nullcontext():
-            maps = watch(
+            maps = collect_attention_maps(
                 model,
                 sites,
                 data,
@@ -221,7 +221,7 @@ def learn_blocks(
     if maps.length > length:
         notes.append(f"the maps reach over {maps.length} positions, rows over {length}: the first {length} count")
         maps = maps.cropped(length)
-    masks = cut(
+    masks = build_masks(
         maps,
         plan,
         share,
@@ -245,21 +245,21 @@ def learn_blocks(
     state.wait_for_everyone()
     masked, told = Plan.load(store / "plan.json"), tuple(json.loads(planned.read_text())["notes"])
     if not masked.masks:
-        return Masked(masked, (), told)
+        return MaskedTraining(masked, (), told)
     if start is not None:
         model.load_state_dict(start)
     curves = retrain(model, data, recipe, masked, store / "checkpoints", tell)
-    return Masked(masked, curves, told)
+    return MaskedTraining(masked, curves, told)
 
 
 @contextmanager
 def _sharp(
-    model: PreTrainedModel, data: Data, recipe: BlocksRequest, plan: Plan, store: Path, tell: Tell
+    model: PreTrainedModel, data: Data, recipe: BlocksRequest, plan: Plan, store: Path, tell: ProgressCallback
 ) -> Iterator[None]:
     """The model as it becomes when it learns with entmax in place of softmax; its own weights again afterwards."""
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     try:
-        with sharpened(model):
+        with with_entmax(model):
             retrain(model, data, recipe, plan, store / "entmax", tell)
             yield
     finally:
@@ -267,8 +267,8 @@ def _sharp(
 
 
 def retrain(
-    model: PreTrainedModel, data: Data, recipe: BlocksRequest, plan: Plan, checkpoints: Path, tell: Tell
-) -> tuple[Point, ...]:
+    model: PreTrainedModel, data: Data, recipe: BlocksRequest, plan: Plan, checkpoints: Path, tell: ProgressCallback
+) -> tuple[CurvePoint, ...]:
     """Train a model in place with the masks and heads of `plan`, at the recipe's pace; the best evaluation wins.
 
     Returns:

@@ -18,7 +18,7 @@ from compressor.cli.bench import bench
 from compressor.cli.build import build
 from compressor.cli.check import check
 from compressor.cli.command_group import Group, common
-from compressor.cli.console import View
+from compressor.cli.console import Console
 from compressor.cli.export_triton import export_triton
 from compressor.cli.kernel import kernel
 from compressor.cli.report import report
@@ -45,7 +45,7 @@ for _verb in (run, sites, apply, build, bench, check, report, study, train, expo
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code: 0, or that of `compressor.errors`, or 130 for Ctrl-C."""
-    view = View()
+    view = Console()
     asked = list(sys.argv[1:] if args is None else args) or ["--help"]
     if "--debug" not in asked:
         _hush()

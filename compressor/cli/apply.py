@@ -8,7 +8,7 @@ import click
 from rich.text import Text
 
 from compressor.cli.command_group import common
-from compressor.cli.console import View
+from compressor.cli.console import Console
 from compressor.errors import InputError, SiteRefusedError, UsageError
 
 
@@ -19,7 +19,7 @@ from compressor.errors import InputError, SiteRefusedError, UsageError
 @click.option("--force", is_flag=True, help="Replace the file if it is there.")
 @common
 @click.pass_obj
-def apply(view: View, graph: Path, plan: Path, out: Path, force: bool) -> None:
+def apply(view: Console, graph: Path, plan: Path, out: Path, force: bool) -> None:
     """Remove from GRAPH, an ONNX file, the heads that a plan drops, and compute the blocks of its masks alone.
 
     The graph is taken as it is and not run.

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compressor.cli.command_group import common
-from compressor.cli.console import View
+from compressor.cli.console import Console
 from compressor.config.run import Recipe, Sizes
 from compressor.errors import UsageError
 
@@ -50,7 +50,7 @@ class _SizesType(click.ParamType):
 @click.option("--kernel", type=click.Path(path_type=Path), help=Recipe.model_fields["kernel"].description)
 @common
 @click.pass_obj
-def bench(view: View, dense: Path, compressed: Path, batch: Any, seq: Any, **options: Any) -> None:
+def bench(view: Console, dense: Path, compressed: Path, batch: Any, seq: Any, **options: Any) -> None:
     """Build DENSE and COMPRESSED, two ONNX files of the same inputs, and time them in turn on random inputs.
 
     The ratio is the dense median time over the compressed one, with a 95% bootstrap interval.

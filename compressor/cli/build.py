@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from compressor.cli.command_group import common
-from compressor.cli.console import View
+from compressor.cli.console import Console
 from compressor.cli.run import FieldsCommand, options_of
 from compressor.config.run import OF_BUILDING, Recipe
 
@@ -25,7 +25,7 @@ class _BuildCommand(FieldsCommand):
 @options_of(Recipe, without=tuple(name for name in Recipe.model_fields if name not in OF_BUILDING))
 @common
 @click.pass_obj
-def build(view: View, out: Path, **flags: Any) -> None:
+def build(view: Console, out: Path, **flags: Any) -> None:
     """Build the engine of OUT, the folder of a run, which may come from another machine: prove, measure and report it.
 
     What no flag says is as it was in the run. The engine and the report in OUT are replaced once all proofs hold.

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.text import Text
 
-from compressor.cli.comma_list import Words
+from compressor.cli.comma_list import CommaList
 from compressor.cli.command_group import common
-from compressor.cli.console import View
+from compressor.cli.console import Console
 from compressor.errors import UsageError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="queries a second of the server scenario")
 @click.option("--inputs", type=click.Path(path_type=Path), help="real inputs: .npz of arrays, or rows of text")
 @click.option("--tokenizer", type=click.Path(path_type=Path), help="folder with the tokenizer of the texts")
-@click.option("--text-columns", type=Words(), default=(), metavar="COLUMNS", help="columns of the texts")
+@click.option("--text-columns", type=CommaList(), default=(), metavar="COLUMNS", help="columns of the texts")
 @click.option("--batch", type=click.IntRange(min=1), default=1, help="rows of a call [1]")
 @click.option("--seq", type=click.IntRange(min=1), default=128, help="tokens of a row; texts are cut or padded [128]")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=20.0, help="how long to time [20]")
@@ -100,7 +100,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @common
 @click.pass_obj
 def check(
-    view: View,
+    view: Console,
     path: str | None,
     model: str | None,
     junit: Path | None,
@@ -114,16 +114,16 @@ def check(
 
     compress check small.onnx --baseline dense.onnx --max-slowdown 5% --p99 10ms
     """
-    from compressor.latency import Asked, Files, gated
+    from compressor.latency import CheckArtifacts, CheckRequest, gated
     from compressor.latency import check as run
 
     name = model if options["server"] else path
     if not name or (model and path):
         raise UsageError("check: name an ONNX file, or --server and --model")
     gated(
-        Files(junit, history, plot),
+        CheckArtifacts(junit, history, plot),
         f"{name} against {options['baseline']}",
-        lambda: run(Asked(model=name, **options), view),
+        lambda: run(CheckRequest(model=name, **options), view),
         lambda found: view.result(
             Text("\n".join(found.lines())), {**found.model_dump(mode="json"), "passed": found.passed}
         ),

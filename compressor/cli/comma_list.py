@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 
-class Words(click.ParamType):
+class CommaList(click.ParamType):
     """A list divided by commas."""
 
     name = "words"

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 from click_default_group import DefaultGroup
 
-from compressor.cli.console import View
+from compressor.cli.console import Console
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -39,7 +39,7 @@ class Group(DefaultGroup):
 
 
 def common(command: F) -> F:
-    """Add `--quiet`, `--debug` and `--json`; they are noted in the command's `View`."""
+    """Add `--quiet`, `--debug` and `--json`; they are noted in the command's `Console`."""
     for name, says in reversed(_COMMON.items()):
         command = click.option(f"--{name}", is_flag=True, expose_value=False, callback=_noted, help=says)(command)
     return command
@@ -47,4 +47,4 @@ def common(command: F) -> F:
 
 def _noted(ctx: click.Context, option: click.Parameter, value: bool) -> None:
     if value:
-        setattr(ctx.ensure_object(View), str(option.name), True)
+        setattr(ctx.ensure_object(Console), str(option.name), True)

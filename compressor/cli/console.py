@@ -9,14 +9,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console as RichConsole
+from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from compressor.progress import Tell
+from compressor.progress import ProgressCallback
 
 
-class View:
+class Console:
     """The common flags, and the two streams that they govern.
 
     Attributes:
@@ -33,7 +34,7 @@ class View:
         if self.json:
             print(json.dumps(data, indent=1, ensure_ascii=False), flush=True)
         else:
-            Console(soft_wrap=not sys.stdout.isatty()).print(shown)
+            RichConsole(soft_wrap=not sys.stdout.isatty()).print(shown)
 
     def note(self, text: str) -> None:
         if not self.quiet:
@@ -44,7 +45,7 @@ class View:
         print(f"compress: {' '.join(text.split())}", file=sys.stderr, flush=True)
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[Tell]:
+    def stage(self, name: str) -> Iterator[ProgressCallback]:
         if self.quiet:
             yield lambda done, total: None
             return
@@ -56,5 +57,5 @@ class View:
         console.print(Text.assemble((f"{name:<42}", "bold"), f"{time.perf_counter() - start:8.1f} s"))
 
 
-def _stderr() -> Console:
-    return Console(stderr=True, soft_wrap=True)
+def _stderr() -> RichConsole:
+    return RichConsole(stderr=True, soft_wrap=True)

@@ -7,13 +7,13 @@ from pathlib import Path
 from rich.text import Text
 
 from compressor import report as reports
-from compressor.cli.console import View
+from compressor.cli.console import Console
 from compressor.errors import GateError, TargetMissingError
 from compressor.report.files import HTML_NAME
 from compressor.results import Report
 
 
-def finish(view: View, report: Report | None, out: Path) -> None:
+def finish(view: Console, report: Report | None, out: Path) -> None:
     """Print the result of a run, or of building its engine anew.
 
     Args:

@@ -9,16 +9,16 @@ from typing import Any
 import click
 from rich.text import Text
 
-from compressor.cli.comma_list import Words
+from compressor.cli.comma_list import CommaList
 from compressor.cli.command_group import common
-from compressor.cli.console import View
+from compressor.cli.console import Console
 from compressor.errors import UsageError
 
 _FOLDER = click.Path(path_type=Path)
 _COUNT = click.IntRange(min=1)
 
 
-class _Gpus(Words):
+class _Gpus(CommaList):
     """Ids of GPUs, divided by commas."""
 
     name = "gpus"
@@ -48,18 +48,18 @@ class _Gpus(Words):
 @click.option("--gpus", type=_Gpus(), default=(), metavar="IDS", help="ids of GPUs, divided by commas; else all")
 @click.option("--threads", type=_COUNT, help="threads of one call on the CPU; else the server's runtime decides")
 @click.option("--data", metavar="DATA", help="rows to warm up with; else a sentence")
-@click.option("--text-columns", type=Words(), default=(), metavar="COLUMNS", help="columns of their text")
+@click.option("--text-columns", type=CommaList(), default=(), metavar="COLUMNS", help="columns of their text")
 @click.option("--storage-uri", metavar="URI", help="where the cluster finds the repository, for KServe")
 @click.option("--runtime-version", metavar="TAG", help="image of Triton that KServe starts, e.g. 25.06-py3")
 @click.option("--force", is_flag=True, help="replace the model if the repository has it")
 @common
 @click.pass_obj
-def export_triton(view: View, out: Path, **asked: Any) -> None:
+def export_triton(view: Console, out: Path, **asked: Any) -> None:
     """Write a model of a Triton repository from OUT, the folder of a finished run, and a KServe YAML beside it."""
     from compressor import serving
 
     with view.stage("writing the model"):
-        done = serving.export(serving.Asked(out=out, **asked))
+        done = serving.export(serving.ServeRequest(out=out, **asked))
     for note in done.notes:
         view.note(note)
     batches = f"batches of up to {done.max_batch}" if done.max_batch else "no batches"

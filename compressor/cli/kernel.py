@@ -8,7 +8,7 @@ import click
 from rich.text import Text
 
 from compressor.cli.command_group import common
-from compressor.cli.console import View
+from compressor.cli.console import Console
 from compressor.errors import UsageError
 
 
@@ -19,7 +19,7 @@ from compressor.errors import UsageError
 @click.option("--force", is_flag=True, help="Replace the file if it is there.")
 @common
 @click.pass_obj
-def kernel(view: View, out: Path, include: Path | None, march: str, force: bool) -> None:
+def kernel(view: Console, out: Path, include: Path | None, march: str, force: bool) -> None:
     """Compile the kernel that ONNX Runtime on the CPU can compute block-sparse attention with, and prove it.
 
     The compiler is what CXX names, else c++, g++ or clang++. run, build, bench and check take the library as --kernel.

@@ -8,14 +8,14 @@ import click
 from rich.text import Text
 
 from compressor.cli.command_group import common
-from compressor.cli.console import View
+from compressor.cli.console import Console
 
 
 @click.command(short_help="Rewrite report.html from report.json.")
 @click.argument("out", type=click.Path(path_type=Path))
 @common
 @click.pass_obj
-def report(view: View, out: Path) -> None:
+def report(view: Console, out: Path) -> None:
     """Rewrite the report.html of OUT, the folder of a finished run, from its report.json."""
     from compressor.report import load, summary, write
 

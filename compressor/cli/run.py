@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from compressor.cli.command_group import common
-from compressor.cli.console import View
+from compressor.cli.console import Console
 from compressor.config.run import Recipe, flag_of, group_of, make
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -95,7 +95,7 @@ def _metavar(name: str, annotation: Any) -> str:
 @common
 @click.pass_obj
 def run(
-    view: View, model: str | None, more: tuple[str, ...], file: str | None, penalty: float | None, **flags: Any
+    view: Console, model: str | None, more: tuple[str, ...], file: str | None, penalty: float | None, **flags: Any
 ) -> None:
     """From a model folder to a smaller engine: learn which heads to drop, shrink the graph, build, prove, measure.
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compressor.cli.command_group import common
-from compressor.cli.console import View
+from compressor.cli.console import Console
 from compressor.errors import InputError
 
 _COLUMNS = ("name", "kind", "heads", "kv_heads", "head_dim")
@@ -23,7 +23,7 @@ _COLUMNS = ("name", "kind", "heads", "kv_heads", "head_dim")
 @click.option("--trust-remote-code", is_flag=True, help="Run the Python files that the model folder brings.")
 @common
 @click.pass_obj
-def sites(view: View, model: str, **loading: Any) -> None:
+def sites(view: Console, model: str, **loading: Any) -> None:
     """List the attention sites of MODEL, a model folder or an ONNX file, in the order in which they are called."""
     path = Path(model)
     if not path.exists():

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compressor.cli.command_group import common
-from compressor.cli.console import View
+from compressor.cli.console import Console
 from compressor.cli.run import RunCommand, recipe_options
 from compressor.config.run import Keep, Names, Place, Recipe, Share, flag_of, make
 from compressor.errors import UsageError, nearest
@@ -29,7 +29,10 @@ _AXES: dict[str, tuple[Any, str]] = {
     "variants": (str, "variants of A*"),
     "penalties": (pydantic.NonNegativeFloat, "weights of the penalty"),
     "shares": (Share, "shares of the blocks to drop; 0: trained as long without masks"),
-    "kinds": (str, "kinds of attention whose blocks go: encoder, decoder, cross, encoder+decoder, or all at once"),
+    "kinds": (
+        str,
+        "kinds of attention whose blocks go: bidirectional, causal, cross, bidirectional+causal, or all at once",
+    ),
     "masks": (str, "where masks come from: own, random"),
     "grids": (str, "folders of finished grid studies, whose choices are timed"),
 }
@@ -63,7 +66,7 @@ def _place(text: str | None) -> str | None:
 @recipe_options
 @common
 @click.pass_obj
-def study(view: View, kind: str, model: str | None, size: str, file: str | None, **flags: Any) -> None:
+def study(view: Console, kind: str, model: str | None, size: str, file: str | None, **flags: Any) -> None:
     """Run a study of MODEL cell by cell into a folder; KIND is grid, astar, ablate, dynamics, penalty, importance,
     speed or blocks.
 
@@ -84,7 +87,7 @@ def study(view: View, kind: str, model: str | None, size: str, file: str | None,
     if size not in studies.SIZES:
         raise UsageError(f"--size {size}: unknown; {nearest(size, list(studies.SIZES))}")
     sources = tuple(sources) or ((recipe.data,) if recipe.data else ())
-    request = studies.Asked(recipe, studies.SIZES[size], sources, asked, ray)
+    request = studies.StudyRequest(recipe, studies.SIZES[size], sources, asked, ray)
     studies.check(kind, request)
     view.note(f"size {request.size}")
     found = studies.study(kind, request, view)

@@ -9,7 +9,7 @@ import click
 from rich.text import Text
 
 from compressor.cli.command_group import common
-from compressor.cli.console import View
+from compressor.cli.console import Console
 from compressor.cli.run import FieldsCommand, options_of
 from compressor.config.train import Training, make
 
@@ -19,7 +19,7 @@ from compressor.config.train import Training, make
 @options_of(Training, without=("out",))
 @common
 @click.pass_obj
-def train(view: View, out: str, **flags: Any) -> None:
+def train(view: Console, out: str, **flags: Any) -> None:
     """Train a language model that reads its text in segments with a memory, and write the model folder OUT.
 
     The same command goes on where an interrupted one stopped. The text's words, or its letters, become the tokenizer.

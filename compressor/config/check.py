@@ -15,7 +15,7 @@ SCENARIOS: tuple[Scenario, ...] = get_args(Scenario)
 
 
 @dataclass(frozen=True)
-class Asked:
+class CheckRequest:
     """What to check.
 
     Attributes:

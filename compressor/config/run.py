@@ -98,7 +98,7 @@ SEARCH_METHODS = ("taylor", "astar", "local", "global", "random")
 PENALISED_METHODS = ("hard-concrete", "bin-concrete")
 """Gates that a penalty closes: without a count (`keep`), as many heads stay as it leaves open."""
 Share = Annotated[float, BeforeValidator(_share)]
-Prune = Annotated[dict[Literal["encoder", "decoder", "cross"], Share], BeforeValidator(_table)]
+Prune = Annotated[dict[Literal["bidirectional", "causal", "cross"], Share], BeforeValidator(_table)]
 BlockSize = Annotated[int, AfterValidator(_block_size)]
 OF_BLOCKS = (
     *("block_size", "maps", "watch_rows", "random_blocks", "count_causal_zeros", "weigh_by_rows", "empty_rows"),
@@ -163,7 +163,7 @@ class Recipe(BaseModel):
         "Blocks", "share of the blocks of every attention map to drop (0.9), those of least attention"
     )
     prune: Prune = field_of(
-        "Blocks", "the same by kind of attention, which goes before blocks: encoder=0.9,decoder=0.9,cross=0", {}
+        "Blocks", "the same by kind of attention, which goes before blocks: bidirectional=0.9,causal=0.9,cross=0", {}
     )
     block_size: BlockSize = field_of("Blocks", "positions along a block's side, a multiple of 8; 1: single entries", 64)
     maps: Annotated[Path, AfterValidator(_maps)] | None = field_of(

@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True)
-class Asked:
+class ServeRequest:
     """One model of a Triton repository.
 
     Attributes:

@@ -10,7 +10,7 @@ from compressor.config.run import Recipe
 
 
 @dataclass(frozen=True)
-class Size:
+class StudySize:
     """What is done at most.
 
     Attributes:
@@ -53,7 +53,7 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Asked:
+class StudyRequest:
     """What a study is asked for.
 
     Attributes:
@@ -65,7 +65,7 @@ class Asked:
     """
 
     recipe: Recipe
-    size: Size
+    size: StudySize
     sources: tuple[str, ...] = ()
     axes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     ray: str | None = None

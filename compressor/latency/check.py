@@ -13,21 +13,21 @@ from typing import Any
 
 import numpy as np
 
-from compressor.config.check import Asked
+from compressor.config.check import CheckRequest
 from compressor.environment import machine
 from compressor.errors import CompressorError, InputError, MismatchError
 from compressor.latency import loadgen, loadgen_process, output_check
 from compressor.latency.baseline import Baseline
-from compressor.latency.endpoints import Driver, opened, prepared
+from compressor.latency.endpoints import Endpoint, encode_batches, open_endpoint
 from compressor.latency.request_batches import batches
 from compressor.latency.round_times import Times
 from compressor.latency.verdict import Load, Verdict
-from compressor.measure.timing import turns
-from compressor.progress import Listener, Silent
+from compressor.measure.timing import alternate_calls
+from compressor.progress import Listener, NullListener
 from compressor.targets.base import Feeds
 
 
-def check(asked: Asked, listener: Listener | None = None) -> Verdict:
+def check(asked: CheckRequest, listener: Listener | None = None) -> Verdict:
     """Compare the answers, then time.
 
     A server or an engine that fails while it is timed leaves a verdict of what was measured until then, with
@@ -41,14 +41,14 @@ def check(asked: Asked, listener: Listener | None = None) -> Verdict:
         TargetMissingError: a client is not installed.
         UsageError: what is asked for contradicts itself.
     """
-    listener, began = listener or Silent(), time.perf_counter()
+    listener, began = listener or NullListener(), time.perf_counter()
     if asked.loads:
         loadgen.library()
     with ExitStack() as stack:
         with listener.stage("loading the models"):
-            model = stack.enter_context(opened(asked, asked.model))
+            model = stack.enter_context(open_endpoint(asked, asked.model))
             saved = Baseline.load(Path(asked.baseline)) if asked.baseline.endswith(".json") else None
-            base = None if saved is not None else stack.enter_context(opened(asked, asked.baseline))
+            base = None if saved is not None else stack.enter_context(open_endpoint(asked, asked.baseline))
             feeds, told = batches(model, asked)
             seq = max((array.shape[1] for array in feeds[0].values() if array.ndim > 1), default=asked.seq)
             if asked.inputs is None:
@@ -56,12 +56,12 @@ def check(asked: Asked, listener: Listener | None = None) -> Verdict:
         if saved is not None:
             _same(saved, asked, feeds, model.host)
         with listener.stage("comparing the answers"):
-            asks = prepared(model, feeds)
-            base_asks = None if base is None else prepared(base, feeds)
+            asks = encode_batches(model, feeds)
+            base_asks = None if base is None else encode_batches(base, feeds)
             if base is not None and base_asks is not None:
                 wanted = [base.answers(batch) for batch in base_asks]
                 for number, given in enumerate(wanted):
-                    output_check.sensible(base.name, number, given)
+                    output_check.require_finite(base.name, number, given)
             else:
                 assert saved is not None
                 wanted = list(saved.answers)
@@ -79,7 +79,9 @@ def check(asked: Asked, listener: Listener | None = None) -> Verdict:
 
         with listener.stage("timing") as tell:
             try:
-                for pair in turns(call, other, asked.seconds, rest=model.rest, undecided=undecided, tell=tell):
+                for pair in alternate_calls(
+                    call, other, asked.seconds, rest=model.rest, undecided=undecided, tell=tell
+                ):
                     times.add(1e3 * pair, saved is None)
             except CompressorError as error:
                 interrupted = str(error)
@@ -131,12 +133,12 @@ def check(asked: Asked, listener: Listener | None = None) -> Verdict:
         return found
 
 
-def _cycle(driver: Driver, asks: Sequence[Any]) -> Callable[[], object]:
+def _cycle(driver: Endpoint, asks: Sequence[Any]) -> Callable[[], object]:
     turn: Iterator[Any] = itertools.cycle(asks)
     return lambda: driver.call(next(turn))
 
 
-def _same(saved: Baseline, asked: Asked, feeds: Sequence[Feeds], host: str) -> None:
+def _same(saved: Baseline, asked: CheckRequest, feeds: Sequence[Feeds], host: str) -> None:
     """Raise InputError where times of a saved baseline must not be compared with new ones."""
     elsewhere = saved.elsewhere(host)
     if elsewhere and not asked.force:

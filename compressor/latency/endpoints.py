@@ -10,15 +10,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from compressor.config.check import Asked
+from compressor.config.check import CheckRequest
 from compressor.errors import InputError
-from compressor.latency.local_engine import Local
-from compressor.latency.triton_client import Server
+from compressor.latency.local_engine import LocalEngine
+from compressor.latency.triton_client import TritonModel
 from compressor.targets.base import Feeds, Precision
-from compressor.targets.tensor_specs import Tensor
+from compressor.targets.tensor_specs import TensorSpec
 
 
-class Driver(Protocol):
+class Endpoint(Protocol):
     """Something that answers.
 
     Attributes:
@@ -33,7 +33,7 @@ class Driver(Protocol):
     host: str
     precision: Precision
     at_once: int
-    inputs: tuple[Tensor, ...]
+    inputs: tuple[TensorSpec, ...]
 
     def draw(self, batch: int, seq: int, seed: int) -> Feeds:
         """A random batch; `seq` is the size of every free axis but the first."""
@@ -43,11 +43,11 @@ class Driver(Protocol):
         """A batch in the form that `call` takes; outside what is timed."""
         ...
 
-    def call(self, prepared: Any) -> Any:
+    def call(self, encode_batches: Any) -> Any:
         """One call."""
         ...
 
-    def answers(self, prepared: Any) -> dict[str, np.ndarray]:
+    def answers(self, encode_batches: Any) -> dict[str, np.ndarray]:
         """One call's outputs, by name."""
         ...
 
@@ -57,7 +57,7 @@ class Driver(Protocol):
 
 
 @contextlib.contextmanager
-def opened(asked: Asked, name: str) -> Iterator[Driver]:
+def open_endpoint(asked: CheckRequest, name: str) -> Iterator[Endpoint]:
     """A model of the server that is asked for, else a graph or an engine of this machine; let go of at the end.
 
     Raises:
@@ -65,14 +65,14 @@ def opened(asked: Asked, name: str) -> Iterator[Driver]:
         ServerError: the server does not answer or lacks the model.
     """
     if asked.server is not None:
-        with contextlib.closing(Server(asked.server, name, asked.deadline)) as server:
+        with contextlib.closing(TritonModel(asked.server, name, asked.deadline)) as server:
             yield server
     else:
         with tempfile.TemporaryDirectory() as scratch:
-            yield Local(Path(name), Path(scratch), asked.threads, asked.kernel)
+            yield LocalEngine(Path(name), Path(scratch), asked.threads, asked.kernel)
 
 
-def fitted(feeds: Feeds, inputs: Sequence[Tensor]) -> dict[str, np.ndarray]:
+def cast_inputs(feeds: Feeds, inputs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
     """Arrays in the types that a model takes, where they are of the same kind: integers may be wider or narrower, and
     floats, as TensorRT 8.6 takes no int64. Others are left as they are."""
     found = dict(feeds)
@@ -83,13 +83,13 @@ def fitted(feeds: Feeds, inputs: Sequence[Tensor]) -> dict[str, np.ndarray]:
     return found
 
 
-def prepared(driver: Driver, feeds: Sequence[Feeds]) -> list[Any]:
+def encode_batches(driver: Endpoint, feeds: Sequence[Feeds]) -> list[Any]:
     """Every batch as a model takes it.
 
     Raises:
         InputError: the model has other inputs than those that the batches are for.
     """
-    fit = [fitted(batch, driver.inputs) for batch in feeds]
+    fit = [cast_inputs(batch, driver.inputs) for batch in feeds]
     for tensor in driver.inputs:
         given = fit[0].get(tensor.name)
         if given is None or given.dtype != tensor.numpy:

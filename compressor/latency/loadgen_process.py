@@ -16,10 +16,10 @@ from collections.abc import Iterator, Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 
-from compressor.config.check import Asked, Scenario
+from compressor.config.check import CheckRequest, Scenario
 from compressor.errors import CompressorError
 from compressor.latency import loadgen
-from compressor.latency.endpoints import opened, prepared
+from compressor.latency.endpoints import encode_batches, open_endpoint
 from compressor.latency.verdict import Load, Slowdown
 from compressor.silence_libraries import one_line
 from compressor.targets.base import Feeds
@@ -31,7 +31,7 @@ _OF_DEADLINE = 0.25
 """How much of its deadline a call may wait for others that are under way; `_AT_ONCE` may be in any case."""
 
 
-def measure(scenario: Scenario, asked: Asked, feeds: Sequence[Feeds], times: Slowdown) -> Load:
+def measure(scenario: Scenario, asked: CheckRequest, feeds: Sequence[Feeds], times: Slowdown) -> Load:
     """Run one scenario of the model that is asked for, which the process loads or connects to anew.
 
     Args:
@@ -68,14 +68,14 @@ def measure(scenario: Scenario, asked: Asked, feeds: Sequence[Feeds], times: Slo
 
 
 def _run(
-    pipe: Connection, scratch: str, scenario: Scenario, asked: Asked, feeds: Sequence[Feeds], times: Slowdown
+    pipe: Connection, scratch: str, scenario: Scenario, asked: CheckRequest, feeds: Sequence[Feeds], times: Slowdown
 ) -> None:
     """The process. What it writes is in `scratch`, which outlives it."""
     tempfile.tempdir = scratch
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        with opened(asked, asked.model) as model:
-            calls = [functools.partial(model.call, batch) for batch in prepared(model, feeds)]
+        with open_endpoint(asked, asked.model) as model:
+            calls = [functools.partial(model.call, batch) for batch in encode_batches(model, feeds)]
             for call in calls[:_WARM_UPS]:
                 call()
             run = functools.partial(

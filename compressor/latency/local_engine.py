@@ -13,19 +13,19 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.errors import InputError, UsageError
-from compressor.measure.timing import settle
-from compressor.targets import Engine, Tuning, target
+from compressor.measure.timing import wait_until_idle
+from compressor.targets import BuildOptions, Engine, target
 from compressor.targets.base import Feeds, Precision
 from compressor.targets.cuda import driver
 from compressor.targets.onnxruntime.ort_session import PROVIDERS
 from compressor.targets.random_inputs import random_feeds
-from compressor.targets.tensor_specs import FREE, Tensor, inputs_of
+from compressor.targets.tensor_specs import FREE, TensorSpec, inputs_of
 from graph_passes import load
 
 _PLANS = (".plan", ".engine")
 
 
-class Local:
+class LocalEngine:
     """An ONNX file, built for this machine and loaded; or a TensorRT engine.
 
     Args:
@@ -59,7 +59,7 @@ class Local:
             self._engine, self.graph = plan, path.with_name("model.onnx")
             self._turn = threading.Lock()  # it has one context, which one thread at a time may use
             self.inputs = tuple(
-                Tensor(name, ir.DataType.from_numpy(np.dtype(papers.inputs[name])), _free(least, most))
+                TensorSpec(name, ir.DataType.from_numpy(np.dtype(papers.inputs[name])), _free(least, most))
                 for name, (least, _, most) in papers.profiles.items()
             )
             self.host = f"{plan.session['runtime']} on {driver().device}"
@@ -67,7 +67,9 @@ class Local:
             model = load(path)
             half = any(value.dtype == ir.DataType.FLOAT16 for value in model.graph.initializers.values())
             self.precision = "fp16" if half else "fp32"
-            self._engine = target("ort")(path, scratch / "engine.onnx", threads=threads, tuning=Tuning(kernel=kernel))
+            self._engine = target("ort")(
+                path, scratch / "engine.onnx", threads=threads, tuning=BuildOptions(kernel=kernel)
+            )
             self.inputs = inputs_of(model, path)
             session = self._engine.session
             where = str(driver().device) if session["provider"] == PROVIDERS["cuda"] else session["provider"]
@@ -94,7 +96,7 @@ class Local:
     answers = call
 
     def rest(self) -> None:
-        settle()
+        wait_until_idle()
 
 
 def _free(least: Sequence[int], most: Sequence[int]) -> tuple[int, ...]:

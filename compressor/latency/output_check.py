@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from compressor.errors import InputError, MismatchError
-from compressor.latency.endpoints import Driver, fitted
-from compressor.latency.local_engine import Local
+from compressor.latency.endpoints import Endpoint, cast_inputs
+from compressor.latency.local_engine import LocalEngine
 from compressor.latency.verdict import Answers
 from compressor.targets.base import TOLERANCE, Feeds
 from compressor.targets.onnxruntime.ort_session import describe, open_session, run
@@ -23,7 +23,7 @@ Outputs = dict[str, np.ndarray]
 
 
 def judge(
-    driver: Driver,
+    driver: Endpoint,
     feeds: Sequence[Feeds],
     baseline: Sequence[Outputs],
     expect: str | None,
@@ -42,11 +42,11 @@ def judge(
             server's model, the baseline's.
         tolerance: largest relative error; None: that of the driver's precision, and none of whole numbers.
     """
-    own = expect is None and isinstance(driver, Local)
+    own = expect is None and isinstance(driver, LocalEngine)
     limit = tolerance if tolerance is not None else TOLERANCE[driver.precision]
     right: Callable[[int, Feeds], Outputs]
     if own:
-        assert isinstance(driver, Local)
+        assert isinstance(driver, LocalEngine)
         whose, right = "its own graph, run plainly", _graph(driver.graph)
     elif expect in (None, BASELINE, ANY):
         whose, right = "the baseline", lambda number, _: baseline[number]
@@ -58,14 +58,14 @@ def judge(
 
     def alike(found: Sequence[Outputs]) -> Answers:
         for number, got in enumerate(found):
-            sensible(driver.name, number, got)
+            require_finite(driver.name, number, got)
             _alike(driver.name, number, got, wanted[number])
         return Answers(expected=ANY, error=None, tolerance=0.0, batches=len(found))
 
     def equal(found: Sequence[Outputs]) -> Answers:
         error = 0.0
         for number, got in enumerate(found):
-            sensible(driver.name, number, got)
+            require_finite(driver.name, number, got)
             missing = wanted[number].keys() - got.keys()
             if missing:
                 raise MismatchError(
@@ -91,7 +91,7 @@ def judge(
     return alike if expect == ANY else equal
 
 
-def sensible(name: str, number: int, outputs: Outputs) -> None:
+def require_finite(name: str, number: int, outputs: Outputs) -> None:
     """Raise MismatchError unless there are outputs, none of them empty, and every number is finite."""
     for output, array in outputs.items():
         if array.size == 0:
@@ -139,4 +139,4 @@ def _graph(path: Path) -> Callable[[int, Feeds], Outputs]:
         raise InputError(f"{path}: the graph of the engine is not beside it; --expect names one, or baseline, or any")
     session = open_session(path, {**describe("cpu", None), "graph_optimization": "none"})
     inputs = inputs_of(load(path), path)
-    return lambda number, feeds: run(session, fitted(feeds, inputs))
+    return lambda number, feeds: run(session, cast_inputs(feeds, inputs))

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import numpy as np
 
-from compressor.config.check import Asked
+from compressor.config.check import CheckRequest
 from compressor.errors import InputError, UsageError
-from compressor.latency.endpoints import Driver, fitted
+from compressor.latency.endpoints import Endpoint, cast_inputs
 from compressor.targets.base import Feeds
-from compressor.targets.tensor_specs import FREE, Tensor
+from compressor.targets.tensor_specs import FREE, TensorSpec
 
 _BATCHES = 16
 """Batches that calls take in turn, at most: enough for an even mixture, few enough to be compared beforehand."""
 
 
-def batches(driver: Driver, asked: Asked) -> tuple[list[Feeds], str]:
+def batches(driver: Endpoint, asked: CheckRequest) -> tuple[list[Feeds], str]:
     """Batches for a model, and in words where they are from: `asked.inputs`, texts cut or padded to `asked.seq` tokens,
     or drawn; `asked.seq` also stands for every other free size that is drawn.
 
@@ -57,7 +57,7 @@ def _arrays(source: Path) -> dict[str, np.ndarray]:
         raise InputError(f"{source}: no archive of arrays ({error}); write it by numpy.savez") from error
 
 
-def _texts(source: Path, asked: Asked, names: Sequence[str]) -> dict[str, np.ndarray]:
+def _texts(source: Path, asked: CheckRequest, names: Sequence[str]) -> dict[str, np.ndarray]:
     from compressor.tasks.raw_texts import read_texts, tokenizer_of
 
     assert asked.tokenizer is not None
@@ -69,10 +69,10 @@ def _texts(source: Path, asked: Asked, names: Sequence[str]) -> dict[str, np.nda
     return {name: np.array(encoded[name]) for name in encoded if name in names}
 
 
-def _checked(rows: dict[str, np.ndarray], inputs: Sequence[Tensor], source: Path) -> dict[str, np.ndarray]:
+def _checked(rows: dict[str, np.ndarray], inputs: Sequence[TensorSpec], source: Path) -> dict[str, np.ndarray]:
     """The rows as the model takes them: its own inputs, in its own types."""
     known = ", ".join(tensor.name for tensor in inputs)
-    rows = fitted(rows, inputs)
+    rows = cast_inputs(rows, inputs)
     for tensor in inputs:
         if tensor.name not in rows:
             raise InputError(f"{source}: nothing for the input {tensor.name!r}; the model takes {known}")

@@ -13,7 +13,7 @@ from compressor.latency.verdict import Verdict
 
 
 @dataclass(frozen=True)
-class Files:
+class CheckArtifacts:
     """Where checks are kept.
 
     Attributes:
@@ -40,7 +40,10 @@ class Files:
 
 
 def gated(
-    files: Files, title: str, run: Callable[[], Verdict], tell: Callable[[Verdict], object] = lambda verdict: None
+    files: CheckArtifacts,
+    title: str,
+    run: Callable[[], Verdict],
+    tell: Callable[[Verdict], object] = lambda verdict: None,
 ) -> Verdict:
     """The verdict of a check that passed; what came of any check is in its files.
 

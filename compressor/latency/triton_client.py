@@ -26,7 +26,7 @@ _REST_SECONDS = 0.05
 """How long a server is left alone between blocks: its runtimes' threads spin on after a call."""
 
 
-class Server:
+class TritonModel:
     """One model of a Triton inference server, or of any that speaks its protocol (KServe v2).
 
     Args:

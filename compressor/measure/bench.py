@@ -14,9 +14,9 @@ import onnx_ir as ir
 from compressor.errors import InputError
 from compressor.measure.macs import macs
 from compressor.measure.timing import interleave
-from compressor.progress import Listener, Silent
+from compressor.progress import Listener, NullListener
 from compressor.results import EngineFacts, Speed
-from compressor.targets import Engine, Feeds, Precision, Provider, Tuning, check, span, target
+from compressor.targets import BuildOptions, Engine, Feeds, Precision, Provider, check, span, target
 from compressor.targets.random_inputs import random_feeds
 from graph_passes import count_parameters, load
 from graph_passes.passes import Normalize
@@ -60,7 +60,7 @@ def bench(
         batches, seqs: sizes to time; each of the one with each of the other.
         runtime: name of the target.
         precision, provider, threads: see `Build`.
-        kernel: see `Tuning`.
+        kernel: see `BuildOptions`.
         seconds: about how long to measure each row.
         seed: of the inputs and the bootstrap.
         listener: hears of the stages.
@@ -75,8 +75,8 @@ def bench(
     graphs = {path: load(path) for path in (dense, compressed)}
     tried = {(batch, seq): _feeds(graphs[dense], dense, batch, seq, seed) for batch in batches for seq in seqs}
     sizes = list(tried)
-    tuning = Tuning(batch=span(batch for batch, _ in sizes), seq=span(seq for _, seq in sizes), kernel=kernel)
-    heard = listener or Silent()
+    tuning = BuildOptions(batch=span(batch for batch, _ in sizes), seq=span(seq for _, seq in sizes), kernel=kernel)
+    heard = listener or NullListener()
     with tempfile.TemporaryDirectory() as folder:
         engines: list[Engine] = []
         for path in (dense, compressed):

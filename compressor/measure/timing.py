@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from compressor.progress import Tell
+from compressor.progress import ProgressCallback
 from compressor.results import Latency, Speed
 from compressor.targets.base import Engine, Feeds
 
@@ -39,11 +39,11 @@ def interleave(
     seconds: float = 10.0,
     seed: int = 0,
     confidence: float = 0.95,
-    tell: Tell | None = None,
+    tell: ProgressCallback | None = None,
 ) -> Speed:
     """Time both engines on the same inputs, block by block, the order turned around from one pair to the next.
 
-    Before each block the other engine's threads come to rest (see `settle`), and a call that is not timed fetches the
+    Before each block the other engine's threads come to rest (see `wait_until_idle`), and a call that is not timed fetches the
     engine's weights back into the caches. Both sides get the same number of blocks and calls. Passing the same engine
     twice tells how small a difference this machine can resolve at the moment (its ratio is one, and the interval says
     how surely).
@@ -58,7 +58,7 @@ def interleave(
         tell: hears of every pair of blocks.
 
     Returns:
-        Latencies, and the ratio of the medians with a bootstrap interval over pairs of blocks. `void` says why the two
+        Latencies, and the ratio of the medians with a bootstrap interval over pairs of blocks. `incomparable_reason` says why the two
         must not be compared, if so.
     """
     clocks: tuple[list[float | None], list[float | None]] = ([], [])
@@ -67,7 +67,7 @@ def interleave(
         engine.run(feeds)
         clock.append(engine.device_seconds)
 
-    pairs = turns(lambda: call(dense, clocks[0]), lambda: call(compressed, clocks[1]), seconds, tell=tell)
+    pairs = alternate_calls(lambda: call(dense, clocks[0]), lambda: call(compressed, clocks[1]), seconds, tell=tell)
     times = 1e3 * np.stack(list(pairs), axis=1)
     low, high = ratio_interval(times, seed, confidence)
     ratio = float(np.median(times[0]) / np.median(times[1]))
@@ -81,29 +81,29 @@ def interleave(
         low=min(low, ratio),
         high=max(high, ratio),
         confidence=confidence,
-        void=void(dense, compressed),
+        void=incomparable_reason(dense, compressed),
     )
 
 
-def turns(
+def alternate_calls(
     one: Callable[[], object],
     other: Callable[[], object],
     seconds: float,
     *,
     rest: Callable[[], None] | None = None,
     undecided: Callable[[], bool] | None = None,
-    tell: Tell | None = None,
+    tell: ProgressCallback | None = None,
 ) -> Iterator[np.ndarray]:
     """Seconds that calls of the one and the other take, `[2, call]`, for one pair of blocks after another.
 
     Args:
         one, other: do one call each.
         seconds: about how long to measure, at most twice that; never fewer than ten pairs.
-        rest: waits until what ran before is quiet; else `settle`.
+        rest: waits until what ran before is quiet; else `wait_until_idle`.
         undecided: is asked once, when all is measured; if so, as many pairs follow, as far as time is left.
         tell: hears of every pair.
     """
-    rest = rest or settle
+    rest = rest or wait_until_idle
     for call in (one, other):
         for _ in range(_WARM_UPS):
             call()
@@ -126,7 +126,7 @@ def turns(
             blocks, undecided = 2 * blocks, None
 
 
-def settle() -> None:
+def wait_until_idle() -> None:
     """Wait until no thread of this process computes any more.
 
     The threads of an ONNX Runtime session spin on for tens of milliseconds after a call, in case another comes; an
@@ -181,7 +181,7 @@ def ratio_interval(times: np.ndarray, seed: int, confidence: float) -> tuple[flo
     return float(low), float(high)
 
 
-def void(dense: Engine, compressed: Engine) -> str | None:
+def incomparable_reason(dense: Engine, compressed: Engine) -> str | None:
     """Why the times of two engines must not be compared, or None.
 
     The runtime must have fused the same share of the attentions that each graph has. One without any needs none.

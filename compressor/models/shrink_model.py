@@ -36,7 +36,7 @@ def pruned(model: Model, plan: Plan) -> Model:
         )
     layers = {name: module for name, module in model.named_modules() if isinstance(module, SegmentLayer)}
     sites = {f"{name}.attention": layer.attention for name, layer in layers.items() if layer.heads}
-    check_plan(plan, [Site(name, "decoder", at.heads, at.heads, at.head_dim) for name, at in sites.items()])
+    check_plan(plan, [Site(name, "causal", at.heads, at.heads, at.head_dim) for name, at in sites.items()])
     planned = {site.name: site for site in plan.sites}
     config = copy.deepcopy(model.config)
     config.layer_heads = [config.kept(layer) for layer in range(config.num_hidden_layers)]

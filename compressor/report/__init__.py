@@ -4,9 +4,9 @@ from compressor.report.files import HTML_NAME, JSON_NAME, load, write
 from compressor.report.terminal import summary
 from compressor.report.verdict import verdict
 from compressor.results import (
+    CurvePoint,
     EngineFacts,
     Latency,
-    Point,
     Proof,
     Refusal,
     Report,
@@ -18,9 +18,9 @@ from compressor.results import (
 __all__ = [
     "HTML_NAME",
     "JSON_NAME",
+    "CurvePoint",
     "EngineFacts",
     "Latency",
-    "Point",
     "Proof",
     "Refusal",
     "Report",

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from graph_passes import Kind, Plan, SitePlan
 
 _TITLES: dict[Kind, str] = {
-    "encoder": "Encoder self-attention",
-    "decoder": "Decoder self-attention",
+    "bidirectional": "Encoder self-attention",
+    "causal": "Decoder self-attention",
     "cross": "Cross-attention",
 }
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from compressor.config.run import Recipe
-from compressor.targets import Tuning, span
+from compressor.targets import BuildOptions, span
 from compressor.targets.base import Feeds
 
 if TYPE_CHECKING:
@@ -16,7 +16,9 @@ _SCORED_ROWS = 32
 """Rows that are scored at once."""
 
 
-def tuning(recipe: Recipe, lengths: Sequence[int | None], proven: Sequence[Feeds], data: Data | None = None) -> Tuning:
+def build_options(
+    recipe: Recipe, lengths: Sequence[int | None], proven: Sequence[Feeds], data: Data | None = None
+) -> BuildOptions:
     """What the engines are built for: the sizes timed are the usual ones, all others only widen the span.
 
     Args:
@@ -31,7 +33,7 @@ def tuning(recipe: Recipe, lengths: Sequence[int | None], proven: Sequence[Feeds
     if data is not None:
         batches.append(max(_SCORED_ROWS, recipe.batch_size) * data.task.beams)
         seqs.append(max(1, data.task.longest, *data.test["length"]))
-    return Tuning(
+    return BuildOptions(
         batch=span(recipe.batch, batches),
         seq=span([seq for seq in lengths if seq is not None] or [1], seqs),
         memory=(0, max(memories, default=0), max(memories, default=0)),

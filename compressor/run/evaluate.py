@@ -14,9 +14,9 @@ from compressor.errors import UsageError
 from compressor.measure import interleave, paired_interval
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.model_folder.example_inputs import takes_text, token_limit
-from compressor.progress import Listener, Tell
+from compressor.progress import Listener, ProgressCallback
 from compressor.report import Score, Speed
-from compressor.run.variant import Side
+from compressor.run.variant import Variant
 from compressor.targets.segment_stream import Stream, limits
 from compressor.tasks import Data, statistics
 from compressor.tasks.segment_streams import Streams, read
@@ -25,7 +25,9 @@ _LENGTH = 128
 """Tokens to time where the recipe does not say."""
 
 
-def scores(dense: Side, compressed: Side, data: Data | None, recipe: Recipe, listen: Listener) -> tuple[Score, ...]:
+def scores(
+    dense: Variant, compressed: Variant, data: Data | None, recipe: Recipe, listen: Listener
+) -> tuple[Score, ...]:
     """The metric of both engines on the test rows, and a paired interval of the difference; nothing without rows."""
     if data is None:
         return ()
@@ -49,8 +51,8 @@ def scores(dense: Side, compressed: Side, data: Data | None, recipe: Recipe, lis
 
 
 def speeds(
-    dense: Side,
-    compressed: Side,
+    dense: Variant,
+    compressed: Variant,
     folder: ModelFolder,
     recipe: Recipe,
     tokens: Sequence[int | None],
@@ -103,7 +105,7 @@ def lengths(
     return recipe.seq or (min(usual, token_limit(folder.model) or usual),)
 
 
-def _statistics(side: Side, data: Data, streams: int, tell: Tell) -> np.ndarray:
+def _statistics(side: Variant, data: Data, streams: int, tell: ProgressCallback) -> np.ndarray:
     done = 0
 
     def forward(batch: dict[str, Tensor]) -> np.ndarray:

@@ -18,26 +18,26 @@ from compressor import measure, targets
 from compressor import model_folder as folders
 from compressor import report as reports
 from compressor.block_masks import train_masked as blocks
-from compressor.block_masks.attention_timer import look_beside
-from compressor.block_masks.mask_selector import Planner
+from compressor.block_masks.attention_timer import find_attention_extras
+from compressor.block_masks.mask_selector import MaskSelector
 from compressor.config.run import SEARCH_METHODS, Recipe, command_line
 from compressor.environment import machine
 from compressor.errors import InputError, UsageError
 from compressor.model_folder import ModelFolder, example_inputs, save_companions
 from compressor.model_folder.example_inputs import token_limit
-from compressor.progress import Listener, Silent, Tell
+from compressor.progress import Listener, NullListener, ProgressCallback
 from compressor.report import Refusal, Report, Score, SiteBlocks, Speed, formatting
 from compressor.run import evaluate, plan_source, run_notes, verify
-from compressor.run.build_options import tuning
-from compressor.run.plan_source import Choice
-from compressor.run.variant import Side, build, one_head_less, require, shrink, stand_in
+from compressor.run.build_options import build_options
+from compressor.run.plan_source import SelectedPlan
+from compressor.run.variant import Variant, build, cpu_fallback, rehearsal_plan, require, shrink
 from compressor.selection.learn import check_budget, check_options, heads_to_keep, pool_of
 from compressor.silence_libraries import quiet_transformers
 from compressor.targets.tensorrt.metadata import graph_digest
 from compressor.tasks import Data, open_data
 from compressor.units import Site, find_sites, keep_all
 from compressor.units.entmax import entmax_function
-from compressor.workdir import MAPS, WorkDir, opened
+from compressor.workdir import MAPS, WorkDir, open_workdir
 from graph_passes import Plan
 
 _COPIES = 4
@@ -63,10 +63,10 @@ def compress(recipe: Recipe, listener: Listener | None = None) -> Report:
             sys.exit(UsageError.exit_code)
         raise UsageError(f"{recipe.method} is no training; start it without accelerate launch, or spread it by --ray")
     if not state.is_main_process:
-        _help(recipe, state)
+        run_worker(recipe, state)
         sys.exit(0)
-    watch = _Watch(listener or Silent())
-    with opened(recipe.out, force=recipe.force) as work:
+    watch = _Watch(listener or NullListener())
+    with open_workdir(recipe.out, force=recipe.force) as work:
         found = _Run(recipe, work, watch, state).report()
         work.finish()
     return found
@@ -81,7 +81,7 @@ class _Watch:
         self.notes: list[str] = []
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[Tell]:
+    def stage(self, name: str) -> Iterator[ProgressCallback]:
         start = time.perf_counter()
         with self.listener.stage(name) as tell:
             yield tell
@@ -108,7 +108,7 @@ class _Run:
             self.work.reserve(_COPIES * sum(weight.nbytes for weight in self.folder.model.state_dict().values()))
         if (lacks := targets.missing(recipe.target)) is not None:
             self.missing = f"{recipe.target}: {lacks}; on the machine to deploy on, say {_later(recipe)}"
-            self.built = stand_in(recipe)
+            self.built = cpu_fallback(recipe)
             watch.note(
                 f"{recipe.target}: {lacks}; everything here was proven and measured with ONNX Runtime on the CPU in"
                 f" fp32, nothing with {recipe.target}"
@@ -118,7 +118,7 @@ class _Run:
             with watch.stage("reading the rows"):
                 data = open_data(recipe, self.folder)
             check_budget(recipe, data)
-        chosen = plan_source.given(recipe, self.folder, sites)
+        chosen = plan_source.load_plan(recipe, self.folder, sites)
         brought = chosen is not None
         longest = token_limit(self.folder.model)
         read = (
@@ -139,21 +139,21 @@ class _Run:
                 )
         most = min(reach, _longest(data)) if reach is not None and data is not None else reach
         self.lengths = evaluate.lengths(recipe, self.folder, reach, most)
-        known = look_beside(self.folder.model, example_inputs(self.folder, 2, 8)) if reach is not None else {}
+        known = find_attention_extras(self.folder.model, example_inputs(self.folder, 2, 8)) if reach is not None else {}
         timed = [seq for seq in self.lengths if seq is not None]
-        self.planner = Planner(_planned(recipe), timed, most, known)
+        self.planner = MaskSelector(_planned(recipe), timed, most, known)
         tried = verify.cases(lambda *size: example_inputs(self.folder, *size), longest=longest, reach=reach)
-        sizes = tuning(recipe, self.lengths, [case.feeds for case in tried], data)
+        sizes = build_options(recipe, self.lengths, [case.feeds for case in tried], data)
         dense = build("dense", self.folder, keep_all(sites), self.built, tried, self.work, watch, tuning=sizes)
         # What is in the way of a given plan, its own shrink says.
-        rehearsed = None if recipe.plan_file else shrink(dense.reference, one_head_less(sites))
+        rehearsed = None if recipe.plan_file else shrink(dense.reference, rehearsal_plan(sites))
         if rehearsed and chosen is None and data is not None:
             require(rehearsed)
             heads = [f"which heads to keep ({recipe.method})"] if recipe.learns_heads else []
             parts = ["which blocks to drop"] if recipe.drops_blocks else []
             with watch.stage(f"learning {' and '.join((*heads, *parts))}") as tell:
                 store = self.work.learning
-                chosen = plan_source.learned(
+                chosen = plan_source.learn_plan(
                     recipe, self.folder, sites, data, store, self.state, watch, tell, self.planner
                 )
                 self.planner.recall(store / "blocks" / "planned.json")
@@ -180,9 +180,9 @@ class _Run:
 
     def _written(
         self,
-        chosen: Choice,
-        dense: Side,
-        compressed: Side,
+        chosen: SelectedPlan,
+        dense: Variant,
+        compressed: Variant,
         scores: tuple[Score, ...],
         speeds: tuple[Speed, ...],
         refused: tuple[graph_passes.Refusal, ...],
@@ -214,7 +214,7 @@ class _Run:
             "speeds": speeds,
             "scores": scores,
             "proofs": (*dense.proofs, *compressed.proofs),
-            "gate": judged(recipe.max_drop, scores),
+            "gate": check_metric_drop(recipe.max_drop, scores),
             "refused": tuple(
                 Refusal(what=", ".join(sorted(found.sites)), why=f"its heads cannot be removed: {found}")
                 for found in refused
@@ -244,13 +244,13 @@ class _Run:
             shutil.copyfile(watched, result / "maps.safetensors")
         return report
 
-    def _kept(self, dense: Side) -> str:
+    def _kept(self, dense: Variant) -> str:
         """Put the graph of the dense side beside the other, to be built for the target elsewhere; its hash."""
         kept = self.work.result / "dense.onnx"
         graph_passes.save(graph_passes.load(dense.graph), kept)
         return graph_digest(kept)
 
-    def _blocks(self, plan: Plan, compressed: Side) -> tuple[SiteBlocks, ...]:
+    def _blocks(self, plan: Plan, compressed: Variant) -> tuple[SiteBlocks, ...]:
         share = blocks.shares(self.recipe, plan.sites)
         asked = {site.name for site in plan.sites if share[site.kind] > 0}
         dense = {name: str(found) for found in compressed.dense for name in found.sites}
@@ -277,7 +277,7 @@ def _load(recipe: Recipe) -> tuple[ModelFolder, list[Site]]:
 
 def _planned(recipe: Recipe) -> Recipe:
     """As the planner of blocks times: it knows ONNX Runtime alone."""
-    return stand_in(recipe) if recipe.target == "trt" else recipe
+    return cpu_fallback(recipe) if recipe.target == "trt" else recipe
 
 
 def _later(recipe: Recipe) -> str:
@@ -285,7 +285,7 @@ def _later(recipe: Recipe) -> str:
     return shlex.join(["compress", "build", str(recipe.out), "--target", recipe.target])
 
 
-def _reach(recipe: Recipe, folder: ModelFolder, data: Data | None, chosen: Choice | None) -> int | None:
+def _reach(recipe: Recipe, folder: ModelFolder, data: Data | None, chosen: SelectedPlan | None) -> int | None:
     """Positions that the masks of the plan reach over, or will; None where there are none."""
     if chosen is None and data is not None and recipe.drops_blocks:
         return blocks.reach(folder.model, data, recipe)
@@ -298,13 +298,15 @@ def _longest(data: Data) -> int:
     return max(length for rows in (data.train, data.eval, data.test) for length in (0, *rows["length"]))
 
 
-def _help(recipe: Recipe, state: PartialState) -> None:
+def run_worker(recipe: Recipe, state: PartialState) -> None:
     """What a helper process does: learn along. The main process makes and keeps the folder."""
     folder, sites = _load(recipe)
     if recipe.data is not None and recipe.plan_file is None:
         store, data = WorkDir(recipe.out.absolute()).learning, open_data(recipe, folder)
-        planner = Planner(_planned(recipe), ())  # the main process plans
-        plan_source.learned(recipe, folder, sites, data, store, state, Silent(), lambda done, total: None, planner)
+        planner = MaskSelector(_planned(recipe), ())  # the main process plans
+        plan_source.learn_plan(
+            recipe, folder, sites, data, store, state, NullListener(), lambda done, total: None, planner
+        )
 
 
 def _evidence(scores: Sequence[Score]) -> dict[str, Any]:
@@ -314,7 +316,7 @@ def _evidence(scores: Sequence[Score]) -> dict[str, Any]:
     }
 
 
-def judged(max_drop: float | None, scores: Sequence[Score]) -> Literal["passed", "failed", "not asked"]:
+def check_metric_drop(max_drop: float | None, scores: Sequence[Score]) -> Literal["passed", "failed", "not asked"]:
     """Whether the metric fell by no more than is allowed."""
     if max_drop is None:
         return "not asked"

@@ -16,8 +16,8 @@ from compressor.block_masks.train_masked import Chooser, learn_blocks
 from compressor.config.run import Recipe, flag_of
 from compressor.errors import InputError, UsageError
 from compressor.model_folder import ModelFolder, fingerprint
-from compressor.progress import Listener, Tell
-from compressor.results import Point
+from compressor.progress import Listener, ProgressCallback
+from compressor.results import CurvePoint
 from compressor.selection.gates import GATES
 from compressor.selection.learn import Learned, known_options, learn
 from compressor.tasks import Data
@@ -39,7 +39,7 @@ _STAGES = {
 
 
 @dataclass(frozen=True)
-class Choice:
+class SelectedPlan:
     """A plan and where it came from.
 
     Attributes:
@@ -50,12 +50,12 @@ class Choice:
     """
 
     plan: Plan
-    curves: tuple[Point, ...] = ()
+    curves: tuple[CurvePoint, ...] = ()
     trained: bool = False
     notes: tuple[str, ...] = ()
 
 
-def given(recipe: Recipe, folder: ModelFolder, sites: Sequence[Site]) -> Choice | None:
+def load_plan(recipe: Recipe, folder: ModelFolder, sites: Sequence[Site]) -> SelectedPlan | None:
     """The plan that the recipe or the model folder brings; the plan of all heads where there is nothing to learn from.
 
     Raises:
@@ -63,7 +63,7 @@ def given(recipe: Recipe, folder: ModelFolder, sites: Sequence[Site]) -> Choice 
         PlanError: the plan does not read.
     """
     if recipe.plan_file is None:
-        return None if recipe.data else Choice(_signed(keep_all(sites), folder), notes=(NOTHING_LEARNED,))
+        return None if recipe.data else SelectedPlan(_signed(keep_all(sites), folder), notes=(NOTHING_LEARNED,))
     plan = Plan.load(recipe.plan_file)
     if plan.model not in (None, folder.fingerprint):
         if plan.masks or (plan.method in GATES and GATES[plan.method].trains_model):
@@ -84,10 +84,10 @@ def given(recipe: Recipe, folder: ModelFolder, sites: Sequence[Site]) -> Choice 
     unused = [flag_of(name) for name in ("keep", "method", "guarantee", "options") if name in recipe.model_fields_set]
     note = f"the heads are those of {recipe.plan_file}" + ("" if recipe.plan else ", which lies in the model folder")
     note += ": nothing was learned" + (f", and {' and '.join(unused)} had no effect" if unused else "")
-    return Choice(_signed(plan, folder), notes=(note,))
+    return SelectedPlan(_signed(plan, folder), notes=(note,))
 
 
-def learned(
+def learn_plan(
     recipe: Recipe,
     folder: ModelFolder,
     sites: Sequence[Site],
@@ -95,9 +95,9 @@ def learned(
     store: Path,
     state: PartialState,
     listen: Listener,
-    tell: Tell,
+    tell: ProgressCallback,
     planner: Chooser,
-) -> Choice:
+) -> SelectedPlan:
     """Learn which heads and blocks to keep, or go on where an interrupted run of the same recipe stopped.
 
     Under `accelerate launch` every process calls this, and the main one alone writes into `store`. `folder.model` is
@@ -117,8 +117,8 @@ def learned(
         if stored["trained"]:
             safetensors.torch.load_model(folder.model, str(weights))
         listen.note(f"what an earlier run learned is taken from {store}")
-        curves = tuple(Point.model_validate(point) for point in stored["curves"])
-        return Choice(Plan.load(store / "plan.json"), curves, stored["trained"], tuple(stored["notes"]))
+        curves = tuple(CurvePoint.model_validate(point) for point in stored["curves"])
+        return SelectedPlan(Plan.load(store / "plan.json"), curves, stored["trained"], tuple(stored["notes"]))
     for part, stage in _STAGES.items():
         if step := _step(store / part):
             listen.note(f"{stage} goes on from {step} of an interrupted run")
@@ -137,7 +137,7 @@ def learned(
         write_json(done, {"trained": found.trained, "curves": points, "notes": found.notes})
         for part in _STAGES:
             shutil.rmtree(store / part, ignore_errors=True)
-    return Choice(plan, found.curves, found.trained, found.notes)
+    return SelectedPlan(plan, found.curves, found.trained, found.notes)
 
 
 def _learn(
@@ -146,9 +146,9 @@ def _learn(
     sites: Sequence[Site],
     data: Data,
     store: Path,
-    tell: Tell,
+    tell: ProgressCallback,
     planner: Chooser,
-) -> Choice:
+) -> SelectedPlan:
     """Heads first, where they are asked for, then blocks of what is left."""
     model = folder.model
     start = {name: tensor.clone() for name, tensor in model.state_dict().items()} if recipe.restart else None
@@ -158,11 +158,11 @@ def _learn(
         own = recipe.model_copy(update={"options": options}) if recipe.drops_blocks else recipe
         found = learn(model, sites, data, own, store / "checkpoints", tell)
     if not recipe.drops_blocks:
-        return Choice(found.plan, found.curves, found.trained, found.notes)
+        return SelectedPlan(found.plan, found.curves, found.trained, found.notes)
     masked = learn_blocks(model, sites, data, recipe, found.plan, store / "blocks", planner, tell, start=start)
     last = max((point.step for point in found.curves), default=0)
     curves = (*found.curves, *(point.model_copy(update={"step": last + point.step}) for point in masked.curves))
-    return Choice(masked.plan, curves, found.trained or bool(masked.plan.masks), (*found.notes, *masked.notes))
+    return SelectedPlan(masked.plan, curves, found.trained or bool(masked.plan.masks), (*found.notes, *masked.notes))
 
 
 def _signed(plan: Plan, folder: ModelFolder) -> Plan:

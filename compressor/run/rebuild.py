@@ -28,9 +28,9 @@ from compressor.measure import interleave, require_run
 from compressor.progress import Listener
 from compressor.report import EngineFacts, Proof, Report, Score, Speed
 from compressor.run import evaluate, run_notes, verify
-from compressor.run.build_options import tuning
-from compressor.run.pipeline import judged
-from compressor.run.variant import Side, make_engine
+from compressor.run.build_options import build_options
+from compressor.run.pipeline import check_metric_drop
+from compressor.run.variant import Variant, make_engine
 from compressor.run.verify import Case
 from compressor.targets.random_inputs import fixed_batch, random_feeds
 from compressor.targets.tensorrt.metadata import graph_digest, papers_of
@@ -94,7 +94,7 @@ class _Build:
         self, before: Report, recipe: Recipe, graph: Path, dense: Path | None, scratch: Path, listen: Listener
     ) -> None:
         self.before, self.recipe, self.scratch, self.listen = before, recipe, scratch, listen
-        self.graphs: dict[verify.Side, Path] = {"dense": dense} if dense is not None else {}
+        self.graphs: dict[verify.VariantName, Path] = {"dense": dense} if dense is not None else {}
         self.graphs["compressed"] = graph
         timed: tuple[int | None, ...] = tuple(dict.fromkeys(row.seq for row in before.speeds))
         self.lengths = recipe.seq or timed or (128,)
@@ -105,7 +105,7 @@ class _Build:
     def report(self) -> Report:
         before, recipe = self.before, self.recipe
         data = self._rows()
-        sizes = tuning(recipe, self.lengths, [case.feeds for case in self.tried], data)
+        sizes = build_options(recipe, self.lengths, [case.feeds for case in self.tried], data)
         sides = {name: self._side(name, graph, sizes) for name, graph in self.graphs.items()}
         scores = self._scores(sides, data)
         speeds = tuple(self._speeds(sides))
@@ -134,7 +134,7 @@ class _Build:
         carried = [proof for proof in before.proofs if proof.stage != "shrunk graph = engine"] if before.graphs else []
         built, max_drop = sides["compressed"].engine, before.recipe.get("max_drop")
         # What failed on another engine has not passed on this one.
-        gate = judged(max_drop, scores) if scores else "failed" if before.gate == "failed" else "not asked"
+        gate = check_metric_drop(max_drop, scores) if scores else "failed" if before.gate == "failed" else "not asked"
         # Told though nothing may have been timed: another build of the folder goes by them.
         lengths = {"seq": list(self.lengths)} if None not in self.lengths else {}
         seen: dict[str, Any] = {
@@ -167,15 +167,15 @@ class _Build:
         absent = f"{self.before.recipe.get('target')}: " if self.before.missing is not None else None
         return (note for note in self.before.notes if absent is None or not note.startswith(absent))
 
-    def _side(self, name: verify.Side, graph: Path, sizes: targets.Tuning) -> Side:
+    def _side(self, name: verify.VariantName, graph: Path, sizes: targets.BuildOptions) -> Variant:
         place = self.scratch / name
         place.mkdir()
         with self.listen.stage(f"{name}: building the engine"):
             engine = make_engine(graph, place, self.recipe, sizes)
             proof: Proof = verify.require(verify.prove_engine(graph, engine, self.tried, name))
-        return Side(name, self.before.plan, graph, graph, engine, (proof,))
+        return Variant(name, self.before.plan, graph, graph, engine, (proof,))
 
-    def _speeds(self, sides: Mapping[verify.Side, Side]) -> Iterator[Speed]:
+    def _speeds(self, sides: Mapping[verify.VariantName, Variant]) -> Iterator[Speed]:
         model = load(self.graphs["compressed"])
         sizes = itertools.product(self.recipe.batch, self.lengths)
         tried = {(batch, seq): random_feeds(model, batch, seq or 1) for batch, seq in sizes}
@@ -208,7 +208,7 @@ class _Build:
             )
             return None
 
-    def _scores(self, sides: Mapping[verify.Side, Side], data: Data | None) -> tuple[Score, ...]:
+    def _scores(self, sides: Mapping[verify.VariantName, Variant], data: Data | None) -> tuple[Score, ...]:
         return evaluate.scores(sides["dense"], sides["compressed"], data, self.recipe, self.listen) if data else ()
 
     def _note(self, text: str) -> None:

@@ -8,7 +8,7 @@ from compressor.config.run import OF_BLOCKS, OF_TENSORRT, SEARCH_METHODS, Recipe
 from compressor.model_folder import ModelFolder
 from compressor.models import SegmentConfig
 from compressor.report import EngineFacts
-from compressor.run.plan_source import Choice
+from compressor.run.plan_source import SelectedPlan
 from compressor.tasks import Data
 from graph_passes import Plan
 
@@ -57,7 +57,7 @@ def aligned(plan: Plan, lengths: Iterable[int | None], longest: int | None = Non
         yield f"the masks are of rows of up to {reach} tokens; at {', '.join(map(str, others))} their beginning counts"
 
 
-def of_run(folder: ModelFolder, chosen: Choice, data: Data | None) -> Iterator[str]:
+def of_run(folder: ModelFolder, chosen: SelectedPlan, data: Data | None) -> Iterator[str]:
     """What was made, how, and what was not measured."""
     if chosen.trained:
         how = "with its masks" if chosen.plan.masks else "while its heads were chosen"

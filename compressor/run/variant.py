@@ -15,14 +15,14 @@ from compressor.progress import Listener
 from compressor.report import Proof
 from compressor.run import verify
 from compressor.run.verify import Case
-from compressor.targets import ENGINE_FILES, Engine, Tuning, target
+from compressor.targets import ENGINE_FILES, BuildOptions, Engine, target
 from compressor.units import Site, keep_all
 from compressor.workdir import WorkDir
 from graph_passes import Plan, Refusal, Shrunk
 
 
 @dataclass(frozen=True)
-class Side:
+class Variant:
     """What came out of one plan.
 
     Attributes:
@@ -37,7 +37,7 @@ class Side:
         unused: site -> key blocks that are not projected there.
     """
 
-    name: verify.Side
+    name: verify.VariantName
     plan: Plan
     reference: Path
     graph: Path
@@ -49,7 +49,7 @@ class Side:
 
 
 def build(
-    name: verify.Side,
+    name: verify.VariantName,
     folder: ModelFolder,
     plan: Plan,
     recipe: Recipe,
@@ -57,8 +57,8 @@ def build(
     work: WorkDir,
     listen: Listener,
     lower: Collection[str] = (),
-    tuning: Tuning | None = None,
-) -> Side:
+    tuning: BuildOptions | None = None,
+) -> Variant:
     """Export, shrink and build the model with a plan, and prove each step.
 
     Args:
@@ -94,10 +94,10 @@ def build(
         engine = make_engine(graph, place, recipe, tuning)
         runs = verify.require(verify.prove_engine(graph, engine, tried, name))
     proofs, blocks = (exported, same, runs), (shrunk.lowered, shrunk.dense, shrunk.unused)
-    return Side(name, shrunk.plan, reference, graph, engine, proofs, *blocks)
+    return Variant(name, shrunk.plan, reference, graph, engine, proofs, *blocks)
 
 
-def make_engine(graph: Path, folder: Path, recipe: Recipe, tuning: Tuning | None) -> Engine:
+def make_engine(graph: Path, folder: Path, recipe: Recipe, tuning: BuildOptions | None) -> Engine:
     """Build a graph's engine as a recipe asks, in a folder, under the name that its runtime has for it."""
     return target(recipe.target)(
         graph,
@@ -109,7 +109,7 @@ def make_engine(graph: Path, folder: Path, recipe: Recipe, tuning: Tuning | None
     )
 
 
-def stand_in(recipe: Recipe) -> Recipe:
+def cpu_fallback(recipe: Recipe) -> Recipe:
     """The recipe with ONNX Runtime on the CPU in its target's place, which proves what the target cannot here."""
     return recipe.model_copy(update={"target": "ort", "precision": "fp32", "provider": "cpu"})
 
@@ -133,7 +133,7 @@ def require(shrunk: Shrunk) -> Shrunk:
     return shrunk
 
 
-def one_head_less(sites: Sequence[Site]) -> Plan:
+def rehearsal_plan(sites: Sequence[Site]) -> Plan:
     """A plan that drops the first key/value head of every site, with all that read it.
 
     Sites that it cannot shrink, no plan can: that is known before hours of learning.

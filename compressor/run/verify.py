@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from compressor.units.hook import Attention
     from graph_passes import Plan
 
-Side = Literal["dense", "compressed"]
+VariantName = Literal["dense", "compressed"]
 Outputs = Mapping[str, np.ndarray]
 
 _SIZES = ((1, 5), (2, 17), (3, 32))
@@ -78,7 +78,7 @@ def name_of(feeds: Feeds) -> str:
 
 
 def prove_export(
-    model: PreTrainedModel, plan: Plan, graph: Path, tried: Sequence[Case], side: Side, *, attention: Attention
+    model: PreTrainedModel, plan: Plan, graph: Path, tried: Sequence[Case], side: VariantName, *, attention: Attention
 ) -> Proof:
     """Stage 1: the gated model against the reference graph."""
     import torch
@@ -93,13 +93,13 @@ def prove_export(
     return _prove("gated model = reference graph", side, tried, expected, _graph(graph), TOLERANCE["fp32"])
 
 
-def prove_shrunk(reference: Path, shrunk: Path, tried: Sequence[Case], side: Side) -> Proof:
+def prove_shrunk(reference: Path, shrunk: Path, tried: Sequence[Case], side: VariantName) -> Proof:
     """Stage 2: the reference graph against the shrunk one, both as they are written: the runtime optimizes neither."""
     expected = _outputs(reference, tried)
     return _prove("reference graph = shrunk graph", side, tried, expected, _graph(shrunk), TOLERANCE["fp32"])
 
 
-def prove_engine(shrunk: Path, engine: Engine, tried: Sequence[Case], side: Side) -> Proof:
+def prove_engine(shrunk: Path, engine: Engine, tried: Sequence[Case], side: VariantName) -> Proof:
     """Stage 3: the shrunk graph as it is written against the engine built from it."""
     from compressor.targets.tensorrt.graph import is_quantized
     from graph_passes import load
@@ -139,7 +139,7 @@ def _outputs(path: Path, tried: Sequence[Case]) -> list[Outputs]:
 
 def _prove(
     stage: Literal["gated model = reference graph", "reference graph = shrunk graph", "shrunk graph = engine"],
-    side: Side,
+    side: VariantName,
     tried: Sequence[Case],
     expected: Iterable[Outputs],
     run: Callable[[Feeds], Outputs],

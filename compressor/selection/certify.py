@@ -179,7 +179,7 @@ def certify(
     return Certificate(passed, tuple(drops), tuple(p_values), confidence, budget, searched, len(dense), needed)
 
 
-def distinct(steps: Iterable[Step]) -> list[Step]:
+def removal_steps(steps: Iterable[Step]) -> list[Step]:
     """The steps that remove heads, and the first."""
     found: list[Step] = []
     for step in steps:

@@ -15,16 +15,16 @@ from transformers import PreTrainedModel
 
 from compressor.config.run import PENALISED_METHODS
 from compressor.errors import UsageError, nearest
-from compressor.progress import Tell
-from compressor.results import Point
-from compressor.selection.certify import certify, distinct, divide
+from compressor.progress import ProgressCallback
+from compressor.results import CurvePoint
+from compressor.selection.certify import certify, divide, removal_steps
 from compressor.selection.gates import GATES, Gate, PooledGate
 from compressor.selection.options import LearnRequest, defaults, heads_to_keep, read_options
 from compressor.selection.plan_and_curves import all_heads, joint_curves, search_curves, to_plan
 from compressor.selection.ray_cluster import reachable
-from compressor.selection.ray_evaluator import MakeTrials, spread
+from compressor.selection.ray_evaluator import EvaluatorFactory, evaluator_factory
 from compressor.selection.search import SEARCHES, Step
-from compressor.selection.subset_evaluator import ModelTrials, PoolTrials
+from compressor.selection.subset_evaluator import ModelSubsetEvaluator, PooledSubsetEvaluator
 from compressor.tasks.base import Data
 from compressor.tasks.metrics import points
 from compressor.tasks.segment_streams import Streams
@@ -49,7 +49,7 @@ class Learned:
     """
 
     plan: Plan
-    curves: tuple[Point, ...]
+    curves: tuple[CurvePoint, ...]
     trained: bool
     notes: tuple[str, ...] = ()
 
@@ -60,7 +60,7 @@ def learn(
     data: Data,
     recipe: LearnRequest,
     checkpoint_dir: Path,
-    progress: Tell | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Learned:
     """Choose the heads of `model` to keep.
 
@@ -95,7 +95,7 @@ def learn(
             raise UsageError(f"{recipe.method} learns which heads to keep, not how many; say how many with --keep")
         return _learn_gate(model, sites, data, recipe, keep, checkpoint_dir, tell)
     if recipe.method in SEARCHES:
-        with spread(recipe.ray) as make_trials:
+        with evaluator_factory(recipe.ray) as make_trials:
             return _search(model, sites, data, recipe, keep, checkpoint_dir, tell, make_trials)
     raise UsageError(f"method {recipe.method!r}: unknown; {nearest(recipe.method, METHODS)}")
 
@@ -161,7 +161,7 @@ def _learn_gate(
     recipe: LearnRequest,
     keep: int | None,
     checkpoint_dir: Path,
-    tell: Tell,
+    tell: ProgressCallback,
 ) -> Learned:
     method = GATES[recipe.method]
     own, pace, pooling = read_options(recipe.method, recipe.options, method.make, schedule_options, pool_options)
@@ -197,8 +197,8 @@ def _search(
     recipe: LearnRequest,
     keep: int | None,
     checkpoint_dir: Path,
-    tell: Tell,
-    make_trials: MakeTrials,
+    tell: ProgressCallback,
+    make_trials: EvaluatorFactory,
 ) -> Learned:
     make = SEARCHES[recipe.method]
     own, sample = read_options(recipe.method, recipe.options, make, sample_options)
@@ -214,14 +214,14 @@ def _search(
     if torch.cuda.is_available():
         model.to("cuda")  # type: ignore[arg-type]
 
-    def trials_on(rows: Data, name: str) -> ModelTrials:
+    def trials_on(rows: Data, name: str) -> ModelSubsetEvaluator:
         made = make_trials(
             model, sites, rows, recipe.batch_size, sample["rows"], recipe.seed, sample["mixed_precision"]
         )
         made.remember(checkpoint_dir / f"checkpoint-{name}.npz")
         return made
 
-    trials = PoolTrials(trials_on(data, "search"), all_heads(pool_of(sites, recipe.options)))
+    trials = PooledSubsetEvaluator(trials_on(data, "search"), all_heads(pool_of(sites, recipe.options)))
     steps = []
     for step in make(**own).choose(trials, keep, recipe.max_drop):
         steps.append(replace(step, kept=step.kept | trials.rest))
@@ -234,7 +234,7 @@ def _search(
             predicted, true = others.statistics(step.kept).T
             return (predicted != true).astype(np.float64)
 
-        steps = distinct(steps)
+        steps = removal_steps(steps)
         found = certify(steps, losses, recipe.max_drop, recipe.guarantee, len(data.eval))
         cost = f"certifying took {others.count} evaluations, {others.forwards:.1f} forwards over the unseen rows"
         notes = (*notes, found.note(steps), cost)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from compressor.results import Point
+from compressor.results import CurvePoint
 from compressor.selection.options import LearnRequest
 from compressor.selection.search import Head, Step
 from compressor.tasks.base import Data, Task
@@ -26,7 +26,7 @@ def to_plan(
     return keep_only(sites, kept).model_copy(update=made)
 
 
-def joint_curves(log: Sequence[Mapping[str, Any]], metric: str) -> tuple[Point, ...]:
+def joint_curves(log: Sequence[Mapping[str, Any]], metric: str) -> tuple[CurvePoint, ...]:
     """The trainer's log as points; `overlap` is the share of the heads kept at the end that were already kept then."""
     shown = ("loss", "learning_rate", f"eval_{metric}")
     final = set(next((entry["kept"] for entry in reversed(log) if "kept" in entry), ()))
@@ -38,15 +38,15 @@ def joint_curves(log: Sequence[Mapping[str, Any]], metric: str) -> tuple[Point, 
             values["overlap"] = len(final & set(entry["kept"])) / len(final) if final else 1.0
         if values:
             points.setdefault(int(entry["step"]), {}).update(values)
-    return tuple(Point(step=step, values=values) for step, values in sorted(points.items()))
+    return tuple(CurvePoint(step=step, values=values) for step, values in sorted(points.items()))
 
 
-def search_curves(steps: Sequence[Step], task: Task) -> tuple[Point, ...]:
+def search_curves(steps: Sequence[Step], task: Task) -> tuple[CurvePoint, ...]:
     """A search's steps as points: how many heads were left, and the metric in its own direction."""
     points = []
     for number, step in enumerate(steps):
         values = {name: value for name, value in step.values.items() if name != "metric"}
         if "metric" in step.values:
             values[f"eval_{task.metric}"] = step.values["metric"] * (1.0 if task.higher_is_better else -1.0)
-        points.append(Point(step=number, values={**values, "heads": float(len(step.kept))}))
+        points.append(CurvePoint(step=number, values={**values, "heads": float(len(step.kept))}))
     return tuple(points)

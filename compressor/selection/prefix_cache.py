@@ -24,7 +24,7 @@ from compressor.units.hook import Call, intercepted, unwrap
 
 
 @dataclass
-class Record:
+class ActivationCache:
     """One batch's way through the model.
 
     Attributes:
@@ -56,7 +56,7 @@ class Record:
         return sum(end <= call for end in self.ends)
 
 
-class Replay:
+class PartialForward:
     """Forwards of one model without dropout, from any block on.
 
     Args:
@@ -76,9 +76,9 @@ class Replay:
         batch: Mapping[str, Tensor],
         gates: Tensor,
         *,
-        base: Record | None = None,
+        base: ActivationCache | None = None,
         call: int = 0,
-        record: Record | None = None,
+        record: ActivationCache | None = None,
     ) -> Any:
         """The model's output on a batch, for one subset of heads or for several at once.
 
@@ -115,7 +115,9 @@ class Replay:
 class _Run:
     """What one forward plays back and what it writes down."""
 
-    def __init__(self, subsets: int, rows: int, base: Record | None, call: int, record: Record | None) -> None:
+    def __init__(
+        self, subsets: int, rows: int, base: ActivationCache | None, call: int, record: ActivationCache | None
+    ) -> None:
         self.subsets, self.rows, self.base, self.call, self.record = subsets, rows, base, call, record
         self.start = base.start(call) if base else 0
         self.block_calls = self.attention_calls = 0

@@ -23,14 +23,14 @@ from transformers import PreTrainedModel
 from compressor.errors import TargetMissingError, UsageError
 from compressor.selection.ray_cluster import connected, reachable, said
 from compressor.selection.search import Head
-from compressor.selection.subset_evaluator import ModelTrials
+from compressor.selection.subset_evaluator import ModelSubsetEvaluator
 from compressor.tasks.base import Data
 from compressor.tasks.scoring import batches
 from compressor.training.schedule import MixedPrecision
 from compressor.units import Site
 
-MakeTrials = Callable[..., ModelTrials]
-"""Called as `ModelTrials` is."""
+EvaluatorFactory = Callable[..., ModelSubsetEvaluator]
+"""Called as `ModelSubsetEvaluator` is."""
 
 _RESTARTS = 3
 """Times that a worker may die before the run gives up."""
@@ -41,7 +41,7 @@ _CORES = 1
 
 
 @contextmanager
-def spread(ray: str | None) -> Iterator[MakeTrials]:
+def evaluator_factory(ray: str | None) -> Iterator[EvaluatorFactory]:
     """What makes the trials of a search: on this process alone, or on workers that end with the context.
 
     Args:
@@ -53,17 +53,17 @@ def spread(ray: str | None) -> Iterator[MakeTrials]:
         TargetMissingError: Ray is not installed, does not start or does not answer; or workers keep dying.
     """
     if ray is None:
-        yield ModelTrials
+        yield ModelSubsetEvaluator
         return
     reachable(ray)
     if PartialState(cpu=not torch.cuda.is_available()).num_processes > 1:
         raise UsageError(f"ray {ray}: spreads a search by itself; start it without accelerate launch")
     with ExitStack() as stack:
-        yield partial(DistributedTrials, _Workers(ray, stack))
+        yield partial(RaySubsetEvaluator, _Workers(ray, stack))
 
 
-class DistributedTrials(ModelTrials):
-    """`ModelTrials` whose evaluations are made by workers; sensitivity is measured here."""
+class RaySubsetEvaluator(ModelSubsetEvaluator):
+    """`ModelSubsetEvaluator` whose evaluations are made by workers; sensitivity is measured here."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class _Worker:
         return self._trials.measure(subsets, base, record)
 
 
-class _Share(ModelTrials):
+class _Share(ModelSubsetEvaluator):
     """One worker's part of the trials; it keeps records and no results."""
 
     def __init__(

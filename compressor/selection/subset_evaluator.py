@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.selection.gradient_importance import sensitivity
-from compressor.selection.prefix_cache import NotRowsError, Record, Replay
-from compressor.selection.search import Head, Trials
+from compressor.selection.prefix_cache import ActivationCache, NotRowsError, PartialForward
+from compressor.selection.search import Head, SubsetEvaluator
 from compressor.tasks.base import Data
 from compressor.tasks.scoring import batches
 from compressor.training.schedule import MixedPrecision
@@ -30,7 +30,7 @@ _TOGETHER = {"cpu": 1024, "cuda": 65_536}
 _OF_MEMORY = 0.25
 """Share of the free memory that records may take; what does not fit is made anew when it is needed."""
 
-_Base = tuple[frozenset[Head], Record]
+_Base = tuple[frozenset[Head], ActivationCache]
 """A subset, and its way through the model on one batch."""
 
 _OF_GRADIENT = 3.0
@@ -56,8 +56,8 @@ class _Batch(NamedTuple):
     labels: np.ndarray
 
 
-class ModelTrials:
-    """`Trials` over one model and its data.
+class ModelSubsetEvaluator:
+    """`SubsetEvaluator` over one model and its data.
 
     Subsets are run from the first block that they change against the base, a subset whose way through the model is on
     record. `evaluate_without` makes the subset that it is given the base, and so does `evaluate` of a new one; that,
@@ -89,7 +89,7 @@ class ModelTrials:
         self.heads: tuple[Head, ...] = tuple((site.name, head) for site in sites for head in range(site.heads))
         self.forwards = 0.0
         self._model, self._sites, self._data, self._batch_size, self._plain = model, sites, data, batch_size, plain
-        self._replay = Replay(model, sites, mixed_precision)
+        self._replay = PartialForward(model, sites, mixed_precision)
         self._found: dict[frozenset[Head], _Found] = {}
         self._asked: set[frozenset[Head]] = set()
         self._path: Path | None = None
@@ -199,7 +199,7 @@ class ModelTrials:
         older = self._records.get(number)
         if older is not None and older[0] == self._base:
             return older
-        record = Record()
+        record = ActivationCache()
         self._run(batch, [self._base], older, self._first_call(self._base, older), record)
         made = (self._base, record)
         self._records.pop(number, None)
@@ -245,7 +245,7 @@ class ModelTrials:
         group: Sequence[frozenset[Head]],
         base: _Base | None,
         call: int,
-        record: Record | None = None,
+        record: ActivationCache | None = None,
     ) -> Any:
         played = base[1] if base else None
         share = 1 - played.start(call) / len(played.blocks) if played and played.blocks else 1.0
@@ -279,15 +279,15 @@ class ModelTrials:
         return self._most
 
 
-class PoolTrials:
-    """`Trials` whose search chooses among the heads of one pool; the others are always there.
+class PooledSubsetEvaluator:
+    """`SubsetEvaluator` whose search chooses among the heads of one pool; the others are always there.
 
     Args:
         trials: of the whole model.
         heads: the pool, in (site, head) order.
     """
 
-    def __init__(self, trials: Trials, heads: tuple[Head, ...]) -> None:
+    def __init__(self, trials: SubsetEvaluator, heads: tuple[Head, ...]) -> None:
         self.heads, self.rest = heads, frozenset(trials.heads).difference(heads)
         self._trials = trials
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from compressor.config.serve import Asked
+from compressor.config.serve import ServeRequest
 from compressor.errors import InputError, TargetMissingError
 from compressor.serving.model_files import Source
 from compressor.serving.warmup import Warmup
-from compressor.targets.tensor_specs import Tensor
+from compressor.targets.tensor_specs import TensorSpec
 
 try:
     from google.protobuf import text_format
@@ -23,7 +23,7 @@ except ImportError as error:
 FILE_NAME = "config.pbtxt"
 
 
-def make(asked: Asked, source: Source, warmups: Sequence[Warmup]) -> Any:
+def make(asked: ServeRequest, source: Source, warmups: Sequence[Warmup]) -> Any:
     """The `ModelConfig` of one model.
 
     Batches are formed by the server where every input and output has a free first axis, which `dims` then leave out.
@@ -84,6 +84,6 @@ def load(path: Path) -> Any:
         raise InputError(f"{path}: no readable configuration of a Triton model; export it again") from error
 
 
-def _type(tensor: Tensor) -> int:
+def _type(tensor: TensorSpec) -> int:
     # Text is BYTES where it travels and TYPE_STRING in a configuration.
     return int(pb.DataType.Value(f"TYPE_{tensor.type}".replace("BYTES", "STRING")))

@@ -14,7 +14,7 @@ from compressor.errors import InputError
 from compressor.silence_libraries import quiet_transformers
 from compressor.targets import Feeds
 from compressor.targets.random_inputs import random_feeds
-from compressor.targets.tensor_specs import Tensor
+from compressor.targets.tensor_specs import TensorSpec
 
 SENTENCE = ("The film was not at all what the reviews had promised, and it was all the better for it.",)
 
@@ -35,7 +35,7 @@ class Rows:
 def real_rows(
     folder: Path,
     model: ir.Model,
-    inputs: Sequence[Tensor],
+    inputs: Sequence[TensorSpec],
     texts: Sequence[tuple[str, ...]] = (SENTENCE,),
     *,
     shortest: int = 1,

@@ -58,7 +58,7 @@ def service(repository: Path, models: Sequence[Path], storage_uri: str | None, r
     return _HEAD + yaml.safe_dump(made, sort_keys=False)
 
 
-def made_up(repository: Path) -> str:
+def is_placeholder(repository: Path) -> str:
     """Where a cluster would find the repository if nobody says."""
     return f"pvc://models/{repository.resolve().name}"
 
@@ -68,14 +68,14 @@ def _found(repository: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     path = repository / FILE_NAME
     try:
         made = yaml.safe_load(path.read_text(encoding="utf-8"))
-        made["spec"]["predictor"]["model"].setdefault("storageUri", made_up(repository))
+        made["spec"]["predictor"]["model"].setdefault("storageUri", is_placeholder(repository))
         return made, made["spec"]["predictor"]["model"]
     except FileNotFoundError:
         predictor: dict[str, Any] = {
             "modelFormat": {"name": "triton", "version": "2"},
             "protocolVersion": "v2",
             "runtime": "kserve-tritonserver",
-            "storageUri": made_up(repository),
+            "storageUri": is_placeholder(repository),
         }
         made = {
             "apiVersion": "serving.kserve.io/v1beta1",

@@ -10,11 +10,11 @@ import onnx_ir as ir
 
 import graph_passes
 from compressor import report as reports
-from compressor.config.serve import Asked, Backend, Device
+from compressor.config.serve import Backend, Device, ServeRequest
 from compressor.errors import InputError, UsageError
 from compressor.report import Report
 from compressor.serving import tensorrt_engines
-from compressor.targets.tensor_specs import FREE, Tensor, inputs_of, outputs_of
+from compressor.targets.tensor_specs import FREE, TensorSpec, inputs_of, outputs_of
 
 GRAPH = "model.onnx"
 _LATE_IR = 10
@@ -48,8 +48,8 @@ class Source:
     backend: Backend
     device: Device
     graph: ir.Model
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
     max_batch: int
     lengths: tuple[int, int]
     files: Mapping[str, Path]
@@ -58,7 +58,7 @@ class Source:
     notes: tuple[str, ...] = ()
 
 
-def find(asked: Asked) -> Source:
+def find(asked: ServeRequest) -> Source:
     """Choose the files to serve.
 
     Raises:
@@ -73,7 +73,7 @@ def find(asked: Asked) -> Source:
     return _planned(asked, paths) if backend == "tensorrt" else _graph(asked, report, backend)
 
 
-def _graph(asked: Asked, report: Report, backend: Backend) -> Source:
+def _graph(asked: ServeRequest, report: Report, backend: Backend) -> Source:
     """ONNX Runtime, the server's own or in the Python backend: what was measured runs in both, but for a kernel.
 
     `engine.onnx` has operators of ONNX Runtime's own, which every build of it knows.
@@ -131,7 +131,7 @@ def _laid_out(path: Path, graph: ir.Model) -> dict[str, Path]:
     return {f"{GRAPH}/{GRAPH}": path, **{f"{GRAPH}/{file.name}": file for file in sorted(weights)}}
 
 
-def _planned(asked: Asked, paths: Sequence[Path]) -> Source:
+def _planned(asked: ServeRequest, paths: Sequence[Path]) -> Source:
     """TensorRT: the plans' own metadata says what they take."""
     if asked.device == "cpu":
         raise UsageError("--device cpu: TensorRT runs on GPUs only; leave it out, or use --backend onnxruntime")
@@ -157,7 +157,7 @@ def _planned(asked: Asked, paths: Sequence[Path]) -> Source:
     )
 
 
-def _max_batch(asked: Asked, tensors: Sequence[Tensor], usual: int, limit: int | None = None) -> int:
+def _max_batch(asked: ServeRequest, tensors: Sequence[TensorSpec], usual: int, limit: int | None = None) -> int:
     """Rows of a batch; 0 where the model fixes them, so that the server can form no batches."""
     if not all(tensor.has_batch for tensor in tensors):
         if asked.max_batch:

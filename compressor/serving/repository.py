@@ -8,10 +8,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from compressor.config.serve import Asked, Backend, Device
+from compressor.config.serve import Backend, Device, ServeRequest
 from compressor.errors import InputError, UsageError
 from compressor.serving import config, inputs, kserve, model_files, warmup
-from compressor.workdir import locked, put
+from compressor.workdir import locked, replace_folder
 
 VERSION = "1"
 _ROWS = 1000
@@ -40,7 +40,7 @@ class Exported:
     notes: tuple[str, ...]
 
 
-def export(asked: Asked) -> Exported:
+def export(asked: ServeRequest) -> Exported:
     """Write one model into a repository.
 
     Raises:
@@ -75,10 +75,10 @@ def export(asked: Asked) -> Exported:
         beside = Path(folder) / kserve.FILE_NAME
         beside.write_text(told, encoding="utf-8")
         _check_place(asked)
-        put(model, asked.place, aside=Path(folder) / "old")
+        replace_folder(model, asked.place, aside=Path(folder) / "old")
         service = asked.repository / kserve.FILE_NAME
         beside.replace(service)
-    made_up = kserve.made_up(asked.repository) in told
+    made_up = kserve.is_placeholder(asked.repository) in told
     unknown = (f"{service}: storageUri is made up; name the cluster's (--storage-uri)",) if made_up else ()
     drawn = (f"the warm-up has random {', '.join(rows.drawn)}: no text gives them",) if rows.drawn else ()
     return Exported(
@@ -92,7 +92,7 @@ def export(asked: Asked) -> Exported:
     )
 
 
-def _texts(asked: Asked) -> list[tuple[str, ...]]:
+def _texts(asked: ServeRequest) -> list[tuple[str, ...]]:
     """What the model is warmed up with."""
     if asked.data is None:
         return [inputs.SENTENCE]
@@ -101,7 +101,7 @@ def _texts(asked: Asked) -> list[tuple[str, ...]]:
     return read_texts(asked.data, asked.text_columns, _ROWS)
 
 
-def _check_place(asked: Asked) -> None:
+def _check_place(asked: ServeRequest) -> None:
     if asked.repository.exists() and not asked.repository.is_dir():
         raise InputError(f"{asked.repository}: is no folder; name another repository (-o)")
     if not asked.place.exists():

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.errors import InputError, UsageError
-from compressor.targets.tensor_specs import FREE, Tensor
+from compressor.targets.tensor_specs import FREE, TensorSpec
 from compressor.targets.tensorrt.metadata import Metadata, follows, graph_digest, papers_of, parts, read
 
 VERSION_COMPATIBLE = ("--backend-config=tensorrt,version-compatible=true",)
@@ -86,16 +86,18 @@ class Plans:
             *(f"the server must be started with {arg}, or it refuses the plan" for arg in asked),
         )
 
-    def inputs(self) -> tuple[Tensor, ...]:
+    def inputs(self) -> tuple[TensorSpec, ...]:
         """As the plans take them: integers may be narrower than the graph's."""
         return tuple(
-            Tensor(name, _type(self.first.inputs[name]), _dims(least, most))
+            TensorSpec(name, _type(self.first.inputs[name]), _dims(least, most))
             for name, (least, _, most) in self.first.profiles.items()
         )
 
-    def outputs(self, of_graph: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def outputs(self, of_graph: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
         """The graph's outputs, in the types that the plans give: integers may be narrower."""
-        return tuple(Tensor(tensor.name, _type(self.first.outputs[tensor.name]), tensor.dims) for tensor in of_graph)
+        return tuple(
+            TensorSpec(tensor.name, _type(self.first.outputs[tensor.name]), tensor.dims) for tensor in of_graph
+        )
 
 
 def find(out: Path, more: Sequence[Path]) -> tuple[Path, ...]:

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from compressor.config.study import Asked
+from compressor.config.study import StudyRequest
 from compressor.errors import UsageError
 from compressor.measure.bootstrap import Interval
-from compressor.progress import Tell
+from compressor.progress import ProgressCallback
 from compressor.studies import figures
 from compressor.studies.base import Result, Study
 from compressor.studies.cell_store import Cell
@@ -31,14 +31,14 @@ class Ablate(Study):
     spreads = True
 
     @classmethod
-    def check(cls, asked: Asked) -> None:
+    def check(cls, asked: StudyRequest) -> None:
         if asked.recipe.options:
             raise UsageError("--options: study ablate has no method, so no options; leave them out")
 
     def cells(self) -> list[Cell]:
         return [Cell(f"layer-{place}", {"layer": place}) for place in range(len(self.subject.sites))]
 
-    def run(self, cell: Cell, work: Path, tell: Tell) -> Result:
+    def run(self, cell: Cell, work: Path, tell: ProgressCallback) -> Result:
         subject = self.subject
         subject.fresh()
         site, task = subject.sites[cell.asked["layer"]], subject.data.task.chooser

@@ -14,14 +14,14 @@ from typing import Any, ClassVar
 import numpy as np
 from datasets import Dataset
 
-from compressor.config.study import Asked
+from compressor.config.study import StudyRequest
 from compressor.errors import UsageError, nearest
 from compressor.measure.bootstrap import Interval
-from compressor.progress import Tell
+from compressor.progress import ProgressCallback
 from compressor.selection.search import AStarSearch, Head, RandomSearch, Step
-from compressor.selection.search.base import drop
-from compressor.selection.search.random_subsets import walk
-from compressor.selection.subset_evaluator import ModelTrials
+from compressor.selection.search.base import metric_drop
+from compressor.selection.search.random_subsets import random_walk
+from compressor.selection.subset_evaluator import ModelSubsetEvaluator
 from compressor.studies import figures
 from compressor.studies.base import Result, Study
 from compressor.studies.cell_store import Cell
@@ -43,7 +43,7 @@ class AStar(Study):
     spreads = True
 
     @classmethod
-    def check(cls, asked: Asked) -> None:
+    def check(cls, asked: StudyRequest) -> None:
         for variant in cls.values(asked, "variants"):
             if variant not in VARIANTS:
                 raise UsageError(f"--variants {variant}: unknown; {nearest(variant, VARIANTS)}")
@@ -66,13 +66,13 @@ class AStar(Study):
             Cell(f"{RANDOM}-b{largest:g}", {"variant": RANDOM, "budget": largest}),
         ]
 
-    def run(self, cell: Cell, work: Path, tell: Tell) -> Result:
+    def run(self, cell: Cell, work: Path, tell: ProgressCallback) -> Result:
         self.subject.fresh()
         budget = cell.asked["budget"] / self._points
         ask = self._random if cell.asked["variant"] == RANDOM else self._search
         return ask(cell, budget, tell)
 
-    def _search(self, cell: Cell, budget: float, tell: Tell) -> Result:
+    def _search(self, cell: Cell, budget: float, tell: ProgressCallback) -> Result:
         subject, heads = self.subject, self.subject.heads
         seen, unseen = self._searched(), subject.trials(subject.data.test, self.folder.scratch("test.npz"))
         steps = []
@@ -101,17 +101,17 @@ class AStar(Study):
             "notes": list(last.notes),
         }
 
-    def _random(self, cell: Cell, budget: float, tell: Tell) -> Result:
+    def _random(self, cell: Cell, budget: float, tell: ProgressCallback) -> Result:
         trials = self._searched()
         orders = RandomSearch(trials=self.asked.size.trials, seed=self.asked.recipe.seed).orders(self.subject.heads)
         walks = []
         for number, order in enumerate(orders):
-            walks.append(walk(trials, order, budget))
+            walks.append(random_walk(trials, order, budget))
             tell(number + 1, len(orders))
         # Larger is better in a search, whatever the metric.
         return {"dense": trials.evaluate(frozenset(self.subject.heads)), "walks": walks}
 
-    def _searched(self) -> ModelTrials:
+    def _searched(self) -> ModelSubsetEvaluator:
         """Searches of other variants and budgets begin alike: what they share is measured once for all cells."""
         return self.subject.trials(self._rows, self.folder.scratch("searched.npz"))
 
@@ -154,7 +154,7 @@ class AStar(Study):
     def _lost(self, cell: Result, step: Result) -> float:
         """How far the metric of a step is worse than that of all heads, in its unit."""
         sign = 1.0 if self.subject.data.task.chooser.higher_is_better else -1.0
-        return drop(sign * cell["steps"][0]["metric"], sign * step["metric"])
+        return metric_drop(sign * cell["steps"][0]["metric"], sign * step["metric"])
 
     def _random_rows(self, tried: dict[float, list[tuple[int, float]]]) -> list[dict[str, Any]]:
         heads = len(self.subject.heads)
@@ -340,7 +340,7 @@ def _within(random: Result, budget: float) -> list[tuple[int, float]]:
     """(heads removed, metric then) of each random walk, had it had this budget."""
     found = []
     for metrics in random["walks"]:
-        beyond = (n for n, metric in enumerate(metrics) if drop(random["dense"], metric) > budget)
+        beyond = (n for n, metric in enumerate(metrics) if metric_drop(random["dense"], metric) > budget)
         gone = next(beyond, len(metrics))
         found.append((gone, metrics[gone - 1] if gone else random["dense"]))
     return found

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from compressor.config.run import flag_of
-from compressor.config.study import Asked
+from compressor.config.study import StudyRequest
 from compressor.errors import InputError, UsageError
-from compressor.progress import Tell
+from compressor.progress import ProgressCallback
 from compressor.selection.learn import pool_of
 from compressor.selection.options import heads_to_keep
 from compressor.selection.ray_cluster import reachable
 from compressor.studies.cell_store import Cell, StudyFolder
-from compressor.studies.context import Subject
+from compressor.studies.context import StudyContext
 from compressor.studies.results import Findings
 from compressor.tasks.row_files import is_file_name
 
@@ -45,11 +45,11 @@ class Study(ABC):
     spreads: ClassVar[bool] = False
     """Whether its evaluations are made by `Subject.trials`, which Ray can spread."""
 
-    def __init__(self, asked: Asked, subject: Subject, folder: StudyFolder) -> None:
+    def __init__(self, asked: StudyRequest, subject: StudyContext, folder: StudyFolder) -> None:
         self.asked, self.subject, self.folder = asked, subject, folder
 
     @classmethod  # noqa: B027 - some kinds have nothing to refuse
-    def check(cls, asked: Asked) -> None:
+    def check(cls, asked: StudyRequest) -> None:
         """Refuse what can be refused before the model and the rows are loaded.
 
         Raises:
@@ -62,7 +62,7 @@ class Study(ABC):
         """Every cell that is asked for, those that others need first."""
 
     @abstractmethod
-    def run(self, cell: Cell, work: Path, tell: Tell) -> Result:
+    def run(self, cell: Cell, work: Path, tell: ProgressCallback) -> Result:
         """Find out what a cell is there for; the same, whatever ran before in this process."""
 
     @abstractmethod
@@ -70,7 +70,7 @@ class Study(ABC):
         """What the cells that are done amount to, in whatever order they come."""
 
     @classmethod
-    def values(cls, asked: Asked, name: str) -> tuple[Any, ...]:
+    def values(cls, asked: StudyRequest, name: str) -> tuple[Any, ...]:
         """The values of one axis."""
         sized = {"seeds": asked.size.seeds, "keeps": asked.size.keeps}
         return tuple(asked.axes.get(name) or cls.axes[name] or sized.get(name, ()))
@@ -89,7 +89,7 @@ class Study(ABC):
         return sorted({heads_to_keep(keep, heads, "--keeps") for keep in self.axis("keeps")}, reverse=True)
 
 
-def check_asked(kind: str, study: type[Study], asked: Asked) -> None:
+def check_asked(kind: str, study: type[Study], asked: StudyRequest) -> None:
     """Refuse what this kind of study would not look at, and what is not there.
 
     Raises:

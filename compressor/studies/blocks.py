@@ -10,12 +10,12 @@ from typing import Any, ClassVar, get_args
 
 import numpy as np
 
-from compressor.block_masks import AttentionMaps, cut, density, watch
+from compressor.block_masks import AttentionMaps, build_masks, collect_attention_maps, density
 from compressor.block_masks.train_masked import reach, retrain, shares
 from compressor.config.run import Recipe
-from compressor.config.study import Asked
+from compressor.config.study import StudyRequest
 from compressor.errors import UsageError, nearest
-from compressor.progress import Tell
+from compressor.progress import ProgressCallback
 from compressor.studies import figures
 from compressor.studies.base import Result, Study
 from compressor.studies.blocks_findings import ALL, DENSE, OWN, RANDOM, RETRAINED, BlocksFindings
@@ -47,7 +47,7 @@ class Blocks(Study):
     several = True
 
     @classmethod
-    def check(cls, asked: Asked) -> None:
+    def check(cls, asked: StudyRequest) -> None:
         check_options(asked.recipe.options, ["dsp"])
         known = (ALL, *get_args(Kind))
         for kinds in cls.values(asked, "kinds"):
@@ -87,7 +87,7 @@ class Blocks(Study):
                         made.append(Cell(f"{masks}-{kind}-p{share:g}-s{seed}", asked, (base,)))
         return made
 
-    def run(self, cell: Cell, work: Path, tell: Tell) -> Result:
+    def run(self, cell: Cell, work: Path, tell: ProgressCallback) -> Result:
         subject, data, seed = self.subject, self.subject.data, cell.asked["seed"]
         weights = self.folder.scratch(f"{DENSE}-s{seed}.safetensors")
         plan = keep_all(subject.sites)
@@ -115,7 +115,7 @@ class Blocks(Study):
 
     def _cut(self, maps: AttentionMaps, plan: Plan, asked: Recipe, drawn: int | None = None) -> dict[str, BlockMask]:
         share = shares(asked, self.subject.sites)
-        return cut(
+        return build_masks(
             maps,
             plan,
             share,
@@ -134,7 +134,7 @@ class Blocks(Study):
         chosen, test = (subject.answers(plan, rows) for rows in (data.eval, data.test))
         return {"eval": data.task.score(chosen), "test": data.task.score(test), "answers": test.tolist()}
 
-    def _maps(self, source: str, seed: int, plan: Plan, tell: Tell) -> AttentionMaps:
+    def _maps(self, source: str, seed: int, plan: Plan, tell: ProgressCallback) -> AttentionMaps:
         """The maps of the dense run over the training rows, or over those of another data set; watched once."""
         other = source if source not in (OWN, RANDOM) else OWN
         path = self.folder.scratch(f"maps-{other}-s{seed}.safetensors")
@@ -150,7 +150,7 @@ class Blocks(Study):
             data = replace(data, train=texts, train_hash=rows_hash(texts))
         subject.fresh(self.folder.scratch(f"{DENSE}-s{seed}.safetensors"))
         length = reach(subject.model, subject.data, recipe)
-        found = watch(
+        found = collect_attention_maps(
             subject.model,
             subject.sites,
             data,

@@ -10,7 +10,7 @@ import numpy as np
 
 from compressor.studies import figures
 from compressor.studies.base import Result
-from compressor.studies.context import Subject
+from compressor.studies.context import StudyContext
 from compressor.studies.grid import told_difference
 from compressor.studies.results import Findings, Picture, Table, difference
 from compressor.tasks.metrics import points, unit
@@ -40,7 +40,7 @@ class BlocksFindings:
         found: the results by where masks come from, kind, share and seed.
     """
 
-    def __init__(self, results: Sequence[Result], subject: Subject, names: Sequence[str]) -> None:
+    def __init__(self, results: Sequence[Result], subject: StudyContext, names: Sequence[str]) -> None:
         self.found, self.subject, self.names = sorted(results, key=_order), subject, names
         self.task = subject.data.task
         self.by = points(self.task.metric)

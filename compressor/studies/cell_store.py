@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import InputError, UsageError
-from compressor.progress import Listener, Tell
+from compressor.progress import Listener, ProgressCallback
 from graph_passes.files import beside
 
 STAMP = "study.json"
@@ -39,7 +39,7 @@ class Cell:
     needs: tuple[str, ...] = ()
 
 
-Do = Callable[[Cell, Path, Tell], Mapping[str, Any]]
+Do = Callable[[Cell, Path, ProgressCallback], Mapping[str, Any]]
 """What runs a cell: given the folder it may work in, which an interrupted run of the same cell has left as it was."""
 
 

@@ -14,13 +14,13 @@ from transformers import PreTrainedModel
 
 from compressor import model_folder as folders
 from compressor.config.run import Recipe
-from compressor.config.study import Size
+from compressor.config.study import StudySize
 from compressor.errors import InputError
 from compressor.model_folder import example_inputs
 from compressor.selection.plan_and_curves import all_heads
-from compressor.selection.ray_evaluator import MakeTrials
+from compressor.selection.ray_evaluator import EvaluatorFactory
 from compressor.selection.search import Head
-from compressor.selection.subset_evaluator import ModelTrials
+from compressor.selection.subset_evaluator import ModelSubsetEvaluator
 from compressor.tasks import Data, open_data
 from compressor.tasks.data import rows_hash
 from compressor.tasks.scoring import statistics
@@ -30,7 +30,7 @@ from graph_passes import Plan
 from graph_passes.files import beside
 
 
-class Subject:
+class StudyContext:
     """The model, its sites, and as many rows as the size allows, drawn with the recipe's seed.
 
     Attributes:
@@ -41,7 +41,7 @@ class Subject:
         make_trials: what makes `trials`; `spread` has others.
     """
 
-    def __init__(self, recipe: Recipe, size: Size) -> None:
+    def __init__(self, recipe: Recipe, size: StudySize) -> None:
         self.recipe, self.size = recipe, size
         self.folder = folders.load(
             recipe.model,
@@ -52,7 +52,7 @@ class Subject:
         self.sites = find_sites(self.folder.model, example_inputs(self.folder, 2, 8))
         self.heads: tuple[Head, ...] = all_heads(self.sites)
         self.given = _limited(open_data(recipe, self.folder), size, recipe.seed) if recipe.scored else None
-        self.make_trials: MakeTrials = ModelTrials
+        self.make_trials: EvaluatorFactory = ModelSubsetEvaluator
         self._start = {name: tensor.clone() for name, tensor in self.folder.model.state_dict().items()}
 
     @property
@@ -101,7 +101,7 @@ class Subject:
                 return read(task, rows, reader(self.model), self.recipe.batch_size)
             return statistics(task, rows, forward)
 
-    def trials(self, rows: Dataset, store: Path) -> ModelTrials:
+    def trials(self, rows: Dataset, store: Path) -> ModelSubsetEvaluator:
         """Subsets of the model as it is, scored on `rows` by what the task chooses heads by.
 
         `store` keeps what was measured, see `ModelTrials.remember`.
@@ -136,7 +136,7 @@ class Subject:
         return f"{len(self.given.train):,} training, {len(self.given.eval):,} evaluation, {len(self.given.test):,} test"
 
 
-def site_numbers(kept: Iterable[Head], subject: Subject) -> str:
+def site_numbers(kept: Iterable[Head], subject: StudyContext) -> str:
     """Heads as `site.head`, sites numbered in call order."""
     number = {site.name: place for place, site in enumerate(subject.sites)}
     return " ".join(f"{place}.{head}" for place, head in sorted((number[site], head) for site, head in kept))
@@ -149,7 +149,7 @@ def drawn(rows: Dataset, most: int | None, seed: int) -> Dataset:
     return rows.select(np.sort(np.random.default_rng(seed).permutation(len(rows))[:most]))
 
 
-def _limited(data: Data, size: Size, seed: int) -> Data:
+def _limited(data: Data, size: StudySize, seed: int) -> Data:
     def some(rows: Dataset, most: int | None) -> Dataset:
         if data.task.in_order and most is not None and len(rows) > most:
             return rows.select(range(most))

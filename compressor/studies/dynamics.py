@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from compressor.config.study import Asked
-from compressor.progress import Tell
+from compressor.config.study import StudyRequest
+from compressor.progress import ProgressCallback
 from compressor.studies import figures
 from compressor.studies.base import Result, Study
 from compressor.studies.cell_store import Cell
@@ -29,7 +29,7 @@ class Dynamics(Study):
     axes: ClassVar = {"keeps": ("16.7%",), "seeds": ()}
 
     @classmethod
-    def check(cls, asked: Asked) -> None:
+    def check(cls, asked: StudyRequest) -> None:
         check_options(asked.recipe.options, ["dsp"])
 
     def cells(self) -> list[Cell]:
@@ -40,7 +40,7 @@ class Dynamics(Study):
             for way in (_ANNEALED, _HELD)
         ]
 
-    def run(self, cell: Cell, work: Path, tell: Tell) -> Result:
+    def run(self, cell: Cell, work: Path, tell: ProgressCallback) -> Result:
         subject, data = self.subject, self.subject.data
         subject.fresh()
         options: dict[str, Any] = {**known_options("dsp"), **options_of(subject, "dsp")}

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from compressor.config.study import Asked
+from compressor.config.study import StudyRequest
 from compressor.errors import UsageError, nearest
-from compressor.progress import Tell
+from compressor.progress import ProgressCallback
 from compressor.selection.gates import GATES
 from compressor.selection.learn import METHODS
 from compressor.studies import figures
@@ -39,7 +39,7 @@ class Grid(Study):
     }
 
     @classmethod
-    def check(cls, asked: Asked) -> None:
+    def check(cls, asked: StudyRequest) -> None:
         for method in cls.values(asked, "methods"):
             if method not in METHODS:
                 raise UsageError(f"--methods {method}: unknown; {nearest(method, METHODS)}")
@@ -61,7 +61,7 @@ class Grid(Study):
             for method in self.axis("methods")
         ]
 
-    def run(self, cell: Cell, work: Path, tell: Tell) -> Result:
+    def run(self, cell: Cell, work: Path, tell: ProgressCallback) -> Result:
         method, keep, seed = (cell.asked[name] for name in ("method", "keep", "seed"))
         weights = self.folder.scratch(f"{DENSE}-s{seed}.safetensors")
         subject, data = self.subject, self.subject.data

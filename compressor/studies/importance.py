@@ -12,8 +12,8 @@ import torch
 from datasets import Dataset
 from scipy.stats import pearsonr, spearmanr
 
-from compressor.config.study import Asked
-from compressor.progress import Tell
+from compressor.config.study import StudyRequest
+from compressor.progress import ProgressCallback
 from compressor.selection.gradient_importance import sensitivity
 from compressor.studies import figures
 from compressor.studies.base import Result, Study
@@ -40,7 +40,7 @@ class Importance(Study):
     several = True
 
     @classmethod
-    def check(cls, asked: Asked) -> None:
+    def check(cls, asked: StudyRequest) -> None:
         check_options(asked.recipe.options, ["dsp"], _DECIDED)
 
     def cells(self) -> list[Cell]:
@@ -73,7 +73,7 @@ class Importance(Study):
                 found.append((name, task.encode(rows.select(np.sort(drawn)), source), task.chooser))
         return found
 
-    def run(self, cell: Cell, work: Path, tell: Tell) -> Result:
+    def run(self, cell: Cell, work: Path, tell: ProgressCallback) -> Result:
         if "domain" in cell.asked:
             self.subject.fresh()
             _, rows, task = self._domains[int(cell.name.rpartition("-")[2])]

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from compressor.config.study import Asked
-from compressor.progress import Tell
+from compressor.config.study import StudyRequest
+from compressor.progress import ProgressCallback
 from compressor.studies import figures
 from compressor.studies.base import Result, Study
 from compressor.studies.cell_store import Cell
@@ -31,7 +31,7 @@ class Penalty(Study):
     axes: ClassVar = {"penalties": (0.0005, 0.0015, 0.005, 0.015, 0.05, 0.15), "keeps": ("50%",), "seeds": ()}
 
     @classmethod
-    def check(cls, asked: Asked) -> None:
+    def check(cls, asked: StudyRequest) -> None:
         check_options(asked.recipe.options, [_METHOD], _DECIDED)
 
     def cells(self) -> list[Cell]:
@@ -42,7 +42,7 @@ class Penalty(Study):
             for penalty in self.axis("penalties")
         ]
 
-    def run(self, cell: Cell, work: Path, tell: Tell) -> Result:
+    def run(self, cell: Cell, work: Path, tell: ProgressCallback) -> Result:
         subject, data = self.subject, self.subject.data
         subject.fresh()
         # Never frozen: the number of open gates is looked at after learning, as the paper does.

@@ -12,18 +12,18 @@ from typing import Any
 import torch
 
 from compressor.config.run import Recipe, group_of
-from compressor.config.study import Asked, Size
+from compressor.config.study import StudyRequest, StudySize
 from compressor.environment import machine
 from compressor.errors import UsageError, nearest
-from compressor.progress import Listener, Silent, Tell
-from compressor.selection.ray_evaluator import spread
+from compressor.progress import Listener, NullListener, ProgressCallback
+from compressor.selection.ray_evaluator import evaluator_factory
 from compressor.studies import page
 from compressor.studies.ablate import Ablate
 from compressor.studies.astar import AStar
 from compressor.studies.base import Result, Study, check_asked
 from compressor.studies.blocks import Blocks
 from compressor.studies.cell_store import Cell, StudyFolder
-from compressor.studies.context import Subject
+from compressor.studies.context import StudyContext
 from compressor.studies.dynamics import Dynamics
 from compressor.studies.grid import Grid
 from compressor.studies.importance import Importance
@@ -55,7 +55,7 @@ _TOLD = (
 """What of a study's recipe the page says elsewhere: in its head, or beside other facts."""
 
 
-def check(kind: str, asked: Asked) -> type[Study]:
+def check(kind: str, asked: StudyRequest) -> type[Study]:
     """The study of that kind, if it can be asked for this; nothing is loaded.
 
     Raises:
@@ -69,17 +69,17 @@ def check(kind: str, asked: Asked) -> type[Study]:
     return KINDS[kind]
 
 
-def study(kind: str, asked: Asked, listener: Listener | None = None) -> Findings:
+def study(kind: str, asked: StudyRequest, listener: Listener | None = None) -> Findings:
     """Do a study, or what is left of it, in the folder `asked.recipe.out`; several processes may do it together.
 
     Raises:
         UsageError: the folder holds another study, or something is asked for that this kind does not have.
         InputError: the model or the rows cannot be used.
     """
-    listen = listener or Silent()
+    listen = listener or NullListener()
     make = check(kind, asked)
     with listen.stage("loading the model and the rows"):
-        subject = Subject(asked.recipe, asked.size)
+        subject = StudyContext(asked.recipe, asked.size)
     notes = (*subject.folder.notes, *(subject.given.notes if subject.given else ()))
     for note in notes:
         listen.note(note)
@@ -88,12 +88,12 @@ def study(kind: str, asked: Asked, listener: Listener | None = None) -> Findings
     made = make(asked, subject, folder)
     cells = made.cells()
 
-    def do(cell: Cell, work: Path, tell: Tell) -> Result:
+    def do(cell: Cell, work: Path, tell: ProgressCallback) -> Result:
         started = time.perf_counter()
         return {**made.run(cell, work, tell), "seconds": round(time.perf_counter() - started, 3)}
 
     try:
-        with spread(asked.ray) as subject.make_trials:
+        with evaluator_factory(asked.ray) as subject.make_trials:
             folder.run(cells, do, listen)
     except KeyboardInterrupt as interrupt:
         raise KeyboardInterrupt(f"interrupted; the same command goes on from {folder.path}") from interrupt
@@ -118,7 +118,7 @@ def study(kind: str, asked: Asked, listener: Listener | None = None) -> Findings
     return found
 
 
-def _recipe(kind: str, make: type[Study], asked: Asked, subject: Subject) -> dict[str, Any]:
+def _recipe(kind: str, make: type[Study], asked: StudyRequest, subject: StudyContext) -> dict[str, Any]:
     """What every cell's result depends on, beside its name."""
     fields = {
         name: value
@@ -141,7 +141,7 @@ def _recipe(kind: str, make: type[Study], asked: Asked, subject: Subject) -> dic
     }
 
 
-def _limits(size: Size) -> dict[str, Any]:
+def _limits(size: StudySize) -> dict[str, Any]:
     """What of a size is the same in every cell."""
     return {name: value for name, value in asdict(size).items() if name not in ("seeds", "keeps")}
 
@@ -152,7 +152,7 @@ def _digest(source: str) -> str:
     return f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}" if path.is_file() else source
 
 
-def _facts(made: Study, subject: Subject, stamp: dict[str, Any], notes: tuple[str, ...]) -> list[tuple[str, str]]:
+def _facts(made: Study, subject: StudyContext, stamp: dict[str, Any], notes: tuple[str, ...]) -> list[tuple[str, str]]:
     recipe = made.asked.recipe
     settings = {name: value for name, value in {**stamp, **made.settings()}.items() if name not in _TOLD}
     facts = [

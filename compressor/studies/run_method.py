@@ -8,9 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 from compressor.errors import UsageError, nearest
-from compressor.progress import Tell
+from compressor.progress import ProgressCallback
 from compressor.selection.learn import Learned, known_options, learn
-from compressor.studies.context import Subject
+from compressor.studies.context import StudyContext
 from graph_passes import Plan
 
 
@@ -41,7 +41,7 @@ def check_options(
             raise UsageError(f"option {name!r}: {decided[own]}")
 
 
-def options_of(subject: Subject, method: str) -> dict[str, Any]:
+def options_of(subject: StudyContext, method: str) -> dict[str, Any]:
     """What a study gives a method: the size's own pace, then the recipe's options that it has (`name=value`), then
     those that name it (`method.name=value`)."""
     size, asked = subject.size, subject.recipe.options
@@ -51,12 +51,12 @@ def options_of(subject: Subject, method: str) -> dict[str, Any]:
 
 
 def choose(
-    subject: Subject,
+    subject: StudyContext,
     method: str,
     keep: int | str | None,
     seed: int,
     work: Path,
-    tell: Tell,
+    tell: ProgressCallback,
     *,
     max_drop: float | None = None,
     steps: int | None = None,

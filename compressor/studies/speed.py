@@ -16,21 +16,21 @@ from typing import Any, ClassVar
 import numpy as np
 
 import graph_passes
-from compressor.config.study import Asked
+from compressor.config.study import StudyRequest
 from compressor.errors import InputError
 from compressor.export import export_reference
 from compressor.measure import interleave
 from compressor.model_folder import example_inputs
-from compressor.progress import Tell
+from compressor.progress import ProgressCallback
 from compressor.run import evaluate
-from compressor.run.variant import one_head_less, require, shrink
+from compressor.run.variant import rehearsal_plan, require, shrink
 from compressor.selection.options import heads_to_keep
 from compressor.selection.search import Head
 from compressor.studies import figures
 from compressor.studies.base import Result, Study
 from compressor.studies.cell_store import STAMP, Cell
 from compressor.studies.results import Findings, Picture, Table
-from compressor.targets import Engine, Tuning, span, target
+from compressor.targets import BuildOptions, Engine, span, target
 from compressor.tasks.metrics import points, unit
 from compressor.units import keep_all, keep_only
 
@@ -49,7 +49,7 @@ class SpeedStudy(Study):
     _dense: Engine | None = None
 
     @classmethod
-    def check(cls, asked: Asked) -> None:
+    def check(cls, asked: StudyRequest) -> None:
         for path in map(Path, cls.values(asked, "grids")):
             _read_grid(path)
 
@@ -121,7 +121,7 @@ class SpeedStudy(Study):
             raise InputError(f"{', '.join(metrics)}: grids of different metrics; give those of one (--grids)")
         return found
 
-    def run(self, cell: Cell, work: Path, tell: Tell) -> Result:
+    def run(self, cell: Cell, work: Path, tell: ProgressCallback) -> Result:
         if cell.asked["what"] == "dense":
             return self._export()
         kept = self._mask(cell) if cell.asked["what"] != "grid" else [(site, head) for site, head in cell.asked["kept"]]
@@ -156,7 +156,7 @@ class SpeedStudy(Study):
         inputs = example_inputs(subject.folder, batch=2, seq=8)
         dense = keep_all(subject.sites)
         export_reference(subject.model, dense, inputs, self._reference, opset=recipe.opset, attention=recipe.attention)
-        require(shrink(self._reference, one_head_less(subject.sites)))  # sites that cannot be shrunk are known now
+        require(shrink(self._reference, rehearsal_plan(subject.sites)))  # sites that cannot be shrunk are known now
         graph_passes.save(require(shrink(self._reference, dense)).model, self.folder.scratch("dense.onnx"))
         return {"heads": len(subject.heads), **_size(self.folder.scratch("dense.onnx"))}
 
@@ -167,7 +167,7 @@ class SpeedStudy(Study):
     def _built(self, graph: Path, out: Path) -> Engine:
         recipe = self.asked.recipe
         lengths = evaluate.lengths(recipe, self.subject.folder)
-        tuning = Tuning(batch=span(recipe.batch), seq=span(seq or 1 for seq in lengths), kernel=recipe.kernel)
+        tuning = BuildOptions(batch=span(recipe.batch), seq=span(seq or 1 for seq in lengths), kernel=recipe.kernel)
         return target(recipe.target)(
             graph, out, precision=recipe.precision, provider=recipe.provider, threads=recipe.threads, tuning=tuning
         )

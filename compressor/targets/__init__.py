@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from compressor.errors import UsageError
-from compressor.targets.base import TOLERANCE, Engine, Feeds, Precision, Provider, Tuning, span
+from compressor.targets.base import TOLERANCE, BuildOptions, Engine, Feeds, Precision, Provider, span
 
 
 class Build(Protocol):
@@ -34,7 +34,7 @@ class Build(Protocol):
         precision: Precision = "fp32",
         provider: Provider | None = None,
         threads: int | None = None,
-        tuning: Tuning | None = None,
+        tuning: BuildOptions | None = None,
     ) -> Engine: ...
 
 
@@ -83,11 +83,11 @@ __all__ = [
     "TARGETS",
     "TOLERANCE",
     "Build",
+    "BuildOptions",
     "Engine",
     "Feeds",
     "Precision",
     "Provider",
-    "Tuning",
     "check",
     "missing",
     "span",

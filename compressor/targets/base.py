@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from compressor.results import Built
+    from compressor.results import EngineBuild
 
 Precision = Literal["fp32", "fp16", "bf16"]
 Provider = Literal["cpu", "cuda"]
@@ -26,7 +26,7 @@ Span = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Tuning:
+class BuildOptions:
     """What one runtime or another can make use of: sizes and limits, where it builds its engines for them (TensorRT).
 
     Attributes:
@@ -95,7 +95,7 @@ class Engine(Protocol):
     @property
     def session(self) -> Mapping[str, Any]: ...
     @property
-    def built(self) -> Built | None: ...
+    def built(self) -> EngineBuild | None: ...
     @property
     def device_seconds(self) -> float | None: ...
 

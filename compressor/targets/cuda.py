@@ -40,7 +40,7 @@ class Device:
         return f"{self.name} (SM {self.capability[0]}.{self.capability[1]})"
 
 
-class Driver:
+class CudaDriver:
     """The driver's calls, on the first GPU, in the context that the CUDA runtime of this process uses too.
 
     Raises:
@@ -85,14 +85,14 @@ class Driver:
 
 
 @functools.cache
-def driver() -> Driver:
+def driver() -> CudaDriver:
     """The driver.
 
     Raises:
         TargetMissingError: there is none, or no GPU; the message has what it says itself.
     """
     try:
-        return Driver()
+        return CudaDriver()
     except (OSError, AttributeError) as error:
         raise TargetMissingError("there is no NVIDIA GPU here, or no driver for it (libcuda)") from error
     except InputError as error:
@@ -102,7 +102,7 @@ def driver() -> Driver:
 class Stream:
     """An order of work on the GPU, with two marks to take the time between."""
 
-    def __init__(self, of: Driver) -> None:
+    def __init__(self, of: CudaDriver) -> None:
         of.enter()
         self._driver = of
         self.handle = c_void_p()
@@ -136,7 +136,7 @@ class Stream:
 class Buffer:
     """Memory on the GPU, that grows as it must and is given back with the object."""
 
-    def __init__(self, of: Driver) -> None:
+    def __init__(self, of: CudaDriver) -> None:
         self._driver, self.address, self.size = of, c_void_p(), 0
 
     def reserve(self, size: int) -> int:

@@ -21,7 +21,7 @@ _NAMED = {name: ir.DataType[kind] for kind, name in _TYPES.items()}
 
 
 @dataclass(frozen=True)
-class Tensor:
+class TensorSpec:
     """One input or output.
 
     Attributes:
@@ -56,7 +56,7 @@ class Tensor:
         return ir.Value(name=self.name, shape=shape, type=ir.TensorType(self.dtype))
 
 
-def described(name: str, type_: str, dims: Iterable[Any]) -> Tensor:
+def described(name: str, type_: str, dims: Iterable[Any]) -> TensorSpec:
     """What a server says of an input or output.
 
     Raises:
@@ -64,10 +64,10 @@ def described(name: str, type_: str, dims: Iterable[Any]) -> Tensor:
     """
     if type_ not in _NAMED:
         raise InputError(f"{name}: the server says its type is {type_}, which is none of {', '.join(_NAMED)}")
-    return Tensor(name, _NAMED[type_], tuple(map(int, dims)))
+    return TensorSpec(name, _NAMED[type_], tuple(map(int, dims)))
 
 
-def inputs_of(model: ir.Model, path: Path) -> tuple[Tensor, ...]:
+def inputs_of(model: ir.Model, path: Path) -> tuple[TensorSpec, ...]:
     """What has to be given: inputs that are no weights.
 
     Raises:
@@ -76,16 +76,16 @@ def inputs_of(model: ir.Model, path: Path) -> tuple[Tensor, ...]:
     return _tensors((value for value in model.graph.inputs if not value.is_initializer()), path)
 
 
-def outputs_of(model: ir.Model, path: Path) -> tuple[Tensor, ...]:
+def outputs_of(model: ir.Model, path: Path) -> tuple[TensorSpec, ...]:
     """What comes out; raises as `inputs_of` does."""
     return _tensors(model.graph.outputs, path)
 
 
-def _tensors(values: Iterable[ir.Value], path: Path) -> tuple[Tensor, ...]:
+def _tensors(values: Iterable[ir.Value], path: Path) -> tuple[TensorSpec, ...]:
     return tuple(_tensor(value, path) for value in values)
 
 
-def _tensor(value: ir.Value, path: Path) -> Tensor:
+def _tensor(value: ir.Value, path: Path) -> TensorSpec:
     if value.dtype is None or value.dtype.name not in _TYPES:
         told = value.dtype.name if value.dtype else "no type"
         raise InputError(
@@ -93,4 +93,4 @@ def _tensor(value: ir.Value, path: Path) -> Tensor:
         )
     if value.shape is None:
         raise InputError(f"{path}: {value.name} has no shape; export the graph again, with shapes")
-    return Tensor(str(value.name), value.dtype, tuple(dim if isinstance(dim, int) else FREE for dim in value.shape))
+    return TensorSpec(str(value.name), value.dtype, tuple(dim if isinstance(dim, int) else FREE for dim in value.shape))

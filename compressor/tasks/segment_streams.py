@@ -64,7 +64,7 @@ class Streams(CausalLM):
                 f"{folder.path}: a memory of {config.memory_length} leaves no room for a segment in"
                 f" {config.max_position_embeddings} positions; raise max_position_embeddings in config.json"
             )
-        self._alone = _Alone(folder, request, self)
+        self._alone = _IndependentSegments(folder, request, self)
         self._path, self._block = folder.path, min(self._block, room)
         if self._block < request.max_length:
             self.notes = (
@@ -138,7 +138,7 @@ class CharacterStreams(Streams):
         return measure(statistics[:, 0], statistics[:, 1])
 
 
-class _Alone(CausalLM):
+class _IndependentSegments(CausalLM):
     """Rows of `Streams` as `CausalLM` reads them: the same targets, each from its own row."""
 
     shortest = 1
@@ -163,7 +163,7 @@ def streams_of(folder: ModelFolder) -> type[Streams]:
     return CharacterStreams if all(len(token) == 1 for token in plain) else Streams
 
 
-def lay(rows: int, streams: int, *, whole: bool) -> np.ndarray:
+def assign_streams(rows: int, streams: int, *, whole: bool) -> np.ndarray:
     """Row numbers `[segments, streams]`: column s is a stretch of the text, row t the t-th segment of every stream.
 
     Args:
@@ -211,7 +211,7 @@ def read(
         progress: is told the number of rows done after each segment.
     """
     found = np.zeros((len(examples), 2))
-    for rows in lay(len(examples), min(streams, len(examples)), whole=True):
+    for rows in assign_streams(len(examples), min(streams, len(examples)), whole=True):
         there = rows != FILLER
         batch = task.collate([examples[int(row)] if row != FILLER else None for row in rows])
         logits = forward(batch["input_ids"])

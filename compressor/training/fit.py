@@ -17,13 +17,13 @@ from torch.utils.data import Subset
 from transformers import EvalPrediction, PreTrainedModel, PrinterCallback, TrainerCallback, TrainingArguments
 
 from compressor.errors import DivergedError
-from compressor.progress import Tell
+from compressor.progress import ProgressCallback
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Data
-from compressor.tasks.segment_streams import Streams, lay
+from compressor.tasks.segment_streams import Streams, assign_streams
 from compressor.training.batch_order import row_order
 from compressor.training.checkpoints import claim, digest, newest
-from compressor.training.gated_model import as_it_was, carrying, frozen
+from compressor.training.gated_model import attach_gate, frozen, restore_model_state
 from compressor.training.schedule import Schedule
 from compressor.training.segment_trainer import Laid, SegmentTrainer
 from compressor.training.trainer import Clip, GateTrainer
@@ -39,7 +39,7 @@ _SLOWER = "lower the learning rate (--learning-rate) or warm it up for longer (-
 class _Watch(TrainerCallback):
     """Adds what the gate shows and the heads kept today to each log line, and tells the caller how far the run is."""
 
-    def __init__(self, gate: Gate | None, tell: Tell, metric: str, measured: Measured | None) -> None:
+    def __init__(self, gate: Gate | None, tell: ProgressCallback, metric: str, measured: Measured | None) -> None:
         self.gate, self.tell, self.metric, self.measured = gate, tell, metric, measured
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -64,7 +64,7 @@ def fit(
     schedule: Schedule,
     asked: Mapping[str, Any],
     folder: Path,
-    tell: Tell,
+    tell: ProgressCallback,
     *,
     gate: Gate | None = None,
     sites: Sequence[Site] = (),
@@ -146,7 +146,7 @@ def fit(
         if not math.isfinite(metric):
             raise DivergedError(f"step {step}: the {task.metric} is {metric}")
         # While the gates are warm the hard subset still changes: such a checkpoint must not win.
-        eligible = gate is None or gate.cold(step) or step >= schedule.steps
+        eligible = gate is None or gate.is_settled(step) or step >= schedule.steps
         chosen = metric if task.higher_is_better else -metric
         return {task.metric: metric, "chosen": chosen if eligible else float("-inf")}
 
@@ -173,17 +173,17 @@ def fit(
     }
     with ExitStack() as held:
         if streams:
-            a_pass = lay(len(data.train), side_by_side, whole=False)
+            a_pass = assign_streams(len(data.train), side_by_side, whole=False)
             order = np.resize(a_pass, (schedule.steps, side_by_side)).ravel().tolist()
-            evaluated = lay(len(data.eval), side_by_side, whole=True).ravel().tolist()
+            evaluated = assign_streams(len(data.eval), side_by_side, whole=True).ravel().tolist()
         with _state().main_process_first():
             checkpoint = claim(folder, settings, refuse_others=refuse_others, memories=memories)
         held.enter_context(quiet_transformers())
-        held.enter_context(as_it_was(model))
+        held.enter_context(restore_model_state(model))
         if not trains_model:
             held.enter_context(frozen(model))
         if gate is not None:
-            held.enter_context(carrying(model, gate, sites, lambda: trainer.state.global_step))
+            held.enter_context(attach_gate(model, gate, sites, lambda: trainer.state.global_step))
         trainer: GateTrainer
         if streams:
             trainer = SegmentTrainer(

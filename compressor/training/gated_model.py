@@ -38,7 +38,7 @@ def frozen(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def as_it_was(model: PreTrainedModel) -> Iterator[None]:
+def restore_model_state(model: PreTrainedModel) -> Iterator[None]:
     """Put back what a trainer changes beside the weights: it turns the cache off, a loss may note its problem type, and
     mixed precision wraps `forward`, which would then compute, and be exported, in bfloat16."""
     was_training, config = model.training, dict(vars(model.config))
@@ -54,7 +54,7 @@ def as_it_was(model: PreTrainedModel) -> Iterator[None]:
 
 
 @contextmanager
-def carrying(model: PreTrainedModel, gate: Gate, sites: Sequence[Site], step: Callable[[], int]) -> Iterator[None]:
+def attach_gate(model: PreTrainedModel, gate: Gate, sites: Sequence[Site], step: Callable[[], int]) -> Iterator[None]:
     """Hang `gate` on `model` and multiply every site's heads by it: sampled in training, hard in evaluation."""
     now: dict[str, Tensor] = {}
 

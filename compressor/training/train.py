@@ -16,14 +16,14 @@ from transformers import PreTrainedModel
 from compressor.config.train import Training
 from compressor.model_folder import ModelFolder, fingerprint
 from compressor.models import AllAttentionConfig, AllAttentionForCausalLM, TransformerXLConfig, TransformerXLForCausalLM
-from compressor.progress import Listener, Silent, Tell
+from compressor.progress import Listener, NullListener, ProgressCallback
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks import Data, open_data, training_texts
 from compressor.tasks.segment_streams import Streams, read, reader
 from compressor.training import tokenizers
 from compressor.training.fit import fit
 from compressor.training.schedule import Schedule
-from compressor.workdir import WorkDir, opened
+from compressor.workdir import WorkDir, open_workdir
 
 FILE_NAME = "training.json"
 """What a training leaves beside the model: what was asked for, the metric, the curves."""
@@ -71,10 +71,10 @@ def train(recipe: Training, listener: Listener | None = None) -> Trained:
     state = PartialState(cpu=not torch.cuda.is_available())
     if not state.is_main_process:
         store = WorkDir(recipe.out.absolute()).learning
-        _fit(recipe, *_start(recipe), store, Silent(), lambda done, total: None)
+        _fit(recipe, *_start(recipe), store, NullListener(), lambda done, total: None)
         sys.exit(0)
-    listen = listener or Silent()
-    with opened(recipe.out, force=recipe.force) as work:
+    listen = listener or NullListener()
+    with open_workdir(recipe.out, force=recipe.force) as work:
         with listen.stage("reading the text"):
             folder, data = _start(recipe)
         for note in data.notes:
@@ -132,7 +132,7 @@ def _start(recipe: Training) -> tuple[ModelFolder, Data]:
 
 
 def _fit(
-    recipe: Training, folder: ModelFolder, data: Data, store: Path, listen: Listener, tell: Tell
+    recipe: Training, folder: ModelFolder, data: Data, store: Path, listen: Listener, tell: ProgressCallback
 ) -> list[dict[str, object]]:
     precision: Literal["no", "bf16"] = "no" if recipe.mixed_precision == "no" else "bf16"
     native = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)

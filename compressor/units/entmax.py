@@ -32,7 +32,7 @@ def entmax_function() -> Callable[..., Tensor]:
 
 
 @contextmanager
-def sharpened(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
+def with_entmax(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
     """The model with every attention map made by entmax-1.5, for training and for watching; softmax again afterwards.
 
     Enter it before `gated` and `hooked`. At each site's first call the same computation with softmax must equal the

@@ -28,7 +28,7 @@ class Site:
 
     Attributes:
         name: module path, e.g. `bert.encoder.layer.0.attention.self`.
-        kind: `encoder` (bidirectional self), `decoder` (causal self) or `cross`.
+        kind: `bidirectional`, `causal` (both self-attention) or `cross`.
         heads: query heads.
         kv_heads: key/value heads; divides `heads`.
         head_dim: width of one head's value vector.
@@ -108,10 +108,10 @@ def _kind(call: Call, arguments: Mapping[str, Any]) -> Kind:
     if any(given.get(name) is not None for name in _ELSEWHERE):
         return "cross"
     if call.query.shape[2] == call.key.shape[2]:
-        return "decoder" if _causal(call) else "encoder"
+        return "causal" if _causal(call) else "bidirectional"
     # More keys than queries: a memory before them or vectors that are always seen, where the module itself is causal.
     own = call.mask is not None and getattr(call.module, "is_causal", False)
-    return "decoder" if own and _causal(call) else "cross"
+    return "causal" if own and _causal(call) else "cross"
 
 
 def _causal(call: Call) -> bool:

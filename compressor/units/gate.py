@@ -47,7 +47,7 @@ class Gate(nn.Module, ABC):
         """Factor on `learning_rate` at `step`: falls linearly to zero."""
         return max(0.0, 1.0 - step / self.steps)
 
-    def cold(self, step: int) -> bool:
+    def is_settled(self, step: int) -> bool:
         """Whether the choice has settled at `step`, so that a checkpoint of it may be the result."""
         return step >= self.steps
 

@@ -63,7 +63,7 @@ def masked(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = 
     def on_call(call: Call) -> tuple[Tensor, Tensor | None]:
         nonlocal past
         kind = kinds.get(call.site)
-        before = seen if kind == "decoder" else None
+        before = seen if kind == "causal" else None
         if before is not None:
             past = before
         elif kind != "cross":

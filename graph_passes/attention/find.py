@@ -33,7 +33,7 @@ class GraphSite:
 
     Attributes:
         name: the gate's site or the module path that the exporter left; None where it left none.
-        kind: `encoder`, `decoder` (a causal mask is in the graph) or `cross` (keys come from elsewhere). A mask of
+        kind: `bidirectional`, `causal` (a causal mask is in the graph) or `cross` (keys come from elsewhere). A mask of
             blocks is no causal one.
         heads, kv_heads, head_dim: query heads, key/value heads, width of one head's value vector.
         output: the tensor that holds the heads' outputs side by side, where a gate belongs.
@@ -94,7 +94,7 @@ def _fused(node: ir.Node, probe: Probe) -> GraphSite | None:
     cross = not packed and key is not None and _source(query) is not _source(key)
     axis = 1 if len(shape) == 4 else 2
     width = shape[3] if len(shape) == 4 else shape[2] // heads
-    kind: Kind = "cross" if cross else "decoder" if causal else "encoder"
+    kind: Kind = "cross" if cross else "causal" if causal else "bidirectional"
     return GraphSite(_name(node, out), kind, heads, kv_heads, width, out, axis, len(shape))
 
 
@@ -109,7 +109,7 @@ def _block_sparse(node: ir.Node, others: Collection[str], probe: Probe) -> Graph
     asked, told = _source(node.inputs[0]), _source(node.inputs[1])
     cross = asked is not told and asked is not _before_gather(told)
     causal = node.attributes.get_int("causal", 0) or _masked_causally(node.inputs[4:], probe)
-    kind: Kind = "cross" if cross else "decoder" if causal else "encoder"
+    kind: Kind = "cross" if cross else "causal" if causal else "bidirectional"
     kv_heads = shape[2] // _repeats(node.inputs[2], probe)
     return GraphSite(name or None, kind, shape[2], kv_heads, shape[3], out, 2, 4)
 
@@ -143,7 +143,7 @@ def _decomposed(softmax: ir.Node, probe: Probe) -> GraphSite | None:
         return None
     cross = _source(scores.inputs[0]) is not _source(scores.inputs[1])
     causal = _masked_causally(softmax.inputs, probe)
-    kind: Kind = "cross" if cross else "decoder" if causal else "encoder"
+    kind: Kind = "cross" if cross else "causal" if causal else "bidirectional"
     shared = _repeats(values.inputs[1], probe)
     return GraphSite(_name(softmax, output), kind, heads, heads // shared, shape[-1], output, axis, 4)
 

@@ -24,7 +24,7 @@ _LAYOUT = frozenset(("Identity", "Reshape", "Transpose"))
 
 
 @dataclasses.dataclass(eq=False)
-class Core:
+class MaskedAttentionMatch:
     """One attention: its operands, with all that is added to its scores, and what stands for the mask around it."""
 
     mask: BlockMask
@@ -38,7 +38,7 @@ class Core:
     """Reshapes that change nothing."""
 
 
-def match(blocks: ir.Value, planned: BlockMask, probe: Probe) -> list[Core]:
+def match(blocks: ir.Value, planned: BlockMask, probe: Probe) -> list[MaskedAttentionMatch]:
     """The attentions of one site, one for each call of its module.
 
     Args:
@@ -77,7 +77,7 @@ def match(blocks: ir.Value, planned: BlockMask, probe: Probe) -> list[Core]:
             for one in ([part] if part not in derived else _own(part, derived, probe))
         ]
         dims = shapes[0][3], shapes[2][3]  # type: ignore[index]
-        cores.append(Core(mask, blocks, operands._replace(addends=own), dims, persistent, [], []))
+        cores.append(MaskedAttentionMatch(mask, blocks, operands._replace(addends=own), dims, persistent, [], []))
     for guard, position in guards:
         core_, idle = _guarded(guard.inputs[position], cores, probe, guard)
         core_.guards.append((guard, position))
@@ -148,7 +148,9 @@ def _own(mask: ir.Value, derived: set[ir.Value], probe: Probe) -> Iterator[ir.Va
         both = next((value for value in node.inputs if value in derived), None)
 
 
-def _guarded(value: ir.Value | None, cores: list[Core], probe: Probe, guard: ir.Node) -> tuple[Core, list[ir.Node]]:
+def _guarded(
+    value: ir.Value | None, cores: list[MaskedAttentionMatch], probe: Probe, guard: ir.Node
+) -> tuple[MaskedAttentionMatch, list[ir.Node]]:
     """The attention whose output a guard zeroes, by way of layout and gates, and the reshapes there that do nothing."""
     idle: list[ir.Node] = []
     while value is not None:

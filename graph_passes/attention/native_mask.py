@@ -24,7 +24,7 @@ _CANDIDATE = "attention_mask"
 
 
 @dataclasses.dataclass(frozen=True)
-class Family:
+class NativeMask:
     """A site's own mask: what a row of keys says, whether later keys are hidden, and what only pairs can say.
 
     Attributes:
@@ -54,7 +54,7 @@ class FamilyMasks:
         self._meanings: dict[ir.Value, tuple[ir.Value | None, bool] | None] = {}
         self._rows: dict[ir.Value, ir.Value] = {}
 
-    def read(self, addends: list[ir.Value], before: ir.Node, *, causal_too: bool) -> Family:
+    def read(self, addends: list[ir.Value], before: ir.Node, *, causal_too: bool) -> NativeMask:
         """What is added to a site's scores, beside its blocks; new nodes go before its attention.
 
         Args:
@@ -71,7 +71,7 @@ class FamilyMasks:
                 continue
             row, causal = meaning[0] or row, causal or meaning[1]
         full, heads = self._joined(rest, before)
-        return Family(None if row is None else self._row(row), causal, full, heads)
+        return NativeMask(None if row is None else self._row(row), causal, full, heads)
 
     def _joined(self, parts: list[ir.Value], before: ir.Node) -> tuple[ir.Value | None, int]:
         if not parts:

@@ -20,7 +20,7 @@ _OFTEN = 2
 """Uses of a key block, on average, from which on it pays to copy all blocks out first."""
 
 
-class Body:
+class GraphBuilder:
     """Nodes of the function as they are made, and its constants."""
 
     def __init__(self, dtype: ir.DataType) -> None:
@@ -55,7 +55,7 @@ class Attention:
 
     def __init__(
         self,
-        body: Body,
+        body: GraphBuilder,
         mask: BlockMask,
         dims: tuple[int, int],
         scale: float,

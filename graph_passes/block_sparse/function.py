@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from graph_passes.block_sparse.builder import Attention, Body
+from graph_passes.block_sparse.builder import Attention, GraphBuilder
 from graph_passes.block_sparse.masks import BlockMask
 
 DOMAIN = "compressor"
@@ -67,7 +67,7 @@ def block_sparse_attention(
         raise ValueError("causal block-sparse attention over a memory or persistent vectors; give the mask in full")
     names = ["query", "key", "value", "block_mask", *(["row"] if row else []), *(["full"] if full else [])]
     given = {name: ir.Value(name=name) for name in names}
-    body = Body(dtype)
+    body = GraphBuilder(dtype)
     output = Attention(body, mask, (head_dim, value_dim), scale, causal, persistent, full, given).build()
     output.name = "output"
     graph = ir.Graph(list(given.values()), [output], nodes=body.nodes, opset_imports={"": opset}, name=NAME)
@@ -81,7 +81,7 @@ def block_sparse_attention(
     return ir.Function(DOMAIN, NAME, site, graph=graph, attributes=attributes)
 
 
-def remade(
+def rebuild_function(
     function: ir.Function, mask: BlockMask, dims: tuple[int, int], full: int = 0, dtype: ir.DataType | None = None
 ) -> ir.Function:
     """The function for another mask, or other numbers.
@@ -115,7 +115,7 @@ def call(function: ir.Function, inputs: Sequence[ir.Value]) -> ir.Node:
     return ir.node(NAME, inputs, attributes, domain=DOMAIN, overload=function.overload)
 
 
-def alone(function: ir.Function) -> ir.Model:
+def standalone_model(function: ir.Function) -> ir.Model:
     """A model of one call in fp32: it reads what the function reads, under the same names, and gives `output`."""
     dtype = ir.DataType.FLOAT
     inputs = [

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from graph_passes.block_sparse.function import DOMAIN, NAME, remade
+from graph_passes.block_sparse.function import DOMAIN, NAME, rebuild_function
 from graph_passes.block_sparse.masks import MASK, BlockMask
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.edit import ints
@@ -76,7 +76,7 @@ def _drop(model: ir.Model, node: ir.Node, probe: Probe) -> int:
         model.graph.insert_before(node, gather)
         node.replace_input_with(4, gather.outputs[0])
     dims = (shapes[0][3], shapes[1][3])  # type: ignore[index]
-    function = remade(
+    function = rebuild_function(
         model.functions[node.op_identifier()],
         BlockMask(kept[:, :, used], block),
         dims,

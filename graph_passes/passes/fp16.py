@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from graph_passes.block_sparse.function import DOMAIN, NAME, remade
+from graph_passes.block_sparse.function import DOMAIN, NAME, rebuild_function
 from graph_passes.block_sparse.masks import BlockMask
 from graph_passes.files import load, save
 from graph_passes.flow.concrete_shapes import Probe
@@ -60,5 +60,5 @@ def _halve_functions(model: ir.Model) -> None:
             node.attributes.get_int("block", 0),
             node.attributes.get_int("memory", 0),
         )
-        half = remade(function, kept, (query[3], value[3]), full[1] if full else 0, ir.DataType.FLOAT16)
+        half = rebuild_function(function, kept, (query[3], value[3]), full[1] if full else 0, ir.DataType.FLOAT16)
         model.functions[half.identifier()] = half

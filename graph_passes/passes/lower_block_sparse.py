@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from graph_passes.attention.match_masked_attention import Core, match
+from graph_passes.attention.match_masked_attention import MaskedAttentionMatch, match
 from graph_passes.attention.native_mask import FamilyMasks
 from graph_passes.attention.operands import NoMatchError
 from graph_passes.block_sparse.function import OPSET, block_sparse_attention, call
@@ -64,7 +64,7 @@ class LowerBlockSparse(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, bool(self.lowered))
 
 
-def _lower(model: ir.Model, site: str, core: Core, families: FamilyMasks) -> None:
+def _lower(model: ir.Model, site: str, core: MaskedAttentionMatch, families: FamilyMasks) -> None:
     graph, found = model.graph, core.operands
     before = found.output.producer()
     assert before is not None

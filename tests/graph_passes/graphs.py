@@ -62,7 +62,7 @@ def site(
     scale: Sequence[float] = (),
 ) -> SitePlan:
     """One site's plan."""
-    return SitePlan(name, "encoder", heads, kv_heads or heads, head_dim, tuple(kept), tuple(scale))
+    return SitePlan(name, "bidirectional", heads, kv_heads or heads, head_dim, tuple(kept), tuple(scale))
 
 
 def plan(*sites: SitePlan | Sequence[int]) -> Plan:

@@ -144,9 +144,9 @@ def test_heads_that_the_graph_gives_out_are_given_out_gated() -> None:
         (
             "Slice (stored, first, size, axes)",
             "float[1, 1, 9, 9] stored, int64[1] first = {0}, int64[1] axes = {3}",
-            "decoder",
+            "causal",
         ),
-        ("Sub (padding, padding)", "", "encoder"),
+        ("Sub (padding, padding)", "", "bidirectional"),
     ],
 )
 def test_a_stored_mask_over_pairs_is_causal_and_a_threshold_of_a_computed_one_is_not(

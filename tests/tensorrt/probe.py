@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from compressor.errors import CompressorError
-from compressor.targets import Tuning
+from compressor.targets import BuildOptions
 from compressor.targets.onnxruntime import ort_session
 from compressor.targets.random_inputs import random_feeds
 from compressor.targets.relative_error import relative_error
@@ -31,11 +31,11 @@ def main(graph: Path, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"version": api.version, "precisions": api.precisions, "tactics": api.tactics}
     stand_ins.install(module)
     plan, cache = folder / "engine.plan", folder / "timings"
-    tuning = Tuning(batch=(1, 2, 4), seq=(1, 8, 16), workspace=64 << 20, timing_cache=cache)
+    tuning = BuildOptions(batch=(1, 2, 4), seq=(1, 8, 16), workspace=64 << 20, timing_cache=cache)
 
     def built(precision: Any, **more: Any) -> Any:
         try:
-            return trt.build(graph, plan, precision=precision, tuning=Tuning(**{**vars(tuning), **more}))
+            return trt.build(graph, plan, precision=precision, tuning=BuildOptions(**{**vars(tuning), **more}))
         except CompressorError as error:
             return f"{type(error).__name__}: {error}"
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from compressor.selection.gates.base import Gate
 from compressor.selection.gates.bin_concrete import BinConcreteGate
-from compressor.selection.gates.dsp import SubsetGate
+from compressor.selection.gates.dsp import DspGate
 from compressor.selection.gates.hard_concrete import HardConcreteGate
 from compressor.selection.gates.per_kind import PooledGate
 from compressor.selection.gates.ste import StraightThroughGate
@@ -27,8 +27,8 @@ class GateMethod:
 
 
 GATES: dict[str, GateMethod] = {
-    "dsp": GateMethod(SubsetGate),
-    "dsp-pipelined": GateMethod(SubsetGate, trains_model=False, epochs=1.0),
+    "dsp": GateMethod(DspGate),
+    "dsp-pipelined": GateMethod(DspGate, trains_model=False, epochs=1.0),
     "ste": GateMethod(StraightThroughGate),
     "hard-concrete": GateMethod(HardConcreteGate),
     "bin-concrete": GateMethod(BinConcreteGate),

@@ -106,7 +106,7 @@ class ConcreteGate(base.RankedGate):
     def learning_rate_at(self, step: int) -> float:
         return max(0.0, 1.0 - step / max(1, self.cooldown_steps))
 
-    def cold(self, step: int) -> bool:
+    def is_settled(self, step: int) -> bool:
         return step >= self.cooldown_steps
 
     def counts(self) -> dict[str, float]:
@@ -114,4 +114,4 @@ class ConcreteGate(base.RankedGate):
         return {"open": float((self.weight > 0).sum()), "expected": self.open().sum().item()}
 
     def _moves(self, step: int) -> bool:
-        return self.choice and not self.cold(step)
+        return self.choice and not self.is_settled(step)

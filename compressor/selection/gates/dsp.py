@@ -28,7 +28,7 @@ def soft_top(weights: Tensor, keep: int, temperature: float) -> Tensor:
     return gates
 
 
-class SubsetGate(base.RankedGate):
+class DspGate(base.RankedGate):
     """Gumbel soft top-K over the heads of the whole model, in float64 throughout.
 
     Args:
@@ -80,7 +80,7 @@ class SubsetGate(base.RankedGate):
         gumbel = -torch.log(-torch.log(torch.clamp(uniform, min=_TINY)))
         return soft_top(self.weight + gumbel, self.keep, self.temperature(step))
 
-    def cold(self, step: int) -> bool:
+    def is_settled(self, step: int) -> bool:
         return not self.choice or step >= self.cooldown_steps
 
     def learning_rate_at(self, step: int) -> float:

@@ -1,4 +1,4 @@
-"""Several pools of heads instead of one: encoder, decoder and cross attention each keep a number of their own."""
+"""Several pools of heads instead of one: bidirectional, causal and cross attention each keep a number of their own."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ class PooledGate(Gate):
     def learning_rate_at(self, step: int) -> float:
         return self._gates[0].learning_rate_at(step)
 
-    def cold(self, step: int) -> bool:
-        return all(gate.cold(step) for gate in self._gates)
+    def is_settled(self, step: int) -> bool:
+        return all(gate.is_settled(step) for gate in self._gates)
 
     def readings(self, step: int) -> dict[str, float]:
         return self._gates[0].readings(step)

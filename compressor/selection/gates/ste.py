@@ -42,5 +42,5 @@ class StraightThroughGate(base.RankedGate):
     def sample(self, step: int) -> Tensor:
         return base.straight_through(self.scale(), self.weight)
 
-    def cold(self, step: int) -> bool:
+    def is_settled(self, step: int) -> bool:
         return True

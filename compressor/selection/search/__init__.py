@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from compressor.selection.search.astar import AStarSearch
-from compressor.selection.search.base import Head, Search, Step, Trials
+from compressor.selection.search.base import Head, Search, Step, SubsetEvaluator
 from compressor.selection.search.greedy import LocalSearch
 from compressor.selection.search.greedy_by_index import GlobalSearch
 from compressor.selection.search.random_subsets import RandomSearch
@@ -27,6 +27,6 @@ __all__ = [
     "RandomSearch",
     "Search",
     "Step",
+    "SubsetEvaluator",
     "TaylorSearch",
-    "Trials",
 ]

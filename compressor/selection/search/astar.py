@@ -6,7 +6,16 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-from compressor.selection.search.base import Head, Step, Trials, drop, named, none_fits, require_end, taken
+from compressor.selection.search.base import (
+    Head,
+    Step,
+    SubsetEvaluator,
+    head_label,
+    metric_drop,
+    nothing_removed_note,
+    require_end,
+    step_values,
+)
 
 
 class AStarSearch:
@@ -28,7 +37,7 @@ class AStarSearch:
     def __init__(self, *, variant: Literal["paper", "literal", "lazy"] = "paper") -> None:
         self.variant = variant
 
-    def choose(self, trials: Trials, keep: int | None, budget: float | None) -> Iterator[Step]:
+    def choose(self, trials: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Step]:
         limit = require_end("astar", keep, budget)
         costs = _Costs(trials, lazy=self.variant == "lazy")
         kept, remaining, left = frozenset(trials.heads), limit, trials.heads
@@ -37,12 +46,14 @@ class AStarSearch:
             first, searches = costs.cheapest(kept, left)
             cost = max(0.0, costs.last[first])
             if keep is None and not cost < (remaining if self.variant == "literal" else limit):
-                notes = (none_fits(named(first), cost, limit),) if len(kept) == len(trials.heads) else ()
+                notes = (
+                    (nothing_removed_note(head_label(first), cost, limit),) if len(kept) == len(trials.heads) else ()
+                )
                 values = _values(trials, kept, remaining, searches=searches, candidates=len(left), **costs.fallen)
                 yield Step(kept, values, costs.of(left), kept - frozenset(left), (*costs.notes, *notes))
                 return
             kept = kept - {first}
-            remaining = drop(remaining if self.variant == "literal" else limit, cost)
+            remaining = metric_drop(remaining if self.variant == "literal" else limit, cost)
             others = sorted((head for head in left if head != first), key=costs.last.__getitem__)
             inside = frozenset(_within(others, costs.last, cost, remaining))
             shown = costs.of(left)
@@ -64,7 +75,7 @@ def _within(rank: Sequence[Head], costs: Mapping[Head, float], cost: float, rema
 class _Costs:
     """What each head cost when it was last measured."""
 
-    def __init__(self, trials: Trials, *, lazy: bool) -> None:
+    def __init__(self, trials: SubsetEvaluator, *, lazy: bool) -> None:
         self.trials, self.lazy = trials, lazy
         self.last: dict[Head, float] = {}
         self._baseline = trials.evaluate(frozenset(trials.heads))
@@ -76,7 +87,7 @@ class _Costs:
         while (first := min(left, key=lambda head: self.last.get(head, -math.inf))) not in fresh:
             ask = [first] if self.lazy and first in self.last else left
             for head, metric in zip(ask, self.trials.evaluate_without(kept, ask), strict=True):
-                cost = drop(self._baseline, metric)
+                cost = metric_drop(self._baseline, metric)
                 self._again += head in self.last
                 self._fell += cost < self.last.get(head, cost)
                 self.last[head] = cost
@@ -101,9 +112,9 @@ class _Costs:
         )
 
 
-def _values(trials: Trials, kept: frozenset[Head], remaining: float, **values: float) -> dict[str, float]:
+def _values(trials: SubsetEvaluator, kept: frozenset[Head], remaining: float, **values: float) -> dict[str, float]:
     budget = {"budget_left": remaining} if remaining < float("inf") else {}
-    return taken(trials, kept, **budget, **values)
+    return step_values(trials, kept, **budget, **values)
 
 
 def _no_budget(limit: float) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ Head = tuple[str, int]
 """A head for life: the name of its site and its id in the untouched model."""
 
 
-class Trials(Protocol):
+class SubsetEvaluator(Protocol):
     """The frozen model, as a search sees it. Dropout is off; a subset is evaluated once and remembered."""
 
     heads: tuple[Head, ...]
@@ -51,7 +51,7 @@ class Step:
 
     Attributes:
         kept: the heads that stay after it.
-        values: what a curve shows, e.g. `metric`, larger is better; what the searches share is in `taken`.
+        values: what a curve shows, e.g. `metric`, larger is better; what the searches share is in `step_values`.
         costs: what the decision was based on: how far the metric falls below that of all heads if this head goes too.
         eliminated: heads that stay for good, as the search looks at them no more.
         notes: what a reader of the result must know, were this the last step.
@@ -67,7 +67,7 @@ class Step:
 class Search(Protocol):
     """A method that chooses heads without learning. Its options are its constructor's."""
 
-    def choose(self, trials: Trials, keep: int | None, budget: float | None) -> Iterator[Step]:
+    def choose(self, trials: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Step]:
         """The way from all heads down to the chosen ones, told as it is found; the last step holds the choice.
 
         The first step holds all heads. Every step's heads are among those of the step before.
@@ -84,13 +84,13 @@ class Search(Protocol):
         ...
 
 
-def taken(trials: Trials, kept: frozenset[Head], **values: float) -> dict[str, float]:
+def step_values(trials: SubsetEvaluator, kept: frozenset[Head], **values: float) -> dict[str, float]:
     """The values of a step that every search tells: the metric of `kept`, and the work done until then."""
     metric = trials.evaluate(kept)
     return {"metric": metric, **values, "evaluations": float(trials.count), "forwards": float(trials.forwards)}
 
 
-def drop(before: float, after: float) -> float:
+def metric_drop(before: float, after: float) -> float:
     """How far the metric fell, in its unit. Of two shares of some rows it has no digits beyond what is rounded off."""
     return round(before - after, 12)
 
@@ -112,11 +112,11 @@ def require_end(method: str, keep: int | None, budget: float | None) -> float:
     return budget
 
 
-def named(head: Head) -> str:
+def head_label(head: Head) -> str:
     """A head as a reader knows it."""
     return f"head {head[1]} of {head[0]}"
 
 
-def none_fits(what: str, cost: float, budget: float) -> str:
+def nothing_removed_note(what: str, cost: float, budget: float) -> str:
     """The note of a search that leaves every head where it is."""
     return f"no head was removed: {what} costs least, {cost:.4g} of the metric, and {budget:g} may be lost (--max-drop)"

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from compressor.selection.search.base import Step, Trials, drop, named, none_fits, require_end, taken
+from compressor.selection.search.base import (
+    Step,
+    SubsetEvaluator,
+    head_label,
+    metric_drop,
+    nothing_removed_note,
+    require_end,
+    step_values,
+)
 
 
 class LocalSearch:
@@ -13,18 +21,24 @@ class LocalSearch:
     By a budget it goes on while the cheapest head leaves the metric within it.
     """
 
-    def choose(self, trials: Trials, keep: int | None, budget: float | None) -> Iterator[Step]:
+    def choose(self, trials: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Step]:
         limit = require_end("local", keep, budget)
         kept = frozenset(trials.heads)
         baseline = trials.evaluate(kept)
-        yield Step(kept, taken(trials, kept))
+        yield Step(kept, step_values(trials, kept))
         while len(kept) > (keep or 0):
             left = [head for head in trials.heads if head in kept]
-            costs = {h: drop(baseline, m) for h, m in zip(left, trials.evaluate_without(kept, left), strict=True)}
+            costs = {
+                h: metric_drop(baseline, m) for h, m in zip(left, trials.evaluate_without(kept, left), strict=True)
+            }
             cheapest = min(left, key=costs.__getitem__)
             if keep is None and costs[cheapest] > limit:
-                notes = (none_fits(named(cheapest), costs[cheapest], limit),) if len(left) == len(trials.heads) else ()
-                yield Step(kept, taken(trials, kept, searches=len(left)), costs, notes=notes)
+                notes = (
+                    (nothing_removed_note(head_label(cheapest), costs[cheapest], limit),)
+                    if len(left) == len(trials.heads)
+                    else ()
+                )
+                yield Step(kept, step_values(trials, kept, searches=len(left)), costs, notes=notes)
                 return
             kept = kept - {cheapest}
-            yield Step(kept, taken(trials, kept, searches=len(left)), costs)
+            yield Step(kept, step_values(trials, kept, searches=len(left)), costs)

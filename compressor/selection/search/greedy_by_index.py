@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from compressor.selection.search.base import Head, Step, Trials, drop, none_fits, require_end, taken
+from compressor.selection.search.base import (
+    Head,
+    Step,
+    SubsetEvaluator,
+    metric_drop,
+    nothing_removed_note,
+    require_end,
+    step_values,
+)
 
 
 class GlobalSearch:
@@ -13,28 +21,30 @@ class GlobalSearch:
     With a number to keep, it stops before the first removal that would leave fewer, and says so.
     """
 
-    def choose(self, trials: Trials, keep: int | None, budget: float | None) -> Iterator[Step]:
+    def choose(self, trials: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Step]:
         limit = require_end("global", keep, budget)
         kept = frozenset(trials.heads)
         baseline = trials.evaluate(kept)
-        yield Step(kept, taken(trials, kept), notes=_uneven(kept, keep))
+        yield Step(kept, step_values(trials, kept), notes=_uneven(kept, keep))
         left = {index: frozenset(head for head in kept if head[1] == index) for _, index in trials.heads}
         while left:
             left = {index: heads for index, heads in sorted(left.items()) if len(kept) - len(heads) >= (keep or 0)}
             if not left:
                 return
             metrics = trials.evaluate_all([kept - heads for heads in left.values()])
-            by_index = {index: drop(baseline, metric) for index, metric in zip(left, metrics, strict=True)}
+            by_index = {index: metric_drop(baseline, metric) for index, metric in zip(left, metrics, strict=True)}
             cheapest = min(by_index, key=by_index.__getitem__)
             costs = {head: by_index[index] for index, heads in left.items() for head in heads}
             searches = len(left)
             if keep is None and by_index[cheapest] > limit:
                 what = f"head {cheapest} of every site"
-                notes = (none_fits(what, by_index[cheapest], limit),) if len(kept) == len(trials.heads) else ()
-                yield Step(kept, taken(trials, kept, searches=searches), costs, notes=notes)
+                notes = (
+                    (nothing_removed_note(what, by_index[cheapest], limit),) if len(kept) == len(trials.heads) else ()
+                )
+                yield Step(kept, step_values(trials, kept, searches=searches), costs, notes=notes)
                 return
             kept = kept - left.pop(cheapest)
-            yield Step(kept, taken(trials, kept, searches=searches), costs, notes=_uneven(kept, keep))
+            yield Step(kept, step_values(trials, kept, searches=searches), costs, notes=_uneven(kept, keep))
 
 
 def _uneven(kept: frozenset[Head], keep: int | None) -> tuple[str, ...]:

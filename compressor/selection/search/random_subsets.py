@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
 
 from compressor.errors import UsageError
-from compressor.selection.search.base import Head, Step, Trials, drop, require_end, taken
+from compressor.selection.search.base import Head, Step, SubsetEvaluator, metric_drop, require_end, step_values
 
 
 class RandomSearch:
@@ -29,10 +29,10 @@ class RandomSearch:
             raise UsageError(f"trials {trials}: random ways to try; give 1 or more")
         self.trials, self.seed = trials, seed
 
-    def choose(self, trials: Trials, keep: int | None, budget: float | None) -> Iterator[Step]:
+    def choose(self, trials: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Step]:
         limit = require_end("random", keep, budget)
         everything = frozenset(trials.heads)
-        yield Step(everything, taken(trials, everything))
+        yield Step(everything, step_values(trials, everything))
         orders = self.orders(trials.heads)
         if keep is not None:
             gone = len(trials.heads) - keep
@@ -40,17 +40,17 @@ class RandomSearch:
             metrics = trials.evaluate_all(subsets)
             if gone:
                 best = subsets[int(np.argmax(metrics))]
-                yield Step(best, taken(trials, best, searches=len(subsets)))
+                yield Step(best, step_values(trials, best, searches=len(subsets)))
             return
-        walks = [walk(trials, order, limit) for order in orders]
+        walks = [random_walk(trials, order, limit) for order in orders]
         best_order = max(range(len(walks)), key=lambda n: (len(walks[n]), walks[n][-1:]))
         kept, gone = everything, len(walks[best_order])
         for head in orders[best_order][:gone]:
             kept = kept - {head}
-            yield Step(kept, taken(trials, kept))
+            yield Step(kept, step_values(trials, kept))
         if not gone:
             note = f"no head was removed: none that begins one of {len(orders)} random orders costs {limit:g} or less"
-            yield Step(kept, taken(trials, kept), notes=(f"{note} (--max-drop)",))
+            yield Step(kept, step_values(trials, kept), notes=(f"{note} (--max-drop)",))
 
     def orders(self, heads: Sequence[Head]) -> list[list[Head]]:
         """The orders in which heads are removed, one a try."""
@@ -58,14 +58,14 @@ class RandomSearch:
         return [[heads[place] for place in draw.permutation(len(heads))] for _ in range(self.trials)]
 
 
-def walk(trials: Trials, order: Sequence[Head], budget: float) -> list[float]:
+def random_walk(trials: SubsetEvaluator, order: Sequence[Head], budget: float) -> list[float]:
     """The metric after each head of `order` that can go before one more would cost more than `budget`."""
     kept = frozenset(trials.heads)
     baseline, metrics = trials.evaluate(kept), []
     for head in order:
         kept = kept - {head}
         metric = trials.evaluate(kept)
-        if drop(baseline, metric) > budget:
+        if metric_drop(baseline, metric) > budget:
             break
         metrics.append(metric)
     return metrics

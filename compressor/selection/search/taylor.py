@@ -7,7 +7,15 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from compressor.errors import UsageError
-from compressor.selection.search.base import Head, Step, Trials, drop, none_fits, require_end, taken
+from compressor.selection.search.base import (
+    Head,
+    Step,
+    SubsetEvaluator,
+    metric_drop,
+    nothing_removed_note,
+    require_end,
+    step_values,
+)
 
 
 class TaylorSearch:
@@ -40,11 +48,11 @@ class TaylorSearch:
         self.normalize = by == "gradient" if normalize is None else normalize
         self.rescore = by == "gradient" if rescore is None else rescore
 
-    def choose(self, trials: Trials, keep: int | None, budget: float | None) -> Iterator[Step]:
+    def choose(self, trials: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Step]:
         limit = require_end("taylor", keep, budget)
         kept = frozenset(trials.heads)
         baseline = trials.evaluate(kept)
-        yield Step(kept, taken(trials, kept))
+        yield Step(kept, step_values(trials, kept))
         at_once = max(1, round(self.share * len(trials.heads)))
         importance: Mapping[Head, float] = {}
         while len(kept) > (keep or 0):
@@ -52,21 +60,21 @@ class TaylorSearch:
                 importance = self._importance(trials, kept)
             rank = ranked(importance, kept, trials.heads, self.normalize)
             gone = rank[: min(at_once, len(kept) - (keep or 0))]
-            lost = drop(baseline, trials.evaluate(kept - frozenset(gone)))
+            lost = metric_drop(baseline, trials.evaluate(kept - frozenset(gone)))
             if keep is None and lost > limit:
                 if len(kept) == len(trials.heads):
                     what = f"the first step ({len(gone)} of {len(kept)} heads, a smaller --options share takes fewer)"
-                    yield Step(kept, taken(trials, kept), notes=(none_fits(what, lost, limit),))
+                    yield Step(kept, step_values(trials, kept), notes=(nothing_removed_note(what, lost, limit),))
                 return
             kept = kept - frozenset(gone)
-            yield Step(kept, taken(trials, kept))
+            yield Step(kept, step_values(trials, kept))
 
-    def _importance(self, trials: Trials, kept: frozenset[Head]) -> Mapping[Head, float]:
+    def _importance(self, trials: SubsetEvaluator, kept: frozenset[Head]) -> Mapping[Head, float]:
         if self.by == "gradient":
             return trials.sensitivity(kept)
         left = [head for head in trials.heads if head in kept]
         whole = trials.evaluate(kept)
-        return {h: drop(whole, m) for h, m in zip(left, trials.evaluate_without(kept, left), strict=True)}
+        return {h: metric_drop(whole, m) for h, m in zip(left, trials.evaluate_without(kept, left), strict=True)}
 
 
 def ranked(

@@ -25,7 +25,7 @@ from compressor.targets.base import TOLERANCE
 from compressor.targets.onnxruntime import ort_session as sessions
 from compressor.targets.relative_error import relative_error
 from graph_passes import BlockMask, save
-from graph_passes.block_sparse.function import alone, block_sparse_attention
+from graph_passes.block_sparse.function import block_sparse_attention, standalone_model
 
 SOURCE = Path(__file__).with_name("block_sparse.cpp")
 _HEADER = "onnxruntime_cxx_api.h"
@@ -162,4 +162,4 @@ def _case(block: int, dim: int, side: int, seed: int) -> tuple[ir.Model, dict[st
         "full": draw.standard_normal((2, 2, length, keys), np.float32),
     }
     feeds = {str(value.name): given[str(value.name)] for value in function.inputs}
-    return alone(function), feeds
+    return standalone_model(function), feeds

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.errors import InputError
-from compressor.targets.base import Feeds, Precision, Provider, Tuning
+from compressor.targets.base import BuildOptions, Feeds, Precision, Provider
 from compressor.targets.onnxruntime import fusion, ort_session
 from compressor.targets.peak_memory import peak_growth
 from graph_passes import find_attention, load
@@ -88,7 +88,7 @@ def build(
     precision: Precision = "fp32",
     provider: Provider | None = None,
     threads: int | None = None,
-    tuning: Tuning | None = None,
+    tuning: BuildOptions | None = None,
 ) -> OrtEngine:
     """Fuse a graph for ONNX Runtime, load it, and count what it executes. See `Build`."""
     kernel = tuning.kernel if tuning else None

@@ -17,8 +17,8 @@ from typing import Any
 
 from compressor.errors import InputError
 from compressor.silence_libraries import one_line
-from compressor.targets.base import Precision, Tuning
-from compressor.targets.cuda import Driver
+from compressor.targets.base import BuildOptions, Precision
+from compressor.targets.cuda import CudaDriver
 from compressor.targets.tensorrt import bindings
 from compressor.targets.tensorrt.bindings import Api
 from compressor.targets.tensorrt.graph import element_types
@@ -71,10 +71,10 @@ class Serialized:
 def serialized(
     trt: ModuleType,
     api: Api,
-    of: Driver,
+    of: CudaDriver,
     graph: Path,
     profiles: Profiles,
-    tuning: Tuning,
+    tuning: BuildOptions,
     cache: TimingCache,
     *,
     precision: Precision,
@@ -120,7 +120,7 @@ def serialized(
         ) from error
 
 
-def deserialized(of: Driver, path: Path) -> Any:
+def deserialized(of: CudaDriver, path: Path) -> Any:
     """TensorRT's engine in a file, which is known to be one that runs here.
 
     Raises:
@@ -130,7 +130,7 @@ def deserialized(of: Driver, path: Path) -> Any:
     from polygraphy.exception import PolygraphyException
 
     of.enter()
-    with heard() as said:
+    with capture_log() as said:
         try:
             return EngineFromBytes(path.read_bytes())()
         except (PolygraphyException, TypeError) as error:
@@ -144,7 +144,7 @@ def _raise_unless_null(error: Exception) -> None:
         raise error
 
 
-class Said:
+class TensorRtLog:
     """The last errors that TensorRT has logged: its exceptions say nothing of the cause.
 
     Attributes:
@@ -169,7 +169,7 @@ class Said:
         return one_line("; ".join(dict.fromkeys(self.lines)) or error or "it does not say why", 400)
 
 
-def listening() -> Said:
+def listening() -> TensorRtLog:
     """The errors from now on. Nothing that Polygraphy and TensorRT say is printed, as long as this process lives."""
     from polygraphy.logger import G_LOGGER
 
@@ -181,10 +181,10 @@ def listening() -> Said:
 
 
 @functools.cache
-def _routed() -> Said:
+def _routed() -> TensorRtLog:
     from polygraphy.logger import G_LOGGER
 
-    said = Said()
+    said = TensorRtLog()
     G_LOGGER.use_python_logging_system = True
     G_LOGGER.python_logger = said
     G_LOGGER.module_severity, G_LOGGER.letter, G_LOGGER.colors = G_LOGGER.WARNING, False, False
@@ -192,7 +192,7 @@ def _routed() -> Said:
 
 
 @contextlib.contextmanager
-def heard() -> Iterator[Said]:
+def capture_log() -> Iterator[TensorRtLog]:
     """The same around calls of Polygraphy, which uses what TensorRT from 10.12 on warns will go."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -230,7 +230,7 @@ def _built(
     profile = Profile()
     for name, (least, usual, most) in profiles.items():
         profile.add(name, min=least, opt=usual, max=most)
-    with heard() as said:
+    with capture_log() as said:
         try:
             builder, made, *parser = network()
             config = CreateConfig(profiles=[profile], **options)(builder, made)
@@ -251,7 +251,7 @@ def _built(
         return plan, told + cache.keep(config)
 
 
-def _asked(trt: ModuleType, tuning: Tuning, workspace: int | None) -> dict[str, Any]:
+def _asked(trt: ModuleType, tuning: BuildOptions, workspace: int | None) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if workspace is not None:
         options["memory_pool_limits"] = {trt.MemoryPoolType.WORKSPACE: workspace}

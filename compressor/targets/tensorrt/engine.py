@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from compressor.errors import InputError
-from compressor.results import Built
+from compressor.results import EngineBuild
 from compressor.targets.base import Feeds, Precision
-from compressor.targets.cuda import Buffer, Driver, Stream
+from compressor.targets.cuda import Buffer, CudaDriver, Stream
 from compressor.targets.tensorrt import bindings, builder
 from compressor.targets.tensorrt.metadata import Metadata, Shape
 
@@ -33,7 +33,7 @@ class TrtEngine:
         InputError: the GPU's memory is full.
     """
 
-    def __init__(self, path: Path, engine: Any, metadata: Metadata, of: Driver, trt: ModuleType) -> None:
+    def __init__(self, path: Path, engine: Any, metadata: Metadata, of: CudaDriver, trt: ModuleType) -> None:
         self.path, self.metadata = path, metadata
         self.device_seconds: float | None = None
         self._driver, self._trt = of, trt
@@ -85,7 +85,7 @@ class TrtEngine:
         return self.metadata.session
 
     @property
-    def built(self) -> Built:
+    def built(self) -> EngineBuild:
         return self.metadata.built
 
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass, RemoveUnusedNodesPass, ShapeInferencePass
 
 from compressor.errors import InputError
-from compressor.targets.base import Precision, Span, Tuning
+from compressor.targets.base import BuildOptions, Precision, Span
 from compressor.targets.random_inputs import free_axis, memory_beside
 from compressor.targets.tensorrt.bindings import Api
 from compressor.targets.tensorrt.metadata import Shape
@@ -84,7 +84,7 @@ def element_types(path: Path) -> dict[str, ir.DataType]:
     return {str(value.name): value.dtype for value in values if value.dtype is not None}
 
 
-def profile(model: ir.Model, tuning: Tuning) -> dict[str, tuple[Shape, Shape, Shape]]:
+def profile(model: ir.Model, tuning: BuildOptions) -> dict[str, tuple[Shape, Shape, Shape]]:
     """Least, usual and largest shape of every input: axes that the graph fixes stay as they are.
 
     The first axis is the batch; others are the length, but for those of memories and caches (`free_axis`). Memories may

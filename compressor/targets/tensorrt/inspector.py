@@ -28,18 +28,18 @@ def layers(information: str) -> tuple[BuiltLayer, ...]:
     Names of nodes are parted by control characters, which strict JSON has not.
     """
     try:
-        told = json.loads(information, strict=False).get("Layers", ())
-        return tuple(BuiltLayer(name=layer) if isinstance(layer, str) else _layer(layer) for layer in told)
+        describe = json.loads(information, strict=False).get("Layers", ())
+        return tuple(BuiltLayer(name=layer) if isinstance(layer, str) else _layer(layer) for layer in describe)
     except (ValueError, AttributeError, TypeError):  # an engine is worth more than what is told of it
         return ()
 
 
-def _layer(told: Mapping[str, Any]) -> BuiltLayer:
+def _layer(describe: Mapping[str, Any]) -> BuiltLayer:
     return BuiltLayer(
-        name=str(told.get("Name", "")),
-        kind=str(told.get("LayerType", "")),
-        tactic=str(told.get("TacticName", "")),
-        nodes=_NODES.sub("\x1e", str(told.get("Metadata", ""))),
+        name=str(describe.get("Name", "")),
+        kind=str(describe.get("LayerType", "")),
+        tactic=str(describe.get("TacticName", "")),
+        nodes=_NODES.sub("\x1e", str(describe.get("Metadata", ""))),
     )
 
 
@@ -53,7 +53,7 @@ def is_fused(layer: BuiltLayer) -> bool:
     return any(_FUSED.search(text) for text in (own.rsplit("/", 1)[-1], layer.tactic, layer.kind))
 
 
-def told(
+def describe(
     found: Sequence[BuiltLayer], sites: Sequence[GraphSite], capability: tuple[int, int], precision: Precision
 ) -> tuple[int, int, str]:
     """How many attentions are fused, of how many where that can be told, and a line that says so.

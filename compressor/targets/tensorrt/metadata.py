@@ -11,7 +11,7 @@ import pydantic
 from pydantic import BaseModel, ConfigDict
 
 from compressor.errors import InputError
-from compressor.results import Built
+from compressor.results import EngineBuild
 from compressor.targets.base import Precision
 from compressor.targets.cuda import Device
 from graph_passes import data_files, load
@@ -48,7 +48,7 @@ class Metadata(BaseModel):
     fused: int
     optimization: str
     session: dict[str, Any]
-    built: Built
+    built: EngineBuild
 
     def check_machine(self, plan: Path, device: Device, tensorrt: str) -> None:
         """Whether the engine runs on a GPU with a TensorRT.

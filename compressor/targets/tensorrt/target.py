@@ -10,9 +10,9 @@ from types import ModuleType
 from typing import Any
 
 from compressor.errors import TargetMissingError, UsageError
-from compressor.results import Built
-from compressor.targets.base import Precision, Provider, Tuning
-from compressor.targets.cuda import Device, Driver, driver
+from compressor.results import EngineBuild
+from compressor.targets.base import BuildOptions, Precision, Provider
+from compressor.targets.cuda import CudaDriver, Device, driver
 from compressor.targets.tensorrt import bindings, inspector, timing_cache
 from compressor.targets.tensorrt.builder import Profiles, Serialized, deserialized, serialized
 from compressor.targets.tensorrt.engine import TrtEngine
@@ -60,10 +60,10 @@ def build(
     precision: Precision = "fp32",
     provider: Provider | None = None,
     threads: int | None = None,
-    tuning: Tuning | None = None,
+    tuning: BuildOptions | None = None,
 ) -> TrtEngine:
     """Build an engine, write it with its metadata beside it, and load it. See `Build`."""
-    wanted = tuning or Tuning()
+    wanted = tuning or BuildOptions()
     check(provider, precision, wanted.kernel)
     of, trt = _found()
     api = bindings.api(trt)
@@ -81,7 +81,7 @@ def build(
     out.write_bytes(made.plan)
     engine = deserialized(of, out)
     layers = inspector.layers(_inspected(trt, engine))
-    fused, attentions, attention = inspector.told(layers, sites, of.device.capability, precision)
+    fused, attentions, attention = inspector.describe(layers, sites, of.device.capability, precision)
     metadata = Metadata(
         tensorrt=api.version,
         gpu=of.device.name,
@@ -98,7 +98,7 @@ def build(
         fused=fused,
         optimization=f"{done}; built by TensorRT {api.version}{made.timings}; {attention}",
         session=_session(api, of.device, wanted, precision, made, profiles),
-        built=Built(
+        built=EngineBuild(
             seconds=round(seconds, 3),
             plan_bytes=len(made.plan),
             weight_bytes=bindings.weight_bytes(trt, engine),
@@ -126,7 +126,7 @@ def load(plan: Path) -> TrtEngine:
     return TrtEngine(plan, deserialized(of, plan), metadata, of, trt)
 
 
-def _found() -> tuple[Driver, ModuleType]:
+def _found() -> tuple[CudaDriver, ModuleType]:
     """The GPU and TensorRT. The GPU is looked for first, and not by TensorRT: see `device`."""
     return driver(), bindings.library()
 
@@ -152,7 +152,7 @@ def _inspected(trt: ModuleType, engine: Any) -> str:
 
 
 def _session(
-    api: bindings.Api, device: Device, wanted: Tuning, precision: Precision, made: Serialized, profiles: Profiles
+    api: bindings.Api, device: Device, wanted: BuildOptions, precision: Precision, made: Serialized, profiles: Profiles
 ) -> dict[str, Any]:
     return {
         "runtime": f"tensorrt {api.version}",
