@@ -1,14 +1,66 @@
-"""The exceptions of each stage and the exit code a user's shell sees. Messages are one line: what, why, how to mend."""
+"""The exceptions of each stage: a code for programs, one line for people (what, why, how to mend), an exit code."""
 
 import difflib
 from collections.abc import Sequence
-from typing import ClassVar
+from enum import StrEnum
+from typing import Any, ClassVar
+
+
+class ErrorCode(StrEnum):
+    """What went wrong, as programs and tests read it: codes stay while messages may change.
+
+    A code names the kind of fault; `CompressorError.details` says what it happened to (`field`, `path`, `value`, ...).
+    """
+
+    UNSPECIFIED = "unspecified"
+
+    # What was requested.
+    UNKNOWN_NAME = "unknown-name"
+    """A flag, key, method, target, option or other name is not among those that exist."""
+    RENAMED = "renamed"
+    """A flag or key that an earlier version had, under its former name."""
+    OUT_OF_RANGE = "out-of-range"
+    INVALID_VALUE = "invalid-value"
+    """A value cannot be read as what its field holds."""
+    CONTRADICTION = "contradiction"
+    """Two values exclude each other, or one has no meaning without the other."""
+    MISSING_VALUE = "missing-value"
+    """A value that is needed was not given."""
+    OUTPUT_EXISTS = "output-exists"
+    UNSAFE_RECIPE = "unsafe-recipe"
+    """The recipe inside a model folder sets a field that only the command line or `--recipe` may set."""
+
+    # What was read.
+    FILE_MISSING = "file-missing"
+    FILE_UNREADABLE = "file-unreadable"
+    """A file is damaged, or holds something else than its name says."""
+    FILE_UNWRITABLE = "file-unwritable"
+    FILE_MISMATCH = "file-mismatch"
+    """A file belongs to another model, graph, machine or version."""
+
+    # What the machine has.
+    DISK_FULL = "disk-full"
+    OUT_OF_MEMORY = "out-of-memory"
+    FOLDER_BUSY = "folder-busy"
+    PACKAGE_MISSING = "package-missing"
+    DEVICE_MISSING = "device-missing"
 
 
 class CompressorError(Exception):
-    """Base of every error that the product raises on purpose."""
+    """Base of every error that the product raises on purpose.
+
+    Args:
+        message: one line: what, why, how to mend.
+        code: what went wrong.
+        details: what it happened to, by name, e.g. `field="keep"`, `path=Path("rows.tsv")`.
+    """
 
     exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str = "", *, code: ErrorCode = ErrorCode.UNSPECIFIED, **details: Any) -> None:
+        super().__init__(message)
+        self.code = code
+        self.details = details
 
 
 class UsageError(CompressorError):

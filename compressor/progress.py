@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from compressor.results import Note
 
 ProgressCallback = Callable[[int, int], None]
 """Called with (done, total)."""
@@ -17,7 +20,7 @@ class Listener(Protocol):
         """A stage begins; it ends with the context."""
         ...
 
-    def note(self, text: str) -> None:
+    def note(self, note: Note | str) -> None:
         """Something that a reader must know, in one line."""
         ...
 
@@ -29,5 +32,5 @@ class NullListener:
     def stage(self, name: str) -> Iterator[ProgressCallback]:
         yield lambda done, total: None
 
-    def note(self, text: str) -> None:
+    def note(self, note: Note | str) -> None:
         pass

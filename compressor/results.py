@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from enum import StrEnum
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from graph_passes import Plan
 
@@ -14,6 +15,30 @@ _STRICT = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 class _Row(BaseModel):
     model_config = _STRICT
+
+
+class NoteCode(StrEnum):
+    """What a note is about, as programs and tests read it: codes stay while texts may change."""
+
+    UNSPECIFIED = "unspecified"
+
+
+class Note(_Row):
+    """Something that a reader of the results must know, in one line."""
+
+    text: str
+    code: NoteCode = NoteCode.UNSPECIFIED
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def _as_note(value: Any) -> Any:
+    """Reports of version 0.1 hold their notes as texts."""
+    return {"text": value} if isinstance(value, str) else value
+
+
+AnyNote = Annotated[Note, BeforeValidator(_as_note)]
 
 
 class CurvePoint(_Row):
@@ -169,7 +194,7 @@ class Report(BaseModel):
     """transformers' model type, e.g. `bert`."""
     task: str | None
     plan: Plan
-    notes: tuple[str, ...] = ()
+    notes: tuple[AnyNote, ...] = ()
     """What a reader must know: test rows set aside from the evaluation data, no key/value cache, nothing learned."""
     curves: tuple[CurvePoint, ...] = ()
     scores: tuple[Score, ...] = ()

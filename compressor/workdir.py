@@ -112,7 +112,7 @@ def open_workdir(out: Path, *, force: bool) -> Iterator[WorkDir]:
                     f"{work.path}: the disk is full; free some space and run the same command again{kept}"
                 ) from error
             if kept and isinstance(error, CompressorError):
-                raise type(error)(f"{error}{kept}") from error
+                raise type(error)(f"{error}{kept}", code=error.code, **error.details) from error
             raise
 
 

@@ -1,8 +1,31 @@
-"""What can go wrong with a graph or a plan. Every message names the thing, the fault and the mend, on one line."""
+"""What can go wrong with a graph or a plan: a code for programs, and one line that says what, why and how to mend."""
+
+from enum import StrEnum
+from typing import Any
+
+
+class GraphErrorCode(StrEnum):
+    """What went wrong, as programs and tests read it: codes stay while messages may change."""
+
+    UNSPECIFIED = "unspecified"
+    FILE_MISSING = "file-missing"
+    FILE_UNREADABLE = "file-unreadable"
+    """A file is damaged, or holds something else than its name says."""
 
 
 class GraphPassError(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base of every error that this package raises on purpose.
+
+    Args:
+        message: one line: what, why, how to mend.
+        code: what went wrong.
+        details: what it happened to, by name, e.g. `site="encoder.layer.0"`, `path=Path("plan.json")`.
+    """
+
+    def __init__(self, message: str = "", *, code: GraphErrorCode = GraphErrorCode.UNSPECIFIED, **details: Any) -> None:
+        super().__init__(message)
+        self.code = code
+        self.details = details
 
 
 class PlanError(GraphPassError):

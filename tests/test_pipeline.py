@@ -29,6 +29,7 @@ from compressor.model_folder import example_inputs, load
 from compressor.progress import ProgressCallback
 from compressor.report import Report
 from compressor.report import load as load_report
+from compressor.results import Note
 from compressor.run import pipeline, plan_source, variant, verify
 from compressor.selection import subset_evaluator
 from graph_passes import Plan, Refusal, Shrunk
@@ -84,8 +85,8 @@ class Stages:
             self.do()
         yield lambda done, total: None
 
-    def note(self, text: str) -> None:
-        self.notes.append(text)
+    def note(self, note: Note | str) -> None:
+        self.notes.append(str(note))
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ from compressor.config.run import Recipe, make
 from compressor.config.study import StudyRequest
 from compressor.errors import InputError, UsageError
 from compressor.progress import ProgressCallback
+from compressor.results import Note
 from compressor.selection import subset_evaluator
 from compressor.selection.learn import METHODS
 from compressor.selection.ray_evaluator import EvaluatorFactory
@@ -105,7 +106,7 @@ class Stages:
             self.do()
         yield lambda done, total: self.do() if here and done == self.after else None
 
-    def note(self, text: str) -> None: ...
+    def note(self, note: Note | str) -> None: ...
 
 
 def interrupt() -> None:

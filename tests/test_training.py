@@ -26,6 +26,7 @@ from compressor.config.train import Training, make
 from compressor.errors import DivergedError, InputError, UsageError
 from compressor.model_folder import load
 from compressor.progress import NullListener, ProgressCallback
+from compressor.results import Note
 from compressor.selection.gates import GATES, BinConcreteGate, StraightThroughGate
 from compressor.selection.learn import learn
 from compressor.tasks import open_data
@@ -56,8 +57,8 @@ class Heard(NullListener):
 
         yield tell
 
-    def note(self, text: str) -> None:
-        self.notes.append(text)
+    def note(self, note: Note | str) -> None:
+        self.notes.append(str(note))
 
 
 @settings(max_examples=100, deadline=None)

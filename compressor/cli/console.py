@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console as RichConsole
 from rich.console import RenderableType
@@ -15,6 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from compressor.progress import ProgressCallback
+
+if TYPE_CHECKING:
+    from compressor.results import Note
 
 
 class Console:
@@ -36,9 +39,9 @@ class Console:
         else:
             RichConsole(soft_wrap=not sys.stdout.isatty()).print(shown)
 
-    def note(self, text: str) -> None:
+    def note(self, note: Note | str) -> None:
         if not self.quiet:
-            _stderr().print(Text(f"note: {text}", style="dim"))
+            _stderr().print(Text(f"note: {note}", style="dim"))
 
     def error(self, text: str) -> None:
         """One line, whatever the message holds."""

@@ -27,6 +27,7 @@ from compressor.model_folder import ModelFolder, example_inputs, save_companions
 from compressor.model_folder.example_inputs import token_limit
 from compressor.progress import Listener, NullListener, ProgressCallback
 from compressor.report import Refusal, Report, Score, SiteBlocks, Speed, formatting
+from compressor.results import Note
 from compressor.run import evaluate, plan_source, run_notes, verify
 from compressor.run.build_options import build_options
 from compressor.run.plan_source import SelectedPlan
@@ -78,7 +79,7 @@ class _Watch:
     def __init__(self, listener: Listener) -> None:
         self.listener = listener
         self.seconds: dict[str, float] = {}
-        self.notes: list[str] = []
+        self.notes: list[Note] = []
 
     @contextmanager
     def stage(self, name: str) -> Iterator[ProgressCallback]:
@@ -87,9 +88,10 @@ class _Watch:
             yield tell
         self.seconds[name] = round(time.perf_counter() - start, 3)
 
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-        self.listener.note(text)
+    def note(self, note: Note | str) -> None:
+        note = note if isinstance(note, Note) else Note(text=note)
+        self.notes.append(note)
+        self.listener.note(note)
 
 
 class _Run:
