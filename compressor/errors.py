@@ -37,6 +37,24 @@ class ErrorCode(StrEnum):
     FILE_UNWRITABLE = "file-unwritable"
     FILE_MISMATCH = "file-mismatch"
     """A file belongs to another model, graph, machine or version."""
+    UNSAFE_CODE = "unsafe-code"
+    """Pickled weights or Python files of a model folder, which run only when a flag permits it."""
+    WEIGHTS_MISSING = "weights-missing"
+    """A model needs tensors that its files lack."""
+    NOT_FINITE = "not-finite"
+    """NaN or infinity where a number is needed."""
+    UNSUPPORTED_MODEL = "unsupported-model"
+    """A model whose class, head, family or configuration does not serve what is requested."""
+    EXPORT_FAILED = "export-failed"
+
+    # What the rows hold.
+    COLUMN_MISSING = "column-missing"
+    """The rows lack a column: a requested one, or every usual name of one."""
+    INVALID_ROWS = "invalid-rows"
+    """Rows, or the cell of one, are not what the task reads."""
+    TOO_FEW_ROWS = "too-few-rows"
+    LABEL_MISMATCH = "label-mismatch"
+    """The labels do not correspond to the classes of the model."""
 
     # What the machine has.
     DISK_FULL = "disk-full"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from graph_passes import Plan
 
@@ -21,6 +21,20 @@ class NoteCode(StrEnum):
     """What a note is about, as programs and tests read it: codes stay while texts may change."""
 
     UNSPECIFIED = "unspecified"
+
+    # What was loaded and read.
+    TENSORS_UNUSED = "tensors-unused"
+    SPLIT_CHOSEN = "split-chosen"
+    """Rows for a purpose were taken from a split of the training data by its name."""
+    SPLIT_UNUSED = "split-unused"
+    """A split was left out because its labels are withheld."""
+    ROWS_SET_ASIDE = "rows-set-aside"
+    """Evaluation or test rows were taken out of other rows."""
+    SEGMENT_SHORTENED = "segment-shortened"
+    TEXT_COLUMNS = "text-columns"
+    """Which columns hold the texts of a task that reads two, and how they are cut."""
+    METRIC_SETTINGS = "metric-settings"
+    """How the metric is computed, and what heads and checkpoints are chosen by instead."""
 
 
 class Note(_Row):
@@ -48,10 +62,29 @@ class CurvePoint(_Row):
     values: dict[str, float]
 
 
+class MetricUnit(StrEnum):
+    """The unit in which a metric's values are shown."""
+
+    POINTS = "points"
+    """A share of one, shown in hundredths: 0.861 as 86.1, differences in points."""
+    RAW = "raw"
+    """Shown as computed: a correlation, a loss, BLEU."""
+
+    @property
+    def scale(self) -> float:
+        """The factor from a computed value to the one shown."""
+        return 100.0 if self is MetricUnit.POINTS else 1.0
+
+
+_SHARES = frozenset({"accuracy", "balanced_accuracy", "exact-match", "f1", "macro_f1", "precision", "recall"})
+"""Metrics in points in reports that do not hold the unit."""
+
+
 class Score(_Row):
     """The task's metric on the built engines, dense against compressed, with a paired bootstrap interval.
 
-    `difference` is compressed minus dense in the metric's own unit; `low` and `high` bound it at `confidence`.
+    `difference` is compressed minus dense as computed, whatever `unit` it is shown in; `low` and `high` bound it at
+    `confidence`.
     """
 
     metric: str
@@ -64,6 +97,15 @@ class Score(_Row):
     high: float
     confidence: float = 0.95
     higher_is_better: bool = True
+    unit: MetricUnit
+
+    @model_validator(mode="before")
+    @classmethod
+    def _add_unit(cls, fields: Any) -> Any:
+        """Reports of version 0.1 do not hold the unit; it follows from the metric's name."""
+        if not isinstance(fields, dict) or "unit" in fields:
+            return fields
+        return {**fields, "unit": MetricUnit.POINTS if fields.get("metric") in _SHARES else MetricUnit.RAW}
 
 
 class Proof(_Row):
