@@ -97,7 +97,7 @@ class Score(_Row):
     high: float
     confidence: float = 0.95
     higher_is_better: bool = True
-    unit: MetricUnit
+    unit: MetricUnit = MetricUnit.RAW
 
     @model_validator(mode="before")
     @classmethod
