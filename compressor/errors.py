@@ -63,6 +63,28 @@ class ErrorCode(StrEnum):
     PACKAGE_MISSING = "package-missing"
     DEVICE_MISSING = "device-missing"
 
+    # What a model computes or takes.
+    TENSOR_MISMATCH = "tensor-mismatch"
+    """An input or output is missing or empty, or has another type or shape than required."""
+    OUTPUTS_DIFFER = "outputs-differ"
+    """Outputs that must be equal within a tolerance are not."""
+    TOO_SLOW = "too-slow"
+    """A model is slower than its baseline permits, or misses a latency bound."""
+
+    # What an inference server does.
+    SERVER_UNREACHABLE = "server-unreachable"
+    SERVER_TIMEOUT = "server-timeout"
+    SERVER_ERROR = "server-error"
+    """The server reports a fault of its own, or its response breaks the protocol."""
+    REQUEST_REFUSED = "request-refused"
+    """The server rejects a request as invalid."""
+    MODEL_NOT_READY = "model-not-ready"
+    """The server has no such model, or has not loaded it."""
+    CHECK_INTERRUPTED = "check-interrupted"
+    """A latency check ended before all of it was measured."""
+    PROCESS_ENDED = "process-ended"
+    """A worker process ended before it returned a result."""
+
 
 class CompressorError(Exception):
     """Base of every error that the product raises on purpose.

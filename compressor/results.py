@@ -36,6 +36,21 @@ class NoteCode(StrEnum):
     METRIC_SETTINGS = "metric-settings"
     """How the metric is computed, and what heads and checkpoints are chosen by instead."""
 
+    # What is checked and served.
+    RANDOM_INPUTS = "random-inputs"
+    """Inputs were drawn at random because no rows provide them."""
+    BASELINE_NOT_SAVED = "baseline-not-saved"
+    ENGINE_MISSING = "engine-missing"
+    """A run for TensorRT has no engine, so that its graph is served."""
+    KERNEL_NOT_SERVED = "kernel-not-served"
+    """A run was measured with a compiled kernel that the server does not load."""
+    SERVER_REQUIREMENT = "server-requirement"
+    """The server needs a version, a package or a flag."""
+    NO_BATCHING = "no-batching"
+    """The server cannot form batches because the graph fixes its batch size."""
+    STORAGE_URI = "storage-uri"
+    """The storage URI of a KServe service is a placeholder."""
+
 
 class Note(_Row):
     """Something that a reader of the results must know, in one line."""
