@@ -1,4 +1,4 @@
-"""What the numbers were measured on."""
+"""The machine and the package versions that measurements depend on."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ import psutil
 
 _PACKAGES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "onnxruntime-gpu", "compressor")
 
-SAME = ("processor", "cores", "memory")
-"""Of a machine: what has to be alike for two times to be compared."""
+COMPARABLE_FIELDS = ("processor", "cores", "memory")
+"""Fields of `machine` that must match before timings are comparable."""
 
 
 def machine() -> dict[str, str]:
-    """Processor, cores, memory, system, and the versions of what was used."""
+    """Processor, cores, memory, operating system, and the versions of Python and of the installed packages."""
+    versions = {name: package_version(name) for name in _PACKAGES}
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": f"{psutil.cpu_count(logical=False) or '?'} ({psutil.cpu_count()} threads)",
         "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        **{name: found for name in _PACKAGES if (found := _version(name))},
+        **{name: installed for name, installed in versions.items() if installed is not None},
     }
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The processor's model name, e.g. `AMD EPYC 9655`; its architecture where the system does not report a name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -35,7 +37,8 @@ def _processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def _version(package: str) -> str | None:
+def package_version(package: str) -> str | None:
+    """The installed version of a package; None where it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

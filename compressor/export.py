@@ -18,7 +18,7 @@ from transformers.exporters import OnnxConfig, OnnxExporter
 
 from compressor.errors import InputError, UsageError
 from compressor.models import SegmentConfig
-from compressor.segment_memory import LENGTH, POSITIONS
+from compressor.segment_memory import MAX_POSITIONS, MEMORY_LENGTH
 from compressor.silence_libraries import quiet_tools
 from compressor.units.find import find_sites
 from compressor.units.gating import check_plan, gated
@@ -86,7 +86,9 @@ def export_reference(
         program.metadata_props[FINGERPRINT] = plan.model
     if isinstance(bare.config, SegmentConfig):
         limits = bare.config.limits
-        program.metadata_props.update({LENGTH: str(limits.memory_length), POSITIONS: str(limits.max_positions)})
+        program.metadata_props.update(
+            {MEMORY_LENGTH: str(limits.memory_length), MAX_POSITIONS: str(limits.max_positions)}
+        )
     save(program, path)
 
 

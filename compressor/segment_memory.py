@@ -1,4 +1,4 @@
-"""The state of a language model that reads segment by segment: its names in a graph, and what may be given as it."""
+"""Memories of language models that read a text segment by segment: their names in a graph, and their limits."""
 
 from __future__ import annotations
 
@@ -6,46 +6,50 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from compressor.errors import InputError
+from compressor.errors import ErrorCode, InputError
 
 T = TypeVar("T")
 
-LENGTH, POSITIONS = "compressor.memory_length", "compressor.max_positions"
-"""Metadata of a graph: what `Limits` holds of the same names."""
+MEMORY_LENGTH, MAX_POSITIONS = "compressor.memory_length", "compressor.max_positions"
+"""Metadata keys of a graph: the fields `memory_length` and `max_positions` of `MemoryLimits`."""
 
 
 def memory_names(layers: int) -> list[str]:
-    """Inputs of a graph: the hidden states before each layer of the segments before, `[batch, memory, hidden]`."""
+    """Graph inputs, one per layer: hidden states before the layer of earlier segments, `[batch, memory, hidden]`."""
     return [f"memory_{layer}" for layer in range(layers)]
 
 
 def new_memory_names(layers: int) -> list[str]:
-    """Outputs of a graph: the memories to give with the next segment."""
+    """Graph outputs, one per layer: the memories to pass in with the next segment."""
     return [f"new_memory_{layer}" for layer in range(layers)]
 
 
-def listed(named: Mapping[str, T]) -> list[T]:
-    """The memories among named inputs, in the order of layers. The rest is left out.
+def ordered_memories(inputs: Mapping[str, T]) -> list[T]:
+    """The memories among named inputs, in the order of the layers; other inputs are ignored.
 
     Raises:
-        InputError: one is missing.
+        InputError: the memory of a layer is missing.
     """
-    names = memory_names(sum(name.startswith("memory_") for name in named))
+    names = memory_names(sum(name.startswith("memory_") for name in inputs))
     for name in names:
-        if name not in named:
-            raise InputError(f"{name} is missing beside {', '.join(named)}; give one memory a layer")
-    return [named[name] for name in names]
+        if name not in inputs:
+            raise InputError(
+                f"{name}: missing among the inputs {', '.join(inputs)}; pass one memory per layer",
+                code=ErrorCode.TENSOR_MISMATCH,
+                tensor=name,
+            )
+    return [inputs[name] for name in names]
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What a model remembers.
+class MemoryLimits:
+    """The number and the sizes of a model's memories.
 
     Attributes:
-        layers: how many memories there are.
-        hidden_size: their width.
-        memory_length: most positions in one; None: not known.
-        max_positions: most positions of memory and segment together; None: not known.
+        layers: number of memories.
+        hidden_size: width of each memory.
+        memory_length: maximum number of positions in a memory; None: unknown.
+        max_positions: maximum number of positions of a memory and a segment together; None: unknown.
     """
 
     layers: int
@@ -54,32 +58,51 @@ class Limits:
     max_positions: int | None = None
 
     def check(self, batch: int, segment: int, memories: Iterable[Sequence[int]]) -> None:
-        """Make sure that a segment and the memories given with it fit.
+        """Raise unless the model can read a segment with these memories.
 
         Args:
-            batch, segment: rows and positions of the segment.
-            memories: the shape of each memory; none at all for a text's first segment.
+            batch: rows of the segment.
+            segment: positions of the segment.
+            memories: shape of each memory; empty for the first segment of a text.
 
         Raises:
-            InputError: one line that says what does not fit.
+            InputError: a memory or the segment has another shape, or is longer, than the model takes.
         """
         shapes = [tuple(int(size) for size in shape) for shape in memories]
         if shapes and len(shapes) != self.layers:
-            raise InputError(f"{len(shapes)} memories were given, the model has {self.layers} layers; give one each")
+            raise InputError(
+                f"{len(shapes)} memories: the model has {self.layers} layers; pass one memory per layer",
+                code=ErrorCode.TENSOR_MISMATCH,
+                memories=len(shapes),
+                layers=self.layers,
+            )
         past = shapes[0][1] if shapes and len(shapes[0]) > 1 else 0
         for layer, shape in enumerate(shapes):
-            if shape != (batch, past, self.hidden_size):
+            expected = (batch, past, self.hidden_size)
+            if shape != expected:
                 raise InputError(
-                    f"memory_{layer} is {list(shape)}, not [batch {batch}, length {past}, hidden {self.hidden_size}]; "
-                    "give the memories that the segment before returned"
+                    f"memory_{layer}: its shape is {list(shape)}, expected [batch {batch}, length {past}, hidden"
+                    f" {self.hidden_size}]; pass the memories that the previous segment returned",
+                    code=ErrorCode.TENSOR_MISMATCH,
+                    tensor=f"memory_{layer}",
+                    shape=shape,
+                    expected=expected,
                 )
         if self.memory_length is not None and past > self.memory_length:
             raise InputError(
-                f"memories hold {past} positions, the model keeps {self.memory_length} (memory_length); give the last "
-                f"{self.memory_length}"
+                f"memories of {past} positions: the model keeps {self.memory_length} (memory_length); pass the last"
+                f" {self.memory_length}",
+                code=ErrorCode.OUT_OF_RANGE,
+                field="memory_length",
+                value=past,
+                maximum=self.memory_length,
             )
         if self.max_positions is not None and past + segment > self.max_positions:
             raise InputError(
-                f"{past} positions of memory and {segment} of the segment are more than the model's "
-                f"{self.max_positions} (max_position_embeddings); give shorter segments"
+                f"{past} memory positions and {segment} segment positions: the model takes {self.max_positions}"
+                " together (max_position_embeddings); pass shorter segments",
+                code=ErrorCode.OUT_OF_RANGE,
+                field="max_positions",
+                value=past + segment,
+                maximum=self.max_positions,
             )

@@ -1,4 +1,4 @@
-"""Libraries without their bars and reports: what they say and matters comes back as an error or a note."""
+"""Context managers that silence libraries: what matters of their output reaches the user as an error or a note."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager, redirect_stdout
 
 @contextmanager
 def quiet_tools() -> Iterator[None]:
-    """Exporters and rewriters report by print, logging and warnings what only their authors can use."""
+    """Discard what exporters and graph rewriters print, log and warn, which is of use only to their authors."""
     disabled = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -24,7 +24,7 @@ def quiet_tools() -> Iterator[None]:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """transformers says nothing; as it was before, afterwards."""
+    """Silence the logger and the progress bars of transformers; both are restored on exit."""
     from transformers.utils import logging as transformers
 
     level, bars = transformers.get_verbosity(), transformers.is_progress_bar_enabled()
@@ -40,7 +40,7 @@ def quiet_transformers() -> Iterator[None]:
 
 @contextmanager
 def quiet_hub() -> Iterator[None]:
-    """datasets and the hub's client, with its retries, say nothing; as they were before, afterwards."""
+    """Silence datasets and the client of the Hugging Face hub, retries included; both are restored on exit."""
     import datasets
     import huggingface_hub.utils as hub
 
@@ -62,6 +62,6 @@ def quiet_hub() -> Iterator[None]:
 
 
 def one_line(error: BaseException | str, width: int = 200) -> str:
-    """An error's message on one line of readable length."""
+    """An error's message on one line, cut after `width` characters; the name of its class where it has no message."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= width else f"{text[:width]}..."

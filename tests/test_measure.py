@@ -17,7 +17,7 @@ from compressor.errors import InputError
 from compressor.measure import bench, interleave, macs, paired_interval, saved_share, timing
 from compressor.measure.timing import incomparable_reason
 from compressor.report import Speed
-from compressor.segment_memory import LENGTH, POSITIONS
+from compressor.segment_memory import MEMORY_LENGTH, MAX_POSITIONS
 from graph_passes import BlockMask, load, save
 from graph_passes.block_sparse.function import block_sparse_attention, standalone_model
 from tests.engines import Clock, FakeEngine, Pruned, parsed, pruned
@@ -245,7 +245,7 @@ def test_a_memory_is_as_long_as_the_model_keeps_it(kept: str | None, positions: 
         "float[8, 4] w",
     )
     if kept is not None and positions is not None:
-        model.metadata_props.update({LENGTH: kept, POSITIONS: positions})
+        model.metadata_props.update({MEMORY_LENGTH: kept, MAX_POSITIONS: positions})
     assert macs(model, 2, 7) == 2 * (memory + 7) * 8 * 4
 
 

@@ -6,7 +6,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from compressor.errors import InputError
-from compressor.segment_memory import Limits
+from compressor.segment_memory import MemoryLimits
 
 _COUNTS = (
     "vocab_size",
@@ -68,9 +68,9 @@ class SegmentConfig(PreTrainedConfig):
         return list(range(self.num_attention_heads)) if self.layer_heads is None else self.layer_heads[layer]
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> MemoryLimits:
         """What may be given as memory."""
-        return Limits(self.num_hidden_layers, self.hidden_size, self.memory_length, self.max_position_embeddings)
+        return MemoryLimits(self.num_hidden_layers, self.hidden_size, self.memory_length, self.max_position_embeddings)
 
     def validate_architecture(self) -> None:
         """Part of the validation that `strict` runs."""

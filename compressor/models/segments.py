@@ -21,7 +21,7 @@ from transformers.utils import ModelOutput
 
 from compressor.models.configuration import AllAttentionConfig, SegmentConfig, TransformerXLConfig
 from compressor.models.relative_attention import RelativeAttention, sinusoids
-from compressor.segment_memory import listed, new_memory_names
+from compressor.segment_memory import new_memory_names, ordered_memories
 
 Memories = tuple[Tensor, ...]
 """One tensor a layer: hidden states before the layer's norm, `[batch, memory, hidden]`."""
@@ -153,7 +153,7 @@ class SegmentModel(SegmentPreTrainedModel):
         if inputs_embeds is None:
             assert input_ids is not None
             inputs_embeds = self.embed_tokens(input_ids) * math.sqrt(self.config.hidden_size)
-        singly = listed(named)
+        singly = ordered_memories(named)
         memories = memories or singly
         states = self.dropout(inputs_embeds)
         if not torch.compiler.is_compiling():
@@ -205,7 +205,7 @@ class SegmentForCausalLM(SegmentPreTrainedModel):
             labels: `[batch, segment]`, the token at each position; shifted by one here. -100 is left out.
             shift_labels: `[batch, segment]`, the token after each position, in place of `labels`.
         """
-        singly = listed(kwargs)
+        singly = ordered_memories(kwargs)
         out = self.model(input_ids, attention_mask, memories or singly, inputs_embeds)
         logits = self.lm_head(out.last_hidden_state)
         loss = None

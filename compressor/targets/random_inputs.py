@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.errors import InputError
-from compressor.segment_memory import LENGTH, POSITIONS
+from compressor.segment_memory import MEMORY_LENGTH, MAX_POSITIONS
 
 _CARRIERS = frozenset(("Cast", "Clip", "Concat", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze"))
 _CARRIERS |= {"Transpose", "Unsqueeze", "Where"}
@@ -38,7 +38,7 @@ def memory_beside(model: ir.Model, seq: int) -> int | None:
 
     As many as `example_inputs` gives the model itself.
     """
-    told = [model.metadata_props.get(name, "") for name in (LENGTH, POSITIONS)]
+    told = [model.metadata_props.get(name, "") for name in (MEMORY_LENGTH, MAX_POSITIONS)]
     if not all(text.isdecimal() for text in told):
         return None
     kept, positions = map(int, told)

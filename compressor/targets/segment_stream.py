@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from compressor.errors import InputError
-from compressor.segment_memory import LENGTH, POSITIONS, Limits, memory_names, new_memory_names
+from compressor.segment_memory import MEMORY_LENGTH, MAX_POSITIONS, MemoryLimits, memory_names, new_memory_names
 from compressor.targets.base import Engine
 from graph_passes import load
 
 
-def limits(graph: Path) -> Limits | None:
+def limits(graph: Path) -> MemoryLimits | None:
     """What the model of a graph remembers; None where it has no memory.
 
     Raises:
@@ -31,8 +31,8 @@ def limits(graph: Path) -> Limits | None:
         raise InputError(
             f"{graph}: memory_0 is {sizes}, not [batch, memory, width] of a fixed width; export the model again"
         )
-    known = {name: int(text) for name, text in model.metadata_props.items() if name in (LENGTH, POSITIONS)}
-    return Limits(layers, shape[2], known.get(LENGTH), known.get(POSITIONS))
+    known = {name: int(text) for name, text in model.metadata_props.items() if name in (MEMORY_LENGTH, MAX_POSITIONS)}
+    return MemoryLimits(layers, shape[2], known.get(MEMORY_LENGTH), known.get(MAX_POSITIONS))
 
 
 def empty_memories(graph: Path, batch: int) -> dict[str, np.ndarray]:
@@ -41,7 +41,7 @@ def empty_memories(graph: Path, batch: int) -> dict[str, np.ndarray]:
     return {} if found is None else dict(zip(memory_names(found.layers), _empty(found, batch), strict=True))
 
 
-def _empty(found: Limits, batch: int) -> list[np.ndarray]:
+def _empty(found: MemoryLimits, batch: int) -> list[np.ndarray]:
     return [np.zeros((batch, 0, found.hidden_size), np.float32)] * found.layers
 
 
