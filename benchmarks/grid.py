@@ -104,7 +104,7 @@ def _tune(
         options={"mixed_precision": "bf16", "evaluations": 4},
     )
     opened = load(begun)
-    rows, sites = open_data(recipe, opened), find_sites(opened.model, example_inputs(opened, 2, 8))
+    rows, sites = open_data(recipe.rows, opened, recipe.selection.seed), find_sites(opened.model, example_inputs(opened, 2, 8))
     if most is not None and most < epochs * len(rows.train) / recipe.batch_size:
         recipe = recipe.model_copy(update={"steps": most})
     learn(opened.model, sites, rows, recipe, folder.with_name(f"{folder.name}-checkpoints"))

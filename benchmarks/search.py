@@ -29,7 +29,7 @@ import torch
 
 from benchmarks.grid import tune
 from benchmarks.machine import machine
-from compressor.config.run import Recipe
+from compressor.config.sections import RowsConfig
 from compressor.model_folder import ModelFolder, example_inputs, load
 from compressor.selection.search import SEARCHES, Head, Step
 from compressor.selection.subset_evaluator import ModelSubsetEvaluator
@@ -60,7 +60,7 @@ def model(name: str, tuned: Path | None, max_length: int) -> Path:
 def rows(folder: ModelFolder, name: str, count: int, max_length: int) -> Data:
     """A data set whose evaluation rows are searched, `count` of them, and whose test rows nothing is chosen on."""
     file = str(SHARED / "data" / f"{name}.tsv.xz")
-    data = open_data(Recipe(model=folder.path, data=file, keep=1, max_length=max_length), folder)
+    data = open_data(RowsConfig(data=file, max_length=max_length), folder)
     drawn = list(range(len(data.eval)))
     random.Random(0).shuffle(drawn)
     unseen = data.test.select(range(min(UNSEEN, len(data.test))))

@@ -62,6 +62,10 @@ class ErrorCode(StrEnum):
     FOLDER_BUSY = "folder-busy"
     PACKAGE_MISSING = "package-missing"
     DEVICE_MISSING = "device-missing"
+    UNSUPPORTED = "unsupported"
+    """A runtime, a device, a version or a format lacks what is needed: a precision, an operator, an element type."""
+    RUNTIME_FAILED = "runtime-failed"
+    """A runtime, a driver or a compiler reports an error; the message repeats its words."""
 
     # What a model computes or takes.
     TENSOR_MISMATCH = "tensor-mismatch"
@@ -158,11 +162,17 @@ class ServerError(CompressorError):
 
 
 _LISTED = 20
-"""Names up to which all are told beside the nearest."""
+"""Longest list of names that is printed beside the most similar one."""
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
-    """How to mend a name that is not among `known`."""
-    near = [f"did you mean {close}?" for close in difflib.get_close_matches(name, known, n=1)]
-    every = [f"choose one of {', '.join(known)}"] if not near or len(known) <= _LISTED else []
-    return " ".join(near + every)
+def closest(name: str, names: Sequence[str]) -> str | None:
+    """The most similar of `names`, or None if none is similar."""
+    return next(iter(difflib.get_close_matches(name, names, n=1)), None)
+
+
+def nearest(name: str, names: Sequence[str]) -> str:
+    """How to correct a name that is not among `names`: the most similar one, and all of them if they are few."""
+    match = closest(name, names)
+    suggestion = [f"did you mean {match}?"] if match else []
+    choices = [f"choose one of {', '.join(names)}"] if not match or len(names) <= _LISTED else []
+    return " ".join(suggestion + choices)

@@ -108,9 +108,9 @@ class AttentionTimer:
     """
 
     def __init__(self, recipe: Recipe, beside: Mapping[str, AttentionExtras]) -> None:
-        self._beside, self._dtype = beside, _TYPES.get(recipe.precision, ir.DataType.FLOAT)
-        provider = sessions.choose(recipe.provider, recipe.precision, recipe.kernel)
-        self._session = sessions.describe(provider, recipe.threads, recipe.kernel)
+        self._beside, self._dtype = beside, _TYPES.get(recipe.engine.precision, ir.DataType.FLOAT)
+        provider = sessions.choose(recipe.engine.provider, recipe.engine.precision, recipe.engine.kernel)
+        self._session = sessions.describe(provider, recipe.engine.threads, recipe.engine.kernel)
 
     def times(self, site: SitePlan, mask: BlockMask, length: int, batch: int, *, masked: bool) -> SiteTimes:
         """Time every form.

@@ -48,7 +48,7 @@ class MaskSelector:
         """The forms of a site with the heads that it keeps, at every length and batch size."""
         if site.name not in self._times:
             kept = BlockMask(mask.kept[list(site.kept)], mask.block, mask.memory)
-            first, sizes = self.recipe.batch[0], itertools.product(self.lengths, self.recipe.batch)
+            first, sizes = self.recipe.measure.batch[0], itertools.product(self.lengths, self.recipe.measure.batch)
             self._times[site.name] = tuple(
                 self._clock.times(site, kept, length, batch, masked=batch == first) for length, batch in sizes
             )
@@ -75,7 +75,7 @@ class MaskSelector:
         A mask pays where block-sparse attention is `PAYS` times as fast at the longest length, and not slower at any
         other.
         """
-        if self.recipe.everywhere or self.recipe.block_size == 1:
+        if self.recipe.blocks.mask_all_sites or self.recipe.blocks.block_size == 1:
             return dict(masks), ()
         chosen, whole = {}, []
         for site in plan.sites:
@@ -145,7 +145,7 @@ class MaskSelector:
                 SiteBlocks(
                     site=site.name,
                     kind=site.kind,
-                    block=self.recipe.block_size if mask is None else mask.block,
+                    block=self.recipe.blocks.block_size if mask is None else mask.block,
                     share=share,
                     form=form,
                     why=why,

@@ -26,7 +26,8 @@ from compressor.model_folder.example_inputs import token_limit
 from compressor.progress import ProgressCallback
 from compressor.results import CurvePoint
 from compressor.selection.learn import schedule_options
-from compressor.selection.options import LearnRequest, defaults, read_options
+from compressor.config.run import Recipe
+from compressor.selection.options import defaults, read_options
 from compressor.selection.plan_and_curves import joint_curves
 from compressor.tasks import Data
 from compressor.tasks.segment_streams import Streams
@@ -39,47 +40,6 @@ from graph_passes import BlockMask, Kind, Plan, SitePlan
 
 EPOCHS = 3.0
 """Passes over the rows where the recipe does not say."""
-
-
-class BlocksRequest(LearnRequest, Protocol):
-    """The part of a recipe that says which blocks to drop, beside how the model learns with the rest.
-
-    Attributes:
-        blocks: share of each site's blocks that goes; None: what `prune` says alone.
-        prune: kind of attention -> its own share.
-        block_size: positions along a block's side; 1: single entries.
-        maps: maps of an earlier run to cut from; None: the rows' own.
-        watch_rows: rows that maps are averaged over, at most.
-        random_blocks: draw the blocks that go.
-        count_causal_zeros: count what causality hides among what goes, as the paper's own code does.
-        weigh_by_rows: weigh each pair by how many rows have it.
-        empty_rows: let a row of blocks lose every one.
-        entmax: cut from the maps of a model that learned with entmax-1.5 in place of softmax.
-        max_length: longest row in tokens.
-    """
-
-    @property
-    def blocks(self) -> float | None: ...
-    @property
-    def prune(self) -> Mapping[Kind, float]: ...
-    @property
-    def block_size(self) -> int: ...
-    @property
-    def maps(self) -> Path | None: ...
-    @property
-    def watch_rows(self) -> int: ...
-    @property
-    def random_blocks(self) -> bool: ...
-    @property
-    def count_causal_zeros(self) -> bool: ...
-    @property
-    def weigh_by_rows(self) -> bool: ...
-    @property
-    def empty_rows(self) -> bool: ...
-    @property
-    def entmax(self) -> bool: ...
-    @property
-    def max_length(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -108,25 +68,25 @@ class Chooser(Protocol):
         ...
 
 
-def shares(recipe: BlocksRequest, sites: Sequence[Site | SitePlan]) -> dict[Kind, float]:
+def shares(recipe: Recipe, sites: Sequence[Site | SitePlan]) -> dict[Kind, float]:
     """The share that goes of each kind of attention in the model.
 
     Raises:
         UsageError: a kind that the model has not.
     """
     kinds = list(dict.fromkeys(site.kind for site in sites))
-    for kind in recipe.prune:
+    for kind in recipe.blocks.drop_blocks_by_kind:
         if kind not in kinds:
             raise UsageError(f"--prune {kind}: the model has no such attention; it has {', '.join(kinds)}")
-    return {kind: recipe.prune.get(kind, recipe.blocks or 0.0) for kind in kinds}
+    return {kind: recipe.blocks.drop_blocks_by_kind.get(kind, recipe.blocks.drop_blocks or 0.0) for kind in kinds}
 
 
-def reach(model: PreTrainedModel, data: Data, recipe: BlocksRequest) -> int:
+def reach(model: PreTrainedModel, data: Data, recipe: Recipe) -> int:
     """Positions that masks reach over: the longest row that there can be, whether or not one is there."""
     if isinstance(data.task, Streams):
         return max(1, *(length - 1 for length in data.train["length"]))
     longest = token_limit(model)
-    return recipe.max_length if longest is None else min(recipe.max_length, longest)
+    return recipe.rows.max_length if longest is None else min(recipe.rows.max_length, longest)
 
 
 def opened_maps(path: Path, model: PreTrainedModel, sites: Sequence[Site], length: int) -> AttentionMaps:
@@ -155,7 +115,7 @@ def learn_blocks(
     model: PreTrainedModel,
     sites: Sequence[Site],
     data: Data,
-    recipe: BlocksRequest,
+    recipe: Recipe,
     plan: Plan,
     store: Path,
     planner: Chooser,
@@ -186,26 +146,26 @@ def learn_blocks(
     state = PartialState()
     share, length = shares(recipe, sites), reach(model, data, recipe)
     kept = store / "maps.safetensors"
-    if recipe.maps is not None:
-        maps = opened_maps(recipe.maps, model, sites, length)
+    if recipe.blocks.maps is not None:
+        maps = opened_maps(recipe.blocks.maps, model, sites, length)
         if state.is_main_process and not kept.is_file():
             store.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(recipe.maps, kept)
+            shutil.copyfile(recipe.blocks.maps, kept)
     elif kept.is_file():
         maps = AttentionMaps.load(kept)
     else:
         if torch.cuda.is_available():
             model.to(state.device)
-        with _sharp(model, data, recipe, plan, store, tell) if recipe.entmax else nullcontext():
+        with _sharp(model, data, recipe, plan, store, tell) if recipe.blocks.entmax else nullcontext():
             maps = collect_attention_maps(
                 model,
                 sites,
                 data,
                 plan,
                 length=length,
-                batch_size=recipe.batch_size,
-                rows=recipe.watch_rows,
-                seed=recipe.seed,
+                batch_size=recipe.selection.batch_size,
+                rows=recipe.blocks.map_rows,
+                seed=recipe.selection.seed,
             )
         if state.is_main_process:
             store.mkdir(parents=True, exist_ok=True)
@@ -213,11 +173,11 @@ def learn_blocks(
             shutil.rmtree(store / "entmax", ignore_errors=True)  # nothing goes on from there any more
     state.wait_for_everyone()
     notes = []
-    if recipe.maps is not None:
+    if recipe.blocks.maps is not None:
         own = (("rows", maps.data, data.train_hash), ("weights", maps.model, fingerprint(model)))
         others = [what for what, has, mine in own if has != mine]
         if others:
-            notes.append(f"masks are cut from the maps of other {' and '.join(others)} ({recipe.maps})")
+            notes.append(f"masks are cut from the maps of other {' and '.join(others)} ({recipe.blocks.maps})")
     if maps.length > length:
         notes.append(f"the maps reach over {maps.length} positions, rows over {length}: the first {length} count")
         maps = maps.cropped(length)
@@ -225,13 +185,13 @@ def learn_blocks(
         maps,
         plan,
         share,
-        recipe.block_size,
-        seed=recipe.seed if recipe.random_blocks else None,
-        count_causal_zeros=recipe.count_causal_zeros,
-        weigh_by_rows=recipe.weigh_by_rows,
-        empty_rows=recipe.empty_rows,
+        recipe.blocks.block_size,
+        seed=recipe.selection.seed if recipe.blocks.random_blocks else None,
+        count_causal_zeros=recipe.blocks.count_causal_zeros,
+        weigh_by_rows=recipe.blocks.weight_by_count,
+        empty_rows=recipe.blocks.allow_empty_rows,
     )
-    if left := unreached(maps, masks, recipe.block_size):
+    if left := unreached(maps, masks, recipe.blocks.block_size):
         notes.append(
             f"{left:.1%} of the blocks are reached by no row that was watched: no share is taken of them, they stay"
             " (smaller blocks, --block-size, follow short rows closer)"
@@ -254,7 +214,7 @@ def learn_blocks(
 
 @contextmanager
 def _sharp(
-    model: PreTrainedModel, data: Data, recipe: BlocksRequest, plan: Plan, store: Path, tell: ProgressCallback
+    model: PreTrainedModel, data: Data, recipe: Recipe, plan: Plan, store: Path, tell: ProgressCallback
 ) -> Iterator[None]:
     """The model as it becomes when it learns with entmax in place of softmax; its own weights again afterwards."""
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -267,7 +227,7 @@ def _sharp(
 
 
 def retrain(
-    model: PreTrainedModel, data: Data, recipe: BlocksRequest, plan: Plan, checkpoints: Path, tell: ProgressCallback
+    model: PreTrainedModel, data: Data, recipe: Recipe, plan: Plan, checkpoints: Path, tell: ProgressCallback
 ) -> tuple[CurvePoint, ...]:
     """Train a model in place with the masks and heads of `plan`, at the recipe's pace; the best evaluation wins.
 
@@ -275,11 +235,11 @@ def retrain(
         What was measured, by step.
     """
     known = defaults(schedule_options)  # a head method's own options had their turn
-    paced = {name: value for name, value in recipe.options.items() if name in known}
+    paced = {name: value for name, value in recipe.selection.options.items() if name in known}
     (pace,) = read_options("learning with masks", paced, schedule_options)
-    rows = recipe.batch_size * processes()
-    steps = recipe.steps or math.ceil((recipe.epochs or EPOCHS) * len(data.train) / rows)
-    schedule = Schedule(steps, recipe.batch_size, recipe.learning_rate, recipe.seed, **pace)
+    rows = recipe.selection.batch_size * processes()
+    steps = recipe.selection.steps or math.ceil((recipe.selection.epochs or EPOCHS) * len(data.train) / rows)
+    schedule = Schedule(steps, recipe.selection.batch_size, recipe.selection.learning_rate, recipe.selection.seed, **pace)
     masks = sorted(
         (name, mask.block, hashlib.sha256(mask.kept.tobytes()).hexdigest()) for name, mask in plan.masks.items()
     )

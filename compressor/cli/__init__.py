@@ -17,10 +17,11 @@ from compressor.cli.apply import apply
 from compressor.cli.bench import bench
 from compressor.cli.build import build
 from compressor.cli.check import check
-from compressor.cli.command_group import Group, common
+from compressor.cli.command_group import CommandGroup, common
 from compressor.cli.console import Console
 from compressor.cli.export_triton import export_triton
 from compressor.cli.kernel import kernel
+from compressor.cli.recipe import recipe
 from compressor.cli.report import report
 from compressor.cli.run import run
 from compressor.cli.sites import sites
@@ -29,7 +30,7 @@ from compressor.cli.train import train
 from compressor.errors import CompressorError, InputError
 
 
-@click.group(cls=Group, default="run", context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandGroup, default="run", context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="compressor")
 @common
 def cli() -> None:
@@ -39,7 +40,7 @@ def cli() -> None:
     """
 
 
-for _verb in (run, sites, apply, build, bench, check, report, study, train, export_triton, kernel):
+for _verb in (run, sites, apply, build, bench, check, report, study, train, export_triton, kernel, recipe):
     cli.add_command(_verb)
 
 

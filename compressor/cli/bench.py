@@ -13,7 +13,8 @@ from rich.text import Text
 
 from compressor.cli.command_group import common
 from compressor.cli.console import Console
-from compressor.config.run import Recipe, Sizes
+from compressor.config.sections import EngineConfig, MeasureConfig
+from compressor.config.values import Sizes
 from compressor.errors import UsageError
 
 _SIZES = pydantic.TypeAdapter(Sizes)
@@ -41,13 +42,13 @@ class _SizesType(click.ParamType):
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
     default=10.0,
-    help=f"{Recipe.model_fields['seconds'].description} [10]",
+    help=f"{MeasureConfig.model_fields['seconds'].description} [10]",
 )
 @click.option("--target", "runtime", default="ort", metavar="ort|trt", help="the runtime to build for [ort]")
 @click.option("--precision", type=click.Choice(["fp32", "fp16"]), default="fp32", help="numbers computed in [fp32]")
 @click.option("--provider", type=click.Choice(["cpu", "cuda"]), help="where it runs; else CUDA where there is one")
 @click.option("--threads", type=click.IntRange(min=1), help="threads of the engines; else one a core")
-@click.option("--kernel", type=click.Path(path_type=Path), help=Recipe.model_fields["kernel"].description)
+@click.option("--kernel", type=click.Path(path_type=Path), help=EngineConfig.model_fields["kernel"].description)
 @common
 @click.pass_obj
 def bench(view: Console, dense: Path, compressed: Path, batch: Any, seq: Any, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""`compress build`: the engine of a finished run, for another runtime or on the machine that it is for."""
+"""`compress build`: the engine of a finished run, for another runtime or on the machine that it will run on."""
 
 from __future__ import annotations
 
@@ -9,29 +9,25 @@ import click
 
 from compressor.cli.command_group import common
 from compressor.cli.console import Console
-from compressor.cli.run import FieldsCommand, options_of
-from compressor.config.run import OF_BUILDING, Recipe
+from compressor.cli.field_options import FieldsCommand, options_of
+from compressor.config.run import BUILD_FIELDS, FIELDS
+
+_FIELDS = {name: FIELDS[name] for name in BUILD_FIELDS}
 
 
-class _BuildCommand(FieldsCommand):
-    """Lists its options under the headings of the recipe's fields."""
-
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, fields=Recipe.model_fields, **more)
-
-
-@click.command(cls=_BuildCommand, short_help="Build the engine of a finished run here.")
+@click.command(cls=FieldsCommand, fields=_FIELDS, short_help="Build the engine of a finished run here.")
 @click.argument("out", type=click.Path(path_type=Path))
-@options_of(Recipe, without=tuple(name for name in Recipe.model_fields if name not in OF_BUILDING))
+@options_of(_FIELDS)
 @common
 @click.pass_obj
-def build(view: Console, out: Path, **flags: Any) -> None:
-    """Build the engine of OUT, the folder of a run, which may come from another machine: prove, measure and report it.
+def build(console: Console, out: Path, **flags: Any) -> None:
+    """Build, prove, measure and report the engine of OUT, the folder of a run, which may come from another machine.
 
-    What no flag says is as it was in the run. The engine and the report in OUT are replaced once all proofs hold.
+    Fields without a flag keep the values of the run. The engine and the report in OUT are replaced once every proof
+    holds.
     """
     from compressor.cli.exit_status import finish
     from compressor.run.rebuild import rebuild
 
-    asked = {name: value for name, value in flags.items() if value is not None}
-    finish(view, rebuild(out, asked, view), out)
+    fields = {name: value for name, value in flags.items() if value is not None}
+    finish(console, rebuild(out, fields, console), out)

@@ -25,7 +25,7 @@ class Interrupted(click.ClickException):
     exit_code = 130
 
 
-class Group(DefaultGroup):
+class CommandGroup(DefaultGroup):
     """Turns Ctrl-C into an error like any other, so that it too is one line and an exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

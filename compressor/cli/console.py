@@ -35,9 +35,14 @@ class Console:
     def result(self, shown: RenderableType, data: Any) -> None:
         """Print what was asked for: `data` as JSON under `--json`, else `shown`."""
         if self.json:
-            print(json.dumps(data, indent=1, ensure_ascii=False), flush=True)
+            print(self.as_json(data), flush=True)
         else:
             RichConsole(soft_wrap=not sys.stdout.isatty()).print(shown)
+
+    @staticmethod
+    def as_json(content: Any) -> str:
+        """The text of `content` as the command prints it."""
+        return json.dumps(content, indent=1, ensure_ascii=False)
 
     def note(self, note: Note | str) -> None:
         if not self.quiet:

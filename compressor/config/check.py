@@ -1,103 +1,199 @@
-"""What to check and how: one field a flag of `compress check`, checked where it is made."""
+"""What `compress check` compares and which files it writes: each field is a flag."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
-import numpy as np
+import pydantic
+from pydantic import BeforeValidator
 
-from compressor.errors import UsageError
+from compressor.config.fields import FieldConflictError, InvalidValueError, as_list, config_field
+from compressor.config.request import OutputFile, Request
+from compressor.config.values import AbsolutePath, Count, Names, NonNegative, Positive
+from compressor.errors import ErrorCode, nearest
 
 Scenario = Literal["SingleStream", "Server", "Offline"]
 SCENARIOS: tuple[Scenario, ...] = get_args(Scenario)
+MODELS, INPUTS, OUTPUTS, TIMING, FILES = "Models", "Inputs", "Outputs", "Timing", "Files"
 
 
-@dataclass(frozen=True)
-class CheckRequest:
-    """What to check.
+def _as_slowdown(value: Any) -> float:
+    """`5%` or 0.05. A number from 1 up needs the percent sign: 5 is more likely to mean 5% than 500%."""
+    text = str(value).strip()
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError as error:
+        raise InvalidValueError("not a share; give a percentage such as 5%, or a number such as 0.05") from error
+    if not 0 <= share < float("inf") or (share >= 1 and not text.endswith("%")):
+        raise InvalidValueError(
+            "out of range; give a percentage such as 5%, or a number below 1 such as 0.05", ErrorCode.OUT_OF_RANGE
+        )
+    return share
 
-    Attributes:
-        model, baseline: names of models on the server; without one, ONNX files. A baseline may be the `.json` that an
-            earlier check saved.
-        server: `grpc://host:port` or `http://host:port`.
-        max_slowdown: largest that is allowed, as a share: 0.05.
-        p99: bound on the 99th percentile, in milliseconds.
-        scenarios: of LoadGen; with a bound and none named, SingleStream.
-        rate: queries a second of the Server scenario.
-        inputs: `.npz` with an array `[row, ...]` for every input; or rows of text (TSV, CSV, JSONL, ...), for which a
-            tokenizer is needed; None: drawn at random.
-        tokenizer: a folder that has one, e.g. an output folder of `compress`.
-        text_columns: of the rows of text; else found by name.
-        batch, seq: rows of a batch; tokens of a row, that texts are cut or padded to.
-        seconds: about how long the two are timed.
-        load_seconds: least duration of a scenario.
-        expect, tolerance: see `compressor.latency.output_check.judge`.
-        deadline: seconds that any one call to the server may take.
-        threads, kernel: of the engines on this machine; see `compressor.targets.Tuning`.
-        seed: of what is drawn.
-        force: compare with a baseline that another machine measured.
-        save_baseline: file to keep what is measured of the model in.
+
+def _as_milliseconds(value: Any) -> float:
+    """`10ms`, `0.5s`, or a number of milliseconds."""
+    text = str(value).strip()
+    if text.endswith("ms"):
+        number, scale = text[:-2], 1.0
+    elif text.endswith("s"):
+        number, scale = text[:-1], 1000.0
+    else:
+        number, scale = text, 1.0
+    try:
+        milliseconds = float(number) * scale
+    except ValueError as error:
+        raise InvalidValueError("not a time; give one such as 10ms or 0.5s") from error
+    if not 0 < milliseconds < float("inf"):
+        raise InvalidValueError("out of range; give a time above zero, such as 10ms", ErrorCode.OUT_OF_RANGE)
+    return milliseconds
+
+
+def _as_scenarios(value: Any) -> tuple[Scenario, ...]:
+    """Scenarios by name in any case, each once."""
+    by_name = {scenario.lower(): scenario for scenario in SCENARIOS}
+    names = [str(name).lower() for name in as_list(value)]
+    for name in names:
+        if name not in by_name:
+            raise InvalidValueError(f"unknown scenario {name}; {nearest(name, list(by_name))}", ErrorCode.UNKNOWN_NAME)
+    return tuple(by_name[name] for name in dict.fromkeys(names))
+
+
+def _as_text(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+Name = Annotated[str, BeforeValidator(_as_text)]
+"""Name of a model on a server, or path of a file."""
+Slowdown = Annotated[float, BeforeValidator(_as_slowdown)]
+Milliseconds = Annotated[float, BeforeValidator(_as_milliseconds)]
+Scenarios = Annotated[tuple[Scenario, ...], BeforeValidator(_as_scenarios)]
+
+
+class CheckRequest(Request):
+    """What to check and against which bounds.
 
     Raises:
-        UsageError: a number that is none or out of range, a file that cannot be written or would not be known again, or
-            options that say nothing together.
+        UsageError: a value is invalid, two fields contradict each other, or a file cannot be written.
     """
 
-    model: str
-    baseline: str
-    server: str | None = None
-    max_slowdown: float = 0.05
-    p99: float | None = None
-    scenarios: tuple[Scenario, ...] = ()
-    rate: float | None = None
-    inputs: Path | None = None
-    tokenizer: Path | None = None
-    text_columns: tuple[str, ...] = ()
-    batch: int = 1
-    seq: int = 128
-    seconds: float = 20.0
-    load_seconds: float = 5.0
-    expect: str | None = None
-    tolerance: float | None = None
-    deadline: float = 10.0
-    threads: int | None = None
-    kernel: Path | None = None
-    seed: int = 0
-    force: bool = False
-    save_baseline: Path | None = None
+    model: Name = config_field(
+        MODELS,
+        "model on the server, NAME or NAME:VERSION; without --server, an ONNX file or a TensorRT engine",
+        required=True,
+    )
+    baseline: Name = config_field(
+        MODELS, "model to compare with: as --model, or a .json file of --save-baseline", required=True
+    )
+    server: str | None = config_field(MODELS, "inference server, grpc://HOST:PORT or http://HOST:PORT")
+    deadline: Positive = config_field(MODELS, "maximum seconds of a call to the server", 10.0)
+    threads: Count | None = config_field(MODELS, "threads of an engine on this machine; default: one per core")
+    kernel: AbsolutePath | None = config_field(MODELS, "library built by compress kernel, for a graph on this machine")
 
-    def __post_init__(self) -> None:
-        least = {"max_slowdown": 0.0, "seconds": 0.0, "load_seconds": 0.0, "deadline": 0.0, "batch": 1, "seq": 1}
-        least |= {"p99": 0.0, "rate": 0.0, "tolerance": 0.0}
-        for name, low in least.items():
-            value = getattr(self, name)
-            zero = value == 0 and name not in ("max_slowdown", "tolerance")
-            if value is not None and (not np.isfinite(value) or value < low or zero):
-                raise UsageError(f"{name} {value!r}: give a finite number {'from' if not zero else 'above'} {low:g}")
-        if self.p99 is not None and self.scenarios == ("Offline",):
-            raise UsageError("p99: the offline scenario has no bound; add singlestream or server")
-        if self.rate is not None and "Server" not in self.scenarios:
-            raise UsageError("rate: it is that of the server scenario; add it (--scenario server)")
-        if self.server and self.kernel is not None:
-            raise UsageError(f"--kernel {self.kernel}: is for engines on this machine; leave it out, or --server")
-        if self.server and self.server.startswith("http://") and self.loads:
-            raise UsageError("LoadGen's scenarios need calls side by side, which the HTTP client has not; use grpc://")
-        if self.save_baseline is not None:
-            writable(self.save_baseline)
-            if self.save_baseline.suffix != ".json":
-                raise UsageError(
-                    f"--save-baseline {self.save_baseline}: give a name that ends in .json; --baseline knows it by that"
-                )
+    inputs: Path | None = config_field(
+        INPUTS, ".npz with one array [row, ...] per input, or rows of text; default: random inputs"
+    )
+    tokenizer: Path | None = config_field(INPUTS, "folder with the tokenizer of the texts")
+    text_columns: Names = config_field(INPUTS, "columns of the texts; default: recognized by name", ())
+    batch: Count = config_field(INPUTS, "rows per call", 1)
+    seq: Count = config_field(INPUTS, "tokens per row; texts are cut or padded", 128)
+    seed: int = config_field(INPUTS, "seed of random inputs and of the bootstrap", 0)
+
+    expect: Name | None = config_field(
+        OUTPUTS,
+        "expected outputs: baseline, any (shapes and types only), an .npz, an ONNX file or an output folder; default:"
+        " the graph's own outputs without optimization, or the baseline's for a server's model",
+    )
+    tolerance: NonNegative | None = config_field(
+        OUTPUTS, "maximum relative error of an output; default: by the precision of the model"
+    )
+
+    max_slowdown: Slowdown = config_field(TIMING, "maximum slowdown of the p50 against the baseline: 5% or 0.05", 0.05)
+    seconds: Positive = config_field(TIMING, "approximate time of the comparison", 20.0)
+    p99: Milliseconds | None = config_field(TIMING, "bound on the 99th percentile: 10ms, 0.5s")
+    scenario: Scenarios = config_field(
+        TIMING,
+        "scenarios of MLCommons LoadGen, separated by commas: singlestream, server, offline; default: singlestream"
+        " with --p99",
+        (),
+    )
+    rate: Positive | None = config_field(
+        TIMING, "queries per second of the server scenario; default: half of what one caller of the baseline can send"
+    )
+    load_seconds: Positive = config_field(TIMING, "minimum seconds of a scenario", 5.0)
+
+    save_baseline: OutputFile | None = config_field(
+        FILES, ".json file for the times and outputs of a model that passes"
+    )
+    force: bool = config_field(FILES, "accept a saved baseline that another machine measured", False)
+
+    @pydantic.model_validator(mode="after")
+    def _check_conflicts(self) -> Self:
+        if self.p99 is not None and self.scenario == ("Offline",):
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                "<p99>: the offline scenario has no latency bound; add singlestream or server to <scenario>",
+                *("p99", "scenario"),
+            )
+        if self.rate is not None and "Server" not in self.scenario:
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                "<rate>: this is the rate of the server scenario; add server to <scenario>",
+                *("rate", "scenario"),
+            )
+        if self.server is not None and self.kernel is not None:
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                "<kernel>: a kernel is for graphs on this machine; omit it, or omit <server>",
+                *("kernel", "server"),
+            )
+        if self.server is not None and self.server.startswith("http://") and self.scenarios:
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                "<server>: LoadGen's scenarios need concurrent calls, and the HTTP client makes one call at a time; use"
+                " grpc://",
+                *("server", "scenario", "p99"),
+            )
+        if self.save_baseline is not None and self.save_baseline.suffix != ".json":
+            raise FieldConflictError(
+                ErrorCode.INVALID_VALUE,
+                f"<save_baseline> {self.save_baseline}: the name must end in .json, by which <baseline> recognizes it",
+                *("save_baseline", "baseline"),
+            )
+        return self
 
     @property
-    def loads(self) -> tuple[Scenario, ...]:
-        """The scenarios to run."""
-        return self.scenarios or (("SingleStream",) if self.p99 is not None else ())
+    def scenarios(self) -> tuple[Scenario, ...]:
+        """The scenarios to run: those requested, or SingleStream where there is only a bound."""
+        return self.scenario or (("SingleStream",) if self.p99 is not None else ())
+
+    @property
+    def baseline_file(self) -> Path | None:
+        """The file of a saved baseline; None where the baseline is a model."""
+        return Path(self.baseline) if self.baseline.endswith(".json") else None
 
 
-def writable(file: Path) -> None:
-    """Raise UsageError where there is no folder to write a file to: better before a check than after it."""
-    if not file.absolute().parent.is_dir():
-        raise UsageError(f"{file}: there is no folder {file.parent} to write it to; make it first")
+class CheckArtifacts(Request):
+    """Files in which checks are recorded.
+
+    Raises:
+        UsageError: a file cannot be written, or a picture has no history.
+    """
+
+    junit: OutputFile | None = config_field(FILES, "JUnit XML file for this check")
+    history: OutputFile | None = config_field(FILES, "JSONL file to which every check appends a line")
+    plot: OutputFile | None = config_field(FILES, "picture of the history, .svg or .png")
+
+    @pydantic.model_validator(mode="after")
+    def _check_plot(self) -> Self:
+        if self.plot is not None and self.history is None:
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION, "<plot>: the picture shows a history; give <history>", *("plot", "history")
+            )
+        if self.plot is not None and self.plot.suffix.lower() not in (".svg", ".png"):
+            raise FieldConflictError(
+                ErrorCode.INVALID_VALUE, f"<plot> {self.plot}: the name must end in .svg or .png", "plot"
+            )
+        return self

@@ -1,73 +1,97 @@
-"""What to serve and how: one field a flag of `compress export-triton`, checked where it is made."""
+"""What `compress export-triton` writes: each field is a flag."""
 
 from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal, Self
 
-from compressor.errors import UsageError
+import pydantic
+from pydantic import BeforeValidator
+
+from compressor.config.fields import FieldConflictError, InvalidValueError, as_list, config_field
+from compressor.config.request import Request
+from compressor.config.values import Count, Names, Natural
+from compressor.errors import ErrorCode
 
 Backend = Literal["onnxruntime", "tensorrt", "python"]
 Device = Literal["cpu", "gpu"]
+MODEL, BATCHES, PLACEMENT, KSERVE = "Model", "Batches and warm-up", "Placement", "KServe"
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
-@dataclass(frozen=True)
-class ServeRequest:
+def _as_gpu_ids(value: Any) -> tuple[int, ...]:
+    """Ids of GPUs, each once."""
+    ids = [str(gpu) for gpu in as_list(value)]
+    if not all(gpu.isdecimal() for gpu in ids):
+        raise InvalidValueError("not a list of GPUs; give their ids separated by commas, e.g. 0,1")
+    if len({int(gpu) for gpu in ids}) < len(ids):
+        raise InvalidValueError("a GPU is repeated; give each id once, e.g. 0,1", ErrorCode.CONTRADICTION)
+    return tuple(int(gpu) for gpu in ids)
+
+
+GpuIds = Annotated[tuple[int, ...], BeforeValidator(_as_gpu_ids)]
+
+
+class ServeRequest(Request):
     """One model of a Triton repository.
 
-    Attributes:
-        out: the folder that a run wrote.
-        repository: folder of the models; made where it is missing.
-        name: the model's name on the server; else that of `out`.
-        backend: what runs it; else `tensorrt` where `out` or `plans` hold a plan, `onnxruntime` elsewhere.
-        plans: TensorRT plans built elsewhere, to serve beside that of `out`.
-        plain: serve `model.onnx`, in plain ONNX operators, in place of the measured `engine.onnx`.
-        max_batch: rows of one batch at most; else the largest that was measured.
-        queue_delay: microseconds that a request waits for others to make a batch with.
-        instances: of the model, on each GPU or on the CPU.
-        device: where they run; else where the run measured.
-        gpus: ids of the GPUs; all of the server's where none is named.
-        threads: of one call on the CPU; else as many as the server's runtime takes.
-        data: rows to warm up with: a file, or a Hugging Face data set.
-        text_columns: columns of their text; else found by name.
-        storage_uri: where the cluster finds the repository, for KServe.
-        runtime_version: tag of the image of Triton that KServe shall start, e.g. `25.06-py3`.
-        force: replace the model if the repository has it.
-
     Raises:
-        UsageError: a name, a number or a pair of fields that cannot be.
+        UsageError: a value is invalid, or two fields contradict each other.
     """
 
-    out: Path
-    repository: Path
-    name: str | None = None
-    backend: Backend | None = None
-    plans: tuple[Path, ...] = ()
-    plain: bool = False
-    max_batch: int | None = None
-    queue_delay: int = 100
-    instances: int = 1
-    device: Device | None = None
-    gpus: tuple[int, ...] = ()
-    threads: int | None = None
-    data: str | None = None
-    text_columns: tuple[str, ...] = ()
-    storage_uri: str | None = None
-    runtime_version: str | None = None
-    force: bool = False
+    out: Path = config_field(MODEL, "folder of a finished run", required=True)
+    repository: Path = config_field(MODEL, "folder of the model repository, created if missing", required=True)
+    name: str | None = config_field(MODEL, "name of the model on the server; default: the name of OUT")
+    backend: Backend | None = config_field(
+        MODEL, "backend that runs the model; default: tensorrt where there is an engine, else onnxruntime"
+    )
+    engine: tuple[Path, ...] = config_field(MODEL, "TensorRT engine built for another GPU; may be repeated", ())
+    plain: bool = config_field(MODEL, "serve model.onnx instead of the measured engine.onnx", False)
+    force: bool = config_field(MODEL, "replace a model of this name in the repository", False)
 
-    def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.model):
-            raise UsageError(f"{self.model}: no name for a model; give letters, digits, - . and _ (--name)")
-        if self.plans and self.backend not in (None, "tensorrt"):
-            raise UsageError(f"--plan: {self.backend} runs no TensorRT plan; leave out --backend, or the plans")
+    max_batch: Count | None = config_field(BATCHES, "maximum rows per batch; default: the largest measured batch")
+    queue_delay: Natural = config_field(
+        BATCHES, "maximum microseconds that a request waits for others to form a batch", 100
+    )
+    data: str | None = config_field(
+        BATCHES, "rows for the warm-up: a file or a Hugging Face data set; default: one sentence"
+    )
+    text_columns: Names = config_field(BATCHES, "columns of the text; default: recognized by name", ())
+
+    instances: Count = config_field(PLACEMENT, "instances of the model on the CPU or on each GPU", 1)
+    device: Device | None = config_field(PLACEMENT, "device of the instances; default: where OUT was measured")
+    gpus: GpuIds = config_field(PLACEMENT, "ids of the GPUs, separated by commas; default: every GPU of the server", ())
+    threads: Count | None = config_field(
+        PLACEMENT, "threads per call on the CPU; default: as the server's runtime decides"
+    )
+
+    storage_uri: str | None = config_field(KSERVE, "URI under which the cluster finds the repository")
+    runtime_version: str | None = config_field(KSERVE, "tag of the Triton image that KServe starts, e.g. 25.06-py3")
+
+    @pydantic.model_validator(mode="after")
+    def _check_conflicts(self) -> Self:
+        if not _MODEL_NAME.fullmatch(self.model):
+            raise FieldConflictError(
+                ErrorCode.INVALID_VALUE,
+                f"<name> {self.model!r}: not a model name; use letters, digits, dashes, dots and underscores",
+                "name",
+            )
+        if self.engine and self.backend not in (None, "tensorrt"):
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"<engine>: the {self.backend} backend does not run TensorRT engines; omit <backend> or <engine>",
+                *("engine", "backend"),
+            )
         if self.gpus and self.device == "cpu":
-            raise UsageError("--gpus: names GPUs for a model on the CPU; leave out one of --gpus and --device cpu")
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                "<gpus>: the model is placed on the CPU; omit <gpus> or <device>",
+                *("gpus", "device"),
+            )
+        return self
 
     @property
     def model(self) -> str:
@@ -75,6 +99,6 @@ class ServeRequest:
         return self.name if self.name is not None else Path(os.path.abspath(self.out)).name  # noqa: PTH100
 
     @property
-    def place(self) -> Path:
-        """The folder to write."""
+    def model_dir(self) -> Path:
+        """The model's folder in the repository."""
         return self.repository / self.model

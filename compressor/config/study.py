@@ -1,12 +1,77 @@
-"""What a study is asked for."""
+"""What `compress study` is asked to do: a recipe, a size, and the axes along which its cells vary."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
+import pydantic
+from pydantic import BeforeValidator
+
+from compressor.config.fields import Config, as_list, config_field, flag_of, usage_error
 from compressor.config.run import Recipe
+from compressor.config.values import Keep, Names, Natural, NonNegative, Share
+from compressor.errors import ErrorCode, UsageError
+
+AXES = "Axes"
+RESERVED = (
+    *("plan", "method", "keep", "certify", "max_drop", "ray", "force"),
+    *("drop_blocks", "drop_blocks_by_kind", "maps", "random_blocks", "mask_all_sites", "entmax"),
+)
+"""Fields of a recipe that a study sets itself. A recipe's `ray` is for its own search, the flag for the study's."""
+
+
+class StudyAxes(Config):
+    """Values to vary, axis by axis; None: the study's own values."""
+
+    methods: Names | None = config_field(AXES, "methods to compare, separated by commas")
+    keeps: Annotated[tuple[Keep, ...], BeforeValidator(as_list)] | None = config_field(
+        AXES, "numbers of heads to keep, as counts or shares, separated by commas"
+    )
+    seeds: Annotated[tuple[Natural, ...], BeforeValidator(as_list)] | None = config_field(
+        AXES, "seeds, separated by commas"
+    )
+    budgets: Annotated[tuple[NonNegative, ...], BeforeValidator(as_list)] | None = config_field(
+        AXES, "losses of the metric that a search may cause, in points, separated by commas"
+    )
+    variants: Names | None = config_field(AXES, "variants of A*, separated by commas")
+    penalties: Annotated[tuple[NonNegative, ...], BeforeValidator(as_list)] | None = config_field(
+        AXES, "weights of the penalty, separated by commas"
+    )
+    shares: Annotated[tuple[Share, ...], BeforeValidator(as_list)] | None = config_field(
+        AXES, "shares of the blocks to drop, separated by commas; 0: as many steps without masks"
+    )
+    kinds: Names | None = config_field(
+        AXES,
+        "kinds of attention whose blocks are dropped, separated by commas: bidirectional, causal, cross,"
+        " bidirectional+causal, or all",
+    )
+    masks: Names | None = config_field(AXES, "sources of masks, separated by commas: own, random")
+    grids: Names | None = config_field(
+        AXES, "folders of finished grid studies whose selections are timed, separated by commas"
+    )
+
+
+def axes_of(flags: Mapping[str, str]) -> dict[str, tuple[Any, ...]]:
+    """The axes that flags set: name -> values without repeats.
+
+    Raises:
+        UsageError: a value is out of its range, or a flag holds no value.
+    """
+    try:
+        axes = StudyAxes(**flags)
+    except pydantic.ValidationError as error:
+        raise usage_error(error, StudyAxes.model_fields, flag_of) from error
+    values = {name: tuple(dict.fromkeys(getattr(axes, name))) for name in flags}
+    for name, value in values.items():
+        if not value:
+            raise UsageError(
+                f"{flag_of(name)} {flags[name]!r}: no values; give some, separated by commas",
+                code=ErrorCode.MISSING_VALUE,
+                field=name,
+            )
+    return values
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What `compress train` is asked for: one frozen object, one flag a field. The defaults are Shim et al.'s for words."""
+"""What `compress train` is asked to do: one frozen model, one flag a field. The defaults for words are Shim et al.'s."""
 
 from __future__ import annotations
 
@@ -6,113 +6,112 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import pydantic
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from compressor.config.run import Names, field_of, flag_of
-from compressor.errors import UsageError
+from compressor.config.fields import Config, FieldConflictError, config_field, flag_of, usage_error
+from compressor.config.sections import RowsConfig
+from compressor.config.values import Count, Names, Natural, NonNegative, Positive
+from compressor.errors import ErrorCode
 
-Count = Annotated[int, Field(ge=1)]
-Share = Annotated[float, Field(ge=0, le=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+MODEL, DATA, TRAINING, OUTPUT = "Model", "Data", "Training", "Output"
 
 
-class Training(BaseModel):
-    """Everything that decides what a training from scratch computes. Frozen, and validated where it is made.
+class Training(Config):
+    """Everything that decides what a training from scratch computes. Frozen, and validated where it is constructed.
 
     Raises:
         pydantic.ValidationError: a field is out of its range, or two fields contradict each other.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+    out: Path = config_field(OUTPUT, "the model folder to write", required=True)
+    force: bool = config_field(OUTPUT, "replace the folder, and checkpoints of another training", False)
 
-    out: Path = Field(description="the model folder to write", json_schema_extra={"group": "Output"})
-    force: bool = field_of("Output", "replace the folder, and checkpoints of another training", False)
+    data: str = config_field(
+        DATA, "training text: .txt, or a column of TSV, CSV or JSONL, each also .xz or .gz", required=True
+    )
+    eval_data: str | None = config_field(
+        DATA, "text that selects the best checkpoint; default: the end of the training text"
+    )
+    test_data: str | None = config_field(DATA, "text that is reported on; default: that of eval_data")
+    text_columns: Names = config_field(DATA, "column of the text; default: recognized by name", ())
+    level: Literal["word", "character"] = config_field(
+        DATA, "unit of a token; characters are a to z and the space", "word"
+    )
+    vocabulary: Count | None = config_field(DATA, "maximum number of words, the most frequent first; default: all")
 
-    data: str = Field(
-        description="the text to learn from: .txt, or a column of TSV, CSV or JSONL, each also .xz or .gz",
-        json_schema_extra={"group": "Data"},
+    architecture: Literal["all-attention", "transformer-xl"] = config_field(
+        MODEL, "architecture of the model", "all-attention"
     )
-    eval_data: str | None = field_of(
-        "Data", "the text that the best checkpoint is chosen on; else the end of the data", None
+    layers: Count = config_field(MODEL, "layers", 16)
+    hidden: Count = config_field(MODEL, "width of the model", 512)
+    heads: Count = config_field(MODEL, "heads per layer", 8)
+    persistent: Natural = config_field(
+        MODEL, "persistent vectors per head; for transformer-xl the inner width of the feed-forward layer", 2048
     )
-    test_data: str | None = field_of("Data", "the text that is reported on; else that of eval_data", None)
-    text_columns: Names = field_of("Data", "the column that holds the text; else found by name", ())
-    level: Literal["word", "character"] = field_of(
-        "Data", "what a token is; characters are a to z and the space", "word"
-    )
-    vocabulary: Count | None = field_of("Data", "most words that are known, the most frequent ones; else all", None)
+    memory: Natural = config_field(MODEL, "positions of earlier segments that a layer remembers", 192)
+    attention_dropout: Fraction = config_field(MODEL, "dropout of attention maps", 0.2)
+    embedding_dropout: Fraction = config_field(MODEL, "dropout of embeddings", 0.1)
+    hidden_dropout: Fraction = config_field(MODEL, "dropout of the output of each sublayer", 0.1)
 
-    architecture: Literal["all-attention", "transformer-xl"] = field_of("Model", "the family", "all-attention")
-    layers: Count = field_of("Model", "layers", 16)
-    hidden: Count = field_of("Model", "width of the model", 512)
-    heads: Count = field_of("Model", "heads of a layer", 8)
-    persistent: Annotated[int, Field(ge=0)] = field_of(
-        "Model", "persistent vectors of a head; as the inner width of transformer-xl's feed-forward layer", 2048
+    steps: Count = config_field(TRAINING, "optimizer steps", 160_000)
+    batch_size: Count = config_field(TRAINING, "parallel streams of text per process", 96)
+    segment: Count = config_field(TRAINING, "tokens per stream and step", 192)
+    optimizer: Literal["lamb", "adamw"] = config_field(TRAINING, "optimizer", "lamb")
+    learning_rate: Positive = config_field(TRAINING, "peak learning rate", 1e-2)
+    final_learning_rate: NonNegative = config_field(TRAINING, "learning rate at the end of the cosine schedule", 1e-4)
+    warmup: Fraction = config_field(TRAINING, "share of the steps in which the learning rate rises", 0.025)
+    weight_decay: NonNegative = config_field(TRAINING, "weight decay of matrices", 0.0)
+    max_grad_norm: Positive = config_field(TRAINING, "maximum norm of the gradient", 1.0)
+    mixed_precision: Literal["auto", "no", "bf16"] = config_field(
+        TRAINING, "precision of matrix products; auto: bf16 where the device supports it", "auto"
     )
-    memory: Annotated[int, Field(ge=0)] = field_of("Model", "positions of earlier segments that a layer remembers", 192)
-    attention_dropout: Share = field_of("Model", "dropout of attention maps", 0.2)
-    embedding_dropout: Share = field_of("Model", "dropout of embeddings", 0.1)
-    hidden_dropout: Share = field_of("Model", "dropout of what a layer adds", 0.1)
-
-    steps: Count = field_of("Training", "optimizer steps", 160_000)
-    batch_size: Count = field_of("Training", "streams side by side, a process", 96)
-    segment: Annotated[int, Field(ge=1)] = field_of("Training", "tokens of every stream a step", 192)
-    optimizer: Literal["lamb", "adamw"] = field_of("Training", "LAMB or AdamW", "lamb")
-    learning_rate: Annotated[float, Field(gt=0)] = field_of("Training", "peak learning rate", 1e-2)
-    final_learning_rate: Annotated[float, Field(ge=0)] = field_of("Training", "where its cosine ends", 1e-4)
-    warmup: Share = field_of("Training", "share of the steps over which it rises", 0.025)
-    weight_decay: Annotated[float, Field(ge=0)] = field_of("Training", "of matrices", 0.0)
-    max_grad_norm: Annotated[float, Field(gt=0)] = field_of("Training", "bound on the norm of the gradient", 1.0)
-    mixed_precision: Literal["auto", "no", "bf16"] = field_of(
-        "Training", "what matrices are multiplied in; auto: bf16 where the device has it", "auto"
-    )
-    evaluations: Count = field_of("Training", "evaluations, evenly spaced; a checkpoint goes with each", 20)
-    seed: Annotated[int, Field(ge=0)] = field_of("Training", "seed of everything that is drawn", 0)
+    evaluations: Count = config_field(TRAINING, "evenly spaced evaluations; each writes a checkpoint", 20)
+    seed: Natural = config_field(TRAINING, "seed of every random draw", 0)
 
     @pydantic.model_validator(mode="after")
     def _fields_agree(self) -> Self:
         if self.hidden % self.heads or self.hidden % 2:
-            raise ValueError(f"hidden {self.hidden}: give an even multiple of heads {self.heads}")
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"<hidden> {self.hidden}: not an even multiple of <heads> {self.heads}; choose one that is",
+                *("hidden", "heads"),
+            )
         if self.final_learning_rate > self.learning_rate:
-            raise ValueError(
-                f"final_learning_rate {self.final_learning_rate:g}: the rate falls to it from learning_rate"
-                f" {self.learning_rate:g}; give a smaller one"
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"<final_learning_rate> {self.final_learning_rate:g}: above the peak of the schedule, <learning_rate>"
+                f" {self.learning_rate:g}; choose a smaller one",
+                *("final_learning_rate", "learning_rate"),
             )
         if self.vocabulary is not None and self.level == "character":
-            raise ValueError(f"vocabulary {self.vocabulary}: characters are a to z and the space; leave it out")
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"<vocabulary> {self.vocabulary}: the characters are always a to z and the space; omit it",
+                *("vocabulary", "level"),
+            )
         return self
 
-    # What rows are read by (`DataRequest`).
     @property
-    def label_column(self) -> None:
-        return None
-
-    @property
-    def metric(self) -> None:
-        return None
-
-    @property
-    def max_length(self) -> int:
-        return self.segment
-
-    @property
-    def stride(self) -> int:
-        return 0
+    def rows(self) -> RowsConfig:
+        """The texts as rows of a language model."""
+        return RowsConfig(
+            data=self.data,
+            eval_data=self.eval_data,
+            test_data=self.test_data,
+            text_columns=self.text_columns,
+            max_length=self.segment,
+            stride=0,
+        )
 
 
-def make(**flags: Any) -> Training:
-    """The training that flags ask for.
+def training_of(**flags: Any) -> Training:
+    """The training that flags describe.
 
     Raises:
         UsageError: a value is out of its range; one line says which.
     """
     try:
-        return Training.model_validate(flags)
+        return Training(**flags)
     except pydantic.ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        said = " ".join(str(first["msg"]).removeprefix("Value error, ").split())
-        name = str(first["loc"][0]) if first["loc"] else ""
-        if not name:
-            field = said.split()[0]
-            raise UsageError(said.replace(field, flag_of(field), 1)) from error
-        hint = Training.model_fields[name].description
-        raise UsageError(f"{flag_of(name)} {first['input']!r}: {said[0].lower()}{said[1:]} ({hint})") from error
+        raise usage_error(error, Training.model_fields, flag_of) from error

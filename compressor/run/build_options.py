@@ -31,15 +31,15 @@ def build_options(
     memories = [array.shape[1] for feeds in proven for name, array in feeds.items() if name.startswith("memory_")]
     batches, seqs = [1, *(shape[0] for shape in tried)], [1, *(shape[1] for shape in tried)]
     if data is not None:
-        batches.append(max(_SCORED_ROWS, recipe.batch_size) * data.task.beams)
+        batches.append(max(_SCORED_ROWS, recipe.selection.batch_size) * data.task.beams)
         seqs.append(max(1, data.task.longest, *data.test["length"]))
     return BuildOptions(
-        batch=span(recipe.batch, batches),
+        batch=span(recipe.measure.batch, batches),
         seq=span([seq for seq in lengths if seq is not None] or [1], seqs),
         memory=(0, max(memories, default=0), max(memories, default=0)),
-        workspace=None if recipe.workspace is None else recipe.workspace << 20,
-        timing_cache=recipe.timing_cache,
-        hardware_compatible=recipe.hardware_compatible,
-        version_compatible=recipe.version_compatible,
-        kernel=recipe.kernel,
+        workspace=None if recipe.engine.workspace is None else recipe.engine.workspace << 20,
+        timing_cache=recipe.engine.timing_cache,
+        hardware_compatible=recipe.engine.hardware_compatible,
+        version_compatible=recipe.engine.version_compatible,
+        kernel=recipe.engine.kernel,
     )

@@ -35,8 +35,8 @@ def scores(
     found = []
     for side in (dense, compressed):
         with listen.stage(f"{side.name}: scoring on the test rows") as tell:
-            found.append(_statistics(side, data, recipe.batch_size, tell))
-    interval = paired_interval(found[0], found[1], task.score, recipe.seed)
+            found.append(_statistics(side, data, recipe.selection.batch_size, tell))
+    interval = paired_interval(found[0], found[1], task.score, recipe.selection.seed)
     return (
         Score(
             metric=task.metric,
@@ -60,7 +60,7 @@ def speeds(
 ) -> tuple[Speed, ...]:
     """Both engines timed in turn, at each batch size of the recipe and each of the `lengths`."""
     rows = []
-    for batch, seq in itertools.product(recipe.batch, tokens):
+    for batch, seq in itertools.product(recipe.measure.batch, tokens):
         feeds = {name: value.numpy() for name, value in example_inputs(folder, batch, seq or 1).items()}
         with listen.stage(f"timing both, batch {batch}" + (f", {seq} tokens" if seq else "")) as tell:
             row = interleave(
@@ -69,8 +69,8 @@ def speeds(
                 feeds,
                 batch=batch,
                 seq=seq,
-                seconds=recipe.seconds,
-                seed=recipe.seed,
+                seconds=recipe.measure.seconds,
+                seed=recipe.selection.seed,
                 tell=tell,
             )
         rows.append(row)
@@ -92,17 +92,19 @@ def lengths(
         UsageError: lengths were asked for of such a model, or longer ones than the masks reach over.
     """
     if not takes_text(folder):
-        if recipe.seq:
-            raise UsageError(f"--seq {','.join(map(str, recipe.seq))}: {folder.path} takes no text; leave it out")
+        if recipe.measure.seq:
+            raise UsageError(
+                f"--seq {','.join(map(str, recipe.measure.seq))}: {folder.path} takes no text; leave it out"
+            )
         return (None,)
-    over = [seq for seq in recipe.seq or () if reach is not None and seq > reach]
+    over = [seq for seq in recipe.measure.seq or () if reach is not None and seq > reach]
     if over:
         raise UsageError(
             f"--seq {over[0]}: the masks reach over {reach} positions, the length of the rows that they are of; time"
             " shorter ones, or learn on longer rows (--max-length)"
         )
     usual = _LENGTH if reach is None else min(reach, longest or reach)
-    return recipe.seq or (min(usual, token_limit(folder.model) or usual),)
+    return recipe.measure.seq or (min(usual, token_limit(folder.model) or usual),)
 
 
 def _statistics(side: Variant, data: Data, streams: int, tell: ProgressCallback) -> np.ndarray:

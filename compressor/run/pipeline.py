@@ -20,7 +20,8 @@ from compressor import report as reports
 from compressor.block_masks import train_masked as blocks
 from compressor.block_masks.attention_timer import find_attention_extras
 from compressor.block_masks.mask_selector import MaskSelector
-from compressor.config.run import SEARCH_METHODS, Recipe, command_line
+from compressor.config.recipe_file import command_line
+from compressor.config.run import Recipe
 from compressor.environment import machine
 from compressor.errors import InputError, UsageError
 from compressor.model_folder import ModelFolder, example_inputs, save_companions
@@ -58,16 +59,18 @@ def compress(recipe: Recipe, listener: Listener | None = None) -> Report:
         GraphPassError: a plan or a graph that cannot be used.
     """
     state = PartialState(cpu=not torch.cuda.is_available())
-    searches = recipe.method in SEARCH_METHODS and recipe.learns_heads
+    searches = recipe.selection.searches and recipe.selects_heads
     if state.num_processes > 1 and searches and recipe.plan_file is None:
         if not state.is_main_process:
             sys.exit(UsageError.exit_code)
-        raise UsageError(f"{recipe.method} is no training; start it without accelerate launch, or spread it by --ray")
+        raise UsageError(
+            f"{recipe.selection.method} is no training; start it without accelerate launch, or spread it by --ray"
+        )
     if not state.is_main_process:
         run_worker(recipe, state)
         sys.exit(0)
     watch = _Watch(listener or NullListener())
-    with open_workdir(recipe.out, force=recipe.force) as work:
+    with open_workdir(recipe.output.out, force=recipe.output.force) as work:
         found = _Run(recipe, work, watch, state).report()
         work.finish()
     return found
@@ -108,18 +111,18 @@ class _Run:
         with watch.stage("loading the model"):
             self.folder, sites = _load(recipe)
             self.work.reserve(_COPIES * sum(weight.nbytes for weight in self.folder.model.state_dict().values()))
-        if (lacks := targets.missing(recipe.target)) is not None:
-            self.missing = f"{recipe.target}: {lacks}; on the machine to deploy on, say {_later(recipe)}"
+        if (lacks := targets.missing(recipe.engine.target)) is not None:
+            self.missing = f"{recipe.engine.target}: {lacks}; on the machine to deploy on, say {_later(recipe)}"
             self.built = cpu_fallback(recipe)
             watch.note(
-                f"{recipe.target}: {lacks}; everything here was proven and measured with ONNX Runtime on the CPU in"
-                f" fp32, nothing with {recipe.target}"
+                f"{recipe.engine.target}: {lacks}; everything here was proven and measured with ONNX Runtime on the CPU in"
+                f" fp32, nothing with {recipe.engine.target}"
             )
         data = None
-        if recipe.scored:
+        if recipe.rows.available:
             with watch.stage("reading the rows"):
-                data = open_data(recipe, self.folder)
-            check_budget(recipe, data)
+                data = open_data(recipe.rows, self.folder, recipe.selection.seed)
+            check_budget(recipe.selection, data)
         chosen = plan_source.load_plan(recipe, self.folder, sites)
         brought = chosen is not None
         longest = token_limit(self.folder.model)
@@ -131,8 +134,8 @@ class _Run:
         for note in read:
             watch.note(note)
         reach = _reach(recipe, self.folder, data, chosen)
-        if chosen is None and recipe.maps is not None and reach is not None:
-            blocks.opened_maps(recipe.maps, self.folder.model, sites, reach)
+        if chosen is None and recipe.blocks.maps is not None and reach is not None:
+            blocks.opened_maps(recipe.blocks.maps, self.folder.model, sites, reach)
         if reach is not None and data is not None:
             row = min(blocks.reach(self.folder.model, data, recipe), _longest(data))
             if row > reach:
@@ -151,8 +154,8 @@ class _Run:
         rehearsed = None if recipe.plan_file else shrink(dense.reference, rehearsal_plan(sites))
         if rehearsed and chosen is None and data is not None:
             require(rehearsed)
-            heads = [f"which heads to keep ({recipe.method})"] if recipe.learns_heads else []
-            parts = ["which blocks to drop"] if recipe.drops_blocks else []
+            heads = [f"which heads to keep ({recipe.selection.method})"] if recipe.selects_heads else []
+            parts = ["which blocks to drop"] if recipe.blocks.drops_any else []
             with watch.stage(f"learning {' and '.join((*heads, *parts))}") as tell:
                 store = self.work.learning
                 chosen = plan_source.learn_plan(
@@ -168,7 +171,7 @@ class _Run:
             watch.note(note)
         lower = frozenset[str]()
         if chosen.plan.masks:
-            if recipe.target == "trt" and self.missing is None:
+            if recipe.engine.target == "trt" and self.missing is None:
                 watch.note("where masks pay was timed with ONNX Runtime, not with TensorRT")
             with watch.stage("timing masked attention"):
                 lower = self.planner.lowered(chosen.plan)
@@ -192,7 +195,7 @@ class _Run:
         """Everything that the output folder holds beside the engine."""
         recipe, result, watch = self.recipe, self.work.result, self.watch
         with watch.stage("measuring memory"):
-            size = {"batch": recipe.batch[0], "seq": self.lengths[0] or 1}
+            size = {"batch": recipe.measure.batch[0], "seq": self.lengths[0] or 1}
             facts = {
                 "dense": measure.facts(dense.engine, dense.graph, file=None, **size),
                 "compressed": measure.facts(
@@ -216,7 +219,7 @@ class _Run:
             "speeds": speeds,
             "scores": scores,
             "proofs": (*dense.proofs, *compressed.proofs),
-            "gate": check_metric_drop(recipe.max_drop, scores),
+            "gate": check_metric_drop(recipe.selection.max_drop, scores),
             "refused": tuple(
                 Refusal(what=", ".join(sorted(found.sites)), why=f"its heads cannot be removed: {found}")
                 for found in refused
@@ -224,20 +227,20 @@ class _Run:
             "blocks": self._blocks(plan, compressed),
         }
         report = Report(
-            verdict=reports.verdict(**seen, max_drop=recipe.max_drop, missing=self.missing),
+            verdict=reports.verdict(**seen, max_drop=recipe.selection.max_drop, missing=self.missing),
             **seen,
-            model=recipe.model.resolve().name,
+            model=recipe.source.model.resolve().name,
             family=self.folder.family,
             task=self.folder.task,
             notes=tuple(watch.notes),
             curves=chosen.curves,
-            target=self.built.target,
+            target=self.built.engine.target,
             missing=self.missing,
             graphs=graphs,
-            precision=self.built.precision,
+            precision=self.built.engine.precision,
             session=dict(compressed.engine.session),
             machine=machine(),
-            recipe=recipe.model_dump(mode="json"),
+            recipe=recipe.flat(),
             command=command_line(recipe),
             seconds=watch.seconds,
         )
@@ -261,35 +264,35 @@ class _Run:
 
 def _load(recipe: Recipe) -> tuple[ModelFolder, list[Site]]:
     """The model and its sites, and whatever can be known to fail now rather than after an export or learning."""
-    if targets.missing(recipe.target) is None:
-        targets.check(recipe.target, recipe.precision, recipe.provider, recipe.kernel)
-    if recipe.plan_file is None and (recipe.learns_heads or recipe.drops_blocks):
-        check_options(recipe, heads=recipe.learns_heads, blocks=recipe.drops_blocks)
-    loading = {"allow_pickle": recipe.allow_pickle, "trust_remote_code": recipe.trust_remote_code}
-    folder = folders.load(recipe.model, task=recipe.task, needs_processor=True, **loading)
-    sites = find_sites(folder.model, example_inputs(folder, 2, 8), attention=recipe.attention)
+    if targets.missing(recipe.engine.target) is None:
+        targets.check(recipe.engine.target, recipe.engine.precision, recipe.engine.provider, recipe.engine.kernel)
+    if recipe.plan_file is None and (recipe.selects_heads or recipe.blocks.drops_any):
+        check_options(recipe.selection, heads=recipe.selects_heads, blocks=recipe.blocks.drops_any)
+    loading = {"allow_pickle": recipe.source.allow_pickle, "trust_remote_code": recipe.source.trust_remote_code}
+    folder = folders.load(recipe.source.model, task=recipe.source.task, needs_processor=True, **loading)
+    sites = find_sites(folder.model, example_inputs(folder, 2, 8), attention=recipe.export.attention)
     example_inputs(folder, 1, max(seq or 1 for seq in evaluate.lengths(recipe, folder)))
-    if recipe.keep is not None:
-        heads_to_keep(recipe.keep, sum(site.heads for site in pool_of(sites, recipe.options)))
+    if recipe.selection.keep is not None:
+        heads_to_keep(recipe.selection.keep, sum(site.heads for site in pool_of(sites, recipe.selection.options)))
     blocks.shares(recipe, sites)
-    if recipe.entmax and recipe.drops_blocks:
+    if recipe.blocks.entmax and recipe.blocks.drops_any:
         entmax_function()
     return folder, sites
 
 
 def _planned(recipe: Recipe) -> Recipe:
     """As the planner of blocks times: it knows ONNX Runtime alone."""
-    return cpu_fallback(recipe) if recipe.target == "trt" else recipe
+    return cpu_fallback(recipe) if recipe.engine.target == "trt" else recipe
 
 
 def _later(recipe: Recipe) -> str:
     """The command that builds for the target of a recipe from its output folder."""
-    return shlex.join(["compress", "build", str(recipe.out), "--target", recipe.target])
+    return shlex.join(["compress", "build", str(recipe.output.out), "--target", recipe.engine.target])
 
 
 def _reach(recipe: Recipe, folder: ModelFolder, data: Data | None, chosen: SelectedPlan | None) -> int | None:
     """Positions that the masks of the plan reach over, or will; None where there are none."""
-    if chosen is None and data is not None and recipe.drops_blocks:
+    if chosen is None and data is not None and recipe.blocks.drops_any:
         return blocks.reach(folder.model, data, recipe)
     masks = chosen.plan.masks.values() if chosen is not None else ()
     limits = [token_limit(folder.model), *(size for mask in masks for size in (mask.queries, mask.keys))]
@@ -303,8 +306,11 @@ def _longest(data: Data) -> int:
 def run_worker(recipe: Recipe, state: PartialState) -> None:
     """What a helper process does: learn along. The main process makes and keeps the folder."""
     folder, sites = _load(recipe)
-    if recipe.data is not None and recipe.plan_file is None:
-        store, data = WorkDir(recipe.out.absolute()).learning, open_data(recipe, folder)
+    if recipe.rows.data is not None and recipe.plan_file is None:
+        store, data = (
+            WorkDir(recipe.output.out.absolute()).learning,
+            open_data(recipe.rows, folder, recipe.selection.seed),
+        )
         planner = MaskSelector(_planned(recipe), ())  # the main process plans
         plan_source.learn_plan(
             recipe, folder, sites, data, store, state, NullListener(), lambda done, total: None, planner

@@ -13,7 +13,8 @@ import safetensors.torch
 from accelerate import PartialState
 
 from compressor.block_masks.train_masked import Chooser, learn_blocks
-from compressor.config.run import Recipe, flag_of
+from compressor.config.fields import flag_of
+from compressor.config.run import Recipe
 from compressor.errors import InputError, UsageError
 from compressor.model_folder import ModelFolder, fingerprint
 from compressor.progress import Listener, ProgressCallback
@@ -63,7 +64,7 @@ def load_plan(recipe: Recipe, folder: ModelFolder, sites: Sequence[Site]) -> Sel
         PlanError: the plan does not read.
     """
     if recipe.plan_file is None:
-        return None if recipe.data else SelectedPlan(_signed(keep_all(sites), folder), notes=(NOTHING_LEARNED,))
+        return None if recipe.rows.data else SelectedPlan(_signed(keep_all(sites), folder), notes=(NOTHING_LEARNED,))
     plan = Plan.load(recipe.plan_file)
     if plan.model not in (None, folder.fingerprint):
         if plan.masks or (plan.method in GATES and GATES[plan.method].trains_model):
@@ -81,8 +82,10 @@ def load_plan(recipe: Recipe, folder: ModelFolder, sites: Sequence[Site]) -> Sel
         check_plan(plan, sites)
     except InputError as error:
         raise InputError(f"{recipe.plan_file}: {str(error).removeprefix('plan: ')}") from error
-    unused = [flag_of(name) for name in ("keep", "method", "guarantee", "options") if name in recipe.model_fields_set]
-    note = f"the heads are those of {recipe.plan_file}" + ("" if recipe.plan else ", which lies in the model folder")
+    unused = [flag_of(name) for name in ("keep", "method", "certify", "options") if name in recipe.fields_set]
+    note = f"the heads are those of {recipe.plan_file}" + (
+        "" if recipe.selection.plan else ", which lies in the model folder"
+    )
     note += ": nothing was learned" + (f", and {' and '.join(unused)} had no effect" if unused else "")
     return SelectedPlan(_signed(plan, folder), notes=(note,))
 
@@ -104,11 +107,11 @@ def learn_plan(
     left with the weights that the plan belongs to.
 
     Raises:
-        UsageError: an interrupted run of another recipe, model or rows left something there (`recipe.force`).
+        UsageError: an interrupted run of another recipe, model or rows left something there (`recipe.output.force`).
     """
     if state.is_main_process:
         rows = {"train": data.train_hash or "", "eval": data.eval_hash or ""}
-        _open_store(store, recipe.learning_key(model=folder.fingerprint, **rows), recipe.force, listen)
+        _open_store(store, recipe.learning_key(model=folder.fingerprint, **rows), recipe.output.force, listen)
     state.wait_for_everyone()
     done = store / "done.json"
     weights = store / "model.safetensors"
@@ -122,7 +125,7 @@ def learn_plan(
     for part, stage in _STAGES.items():
         if step := _step(store / part):
             listen.note(f"{stage} goes on from {step} of an interrupted run")
-    if recipe.maps is None and (store / MAPS).is_file():
+    if recipe.blocks.maps is None and (store / MAPS).is_file():
         listen.note("masks are cut from the attention maps of an interrupted run")
     if any((store / "checkpoints").glob("checkpoint-*.npz")):
         listen.note("the search goes on with what an interrupted run measured")
@@ -151,13 +154,21 @@ def _learn(
 ) -> SelectedPlan:
     """Heads first, where they are asked for, then blocks of what is left."""
     model = folder.model
-    start = {name: tensor.clone() for name, tensor in model.state_dict().items()} if recipe.restart else None
+    start = (
+        {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        if recipe.blocks.from_original_weights
+        else None
+    )
     found = Learned(_signed(keep_all(sites), folder), (), trained=False)
-    if recipe.learns_heads:
-        options = {name: value for name, value in recipe.options.items() if name in known_options(recipe.method)}
-        own = recipe.model_copy(update={"options": options}) if recipe.drops_blocks else recipe
-        found = learn(model, sites, data, own, store / "checkpoints", tell)
-    if not recipe.drops_blocks:
+    if recipe.selects_heads:
+        options = {
+            name: value
+            for name, value in recipe.selection.options.items()
+            if name in known_options(recipe.selection.method)
+        }
+        own = recipe.updated(options=options) if recipe.blocks.drops_any else recipe
+        found = learn(model, sites, data, own.selection, store / "checkpoints", tell)
+    if not recipe.blocks.drops_any:
         return SelectedPlan(found.plan, found.curves, found.trained, found.notes)
     masked = learn_blocks(model, sites, data, recipe, found.plan, store / "blocks", planner, tell, start=start)
     last = max((point.step for point in found.curves), default=0)

@@ -21,7 +21,8 @@ import torch
 from compressor import measure, targets
 from compressor import model_folder as folders
 from compressor import report as reports
-from compressor.config.run import OF_BUILDING, Recipe, flag_of
+from compressor.config.fields import flag_of
+from compressor.config.run import BUILD_FIELDS, Recipe, current_fields
 from compressor.environment import machine
 from compressor.errors import CompressorError, InputError, UsageError
 from compressor.measure import interleave, require_run
@@ -45,7 +46,7 @@ def rebuild(out: Path, asked: Mapping[str, Any], listen: Listener) -> Report:
 
     Args:
         out: the folder.
-        asked: fields of the recipe, of `OF_BUILDING`, that shall be other than they were in the run.
+        asked: fields of the recipe, of `BUILD_FIELDS`, that shall be other than they were in the run.
         listen: hears of the stages.
 
     Raises:
@@ -57,7 +58,7 @@ def rebuild(out: Path, asked: Mapping[str, Any], listen: Listener) -> Report:
     """
     before = reports.load(out)
     recipe = _recipe(before, asked)
-    targets.check(recipe.target, recipe.precision, recipe.provider, recipe.kernel)
+    targets.check(recipe.engine.target, recipe.engine.precision, recipe.engine.provider, recipe.engine.kernel)
     graph, dense = out / "model.onnx", out / "dense.onnx"
     for path in (graph, *([dense] if dense.name in before.graphs else [])):
         if not path.is_file():
@@ -72,7 +73,7 @@ def rebuild(out: Path, asked: Mapping[str, Any], listen: Listener) -> Report:
         if made.lost:
             for name in (reports.JSON_NAME, reports.HTML_NAME):
                 shutil.copyfile(out / name, out / f"run-{name}")
-        _put(Path(scratch) / "compressed", out, targets.ENGINE_FILES[recipe.target], report)
+        _put(Path(scratch) / "compressed", out, targets.ENGINE_FILES[recipe.engine.target], report)
     return report
 
 
@@ -97,7 +98,7 @@ class _Build:
         self.graphs: dict[verify.VariantName, Path] = {"dense": dense} if dense is not None else {}
         self.graphs["compressed"] = graph
         timed: tuple[int | None, ...] = tuple(dict.fromkeys(row.seq for row in before.speeds))
-        self.lengths = recipe.seq or timed or (128,)
+        self.lengths = recipe.measure.seq or timed or (128,)
         self.tried = _cases(graph, max(seq or 1 for seq in self.lengths))
         self.notes: list[str] = []
         self.lost = False
@@ -109,7 +110,7 @@ class _Build:
         sides = {name: self._side(name, graph, sizes) for name, graph in self.graphs.items()}
         scores = self._scores(sides, data)
         speeds = tuple(self._speeds(sides))
-        if (kernel := before.recipe.get("kernel")) and recipe.kernel is None and recipe.target == "ort":
+        if (kernel := before.recipe.get("kernel")) and recipe.engine.kernel is None and recipe.engine.target == "ort":
             self._note(f"the run's kernel, {kernel}, is not used: it is not here, or not for this provider (--kernel)")
         if "dense" not in sides:
             self._note(
@@ -121,7 +122,7 @@ class _Build:
             self._note("what the run measured and this build could not is kept in run-report.html and run-report.json")
         for note in run_notes.aligned(before.plan, self.lengths):
             self._note(note)
-        measured = {"batch": recipe.batch[0], "seq": self.lengths[0] or 1}
+        measured = {"batch": recipe.measure.batch[0], "seq": self.lengths[0] or 1}
         with self.listen.stage("measuring memory"):
             facts: dict[str, EngineFacts] = {
                 name: measure.facts(
@@ -154,11 +155,15 @@ class _Build:
                 "verdict": reports.verdict(**seen, max_drop=max_drop),
                 "notes": tuple(dict.fromkeys((*self._notes_of_run(), *self.notes))),
                 "missing": None,
-                "target": recipe.target,
-                "precision": recipe.precision,
+                "target": recipe.engine.target,
+                "precision": recipe.engine.precision,
                 "session": dict(built.session),
                 "machine": machine(),
-                "recipe": {**before.recipe, **recipe.model_dump(mode="json", include=set(OF_BUILDING)), **lengths},
+                "recipe": {
+                    **before.recipe,
+                    **{name: value for name, value in recipe.flat().items() if name in BUILD_FIELDS},
+                    **lengths,
+                },
             }
         )
 
@@ -177,7 +182,7 @@ class _Build:
 
     def _speeds(self, sides: Mapping[verify.VariantName, Variant]) -> Iterator[Speed]:
         model = load(self.graphs["compressed"])
-        sizes = itertools.product(self.recipe.batch, self.lengths)
+        sizes = itertools.product(self.recipe.measure.batch, self.lengths)
         tried = {(batch, seq): random_feeds(model, batch, seq or 1) for batch, seq in sizes}
         for side in sides.values():
             for (batch, seq), feeds in tried.items():
@@ -187,17 +192,19 @@ class _Build:
                 told = f"timing both, batch {batch}" + (f", {seq} tokens" if seq else "")
                 engines = sides["dense"].engine, sides["compressed"].engine
                 with self.listen.stage(told) as tell:
-                    yield interleave(*engines, feeds, batch=batch, seq=seq, seconds=self.recipe.seconds, tell=tell)
+                    yield interleave(
+                        *engines, feeds, batch=batch, seq=seq, seconds=self.recipe.measure.seconds, tell=tell
+                    )
 
     def _rows(self) -> Data | None:
         """The rows of the run, where they and its model folder are here."""
         if not self.before.scores or "dense" not in self.graphs:
             return None
         try:
-            recipe = Recipe.model_validate({**self.before.recipe, "out": self.scratch})
+            recipe = Recipe(**{**current_fields(self.before.recipe), "out": self.scratch})
             with self.listen.stage("reading the rows"):
-                folder = folders.load(recipe.model, task=recipe.task, needs_processor=True)
-                return open_data(recipe, folder)
+                folder = folders.load(recipe.source.model, task=recipe.source.task, needs_processor=True)
+                return open_data(recipe.rows, folder, recipe.selection.seed)
         except (CompressorError, pydantic.ValidationError):
             earlier = ", ".join(
                 f"{score.metric} {score.dense:.4g} to {score.compressed:.4g}" for score in self.before.scores
@@ -218,13 +225,13 @@ class _Build:
 
 def _recipe(before: Report, asked: Mapping[str, Any]) -> Recipe:
     """The run's recipe with what is asked for; of the run's, only what decides how to build and time."""
-    kept = {name: value for name, value in before.recipe.items() if name in OF_BUILDING and value is not None}
+    kept = {name: value for name, value in before.recipe.items() if name in BUILD_FIELDS and value is not None}
     if "target" in asked and asked["target"] != kept.get("target"):
         kept = {name: kept[name] for name in kept if name in ("batch", "seq", "seconds")}
     if asked.get("provider") == "cuda" or not Path(kept.get("kernel", "")).is_file():
         kept.pop("kernel", None)  # it was made for the machine of the run
     try:
-        return Recipe.model_validate({**kept, **asked, "model": Path(os.devnull), "seed": before.recipe.get("seed", 0)})
+        return Recipe(**{**kept, **asked, "model": Path(os.devnull), "seed": before.recipe.get("seed", 0)})
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
         says = " ".join(str(first["msg"]).removeprefix("Value error, ").split())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from compressor.config.run import OF_BLOCKS, OF_TENSORRT, SEARCH_METHODS, Recipe, flag_of
+from compressor.config.fields import extra_of, flag_of
+from compressor.config.run import FIELDS, Recipe
+from compressor.config.sections import BlocksConfig
 from compressor.model_folder import ModelFolder
 from compressor.models import SegmentConfig
 from compressor.report import EngineFacts
@@ -12,25 +14,30 @@ from compressor.run.plan_source import SelectedPlan
 from compressor.tasks import Data
 from graph_passes import Plan
 
+_BLOCK_FIELDS = tuple(name for name in BlocksConfig.model_fields if name not in ("drop_blocks", "drop_blocks_by_kind"))
 _PACE = ("epochs", "steps", "learning_rate")
 """What training alone reads of a recipe."""
 
 
 def unused(recipe: Recipe, longest: int | None, *, learns: bool) -> Iterator[str]:
     """What was asked for and has no effect."""
-    if recipe.scored and "max_length" in recipe.model_fields_set and longest and recipe.max_length > longest:
-        yield f"--max-length {recipe.max_length}: the model takes {longest} tokens, longer rows are cut there"
-    of_masks = (*OF_BLOCKS, "kernel") if learns else OF_BLOCKS  # a plan's masks may be computed by the kernel
-    blocks = [flag_of(name) for name in of_masks if name in recipe.model_fields_set and not recipe.drops_blocks]
+    if recipe.rows.available and "max_length" in recipe.fields_set and longest and recipe.rows.max_length > longest:
+        yield f"--max-length {recipe.rows.max_length}: the model takes {longest} tokens, longer rows are cut there"
+    of_masks = (*_BLOCK_FIELDS, "kernel") if learns else _BLOCK_FIELDS  # a plan's masks may be computed by the kernel
+    blocks = [flag_of(name) for name in of_masks if name in recipe.fields_set and not recipe.blocks.drops_any]
     if blocks:
         why = "no blocks are to go (--blocks, --prune)" if learns else "no masks are learned"
         yield f"{why}: {' and '.join(blocks)} had no effect"
-    built = [flag_of(name) for name in OF_TENSORRT if name in recipe.model_fields_set and recipe.target != "trt"]
+    built = [
+        flag_of(name)
+        for name, field in FIELDS.items()
+        if extra_of(field, "target") == "trt" and name in recipe.fields_set and recipe.engine.target != "trt"
+    ]
     if built:
-        yield f"TensorRT alone builds so, and the target is {recipe.target}: {' and '.join(built)} had no effect"
-    paces = [flag_of(name) for name in _PACE if getattr(recipe, name) != Recipe.model_fields[name].default]
-    if learns and recipe.method in SEARCH_METHODS and paces and not recipe.drops_blocks:
-        yield f"{recipe.method} searches and trains nothing: {' and '.join(paces)} had no effect"
+        yield f"TensorRT alone builds so, and the target is {recipe.engine.target}: {' and '.join(built)} had no effect"
+    paces = [flag_of(name) for name in _PACE if recipe.value(name) != FIELDS[name].default]
+    if learns and recipe.selection.searches and paces and not recipe.blocks.drops_any:
+        yield f"{recipe.selection.method} searches and trains nothing: {' and '.join(paces)} had no effect"
 
 
 def unmeasured(facts: Mapping[str, EngineFacts]) -> Iterator[str]:

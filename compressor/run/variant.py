@@ -83,8 +83,10 @@ def build(
     reference, graph = work.scratch / f"{name}.reference.onnx", place / "model.onnx"
     with listen.stage(f"{name}: exporting the graph"):
         inputs = example_inputs(folder, batch=2, seq=8)
-        export_reference(folder.model, plan, inputs, reference, opset=recipe.opset, attention=recipe.attention)
-        exported = verify.prove_export(folder.model, plan, reference, tried, name, attention=recipe.attention)
+        export_reference(
+            folder.model, plan, inputs, reference, opset=recipe.export.opset, attention=recipe.export.attention
+        )
+        exported = verify.prove_export(folder.model, plan, reference, tried, name, attention=recipe.export.attention)
         verify.require(exported)
     with listen.stage(f"{name}: shrinking it"):
         shrunk = require(shrink(reference, plan, lower))
@@ -99,19 +101,19 @@ def build(
 
 def make_engine(graph: Path, folder: Path, recipe: Recipe, tuning: BuildOptions | None) -> Engine:
     """Build a graph's engine as a recipe asks, in a folder, under the name that its runtime has for it."""
-    return target(recipe.target)(
+    return target(recipe.engine.target)(
         graph,
-        folder / ENGINE_FILES[recipe.target],
-        precision=recipe.precision,
-        provider=recipe.provider,
-        threads=recipe.threads,
+        folder / ENGINE_FILES[recipe.engine.target],
+        precision=recipe.engine.precision,
+        provider=recipe.engine.provider,
+        threads=recipe.engine.threads,
         tuning=tuning,
     )
 
 
 def cpu_fallback(recipe: Recipe) -> Recipe:
     """The recipe with ONNX Runtime on the CPU in its target's place, which proves what the target cannot here."""
-    return recipe.model_copy(update={"target": "ort", "precision": "fp32", "provider": "cpu"})
+    return recipe.updated(target="ort", precision="fp32", provider="cpu")
 
 
 def shrink(reference: Path, plan: Plan, lower: Collection[str] = ()) -> Shrunk:

@@ -13,13 +13,14 @@ import torch
 from pydantic import PositiveInt
 from transformers import PreTrainedModel
 
-from compressor.config.run import PENALISED_METHODS
+from compressor.config.methods import PENALISED_METHODS
 from compressor.errors import UsageError, nearest
 from compressor.progress import ProgressCallback
 from compressor.results import CurvePoint
 from compressor.selection.certify import certify, divide, removal_steps
 from compressor.selection.gates import GATES, Gate, PooledGate
-from compressor.selection.options import LearnRequest, defaults, heads_to_keep, read_options
+from compressor.config.sections import SelectionConfig
+from compressor.selection.options import defaults, heads_to_keep, read_options
 from compressor.selection.plan_and_curves import all_heads, joint_curves, search_curves, to_plan
 from compressor.selection.ray_cluster import reachable
 from compressor.selection.ray_evaluator import EvaluatorFactory, evaluator_factory
@@ -58,7 +59,7 @@ def learn(
     model: PreTrainedModel,
     sites: Sequence[Site],
     data: Data,
-    recipe: LearnRequest,
+    recipe: SelectionConfig,
     checkpoint_dir: Path,
     progress: ProgressCallback | None = None,
 ) -> Learned:
@@ -100,7 +101,7 @@ def learn(
     raise UsageError(f"method {recipe.method!r}: unknown; {nearest(recipe.method, METHODS)}")
 
 
-def check_options(recipe: LearnRequest, *, heads: bool = True, blocks: bool = False) -> None:
+def check_options(recipe: SelectionConfig, *, heads: bool = True, blocks: bool = False) -> None:
     """Check the options as learning will read them, without a model: the method's own where `heads` are learned, the
     schedule's where the model learns with masks afterwards (`blocks`).
 
@@ -129,7 +130,7 @@ def check_options(recipe: LearnRequest, *, heads: bool = True, blocks: bool = Fa
         Schedule(1, recipe.batch_size, recipe.learning_rate, recipe.seed, **pace)
 
 
-def check_budget(recipe: LearnRequest, data: Data) -> None:
+def check_budget(recipe: SelectionConfig, data: Data) -> None:
     """Check what the heads may cost against the metric and the number of rows, before anything is computed.
 
     Raises:
@@ -143,8 +144,8 @@ def check_budget(recipe: LearnRequest, data: Data) -> None:
         raise UsageError(
             f"--max-drop {recipe.max_drop:g}: {metric} is a share, so this allows anything; give 0.01 for one point"
         )
-    if recipe.guarantee is not None:
-        divide(data.eval, data.task, recipe.max_drop, recipe.guarantee, recipe.seed)
+    if recipe.certify is not None:
+        divide(data.eval, data.task, recipe.max_drop, recipe.certify, recipe.seed)
 
 
 def known_options(method: str) -> dict[str, Any]:
@@ -158,7 +159,7 @@ def _learn_gate(
     model: PreTrainedModel,
     sites: Sequence[Site],
     data: Data,
-    recipe: LearnRequest,
+    recipe: SelectionConfig,
     keep: int | None,
     checkpoint_dir: Path,
     tell: ProgressCallback,
@@ -194,7 +195,7 @@ def _search(
     model: PreTrainedModel,
     sites: Sequence[Site],
     data: Data,
-    recipe: LearnRequest,
+    recipe: SelectionConfig,
     keep: int | None,
     checkpoint_dir: Path,
     tell: ProgressCallback,
@@ -205,10 +206,10 @@ def _search(
     if "seed" in own and "seed" not in recipe.options:
         own["seed"] = recipe.seed
     unseen = None
-    if recipe.guarantee is not None:
+    if recipe.certify is not None:
         if keep is not None or recipe.max_drop is None:
-            raise UsageError(f"guarantee {recipe.guarantee:g}: certifies what heads cost; give --max-drop, not --keep")
-        searched, unseen = divide(data.eval, data.task, recipe.max_drop, recipe.guarantee, recipe.seed)
+            raise UsageError(f"guarantee {recipe.certify:g}: certifies what heads cost; give --max-drop, not --keep")
+        searched, unseen = divide(data.eval, data.task, recipe.max_drop, recipe.certify, recipe.seed)
         data = replace(data, eval=searched)
 
     if torch.cuda.is_available():
@@ -227,7 +228,7 @@ def _search(
         steps.append(replace(step, kept=step.kept | trials.rest))
         tell(len(trials.heads) - len(step.kept), len(trials.heads) - (keep or 0))
     notes = steps[-1].notes
-    if unseen is not None and recipe.guarantee is not None and recipe.max_drop is not None:
+    if unseen is not None and recipe.certify is not None and recipe.max_drop is not None:
         others = trials_on(replace(data, eval=unseen), "unseen")
 
         def losses(step: Step) -> np.ndarray:
@@ -235,7 +236,7 @@ def _search(
             return (predicted != true).astype(np.float64)
 
         steps = removal_steps(steps)
-        found = certify(steps, losses, recipe.max_drop, recipe.guarantee, len(data.eval))
+        found = certify(steps, losses, recipe.max_drop, recipe.certify, len(data.eval))
         cost = f"certifying took {others.count} evaluations, {others.forwards:.1f} forwards over the unseen rows"
         notes = (*notes, found.note(steps), cost)
         chosen = steps[found.steps - 1]

@@ -4,52 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, get_type_hints
+from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from compressor.errors import UsageError, nearest
-
-
-class LearnRequest(Protocol):
-    """The part of a recipe that says how to choose heads.
-
-    Attributes:
-        method: a name in `GATES` or `SEARCHES`.
-        keep: heads to keep over all sites, a count (36) or a share ("50%"); None for a search with its own budget.
-        max_drop: what a search without `keep` may cost, in the metric's own unit; None where `keep` is given.
-        guarantee: confidence with which the drop holds on rows that nothing was chosen on; None: not asked for.
-        ray: where the evaluations of a search are spread: `local`, `local:4`, `HOST:PORT`; None: nowhere.
-        options: the method's options; what is not given keeps its default.
-        steps: optimizer steps; None: from `epochs`.
-        epochs: passes over the training rows; None: as many as the method's paper makes.
-        batch_size: rows a step and process.
-        learning_rate: the model's peak learning rate.
-        seed: of everything drawn.
-    """
-
-    @property
-    def method(self) -> str: ...
-    @property
-    def keep(self) -> int | str | None: ...
-    @property
-    def max_drop(self) -> float | None: ...
-    @property
-    def guarantee(self) -> float | None: ...
-    @property
-    def ray(self) -> str | None: ...
-    @property
-    def options(self) -> Mapping[str, Any]: ...
-    @property
-    def steps(self) -> int | None: ...
-    @property
-    def epochs(self) -> float | None: ...
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def learning_rate(self) -> float: ...
-    @property
-    def seed(self) -> int: ...
 
 
 def heads_to_keep(keep: int | str, heads: int, flag: str = "--keep") -> int:

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from compressor.results import CurvePoint
-from compressor.selection.options import LearnRequest
+from compressor.config.sections import SelectionConfig
+
 from compressor.selection.search import Head, Step
 from compressor.tasks.base import Data, Task
 from compressor.units import Site, keep_only
@@ -19,7 +20,7 @@ def all_heads(sites: Sequence[Site]) -> tuple[Head, ...]:
 
 
 def to_plan(
-    sites: Sequence[Site], kept: Mapping[Head, float], recipe: LearnRequest, options: Mapping[str, Any], data: Data
+    sites: Sequence[Site], kept: Mapping[Head, float], recipe: SelectionConfig, options: Mapping[str, Any], data: Data
 ) -> Plan:
     """The plan that keeps the heads `kept`, each at its scale."""
     made = {"method": recipe.method, "options": dict(options), "seed": recipe.seed, "data": data.train_hash}

@@ -32,7 +32,7 @@ class Ablate(Study):
 
     @classmethod
     def check(cls, asked: StudyRequest) -> None:
-        if asked.recipe.options:
+        if asked.recipe.selection.options:
             raise UsageError("--options: study ablate has no method, so no options; leave them out")
 
     def cells(self) -> list[Cell]:

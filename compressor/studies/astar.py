@@ -47,7 +47,7 @@ class AStar(Study):
         for variant in cls.values(asked, "variants"):
             if variant not in VARIANTS:
                 raise UsageError(f"--variants {variant}: unknown; {nearest(variant, VARIANTS)}")
-        if asked.recipe.options:
+        if asked.recipe.selection.options:
             raise UsageError("--options: study astar takes none; its variants are --variants, its budgets --budgets")
 
     def cells(self) -> list[Cell]:
@@ -103,7 +103,9 @@ class AStar(Study):
 
     def _random(self, cell: Cell, budget: float, tell: ProgressCallback) -> Result:
         trials = self._searched()
-        orders = RandomSearch(trials=self.asked.size.trials, seed=self.asked.recipe.seed).orders(self.subject.heads)
+        orders = RandomSearch(trials=self.asked.size.trials, seed=self.asked.recipe.selection.seed).orders(
+            self.subject.heads
+        )
         walks = []
         for number, order in enumerate(orders):
             walks.append(random_walk(trials, order, budget))
@@ -118,7 +120,7 @@ class AStar(Study):
     @cached_property
     def _rows(self) -> Dataset:
         """Those that are searched."""
-        return drawn(self.subject.data.eval, self.asked.size.searched, self.asked.recipe.seed)
+        return drawn(self.subject.data.eval, self.asked.size.searched, self.asked.recipe.selection.seed)
 
     @property
     def _points(self) -> float:
@@ -188,7 +190,7 @@ class AStar(Study):
         columns = ("variant", "budget", "used", "free", "eval", "removed", "eval", "searches", "forwards")
         name = unit(self.subject.data.task.chooser.metric)
         title = (
-            f"{name}, on the {len(self._rows):,} evaluation rows searched (seed {self.asked.recipe.seed}); free:"
+            f"{name}, on the {len(self._rows):,} evaluation rows searched (seed {self.asked.recipe.selection.seed}); free:"
             " removed at no loss; forwards: of the whole model over them"
         )
         return Table(title, columns, tuple(lines))

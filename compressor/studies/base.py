@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from compressor.config.run import flag_of
+from compressor.config.fields import flag_of
 from compressor.config.study import StudyRequest
 from compressor.errors import InputError, UsageError
 from compressor.progress import ProgressCallback
@@ -85,7 +85,7 @@ class Study(ABC):
 
     def keeps(self) -> list[int]:
         """Heads to keep, as counts among those that a method chooses from, most first."""
-        heads = sum(site.heads for site in pool_of(self.subject.sites, self.asked.recipe.options))
+        heads = sum(site.heads for site in pool_of(self.subject.sites, self.asked.recipe.selection.options))
         return sorted({heads_to_keep(keep, heads, "--keeps") for keep in self.axis("keeps")}, reverse=True)
 
 
@@ -104,9 +104,11 @@ def check_asked(kind: str, study: type[Study], asked: StudyRequest) -> None:
             raise UsageError(f"{flag_of(name)}: study {kind} does not vary it; it varies {known}")
     if len(asked.sources) > 1 and not study.several:
         raise UsageError(f"--data: study {kind} is made on one data set, {len(asked.sources)} were given; give one")
-    if study.rows and not asked.recipe.data:
+    if study.rows and not asked.recipe.rows.data:
         raise UsageError(f"study {kind}: needs rows; give them with --data")
-    for source in dict.fromkeys((*asked.sources, asked.recipe.data, asked.recipe.eval_data, asked.recipe.test_data)):
+    for source in dict.fromkeys(
+        (*asked.sources, asked.recipe.rows.data, asked.recipe.rows.eval_data, asked.recipe.rows.test_data)
+    ):
         if source is not None and is_file_name(source) and not Path(source).exists():
             raise InputError(f"{source}: there is no such file of rows; check the path")
     study.check(asked)

@@ -48,7 +48,7 @@ class Blocks(Study):
 
     @classmethod
     def check(cls, asked: StudyRequest) -> None:
-        check_options(asked.recipe.options, ["dsp"])
+        check_options(asked.recipe.selection.options, ["dsp"])
         known = (ALL, *get_args(Kind))
         for kinds in cls.values(asked, "kinds"):
             for kind in kinds.split("+"):
@@ -102,16 +102,19 @@ class Blocks(Study):
             maps = self._maps(cell.asked["masks"], seed, plan, tell)
             plan = plan.masked(self._cut(maps, plan, asked, seed if cell.asked["masks"] == RANDOM else None))
             kept = {name: density(mask, maps, name, plan[name].kept).tolist() for name, mask in plan.masks.items()}
-        subject.fresh(None if asked.restart else weights)
-        pace = asked.model_copy(update={"steps": subject.steps(), "seed": seed, "options": self._pace()})
+        subject.fresh(None if asked.blocks.from_original_weights else weights)
+        pace = asked.updated(steps=subject.steps(), seed=seed, options=self._pace())
         retrain(subject.model, data, pace, plan, work / "checkpoints", tell)
         return {**self._measured(plan), "density": kept}
 
     def _asked(self, kind: str, share: float) -> Recipe:
         kinds = kind.split("+")
         every = ALL in kinds
-        shares = {"blocks": share if every else None, "prune": {} if every else dict.fromkeys(kinds, share)}
-        return self.asked.recipe.model_copy(update=shares)
+        shares = {
+            "drop_blocks": share if every else None,
+            "drop_blocks_by_kind": {} if every else dict.fromkeys(kinds, share),
+        }
+        return self.asked.recipe.updated(**shares)
 
     def _cut(self, maps: AttentionMaps, plan: Plan, asked: Recipe, drawn: int | None = None) -> dict[str, BlockMask]:
         share = shares(asked, self.subject.sites)
@@ -119,15 +122,15 @@ class Blocks(Study):
             maps,
             plan,
             share,
-            asked.block_size,
+            asked.blocks.block_size,
             seed=drawn,
-            count_causal_zeros=asked.count_causal_zeros,
-            weigh_by_rows=asked.weigh_by_rows,
-            empty_rows=asked.empty_rows,
+            count_causal_zeros=asked.blocks.count_causal_zeros,
+            weigh_by_rows=asked.blocks.weight_by_count,
+            empty_rows=asked.blocks.allow_empty_rows,
         )
 
     def _pace(self) -> dict[str, Any]:
-        return {"evaluations": self.asked.size.evaluations, **self.asked.recipe.options}
+        return {"evaluations": self.asked.size.evaluations, **self.asked.recipe.selection.options}
 
     def _measured(self, plan: Plan) -> dict[str, Any]:
         data, subject = self.subject.data, self.subject
@@ -156,8 +159,8 @@ class Blocks(Study):
             data,
             plan,
             length=length,
-            batch_size=recipe.batch_size,
-            rows=recipe.watch_rows,
+            batch_size=recipe.selection.batch_size,
+            rows=recipe.blocks.map_rows,
             seed=seed,
             tell=tell,
         )

@@ -44,14 +44,18 @@ class StudyContext:
     def __init__(self, recipe: Recipe, size: StudySize) -> None:
         self.recipe, self.size = recipe, size
         self.folder = folders.load(
-            recipe.model,
-            task=recipe.task,
-            allow_pickle=recipe.allow_pickle,
-            trust_remote_code=recipe.trust_remote_code,
+            recipe.source.model,
+            task=recipe.source.task,
+            allow_pickle=recipe.source.allow_pickle,
+            trust_remote_code=recipe.source.trust_remote_code,
         )
         self.sites = find_sites(self.folder.model, example_inputs(self.folder, 2, 8))
         self.heads: tuple[Head, ...] = all_heads(self.sites)
-        self.given = _limited(open_data(recipe, self.folder), size, recipe.seed) if recipe.scored else None
+        self.given = (
+            _limited(open_data(recipe.rows, self.folder, recipe.selection.seed), size, recipe.selection.seed)
+            if recipe.rows.available
+            else None
+        )
         self.make_trials: EvaluatorFactory = ModelSubsetEvaluator
         self._start = {name: tensor.clone() for name, tensor in self.folder.model.state_dict().items()}
 
@@ -98,7 +102,7 @@ class StudyContext:
         self.model.eval()
         with torch.no_grad(), gated(self.model, plan):
             if isinstance(task, Streams):
-                return read(task, rows, reader(self.model), self.recipe.batch_size)
+                return read(task, rows, reader(self.model), self.recipe.selection.batch_size)
             return statistics(task, rows, forward)
 
     def trials(self, rows: Dataset, store: Path) -> ModelSubsetEvaluator:
@@ -108,17 +112,19 @@ class StudyContext:
         """
         data = replace(self.data, eval=rows, task=self.data.task.chooser)
         recipe = self.recipe
-        made = self.make_trials(self.model, self.sites, data, recipe.batch_size, self.size.sample, recipe.seed)
+        made = self.make_trials(
+            self.model, self.sites, data, recipe.selection.batch_size, self.size.sample, recipe.selection.seed
+        )
         made.remember(store)
         return made
 
     def steps(self, epochs: float | None = None) -> int:
         """Optimizer steps of a run that learns: the recipe's, else the size's."""
-        if epochs is None and self.recipe.steps is not None:
-            return self.recipe.steps
-        passes = epochs or self.recipe.epochs or self.size.epochs
-        steps = int(np.ceil(passes * len(self.data.train) / self.recipe.batch_size))
-        asked = epochs is not None or self.recipe.epochs is not None
+        if epochs is None and self.recipe.selection.steps is not None:
+            return self.recipe.selection.steps
+        passes = epochs or self.recipe.selection.epochs or self.size.epochs
+        steps = int(np.ceil(passes * len(self.data.train) / self.recipe.selection.batch_size))
+        asked = epochs is not None or self.recipe.selection.epochs is not None
         return steps if asked or self.size.steps is None else min(steps, self.size.steps)
 
     def map(self, values: Mapping[Head, float]) -> np.ndarray:

@@ -30,7 +30,7 @@ class Dynamics(Study):
 
     @classmethod
     def check(cls, asked: StudyRequest) -> None:
-        check_options(asked.recipe.options, ["dsp"])
+        check_options(asked.recipe.selection.options, ["dsp"])
 
     def cells(self) -> list[Cell]:
         return [
@@ -44,7 +44,7 @@ class Dynamics(Study):
         subject, data = self.subject, self.subject.data
         subject.fresh()
         options: dict[str, Any] = {**known_options("dsp"), **options_of(subject, "dsp")}
-        if not {"evaluations", "dsp.evaluations"} & subject.recipe.options.keys():
+        if not {"evaluations", "dsp.evaluations"} & subject.recipe.selection.options.keys():
             options["evaluations"] = max(options["evaluations"], _EVALUATIONS)
         if cell.asked["way"] == _HELD:
             options["tau_end"] = options["tau_ini"]

@@ -43,7 +43,7 @@ class Grid(Study):
         for method in cls.values(asked, "methods"):
             if method not in METHODS:
                 raise UsageError(f"--methods {method}: unknown; {nearest(method, METHODS)}")
-        check_options(asked.recipe.options, cls.values(asked, "methods"))
+        check_options(asked.recipe.selection.options, cls.values(asked, "methods"))
 
     def cells(self) -> list[Cell]:
         heads = len(self.subject.heads)

@@ -41,10 +41,10 @@ class Importance(Study):
 
     @classmethod
     def check(cls, asked: StudyRequest) -> None:
-        check_options(asked.recipe.options, ["dsp"], _DECIDED)
+        check_options(asked.recipe.selection.options, ["dsp"], _DECIDED)
 
     def cells(self) -> list[Cell]:
-        epochs = int(np.ceil(self.asked.recipe.epochs or self.asked.size.epochs))
+        epochs = int(np.ceil(self.asked.recipe.selection.epochs or self.asked.size.epochs))
         return [
             *(Cell(f"domain-{number}", {"domain": name}) for number, (name, _, _) in enumerate(self._domains)),
             *(
@@ -60,7 +60,7 @@ class Importance(Study):
         for source in self.asked.sources:
             splits = named_splits(source)
             rows = splits[pick(splits, "train") or next(iter(splits))]
-            task = make_task(self.subject.folder, self.asked.recipe)
+            task = make_task(self.subject.folder, self.asked.recipe.rows)
             task.learn_labels(rows, source)
             names = (
                 [str(name) for name in rows[_COLUMN]]
@@ -69,7 +69,9 @@ class Importance(Study):
             )
             for name in dict.fromkeys(names):
                 places = np.flatnonzero(np.array(names) == name)
-                drawn = np.random.default_rng(self.asked.recipe.seed).permutation(places)[: self.asked.size.sample]
+                drawn = np.random.default_rng(self.asked.recipe.selection.seed).permutation(places)[
+                    : self.asked.size.sample
+                ]
                 found.append((name, task.encode(rows.select(np.sort(drawn)), source), task.chooser))
         return found
 
@@ -81,11 +83,13 @@ class Importance(Study):
         data, epoch = self.subject.data, cell.asked["epoch"]
         self.subject.fresh(self._weights(epoch - 1) if epoch > 1 else None)
         if epoch:
-            steps = int(np.ceil(len(data.train) / self.asked.recipe.batch_size))
-            seed = self.asked.recipe.seed + epoch
+            steps = int(np.ceil(len(data.train) / self.asked.recipe.selection.batch_size))
+            seed = self.asked.recipe.selection.seed + epoch
             choose(self.subject, "dsp", "100%", seed, work, tell, steps=steps, evaluations=1)
             self.subject.save(self._weights(epoch))
-        drawn = np.random.default_rng(self.asked.recipe.seed).permutation(len(data.train))[: self.asked.size.sample]
+        drawn = np.random.default_rng(self.asked.recipe.selection.seed).permutation(len(data.train))[
+            : self.asked.size.sample
+        ]
         return self._importance(data.train.select(np.sort(drawn)), data.task.chooser)
 
     def _weights(self, epoch: int) -> Path:
@@ -97,7 +101,7 @@ class Importance(Study):
             subject.model,
             subject.sites,
             torch.ones(len(subject.heads), dtype=torch.bool),
-            (task.labelled(batch) for _, batch in batches(task, rows, self.asked.recipe.batch_size)),
+            (task.labelled(batch) for _, batch in batches(task, rows, self.asked.recipe.selection.batch_size)),
         )
         return {"rows": len(rows), "importance": found.tolist()}
 

@@ -32,7 +32,7 @@ class Penalty(Study):
 
     @classmethod
     def check(cls, asked: StudyRequest) -> None:
-        check_options(asked.recipe.options, [_METHOD], _DECIDED)
+        check_options(asked.recipe.selection.options, [_METHOD], _DECIDED)
 
     def cells(self) -> list[Cell]:
         return [

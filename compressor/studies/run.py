@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from compressor.config.run import Recipe, group_of
-from compressor.config.study import StudyRequest, StudySize
+from compressor.config.fields import heading_of
+from compressor.config.run import FIELDS
+from compressor.config.study import RESERVED, StudyRequest, StudySize
 from compressor.environment import machine
 from compressor.errors import UsageError, nearest
 from compressor.progress import Listener, NullListener, ProgressCallback
@@ -43,10 +44,7 @@ KINDS: dict[str, type[Study]] = {
     "blocks": Blocks,
 }
 """Kind of study by name. To add one: write the file, add one line here."""
-_NOT_ITS_OWN = (
-    *("blocks", "prune", "maps", "random_blocks", "everywhere", "entmax"),
-    *("plan", "method", "keep", "guarantee", "max_drop", "seed", "ray"),
-)
+_NOT_ITS_OWN = (*RESERVED, "seed")
 """Fields of a recipe that a study decides itself, that change no result, or that every study depends on."""
 _TOLD = (
     *("kind", "size", "model", "rows", "seed", "sources"),
@@ -70,7 +68,7 @@ def check(kind: str, asked: StudyRequest) -> type[Study]:
 
 
 def study(kind: str, asked: StudyRequest, listener: Listener | None = None) -> Findings:
-    """Do a study, or what is left of it, in the folder `asked.recipe.out`; several processes may do it together.
+    """Do a study, or what is left of it, in the folder `asked.recipe.output.out`; several processes may do it together.
 
     Raises:
         UsageError: the folder holds another study, or something is asked for that this kind does not have.
@@ -84,7 +82,7 @@ def study(kind: str, asked: StudyRequest, listener: Listener | None = None) -> F
     for note in notes:
         listen.note(note)
     stamp = _recipe(kind, make, asked, subject)
-    folder = StudyFolder(Path(os.path.abspath(asked.recipe.out)), stamp)  # noqa: PTH100
+    folder = StudyFolder(Path(os.path.abspath(asked.recipe.output.out)), stamp)  # noqa: PTH100
     made = make(asked, subject, folder)
     cells = made.cells()
 
@@ -106,7 +104,7 @@ def study(kind: str, asked: StudyRequest, listener: Listener | None = None) -> F
             folder.path,
             kind=kind,
             says=make.says,
-            model=asked.recipe.model.resolve().name,
+            model=asked.recipe.source.model.resolve().name,
             tiles=[
                 ("size", asked.size.name, str(asked.size).partition(": ")[2]),
                 ("cells", str(len(results)), f"{seconds / 60:.1f} minutes in all"),
@@ -122,8 +120,8 @@ def _recipe(kind: str, make: type[Study], asked: StudyRequest, subject: StudyCon
     """What every cell's result depends on, beside its name."""
     fields = {
         name: value
-        for name, value in asked.recipe.model_dump(mode="json").items()
-        if group_of(Recipe.model_fields[name]) in make.groups and name not in _NOT_ITS_OWN
+        for name, value in asked.recipe.flat().items()
+        if heading_of(FIELDS[name]) in make.groups and name not in _NOT_ITS_OWN
     }
     data = subject.given
     rows = [rows_hash(part) for part in (data.train, data.eval, data.test)] if data else []
@@ -134,8 +132,8 @@ def _recipe(kind: str, make: type[Study], asked: StudyRequest, subject: StudyCon
         "model": subject.folder.fingerprint,
         "rows": rows,
         "metric": metric,
-        "seed": asked.recipe.seed,
-        "max_length": asked.recipe.max_length,
+        "seed": asked.recipe.selection.seed,
+        "max_length": asked.recipe.rows.max_length,
         **fields,
         "sources": [_digest(source) for source in asked.sources] if make.several else [],
     }
@@ -157,14 +155,14 @@ def _facts(made: Study, subject: StudyContext, stamp: dict[str, Any], notes: tup
     settings = {name: value for name, value in {**stamp, **made.settings()}.items() if name not in _TOLD}
     facts = [
         ("size", str(made.asked.size)),
-        ("rows", f"{subject.rows_told()}; drawn with seed {recipe.seed}"),
+        ("rows", f"{subject.rows_told()}; drawn with seed {recipe.selection.seed}"),
         *((name, ", ".join(map(str, made.axis(name)))) for name in made.axes if made.axis(name)),
     ]
     if subject.given and "Heads" in made.groups:
-        pace = f"{recipe.batch_size} rows a step, peak learning rate {recipe.learning_rate:g}"
+        pace = f"{recipe.selection.batch_size} rows a step, peak learning rate {recipe.selection.learning_rate:g}"
         facts.append(("learning", f"{subject.steps()} steps, {pace}"))
-    if recipe.options:
-        facts.append(("options", ", ".join(f"{name}={value}" for name, value in recipe.options.items())))
+    if recipe.selection.options:
+        facts.append(("options", ", ".join(f"{name}={value}" for name, value in recipe.selection.options.items())))
     if made.several and made.asked.sources:
         facts.append(("data", ", ".join(Path(source).name for source in made.asked.sources)))
     facts += [(name.replace("_", " "), _as_told(value)) for name, value in settings.items() if value is not None]

@@ -44,7 +44,7 @@ def check_options(
 def options_of(subject: StudyContext, method: str) -> dict[str, Any]:
     """What a study gives a method: the size's own pace, then the recipe's options that it has (`name=value`), then
     those that name it (`method.name=value`)."""
-    size, asked = subject.size, subject.recipe.options
+    size, asked = subject.size, subject.recipe.selection.options
     paced = {"evaluations": size.evaluations, "rows": size.sample, "trials": size.trials}
     mine = {name.removeprefix(f"{method}."): value for name, value in asked.items() if name.startswith(f"{method}.")}
     return {name: value for name, value in {**paced, **asked, **mine}.items() if name in known_options(method)}
@@ -63,7 +63,7 @@ def choose(
     **options: Any,
 ) -> Learned:
     """Choose heads of the subject's model as it is now; an interrupted run of the same is gone on with from `work`."""
-    recipe = subject.recipe.model_copy(
+    selection = subject.recipe.selection.model_copy(
         update={
             "method": method,
             "keep": keep,
@@ -73,7 +73,7 @@ def choose(
             "seed": seed,
         }
     )
-    return learn(subject.model, subject.sites, subject.data, recipe, work / "checkpoints", tell)
+    return learn(subject.model, subject.sites, subject.data, selection, work / "checkpoints", tell)
 
 
 def kept_heads(plan: Plan) -> list[list[Any]]:

@@ -88,16 +88,16 @@ class SpeedStudy(Study):
 
     @property
     def _batch(self) -> int:
-        return self.asked.recipe.batch[0] if "batch" in self.asked.recipe.model_fields_set else _BATCH
+        return self.asked.recipe.measure.batch[0] if "batch" in self.asked.recipe.fields_set else _BATCH
 
     @property
     def _batches(self) -> tuple[int, ...]:
-        return self.asked.recipe.batch if "batch" in self.asked.recipe.model_fields_set else _BATCHES
+        return self.asked.recipe.measure.batch if "batch" in self.asked.recipe.fields_set else _BATCHES
 
     @property
     def _seconds(self) -> float:
         asked = self.asked.recipe
-        return asked.seconds if "seconds" in asked.model_fields_set else self.asked.size.seconds
+        return asked.measure.seconds if "seconds" in asked.fields_set else self.asked.size.seconds
 
     @property
     def _seq(self) -> int | None:
@@ -134,7 +134,7 @@ class SpeedStudy(Study):
         seq = self._seq
         batch = cell.asked["batch"]
         feeds = {name: value.numpy() for name, value in example_inputs(self.subject.folder, batch, seq or 1).items()}
-        seed = self.asked.recipe.seed
+        seed = self.asked.recipe.selection.seed
         found = interleave(
             self._dense, engine, feeds, batch=batch, seq=seq, seconds=self._seconds, seed=seed, tell=tell
         )
@@ -155,7 +155,9 @@ class SpeedStudy(Study):
         subject.fresh().to("cpu")  # type: ignore[arg-type]
         inputs = example_inputs(subject.folder, batch=2, seq=8)
         dense = keep_all(subject.sites)
-        export_reference(subject.model, dense, inputs, self._reference, opset=recipe.opset, attention=recipe.attention)
+        export_reference(
+            subject.model, dense, inputs, self._reference, opset=recipe.export.opset, attention=recipe.export.attention
+        )
         require(shrink(self._reference, rehearsal_plan(subject.sites)))  # sites that cannot be shrunk are known now
         graph_passes.save(require(shrink(self._reference, dense)).model, self.folder.scratch("dense.onnx"))
         return {"heads": len(subject.heads), **_size(self.folder.scratch("dense.onnx"))}
@@ -167,14 +169,23 @@ class SpeedStudy(Study):
     def _built(self, graph: Path, out: Path) -> Engine:
         recipe = self.asked.recipe
         lengths = evaluate.lengths(recipe, self.subject.folder)
-        tuning = BuildOptions(batch=span(recipe.batch), seq=span(seq or 1 for seq in lengths), kernel=recipe.kernel)
-        return target(recipe.target)(
-            graph, out, precision=recipe.precision, provider=recipe.provider, threads=recipe.threads, tuning=tuning
+        tuning = BuildOptions(
+            batch=span(recipe.measure.batch), seq=span(seq or 1 for seq in lengths), kernel=recipe.engine.kernel
+        )
+        return target(recipe.engine.target)(
+            graph,
+            out,
+            precision=recipe.engine.precision,
+            provider=recipe.engine.provider,
+            threads=recipe.engine.threads,
+            tuning=tuning,
         )
 
     def _mask(self, cell: Cell) -> list[Head]:
         keep, mask = cell.asked["keep"], cell.asked["mask"]
-        drawn = np.random.default_rng([self.asked.recipe.seed, keep, mask]).permutation(len(self.subject.heads))
+        drawn = np.random.default_rng([self.asked.recipe.selection.seed, keep, mask]).permutation(
+            len(self.subject.heads)
+        )
         return [self.subject.heads[place] for place in sorted(drawn[:keep])]
 
     def findings(self, results: Sequence[Result]) -> Findings:

@@ -7,9 +7,10 @@ import hashlib
 import numpy as np
 from datasets import Dataset
 
+from compressor.config.sections import RowsConfig
 from compressor.errors import InputError
 from compressor.model_folder import ModelFolder
-from compressor.tasks.base import Data, DataRequest, Task
+from compressor.tasks.base import Data, Task
 from compressor.tasks.columns import text_column
 from compressor.tasks.labels import withheld
 from compressor.tasks.registry import make_task
@@ -19,7 +20,7 @@ _HELD_OUT = 0.1
 """Share of the training rows that become evaluation rows where none are given."""
 
 
-def open_data(request: DataRequest, folder: ModelFolder) -> Data:
+def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0) -> Data:
     """Read, check, encode and divide the rows of a run.
 
     Raises:
@@ -31,18 +32,18 @@ def open_data(request: DataRequest, folder: ModelFolder) -> Data:
     notes += task.notes
     rows = {split: task.encode(found, source) for split, (found, source) in sources.items()}
     if "eval" not in rows and "train" in rows:
-        rows["train"], rows["eval"] = _set_aside(rows["train"], _HELD_OUT, request.seed, "training", task)
-        notes.append(_note("evaluation", "training", rows["eval"], request.seed, task))
+        rows["train"], rows["eval"] = _set_aside(rows["train"], _HELD_OUT, seed, "training", task)
+        notes.append(_note("evaluation", "training", rows["eval"], seed, task))
     if "test" not in rows:
-        rows["eval"], rows["test"] = _set_aside(rows["eval"], 0.5, request.seed, "evaluation", task)
-        notes.append(_note("test", "evaluation", rows["test"], request.seed, task))
+        rows["eval"], rows["test"] = _set_aside(rows["eval"], 0.5, seed, "evaluation", task)
+        notes.append(_note("test", "evaluation", rows["test"], seed, task))
     none = rows["test"].select([])
     train = rows.get("train", none)
     chosen_on = rows.get("eval", none)
     return Data(train, chosen_on, rows["test"], task, tuple(notes), rows_hash(train), rows_hash(chosen_on))
 
 
-def training_texts(request: DataRequest) -> list[str]:
+def training_texts(request: RowsConfig) -> list[str]:
     """The texts of the training rows as they stand there, e.g. to make a tokenizer from.
 
     Raises:
@@ -53,7 +54,7 @@ def training_texts(request: DataRequest) -> list[str]:
     return list(rows[text_column(rows, request.text_columns, source)])
 
 
-def _sources(request: DataRequest) -> tuple[dict[Split, tuple[Dataset, str]], list[str]]:
+def _sources(request: RowsConfig) -> tuple[dict[Split, tuple[Dataset, str]], list[str]]:
     """Rows, and what to call them in a message, for each split that was given; and what was chosen unasked."""
     given: dict[Split, str | None] = {"train": request.data, "eval": request.eval_data, "test": request.test_data}
     files = {source: named_splits(source) for source in given.values() if source is not None}

@@ -122,12 +122,12 @@ def _start(recipe: Training) -> tuple[ModelFolder, Data]:
     if recipe.level == "character":
         tokenizer = tokenizers.characters()
     else:
-        tokenizer = tokenizers.words(training_texts(recipe), recipe.vocabulary)
+        tokenizer = tokenizers.words(training_texts(recipe.rows), recipe.vocabulary)
     with quiet_transformers():
         model = new_model(recipe, len(tokenizer), tokenizer.eos_token_id)
     family = model.config.model_type
     folder = ModelFolder(recipe.out, model, tokenizer, model.config, fingerprint(model), "causal-lm", family)
-    data = open_data(recipe, folder)
+    data = open_data(recipe.rows, folder, recipe.seed)
     return folder, replace(data, notes=(*notes, *data.notes))
 
 

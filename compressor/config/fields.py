@@ -1,0 +1,191 @@
+"""What the configuration of every command shares: fields, the names that they have in flags and files, and errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, get_args, get_origin
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
+
+from compressor.errors import ErrorCode, UsageError, nearest
+
+_PLACEHOLDER = re.compile(r"<(\w+)>")
+
+
+class Config(BaseModel):
+    """Base of every configuration: frozen, closed to unknown fields, and validated where it is constructed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+
+
+class FieldConflictError(ValueError):
+    """Fields that contradict each other, or one that needs another.
+
+    Args:
+        code: kind of the fault.
+        message: `<name>` stands for a field; the reader sees it as a flag or as a key of a file, wherever it was set.
+        fields: the fields at fault, the main one first.
+    """
+
+    def __init__(self, code: ErrorCode, message: str, *fields: str) -> None:
+        super().__init__(message)
+        self.code, self.message, self.fields = code, message, fields
+
+    def text(self, name_of: Callable[[str], str]) -> str:
+        """The message with each field under the name that `name_of` gives it."""
+        return _PLACEHOLDER.sub(lambda field: name_of(field[1]), self.message)
+
+
+class InvalidValueError(ValueError):
+    """A value that cannot be read as what its field holds; the message says why and how to mend it."""
+
+    def __init__(self, message: str, code: ErrorCode = ErrorCode.INVALID_VALUE) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def config_field(
+    heading: str,
+    description: str,
+    default: Any = None,
+    *,
+    required: bool = False,
+    decides_plan: bool = False,
+    runs_code: bool = False,
+    is_path: bool = False,
+    target: str | None = None,
+    choices: Sequence[str] = (),
+) -> Any:
+    """A field of a configuration.
+
+    Args:
+        heading: section of `--help` and of the documentation that lists it.
+        description: its help text.
+        default: value where it is not set.
+        required: it has no default.
+        decides_plan: a run that differs in it learns something else, so it is part of the key that resuming goes by.
+        runs_code: it makes the command load code or trust another machine: a model folder's own recipe may not set it.
+        is_path: it names a file or folder; in a recipe it is relative to the recipe's folder.
+        target: the only target that it has an effect on.
+        choices: the names that it takes, where they are registered elsewhere rather than written as a `Literal`.
+    """
+    extra: dict[str, Any] = {
+        "heading": heading,
+        "decides_plan": decides_plan,
+        "runs_code": runs_code,
+        "is_path": is_path,
+        "target": target,
+    }
+    if choices:
+        extra["enum"] = list(choices)
+    options: dict[str, Any] = {} if required else {"default": default}
+    return Field(description=description, json_schema_extra=extra, **options)
+
+
+def extra_of(field: FieldInfo, name: str) -> Any:
+    """One of the properties that `config_field` gave a field."""
+    extra = field.json_schema_extra
+    return extra.get(name) if isinstance(extra, dict) else None
+
+
+def heading_of(field: FieldInfo) -> str:
+    """The section of `--help` and of the documentation that lists a field."""
+    return str(extra_of(field, "heading"))
+
+
+def fields_with(fields: Mapping[str, FieldInfo], name: str) -> tuple[str, ...]:
+    """Names of the fields for which a property of `config_field` is set."""
+    return tuple(field for field, info in fields.items() if extra_of(info, name))
+
+
+def flag_of(name: str) -> str:
+    """The flag of a field: `eval_data` is `--eval-data`."""
+    return f"--{name.replace('_', '-')}"
+
+
+def has_default(field: FieldInfo) -> bool:
+    """Whether a field has a default that a reader should see."""
+    return not field.is_required() and field.get_default(call_default_factory=True) not in (None, (), {}, False)
+
+
+def choices_of(field: FieldInfo) -> tuple[Any, ...]:
+    """The values that a field chooses among; empty where it takes any value."""
+    if registered := extra_of(field, "enum"):
+        return tuple(registered)
+    annotations = [field.annotation, *get_args(field.annotation)]
+    return next((get_args(kind) for kind in annotations if get_origin(kind) is Literal), ())
+
+
+def usage_error(
+    error: pydantic.ValidationError, fields: Mapping[str, FieldInfo], name_of: Callable[[str], str]
+) -> UsageError:
+    """The first fault of a validation as one line, with the field's flag or key, its code, and the value.
+
+    Args:
+        error: what pydantic raised.
+        fields: the fields by name, for their help texts.
+        name_of: the flag or key under which a field was set.
+    """
+    fault = error.errors(include_url=False)[0]
+    cause = fault.get("ctx", {}).get("error")
+    if isinstance(cause, FieldConflictError):
+        return UsageError(cause.text(name_of), code=cause.code, field=cause.fields[0], fields=cause.fields)
+    name = next((str(part) for part in reversed(fault["loc"]) if part in fields), "")
+    code, message = _fault(fault, cause)
+    hint = "" if ";" in message or not name else f" ({fields[name].description})"
+    subject = f"{name_of(name)} {fault['input']!r}: " if name else ""
+    return UsageError(f"{subject}{message}{hint}", code=code, field=name, value=fault["input"])
+
+
+def _fault(fault: Mapping[str, Any], cause: BaseException | None) -> tuple[ErrorCode, str]:
+    """Code and message of a fault in one field."""
+    kind = str(fault["type"])
+    if isinstance(cause, InvalidValueError):
+        return cause.code, str(cause)
+    if kind == "literal_error" and (names := re.findall(r"'([^']*)'", str(fault["ctx"]["expected"]))):
+        return ErrorCode.UNKNOWN_NAME, f"unknown; {nearest(str(fault['input']), names)}"
+    if kind == "extra_forbidden":
+        return ErrorCode.UNKNOWN_NAME, f"unknown field {fault['loc'][-1]}"
+    ranges = ("greater_than", "less_than", "finite_number", "literal_error", "too_short", "too_long")
+    code = ErrorCode.OUT_OF_RANGE if kind.startswith(ranges) else ErrorCode.INVALID_VALUE
+    message = " ".join(str(fault["msg"]).removeprefix("Value error, ").split())
+    return code, message[0].lower() + message[1:]
+
+
+def one_of(names: Sequence[str]) -> Callable[[str], str]:
+    """A validator that accepts registered names alone."""
+
+    def check(value: str) -> str:
+        if value not in names:
+            raise InvalidValueError(f"unknown; {nearest(value, names)}", ErrorCode.UNKNOWN_NAME)
+        return value
+
+    return check
+
+
+def as_list(value: Any) -> Any:
+    """`1,8` as a flag gives it, as the list that a file gives; a single value as a list of one."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
+def reference_rows(fields: Mapping[str, FieldInfo]) -> Iterator[tuple[str, str, str]]:
+    """Rows (name, default, description with choices) of the documentation's table of fields."""
+    for name, field in fields.items():
+        default = str(field.get_default()).strip("()").rstrip(",") if _is_listed(field) else ""
+        choices = ", ".join(f"`{choice}`" for choice in choices_of(field))
+        yield f"`{name}`", default, f"{field.description}{f': {choices}' if choices else ''}".replace("|", "/")
+
+
+def _is_listed(field: FieldInfo) -> bool:
+    return not field.is_required() and field.default not in (None, (), {})
+
+
+def markdown_table(header: Sequence[str], rows: Iterator[tuple[str, ...]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"|{'|'.join(line)}|" if line[0] == "---" else f"| {' | '.join(line)} |" for line in lines)

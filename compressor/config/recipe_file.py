@@ -1,0 +1,227 @@
+"""Recipes from files and flags: `compress.toml`, the flags of a command, and the command line of a recipe."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import tomllib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from compressor.config.fields import extra_of, flag_of, usage_error
+from compressor.config.run import FIELDS, FORMER_NAMES, SECTIONS, Recipe
+from compressor.errors import ErrorCode, UsageError, nearest
+
+FILE_NAME = "compress.toml"
+"""The recipe that is read from the model folder where none is named."""
+_ROWS = ("data", "eval_data", "test_data")
+
+
+@dataclass(frozen=True)
+class RecipeFile:
+    """A recipe file that was read.
+
+    Attributes:
+        path: where it is.
+        fields: what it sets, by name; paths are relative to its own folder already.
+    """
+
+    path: Path
+    fields: Mapping[str, Any]
+
+
+def recipe_of(
+    model: str | None,
+    file: str | None,
+    flags: Mapping[str, Any],
+    *,
+    reserved: Collection[str] = (),
+    options: Mapping[str, Any] | None = None,
+) -> Recipe:
+    """The recipe of one command: a flag wins over the file, the file over the default.
+
+    Args:
+        model: the model folder; None where the file names it.
+        file: a recipe file (`--recipe`); None for `compress.toml` in the model folder, if it exists.
+        flags: field name -> value of its flag.
+        reserved: fields that the command sets itself, so that flags and file are ignored; if `keep` is among them and
+            there are rows, every head is kept.
+        options: options of the method that have a flag of their own; they join those of `flags` or of the file.
+
+    Raises:
+        UsageError: the file cannot be read, a key is unknown, a value is out of its range, or the model folder's own
+            file sets a field that only the command line or `--recipe` may set. One line names the flag or key.
+    """
+    stored = _stored_recipe(model, file)
+    fields = {**stored.fields, **({"model": model} if model else {}), **flags}
+    fields = {name: value for name, value in fields.items() if name not in reserved}
+    if "keep" in reserved and "data" in fields:
+        fields["keep"] = "100%"
+    if "model" not in fields:
+        raise UsageError(
+            f"{stored.path}: no model folder is set; use compress MODEL, or add a line model = ...",
+            code=ErrorCode.MISSING_VALUE,
+            field="model",
+        )
+
+    def name_of(name: str) -> str:
+        return f"{stored.path}: {name}" if name in stored.fields and name not in flags else flag_of(name)
+
+    try:
+        recipe = Recipe(**fields)
+    except pydantic.ValidationError as error:
+        raise usage_error(error, FIELDS, name_of) from error
+    return recipe.updated(options={**recipe.selection.options, **options}) if options else recipe
+
+
+def _stored_recipe(model: str | None, file: str | None) -> RecipeFile:
+    """The recipe file of a command; one without fields where there is none."""
+    if file:
+        return read_recipe(Path(file))
+    if not model:
+        raise UsageError(
+            "no model folder is set; use compress MODEL, or --recipe FILE with a line model = ...",
+            code=ErrorCode.MISSING_VALUE,
+            field="model",
+        )
+    path = Path(model) / FILE_NAME
+    if not path.is_file():
+        return RecipeFile(path, {})
+    recipe = read_recipe(path)
+    check_folder_recipe(recipe)
+    return recipe
+
+
+def read_recipe(path: Path) -> RecipeFile:
+    """Read a recipe file. Paths in it become relative to its own folder.
+
+    Keys may stand alone or in a table named after their section: `keep = 36`, or `[selection]` and `keep = 36`.
+
+    Raises:
+        UsageError: it is missing, is not TOML, or has a key that is no field.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"{path}: no such recipe; name a TOML file (--recipe)", code=ErrorCode.FILE_MISSING, path=path
+        ) from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(
+            f"{path}: not a recipe ({error}); correct the TOML", code=ErrorCode.FILE_UNREADABLE, path=path
+        ) from error
+    keys: dict[str, Any] = {}
+    for key, value in content.items():
+        keys |= value if key in SECTIONS and isinstance(value, dict) else {key: value}
+    fields: dict[str, Any] = {}
+    for key, value in keys.items():
+        name = key.replace("-", "_")
+        _check_key(path, name)
+        is_text = isinstance(value, str)
+        fields[name] = str(path.parent / value) if is_text and _is_path(name, path.parent / value) else value
+    return RecipeFile(path, fields)
+
+
+def _check_key(path: Path, name: str) -> None:
+    if name in FORMER_NAMES:
+        raise UsageError(
+            f"{path}: {name} was renamed to {FORMER_NAMES[name]}; use the new key",
+            code=ErrorCode.RENAMED,
+            field=name,
+            path=path,
+        )
+    if name not in FIELDS:
+        raise UsageError(
+            f"{path}: unknown key {name}; {nearest(name, list(FIELDS))}",
+            code=ErrorCode.UNKNOWN_NAME,
+            field=name,
+            path=path,
+        )
+
+
+def check_folder_recipe(recipe: RecipeFile) -> None:
+    """Refuse what a recipe inside a model folder must not decide: a downloaded folder is not trusted.
+
+    1. Fields that load code or trust another machine.
+    2. Paths that leave the folder.
+
+    Raises:
+        UsageError: code `UNSAFE_RECIPE`; it names the flag that sets the field from the command line.
+    """
+    for name, value in recipe.fields.items():
+        if extra_of(FIELDS[name], "runs_code") and value is not False:
+            raise UsageError(
+                f"{recipe.path}: {name} may not be set by the model folder's own recipe, because it can run code; if"
+                f" you trust the folder, use {flag_of(name)} or --recipe {shlex.quote(str(recipe.path))}",
+                code=ErrorCode.UNSAFE_RECIPE,
+                field=name,
+                path=recipe.path,
+            )
+        folder = recipe.path.parent
+        if isinstance(value, str) and _is_path(name, Path(value)) and not _is_inside(folder, Path(value)):
+            raise UsageError(
+                f"{recipe.path}: {name} {value} lies outside the model folder, where its own recipe may not read or"
+                f" write; if you trust the folder, use {flag_of(name)} or --recipe {shlex.quote(str(recipe.path))}",
+                code=ErrorCode.UNSAFE_RECIPE,
+                field=name,
+                path=recipe.path,
+            )
+
+
+def _is_inside(folder: Path, path: Path) -> bool:
+    """Whether a path lies in a folder once symbolic links and `..` are resolved."""
+    return path.resolve().is_relative_to(folder.resolve())
+
+
+def _is_path(name: str, path: Path) -> bool:
+    """Whether a value names a file: rows may also be named by a data set of a hub, which is no file."""
+    return bool(extra_of(FIELDS[name], "is_path")) or (name in _ROWS and path.exists())
+
+
+def command_line(recipe: Recipe) -> str:
+    """The command that runs exactly this recipe, whatever recipe files exist."""
+    words = ["compress", "run", str(recipe.source.model), "--recipe", os.devnull]
+    for name, field in FIELDS.items():
+        value = recipe.value(name)
+        if name == "model" or value == field.default:
+            continue
+        if name == "epochs" and recipe.selection.steps is not None:
+            continue  # steps replace epochs
+        if isinstance(value, bool):
+            words.append(flag_of(name) if value else flag_of(f"no_{name}"))
+        else:
+            words += [flag_of(name), _as_text(value)]
+    return shlex.join(words)
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ",".join(f"{name}={_as_text(item)}" for name, item in value.items())
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of `compress.toml`: every field of a recipe as a key, all optional."""
+    properties: dict[str, Any] = {}
+    definitions: dict[str, Any] = {}
+    for section in SECTIONS.values():
+        schema = section.model_json_schema()
+        properties |= schema["properties"]
+        definitions |= schema.get("$defs", {})
+    for property_schema in properties.values():
+        for extra in ("heading", "decides_plan", "runs_code", "is_path", "target"):
+            property_schema.pop(extra, None)
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "compress.toml",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": properties,
+    }
+    return schema | ({"$defs": definitions} if definitions else {})

@@ -1,0 +1,250 @@
+"""The sections of a recipe: one frozen model for each stage that reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from compressor.config.fields import Config, config_field, one_of
+from compressor.config.methods import METHODS, SEARCH_METHODS
+from compressor.config.targets import TARGETS
+from compressor.config.values import (
+    AbsolutePath,
+    BlockSize,
+    Count,
+    Keep,
+    MapsFile,
+    Names,
+    Natural,
+    NonNegative,
+    Options,
+    Positive,
+    Share,
+    ShareByKind,
+    Sizes,
+    Workers,
+)
+
+MODEL, DATA, HEADS, BLOCKS = "Model", "Data", "Heads", "Blocks"
+ENGINE, MEASURING, OUTPUT = "Engine", "Measuring", "Output"
+
+
+class SourceConfig(Config):
+    """The model to compress."""
+
+    model: Path = config_field(MODEL, "the model folder", required=True, decides_plan=True, is_path=True)
+    task: str | None = config_field(
+        MODEL, "task of the model, where its class does not determine it: causal-lm, ...", decides_plan=True
+    )
+    allow_pickle: bool = config_field(
+        MODEL, "load pickled weights, which can run code", False, decides_plan=True, runs_code=True
+    )
+    trust_remote_code: bool = config_field(
+        MODEL, "run the Python files in the model folder", False, decides_plan=True, runs_code=True
+    )
+
+
+class RowsConfig(Config):
+    """The rows to learn from, to choose on and to report on, and how they are read."""
+
+    data: str | None = config_field(
+        DATA, "training rows: a TSV, CSV or JSONL file, or a Hugging Face data set", decides_plan=True
+    )
+    eval_data: str | None = config_field(DATA, "evaluation rows, on which choices are made", decides_plan=True)
+    test_data: str | None = config_field(DATA, "test rows, on which the metric is reported", decides_plan=True)
+    text_columns: Names = config_field(
+        DATA, "columns of the text, in order; default: recognized by name", (), decides_plan=True
+    )
+    label_column: str | None = config_field(DATA, "column of the label; default: recognized by name", decides_plan=True)
+    metric: str | None = config_field(DATA, "metric of the task; default: the task's main metric", decides_plan=True)
+    max_length: Count = config_field(
+        DATA, "maximum length of a row in tokens; longer rows are cut", 128, decides_plan=True
+    )
+    stride: Natural = config_field(
+        DATA, "tokens shared by consecutive windows of a long context (question answering)", 128, decides_plan=True
+    )
+
+    @property
+    def available(self) -> bool:
+        """Whether any rows are configured."""
+        return any(rows is not None for rows in (self.data, self.eval_data, self.test_data))
+
+
+class SelectionConfig(Config):
+    """How heads are selected and how the model learns meanwhile."""
+
+    plan: Path | None = config_field(HEADS, "plan.json to follow; nothing is learned", is_path=True)
+    method: Annotated[str, AfterValidator(one_of(tuple(METHODS)))] = config_field(
+        HEADS, "method that selects the heads", "dsp", decides_plan=True, choices=tuple(METHODS)
+    )
+    keep: Keep | None = config_field(
+        HEADS, "heads to keep over the whole model: a count (36) or a share (50%)", decides_plan=True
+    )
+    certify: Annotated[float, Field(gt=0, lt=1)] | None = config_field(
+        HEADS,
+        "confidence (0.95) with which a search certifies the drop of the metric on unseen rows; heads that fail stay",
+        decides_plan=True,
+    )
+    ray: Workers | None = config_field(
+        HEADS,
+        "distribute a search with Ray: local, local:4 for four workers, or HOST:PORT of a cluster",
+        runs_code=True,
+    )
+    options: Options = config_field(
+        HEADS, "options of the method: name=value, separated by commas", {}, decides_plan=True
+    )
+    epochs: Positive | None = config_field(
+        HEADS, "passes over the training rows; default: 3, or 1 for dsp-pipelined", decides_plan=True
+    )
+    steps: Count | None = config_field(HEADS, "optimizer steps, instead of epochs", decides_plan=True)
+    batch_size: Count = config_field(HEADS, "rows per step and process", 32, decides_plan=True)
+    learning_rate: Positive = config_field(HEADS, "peak learning rate of the model", 5e-5, decides_plan=True)
+    seed: Natural = config_field(HEADS, "seed of every random draw", 0, decides_plan=True)
+    max_drop: NonNegative | None = config_field(
+        MEASURING,
+        "maximum loss of the metric, in its own unit (0.01 is one point of accuracy): the run fails if more is lost;"
+        " a search without --keep removes as many heads as it allows",
+    )
+
+    @property
+    def searches(self) -> bool:
+        """Whether the method evaluates subsets instead of learning gates."""
+        return self.method in SEARCH_METHODS
+
+
+class BlocksConfig(Config):
+    """Which blocks of the attention maps to drop."""
+
+    drop_blocks: Share | None = config_field(
+        BLOCKS, "share of the blocks of every attention map to drop (0.9), least attention first", decides_plan=True
+    )
+    drop_blocks_by_kind: ShareByKind = config_field(
+        BLOCKS,
+        "the same by kind of attention, which overrides drop_blocks: bidirectional=0.9,causal=0.9,cross=0",
+        {},
+        decides_plan=True,
+    )
+    block_size: BlockSize = config_field(
+        BLOCKS, "positions along the side of a block: a multiple of 8, or 1 for single entries", 64, decides_plan=True
+    )
+    maps: MapsFile | None = config_field(
+        BLOCKS,
+        "attention maps to derive masks from, or the folder of the run that holds them; default: computed from the rows",
+        decides_plan=True,
+        is_path=True,
+    )
+    map_rows: Count = config_field(
+        BLOCKS, "maximum number of training rows that attention maps are averaged over", 2000, decides_plan=True
+    )
+    random_blocks: bool = config_field(BLOCKS, "drop random blocks, as a baseline", False, decides_plan=True)
+    count_causal_zeros: bool = config_field(
+        BLOCKS,
+        "count entries hidden by causality among the dropped ones, as the attention-pruning paper's code does",
+        False,
+        decides_plan=True,
+    )
+    weight_by_count: bool = config_field(
+        BLOCKS,
+        "weight pairs of positions by the number of rows that have them, so that short rows keep more",
+        False,
+        decides_plan=True,
+    )
+    allow_empty_rows: bool = config_field(
+        BLOCKS,
+        "allow a row of blocks to lose every block: its queries then attend to nothing in that head",
+        False,
+        decides_plan=True,
+    )
+    mask_all_sites: bool = config_field(
+        BLOCKS, "mask every site, even where that is not faster on this machine", False, decides_plan=True
+    )
+    entmax: bool = config_field(
+        BLOCKS,
+        "derive masks from the sharper maps of a model trained with entmax instead of softmax",
+        False,
+        decides_plan=True,
+    )
+    from_original_weights: bool = config_field(
+        BLOCKS,
+        "train with the masks from MODEL's weights where heads were selected before; default: continue from there",
+        False,
+        decides_plan=True,
+    )
+
+    @property
+    def drops_any(self) -> bool:
+        """Whether any block is to be dropped."""
+        return bool(self.drop_blocks) or any(self.drop_blocks_by_kind.values())
+
+    @property
+    def requested(self) -> bool:
+        """Whether a share of blocks to drop is set, even if it is zero."""
+        return self.drop_blocks is not None or bool(self.drop_blocks_by_kind)
+
+
+class EngineConfig(Config):
+    """How engines are built."""
+
+    target: Annotated[str, AfterValidator(one_of(tuple(TARGETS)))] = config_field(
+        ENGINE, "runtime to build for", "ort", choices=tuple(TARGETS)
+    )
+    precision: Literal["fp32", "fp16", "bf16"] = config_field(ENGINE, "numeric precision of the engine", "fp32")
+    provider: Literal["cpu", "cuda"] | None = config_field(
+        ENGINE, "device of the engine; default: CUDA where available"
+    )
+    threads: Count | None = config_field(ENGINE, "threads of the engine; default: one per core")
+    kernel: AbsolutePath | None = config_field(
+        ENGINE,
+        "library built by compress kernel, for block-sparse attention in ONNX Runtime on the CPU; default: plain ONNX",
+        runs_code=True,
+        is_path=True,
+    )
+    workspace: Count | None = config_field(
+        ENGINE, "MiB of GPU memory that TensorRT may use while it builds; default: all free memory", target="trt"
+    )
+    timing_cache: Path | None = config_field(
+        ENGINE,
+        "file of TensorRT's kernel timings, read and updated; default: a file in the user's cache",
+        is_path=True,
+        target="trt",
+    )
+    hardware_compatible: bool = config_field(
+        ENGINE, "build a TensorRT engine for other GPUs too, from Ampere on", False, target="trt"
+    )
+    version_compatible: bool = config_field(
+        ENGINE, "build a TensorRT engine for later versions too", False, target="trt"
+    )
+
+
+class ExportConfig(Config):
+    """How the graph is exported."""
+
+    opset: Annotated[
+        Literal[18, 23], BeforeValidator(lambda value: int(value) if str(value).isdecimal() else value)
+    ] = config_field(ENGINE, "ONNX operator set of the exported graph", 18)
+    attention: Literal["eager", "sdpa"] = config_field(ENGINE, "form of attention in the exported graph", "eager")
+
+
+class MeasureConfig(Config):
+    """At which sizes engines are timed, and for how long."""
+
+    batch: Sizes = config_field(MEASURING, "batch sizes to time, separated by commas", (1, 8))
+    seq: Sizes | None = config_field(
+        MEASURING,
+        "lengths to time in tokens, separated by commas; default: 128 or the model's maximum; with masks, the length of"
+        " the longest row",
+    )
+    seconds: Positive = config_field(
+        MEASURING, "approximate time spent on each size; at least ten pairs of rounds", 10.0
+    )
+
+
+class OutputConfig(Config):
+    """The folder to write."""
+
+    out: Path = config_field(OUTPUT, "folder to write", Path("out"), is_path=True)
+    force: bool = config_field(
+        OUTPUT, "replace the output folder, and what an interrupted run with another recipe left", False
+    )

@@ -1,0 +1,99 @@
+"""Values that fields of a configuration hold, each read alike from a flag's text and from a file."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from compressor.config.fields import InvalidValueError, as_list
+from compressor.errors import ErrorCode
+from graph_passes.plan import Kind
+
+_WORKERS = r"local(:[1-9]\d*)?|(?!local:)(\[.+\]|[^:/\s]+):\d{1,5}"
+
+
+def _as_table(value: Any) -> Any:
+    """`tau_ini=100,cooldown=0.5` as a flag gives it, as the table that a file gives."""
+    if not isinstance(value, str):
+        return value
+    table = dict[str, Any]()
+    for part in as_list(value):
+        name, equals, text = (piece.strip() for piece in part.partition("="))
+        if not equals:
+            raise InvalidValueError("give name=value pairs separated by commas")
+        if name in table:
+            raise InvalidValueError(f"{name} is set twice; set it once", ErrorCode.CONTRADICTION)
+        try:
+            table[name] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            table[name] = text
+    return table
+
+
+def _as_share(value: Any) -> Any:
+    """`90%` or a number from 0 to 1."""
+    try:
+        share = float(value.removesuffix("%")) / 100 if isinstance(value, str) and "%" in value else float(value)
+        if isinstance(value, bool):
+            raise TypeError
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidValueError("not a share; give a number from 0 to 1, or a percentage such as 90%") from error
+    if not 0.0 <= share <= 1.0:
+        raise InvalidValueError(
+            "out of range; give a number from 0 to 1, or a percentage such as 90%", ErrorCode.OUT_OF_RANGE
+        )
+    return share
+
+
+def _as_count_or_share(value: Any) -> Any:
+    text = str(value).strip()
+    try:
+        number = float(text[:-1]) if text.endswith("%") else int(text)
+    except ValueError as error:
+        raise InvalidValueError("neither a count nor a share; give a number such as 36, or 50%") from error
+    if number < 0 or (text.endswith("%") and not number <= 100):
+        raise InvalidValueError(
+            "out of range; give a number of heads from 0, or a share from 0% to 100%", ErrorCode.OUT_OF_RANGE
+        )
+    return text if text.endswith("%") else number
+
+
+def _check_workers(value: Any) -> Any:
+    if isinstance(value, str) and not re.fullmatch(_WORKERS, value):
+        raise InvalidValueError("invalid value; use local, local:4 for four workers, or HOST:PORT of a Ray cluster")
+    return value
+
+
+def _maps_file(path: Path) -> Path:
+    """The folder of a run stores its maps under a fixed name."""
+    return path / "maps.safetensors" if path.is_dir() else path
+
+
+def _check_block_size(value: int) -> int:
+    if value != 1 and (value < 8 or value % 8):
+        raise InvalidValueError(
+            "not a block size; give a multiple of 8 such as 64, or 1 for single entries", ErrorCode.OUT_OF_RANGE
+        )
+    return value
+
+
+Keep = Annotated[int | str, BeforeValidator(_as_count_or_share)]
+"""Heads to keep: a count, or a share such as `50%`."""
+Workers = Annotated[str, BeforeValidator(_check_workers)]
+"""Where Ray runs workers: `local`, `local:4`, or `HOST:PORT`."""
+Names = Annotated[tuple[str, ...], BeforeValidator(as_list)]
+Share = Annotated[float, BeforeValidator(_as_share)]
+ShareByKind = Annotated[dict[Kind, Share], BeforeValidator(_as_table)]
+BlockSize = Annotated[int, AfterValidator(_check_block_size)]
+MapsFile = Annotated[Path, AfterValidator(_maps_file)]
+AbsolutePath = Annotated[Path, AfterValidator(Path.absolute)]
+Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1), BeforeValidator(as_list)]
+Options = Annotated[dict[str, Any], BeforeValidator(_as_table)]
+Count = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
