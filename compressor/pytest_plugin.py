@@ -1,4 +1,4 @@
-"""The latency gate in pytest: a fixture, and a marker for its options.
+"""The latency check in pytest: the fixture `latency_gate`, and a marker for its options.
 
 @pytest.mark.latency_gate(server="grpc://localhost:8001", max_slowdown="5%", p99="10ms")
 def test_the_small_model_is_as_fast(latency_gate):
@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from compressor.latency import CheckRequest, Verdict
+    from compressor.latency import CheckArtifacts, CheckRequest, Verdict
 
-_FILES = ("junit", "history", "plot")
-_PATHS = ("inputs", "tokenizer", "save_baseline", "kernel")
-_NAMES = ("model", "baseline", "expect")
+LOCK_FILE = Path(tempfile.gettempdir()) / f"compressor-latency-check-{os.getuid()}.lock"
+"""Held during a check: tests that run in parallel (pytest-xdist) would time each other."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,83 +33,84 @@ def pytest_configure(config: pytest.Config) -> None:
 def latency_gate(request: pytest.FixtureRequest) -> Callable[..., Verdict]:
     """Check a model against a baseline; the test fails where the check does.
 
-    `latency_gate(model, baseline=..., **options)`; options of `@pytest.mark.latency_gate(...)` are its defaults, the
-    nearest marker first. They are named as the flags of `compress check`: server, max_slowdown (`"5%"` or 0.05), p99
-    (`"10ms"` or milliseconds), inputs, tokenizer, expect, batch, seq, seconds, ...; `junit`, `history` and `plot` name
-    files to write.
+    `latency_gate(model, baseline=..., **options)`. Options of `@pytest.mark.latency_gate(...)` are defaults; those of
+    the closest marker win. They have the names of the flags of `compress check`: server, max_slowdown (`"5%"` or 0.05),
+    p99 (`"10ms"` or milliseconds), inputs, tokenizer, expect, batch, seq, seconds, ...; `junit`, `history` and `plot`
+    name files to write.
 
     Returns:
-        The verdict, of a check that passed.
+        A function that runs a check and returns its verdict if it passed.
     """
-    # Closest first: an option of the function's own marker wins over its class's and module's.
     defaults: dict[str, Any] = {}
-    for marker in request.node.iter_markers("latency_gate"):
-        why = ""
+    for marker in request.node.iter_markers("latency_gate"):  # the closest first
         if marker.args:
-            why = f"{marker.args[0]!r} has no name; the marker takes options by name"
-        elif "model" in marker.kwargs:
-            why = "the marker names a model; the test does, latency_gate(MODEL)"
-        if why:
-            pytest.fail(f"latency_gate: {why}", pytrace=False)
+            pytest.fail(f"latency_gate: {marker.args[0]!r} has no name; the marker takes named options", pytrace=False)
+        if "model" in marker.kwargs:
+            pytest.fail("latency_gate: the test names the model, latency_gate(MODEL), not the marker", pytrace=False)
         defaults = {**marker.kwargs, **defaults}
 
-    def gate(model: str, **options: Any) -> Verdict:
+    def run(model: str, **options: Any) -> Verdict:
         from compressor.errors import CompressorError
         from graph_passes.errors import GraphPassError
 
         try:
-            return _checked({**defaults, **options, "model": model}, request.node.add_report_section)
+            return checked({**defaults, **options, "model": model}, request.node.add_report_section)
         except (CompressorError, GraphPassError) as error:
-            why = str(error)
-        pytest.fail(why, pytrace=False)  # outside, or the error itself would be told beside it
+            reason = str(error)
+        # Outside of the handler: pytest would show the error as the cause of the failure.
+        pytest.fail(reason, pytrace=False)
 
-    return gate
+    return run
 
 
-def _checked(options: dict[str, Any], report: Callable[[str, str, str], object]) -> Verdict:
-    """The verdict of a check that passed; any verdict is a section of the test's report. Raises as
-    `compressor.latency.gated` does."""
+def checked(
+    options: Mapping[str, Any],
+    add_section: Callable[[str, str, str], object],
+    lock: AbstractContextManager[Any] | None = None,
+) -> Verdict:
+    """The verdict of a check that passed; the verdict of every check becomes a section of the test's report.
+
+    Args:
+        options: options of `compress check` by name, `model` and `baseline` among them.
+        add_section: receives phase, title and text of the section.
+        lock: held during the check; None: `LOCK_FILE`.
+
+    Raises:
+        CompressorError, GraphPassError: as `compressor.latency.check_and_record`.
+        UsageError: an unknown option.
+    """
     from filelock import FileLock
 
-    from compressor.latency import CheckArtifacts, check, gated
+    from compressor.latency import check, check_and_record
 
-    files = {name: path for name in _FILES if (path := options.pop(name, None)) is not None}
     title = f"{options['model']} against {options.get('baseline')}"
-    # Tests that run side by side (pytest-xdist) would time each other.
-    with FileLock(Path(tempfile.gettempdir()) / f"compressor-latency-gate-{os.getuid()}.lock"):
-        return gated(
-            CheckArtifacts(**{name: Path(path) for name, path in files.items()}),
+    request, files = split_options(options)
+    with lock if lock is not None else FileLock(LOCK_FILE):
+        return check_and_record(
+            files,
             title,
-            lambda: check(_asked(options)),
-            lambda found: report("call", f"latency gate: {title}", "\n".join(found.lines())),
+            lambda: check(request()),
+            lambda verdict: add_section("call", f"latency check: {title}", "\n".join(verdict.lines())),
         )
 
 
-def _asked(options: dict[str, Any]) -> CheckRequest:
-    """Raises:
-    UsageError: an option that is none of `compress check`, or says nothing that it knows.
-    """
-    from compressor.cli.check import MILLISECONDS, SHARE, scenarios
-    from compressor.cli.comma_list import CommaList
-    from compressor.errors import UsageError
-    from compressor.latency import CheckRequest
+def split_options(options: Mapping[str, Any]) -> tuple[Callable[[], CheckRequest], CheckArtifacts]:
+    """What to check, constructed on demand so that a fault in it is recorded too, and the files to write.
 
-    convert: dict[str, Callable[[Any], Any]] = {
-        "max_slowdown": lambda value: SHARE.convert(value, None, None),
-        "p99": lambda value: MILLISECONDS.convert(value, None, None),
-        "text_columns": lambda value: CommaList().convert(value, None, None),
-        "scenario": lambda value: scenarios(None, None, value if isinstance(value, str) else ",".join(value)),
-        **dict.fromkeys(_PATHS, Path),
-        **dict.fromkeys(_NAMES, str),
-    }
-    asked = {
-        name: convert[name](value) if name in convert and value is not None else value
-        for name, value in options.items()
-    }
-    if "scenario" in asked:
-        asked["scenarios"] = asked.pop("scenario")
-    try:
-        return CheckRequest(**asked)
-    except TypeError as error:
-        why = str(error).removeprefix("Asked.__init__() ")
-        raise UsageError(f"latency_gate: {why}; options are those of compress check") from error
+    Raises:
+        UsageError: an option that `compress check` does not have, or a file that cannot be written.
+    """
+    from compressor.errors import ErrorCode, UsageError, nearest
+    from compressor.latency import CheckArtifacts, CheckRequest
+
+    names = (*CheckRequest.model_fields, *CheckArtifacts.model_fields)
+    for name in options:
+        if name not in names:
+            raise UsageError(
+                f"latency_gate: unknown option {name}; {nearest(name, names)} (as for compress check)",
+                code=ErrorCode.UNKNOWN_NAME,
+                field=name,
+            )
+    files = CheckArtifacts(**{name: options[name] for name in CheckArtifacts.model_fields if name in options})
+    values = {name: value for name, value in options.items() if name in CheckRequest.model_fields}
+    return lambda: CheckRequest(**values), files

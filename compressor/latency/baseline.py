@@ -1,57 +1,63 @@
-"""What was measured of a model, in a file: a baseline for checks that cannot drive it at the same time."""
+"""A baseline in a file: times and outputs of a model, for checks that cannot call it at the same time."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import pydantic
 
-from compressor.environment import SAME, machine
-from compressor.errors import InputError
+from compressor.environment import COMPARABLE_FIELDS, machine
+from compressor.errors import ErrorCode, InputError
 from compressor.latency import artifacts
+from compressor.targets.base import Feeds
 from compressor.targets.relative_error import as_bytes
 
 _FORMAT = "compressor latency baseline 1"
 
 
-def _array(entry: Any) -> np.ndarray:
-    """What `_packed` took, or as it is."""
+def _unpack(entry: Any) -> np.ndarray:
+    """An array from its JSON form."""
     if isinstance(entry, np.ndarray):
         return entry
     try:
         array = np.array(entry["values"], entry["dtype"])
         if array.dtype.kind not in "biufO":
-            raise ValueError(f"no output is {array.dtype}")
-        return _bytes(array) if array.dtype == np.object_ else array
+            raise ValueError(f"an output cannot be of type {array.dtype}")
+        return _encode_latin1(array) if array.dtype == np.object_ else array
     except (TypeError, KeyError, ValueError, OverflowError, AttributeError) as error:
-        raise ValueError(f"no array: {error}") from error
+        raise ValueError(f"not an array: {error}") from error
 
 
-def _packed(array: np.ndarray) -> dict[str, Any]:
-    values = _text(as_bytes(array)) if array.dtype == np.object_ else array
+def _pack(array: np.ndarray) -> dict[str, Any]:
+    values = _decode_latin1(as_bytes(array)) if array.dtype == np.object_ else array
     return {"dtype": str(array.dtype), "values": values.tolist()}
 
 
-# A server gives texts as bytes in whatever encoding; JSON takes any byte as the character of its number.
-_text = np.vectorize(lambda content: content.decode("latin-1"), otypes=[np.object_])
-_bytes = np.vectorize(lambda text: text.encode("latin-1"), otypes=[np.object_])
+# A server sends texts as bytes in any encoding; Latin-1 maps every byte to a character, which JSON can hold.
+_decode_latin1 = np.vectorize(lambda content: content.decode("latin-1"), otypes=[np.object_])
+_encode_latin1 = np.vectorize(lambda text: text.encode("latin-1"), otypes=[np.object_])
 
 
-Array = Annotated[np.ndarray, pydantic.PlainValidator(_array), pydantic.PlainSerializer(_packed)]
-"""An array as JSON can hold it."""
+Array = Annotated[np.ndarray, pydantic.PlainValidator(_unpack), pydantic.PlainSerializer(_pack)]
+"""An array that JSON can hold."""
 
 
 class Baseline(pydantic.BaseModel):
     """What was measured of a model.
 
     Attributes:
-        model, host, inputs: whose times, where, on what.
-        batch, seq: size of its batches.
-        times: milliseconds of every call, by block.
-        answers: the outputs of every batch.
-        machine: that it was measured on.
+        format: version of the file's format.
+        model: name of the model.
+        host: where it ran.
+        inputs: digest of the batches.
+        batch, seq: rows per call and tokens per row.
+        times: milliseconds of every call, by round.
+        outputs: the outputs of every batch, by name.
+        machine: description of the machine.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
@@ -63,33 +69,110 @@ class Baseline(pydantic.BaseModel):
     batch: int
     seq: int
     times: tuple[tuple[float, ...], ...]
-    answers: tuple[dict[str, Array], ...]
+    outputs: tuple[dict[str, Array], ...]
     machine: dict[str, str]
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _read_former_key(cls, values: Any) -> Any:
+        """Files of version 0.1 have `answers` for `outputs`."""
+        if isinstance(values, Mapping):
+            return {"outputs" if name == "answers" else name: value for name, value in values.items()}
+        return values
 
     @classmethod
     def load(cls, path: Path) -> Baseline:
-        """Raises:
-        InputError: no such file, or not what `save` writes.
+        """Read a file that `save` wrote.
+
+        Raises:
+            InputError: the file is missing, is not a baseline, or has no times.
         """
         try:
-            found = cls.model_validate_json(path.read_bytes())
+            baseline = cls.model_validate_json(path.read_bytes())
         except (OSError, pydantic.ValidationError) as error:
-            raise InputError(f"{path}: no baseline; write one by compress check ... --save-baseline {path}") from error
-        if not found.times or len({len(block) for block in found.times} | {0}) != 2:
-            raise InputError(f"{path}: a baseline without times, or with blocks of different lengths; measure it again")
-        if found.format != _FORMAT:
-            raise InputError(f"{path}: {found.format!r}, this version reads {_FORMAT!r}; measure it again")
-        return found
+            code = ErrorCode.FILE_MISSING if isinstance(error, FileNotFoundError) else ErrorCode.FILE_UNREADABLE
+            raise InputError(
+                f"{path}: not a readable baseline; write one with compress check ... --save-baseline {path}",
+                code=code,
+                path=path,
+            ) from error
+        if baseline.format != _FORMAT:
+            raise InputError(
+                f"{path}: the format is {baseline.format!r}, this version reads {_FORMAT!r}; measure it again",
+                code=ErrorCode.FILE_MISMATCH,
+                path=path,
+                value=baseline.format,
+            )
+        if not baseline.times or len({len(calls) for calls in baseline.times} | {0}) != 2:
+            raise InputError(
+                f"{path}: the baseline has no times, or rounds of different lengths; measure it again",
+                code=ErrorCode.FILE_UNREADABLE,
+                path=path,
+            )
+        return baseline
 
     def save(self, path: Path) -> None:
+        """Write the file, whole or not at all."""
         artifacts.write(path, self.model_dump_json())
 
-    def elsewhere(self, host: str) -> str:
-        """What is another machine's or server's than `host`, in words; empty where all is the same."""
-        here = {**machine(), "host": host}
-        then = {**self.machine, "host": self.host}
-        return ", ".join(
-            f"{name} {then.get(name)} there, {here.get(name)} here"
-            for name in (*SAME, "host")
-            if then.get(name) != here.get(name)
+    @property
+    def rounds(self) -> list[np.ndarray]:
+        """Milliseconds of every call `[call]`, by round."""
+        return [np.array(calls) for calls in self.times]
+
+    def differences(self, host: str) -> dict[str, tuple[str | None, str | None]]:
+        """What differs between the baseline's machine and host and the present ones: name -> (then, now)."""
+        then, now = {**self.machine, "host": self.host}, {**machine(), "host": host}
+        pairs = {name: (then.get(name), now.get(name)) for name in (*COMPARABLE_FIELDS, "host")}
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def check_comparable(baseline: Baseline, path: Path, batches: Sequence[Feeds], host: str, *, force: bool) -> None:
+    """Make sure that new times may be compared with those of a saved baseline.
+
+    Args:
+        baseline: the baseline.
+        path: its file.
+        batches: the batches of this check.
+        host: where the model of this check runs.
+        force: accept another machine or host.
+
+    Raises:
+        InputError: it was measured on another machine or on other inputs.
+    """
+    differences = baseline.differences(host)
+    if differences and not force:
+        text = ", ".join(f"{name} {then} then, {now} now" for name, (then, now) in differences.items())
+        raise InputError(
+            f"{path}: the baseline was measured on another machine ({text}); measure it here (--save-baseline), or add"
+            " --force to compare nevertheless",
+            code=ErrorCode.FILE_MISMATCH,
+            path=path,
+            differences=tuple(differences),
         )
+    if baseline.inputs != digest(batches):
+        raise InputError(
+            f"{path}: measured on other inputs (batch {baseline.batch}, {baseline.seq} tokens); use the"
+            " same --inputs, --batch, --seq and --seed, or measure it again",
+            code=ErrorCode.FILE_MISMATCH,
+            path=path,
+            differences=("inputs",),
+        )
+    if len(baseline.outputs) != len(batches):
+        raise InputError(
+            f"{path}: the baseline has outputs for {len(baseline.outputs)} of {len(batches)} batches; measure it again",
+            code=ErrorCode.FILE_UNREADABLE,
+            path=path,
+            count=len(baseline.outputs),
+            expected=len(batches),
+        )
+
+
+def digest(batches: Sequence[Feeds]) -> str:
+    """Hash of the batches of a check."""
+    sha256 = hashlib.sha256()
+    for batch in batches:
+        for name, array in sorted(batch.items()):
+            sha256.update(f"{name} {array.dtype} {array.shape}".encode())
+            sha256.update(repr(array.tolist()).encode() if array.dtype == np.object_ else array.tobytes())
+    return f"sha256:{sha256.hexdigest()}"

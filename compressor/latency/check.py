@@ -1,166 +1,258 @@
-"""A check: right answers first, then the two in turn, then absolute bounds."""
+"""A latency check in phases: load both models, compare their outputs, time them in turn, run scenarios, confirm."""
 
 from __future__ import annotations
 
 import datetime
-import hashlib
+import functools
 import itertools
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
 from compressor.config.check import CheckRequest
 from compressor.environment import machine
-from compressor.errors import CompressorError, InputError, MismatchError
-from compressor.latency import loadgen, loadgen_process, output_check
-from compressor.latency.baseline import Baseline
+from compressor.errors import CompressorError, MismatchError
+from compressor.latency import loadgen, loadgen_process
+from compressor.latency.baseline import Baseline, check_comparable, digest
 from compressor.latency.endpoints import Endpoint, encode_batches, open_endpoint
-from compressor.latency.request_batches import batches
-from compressor.latency.round_times import Times
-from compressor.latency.verdict import Load, Verdict
+from compressor.latency.output_check import ExpectedOutputs, Outputs, check_finite, expected_outputs
+from compressor.latency.request_batches import Batches, load_batches
+from compressor.latency.round_times import RoundTimes
+from compressor.latency.verdict import CheckPhase, OutputAgreement, ScenarioResult, Slowdown, Verdict
 from compressor.measure.timing import alternate_calls
-from compressor.progress import Listener, NullListener
-from compressor.targets.base import Feeds
+from compressor.progress import Listener, NullListener, ProgressCallback
+from compressor.results import Note, NoteCode
+
+_log = logging.getLogger(__name__)
 
 
-def check(asked: CheckRequest, listener: Listener | None = None) -> Verdict:
-    """Compare the answers, then time.
+class Timer(Protocol):
+    """Times two calls in turn; `compressor.measure.timing.alternate_calls` is one."""
 
-    A server or an engine that fails while it is timed leaves a verdict of what was measured until then, with
-    `interrupted`. LoadGen's scenarios run in a process of their own, which imports the program's main module: a script
-    that asks for them calls this under `if __name__ == "__main__"`.
+    def __call__(
+        self,
+        first: Callable[[], object],
+        second: Callable[[], object],
+        seconds: float,
+        /,
+        *,
+        rest: Callable[[], None],
+        undecided: Callable[[], bool],
+        tell: ProgressCallback,
+    ) -> Iterator[np.ndarray]:
+        """Seconds of the calls of one pair of rounds after another, `[2, call]`."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Side:
+    """A model and the batches in the form that it takes."""
+
+    endpoint: Endpoint
+    requests: Sequence[Any]
+
+    def outputs(self) -> list[Outputs]:
+        """The outputs of every batch."""
+        return [self.endpoint.infer(request) for request in self.requests]
+
+    def caller(self) -> Callable[[], object]:
+        """A function that sends the next batch at each call, in turn."""
+        requests: Iterator[Any] = itertools.cycle(self.requests)
+        return lambda: self.endpoint.call(next(requests))
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """What a check compares: the model with a second model, or with a saved baseline."""
+
+    request: CheckRequest
+    batches: Batches
+    model: _Side
+    baseline: _Side | Baseline
+
+    @property
+    def seq(self) -> int:
+        return self.batches.length(self.request.seq)
+
+
+@dataclass
+class _Measurements:
+    """What a check has measured so far, and the phase that it is in."""
+
+    times: RoundTimes
+    scenarios: list[ScenarioResult]
+    phase: CheckPhase = CheckPhase.TIMING
+    interrupted: str = ""
+
+
+def check(request: CheckRequest, listener: Listener | None = None, timer: Timer = alternate_calls) -> Verdict:
+    """Compare a model's outputs and then its times with those of a baseline.
+
+    A server or an engine that fails while it is timed leaves a verdict with what was measured until then; its `phase`
+    and `interrupted` say so. LoadGen's scenarios run in a process of their own, which imports the program's main
+    module: a script that requests them calls this function under `if __name__ == "__main__"`.
+
+    Args:
+        request: what to check and against which bounds.
+        listener: receives the progress and the notes.
+        timer: times both models in turn.
 
     Raises:
-        MismatchError: wrong answers, before anything was timed or after it: then the times count for nothing.
-        ServerError: the server is not there, or lacks a model.
-        InputError: inputs or a baseline that do not fit.
-        TargetMissingError: a client is not installed.
-        UsageError: what is asked for contradicts itself.
+        MismatchError: the outputs are wrong, before timing or after it; then the times are void.
+        ServerError: the server does not respond, or lacks a model.
+        InputError: inputs or a baseline that do not fit the model.
+        TargetMissingError: a client or a runtime is not installed.
+        UsageError: texts without a tokenizer, or a malformed name of a model.
     """
-    listener, began = listener or NullListener(), time.perf_counter()
-    if asked.loads:
-        loadgen.library()
+    listener, start = listener or NullListener(), time.perf_counter()
+    if request.scenarios:
+        loadgen.library()  # before any work, if it is missing
     with ExitStack() as stack:
         with listener.stage("loading the models"):
-            model = stack.enter_context(open_endpoint(asked, asked.model))
-            saved = Baseline.load(Path(asked.baseline)) if asked.baseline.endswith(".json") else None
-            base = None if saved is not None else stack.enter_context(open_endpoint(asked, asked.baseline))
-            feeds, told = batches(model, asked)
-            seq = max((array.shape[1] for array in feeds[0].values() if array.ndim > 1), default=asked.seq)
-            if asked.inputs is None:
-                listener.note("inputs are drawn at random; --inputs gives the model real ones, whose times count")
-        if saved is not None:
-            _same(saved, asked, feeds, model.host)
-        with listener.stage("comparing the answers"):
-            asks = encode_batches(model, feeds)
-            base_asks = None if base is None else encode_batches(base, feeds)
-            if base is not None and base_asks is not None:
-                wanted = [base.answers(batch) for batch in base_asks]
-                for number, given in enumerate(wanted):
-                    output_check.require_finite(base.name, number, given)
-            else:
-                assert saved is not None
-                wanted = list(saved.answers)
-            judged = output_check.judge(model, feeds, wanted, asked.expect, asked.tolerance)
-            outputs = [model.answers(batch) for batch in asks]
-            right = judged(outputs)
-        interrupted, times = "", Times()
-        call = _cycle(model, asks)
-        other = call if base is None or base_asks is None else _cycle(base, base_asks)
-        before = None if saved is None else [np.array(block) for block in saved.times]
+            comparison = _load(request, stack)
+        if comparison.batches.random:
+            listener.note(
+                Note(
+                    text="the inputs are random; --inputs sends the model real ones, whose times count",
+                    code=NoteCode.RANDOM_INPUTS,
+                )
+            )
+        with listener.stage("comparing the outputs"):
+            expected, outputs, agreement = _compare_outputs(comparison)
+        measured = _measure(comparison, expected, listener, timer)
+        verdict = _verdict(comparison, agreement, measured, time.perf_counter() - start)
+        _save_baseline(comparison, verdict, outputs, measured.times, listener)
+    return verdict
 
-        def undecided() -> bool:
-            found = times.slowdown(before, asked.max_slowdown, asked.seed)
-            return found is not None and found.low <= asked.max_slowdown < found.high
 
-        with listener.stage("timing") as tell:
-            try:
-                for pair in alternate_calls(
-                    call, other, asked.seconds, rest=model.rest, undecided=undecided, tell=tell
-                ):
-                    times.add(1e3 * pair, saved is None)
-            except CompressorError as error:
-                interrupted = str(error)
-        slowdown = times.slowdown(before, asked.max_slowdown, asked.seed)
-        loads: list[Load] = []
-        for scenario in asked.loads:
-            if interrupted or slowdown is None:
-                break
-            with listener.stage(f"LoadGen, {scenario}"):
-                try:
-                    loads.append(loadgen_process.measure(scenario, asked, feeds, slowdown))
-                except CompressorError as error:
-                    interrupted = str(error)
-        if not interrupted:
-            try:
-                judged([model.answers(batch) for batch in asks])
-            except MismatchError:
-                raise
-            except CompressorError as error:
-                interrupted = str(error)
-        found = Verdict(
-            time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            model=asked.model,
-            baseline=asked.baseline,
-            host=model.host,
-            inputs=told,
-            batch=asked.batch,
-            seq=seq,
-            answers=right,
-            slowdown=slowdown,
-            loads=tuple(loads),
-            interrupted=interrupted,
-            machine=machine(),
-            seconds=round(time.perf_counter() - began, 3),
+def _load(request: CheckRequest, stack: ExitStack) -> _Comparison:
+    """The models and the batches; the models are closed with the stack."""
+    model = stack.enter_context(open_endpoint(request, request.model))
+    if request.baseline_file is not None:
+        saved = Baseline.load(request.baseline_file)
+        batches = load_batches(model, request)
+        check_comparable(saved, request.baseline_file, batches.feeds, model.host, force=request.force)
+        return _Comparison(request, batches, _Side(model, encode_batches(model, batches.feeds)), saved)
+    baseline = stack.enter_context(open_endpoint(request, request.baseline))
+    batches = load_batches(model, request)
+    sides = [_Side(endpoint, encode_batches(endpoint, batches.feeds)) for endpoint in (model, baseline)]
+    return _Comparison(request, batches, *sides)
+
+
+def _compare_outputs(comparison: _Comparison) -> tuple[ExpectedOutputs, list[Outputs], OutputAgreement]:
+    """The expected outputs, the model's outputs, and how far they agree."""
+    request, baseline, model = comparison.request, comparison.baseline, comparison.model
+    if isinstance(baseline, Baseline):
+        reference: Sequence[Outputs] = baseline.outputs
+    else:
+        reference = baseline.outputs()
+        for number, batch in enumerate(reference):
+            check_finite(baseline.endpoint.name, number, batch)
+    expected = expected_outputs(model.endpoint, comparison.batches.feeds, reference, request.expect, request.tolerance)
+    outputs = model.outputs()
+    return expected, outputs, expected.compare(model.endpoint.name, outputs)
+
+
+def _measure(comparison: _Comparison, expected: ExpectedOutputs, listener: Listener, timer: Timer) -> _Measurements:
+    """Run the phases that measure, as far as no error interrupts them."""
+    saved = comparison.baseline.rounds if isinstance(comparison.baseline, Baseline) else None
+    measured = _Measurements(RoundTimes(saved), [])
+    phases = {
+        CheckPhase.TIMING: functools.partial(_time_rounds, comparison, measured.times, listener, timer),
+        CheckPhase.SCENARIOS: functools.partial(_run_scenarios, comparison, measured, listener),
+        CheckPhase.CONFIRMING: functools.partial(_confirm_outputs, comparison, expected),
+    }
+    try:
+        for measured.phase, run in phases.items():
+            _log.debug("phase %s", measured.phase)
+            run()
+        measured.phase = CheckPhase.DONE
+    except MismatchError:
+        raise
+    except CompressorError as error:
+        measured.interrupted = str(error)
+    return measured
+
+
+def _time_rounds(comparison: _Comparison, times: RoundTimes, listener: Listener, timer: Timer) -> None:
+    """Time model and baseline in turn; of a saved baseline, the model alone."""
+    request, model = comparison.request, comparison.model
+    call = model.caller()
+    second = call if isinstance(comparison.baseline, Baseline) else comparison.baseline.caller()
+
+    def undecided() -> bool:
+        slowdown = _slowdown(request, times)
+        return slowdown is not None and slowdown.low <= request.max_slowdown < slowdown.high
+
+    with listener.stage("timing") as on_progress:
+        rounds = timer(
+            call, second, request.seconds, rest=model.endpoint.wait_until_idle, undecided=undecided, tell=on_progress
         )
-        if asked.save_baseline is not None and not found.passed:
-            listener.note(f"{asked.save_baseline} is not written: the check did not pass")
-        elif asked.save_baseline is not None:
-            Baseline(
-                model=model.name,
-                host=model.host,
-                inputs=_digest(feeds),
-                batch=asked.batch,
-                seq=seq,
-                times=tuple(tuple(block.tolist()) for block in times.model),
-                answers=tuple(outputs),
-                machine=machine(),
-            ).save(asked.save_baseline)
-        return found
+        for pair in rounds:
+            times.add(1e3 * pair)
 
 
-def _cycle(driver: Endpoint, asks: Sequence[Any]) -> Callable[[], object]:
-    turn: Iterator[Any] = itertools.cycle(asks)
-    return lambda: driver.call(next(turn))
+def _run_scenarios(comparison: _Comparison, measured: _Measurements, listener: Listener) -> None:
+    """Run LoadGen's scenarios, each in a process of its own."""
+    request, slowdown = comparison.request, _slowdown(comparison.request, measured.times)
+    for scenario in request.scenarios if slowdown is not None else ():
+        assert slowdown is not None
+        with listener.stage(f"LoadGen, {scenario}"):
+            result = loadgen_process.measure(scenario, request, comparison.batches.feeds, slowdown)
+            measured.scenarios.append(result)
 
 
-def _same(saved: Baseline, asked: CheckRequest, feeds: Sequence[Feeds], host: str) -> None:
-    """Raise InputError where times of a saved baseline must not be compared with new ones."""
-    elsewhere = saved.elsewhere(host)
-    if elsewhere and not asked.force:
-        raise InputError(
-            f"{asked.baseline}: measured on another machine ({elsewhere}); measure it here (--save-baseline), or"
-            " --force to compare all the same"
-        )
-    if saved.inputs != _digest(feeds):
-        raise InputError(
-            f"{asked.baseline}: measured on other inputs (batch {saved.batch}, {saved.seq} tokens); give the same"
-            " --inputs, --batch, --seq and --seed, or measure it again"
-        )
-    if len(saved.answers) != len(feeds):
-        raise InputError(
-            f"{asked.baseline}: has answers to {len(saved.answers)} of {len(feeds)} batches; measure it again"
-        )
+def _confirm_outputs(comparison: _Comparison, expected: ExpectedOutputs) -> None:
+    """Compare the outputs once more: a model may change, or fail under load."""
+    expected.compare(comparison.model.endpoint.name, comparison.model.outputs())
 
 
-def _digest(feeds: Sequence[Feeds]) -> str:
-    found = hashlib.sha256()
-    for batch in feeds:
-        for name, array in sorted(batch.items()):
-            found.update(f"{name} {array.dtype} {array.shape}".encode())
-            found.update(repr(array.tolist()).encode() if array.dtype == np.object_ else array.tobytes())
-    return f"sha256:{found.hexdigest()}"
+def _slowdown(request: CheckRequest, times: RoundTimes) -> Slowdown | None:
+    return times.slowdown(request.max_slowdown, request.seed)
+
+
+def _verdict(comparison: _Comparison, agreement: OutputAgreement, measured: _Measurements, seconds: float) -> Verdict:
+    request = comparison.request
+    return Verdict(
+        time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        model=request.model,
+        baseline=request.baseline,
+        host=comparison.model.endpoint.host,
+        inputs=comparison.batches.source,
+        batch=request.batch,
+        seq=comparison.seq,
+        outputs=agreement,
+        slowdown=_slowdown(request, measured.times),
+        scenarios=tuple(measured.scenarios),
+        phase=measured.phase,
+        interrupted=measured.interrupted,
+        machine=machine(),
+        seconds=round(seconds, 3),
+    )
+
+
+def _save_baseline(
+    comparison: _Comparison, verdict: Verdict, outputs: Sequence[Outputs], times: RoundTimes, listener: Listener
+) -> None:
+    """Write the baseline file of a check that passed, where one is requested."""
+    path = comparison.request.save_baseline
+    if path is None:
+        return
+    if not verdict.passed:
+        listener.note(Note(text=f"{path} is not written: the check did not pass", code=NoteCode.BASELINE_NOT_SAVED))
+        return
+    Baseline(
+        model=comparison.model.endpoint.name,
+        host=verdict.host,
+        inputs=digest(comparison.batches.feeds),
+        batch=verdict.batch,
+        seq=verdict.seq,
+        times=tuple(tuple(calls.tolist()) for calls in times.model),
+        outputs=tuple(outputs),
+        machine=verdict.machine,
+    ).save(path)

@@ -1,101 +1,106 @@
-"""What is timed: a model on an inference server, or a graph loaded here. Both answer the same calls."""
+"""What a check calls: a model on an inference server, or an engine on this machine, behind one interface."""
 
 from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from compressor.config.check import CheckRequest
-from compressor.errors import InputError
-from compressor.latency.local_engine import LocalEngine
+from compressor.errors import ErrorCode, InputError
+from compressor.latency.local_engine import load_engine
 from compressor.latency.triton_client import TritonModel
 from compressor.targets.base import Feeds, Precision
 from compressor.targets.tensor_specs import TensorSpec
 
 
 class Endpoint(Protocol):
-    """Something that answers.
+    """A model that can be called.
 
     Attributes:
-        name: of the model, as it is told.
-        host: where it runs: the machine's or the server's own words.
-        precision: of its answers, as far as is known: a server's may be in half.
-        at_once: calls that it is worth making side by side.
-        inputs: what it takes.
+        name: name of the model, or path of its file.
+        host: where it runs: runtime and device, or the server's name, version and address.
+        precision: numeric precision of its outputs; of a server's model the lowest that is likely.
+        concurrency: maximum number of calls that are useful at the same time.
+        inputs: the inputs that it takes.
     """
 
     name: str
     host: str
     precision: Precision
-    at_once: int
+    concurrency: int
     inputs: tuple[TensorSpec, ...]
 
-    def draw(self, batch: int, seq: int, seed: int) -> Feeds:
+    def random_batch(self, batch: int, seq: int, seed: int) -> Feeds:
         """A random batch; `seq` is the size of every free axis but the first."""
         ...
 
-    def prepare(self, feeds: Feeds) -> Any:
-        """A batch in the form that `call` takes; outside what is timed."""
+    def encode(self, feeds: Feeds) -> Any:
+        """A batch in the form that `call` and `infer` take; not part of what is timed."""
         ...
 
-    def call(self, encode_batches: Any) -> Any:
-        """One call."""
+    def call(self, request: Any) -> object:
+        """Send one encoded batch and wait for the response."""
         ...
 
-    def answers(self, encode_batches: Any) -> dict[str, np.ndarray]:
-        """One call's outputs, by name."""
+    def infer(self, request: Any) -> dict[str, np.ndarray]:
+        """The outputs of one encoded batch, by name."""
         ...
 
-    def rest(self) -> None:
-        """Wait until what ran before is quiet."""
+    def wait_until_idle(self) -> None:
+        """Wait until the threads of earlier calls have come to rest."""
         ...
 
 
 @contextlib.contextmanager
-def open_endpoint(asked: CheckRequest, name: str) -> Iterator[Endpoint]:
-    """A model of the server that is asked for, else a graph or an engine of this machine; let go of at the end.
+def open_endpoint(request: CheckRequest, name: str) -> Iterator[Endpoint]:
+    """One model of a check, on the server or on this machine; closed at the end of the context.
 
     Raises:
         InputError: there is no such file, or it cannot be loaded.
-        ServerError: the server does not answer or lacks the model.
+        ServerError: the server does not respond or lacks the model.
     """
-    if asked.server is not None:
-        with contextlib.closing(TritonModel(asked.server, name, asked.deadline)) as server:
-            yield server
+    if request.server is not None:
+        with contextlib.closing(TritonModel(request.server, name, request.deadline)) as model:
+            yield model
     else:
         with tempfile.TemporaryDirectory() as scratch:
-            yield LocalEngine(Path(name), Path(scratch), asked.threads, asked.kernel)
+            yield load_engine(Path(name), Path(scratch), request.threads, request.kernel)
 
 
-def cast_inputs(feeds: Feeds, inputs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
-    """Arrays in the types that a model takes, where they are of the same kind: integers may be wider or narrower, and
-    floats, as TensorRT 8.6 takes no int64. Others are left as they are."""
-    found = dict(feeds)
+def cast_inputs(feeds: Mapping[str, np.ndarray], inputs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
+    """Arrays in the types of a model's inputs, as far as they are of the same kind (signed, unsigned, float).
+
+    Integers and floats may be wider or narrower than an input: TensorRT 8.6, for instance, takes no int64.
+    """
+    arrays = dict(feeds)
     for tensor in inputs:
-        array = found.get(tensor.name)
+        array = arrays.get(tensor.name)
         if array is not None and array.dtype.kind == tensor.numpy.kind and array.dtype.kind in "iuf":
-            found[tensor.name] = array.astype(tensor.numpy, copy=False)
-    return found
+            arrays[tensor.name] = array.astype(tensor.numpy, copy=False)
+    return arrays
 
 
-def encode_batches(driver: Endpoint, feeds: Sequence[Feeds]) -> list[Any]:
-    """Every batch as a model takes it.
+def encode_batches(endpoint: Endpoint, batches: Sequence[Feeds]) -> list[Any]:
+    """Every batch in the form that a model takes.
 
     Raises:
-        InputError: the model has other inputs than those that the batches are for.
+        InputError: the model has other inputs than the batches.
     """
-    fit = [cast_inputs(batch, driver.inputs) for batch in feeds]
-    for tensor in driver.inputs:
-        given = fit[0].get(tensor.name)
-        if given is None or given.dtype != tensor.numpy:
-            said = "is missing" if given is None else f"is {given.dtype}"
+    arrays = [cast_inputs(batch, endpoint.inputs) for batch in batches]
+    for tensor in endpoint.inputs:
+        array = arrays[0].get(tensor.name)
+        if array is None or array.dtype != tensor.numpy:
+            fault = "is missing" if array is None else f"is {array.dtype}"
             raise InputError(
-                f"{driver.name}: its input {tensor.name} ({tensor.numpy}) {said} in what the other model takes; the two"
-                " must have the same inputs"
+                f"{endpoint.name}: the input {tensor.name} ({tensor.numpy}) {fault} in the batches for the other model;"
+                " both models must have the same inputs",
+                code=ErrorCode.TENSOR_MISMATCH,
+                tensor=tensor.name,
+                dtype=None if array is None else str(array.dtype),
             )
-    return [driver.prepare(batch) for batch in fit]
+    return [endpoint.encode(batch) for batch in arrays]

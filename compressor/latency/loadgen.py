@@ -1,109 +1,103 @@
-"""Absolute bounds and throughput, measured by MLCommons LoadGen: SingleStream, Server and Offline."""
+"""Latency bounds and throughput, measured by MLCommons LoadGen: SingleStream, Server and Offline."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import queue
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from compressor.config.check import Scenario
-from compressor.errors import TargetMissingError
-from compressor.latency.verdict import Load
+from compressor.errors import ErrorCode, TargetMissingError
+from compressor.latency.loadgen_workers import LateError, query_workers
+from compressor.latency.verdict import ScenarioResult
 
 PERCENTILE = 0.99
-FEWEST = 662
-"""Queries that LoadGen needs to bound a 99th percentile with 99% confidence."""
-MORE = 4 * FEWEST
-"""Queries that a bound is tried again with that the first ones kept and did not prove: of the fewest, the slowest one
-decides."""
-_LONGEST = 10
-"""A scenario sends no more queries after so many times the seconds that it should take, and waits as long again for
-those sent."""
+MIN_QUERIES = 662
+"""Queries that LoadGen needs to bound a 99th percentile with 99% confidence; of so few, the slowest one decides."""
+MORE_QUERIES = 4 * MIN_QUERIES
+"""Queries of a second run, where those of the first were within the bound but did not prove it."""
+_PATIENCE = 10
+"""A scenario sends queries for at most this many times its expected duration, and waits as long for their responses."""
 
 
-def measure(
+@dataclass(frozen=True)
+class ScenarioSettings:
+    """How a scenario is run.
+
+    Attributes:
+        batch: rows per call.
+        p50: approximate milliseconds of a call.
+        bound: maximum of the 99th percentile in milliseconds; None: it is measured, not bounded.
+        rate: queries per second (Server).
+        seconds: minimum duration.
+        concurrency: maximum number of queries at the same time (Server, Offline).
+        min_queries: minimum number of queries (SingleStream, Server).
+    """
+
+    batch: int
+    p50: float
+    bound: float | None
+    rate: float
+    seconds: float
+    concurrency: int
+    min_queries: int = MIN_QUERIES
+
+
+def run_scenario(
     scenario: Scenario,
     calls: Sequence[Callable[[], object]],
-    *,
-    batch: int,
-    p50: float,
-    bound: float | None,
-    rate: float,
-    seconds: float,
-    at_once: int,
-    fewest: int = FEWEST,
-    on_fault: Callable[[BaseException], object] = lambda error: None,
-) -> Load:
-    """Run one scenario, to its end: LoadGen cannot be stopped (see `compressor.latency.loadgen_process`).
+    settings: ScenarioSettings,
+    on_error: Callable[[BaseException], object] = lambda error: None,
+) -> ScenarioResult:
+    """Run one scenario to its end: LoadGen cannot be stopped (see `compressor.latency.loadgen_process`).
 
     - SingleStream: one query after the other; the bound is on LoadGen's estimate of the 99th percentile, which is
       above the true one with 99% confidence.
     - Server: queries arrive at random (Poisson) at `rate`; the bound has to hold for 99% of them, with 99% confidence.
-    - Offline: everything at once; throughput.
+    - Offline: all queries at once; throughput.
 
     Args:
-        calls: the queries, taken in turn; each does one call.
-        batch: samples of a call.
-        p50: milliseconds of a call, about.
-        bound: milliseconds; None: measured, not gated on.
-        rate: queries a second (Server).
-        seconds: least duration.
-        at_once: queries of the Server and Offline scenarios that are under way at the same time, at most.
-        fewest: queries at least, but for Offline.
-        on_fault: is told what a call raised first, at once, in the thread of that call.
+        scenario: which one.
+        calls: the queries, in turn; each makes one call.
+        settings: sizes and bounds.
+        on_error: receives the first exception of a call, at once and in the thread of that call.
 
     Raises:
         TargetMissingError: LoadGen is not installed.
-        Exception: what a call raised.
+        Exception: the first exception of a call.
     """
     loadgen = library()
-    settings = loadgen.TestSettings()
-    settings.mode = loadgen.TestMode.PerformanceOnly
-    settings.scenario = getattr(loadgen.TestScenario, scenario)
-    settings.min_query_count = 1 if scenario == "Offline" else fewest
-    settings.min_duration_ms = int(1e3 * seconds)
-    due = settings.min_query_count * p50
-    if scenario == "SingleStream":
-        settings.single_stream_expected_latency_ns = max(1, int(1e6 * p50))
-        settings.single_stream_target_latency_percentile = PERCENTILE
-    elif scenario == "Server":
-        settings.server_target_qps = rate
-        due = max(due, 1e3 * fewest / rate)
-        settings.server_target_latency_ns = int(1e6 * (bound if bound is not None else 1e3 * seconds))
-        settings.server_target_latency_percentile = PERCENTILE
-    else:
-        settings.offline_expected_qps = 1e3 / p50
-    longest = _LONGEST * max(1e3 * seconds, due)
-    settings.max_duration_ms = int(longest)
-    limit, faults = 2e-3 * longest, list[BaseException]()
-    workers = _workers(loadgen, calls, at_once, limit, faults, on_fault)
+    expected = _expected_milliseconds(scenario, settings)
+    limit = _PATIENCE * max(1e3 * settings.seconds, expected)
+    errors = list[BaseException]()
+    workers = query_workers(loadgen, calls, settings.concurrency, 2e-3 * limit, errors, on_error)
     with tempfile.TemporaryDirectory() as folder, workers as issue:
         output = loadgen.LogOutputSettings()
         output.outdir, output.copy_summary_to_stdout = folder, False
-        logs = loadgen.LogSettings()
-        logs.log_output, logs.enable_trace = output, False
-        sut, samples = (
-            loadgen.ConstructSUT(issue, lambda: None),
-            loadgen.ConstructQSL(len(calls), len(calls), *[_skip] * 2),
-        )
+        log = loadgen.LogSettings()
+        log.log_output, log.enable_trace = output, False
+        system = loadgen.ConstructSUT(issue, lambda: None)
+        samples = loadgen.ConstructQSL(len(calls), len(calls), _load_samples, _load_samples)
         try:
-            loadgen.StartTestWithLogSettings(sut, samples, settings, logs)
+            loadgen.StartTestWithLogSettings(system, samples, _test_settings(loadgen, scenario, settings, limit), log)
         finally:
             loadgen.DestroyQSL(samples)
-            loadgen.DestroySUT(sut)
-        if faults:
-            if isinstance(faults[0], _LateError):
-                why = f"not done within {limit:.0f} s; more queries arrive than are answered"
-                asked = rate if scenario == "Server" else None
-                return Load(scenario=scenario, queries=0, rate=asked, bound=bound, holds=False, why=why)
-            raise faults[0]
-        return _read(scenario, _logged(Path(folder) / "mlperf_log_detail.txt"), batch, rate, bound)
+            loadgen.DestroySUT(system)
+        if not errors:
+            return _read_result(scenario, settings, _read_log(Path(folder) / "mlperf_log_detail.txt"))
+    if isinstance(errors[0], LateError):
+        return ScenarioResult(
+            scenario=scenario,
+            queries=0,
+            rate=settings.rate if scenario == "Server" else None,
+            bound=settings.bound,
+            holds=False,
+            why=f"not finished within {2e-3 * limit:.0f} s; more queries arrive than are answered",
+        )
+    raise errors[0]
 
 
 def library() -> Any:
@@ -115,99 +109,101 @@ def library() -> Any:
     try:
         import mlperf_loadgen
     except ImportError as error:
-        raise TargetMissingError("MLCommons LoadGen is not installed; pip install 'compressor[serving]'") from error
+        raise TargetMissingError(
+            "MLCommons LoadGen is not installed; pip install 'compressor[serving]'",
+            code=ErrorCode.PACKAGE_MISSING,
+            package="mlcommons-loadgen",
+        ) from error
     return mlperf_loadgen
 
 
-def _skip(samples: object) -> None:
-    """Samples are in memory already."""
+def _load_samples(samples: object) -> None:
+    """Nothing to do: the samples are in memory."""
 
 
-class _LateError(Exception):
-    """The scenario's time is over."""
+def _min_queries(scenario: Scenario, settings: ScenarioSettings) -> int:
+    return 1 if scenario == "Offline" else settings.min_queries
 
 
-@contextlib.contextmanager
-def _workers(
-    loadgen: Any,
-    calls: Sequence[Callable[[], object]],
-    count: int,
-    seconds: float,
-    faults: list[BaseException],
-    on_fault: Callable[[BaseException], object],
-) -> Iterator[Callable[[Sequence[Any]], None]]:
-    """A function that takes queries for `count` threads to answer; what goes wrong there is added to `faults`.
-
-    After a fault, or so many seconds, queries are only ticked off: LoadGen waits for every one that it has sent.
-    """
-    waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    end = time.monotonic() + seconds
-
-    def work() -> None:
-        while (sample := waiting.get()) is not None:
-            if not faults and time.monotonic() > end:
-                faults.append(_LateError())
-            if not faults:
-                try:
-                    calls[sample.index]()
-                except BaseException as error:
-                    faults.append(error)
-                    if error is faults[0]:  # others may fail at the same moment
-                        on_fault(error)
-            loadgen.QuerySamplesComplete([loadgen.QuerySampleResponse(sample.id, 0, 0)])
-
-    def issue(samples: Sequence[Any]) -> None:
-        for sample in samples:
-            waiting.put(sample)
-
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield issue
-    finally:
-        for _ in threads:
-            waiting.put(None)
-        for thread in threads:
-            thread.join()
+def _expected_milliseconds(scenario: Scenario, settings: ScenarioSettings) -> float:
+    """How long the minimum number of queries should take."""
+    expected = _min_queries(scenario, settings) * settings.p50
+    return max(expected, 1e3 * settings.min_queries / settings.rate) if scenario == "Server" else expected
 
 
-def _logged(path: Path) -> dict[str, Any]:
-    """LoadGen's results by key; the last one counts."""
+def _test_settings(loadgen: Any, scenario: Scenario, settings: ScenarioSettings, limit: float) -> Any:
+    """LoadGen's settings; `limit` is the maximum duration in milliseconds."""
+    test = loadgen.TestSettings()
+    test.mode = loadgen.TestMode.PerformanceOnly
+    test.scenario = getattr(loadgen.TestScenario, scenario)
+    test.min_query_count = _min_queries(scenario, settings)
+    test.min_duration_ms = int(1e3 * settings.seconds)
+    test.max_duration_ms = int(limit)
+    if scenario == "SingleStream":
+        test.single_stream_expected_latency_ns = max(1, int(1e6 * settings.p50))
+        test.single_stream_target_latency_percentile = PERCENTILE
+    elif scenario == "Server":
+        bound = settings.bound if settings.bound is not None else 1e3 * settings.seconds
+        test.server_target_qps = settings.rate
+        test.server_target_latency_ns = int(1e6 * bound)
+        test.server_target_latency_percentile = PERCENTILE
+    else:
+        test.offline_expected_qps = 1e3 / settings.p50
+    return test
+
+
+def _read_log(path: Path) -> dict[str, Any]:
+    """LoadGen's results by key; of a repeated key the last."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     entries = [json.loads(line.partition(" ")[2]) for line in lines if line.startswith(":::MLLOG ")]
     return {entry["key"]: entry["value"] for entry in entries}
 
 
-def _read(scenario: Scenario, found: dict[str, Any], batch: int, rate: float, bound: float | None) -> Load:
+def _read_result(scenario: Scenario, settings: ScenarioSettings, log: Mapping[str, Any]) -> ScenarioResult:
     if scenario == "Offline":
-        done = batch * float(found["result_samples_per_second"])
-        count = int(found.get("effective_samples_per_query", 0) or found["generated_samples_per_query"])
-        return Load(scenario=scenario, queries=count, samples_per_second=done)
-    queries = int(found["result_query_count"])
-    observed = 1e-6 * float(found[f"result_{100 * PERCENTILE:.2f}_percentile_latency_ns"])
-    late = 1e-6 * float(found.get("early_stopping_latency_ss") or 0) or observed
-    if bound is None:
-        why = ""
-    elif queries < FEWEST:
-        why = f"{queries} queries are too few to bound a 99th percentile"
-    elif observed > bound:
-        over = int(found.get("result_overlatency_query_count", 0))
-        some = f", {over} of {queries} queries took longer" if over else ""
-        why = f"p99 {observed:.3f} ms is beyond the bound of {bound:g} ms{some}"
-    elif late > bound or (scenario == "Server" and found["result_validity"] != "VALID"):
-        most = f": it may be {late:.3f} ms" if late > bound else ""
-        why = f"p99 {observed:.3f} ms keeps the bound of {bound:g} ms, but {queries} queries do not prove it{most}"
-    else:
-        why = ""
-    return Load(
+        throughput = settings.batch * float(log["result_samples_per_second"])
+        count = int(log.get("effective_samples_per_query", 0) or log["generated_samples_per_query"])
+        return ScenarioResult(scenario=scenario, queries=count, samples_per_second=throughput)
+    observed = 1e-6 * float(log[f"result_{100 * PERCENTILE:.2f}_percentile_latency_ns"])
+    estimate = 1e-6 * float(log.get("early_stopping_latency_ss") or 0) or observed
+    why = _missed_bound(scenario, settings.bound, observed, estimate, log)
+    return ScenarioResult(
         scenario=scenario,
-        queries=queries,
-        rate=rate if scenario == "Server" else None,
+        queries=int(log["result_query_count"]),
+        rate=settings.rate if scenario == "Server" else None,
         percentile=PERCENTILE,
         observed=observed,
-        milliseconds=late,
-        bound=bound,
+        milliseconds=estimate,
+        bound=settings.bound,
         holds=not why,
         why=why,
     )
+
+
+def _missed_bound(
+    scenario: Scenario, bound: float | None, observed: float, estimate: float, log: Mapping[str, Any]
+) -> str:
+    """Why a bound does not hold or is not proven; empty where it is.
+
+    Args:
+        scenario: which one.
+        bound: maximum of the 99th percentile in milliseconds, or None.
+        observed: 99th percentile of the queries.
+        estimate: LoadGen's upper bound of the true one.
+        log: LoadGen's results by key.
+    """
+    queries = int(log["result_query_count"])
+    if bound is None:
+        return ""
+    if queries < MIN_QUERIES:
+        return f"{queries} queries are too few to bound a 99th percentile"
+    if observed > bound:
+        over = int(log.get("result_overlatency_query_count", 0))
+        slower = f", {over} of {queries} queries took longer" if over else ""
+        return f"p99 {observed:.3f} ms is beyond the bound of {bound:g} ms{slower}"
+    if estimate > bound or (scenario == "Server" and log["result_validity"] != "VALID"):
+        largest = f": it may be {estimate:.3f} ms" if estimate > bound else ""
+        return (
+            f"p99 {observed:.3f} ms is within the bound of {bound:g} ms, which {queries} queries do not prove{largest}"
+        )
+    return ""

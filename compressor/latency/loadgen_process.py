@@ -1,110 +1,142 @@
-"""A scenario of LoadGen in a process of its own: LoadGen itself cannot be stopped, a process can.
+"""A LoadGen scenario in a process of its own: LoadGen cannot be stopped, a process can.
 
-It keeps to its schedule however many queries fail. Here the first fault is told at once, and the process is ended.
+LoadGen keeps to its schedule however many queries fail. Here the first error is reported at once and ends the process.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import multiprocessing
 import os
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 
 from compressor.config.check import CheckRequest, Scenario
-from compressor.errors import CompressorError
-from compressor.latency import loadgen
+from compressor.errors import CompressorError, ErrorCode
 from compressor.latency.endpoints import encode_batches, open_endpoint
-from compressor.latency.verdict import Load, Slowdown
+from compressor.latency.loadgen import MORE_QUERIES, ScenarioSettings, run_scenario
+from compressor.latency.verdict import ScenarioResult, Slowdown
 from compressor.silence_libraries import one_line
 from compressor.targets.base import Feeds
 
 _WARM_UPS = 3
-"""Calls that are not counted: a process's first ones, and an engine's, take longer."""
-_AT_ONCE = 4
-_OF_DEADLINE = 0.25
-"""How much of its deadline a call may wait for others that are under way; `_AT_ONCE` may be in any case."""
+"""Calls before the scenario: the first ones of a process and of an engine take longer."""
+_MIN_CONCURRENCY = 4
+_WAITING_SHARE = 0.25
+"""Share of its deadline that a call may wait for concurrent ones, as long as `_MIN_CONCURRENCY` calls are permitted."""
+_log = logging.getLogger(__name__)
 
 
-def measure(scenario: Scenario, asked: CheckRequest, feeds: Sequence[Feeds], times: Slowdown) -> Load:
-    """Run one scenario of the model that is asked for, which the process loads or connects to anew.
+def run_worker(
+    pipe: Connection, scratch: str, scenario: Scenario, request: CheckRequest, batches: Sequence[Feeds], times: Slowdown
+) -> None:
+    """The main function of the process: sends a ScenarioResult, or the first error.
 
     Args:
-        feeds: the queries, taken in turn.
-        times: what was measured of the two. Without a `rate` the Server scenario sends half as many queries a second as
-            one caller of the baseline could: as many to a slower model as to a faster one.
+        pipe: the parent's end receives the result.
+        scratch: folder for temporary files; it outlives the process.
+        scenario: what to run.
+        request: names the model, which is loaded or connected to anew.
+        batches: the queries, in turn.
+        times: what was measured of model and baseline.
+    """
+    tempfile.tempdir = scratch
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    try:
+        with open_endpoint(request, request.model) as model:
+            calls = [functools.partial(model.call, batch) for batch in encode_batches(model, batches)]
+            for call in calls[:_WARM_UPS]:
+                call()
+            settings = _settings(scenario, request, times, model.concurrency)
+            report = functools.partial(_send_error, pipe)
+            result = run_scenario(scenario, calls, settings, report)
+            if result.unproven:
+                result = run_scenario(scenario, calls, replace(settings, min_queries=MORE_QUERIES), report)
+            pipe.send(result)
+    except Exception as error:
+        _send_error(pipe, error)
+
+
+def measure(
+    scenario: Scenario,
+    request: CheckRequest,
+    batches: Sequence[Feeds],
+    times: Slowdown,
+    worker: Callable[..., object] = run_worker,
+) -> ScenarioResult:
+    """Run one scenario for the model of a check, which a new process loads or connects to.
+
+    Without a `rate` the Server scenario sends half as many queries per second as one caller of the baseline could, so
+    that a slower model receives as many as a faster one.
+
+    Args:
+        scenario: which one.
+        request: names the model and has the bound.
+        batches: the queries, in turn.
+        times: what was measured of model and baseline.
+        worker: main function of the process.
 
     Raises:
-        CompressorError: what a call raised first, or that the process ended before its time.
+        CompressorError: the first error of a call, or the process ended without a result.
     """
     context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe(duplex=False)
-    with here, tempfile.TemporaryDirectory() as scratch:
-        process = context.Process(target=_run, args=(there, scratch, scenario, asked, feeds, times), daemon=True)
+    receiver, sender = context.Pipe(duplex=False)
+    with receiver, tempfile.TemporaryDirectory() as scratch:
+        process = context.Process(target=worker, args=(sender, scratch, scenario, request, batches, times), daemon=True)
         try:
-            with _interrupts_held():
+            with _interrupts_blocked():
                 process.start()
-            there.close()  # else the pipe would stay open when the process ends
-            found = here.recv()
+            sender.close()  # else the pipe would stay open when the process ends
+            result = receiver.recv()
         except EOFError as error:
             process.join()
             raise CompressorError(
-                f"LoadGen, {scenario}: its process ended before its time (code {process.exitcode}); is there memory to"
-                " load the model once more?"
+                f"LoadGen, {scenario}: its process ended without a result (exit code {process.exitcode}); check that"
+                " there is memory to load the model once more",
+                code=ErrorCode.PROCESS_ENDED,
+                scenario=scenario,
+                exit_code=process.exitcode,
             ) from error
         finally:
             if process.pid is not None:
                 process.kill()
                 process.join()
-    if isinstance(found, CompressorError):
-        raise found
-    assert isinstance(found, Load)
-    return found
+    if isinstance(result, CompressorError):
+        raise result
+    assert isinstance(result, ScenarioResult)
+    _log.debug("%s: %s", scenario, result)
+    return result
 
 
-def _run(
-    pipe: Connection, scratch: str, scenario: Scenario, asked: CheckRequest, feeds: Sequence[Feeds], times: Slowdown
-) -> None:
-    """The process. What it writes is in `scratch`, which outlives it."""
-    tempfile.tempdir = scratch
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    try:
-        with open_endpoint(asked, asked.model) as model:
-            calls = [functools.partial(model.call, batch) for batch in encode_batches(model, feeds)]
-            for call in calls[:_WARM_UPS]:
-                call()
-            run = functools.partial(
-                loadgen.measure,
-                scenario,
-                calls,
-                batch=asked.batch,
-                p50=times.model_p50,
-                bound=None if scenario == "Offline" else asked.p99,
-                rate=asked.rate or 500 / times.baseline_p50,
-                seconds=asked.load_seconds,
-                at_once=max(_AT_ONCE, min(model.at_once, int(_OF_DEADLINE * 1e3 * asked.deadline / times.model_p50))),
-                on_fault=lambda error: pipe.send(_told(error)),
-            )
-            found = run()
-            pipe.send(run(fewest=loadgen.MORE) if found.unproven else found)
-    except Exception as error:
-        pipe.send(_told(error))
+def _settings(scenario: Scenario, request: CheckRequest, times: Slowdown, concurrency: int) -> ScenarioSettings:
+    """Settings of a scenario; `concurrency` is the maximum that is useful for the model."""
+    waiting = _WAITING_SHARE * 1e3 * request.deadline
+    return ScenarioSettings(
+        batch=request.batch,
+        p50=times.model_p50,
+        bound=None if scenario == "Offline" else request.p99,
+        rate=request.rate or 500 / times.baseline_p50,
+        seconds=request.load_seconds,
+        concurrency=max(_MIN_CONCURRENCY, min(concurrency, int(waiting / times.model_p50))),
+    )
 
 
-def _told(error: BaseException) -> CompressorError:
-    """An error that can be sent: those of libraries may hold what cannot."""
-    if isinstance(error, CompressorError):
-        return error
-    return CompressorError(f"{type(error).__name__}: {one_line(error)}")
+def _send_error(pipe: Connection, error: BaseException) -> None:
+    """Send an error to the parent; one of a library may hold what cannot be pickled."""
+    if not isinstance(error, CompressorError):
+        error = CompressorError(f"{type(error).__name__}: {one_line(error)}")
+    pipe.send(error)
 
 
-def _end_with_parent() -> None:
-    """Nobody would end the process later."""
+def _exit_with_parent() -> None:
+    """End the process when the parent has ended: nobody would do so later."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -112,9 +144,9 @@ def _end_with_parent() -> None:
 
 
 @contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """What is started here never hears of Ctrl-C, which a terminal sends to every process: the parent ends it."""
-    resource_tracker.ensure_running()  # it would let interrupts through as it starts
+def _interrupts_blocked() -> Iterator[None]:
+    """Processes started here ignore Ctrl-C, which a terminal sends to every process: the parent ends them."""
+    resource_tracker.ensure_running()  # it would unblock interrupts while it starts
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

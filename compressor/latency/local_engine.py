@@ -1,103 +1,172 @@
-"""A graph or an engine loaded here, as a driver."""
+"""An engine on this machine that a check calls: an ONNX file in ONNX Runtime, or a TensorRT engine."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
-from compressor.errors import InputError, UsageError
-from compressor.measure.timing import wait_until_idle
+from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
+from compressor.measure import timing
+from compressor.silence_libraries import one_line
 from compressor.targets import BuildOptions, Engine, target
 from compressor.targets.base import Feeds, Precision
 from compressor.targets.cuda import driver
 from compressor.targets.onnxruntime.ort_session import PROVIDERS
 from compressor.targets.random_inputs import random_feeds
-from compressor.targets.tensor_specs import FREE, TensorSpec, inputs_of
+from compressor.targets.tensor_specs import FREE, TensorSpec, input_specs
+from compressor.targets.tensorrt.metadata import read_metadata
 from graph_passes import load
+from graph_passes.errors import GraphPassError
 
-_PLANS = (".plan", ".engine")
+_log = logging.getLogger(__name__)
 
 
+@dataclass
 class LocalEngine:
-    """An ONNX file, built for this machine and loaded; or a TensorRT engine.
-
-    Args:
-        path: the file; one that `compress` built for ONNX Runtime (`engine.onnx`) is loaded as it is.
-        scratch: folder of its own for what the build writes.
-        threads: of one call; None: one a core.
-        kernel: library that block-sparse attention is computed with; None: the graph's own function.
+    """An engine that is loaded in this process; see `compressor.latency.endpoints.Endpoint`.
 
     Attributes:
-        graph: the graph whose function it has to compute.
+        name: path of the file.
+        engine: the loaded engine.
+        inputs: the inputs that it takes.
+        precision: numeric precision of its outputs.
+        host: runtime and device.
+        graph: ONNX file of the function that it computes.
+        lock: held during a call; an engine with one execution context needs a real one.
     """
 
-    at_once = 4
-
-    def __init__(self, path: Path, scratch: Path, threads: int | None = None, kernel: Path | None = None) -> None:
-        if not path.is_file():
-            raise InputError(f"{path}: there is no such file; give an ONNX file, or a model's name with --server")
-        self.name, self.graph = str(path), path
-        self._turn: AbstractContextManager[Any] = nullcontext()
-        self._engine: Engine
-        if path.suffix in _PLANS:
-            if kernel is not None:
-                raise UsageError(
-                    f"--kernel {kernel}: is for ONNX Runtime, and {path} is a TensorRT engine; leave it out"
-                )
-            from compressor.targets.tensorrt import target as trt
-
-            plan = trt.load(path)
-            papers = plan.metadata
-            self.precision: Precision = papers.precision
-            self._engine, self.graph = plan, path.with_name("model.onnx")
-            self._turn = threading.Lock()  # it has one context, which one thread at a time may use
-            self.inputs = tuple(
-                TensorSpec(name, ir.DataType.from_numpy(np.dtype(papers.inputs[name])), _free(least, most))
-                for name, (least, _, most) in papers.profiles.items()
-            )
-            self.host = f"{plan.session['runtime']} on {driver().device}"
-        else:
-            model = load(path)
-            half = any(value.dtype == ir.DataType.FLOAT16 for value in model.graph.initializers.values())
-            self.precision = "fp16" if half else "fp32"
-            self._engine = target("ort")(
-                path, scratch / "engine.onnx", threads=threads, tuning=BuildOptions(kernel=kernel)
-            )
-            self.inputs = inputs_of(model, path)
-            session = self._engine.session
-            where = str(driver().device) if session["provider"] == PROVIDERS["cuda"] else session["provider"]
-            self.host = f"{session['runtime']} on {where}, {session['intra_op_threads']} threads"
-            if kernel is not None:
-                self.host += ", compiled kernel"
+    name: str
+    engine: Engine
+    inputs: tuple[TensorSpec, ...]
+    precision: Precision
+    host: str
+    graph: Path
+    lock: contextlib.AbstractContextManager[Any] = field(default_factory=contextlib.nullcontext)
+    concurrency: ClassVar[int] = 4
 
     @cached_property
-    def _described(self) -> ir.Model:
-        """The graph, which says what inputs are valid."""
+    def _model(self) -> ir.Model:
         return load(self.graph)
 
-    def draw(self, batch: int, seq: int, seed: int) -> Feeds:
-        feeds = random_feeds(self._described, batch, seq, seed=seed)
-        return {tensor.name: feeds[tensor.name].astype(tensor.numpy) for tensor in self.inputs}
+    def random_batch(self, batch: int, seq: int, seed: int) -> Feeds:
+        """A random batch that is valid for the graph."""
+        with library_errors(self.graph):
+            feeds = random_feeds(self._model, batch, seq, seed=seed)
+            return {tensor.name: feeds[tensor.name].astype(tensor.numpy) for tensor in self.inputs}
 
-    def prepare(self, feeds: Feeds) -> Feeds:
+    def encode(self, feeds: Feeds) -> Feeds:
+        """The batch itself."""
         return feeds
 
-    def call(self, prepared: Feeds) -> dict[str, np.ndarray]:
-        with self._turn:
-            return self._engine.run(prepared)
+    def infer(self, request: Feeds) -> dict[str, np.ndarray]:
+        """The outputs of one batch, by name."""
+        with self.lock:
+            return self.engine.run(request)
 
-    answers = call
+    call = infer
 
-    def rest(self) -> None:
-        wait_until_idle()
+    def wait_until_idle(self) -> None:
+        """Wait until no thread of this process computes."""
+        timing.wait_until_idle()
 
 
-def _free(least: Sequence[int], most: Sequence[int]) -> tuple[int, ...]:
-    return tuple(FREE if low != high else low for low, high in zip(least, most, strict=True))
+def load_engine(path: Path, scratch: Path, threads: int | None = None, kernel: Path | None = None) -> LocalEngine:
+    """Build an ONNX file for ONNX Runtime on this machine and load it, or load a TensorRT engine.
+
+    Args:
+        path: ONNX file, loaded as it is if it was built for ONNX Runtime (`engine.onnx`); or TensorRT engine.
+        scratch: empty folder for what is built.
+        threads: threads per call; None: one per core.
+        kernel: library that computes block-sparse attention; None: the function in the graph.
+
+    Raises:
+        InputError: the file is missing or cannot be loaded.
+        UsageError: a kernel for a TensorRT engine.
+        TargetMissingError: the runtime is not installed.
+    """
+    if not path.is_file():
+        raise InputError(
+            f"{path}: no such file; give an ONNX file, or the name of a model with --server",
+            code=ErrorCode.FILE_MISSING,
+            path=path,
+        )
+    with library_errors(path):
+        if path.suffix in target("trt").suffixes:
+            loaded = _load_tensorrt(path, kernel)
+        else:
+            loaded = _load_onnx(path, scratch, threads, kernel)
+    _log.debug("loaded %s: %s", path, loaded.host)
+    return loaded
+
+
+def _load_tensorrt(path: Path, kernel: Path | None) -> LocalEngine:
+    if kernel is not None:
+        raise UsageError(
+            f"--kernel {kernel}: a kernel is for ONNX Runtime, and {path} is a TensorRT engine; omit it",
+            code=ErrorCode.CONTRADICTION,
+            field="kernel",
+            path=path,
+        )
+    engine, metadata = target("trt").load(path), read_metadata(path)
+    return LocalEngine(
+        name=str(path),
+        engine=engine,
+        inputs=tuple(
+            TensorSpec(name, ir.DataType.from_numpy(np.dtype(metadata.inputs[name])), _dims(minimum, maximum))
+            for name, (minimum, _, maximum) in metadata.profiles.items()
+        ),
+        precision=metadata.precision,
+        host=f"{engine.session['runtime']} on {driver().device}",
+        graph=path.with_name("model.onnx"),
+        lock=threading.Lock(),  # it has one execution context, which one thread at a time may use
+    )
+
+
+def _load_onnx(path: Path, scratch: Path, threads: int | None, kernel: Path | None) -> LocalEngine:
+    model = load(path)
+    half = any(value.dtype == ir.DataType.FLOAT16 for value in model.graph.initializers.values())
+    engine = target("ort").build(path, scratch / "engine.onnx", threads=threads, options=BuildOptions(kernel=kernel))
+    session = engine.session
+    device = str(driver().device) if session["provider"] == PROVIDERS["cuda"] else session["provider"]
+    host = f"{session['runtime']} on {device}, {session['intra_op_threads']} threads"
+    return LocalEngine(
+        name=str(path),
+        engine=engine,
+        inputs=input_specs(model, path),
+        precision="fp16" if half else "fp32",
+        host=f"{host}, compiled kernel" if kernel is not None else host,
+        graph=path,
+    )
+
+
+@contextlib.contextmanager
+def library_errors(path: Path) -> Iterator[None]:
+    """Raise InputError in place of whatever a library raises while it works on a file.
+
+    A damaged file that still parses can make any library below (onnx_ir, NumPy, ONNX Runtime's optimizers) raise an
+    exception of any type, far from where the file is read.
+    """
+    try:
+        yield
+    except (CompressorError, GraphPassError, MemoryError):
+        raise
+    except Exception as error:
+        raise InputError(
+            f"{path}: the file cannot be used ({type(error).__name__}: {one_line(error)}); export or copy it again",
+            code=ErrorCode.FILE_UNREADABLE,
+            path=path,
+        ) from error
+
+
+def _dims(minimum: Sequence[int], maximum: Sequence[int]) -> tuple[int, ...]:
+    """Sizes of an input of a TensorRT engine, from the two ends of its profile."""
+    return tuple(FREE if low != high else low for low, high in zip(minimum, maximum, strict=True))

@@ -1,142 +1,234 @@
-"""Does a model answer right? Asked before anything is timed, and after: an empty answer is always fast."""
+"""Comparison of a model's outputs with the expected ones, before and after timing: an empty output is always fast."""
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from compressor.errors import InputError, MismatchError
+from compressor.errors import ErrorCode, InputError, MismatchError
 from compressor.latency.endpoints import Endpoint, cast_inputs
-from compressor.latency.local_engine import LocalEngine
-from compressor.latency.verdict import Answers
+from compressor.latency.local_engine import LocalEngine, library_errors
+from compressor.latency.request_batches import read_arrays
+from compressor.latency.verdict import OutputAgreement
 from compressor.targets.base import TOLERANCE, Feeds
-from compressor.targets.onnxruntime.ort_session import describe, open_session, run
+from compressor.targets.onnxruntime.ort_session import open_session, run_session, session_settings
 from compressor.targets.relative_error import relative_error
-from compressor.targets.tensor_specs import inputs_of
+from compressor.targets.tensor_specs import input_specs
 from graph_passes import load
 
 ANY, BASELINE = "any", "baseline"
+"""Values of `--expect` that name no file."""
 Outputs = dict[str, np.ndarray]
+_Source = Callable[[int, Feeds], Outputs]
+"""The expected outputs of a batch, from its number and its inputs."""
 
 
-def judge(
-    driver: Endpoint,
-    feeds: Sequence[Feeds],
+@dataclass(frozen=True)
+class ExpectedOutputs:
+    """What a model has to compute.
+
+    Attributes:
+        source: where the expected outputs are from.
+        outputs: the outputs of every batch, by name.
+        batches: the inputs of every batch.
+        tolerance: maximum relative error.
+        exact_integers: integers and truth values must be equal, whatever the tolerance.
+        shapes_only: compare shapes and types alone.
+        hint: how to proceed where a model computes another function by design.
+    """
+
+    source: str
+    outputs: Sequence[Outputs]
+    batches: Sequence[Feeds]
+    tolerance: float
+    exact_integers: bool
+    shapes_only: bool = False
+    hint: str = ""
+
+    def compare(self, model: str, outputs: Sequence[Outputs]) -> OutputAgreement:
+        """Compare the outputs of a model for every batch.
+
+        Raises:
+            MismatchError: an output is missing, empty, not finite, of another shape or type, or differs.
+        """
+        for number, batch in enumerate(outputs):
+            check_finite(model, number, batch)
+        if self.shapes_only:
+            for number, batch in enumerate(outputs):
+                self._check_shapes(model, number, batch)
+            return OutputAgreement(expected=ANY, error=None, tolerance=0.0, batches=len(outputs))
+        error = max((self._error(model, number, batch) for number, batch in enumerate(outputs)), default=0.0)
+        if error > self.tolerance:
+            raise MismatchError(
+                f"{model}: the outputs differ from those of {self.source}: relative error {error:.2g}, at most"
+                f" {self.tolerance:g} is permitted{self.hint}",
+                code=ErrorCode.OUTPUTS_DIFFER,
+                model=model,
+                error=error,
+                tolerance=self.tolerance,
+            )
+        return OutputAgreement(expected=self.source, error=error, tolerance=self.tolerance, batches=len(outputs))
+
+    def _error(self, model: str, number: int, outputs: Outputs) -> float:
+        """The largest relative error of one batch."""
+        missing = self.outputs[number].keys() - outputs.keys()
+        if missing:
+            raise MismatchError(
+                f"{model}: {self.source} has the output {', '.join(sorted(missing))}, which the model lacks; it has"
+                f" {', '.join(sorted(outputs))}",
+                code=ErrorCode.TENSOR_MISMATCH,
+                model=model,
+                tensors=tuple(sorted(missing)),
+            )
+        largest = 0.0
+        for name, expected in self.outputs[number].items():
+            error = relative_error(expected, outputs[name], self.batches[number])
+            whole = expected.dtype.kind in "biu" and expected.shape == outputs[name].shape
+            if error and whole and self.exact_integers:
+                raise MismatchError(
+                    f"{model}: the outputs differ from those of {self.source}: {name} (batch {number}) holds integers,"
+                    f" which must be equal; permit a relative error with --tolerance{self.hint}",
+                    code=ErrorCode.OUTPUTS_DIFFER,
+                    model=model,
+                    tensor=name,
+                    batch=number,
+                    error=error,
+                    tolerance=0.0,
+                )
+            largest = max(largest, error)
+        return largest
+
+    def _check_shapes(self, model: str, number: int, outputs: Outputs) -> None:
+        for name, expected in self.outputs[number].items():
+            output = outputs.get(name)
+            if output is None or output.shape != expected.shape or output.dtype != expected.dtype:
+                actual = "missing" if output is None else f"{output.dtype} {list(output.shape)}"
+                raise MismatchError(
+                    f"{model}: output {name} (batch {number}) is {actual}, that of {self.source} is {expected.dtype}"
+                    f" {list(expected.shape)}",
+                    code=ErrorCode.TENSOR_MISMATCH,
+                    model=model,
+                    tensor=name,
+                    batch=number,
+                    shape=None if output is None else output.shape,
+                    expected=expected.shape,
+                )
+
+
+def expected_outputs(
+    endpoint: Endpoint,
+    batches: Sequence[Feeds],
     baseline: Sequence[Outputs],
     expect: str | None,
     tolerance: float | None,
-) -> Callable[[Sequence[Outputs]], Answers]:
-    """What tells whether a model's outputs for every batch are as they should be: it raises MismatchError where they
-    are not, and says how far they are off where they are.
+) -> ExpectedOutputs:
+    """What a model has to compute for every batch.
 
     Args:
-        driver: the model.
-        feeds: every batch.
-        baseline: the baseline's outputs for every batch.
-        expect: whose answers it has to give. `baseline`; `any`: the shapes and types of the baseline's, and numbers
-            that are finite; a `.npz` of outputs by name `[row, ...]`; an ONNX file, or a folder with `model.onnx`, that
-            is run here. None: of a graph on this machine, the graph's own, run without any optimization; of a
-            server's model, the baseline's.
-        tolerance: largest relative error; None: that of the driver's precision, and none of whole numbers.
+        endpoint: the model.
+        batches: the inputs of every batch.
+        baseline: the baseline's outputs of every batch.
+        expect: `baseline`; `any`: the shapes and types of the baseline; an `.npz` of outputs `[row, ...]` by name; an
+            ONNX file, or a folder with a `model.onnx`, to run here. None: for a graph on this machine its own outputs
+            without optimization, for a server's model the baseline's.
+        tolerance: maximum relative error; None: that of the model's precision, and equality for integers.
+
+    Raises:
+        InputError: the file is missing, unreadable, or has too few rows.
     """
-    own = expect is None and isinstance(driver, LocalEngine)
-    limit = tolerance if tolerance is not None else TOLERANCE[driver.precision]
-    right: Callable[[int, Feeds], Outputs]
-    if own:
-        assert isinstance(driver, LocalEngine)
-        whose, right = "its own graph, run plainly", _graph(driver.graph)
-    elif expect in (None, BASELINE, ANY):
-        whose, right = "the baseline", lambda number, _: baseline[number]
+    hint = "; if it computes another function by design, give --expect OUT or --expect any"
+    if expect is None and isinstance(endpoint, LocalEngine):
+        source, outputs_of, hint = "its own unoptimized graph", _run_graph(endpoint.graph), ""
+    elif expect is None or expect in (BASELINE, ANY):
+        source, outputs_of = "the baseline", lambda number, _: baseline[number]
     else:
-        assert expect is not None
-        whose, right = expect, _expected(Path(expect))
-    wanted = [right(number, batch) for number, batch in enumerate(feeds)]
-    hint = "" if own else "; if it computes another function by design, --expect OUT or --expect any"
-
-    def alike(found: Sequence[Outputs]) -> Answers:
-        for number, got in enumerate(found):
-            require_finite(driver.name, number, got)
-            _alike(driver.name, number, got, wanted[number])
-        return Answers(expected=ANY, error=None, tolerance=0.0, batches=len(found))
-
-    def equal(found: Sequence[Outputs]) -> Answers:
-        error = 0.0
-        for number, got in enumerate(found):
-            require_finite(driver.name, number, got)
-            missing = wanted[number].keys() - got.keys()
-            if missing:
-                raise MismatchError(
-                    f"{driver.name}: it has no output {', '.join(sorted(missing))}, which {whose} has; it gives"
-                    f" {', '.join(sorted(got))}"
-                )
-            for name, array in wanted[number].items():
-                apart = relative_error(array, got[name], feeds[number])
-                whole = array.dtype.kind in "biu" and array.shape == got[name].shape
-                if apart and whole and tolerance is None:
-                    raise MismatchError(
-                        f"{driver.name}: its answers are not those of {whose}: output {name} (batch {number}) differs,"
-                        f" and whole numbers have to be equal (--tolerance allows a relative error){hint}"
-                    )
-                error = max(error, apart)
-        if error > limit:
-            raise MismatchError(
-                f"{driver.name}: its answers are not those of {whose}: relative error {error:.2g}, {limit:g} is"
-                f" allowed{hint}"
-            )
-        return Answers(expected=whose, error=error, tolerance=limit, batches=len(found))
-
-    return alike if expect == ANY else equal
+        source, outputs_of = expect, _read_expected(Path(expect))
+    return ExpectedOutputs(
+        source=source,
+        outputs=[outputs_of(number, batch) for number, batch in enumerate(batches)],
+        batches=batches,
+        tolerance=TOLERANCE[endpoint.precision] if tolerance is None else tolerance,
+        exact_integers=tolerance is None,
+        shapes_only=expect == ANY,
+        hint=hint,
+    )
 
 
-def require_finite(name: str, number: int, outputs: Outputs) -> None:
-    """Raise MismatchError unless there are outputs, none of them empty, and every number is finite."""
-    for output, array in outputs.items():
+def check_finite(model: str, number: int, outputs: Outputs) -> None:
+    """Make sure that a batch has outputs, none of them empty, and only finite numbers.
+
+    Raises:
+        MismatchError: it has not.
+    """
+    for name, array in outputs.items():
         if array.size == 0:
-            raise MismatchError(f"{name}: output {output} is empty (batch {number})")
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise MismatchError(f"{name}: output {output} holds NaN or infinity (batch {number})")
-    if not outputs:
-        raise MismatchError(f"{name}: it gives no outputs (batch {number})")
-
-
-def _alike(name: str, number: int, outputs: Outputs, model: Outputs) -> None:
-    for output, array in model.items():
-        got = outputs.get(output)
-        if got is None or got.shape != array.shape or got.dtype != array.dtype:
-            said = "missing" if got is None else f"{got.dtype} {list(got.shape)}"
             raise MismatchError(
-                f"{name}: output {output} is {said}, the baseline's is {array.dtype} {list(array.shape)} (batch"
-                f" {number})"
+                f"{model}: output {name} is empty (batch {number})",
+                code=ErrorCode.TENSOR_MISMATCH,
+                model=model,
+                tensor=name,
+                batch=number,
             )
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise MismatchError(
+                f"{model}: output {name} holds NaN or infinity (batch {number})",
+                code=ErrorCode.NOT_FINITE,
+                model=model,
+                tensor=name,
+                batch=number,
+            )
+    if not outputs:
+        raise MismatchError(
+            f"{model}: there are no outputs (batch {number})",
+            code=ErrorCode.TENSOR_MISMATCH,
+            model=model,
+            tensor=None,
+            batch=number,
+        )
 
 
-def _expected(path: Path) -> Callable[[int, Feeds], Outputs]:
+def _read_expected(path: Path) -> _Source:
+    """Expected outputs from an .npz file, or from a graph that is run here."""
     if path.suffix == ".npz":
-        try:
-            with np.load(path, allow_pickle=False) as archive:
-                rows = dict(archive)
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-            raise InputError(f"{path}: no archive of outputs ({error}); write it by numpy.savez") from error
-        return lambda number, feeds: {name: _rows(path, array, number, feeds) for name, array in rows.items()}
+        arrays = read_arrays(path)
+        return lambda number, feeds: {name: _rows(path, array, number, feeds) for name, array in arrays.items()}
     graph = path / "model.onnx" if path.is_dir() else path
     if not graph.is_file():
-        raise InputError(f"--expect {path}: give baseline, any, an .npz of outputs, an ONNX file or an output folder")
-    return _graph(graph)
+        raise InputError(
+            f"--expect {path}: no such file; give baseline, any, an .npz of outputs, an ONNX file or an output folder",
+            code=ErrorCode.FILE_MISSING,
+            path=graph,
+            field="expect",
+        )
+    return _run_graph(graph)
 
 
 def _rows(path: Path, array: np.ndarray, number: int, feeds: Feeds) -> np.ndarray:
     batch = len(next(iter(feeds.values())))
     if len(array) < (number + 1) * batch:
-        raise InputError(f"--expect {path}: {len(array)} rows of outputs, the inputs have more")
+        raise InputError(
+            f"--expect {path}: {len(array)} rows of outputs, fewer than the inputs have; give one for every row",
+            code=ErrorCode.TOO_FEW_ROWS,
+            path=path,
+            count=len(array),
+            needed=(number + 1) * batch,
+        )
     return array[number * batch : (number + 1) * batch]
 
 
-def _graph(path: Path) -> Callable[[int, Feeds], Outputs]:
+def _run_graph(path: Path) -> _Source:
+    """Outputs of a graph in ONNX Runtime without optimization, on the CPU."""
     if not path.is_file():
-        raise InputError(f"{path}: the graph of the engine is not beside it; --expect names one, or baseline, or any")
-    session = open_session(path, {**describe("cpu", None), "graph_optimization": "none"})
-    inputs = inputs_of(load(path), path)
-    return lambda number, feeds: run(session, cast_inputs(feeds, inputs))
+        raise InputError(
+            f"{path}: the graph of the engine is not beside it; name one with --expect, or give baseline or any",
+            code=ErrorCode.FILE_MISSING,
+            path=path,
+            field="expect",
+        )
+    with library_errors(path):
+        session = open_session(path, {**session_settings("cpu", None), "graph_optimization": "none"})
+        inputs = input_specs(load(path), path)
+    return lambda number, feeds: run_session(session, cast_inputs(feeds, inputs))

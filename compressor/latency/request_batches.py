@@ -1,93 +1,152 @@
-"""What models are asked: batches from a file of arrays, from rows of text, or drawn."""
+"""The batches of a check: from a file of arrays, from rows of text, or random."""
 
 from __future__ import annotations
 
 import itertools
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from compressor.config.check import CheckRequest
-from compressor.errors import InputError, UsageError
+from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.latency.endpoints import Endpoint, cast_inputs
+from compressor.silence_libraries import one_line
 from compressor.targets.base import Feeds
 from compressor.targets.tensor_specs import FREE, TensorSpec
 
-_BATCHES = 16
-"""Batches that calls take in turn, at most: enough for an even mixture, few enough to be compared beforehand."""
+MAX_BATCHES = 16
+"""Batches that calls take in turn: enough for an even mixture, few enough to compare all outputs before timing."""
 
 
-def batches(driver: Endpoint, asked: CheckRequest) -> tuple[list[Feeds], str]:
-    """Batches for a model, and in words where they are from: `asked.inputs`, texts cut or padded to `asked.seq` tokens,
-    or drawn; `asked.seq` also stands for every other free size that is drawn.
+@dataclass(frozen=True)
+class Batches:
+    """What both models of a check are sent.
+
+    Attributes:
+        feeds: the batches, arrays `[batch, ...]` by name of the input.
+        source: where they are from.
+        random: they are drawn, not read.
+    """
+
+    feeds: tuple[Feeds, ...]
+    source: str
+    random: bool = False
+
+    def length(self, default: int) -> int:
+        """Tokens per row, from the first input with a second axis."""
+        return max((array.shape[1] for array in self.feeds[0].values() if array.ndim > 1), default=default)
+
+
+def load_batches(endpoint: Endpoint, request: CheckRequest) -> Batches:
+    """The batches for a model: from `request.inputs`, with texts cut or padded to `request.seq` tokens, or random.
+
+    `request.seq` is also the size of every free axis of random inputs but the first.
 
     Raises:
         InputError: the file lacks an input, or its type or sizes do not match.
         UsageError: texts without a tokenizer.
     """
-    source, batch, seq = asked.inputs, asked.batch, asked.seq
-    if source is None:
-        return [driver.draw(batch, seq, asked.seed + number) for number in range(_BATCHES)], "drawn at random"
-    if not source.exists():
-        raise InputError(f"{source}: there is no such file; --inputs takes an .npz of arrays or a file of texts")
-    if source.suffix == ".npz":
-        rows = _arrays(source)
-    elif asked.tokenizer is None:
-        raise UsageError(f"--inputs {source.name}: texts need a tokenizer; --tokenizer OUT names a folder that has one")
-    else:
-        rows = _texts(source, asked, [tensor.name for tensor in driver.inputs])
-    rows = _checked(rows, driver.inputs, source)
+    path, batch = request.inputs, request.batch
+    if path is None:
+        feeds = (endpoint.random_batch(batch, request.seq, request.seed + number) for number in range(MAX_BATCHES))
+        return Batches(tuple(feeds), "random", random=True)
+    if not path.exists():
+        raise InputError(
+            f"{path}: no such file; --inputs takes an .npz of arrays or a file of texts",
+            code=ErrorCode.FILE_MISSING,
+            path=path,
+            field="inputs",
+        )
+    rows = read_arrays(path) if path.suffix == ".npz" else _encode_texts(path, request, endpoint.inputs)
+    rows = _check_rows(rows, endpoint.inputs, path)
     count = len(next(iter(rows.values())))
     if count < batch:
         raise InputError(
-            f"{source}: {count} rows, fewer than one batch of {batch}; give more rows or a smaller --batch"
+            f"{path}: {count} rows, fewer than one batch of {batch}; give more rows or a smaller --batch",
+            code=ErrorCode.TOO_FEW_ROWS,
+            path=path,
+            count=count,
+            needed=batch,
         )
-    starts = itertools.islice(range(0, count - batch + 1, batch), _BATCHES)
-    made: list[Feeds] = [{name: array[start : start + batch] for name, array in rows.items()} for start in starts]
-    return made, f"{len(made) * batch} rows of {source.name}"
+    starts = itertools.islice(range(0, count - batch + 1, batch), MAX_BATCHES)
+    batches = tuple({name: array[start : start + batch] for name, array in rows.items()} for start in starts)
+    return Batches(batches, f"{len(batches) * batch} rows of {path.name}")
 
 
-def _arrays(source: Path) -> dict[str, np.ndarray]:
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file by name.
+
+    Raises:
+        InputError: it is not one, or holds pickled objects.
+    """
     try:
-        with np.load(source, allow_pickle=False) as archive:
+        with np.load(path, allow_pickle=False) as archive:
             return dict(archive)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(f"{source}: no archive of arrays ({error}); write it by numpy.savez") from error
+        raise InputError(
+            f"{path}: not a readable archive of arrays ({one_line(error)}); write it with numpy.savez",
+            code=ErrorCode.FILE_UNREADABLE,
+            path=path,
+        ) from error
 
 
-def _texts(source: Path, asked: CheckRequest, names: Sequence[str]) -> dict[str, np.ndarray]:
+def _encode_texts(path: Path, request: CheckRequest, inputs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
+    """Rows of text as the inputs that the tokenizer makes of them."""
+    if request.tokenizer is None:
+        raise UsageError(
+            f"--inputs {path.name}: texts need a tokenizer; name a folder that has one (--tokenizer)",
+            code=ErrorCode.MISSING_VALUE,
+            field="tokenizer",
+        )
     from compressor.tasks.raw_texts import read_texts, tokenizer_of
 
-    assert asked.tokenizer is not None
-    made = tokenizer_of(asked.tokenizer)
-    if made is None:
-        raise InputError(f"{asked.tokenizer}: has no tokenizer; name the model's folder (--tokenizer)")
-    texts = zip(*read_texts(str(source), asked.text_columns, asked.batch * _BATCHES), strict=True)
-    encoded = made(*map(list, texts), padding="max_length", truncation=True, max_length=asked.seq)
+    tokenizer = tokenizer_of(request.tokenizer)
+    if tokenizer is None:
+        raise InputError(
+            f"{request.tokenizer}: this folder has no tokenizer; name the model's folder (--tokenizer)",
+            code=ErrorCode.FILE_MISSING,
+            path=request.tokenizer,
+            field="tokenizer",
+        )
+    texts = zip(*read_texts(str(path), request.text_columns, request.batch * MAX_BATCHES), strict=True)
+    encoded = tokenizer(*map(list, texts), padding="max_length", truncation=True, max_length=request.seq)
+    names = {tensor.name for tensor in inputs}
     return {name: np.array(encoded[name]) for name in encoded if name in names}
 
 
-def _checked(rows: dict[str, np.ndarray], inputs: Sequence[TensorSpec], source: Path) -> dict[str, np.ndarray]:
-    """The rows as the model takes them: its own inputs, in its own types."""
-    known = ", ".join(tensor.name for tensor in inputs)
-    rows = cast_inputs(rows, inputs)
+def _check_rows(rows: Mapping[str, np.ndarray], inputs: Sequence[TensorSpec], path: Path) -> dict[str, np.ndarray]:
+    """The arrays that a model takes, each in the type of its input."""
+    arrays = cast_inputs(rows, inputs)
     for tensor in inputs:
-        if tensor.name not in rows:
-            raise InputError(f"{source}: nothing for the input {tensor.name!r}; the model takes {known}")
-        array = rows[tensor.name]
+        if tensor.name not in arrays:
+            names = ", ".join(tensor.name for tensor in inputs)
+            raise _mismatch(path, tensor.name, f"there is no array for this input; the model takes {names}")
+        array = arrays[tensor.name]
         if array.dtype.kind in "US" and tensor.numpy == np.object_:
-            rows[tensor.name] = array = array.astype(np.object_)
+            arrays[tensor.name] = array = array.astype(np.object_)
         if array.dtype != tensor.numpy:
-            raise InputError(f"{source}: {tensor.name} is {array.dtype}, the model takes {tensor.numpy}")
-        fits = len(array.shape) == len(tensor.dims) and all(
-            wanted in (FREE, size) for wanted, size in zip(tensor.dims[1:], array.shape[1:], strict=True)
-        )
-        if not fits:
+            raise _mismatch(path, tensor.name, f"the type is {array.dtype}, the model takes {tensor.numpy}")
+        if not _fits(array.shape, tensor.dims):
             shape = ["any" if size == FREE else size for size in tensor.dims]
-            raise InputError(f"{source}: {tensor.name} is {list(array.shape)}, the model takes {shape}")
-    found = {tensor.name: rows[tensor.name] for tensor in inputs}
-    if len({len(array) for array in found.values()}) > 1:
-        raise InputError(f"{source}: its arrays have different numbers of rows")
-    return found
+            raise _mismatch(path, tensor.name, f"the shape is {list(array.shape)}, the model takes {shape}")
+    arrays = {tensor.name: arrays[tensor.name] for tensor in inputs}
+    if len({len(array) for array in arrays.values()}) > 1:
+        lengths = ", ".join(f"{name} {len(array)}" for name, array in arrays.items())
+        raise InputError(
+            f"{path}: the arrays have different numbers of rows ({lengths}); give as many rows for every input",
+            code=ErrorCode.TENSOR_MISMATCH,
+            path=path,
+        )
+    return arrays
+
+
+def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
+    """Whether an array fits an input; the first axis counts rows, which are divided into batches later."""
+    return len(shape) == len(dims) and all(dim in (FREE, size) for dim, size in zip(dims[1:], shape[1:], strict=True))
+
+
+def _mismatch(path: Path, name: str, text: str) -> InputError:
+    return InputError(f"{path}: {name}: {text}", code=ErrorCode.TENSOR_MISMATCH, path=path, tensor=name)

@@ -1,4 +1,4 @@
-"""Times of a model and its baseline, and what they say of a slowdown."""
+"""Times of a model and its baseline in rounds, and the slowdown that they show."""
 
 from __future__ import annotations
 
@@ -13,53 +13,59 @@ CONFIDENCE = 0.95
 _RESAMPLES = 2000
 
 
-class Times:
-    """Milliseconds of calls, by block `[call]`."""
+class RoundTimes:
+    """Milliseconds of calls, one array `[call]` per round.
 
-    def __init__(self) -> None:
+    Args:
+        saved: rounds of a baseline that was measured earlier; None where both sides are measured in turn.
+    """
+
+    def __init__(self, saved: Sequence[np.ndarray] | None = None) -> None:
         self.model: list[np.ndarray] = []
-        self.baseline: list[np.ndarray] = []
+        self.baseline: list[np.ndarray] = list(saved or ())
+        self.interleaved = saved is None
 
-    def add(self, pair: np.ndarray, interleaved: bool) -> None:
+    def add(self, pair: np.ndarray) -> None:
+        """Add two rounds `[2, call]`: of model and baseline, or both of the model where the baseline is saved."""
         self.model.append(pair[0])
-        (self.baseline if interleaved else self.model).append(pair[1])
+        (self.baseline if self.interleaved else self.model).append(pair[1])
 
-    def slowdown(self, before: Sequence[np.ndarray] | None, limit: float, seed: int) -> Slowdown | None:
-        """Of what was measured; None where that is nothing.
+    def slowdown(self, limit: float, seed: int) -> Slowdown | None:
+        """The slowdown over all rounds; None before the first.
 
         Args:
-            before: the baseline's blocks where they were measured earlier.
-            limit: largest slowdown allowed.
-            seed: of the bootstrap.
+            limit: maximum slowdown.
+            seed: seed of the bootstrap.
         """
         if not self.model:
             return None
-        model = np.stack(self.model)
-        baseline = np.stack(self.baseline if before is None else list(before))
-        if before is None:
+        model, baseline = np.stack(self.model), np.stack(self.baseline)
+        if self.interleaved:
             low, high = ratio_interval(np.stack([model, baseline]), seed, CONFIDENCE)
         else:
-            low, high = _unpaired(model, baseline, seed)
+            low, high = _unpaired_interval(model, baseline, seed)
         ratio = float(np.median(model) / np.median(baseline))
-        (base50, base99), (model50, model99) = (np.quantile(side, [0.5, 0.99]) for side in (baseline, model))
+        (baseline_p50, baseline_p99), (model_p50, model_p99) = (
+            np.quantile(side, [0.5, 0.99]) for side in (baseline, model)
+        )
         return Slowdown(
-            baseline_p50=base50,
-            model_p50=model50,
-            baseline_p99=base99,
-            model_p99=model99,
+            baseline_p50=baseline_p50,
+            model_p50=model_p50,
+            baseline_p99=baseline_p99,
+            model_p99=model_p99,
             slowdown=ratio - 1,
             low=min(low, ratio) - 1,
             high=max(high, ratio) - 1,
             confidence=CONFIDENCE,
             limit=limit,
-            blocks=len(model),
+            rounds=len(model),
             calls=model.shape[1],
-            interleaved=before is None,
+            interleaved=self.interleaved,
         )
 
 
-def _unpaired(model: np.ndarray, baseline: np.ndarray, seed: int) -> tuple[float, float]:
-    """Bounds of the ratio of medians of two sets of blocks that were measured at different times."""
+def _unpaired_interval(model: np.ndarray, baseline: np.ndarray, seed: int) -> tuple[float, float]:
+    """Bootstrap bounds of the ratio of medians, for rounds of the two sides that were measured at different times."""
     rng = np.random.default_rng(seed)
     medians = [
         np.median(side[rng.integers(0, len(side), (_RESAMPLES, len(side)))], axis=(1, 2)) for side in (model, baseline)

@@ -1,35 +1,78 @@
-"""What a check found, as data: its text, JSON, JUnit report and history are read off it."""
+"""The result of a latency check as data; its text, JSON, JUnit report and history line are made from it."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
 
-from compressor.environment import SAME
+from pydantic import BaseModel, ConfigDict, model_validator
 
-# A history may have lines of versions that know more.
-_KEPT = ConfigDict(frozen=True, ser_json_inf_nan="strings")
+from compressor.environment import COMPARABLE_FIELDS
+
+# Unknown keys are ignored: a history may hold lines that a later version wrote.
+_RECORD = ConfigDict(frozen=True, ser_json_inf_nan="strings")
 
 
-class Answers(BaseModel):
-    """How far the model's answers are from what was expected, over every batch."""
+class CheckPhase(StrEnum):
+    """The phases of a check, in order."""
 
-    model_config = _KEPT
+    LOADING = "loading"
+    COMPARING = "comparing"
+    """Outputs are compared with the expected ones."""
+    TIMING = "timing"
+    SCENARIOS = "scenarios"
+    """LoadGen's scenarios run."""
+    CONFIRMING = "confirming"
+    """Outputs are compared once more."""
+    DONE = "done"
+
+
+class Outcome(StrEnum):
+    """What a check amounts to."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+
+
+def _rename_keys(values: Any, former: Mapping[str, str]) -> Any:
+    """A record with the keys of version 0.1 under their present names."""
+    if not isinstance(values, Mapping):
+        return values
+    return {former.get(key, key): value for key, value in values.items()}
+
+
+class OutputAgreement(BaseModel):
+    """How far a model's outputs are from the expected ones, over every batch.
+
+    Attributes:
+        expected: where the expected outputs are from.
+        error: largest relative error; None where only shapes and types are compared.
+        tolerance: largest relative error that is permitted.
+        batches: number of batches compared.
+    """
+
+    model_config = _RECORD
 
     expected: str
-    """Of whom, in words."""
     error: float | None
-    """Largest relative error; None where the model has to answer sensibly, not alike."""
     tolerance: float
     batches: int
 
 
 class Slowdown(BaseModel):
-    """Median time of the model over that of the baseline, less one; the interval is a paired bootstrap over blocks.
+    """Median time of the model over that of the baseline, minus one, with a bootstrap interval over rounds.
 
-    Times are milliseconds a call.
+    Attributes:
+        baseline_p50, model_p50, baseline_p99, model_p99: quantiles of all calls, in milliseconds.
+        slowdown: the ratio of the medians minus one; `low` and `high` bound it at `confidence`.
+        limit: maximum slowdown.
+        rounds: number of rounds of each side; a round has `calls` timed calls.
+        interleaved: the rounds of both sides alternate; False where the baseline was measured earlier.
     """
 
-    model_config = _KEPT
+    model_config = _RECORD
 
     baseline_p50: float
     model_p50: float
@@ -40,35 +83,45 @@ class Slowdown(BaseModel):
     high: float
     confidence: float
     limit: float
-    blocks: int
+    rounds: int
     calls: int
     interleaved: bool
-    """False where the baseline's times were measured before."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_former_keys(cls, values: Any) -> Any:
+        return _rename_keys(values, {"blocks": "rounds"})
 
     @property
     def holds(self) -> bool:
-        """A slowdown fails only when even its lower bound is beyond the limit."""
+        """Whether the limit holds: it is missed only where even the lower bound of the interval is beyond it."""
         return self.low <= self.limit
 
     @property
-    def told(self) -> str:
-        """Whether it holds, and how surely."""
+    def text(self) -> str:
+        """Whether the limit holds, and how surely."""
         if not self.holds:
             return "FAILED"
-        return "passed" if self.high <= self.limit else "passed, though more than the limit cannot be excluded"
+        return "passed" if self.high <= self.limit else "passed, but a larger slowdown cannot be excluded"
 
 
-class Load(BaseModel):
+class ScenarioResult(BaseModel):
     """One scenario of MLCommons LoadGen.
 
     Attributes:
-        rate: queries a second that were asked for (Server).
-        observed: the percentile of the queries, in milliseconds.
-        milliseconds: what the percentile is at most, with LoadGen's own confidence, where it says (SingleStream).
-        why: where it does not hold or is no measurement.
+        scenario: its name.
+        queries: number of queries that were answered.
+        rate: requested queries per second (Server).
+        percentile: which percentile of the latencies is reported, as a share: 0.99.
+        observed: that percentile of the queries, in milliseconds.
+        milliseconds: upper bound of that percentile with LoadGen's confidence, where it computes one (SingleStream).
+        bound: maximum of the percentile in milliseconds, or None.
+        samples_per_second: throughput (Offline).
+        holds: whether the bound holds and is proven; True where there is no bound.
+        why: why not.
     """
 
-    model_config = _KEPT
+    model_config = _RECORD
 
     scenario: str
     queries: int
@@ -83,19 +136,30 @@ class Load(BaseModel):
 
     @property
     def unproven(self) -> bool:
-        """Whether the queries kept the bound, and were too few to prove it."""
-        kept = self.observed is not None and self.bound is not None and self.observed <= self.bound
-        return kept and not self.holds
+        """Whether the queries were within the bound but too few to prove it."""
+        within = self.observed is not None and self.bound is not None and self.observed <= self.bound
+        return within and not self.holds
 
 
 class Verdict(BaseModel):
-    """One check.
+    """The result of one check.
 
     Attributes:
-        interrupted: what broke off the timing; what had been measured until then is here.
+        time: start of the record, ISO 8601 in UTC.
+        model, baseline: what was compared.
+        host: where the model runs.
+        inputs: where the inputs are from.
+        batch, seq: rows per call and tokens per row.
+        outputs: agreement of the outputs.
+        slowdown: the comparison of times; None where nothing was timed.
+        scenarios: results of LoadGen's scenarios.
+        phase: the last phase of the check; `DONE` where it was not interrupted.
+        interrupted: message of the error that interrupted `phase`, or empty.
+        machine: description of this machine.
+        seconds: duration of the check.
     """
 
-    model_config = _KEPT
+    model_config = _RECORD
 
     time: str
     model: str
@@ -104,67 +168,95 @@ class Verdict(BaseModel):
     inputs: str
     batch: int
     seq: int
-    answers: Answers
+    outputs: OutputAgreement
     slowdown: Slowdown | None
-    loads: tuple[Load, ...] = ()
+    scenarios: tuple[ScenarioResult, ...] = ()
+    phase: CheckPhase = CheckPhase.DONE
     interrupted: str = ""
     machine: dict[str, str]
     seconds: float
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_former_keys(cls, values: Any) -> Any:
+        values = _rename_keys(values, {"answers": "outputs", "loads": "scenarios"})
+        if isinstance(values, Mapping) and values.get("interrupted") and "phase" not in values:
+            return {**values, "phase": CheckPhase.TIMING}
+        return values
+
     @property
     def title(self) -> str:
-        """What is compared, in words."""
+        """What is compared."""
         return f"{self.model} against {self.baseline}"
 
     @property
-    def subject(self) -> tuple[object, ...]:
-        """What has to be alike for two checks to be of the same."""
-        where = (self.host, *(self.machine.get(part) for part in SAME))
-        return self.model, self.baseline, self.batch, self.seq, *where
+    def comparison(self) -> tuple[object, ...]:
+        """The values that two checks share if their times may be compared: models, sizes, host and machine."""
+        machine = (self.machine.get(part) for part in COMPARABLE_FIELDS)
+        return self.model, self.baseline, self.batch, self.seq, self.host, *machine
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """What does not hold, one line each."""
-        found = []
+        """The bounds that do not hold, one line each."""
+        lines = []
         if self.slowdown is not None and not self.slowdown.holds:
-            found.append(
+            lines.append(
                 f"{self.model} is {self.slowdown.slowdown:.1%} slower than {self.baseline} (95% interval"
                 f" {self.slowdown.low:.1%} to {self.slowdown.high:.1%}), the limit is {self.slowdown.limit:.1%}"
             )
-        for load in self.loads:
-            if not load.holds:
-                found.append(f"{load.scenario}: {load.why}")
-        return tuple(found)
+        lines += [f"{result.scenario}: {result.why}" for result in self.scenarios if not result.holds]
+        return tuple(lines)
+
+    @property
+    def outcome(self) -> Outcome:
+        """Whether the check passed, failed or was interrupted."""
+        if self.phase is not CheckPhase.DONE:
+            return Outcome.INTERRUPTED
+        return Outcome.FAILED if self.failures else Outcome.PASSED
 
     @property
     def passed(self) -> bool:
-        return not self.failures and not self.interrupted
+        """Whether every bound holds and the check was not interrupted."""
+        return self.outcome is Outcome.PASSED
 
     def lines(self) -> list[str]:
-        """The check in words."""
-        if self.answers.error is None:
-            answers = f"finite, of the expected shapes and types ({self.answers.batches} batches)"
+        """The verdict as lines of text."""
+        return [
+            self._outputs_line(),
+            *self._slowdown_lines(),
+            *map(_scenario_line, self.scenarios),
+            *([f"interrupted  {self.interrupted}"] if self.interrupted else []),
+        ]
+
+    def _outputs_line(self) -> str:
+        if self.outputs.error is None:
+            text = "finite, of the expected shapes and types"
         else:
-            answers = f"equal {self.answers.expected} within {self.answers.error:.1e} ({self.answers.batches} batches)"
-        told = [f"answers    {answers}; inputs: {self.inputs}"]
-        if self.slowdown is not None:
-            found = self.slowdown
-            way = f"{found.blocks} {'pairs of blocks' if found.interleaved else 'blocks'} of {found.calls} calls"
-            told += [
-                f"p50        {found.model_p50:.3f} ms, baseline {found.baseline_p50:.3f} ms ({way})",
-                f"p99        {found.model_p99:.3f} ms, baseline {found.baseline_p99:.3f} ms (not gated on: too noisy)",
-                f"slowdown   {found.slowdown:+.1%} (95%: {found.low:+.1%} to {found.high:+.1%}), limit"
-                f" {found.limit:.1%}: {'broken off' if self.interrupted else found.told}",
-            ]
-        for load in self.loads:
-            rate = "" if load.samples_per_second is None else f"{load.samples_per_second:.1f} samples/s"
-            late = "" if load.observed is None else f"p{100 * (load.percentile or 0):g} {load.observed:.3f} ms"
-            late += f" at {load.rate:.1f} queries/s" if load.rate is not None else ""
-            bound = "" if load.bound is None else f", bound {load.bound:g} ms"
-            told.append(
-                f"{load.scenario:10} {rate or late}{bound} ({load.queries} queries): "
-                + ("passed" if load.holds else f"FAILED, {load.why}")
-            )
-        if self.interrupted:
-            told.append(f"broken off  {self.interrupted}")
-        return told
+            text = f"equal to {self.outputs.expected} within {self.outputs.error:.1e}"
+        return f"outputs    {text} ({self.outputs.batches} batches); inputs: {self.inputs}"
+
+    def _slowdown_lines(self) -> list[str]:
+        slow = self.slowdown
+        if slow is None:
+            return []
+        rounds = f"{slow.rounds} {'pairs of rounds' if slow.interleaved else 'rounds'} of {slow.calls} calls"
+        result = Outcome.INTERRUPTED.value if self.outcome is Outcome.INTERRUPTED else slow.text
+        return [
+            f"p50        {slow.model_p50:.3f} ms, baseline {slow.baseline_p50:.3f} ms ({rounds})",
+            f"p99        {slow.model_p99:.3f} ms, baseline {slow.baseline_p99:.3f} ms (not compared: too noisy)",
+            f"slowdown   {slow.slowdown:+.1%} (95%: {slow.low:+.1%} to {slow.high:+.1%}), limit {slow.limit:.1%}:"
+            f" {result}",
+        ]
+
+
+def _scenario_line(result: ScenarioResult) -> str:
+    if result.samples_per_second is not None:
+        measured = f"{result.samples_per_second:.1f} samples/s"
+    elif result.observed is not None:
+        measured = f"p{100 * (result.percentile or 0):g} {result.observed:.3f} ms"
+        measured += f" at {result.rate:.1f} queries/s" if result.rate is not None else ""
+    else:
+        measured = "not measured"
+    bound = "" if result.bound is None else f", bound {result.bound:g} ms"
+    status = "passed" if result.holds else f"FAILED, {result.why}"
+    return f"{result.scenario:12} {measured}{bound} ({result.queries} queries): {status}"
