@@ -17,8 +17,10 @@ from torch import Tensor
 from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from compressor.progress import ProgressCallback
+from compressor.results import MetricUnit
 from compressor.selection.learn import Learned, learn
 from compressor.tasks.base import Data, Task
+from compressor.tasks.metrics import Metric, accuracy, mean_loss
 from compressor.training.checkpoints import digest
 from compressor.units import Site, find_sites, gated
 from graph_passes import Plan
@@ -45,11 +47,10 @@ class Sign(Task):
     """Tells whether a row holds more tokens above 10 than below."""
 
     name = "text-classification"
-    metric = "accuracy"
-    higher_is_better = True
-    metrics: tuple[str, ...] = ("accuracy",)
+    metrics = (Metric("accuracy", accuracy, MetricUnit.POINTS, maximum=1.0),)
 
-    def learn_labels(self, rows: Dataset, source: str) -> None: ...
+    def __init__(self) -> None:
+        super().__init__(self.metrics[0])
 
     def encode(self, rows: Dataset, source: str) -> Dataset:
         return rows
@@ -65,16 +66,12 @@ class Sign(Task):
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         return np.stack([logits.argmax(-1), labels], axis=-1).astype(np.float64)
 
-    def score(self, statistics: np.ndarray) -> float:
-        return float((statistics[:, 0] == statistics[:, 1]).mean())
-
 
 class NextToken(Sign):
     """Scored by the loss: smaller is better, and a label a token."""
 
     name = "causal-lm"
-    metric = "loss"
-    higher_is_better = False
+    metrics = (Metric("loss", mean_loss, higher_is_better=False),)
 
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         batch = super().collate(examples)
@@ -84,9 +81,6 @@ class NextToken(Sign):
         scores, targets = torch.from_numpy(logits[:, :-1]), torch.from_numpy(labels[:, 1:])
         losses = torch.nn.functional.cross_entropy(scores.transpose(1, 2), targets, reduction="none")
         return np.stack([losses.sum(1).numpy(), (targets != -100).sum(1).numpy()], axis=-1).astype(np.float64)
-
-    def score(self, statistics: np.ndarray) -> float:
-        return float(statistics[:, 0].sum() / statistics[:, 1].sum())
 
 
 def rows(count: int, seed: int) -> Dataset:

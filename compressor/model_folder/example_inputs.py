@@ -89,7 +89,7 @@ def takes_text(folder: ModelFolder) -> bool:
     return any(name.endswith("input_ids") for name in example_inputs(folder, batch=1, seq=2))
 
 
-def takes_segments(model: PreTrainedModel, tokenizer: Any) -> bool:
+def takes_token_types(model: PreTrainedModel, tokenizer: Any) -> bool:
     """Whether `token_type_ids` go in: the tokenizer makes them, and the model tells a first text from a second by them.
 
     GPT-2 takes an input of that name for something else, and RoBERTa has one segment only.
@@ -129,7 +129,7 @@ def _text(folder: ModelFolder, batch: int, seq: int, taken: Any) -> dict[str, Te
     made = {"input_ids": ids}
     if "attention_mask" in taken:
         made["attention_mask"] = mask
-    if takes_segments(folder.model, tokenizer):
+    if takes_token_types(folder.model, tokenizer):
         second = torch.arange(seq)[None] >= (ends // 2)[:, None]
         made["token_type_ids"] = (second & (mask == 1)).long()
     return made

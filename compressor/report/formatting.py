@@ -8,11 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from compressor.results import Score, Speed
+from compressor.results import MetricUnit, Score, Speed
 from graph_passes import Plan
-
-# Metrics that are shares of one: told in points, hundredths of the whole.
-_SHARES = frozenset({"accuracy", "balanced_accuracy", "exact-match", "f1", "macro_f1", "precision", "recall"})
 
 
 def count(number: int | None) -> str:
@@ -100,12 +97,12 @@ def metric(score: Score) -> str:
 
 def level(score: Score, value: float) -> str:
     """A value of the score's metric: shares of one in hundredths, anything else in its own unit."""
-    return f"{100 * value:.1f}" if score.metric in _SHARES else significant(value)
+    return f"{100 * value:.1f}" if score.unit is MetricUnit.POINTS else significant(value)
 
 
 def moved(score: Score) -> tuple[str, str]:
     """Compressed minus dense and the ends of its interval: `−0.6 points`, `−1.4 to +0.2`; or in the metric's unit."""
-    share = score.metric in _SHARES
+    share = score.unit is MetricUnit.POINTS
     scale, unit, places = (100, " points", 1) if share else (1, "", _places(score.low, score.high))
     told = f"{scale * score.difference:+.{places}f}".replace("-", "−")
     return f"{told}{unit}", ends(scale * score.low, scale * score.high, places=places, signed=True)

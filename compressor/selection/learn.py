@@ -14,12 +14,12 @@ from pydantic import PositiveInt
 from transformers import PreTrainedModel
 
 from compressor.config.methods import PENALISED_METHODS
+from compressor.config.sections import SelectionConfig
 from compressor.errors import UsageError, nearest
 from compressor.progress import ProgressCallback
 from compressor.results import CurvePoint
 from compressor.selection.certify import certify, divide, removal_steps
 from compressor.selection.gates import GATES, Gate, PooledGate
-from compressor.config.sections import SelectionConfig
 from compressor.selection.options import defaults, heads_to_keep, read_options
 from compressor.selection.plan_and_curves import all_heads, joint_curves, search_curves, to_plan
 from compressor.selection.ray_cluster import reachable
@@ -27,7 +27,6 @@ from compressor.selection.ray_evaluator import EvaluatorFactory, evaluator_facto
 from compressor.selection.search import SEARCHES, Step
 from compressor.selection.subset_evaluator import ModelSubsetEvaluator, PooledSubsetEvaluator
 from compressor.tasks.base import Data
-from compressor.tasks.metrics import points
 from compressor.tasks.segment_streams import Streams
 from compressor.training.fit import fit, processes
 from compressor.training.schedule import MixedPrecision, Schedule
@@ -139,10 +138,11 @@ def check_budget(recipe: SelectionConfig, data: Data) -> None:
     """
     if recipe.max_drop is None:
         return
-    metric = (data.task.chooser if recipe.keep is None and recipe.method in SEARCHES else data.task).metric
-    if points(metric) == 100 and recipe.max_drop >= 1:
+    task = data.task.chooser if recipe.keep is None and recipe.method in SEARCHES else data.task
+    if recipe.max_drop >= task.metric_maximum:
         raise UsageError(
-            f"--max-drop {recipe.max_drop:g}: {metric} is a share, so this allows anything; give 0.01 for one point"
+            f"--max-drop {recipe.max_drop:g}: {task.metric} is at most {task.metric_maximum:g}, so this"
+            " permits anything; give less, e.g. 0.01"
         )
     if recipe.certify is not None:
         divide(data.eval, data.task, recipe.max_drop, recipe.certify, recipe.seed)

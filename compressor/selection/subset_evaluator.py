@@ -162,7 +162,7 @@ class ModelSubsetEvaluator:
     def sensitivity(self, kept: frozenset[Head]) -> Mapping[Head, float]:
         task = self._data.task
         self.forwards += _OF_GRADIENT * len(self._train) / len(self._data.eval)
-        rows = (task.labelled(batch) for _, batch in batches(task, self._train, self._batch_size))
+        rows = (task.loss_inputs(batch) for _, batch in batches(task, self._train, self._batch_size))
         found = sensitivity(self._model, self._sites, self._gates([kept])[0].bool().cpu(), rows)
         return dict(zip(self.heads, found.tolist(), strict=True))
 

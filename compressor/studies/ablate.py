@@ -16,7 +16,6 @@ from compressor.studies import figures
 from compressor.studies.base import Result, Study
 from compressor.studies.cell_store import Cell
 from compressor.studies.results import Findings, Picture, Table, difference, tell
-from compressor.tasks.metrics import points, unit
 
 CONFIDENCE = 0.99
 """Of the intervals: Michel et al. call a difference significant at p < 0.01."""
@@ -73,8 +72,8 @@ class Ablate(Study):
 
     def findings(self, results: Sequence[Result]) -> Findings:
         cells = sorted(results, key=lambda cell: cell["asked"]["layer"])
-        metric = self.subject.data.task.chooser.metric
-        by = points(metric)
+        task = self.subject.data.task.chooser
+        metric, heading, by = task.metric, task.metric_heading, task.metric_unit.scale
         dropped = {(cell["site"], one["head"]): Interval(*one["difference"]) for cell in cells for one in cell["alone"]}
         scores = [by * one["test"] for cell in cells for one in cell["alone"]]
         sure = {head: found for head, found in dropped.items() if found.low > 0 or found.high < 0}
@@ -105,7 +104,7 @@ class Ablate(Study):
             for cell in cells
         )
         level = 100 * CONFIDENCE
-        title = f"{unit(metric)}: one head left in a layer, the best by the evaluation rows, on the test rows"
+        title = f"{heading}: one head left in a layer, the best by the evaluation rows, on the test rows"
         changes = self.subject.map({head: by * found.difference for head, found in dropped.items()})
         certain = self.subject.map({head: float(head in sure) for head in dropped}) == 1.0
         return Findings(
@@ -115,15 +114,15 @@ class Ablate(Study):
                 Picture(
                     "ablate_one",
                     "Dropping one head",
-                    f"Change of {unit(metric)} on the test rows, in points; a dot: the {level:g}% interval excludes"
+                    f"Change of {heading} on the test rows, in points; a dot: the {level:g}% interval excludes"
                     " zero. Rows are attention layers in call order, columns heads.",
                     figures.maps([("", changes)], diverging=True, marks=certain),
                 ),
                 Picture(
                     "ablate_histogram",
                     "What is left without one head",
-                    f"{unit(metric)} after each head is dropped alone; the line is the model with all of them.",
-                    figures.histogram(scores, unit(metric), line=by * cells[0]["dense"]),
+                    f"{heading} after each head is dropped alone; the line is the model with all of them.",
+                    figures.histogram(scores, heading, line=by * cells[0]["dense"]),
                 ),
             ],
             (

@@ -18,6 +18,7 @@ from compressor.config.study import StudyRequest
 from compressor.errors import UsageError, nearest
 from compressor.measure.bootstrap import Interval
 from compressor.progress import ProgressCallback
+from compressor.results import MetricUnit
 from compressor.selection.search import AStarSearch, Head, RandomSearch, Step
 from compressor.selection.search.base import metric_drop
 from compressor.selection.search.random_subsets import random_walk
@@ -27,7 +28,6 @@ from compressor.studies.base import Result, Study
 from compressor.studies.cell_store import Cell
 from compressor.studies.context import drawn, site_numbers
 from compressor.studies.results import Findings, Picture, Table, difference, tell
-from compressor.tasks.metrics import points, unit
 
 VARIANTS = ("paper", "literal", "lazy")
 RANDOM = "random"
@@ -51,10 +51,10 @@ class AStar(Study):
             raise UsageError("--options: study astar takes none; its variants are --variants, its budgets --budgets")
 
     def cells(self) -> list[Cell]:
-        metric = self.subject.data.task.chooser.metric
-        if points(metric) == 1 and "budgets" not in self.asked.axes:
+        task = self.subject.data.task.chooser
+        if task.metric_unit is MetricUnit.RAW and "budgets" not in self.asked.axes:
             raise UsageError(
-                f"study astar: budgets of {metric} are in its own unit, not in points; name some (--budgets)"
+                f"study astar: budgets of {task.metric} are in its own unit, not in points; name some (--budgets)"
             )
         largest = max(self.axis("budgets"))
         return [
@@ -124,7 +124,7 @@ class AStar(Study):
 
     @property
     def _points(self) -> float:
-        return points(self.subject.data.task.chooser.metric)
+        return self.subject.data.task.chooser.metric_unit.scale
 
     def findings(self, results: Sequence[Result]) -> Findings:
         random = max(
@@ -188,7 +188,7 @@ class AStar(Study):
                 )
             )
         columns = ("variant", "budget", "used", "free", "eval", "removed", "eval", "searches", "forwards")
-        name = unit(self.subject.data.task.chooser.metric)
+        name = self.subject.data.task.chooser.metric_heading
         title = (
             f"{name}, on the {len(self._rows):,} evaluation rows searched (seed {self.asked.recipe.selection.seed}); free:"
             " removed at no loss; forwards: of the whole model over them"
@@ -216,7 +216,7 @@ class AStar(Study):
 
     def _iterations(self, searched: Sequence[Result]) -> list[Picture]:
         pictures = []
-        name = unit(self.subject.data.task.chooser.metric)
+        name = self.subject.data.task.chooser.metric_heading
         for budget in sorted({cell["asked"]["budget"] for cell in searched}):
             cells = {cell["asked"]["variant"]: cell for cell in searched if cell["asked"]["budget"] == budget}
             steps = {variant: list(enumerate(cell["steps"])) for variant, cell in cells.items()}
@@ -293,7 +293,7 @@ class AStar(Study):
                 "random": [(gone, sign * self._points * metric) for gone, metric in trials],
                 "A*": [(removed, self._points * best["steps"][-1]["metric"])],
             }
-            name = unit(self.subject.data.task.chooser.metric)
+            name = self.subject.data.task.chooser.metric_heading
             figure = figures.scatter(groups, "heads removed", name)
             told = f"The {name.partition(',')[0]} left by each trial, on the rows searched."
             pictures.append(

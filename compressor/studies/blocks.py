@@ -149,7 +149,7 @@ class Blocks(Study):
             named = {Path(name).name: name for name in self.asked.sources}
             splits = named_splits(named[other])
             rows = splits[pick(splits, "train") or next(iter(splits))]
-            texts = data.task.unlabelled(rows, named[other])
+            texts = data.task.encode_unlabelled(rows, named[other])
             data = replace(data, train=texts, train_hash=rows_hash(texts))
         subject.fresh(self.folder.scratch(f"{DENSE}-s{seed}.safetensors"))
         length = reach(subject.model, subject.data, recipe)

@@ -13,7 +13,6 @@ from compressor.studies.base import Result
 from compressor.studies.context import StudyContext
 from compressor.studies.grid import told_difference
 from compressor.studies.results import Findings, Picture, Table, difference
-from compressor.tasks.metrics import points, unit
 
 DENSE, RETRAINED = "dense", "retrained"
 ALL = "all"
@@ -43,7 +42,7 @@ class BlocksFindings:
     def __init__(self, results: Sequence[Result], subject: StudyContext, names: Sequence[str]) -> None:
         self.found, self.subject, self.names = sorted(results, key=_order), subject, names
         self.task = subject.data.task
-        self.by = points(self.task.metric)
+        self.by = self.task.metric_unit.scale
         dense, retrained = (
             {cell["asked"]["seed"]: cell for cell in self.found if cell["asked"]["masks"] == name}
             for name in (DENSE, RETRAINED)
@@ -59,7 +58,7 @@ class BlocksFindings:
         """Rows, tables, and the curves."""
         columns = ("masks", "kind", "p", "n", "eval", "test", "spread", f"minus {self.base} (95%)", "MACs saved")
         lines = tuple(self._line(group, cells) for group, cells in self.groups.items())
-        measure = unit(self.task.metric)
+        measure = self.task.metric_heading
         tables, crossed = self._crossed()
         return Findings(
             [self._row(cell) for cell in self.found],
@@ -91,7 +90,7 @@ class BlocksFindings:
             "metric_vs_p",
             "Metric against the share of blocks dropped",
             f"Mean over seeds; the band reaches from the worst seed to the best. The grey line is {self.base}.",
-            figures.spread(scores, _SHARE, f"test {unit(self.task.metric)}", level=level),
+            figures.spread(scores, _SHARE, f"test {self.task.metric_heading}", level=level),
             wide=True,
         )
 
@@ -130,7 +129,7 @@ class BlocksFindings:
                         lost = [cell["test"] - self.control[cell["asked"]["seed"]]["test"] for cell in cells]
                         values[row, column] = self.by * float(np.mean(lost))
             heads = tuple(f"p = {share:g}" for share in levels)
-            measure = f"{unit(self.task.metric)} on {target}, minus {self.base}"
+            measure = f"{self.task.metric_heading} on {target}, minus {self.base}"
             told = f"{measure}, by where the masks come from; {kind} attention"
             lines = tuple(
                 (shown[masks], *("" if np.isnan(value) else f"{value:+.2f}" for value in line))

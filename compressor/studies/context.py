@@ -97,7 +97,7 @@ class StudyContext:
 
         def forward(batch: dict[str, torch.Tensor]) -> np.ndarray:
             there = {name: tensor.to(self.model.device) for name, tensor in batch.items()}
-            return task.scored(self.model(**there))
+            return task.logits(self.model(**there))
 
         self.model.eval()
         with torch.no_grad(), gated(self.model, plan):

@@ -15,7 +15,6 @@ from compressor.studies.base import Result, Study
 from compressor.studies.cell_store import Cell
 from compressor.studies.results import Findings, Picture, Table
 from compressor.studies.run_method import check_options, choose, kept_heads, known_options, options_of
-from compressor.tasks.metrics import points, unit
 
 _ANNEALED, _HELD = "annealed", "held"
 _EVALUATIONS = 12
@@ -60,7 +59,7 @@ class Dynamics(Study):
     def findings(self, results: Sequence[Result]) -> Findings:
         cells = sorted(results, key=lambda cell: (-cell["asked"]["keep"], cell["asked"]["way"], cell["asked"]["seed"]))
         task = self.subject.data.task
-        by, evaluated = points(task.metric), f"eval_{task.chooser.metric}"
+        by, evaluated = task.metric_unit.scale, f"eval_{task.chooser.metric}"
         lines, pictures = [], []
         groups: dict[tuple[int, str], list[Result]] = {}
         for cell in cells:
@@ -81,7 +80,7 @@ class Dynamics(Study):
             panels = [
                 (label, {way: [(x, scale * y) for x, y in found.get(name, [])] for way, found in ways.items()})
                 for name, label, scale in (
-                    (evaluated, f"eval {unit(task.chooser.metric)}", points(task.chooser.metric)),
+                    (evaluated, f"eval {task.chooser.metric_heading}", task.chooser.metric_unit.scale),
                     ("overlap", "kept now and at the end, %", 100.0),
                     ("temperature", "temperature", 1.0),
                 )
@@ -101,7 +100,7 @@ class Dynamics(Study):
             for point in cell["curves"]
         ]
         columns = ("temperature", "heads", "n", "test", "settled at step")
-        title = f"{unit(task.metric)}: mean over n seeds; the heads are settled once they no longer change"
+        title = f"{task.metric_heading}: mean over n seeds; the heads are settled once they no longer change"
         return Findings(rows, [Table(title, columns, tuple(lines))], pictures)
 
 

@@ -23,7 +23,6 @@ from compressor.studies.cell_store import Cell
 from compressor.studies.context import site_numbers
 from compressor.studies.results import Findings, Picture, Table, difference, tell
 from compressor.studies.run_method import check_options, choose, kept_heads
-from compressor.tasks.metrics import points, unit
 
 DENSE = "dense"
 
@@ -92,7 +91,7 @@ class Grid(Study):
         groups: dict[tuple[str, int], list[Result]] = {}
         for cell in found:
             groups.setdefault((cell["asked"]["method"], cell["asked"]["keep"]), []).append(cell)
-        by = points(task.metric)
+        by = task.metric_unit.scale
         lines, curves = [], []
         for (method, _), cells in groups.items():
             scores = [by * cell["test"] for cell in cells]
@@ -112,7 +111,7 @@ class Grid(Study):
         columns = ("method", "heads", "n", "eval", "test", "spread", "minus dense (95%)")
         return Findings(
             rows,
-            [Table(f"{unit(task.metric)}: mean over n seeds, test minus dense", columns, tuple(lines))],
+            [Table(f"{task.metric_heading}: mean over n seeds, test minus dense", columns, tuple(lines))],
             [self._curves(curves), *self._maps(groups)],
             tuple(dict.fromkeys(note for cell in found for note in cell["notes"])),
         )
@@ -135,13 +134,13 @@ class Grid(Study):
         }
 
     def _curves(self, curves: list[tuple[str, float, list[float]]]) -> Picture:
-        metric = self.subject.data.task.metric
+        heading = self.subject.data.task.metric_heading
         lines: dict[str, list[tuple[float, list[float]]]] = {}
         for method, heads, scores in curves:
             if method != DENSE:
                 lines.setdefault(method, []).append((heads, scores))
         level = next(scores for method, _, scores in curves if method == DENSE)
-        figure = figures.spread(lines, "heads kept", f"test {unit(metric)}", level=(DENSE, level), log=True)
+        figure = figures.spread(lines, "heads kept", f"test {heading}", level=(DENSE, level), log=True)
         told = "Mean over seeds; the band reaches from the worst seed to the best. The grey line is dense."
         return Picture("metric_vs_heads", "Metric against heads kept", told, figure, wide=True)
 

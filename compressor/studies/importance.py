@@ -101,7 +101,7 @@ class Importance(Study):
             subject.model,
             subject.sites,
             torch.ones(len(subject.heads), dtype=torch.bool),
-            (task.labelled(batch) for _, batch in batches(task, rows, self.asked.recipe.selection.batch_size)),
+            (task.loss_inputs(batch) for _, batch in batches(task, rows, self.asked.recipe.selection.batch_size)),
         )
         return {"rows": len(rows), "importance": found.tolist()}
 

@@ -15,7 +15,6 @@ from compressor.studies.base import Result, Study
 from compressor.studies.cell_store import Cell
 from compressor.studies.results import Findings, Picture, Table
 from compressor.studies.run_method import check_options, choose
-from compressor.tasks.metrics import points, unit
 
 _METHOD = "hard-concrete"
 _DECIDED = {
@@ -58,8 +57,8 @@ class Penalty(Study):
 
     def findings(self, results: Sequence[Result]) -> Findings:
         cells = sorted(results, key=lambda cell: tuple(cell["asked"][name] for name in ("keep", "penalty", "seed")))
-        metric = self.subject.data.task.metric
-        by = points(metric)
+        task = self.subject.data.task
+        heading, by = task.metric_heading, task.metric_unit.scale
         rows = [{**cell["asked"], **_numbers(cell), "seconds": cell["seconds"]} for cell in cells]
         groups: dict[tuple[int, float], list[Result]] = {}
         for cell in cells:
@@ -82,7 +81,7 @@ class Penalty(Study):
             rows,
             [
                 Table(
-                    f"Open gates of {len(self.subject.heads)} after learning (each seed), and {unit(metric)} with"
+                    f"Open gates of {len(self.subject.heads)} after learning (each seed), and {heading} with"
                     " the heads kept",
                     ("penalty", "open", "expected", "kept", "test"),
                     lines,

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from compressor.measure import paired_interval
 from compressor.measure.bootstrap import Interval
 from compressor.tasks.base import Task
-from compressor.tasks.metrics import points
+from compressor.tasks.registry import metric_named
 
 _RESAMPLES = 2000
 
@@ -82,5 +82,5 @@ def _average(values: np.ndarray) -> float:
 
 def tell(found: Interval, metric: str) -> str:
     """`-1.20 (-2.31 to -0.10)`, in points."""
-    by = points(metric)
+    by = metric_named(metric).unit.scale
     return f"{by * found.difference:+.2f} ({by * found.low:+.2f} to {by * found.high:+.2f})"

@@ -31,7 +31,7 @@ from compressor.studies.base import Result, Study
 from compressor.studies.cell_store import STAMP, Cell
 from compressor.studies.results import Findings, Picture, Table
 from compressor.targets import BuildOptions, Engine, span, target
-from compressor.tasks.metrics import points, unit
+from compressor.tasks.registry import metric_named
 from compressor.units import keep_all, keep_only
 
 _BATCH = 8
@@ -276,8 +276,8 @@ class SpeedStudy(Study):
         chosen = [cell for cell in timed if cell["asked"]["what"] == "grid"]
         if not chosen:
             return [], []
-        metric = chosen[0]["asked"]["metric"]
-        by = points(metric)
+        metric = metric_named(chosen[0]["asked"]["metric"])
+        by = metric.unit.scale
         lines = tuple(
             (
                 cell["asked"]["method"],
@@ -294,10 +294,10 @@ class SpeedStudy(Study):
             method, test = cell["asked"]["method"], by * cell["asked"]["test"]
             speed.setdefault(method, []).append((test, cell["ratio"]))
             size.setdefault(method, []).append((test, _smaller(cell, dense)))
-        name, told = f"test {unit(metric)}", "Each choice of the grid."
+        name, told = f"test {metric.heading}", "Each choice of the grid."
         faster = figures.scatter(speed, name, "times the speed of dense")
         smaller = figures.scatter(size, name, "file smaller by, %")
-        columns = ("method", "heads", "seed", f"test {unit(metric)}", "speed", "file smaller by")
+        columns = ("method", "heads", "seed", f"test {metric.heading}", "speed", "file smaller by")
         table = Table("What the choices of a grid are worth", columns, lines)
         return [table], [
             Picture("speed_vs_metric", "Speed against the metric", told, faster),

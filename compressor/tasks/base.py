@@ -1,146 +1,167 @@
-"""What a task is: it turns rows into batches, and a model's outputs into a number that can be resampled."""
+"""The interface of a task: rows to batches, and a model's outputs to a metric that can be resampled."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from datasets import Dataset
 from torch import Tensor
 
-from compressor.errors import InputError
+from compressor.errors import ErrorCode, InputError
+from compressor.model_folder import ModelFolder
+from compressor.results import MetricUnit, Note
+from compressor.tasks.metrics import Metric
 
 Forward = Callable[[dict[str, Tensor]], np.ndarray]
-"""A batch without labels to logits, `[batch, ...]`."""
+"""Runs a batch without labels; returns logits `[batch, ...]`."""
 
 
-class Task(Protocol):
-    """One task over one model folder; a base class too, for tasks that one forward answers.
+class Task(ABC):
+    """One task on one model folder.
+
+    A task is a class in a module of its own and a line in `registry.TASKS`. The class declares everything that is
+    particular to the task: the columns it reads, how a batch is collated, which outputs are scored, and its metrics
+    with their units.
+
+    Args:
+        metric: one of `metrics`.
 
     Attributes:
-        name: `text-classification`, `regression`, `causal-lm`, `translation` or `question-answering`.
-        metric: what `score` computes, e.g. `accuracy`.
-        higher_is_better: False for perplexity.
-        metrics: the metrics that the task knows, the default first.
-        notes: what a reader must know of how rows were read and scored; complete once labels are learned.
-        in_order: whether rows follow each other, so that they may not be drawn from among others.
-        outputs: the model's outputs that are scored, in the order in which it gives them.
-        label_name: what `collate` calls what is to be predicted.
-        beams: hypotheses that go into the model at once for every row.
-        longest: most tokens of what the model makes in place of one forward; 0: one forward it is.
+        name: the name of the task, e.g. `text-classification`.
+        metrics: the metrics of the task, the default first.
+        in_order: whether rows follow each other in a text and must not be shuffled.
+        outputs: the model outputs that are scored, in the order in which the model returns them.
+        label_name: the key of the labels in a collated batch.
+        notes: how rows are read and scored; complete after `learn_labels`.
+        beams: hypotheses per row that the model processes at once.
+        max_new_tokens: the longest text generated for a row; 0 if one forward answers it.
     """
 
-    name: str
-    metric: str
-    higher_is_better: bool
-    metrics: tuple[str, ...]
-    notes: tuple[str, ...] = ()
-    in_order: bool = False
-    outputs: tuple[str, ...] = ("logits",)
-    label_name: str = "labels"
-    beams: int = 1
-    longest: int = 0
+    name: ClassVar[str]
+    metrics: ClassVar[tuple[Metric, ...]]
+    in_order: ClassVar[bool] = False
+    outputs: ClassVar[tuple[str, ...]] = ("logits",)
+    label_name: ClassVar[str] = "labels"
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+        self.notes: tuple[Note, ...] = ()
+        self.beams = 1
+        self.max_new_tokens = 0
+
+    @classmethod
+    def accepts(cls, folder: ModelFolder) -> bool:
+        """Whether this class serves a folder of its task; of several classes, the first that accepts is used."""
+        return True
+
+    @property
+    def metric(self) -> str:
+        """Name of the metric that `score` computes, e.g. `accuracy`."""
+        return self._metric.name
+
+    @property
+    def metric_unit(self) -> MetricUnit:
+        """How values of the metric are shown."""
+        return self._metric.unit
+
+    @property
+    def metric_heading(self) -> str:
+        """The metric with its unit, for the head of a column: `accuracy, %`."""
+        return self._metric.heading
+
+    @property
+    def metric_maximum(self) -> float:
+        """The largest value of the metric; infinity where there is none."""
+        return self._metric.maximum
+
+    @property
+    def higher_is_better(self) -> bool:
+        """False for a loss or a perplexity."""
+        return self._metric.higher_is_better
 
     @property
     def chooser(self) -> Task:
-        """The task that heads and checkpoints are chosen by: this one, if one forward answers its rows."""
+        """The task by which heads and checkpoints are chosen: this one, if one forward answers its rows."""
         return self
 
-    def learn_labels(self, rows: Dataset, source: str) -> None:
+    def learn_labels(self, rows: Dataset, source: str) -> None:  # noqa: B027 - many tasks have no labels to map
         """Fix how the labels of `rows` map to numbers, for every split. Called once, before any `encode`.
 
-        Raises:
-            InputError: a label that the model cannot have, or one class only.
-        """
-        ...
+        Args:
+            rows: the rows of the first split that is read.
+            source: name of the rows in error messages.
 
+        Raises:
+            InputError: a label that the model does not have, or labels of one class only.
+        """
+
+    @abstractmethod
     def encode(self, rows: Dataset, source: str) -> Dataset:
-        """Rows to examples: columns `input_ids`, `length` (tokens), and what else `collate` needs of a row.
+        """Encode rows as examples: columns `input_ids`, `length` (tokens), and what else `collate` reads.
+
+        Args:
+            rows: rows as read from a file or a data set.
+            source: name of the rows in error messages.
 
         Raises:
-            InputError: a column is missing, a value is not what the task needs, or nothing is left.
+            InputError: a column is missing, a value is not what the task reads, or no token remains.
         """
-        ...
 
-    def unlabelled(self, rows: Dataset, source: str) -> Dataset:
-        """The same of any rows, whatever labels they have or lack, where a label is no part of what the model reads:
-        its place is filled, so that the model can be watched on them."""
+    def encode_unlabelled(self, rows: Dataset, source: str) -> Dataset:
+        """Encode rows as `encode` does, whatever their labels; placeholders stand for labels that no model reads.
+
+        Args:
+            rows: rows of any labels, or of none.
+            source: name of the rows in error messages.
+        """
         return self.encode(rows, source)
 
+    @abstractmethod
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """One batch, padded to its longest example: what the model's forward takes, and the labels."""
-        ...
+        """One batch, padded to its longest example: the model's inputs, and the labels under `label_name`."""
 
-    def labelled(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A collated batch with its labels as the model takes them, to compute its loss."""
+    def loss_inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A collated batch in the form from which the model computes its own loss."""
         return batch
 
-    def scored(self, outputs: Mapping[str, Any]) -> np.ndarray:
-        """The logits of one forward, of PyTorch or of an engine; of several `outputs`, on a last axis.
+    def logits(self, outputs: Mapping[str, Any]) -> np.ndarray:
+        """The logits among the outputs of one forward, in PyTorch or of an engine; several outputs on a new last axis.
 
         Raises:
-            InputError: the model does not give one.
+            InputError: the model lacks one of `Task.outputs`.
         """
         missing = next((name for name in self.outputs if name not in outputs), None)
         if missing is not None:
-            raise InputError(f"the model gives no {missing}, which {self.name} is scored by; take one that does")
-        found = [outputs[name] for name in self.outputs]
-        arrays = [value.float().cpu().numpy() if isinstance(value, Tensor) else value for value in found]
+            raise InputError(
+                f"the model has no output {missing}, which {self.name} scores; use a model that has it",
+                code=ErrorCode.UNSUPPORTED_MODEL,
+                output=missing,
+                task=self.name,
+            )
+        values = [outputs[name] for name in self.outputs]
+        arrays = [value.float().cpu().numpy() if isinstance(value, Tensor) else value for value in values]
         return arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=-1)
 
     def measure(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> np.ndarray:
-        """Sufficient statistics of a few rows, `[examples, k]` float64: `score` of any rows of them is the metric.
+        """Sufficient statistics of a few examples, `[examples, k]` float64; `score` of any of their rows is the metric.
 
-        By one forward, unless the task needs more of them.
+        One forward computes them, unless the task overrides this method.
         """
         batch = self.collate(examples)
         labels = batch.pop(self.label_name).numpy()
         return self.per_example(forward(batch), labels)
 
+    @abstractmethod
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """The same from the logits of one forward over a collated batch, and its labels."""
-        ...
+        """Sufficient statistics `[examples, k]` from the logits of one collated batch and its labels."""
 
     def score(self, statistics: np.ndarray) -> float:
-        """The metric over `[examples, k]`, e.g. over a bootstrap's resampled rows of `measure`."""
-        ...
-
-
-class DataRequest(Protocol):
-    """The part of a recipe that says which rows to use.
-
-    Attributes:
-        data: training rows: a file or a Hugging Face data set name; None for none.
-        eval_data: rows that choices are made on.
-        test_data: rows that are reported on.
-        text_columns: columns that hold the text, in order (source and target of a translation); empty: by name.
-        label_column: column that holds the label; None: found by name.
-        metric: None for the task's own.
-        max_length: longest example in tokens; longer ones are cut, or read in windows.
-        stride: tokens that such windows of a text share.
-        seed: draws the rows that are set aside.
-    """
-
-    @property
-    def data(self) -> str | None: ...
-    @property
-    def eval_data(self) -> str | None: ...
-    @property
-    def test_data(self) -> str | None: ...
-    @property
-    def text_columns(self) -> tuple[str, ...]: ...
-    @property
-    def label_column(self) -> str | None: ...
-    @property
-    def metric(self) -> str | None: ...
-    @property
-    def max_length(self) -> int: ...
-    @property
-    def stride(self) -> int: ...
-    @property
-    def seed(self) -> int: ...
+        """The metric of statistics `[examples, k]`, e.g. of rows that a bootstrap resampled."""
+        return self._metric.compute(statistics)
 
 
 @dataclass(frozen=True)
@@ -148,19 +169,19 @@ class Data:
     """Encoded rows of one run, ready for `Task.collate`.
 
     Attributes:
-        train: rows to learn from; none of them where only a plan is followed.
-        eval: rows that choices are made on; none of them where only test rows were given.
+        train: rows to learn from; empty if a plan is only followed.
+        eval: rows on which choices are made; empty if only test rows were requested.
         test: rows that are reported on; nothing is chosen on them.
         task: the task that encoded them.
-        notes: what a reader must know, e.g. that the test rows were set aside from the evaluation rows.
-        train_hash: `sha256:...` over the training rows as encoded, whatever file they came in; None without.
-        eval_hash: the same of the evaluation rows.
+        notes: facts for the reader, e.g. that test rows were set aside from the evaluation rows.
+        train_hash: `sha256:...` of the encoded training rows, whatever file they came from; None without rows.
+        eval_hash: `sha256:...` of the encoded evaluation rows; None without rows.
     """
 
     train: Dataset
     eval: Dataset
     test: Dataset
     task: Task
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
     train_hash: str | None
     eval_hash: str | None

@@ -14,33 +14,33 @@ from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Forward
 
 
-def search(model: PreTrainedModel, forward: Forward, batch: dict[str, Tensor], beams: int, longest: int) -> Tensor:
-    """The best target of each source, ids `[batch, tokens]`, by transformers' own beam search.
+def beam_search(model: PreTrainedModel, forward: Forward, batch: dict[str, Tensor], beams: int, longest: int) -> Tensor:
+    """The best target of each source, ids `[batch, tokens]`, by the beam search of transformers.
 
-    Every step runs `forward` on whole sources and whole targets so far, as an engine without a key/value cache has to;
-    so do all runners, and their targets can be compared.
+    Every step runs `forward` on whole sources and whole targets so far, as an engine without a key/value cache must;
+    targets of different runners can therefore be compared.
 
     Args:
-        model: gives its configurations: special tokens, length penalty and the like. It is not run.
+        model: provides special tokens, length penalty and the like; it is not run.
         forward: (input_ids, attention_mask, decoder_input_ids) to logits `[batch, target, vocabulary]`.
         batch: input_ids and attention_mask, `[batch, source]`.
-        beams: hypotheses kept a source.
-        longest: most tokens of a target.
+        beams: hypotheses kept per source.
+        longest: tokens of a target at most.
     """
-    wanted = copy.deepcopy(model.generation_config)
+    settings = copy.deepcopy(model.generation_config)
     for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id"):
-        if getattr(wanted, name) is None:  # an old generation_config.json need not have them
-            setattr(wanted, name, getattr(model.config, name, None))
-    wanted.update(num_beams=beams, do_sample=False, max_new_tokens=longest, max_length=None)
-    wanted.update(use_cache=False, num_return_sequences=1, return_dict_in_generate=False)
-    stand: Any = _Stand(model, forward)
+        if getattr(settings, name) is None:  # an old generation_config.json may lack them
+            setattr(settings, name, getattr(model.config, name, None))
+    settings.update(num_beams=beams, do_sample=False, max_new_tokens=longest, max_length=None)
+    settings.update(use_cache=False, num_return_sequences=1, return_dict_in_generate=False)
+    generator: Any = _Generator(model, forward)
     with torch.no_grad(), quiet_transformers():
-        found: Tensor = stand.generate(**batch, generation_config=wanted)
-    return found
+        ids: Tensor = generator.generate(**batch, generation_config=settings)
+    return ids
 
 
-class _Stand(GenerationMixin):
-    """What `generate` takes for a model. It computes nothing itself: a step is one call of `forward`."""
+class _Generator(GenerationMixin):
+    """The model that `generate` needs; a step of it is one call of `forward`."""
 
     main_input_name = "input_ids"
     base_model_prefix = "model"
@@ -65,14 +65,14 @@ class _Stand(GenerationMixin):
         return Seq2SeqLMOutput(logits=torch.from_numpy(logits[:, -1:]))
 
     def get_encoder(self) -> nn.Module:
-        return _Ids()
+        return _IdentityEncoder()
 
     def is_remote_code(self) -> bool:
         return False
 
 
-class _Ids(nn.Module):
-    """In the encoder's place: hands the source's ids on, for `generate` to repeat them once a beam."""
+class _IdentityEncoder(nn.Module):
+    """An encoder that returns the ids of the source, which `generate` repeats for every beam."""
 
     def forward(self, input_ids: Tensor, **unused: Any) -> BaseModelOutput:
         return BaseModelOutput(last_hidden_state=input_ids[..., None])

@@ -1,9 +1,9 @@
-"""Plain text, and the next token."""
+"""Language modelling: plain text, the next token."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -12,64 +12,79 @@ from datasets import Dataset
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from compressor.errors import InputError
+from compressor.config.sections import RowsConfig
+from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
 from compressor.model_folder.example_inputs import token_limit
 from compressor.silence_libraries import quiet_transformers
-from compressor.tasks.base import DataRequest, Task
-from compressor.tasks.columns import text_column
-from compressor.tasks.metrics import perplexity
+from compressor.tasks.base import Task
+from compressor.tasks.columns import TextColumns
+from compressor.tasks.metrics import Metric, perplexity
 
-_CHUNK, _GROUP = 1000, 64
-"""Lines of a chunk, and chunks or rows that are tokenized at a time."""
+_TEXTS_PER_CALL = 64
+"""Chunks of lines, or rows, that the tokenizer gets at a time."""
+
+PERPLEXITY = Metric("perplexity", perplexity, higher_is_better=False)
 
 
 class CausalLM(Task):
-    """Perplexity over blocks of equal length, cut from the rows' concatenation.
+    """Perplexity over blocks of equal length, cut from the concatenation of the rows.
 
-    The rows are the lines of a text, joined by line ends again, or the rows of one column, joined by the end token (by
-    line ends where the tokenizer has none). A block's first token is only read, as there is nothing before it to
-    predict it from; the last, shorter block is kept if anything can be predicted in it.
+    Rows of plain text are lines and are joined by line ends; rows of one column are joined by the end token, or by
+    line ends if the tokenizer has none. The first token of a block is not predicted, as nothing precedes it. The last,
+    shorter block is kept if a token can be predicted in it.
 
     Args:
         folder: its tokenizer makes the tokens.
         request: the text column and the length of a block.
-        metric: `perplexity`.
+        metric: one of `metrics`.
+
+    Raises:
+        InputError: blocks are too short to predict a token.
     """
 
     name = "causal-lm"
-    metrics: tuple[str, ...] = ("perplexity",)
-    higher_is_better = False
-    shortest = 2
-    """Tokens of a block in which something can be predicted."""
+    metrics = (PERPLEXITY,)
+    text_columns: ClassVar[TextColumns] = TextColumns(counts=(1,))
+    shortest: ClassVar[int] = 2
+    """Tokens of the shortest block in which one can be predicted."""
+    lines_per_chunk: ClassVar[int] = 1000
+    """Lines that are tokenized as one text, so that no tokenizer gets a whole file at once."""
 
-    def __init__(self, folder: ModelFolder, request: DataRequest, metric: str) -> None:
-        self.metric = metric
+    def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
+        super().__init__(metric)
         self._tokenizer = folder.processor
         self._columns = request.text_columns
         limit = token_limit(folder.model)
         self._block = min(request.max_length, limit) if limit else request.max_length
         if self._block < self.shortest:
-            raise InputError(f"{folder.path}: blocks of {self._block} token predict nothing; raise --max-length")
-
-    def learn_labels(self, rows: Dataset, source: str) -> None:
-        """Nothing to fix: the labels are the tokens."""
+            raise InputError(
+                f"{folder.path}: no token can be predicted in blocks of {self._block}; raise --max-length",
+                code=ErrorCode.OUT_OF_RANGE,
+                field="max_length",
+                value=self._block,
+                minimum=self.shortest,
+            )
 
     def encode(self, rows: Dataset, source: str) -> Dataset:
-        """Text to blocks: columns `input_ids` and `length`, as all else follows from them."""
-        name = text_column(rows, self._columns, source)
+        """Encode the text as blocks: columns `input_ids` and `length`."""
+        (name,) = self.text_columns.find(rows, self._columns, source)
         texts = list(rows[name])
-        ids = self._stream(texts, lines=rows.column_names == ["text"])
-        self._check(texts, ids, source)
-        starts, ends = self._cut(len(ids))
+        ids = self.token_stream(texts, lines=rows.column_names == ["text"])
+        self._check_vocabulary(texts, ids, source)
+        starts, ends = self._block_bounds(len(ids))
         if not len(starts):
-            raise InputError(f"{source}: holds {len(ids)} token, nothing can be predicted; give more text")
-        return _rows_of(ids, starts, ends)
+            raise InputError(
+                f"{source}: no token can be predicted in {len(ids)} token(s); give more text",
+                code=ErrorCode.TOO_FEW_ROWS,
+                tokens=len(ids),
+            )
+        return _slice_rows(ids, starts, ends)
 
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """`[batch, block]`; `labels` are the block's own ids, which the model shifts.
+        """Blocks `[batch, block]` with their mask; `labels` are the ids themselves, which the model shifts.
 
-        A shorter block is padded, its padding masked and without a label (-100).
+        A shorter block is padded on the right, masked and without labels (-100) there.
         """
         blocks = [torch.as_tensor(example["input_ids"], dtype=torch.int64) for example in examples]
         ids, labels = (pad_sequence(blocks, batch_first=True, padding_value=fill) for fill in (0, -100))
@@ -79,56 +94,58 @@ class CausalLM(Task):
         """Summed loss in nats and predicted tokens of each block, from logits `[batch, block, vocabulary]`."""
         return summed_loss(torch.from_numpy(logits[:, :-1]), torch.from_numpy(labels[:, 1:])).numpy()
 
-    def score(self, statistics: np.ndarray) -> float:
-        """Perplexity over rows of (loss, tokens)."""
-        return perplexity(statistics[:, 0], statistics[:, 1])
+    def token_stream(self, texts: Sequence[str], *, lines: bool) -> np.ndarray:
+        """Tokenize texts as one sequence of ids `[tokens]`, int32: 4 bytes a token, a list of Python's needs 36.
 
-    def _check(self, texts: Sequence[str], ids: np.ndarray, source: str) -> None:
-        """Raise InputError if `texts` are none for this model, by their ids."""
+        Args:
+            texts: lines of one text, or texts that an end token divides.
+            lines: whether they are lines.
+        """
+        end = None if lines else self._tokenizer.eos_token_id
+        if end is None:
+            size = self.lines_per_chunk
+            chunks = (texts[start : start + size] for start in range(0, len(texts), size))
+            texts = ["".join(f"{line}\n" for line in chunk) for chunk in chunks]
+        ends = [] if end is None else [end]
+        groups = (texts[start : start + _TEXTS_PER_CALL] for start in range(0, len(texts), _TEXTS_PER_CALL))
+        return self._join_chunks([np.array([*row, *ends], np.int32) for group in groups for row in self._ids(group)])
 
-    def _cut(self, tokens: int) -> tuple[np.ndarray, np.ndarray]:
-        """Where the rows of a text of `tokens` start and end, each with something to predict in it."""
+    def _check_vocabulary(self, texts: Sequence[str], ids: np.ndarray, source: str) -> None:
+        """Raise InputError if the tokenizer does not know the words of the text; any text passes here."""
+
+    def _block_bounds(self, tokens: int) -> tuple[np.ndarray, np.ndarray]:
+        """Start and end of each block of a text of `tokens`, each with a token to predict."""
         starts = np.arange(0, max(0, tokens - 1), self._block)
         return starts, np.minimum(starts + self._block, tokens)
 
-    def _stream(self, texts: Sequence[str], *, lines: bool) -> np.ndarray:
-        """All texts as one sequence of ids `[tokens]` int32, which take 4 bytes each and not a list's 36."""
-        end = None if lines else self._tokenizer.eos_token_id
-        if end is None:  # chunks of lines, so that no tokenizer sees the whole file at once
-            starts = range(0, len(texts), _CHUNK)
-            texts = ["".join(f"{line}\n" for line in texts[start : start + _CHUNK]) for start in starts]
-        ends = [] if end is None else [end]
-        groups = (texts[start : start + _GROUP] for start in range(0, len(texts), _GROUP))
-        return self._joined([np.array([*row, *ends], np.int32) for group in groups for row in self._ids(group)])
-
-    def _joined(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """The ids of chunks that follow each other as those of the whole text."""
-        return np.concatenate(parts) if parts else np.empty(0, np.int32)
+    def _join_chunks(self, chunks: Sequence[np.ndarray]) -> np.ndarray:
+        """The ids of consecutive chunks as those of the whole text."""
+        return np.concatenate(chunks) if chunks else np.empty(0, np.int32)
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
         with quiet_transformers():
-            found: list[list[int]] = self._tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
-        return found
+            ids: list[list[int]] = self._tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+        return ids
 
 
-def _rows_of(ids: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Dataset:
-    """The stretches of `ids` from each start to its end, as rows; no list of Python's in between."""
+def _slice_rows(ids: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Dataset:
+    """The slices of `ids` between starts and ends as rows, without Python lists in between."""
     lengths = ends - starts
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     flat = np.concatenate([ids[start:end] for start, end in zip(starts, ends, strict=True)])
-    held = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(flat))
-    return Dataset(pa.table({"input_ids": held, "length": pa.array(lengths)}))
+    slices = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(flat))
+    return Dataset(pa.table({"input_ids": slices, "length": pa.array(lengths)}))
 
 
 def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Summed loss in nats and predicted tokens of each row, `[batch, 2]` float64.
+    """Summed loss in nats and number of predicted tokens of each row, `[batch, 2]` float64.
 
     Args:
         logits: `[batch, tokens, vocabulary]`.
-        targets: `[batch, tokens]`, the token that each position predicts; -100 is left out.
+        targets: `[batch, tokens]`, the token that each position predicts; -100 is not counted.
     """
     sums = [
         torch.nn.functional.cross_entropy(scores.float(), row, ignore_index=-100, reduction="none").double().sum()
-        for scores, row in zip(logits, targets, strict=True)  # row by row: a copy of a whole batch might not fit
+        for scores, row in zip(logits, targets, strict=True)  # row by row: a copy of a whole batch may not fit
     ]
     return torch.stack([torch.stack(sums), (targets != -100).sum(1).double()], dim=1)

@@ -1,13 +1,13 @@
-"""Which columns hold the text and the label: as named in the recipe, else by the names that data sets use."""
+"""The columns that hold texts and labels: those requested, else those with the names that data sets use."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from datasets import Dataset, Value
 
-from compressor.errors import InputError
+from compressor.errors import ErrorCode, InputError
 
 _PAIRS = (
     ("sentence1", "sentence2"),
@@ -19,145 +19,153 @@ _PAIRS = (
     ("text_a", "text_b"),
     ("query", "document"),
 )
-_SINGLE = ("sentence", "text", "content", "review", "document", "question", "sentence1")
-_TRANSLATIONS = (("source", "target"), ("src", "tgt"), ("src", "trg"), ("source_text", "target_text"))
-_QUESTIONS = (("question", "context"), ("question", "passage"), ("question", "paragraph"), ("query", "context"))
-_LANGUAGE = re.compile(r"[a-z]{2}([-_][A-Za-z]{2,4})?")
-"""A column named by its language: `de`, `pt_BR`."""
-_LABELS = ("label", "labels", "score", "target", "class", "similarity", "stars", "rating")
+_SINGLES = (("sentence",), ("text",), ("content",), ("review",), ("document",), ("question",), ("sentence1",))
+_LISTED = 12
+"""Columns that an error message lists."""
 
 
-def text_columns(rows: Dataset, wanted: Sequence[str], source: str) -> tuple[str, ...]:
-    """One or two columns of text, in the order in which the model reads them.
+@dataclass(frozen=True)
+class TextColumns:
+    """The columns of text that a task reads.
 
-    Raises:
-        InputError: a named column is missing, holds no text, or no usual name is there.
+    Attributes:
+        usual: names that data sets use, each entry the columns of one convention; the first that is present is used.
+        counts: how many columns the task can read.
+        description: the columns in error messages.
+        example: a value of `--text-columns` in error messages.
+        allows_empty: whether a text may be empty.
     """
-    found = tuple(wanted) or _usual_texts(rows.column_names)
-    if not found:
-        raise InputError(f"{source}: no column of text among {_listed(rows)}; name it (--text-columns)")
-    if len(found) > 2:
-        raise InputError(f"{source}: {len(found)} text columns were named, a model reads one or two; name fewer")
-    for name in found:
-        _check_text(rows, name, source)
-    return found
 
+    usual: tuple[tuple[str, ...], ...] = (*_PAIRS, *_SINGLES)
+    counts: tuple[int, ...] = (1, 2)
+    description: str = "column of text"
+    example: str = "text"
+    allows_empty: bool = True
 
-def pair_columns(rows: Dataset, wanted: Sequence[str], source: str) -> tuple[str, str]:
-    """The columns of source and target: as named, else by usual names, else the two that languages name, in order.
+    def find(self, rows: Dataset, requested: Sequence[str], source: str) -> tuple[str, ...]:
+        """The columns in the order in which the model reads them.
 
-    Raises:
-        InputError: not two columns were named, one is missing or holds no text, or there is no usual pair.
-    """
-    languages = [name for name in rows.column_names if _LANGUAGE.fullmatch(name) and _is_text(rows, name)]
-    usual = [pair for pair in _TRANSLATIONS if set(pair) <= set(rows.column_names)]
-    found = tuple(wanted) or (usual[0] if usual else tuple(languages))
-    if len(found) != 2 or len(set(found)) != 2:
-        if wanted:
-            given = ",".join(wanted)
-            raise InputError(f"--text-columns {given}: a translation has two columns; name source and target, as de,en")
+        Args:
+            rows: the rows.
+            requested: names from the recipe; empty: the usual names.
+            source: name of the rows in error messages.
+
+        Raises:
+            InputError: a requested column is missing, no usual name is present, their number is not one that the task
+                reads, or a column holds something else than text.
+        """
+        names = tuple(requested) or self.find_usual(rows)
+        self._check_count(rows, names, requested, source)
+        for name in names:
+            self._check_text(rows, name, source)
+        return names
+
+    def find_usual(self, rows: Dataset) -> tuple[str, ...]:
+        """The first convention all of whose columns are present; empty if there is none."""
+        return next((names for names in self.usual if set(names) <= set(rows.column_names)), ())
+
+    def _check_count(self, rows: Dataset, names: Sequence[str], requested: Sequence[str], source: str) -> None:
+        distinct = 1 in self.counts or len(set(names)) == len(names)
+        if len(names) in self.counts and distinct:
+            return
+        expected = " or ".join(map(str, self.counts))
+        details = {"field": "text_columns", "columns": tuple(rows.column_names)}
+        if requested:
+            raise InputError(
+                f"{source}: --text-columns {','.join(requested)}: this task reads {expected} columns of text; name"
+                f" them, e.g. --text-columns {self.example}",
+                code=ErrorCode.INVALID_VALUE,
+                value=tuple(requested),
+                **details,
+            )
+        if names:
+            raise InputError(
+                f"{source}: this task reads {expected} column of text, the rows have {len(names)}"
+                f" ({', '.join(names)}); name it (--text-columns {names[0]})",
+                code=ErrorCode.MISSING_VALUE,
+                value=tuple(names),
+                **details,
+            )
         raise InputError(
-            f"{source}: no pair of source and target among {_listed(rows)}; name both (--text-columns de,en)"
+            f"{source}: no {self.description} among the columns {_list_columns(rows)}; name it"
+            f" (--text-columns {self.example})",
+            code=ErrorCode.COLUMN_MISSING,
+            **details,
         )
-    for name in found:
-        _check_filled(rows, name, source)
-    return found[0], found[1]
+
+    def _check_text(self, rows: Dataset, name: str, source: str) -> None:
+        _check_present(rows, name, source, "text_columns")
+        if not is_text(rows, name):
+            raise InputError(
+                f"{source}: column {name!r} does not hold text; name one that does (--text-columns)",
+                code=ErrorCode.INVALID_ROWS,
+                column=name,
+            )
+        for row, value in enumerate(rows[name], 1):
+            if value is None or not (self.allows_empty or value.strip()):
+                raise InputError(
+                    f"{source}: row {row}: {name!r} is empty; fill it or remove the row",
+                    code=ErrorCode.INVALID_ROWS,
+                    column=name,
+                    row=row,
+                )
 
 
-def question_columns(rows: Dataset, wanted: Sequence[str], source: str) -> tuple[str, str]:
-    """The columns of the question and of the text that it is asked about: as named, else by usual names.
+@dataclass(frozen=True)
+class LabelColumn:
+    """The column of labels that a task reads.
 
-    Raises:
-        InputError: not two columns were named, one is missing or holds no text, or there is no usual pair.
+    Attributes:
+        usual: names that data sets use; the first that is present is used.
+        description: the column in error messages.
     """
-    if wanted and (len(wanted) != 2 or len(set(wanted)) != 2):
-        given = ",".join(wanted)
-        raise InputError(f"--text-columns {given}: name two, the question's and the text's, as question,context")
-    usual = (pair for pair in _QUESTIONS if set(pair) <= set(rows.column_names))
-    found = tuple(wanted) or next(usual, ())
-    if not found:
+
+    usual: tuple[str, ...] = ("label", "labels", "score", "target", "class", "similarity", "stars", "rating")
+    description: str = "label"
+
+    def find(self, rows: Dataset, requested: str | None, source: str) -> str:
+        """The name of the column.
+
+        Args:
+            rows: the rows.
+            requested: name from the recipe; None: the usual names.
+            source: name of the rows in error messages.
+
+        Raises:
+            InputError: the requested column is missing, or no usual name is present.
+        """
+        if requested is not None:
+            _check_present(rows, requested, source, "label_column")
+            return requested
+        for name in self.usual:
+            if name in rows.column_names:
+                return name
         raise InputError(
-            f"{source}: no question and context among {_listed(rows)}; name both (--text-columns question,context)"
+            f"{source}: no column of {self.description}s among {_list_columns(rows)}; add {self.usual[0]!r}, or name"
+            " the column (--label-column)",
+            code=ErrorCode.COLUMN_MISSING,
+            field="label_column",
+            columns=tuple(rows.column_names),
         )
-    for name in found:
-        _check_filled(rows, name, source)
-    return found[0], found[1]
 
 
-def answers_column(rows: Dataset, wanted: str | None, source: str) -> str:
-    """The column of the answers.
-
-    Raises:
-        InputError: the named column is missing, or no usual name is there.
-    """
-    if wanted is not None:
-        _must_have(rows, wanted, source, "--label-column")
-        return wanted
-    for name in ("answers", "answer"):
-        if name in rows.column_names:
-            return name
-    raise InputError(f"{source}: no answers among {_listed(rows)}; add `answers` or name them (--label-column)")
-
-
-def text_column(rows: Dataset, wanted: Sequence[str], source: str) -> str:
-    """The one column of text that a language model reads.
-
-    Raises:
-        InputError: there are two, a named one is missing or holds no text, or no usual name is there.
-    """
-    names = text_columns(rows, wanted, source)
-    if len(names) != 1:
-        raise InputError(f"{source}: language models read one column, not {len(names)}; name it (--text-columns)")
-    return names[0]
-
-
-def label_column(rows: Dataset, wanted: str | None, source: str) -> str:
-    """The column of the label.
-
-    Raises:
-        InputError: the named column is missing, or no usual name is there.
-    """
-    if wanted is not None:
-        _must_have(rows, wanted, source, "--label-column")
-        return wanted
-    for name in _LABELS:
-        if name in rows.column_names:
-            return name
-    raise InputError(f"{source}: no label column among {_listed(rows)}; add `label` or name it (--label-column)")
-
-
-def _usual_texts(names: Sequence[str]) -> tuple[str, ...]:
-    for pair in _PAIRS:
-        if all(name in names for name in pair):
-            return pair
-    return next(((name,) for name in _SINGLE if name in names), ())
-
-
-def _check_text(rows: Dataset, name: str, source: str) -> None:
-    _must_have(rows, name, source, "--text-columns")
-    if not _is_text(rows, name):
-        raise InputError(f"{source}: column {name!r} does not hold text; name one that does (--text-columns)")
-    empty = next((index for index, value in enumerate(rows[name]) if value is None), None)
-    if empty is not None:
-        raise InputError(f"{source}: row {empty + 1} has no {name!r}; fill it or leave the row out")
-
-
-def _check_filled(rows: Dataset, name: str, source: str) -> None:
-    _check_text(rows, name, source)
-    empty = next((index for index, value in enumerate(rows[name]) if not value.strip()), None)
-    if empty is not None:
-        raise InputError(f"{source}: row {empty + 1} has an empty {name!r}; fill it or leave the row out")
-
-
-def _is_text(rows: Dataset, name: str) -> bool:
+def is_text(rows: Dataset, name: str) -> bool:
+    """Whether a column holds strings."""
     return rows.features[name] in (Value("string"), Value("large_string"))
 
 
-def _must_have(rows: Dataset, name: str, source: str, flag: str) -> None:
+def _check_present(rows: Dataset, name: str, source: str, field: str) -> None:
     if name not in rows.column_names:
-        raise InputError(f"{source}: no column {name!r} among {_listed(rows)}; name one of these ({flag})")
+        flag = f"--{field.replace('_', '-')}"
+        raise InputError(
+            f"{source}: no column {name!r} among {_list_columns(rows)}; name one of these ({flag})",
+            code=ErrorCode.COLUMN_MISSING,
+            field=field,
+            value=name,
+            columns=tuple(rows.column_names),
+        )
 
 
-def _listed(rows: Dataset) -> str:
-    # A quoted name may hold line breaks; an error is one line.
-    return ", ".join(" ".join(name.split()) for name in rows.column_names[:12]) or "none"
+def _list_columns(rows: Dataset) -> str:
+    # A quoted name may hold line breaks; an error message is one line.
+    return ", ".join(" ".join(name.split()) for name in rows.column_names[:_LISTED]) or "none"

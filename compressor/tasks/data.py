@@ -3,116 +3,179 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+from dataclasses import dataclass
 
 import numpy as np
 from datasets import Dataset
 
 from compressor.config.sections import RowsConfig
-from compressor.errors import InputError
+from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
+from compressor.results import Note, NoteCode
 from compressor.tasks.base import Data, Task
-from compressor.tasks.columns import text_column
-from compressor.tasks.labels import withheld
+from compressor.tasks.causal_lm import CausalLM
+from compressor.tasks.labels import are_withheld
 from compressor.tasks.registry import make_task
 from compressor.tasks.splits import Split, named_splits, pick
 
-_HELD_OUT = 0.1
-"""Share of the training rows that become evaluation rows where none are given."""
+logger = logging.getLogger(__name__)
+
+_EVAL_SHARE = 0.1
+"""Share of the training rows that become evaluation rows if none are requested."""
+_TEST_SHARE = 0.5
+"""Share of the evaluation rows that become test rows if none are requested."""
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of one split, and their name in messages."""
+
+    rows: Dataset
+    source: str
 
 
 def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0) -> Data:
     """Read, check, encode and divide the rows of a run.
 
+    Args:
+        request: files, columns, metric and the longest row.
+        folder: its task and tokenizer encode the rows.
+        seed: draws the rows that are set aside.
+
     Raises:
-        InputError: a file, a column or a label cannot be used; one line names it and the mend.
+        InputError: a file, a column or a label cannot be used.
+        UsageError: the task does not have the metric.
     """
-    sources, notes = _sources(request)
+    splits, notes = _read_splits(request)
     task = make_task(folder, request)
-    task.learn_labels(*next(iter(sources.values())))
+    first = next(iter(splits.values()))
+    task.learn_labels(first.rows, first.source)
     notes += task.notes
-    rows = {split: task.encode(found, source) for split, (found, source) in sources.items()}
-    if "eval" not in rows and "train" in rows:
-        rows["train"], rows["eval"] = _set_aside(rows["train"], _HELD_OUT, seed, "training", task)
-        notes.append(_note("evaluation", "training", rows["eval"], seed, task))
-    if "test" not in rows:
-        rows["eval"], rows["test"] = _set_aside(rows["eval"], 0.5, seed, "evaluation", task)
-        notes.append(_note("test", "evaluation", rows["test"], seed, task))
-    none = rows["test"].select([])
-    train = rows.get("train", none)
-    chosen_on = rows.get("eval", none)
-    return Data(train, chosen_on, rows["test"], task, tuple(notes), rows_hash(train), rows_hash(chosen_on))
+    encoded = {split: task.encode(part.rows, part.source) for split, part in splits.items()}
+    if "eval" not in encoded and "train" in encoded:
+        encoded["train"], encoded["eval"] = _set_aside(encoded["train"], _EVAL_SHARE, seed, "train", task)
+        notes.append(_set_aside_note("eval", "train", encoded["eval"], seed, task))
+    if "test" not in encoded:
+        encoded["eval"], encoded["test"] = _set_aside(encoded["eval"], _TEST_SHARE, seed, "eval", task)
+        notes.append(_set_aside_note("test", "eval", encoded["test"], seed, task))
+    none = encoded["test"].select([])
+    train, evaluation, test = encoded.get("train", none), encoded.get("eval", none), encoded["test"]
+    logger.debug(
+        "%s: %d training, %d evaluation and %d test rows, scored by %s",
+        task.name,
+        len(train),
+        len(evaluation),
+        len(test),
+        task.metric,
+    )
+    return Data(train, evaluation, test, task, tuple(notes), rows_hash(train), rows_hash(evaluation))
 
 
 def training_texts(request: RowsConfig) -> list[str]:
-    """The texts of the training rows as they stand there, e.g. to make a tokenizer from.
+    """The texts of the training rows, e.g. to make a tokenizer from.
 
     Raises:
-        InputError: the file cannot be read, or there is no one column of text.
+        InputError: the file cannot be read, or does not have exactly one column of text.
     """
-    sources, _ = _sources(request)
-    rows, source = sources["train"]
-    return list(rows[text_column(rows, request.text_columns, source)])
+    splits, _ = _read_splits(request)
+    train = splits["train"]
+    (name,) = CausalLM.text_columns.find(train.rows, request.text_columns, train.source)
+    return list(train.rows[name])
 
 
-def _sources(request: RowsConfig) -> tuple[dict[Split, tuple[Dataset, str]], list[str]]:
-    """Rows, and what to call them in a message, for each split that was given; and what was chosen unasked."""
-    given: dict[Split, str | None] = {"train": request.data, "eval": request.eval_data, "test": request.test_data}
-    files = {source: named_splits(source) for source in given.values() if source is not None}
-    if not files:
-        raise InputError("no rows were given, so nothing can be learned or scored; give them with --data")
-    found: dict[Split, tuple[Dataset, str]] = {}
-    notes = []
-    for split, source in given.items():
-        if source is not None:
-            found[split] = _meant_for(split, files[source], source)
-        elif request.data is not None and (name := pick(files[request.data], split)) is not None:
-            if withheld(files[request.data][name]):
-                notes.append(f"the split {name!r} of {request.data} is not used, its labels are withheld")
-                continue
-            found[split] = (files[request.data][name], f"{request.data} [{name}]")
-            notes.append(f"the {split} rows are the split {name!r} of {request.data}")
-    return found, notes
-
-
-def _meant_for(split: Split, splits: dict[str, Dataset], source: str) -> tuple[Dataset, str]:
-    """The rows for one use; a source of a single split serves any."""
-    name = pick(splits, split)
-    if name is None and len(splits) > 1:
+def _read_splits(request: RowsConfig) -> tuple[dict[Split, _Rows], list[Note]]:
+    """The rows of each requested split and of those that the training data has, and notes on the latter."""
+    requested: dict[Split, str | None] = {"train": request.data, "eval": request.eval_data, "test": request.test_data}
+    sources = {source: named_splits(source) for source in requested.values() if source is not None}
+    if not sources:
         raise InputError(
-            f"{source}: none of its splits ({', '.join(splits)}) is for {split}; name one train, dev or test, or give"
-            " a file of these rows alone"
+            "no rows were named, so nothing can be learned or scored; name them with --data",
+            code=ErrorCode.MISSING_VALUE,
+            field="data",
+        )
+    splits: dict[Split, _Rows] = {}
+    notes = []
+    for split, source in requested.items():
+        if source is not None:
+            splits[split] = _select(split, sources[source], source)
+        elif request.data is not None and (name := pick(sources[request.data], split)) is not None:
+            if are_withheld(sources[request.data][name]):
+                text = f"the split {name!r} of {request.data} is not used, its labels are withheld"
+                notes.append(Note(text=text, code=NoteCode.SPLIT_UNUSED))
+                continue
+            splits[split] = _Rows(sources[request.data][name], f"{request.data} [{name}]")
+            text = f"the {split} rows are the split {name!r} of {request.data}"
+            notes.append(Note(text=text, code=NoteCode.SPLIT_CHOSEN))
+    return splits, notes
+
+
+def _select(split: Split, named: dict[str, Dataset], source: str) -> _Rows:
+    """The rows of a source for one purpose; a source of a single split serves any."""
+    name = pick(named, split)
+    if name is None and len(named) > 1:
+        raise InputError(
+            f"{source}: none of its splits ({', '.join(named)}) is for {split}; rename one to train, dev or test, or"
+            " name a file of these rows alone",
+            code=ErrorCode.UNKNOWN_NAME,
+            split=split,
+            splits=tuple(named),
         )
     if name is None:
-        name = next(iter(splits))
-    return splits[name], f"{source} [{name}]" if name else source
+        name = next(iter(named))
+    return _Rows(named[name], f"{source} [{name}]" if name else source)
 
 
-def _set_aside(examples: Dataset, share: float, seed: int, kind: str, task: Task) -> tuple[Dataset, Dataset]:
-    """What stays and what goes: `share` of the rows, at least one, drawn; both parts keep the rows' order.
+_PURPOSES: dict[Split, str] = {"train": "training", "eval": "evaluation", "test": "test"}
 
-    Rows that follow each other are cut in two: the last of them go.
+
+def _set_aside(examples: Dataset, share: float, seed: int, split: Split, task: Task) -> tuple[Dataset, Dataset]:
+    """Divide rows into those that remain and a share, at least one, for another purpose.
+
+    The share is drawn at random and both parts keep the order of rows; of rows in order, the last ones are taken.
+
+    Args:
+        examples: encoded rows.
+        share: of the rows to set aside.
+        seed: of the draw.
+        split: the split of the rows.
+        task: whose rows they are.
+
+    Raises:
+        InputError: no row would remain.
     """
     count = max(1, round(share * len(examples)))
     if count >= len(examples):
-        flag = "--eval-data" if kind == "training" else "--test-data"
-        raise InputError(f"{len(examples)} {kind} row is too few to set one aside; give more rows, or {flag}")
+        field = "eval_data" if split == "train" else "test_data"
+        raise InputError(
+            f"{len(examples)} {_PURPOSES[split]} row is too few to set one aside; give more rows, or"
+            f" --{field.replace('_', '-')}",
+            code=ErrorCode.TOO_FEW_ROWS,
+            rows=len(examples),
+            minimum=2,
+            field=field,
+        )
     last_first = np.arange(len(examples))[::-1]
     order = last_first if task.in_order else np.random.default_rng(seed).permutation(len(examples))
     return examples.select(np.sort(order[count:])), examples.select(np.sort(order[:count]))
 
 
-def _note(new: str, old: str, rows: Dataset, seed: int, task: Task) -> str:
-    which = "the last ones" if task.in_order else f"drawn with seed {seed}"
-    return f"no {new} data was given: {len(rows)} of the {old} rows, {which}, were set aside for it"
+def _set_aside_note(split: Split, origin: Split, rows: Dataset, seed: int, task: Task) -> Note:
+    how = "the last ones" if task.in_order else f"drawn with seed {seed}"
+    text = (
+        f"no {_PURPOSES[split]} data was named: {len(rows)} of the {_PURPOSES[origin]} rows, {how}, were set aside for"
+        " it"
+    )
+    return Note(text=text, code=NoteCode.ROWS_SET_ASIDE)
 
 
 def rows_hash(examples: Dataset) -> str | None:
-    """`sha256:...` over encoded rows as tokens, labels and, where there are any, reference texts; None without rows."""
+    """`sha256:...` of the tokens, labels and reference texts of encoded rows; None without rows."""
     if not len(examples):
         return None
     digest = hashlib.sha256()
-    told = [name for name in ("input_ids", "labels", "reference") if name in examples.column_names]
-    for batch in examples.select_columns(told).iter(batch_size=1000):
-        for row in zip(*(batch[name] for name in told), strict=True):
+    names = [name for name in ("input_ids", "labels", "reference") if name in examples.column_names]
+    for batch in examples.select_columns(names).iter(batch_size=1000):
+        for row in zip(*(batch[name] for name in names), strict=True):
             digest.update(repr(row).encode())
     return f"sha256:{digest.hexdigest()}"

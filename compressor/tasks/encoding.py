@@ -1,72 +1,112 @@
-"""What the tasks over labelled texts share: texts to tokens, and batches padded to their longest row."""
+"""Texts to tokens and padded batches, and the base of the tasks that read texts with a label."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from datasets import Dataset
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from compressor.errors import InputError
+from compressor.config.sections import RowsConfig
+from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
-from compressor.model_folder.example_inputs import takes_segments, token_limit
+from compressor.model_folder.example_inputs import takes_token_types, token_limit
 from compressor.silence_libraries import quiet_transformers
-from compressor.tasks.base import DataRequest
-from compressor.tasks.columns import text_columns
+from compressor.tasks.base import Task
+from compressor.tasks.columns import LabelColumn, TextColumns
+from compressor.tasks.metrics import Metric
 
 
-class Texts:
-    """A folder's tokenizer, told which columns to read and how long a text may be.
+def longest_row(folder: ModelFolder, request: RowsConfig) -> int:
+    """The tokens to which a row is truncated: the smallest of the limits of recipe, model and tokenizer."""
+    limits = (request.max_length, token_limit(folder.model), folder.processor.model_max_length)
+    return int(min(limit for limit in limits if limit))
+
+
+def pad(rows: Sequence[Any], fill: int) -> Tensor:
+    """Integers of rows of any length as one tensor, padded on the right: `[rows, longest]`, or `[rows, longest, k]`."""
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=fill)
+
+
+class LabelledTexts(Task):
+    """Base of the tasks that read one or two texts and one label per row.
+
+    Args:
+        folder: its tokenizer makes the tokens.
+        request: columns and the longest row.
+        metric: one of `metrics`.
 
     Raises:
-        InputError: so short that nothing of a text is left.
+        InputError: the longest row leaves no room for text.
     """
 
-    def __init__(self, folder: ModelFolder, request: DataRequest) -> None:
-        self.tokenizer = folder.processor
-        self._columns = request.text_columns
-        limits = (request.max_length, token_limit(folder.model), self.tokenizer.model_max_length)
-        self.max_length = int(min(limit for limit in limits if limit))
-        self._segments = takes_segments(folder.model, self.tokenizer)
-        self._pad = folder.config.get_text_config().pad_token_id
-        special = self.tokenizer.num_special_tokens_to_add(pair=True)
-        if self.max_length < special + 2:
+    text_columns: ClassVar[TextColumns] = TextColumns()
+    label_column: ClassVar[LabelColumn] = LabelColumn()
+    label_type: ClassVar[torch.dtype]
+
+    def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
+        super().__init__(metric)
+        self._request = request
+        self._tokenizer = folder.processor
+        self._longest = longest_row(folder, request)
+        self._with_token_types = takes_token_types(folder.model, self._tokenizer)
+        self._padding = folder.config.get_text_config().pad_token_id
+        special = self._tokenizer.num_special_tokens_to_add(pair=True)
+        if self._longest < special + 2:
             raise InputError(
-                f"{folder.path}: {self.max_length} tokens a row leave no room for text beside {special} marks; raise"
-                " --max-length"
+                f"{folder.path}: rows of {self._longest} tokens leave no room for text between {special} special"
+                " tokens; raise --max-length",
+                code=ErrorCode.OUT_OF_RANGE,
+                field="max_length",
+                value=self._longest,
+                minimum=special + 2,
             )
 
-    def encode(self, rows: Dataset, source: str) -> dict[str, list[Any]]:
-        """Columns of tokens: `input_ids` and what else the tokenizer gives, and `length`.
+    @abstractmethod
+    def encode_labels(self, rows: Dataset, column: str, source: str) -> list[Any]:
+        """The label of every row as a number."""
 
-        Raises:
-            InputError: a column is missing or holds no text, or a row gives no token.
-        """
-        texts = [list(rows[name]) for name in text_columns(rows, self._columns, source)]
+    def encode(self, rows: Dataset, source: str) -> Dataset:
+        """Encode texts as tokens and labels as numbers."""
+        labels = self.encode_labels(rows, self._find_labels(rows, source), source)
+        return Dataset.from_dict({**self._encode_texts(rows, source), "labels": labels})
+
+    def encode_unlabelled(self, rows: Dataset, source: str) -> Dataset:
+        """Encode texts as tokens; every label is zero."""
+        return Dataset.from_dict({**self._encode_texts(rows, source), "labels": [0] * len(rows)})
+
+    def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """Token ids, mask and token types `[batch, longest]`, padded on the right, and `labels` `[batch]`."""
+        fills = {"input_ids": self._padding, "attention_mask": 0}
+        if self._with_token_types:
+            fills["token_type_ids"] = self._tokenizer.pad_token_type_id
+        texts = {name: pad([example[name] for example in examples], fill) for name, fill in fills.items()}
+        labels = torch.tensor([example["labels"] for example in examples], dtype=self.label_type)
+        return {**texts, "labels": labels}
+
+    def _find_labels(self, rows: Dataset, source: str) -> str:
+        return self.label_column.find(rows, self._request.label_column, source)
+
+    def _encode_texts(self, rows: Dataset, source: str) -> dict[str, list[Any]]:
+        names = self.text_columns.find(rows, self._request.text_columns, source)
         with quiet_transformers():
-            encoded = dict(
-                self.tokenizer(
-                    *texts,
+            columns = dict(
+                self._tokenizer(
+                    *(list(rows[name]) for name in names),
                     truncation=True,
-                    max_length=self.max_length,
+                    max_length=self._longest,
                     return_attention_mask=True,
-                    return_token_type_ids=self._segments,
+                    return_token_type_ids=self._with_token_types,
                 )
             )
-        encoded["length"] = [len(ids) for ids in encoded["input_ids"]]
-        if 0 in encoded["length"]:
-            raise InputError(f"{source}: row {encoded['length'].index(0) + 1} has no text; fill it or leave it out")
-        return encoded
-
-    def pad(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """One batch `[batch, longest]`, padded on the right whatever the tokenizer's habit."""
-        longest = max(len(example["input_ids"]) for example in examples)
-        fills = {"input_ids": self._pad, "attention_mask": 0}
-        if self._segments:
-            fills["token_type_ids"] = self.tokenizer.pad_token_type_id
-        return {
-            name: torch.tensor([[*row[name], *[fill] * (longest - len(row[name]))] for row in examples])
-            for name, fill in fills.items()
-        }
+        columns["length"] = [len(ids) for ids in columns["input_ids"]]
+        if 0 in columns["length"]:
+            row = columns["length"].index(0) + 1
+            raise InputError(
+                f"{source}: row {row} has no text; fill it or remove the row", code=ErrorCode.INVALID_ROWS, row=row
+            )
+        return columns

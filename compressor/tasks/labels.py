@@ -9,71 +9,111 @@ from typing import Any
 from datasets import ClassLabel, Dataset
 from transformers import PretrainedConfig
 
-from compressor.errors import InputError
+from compressor.errors import ErrorCode, InputError
+
+_LISTED = 6
+"""Labels that an error message lists."""
 
 
 def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str) -> dict[str, int]:
-    """Label, as text, to the model's class.
+    """Map each label, as text, to a class of the model.
 
-    In this order: names that the model knows (`config.id2label`, in any case) are its own, also those behind the
-    numbers of a `ClassLabel` column; whole numbers stand for themselves; other names are numbered in sorted order,
-    which is how one trains a model that never was told its labels' names.
+    The first rule that applies decides:
+
+    1. names in `config.id2label`, in any case, are the model's classes; so are the names behind the numbers of a
+       `ClassLabel` column;
+    2. whole numbers are class indices;
+    3. other names are numbered in sorted order, and the configuration is given the names.
+
+    Args:
+        rows: the rows of one split.
+        column: the column of labels.
+        config: of the model; rule 3 sets its `id2label` and `label2id`.
+        source: name of the rows in error messages.
 
     Raises:
-        InputError: a label is empty or outside the model's range, some are the model's by name and others not, or all
-            rows have the same.
+        InputError: a label is empty or outside the model's classes, only some are names that the model has, or all
+            rows have the same label.
     """
     classes = int(config.num_labels or 0)
     names = sorted(set(label_texts(rows, column, source)))
     if len(names) < 2:
-        raise InputError(f"{source}: every row has the label {names[0]!r}; give rows of two classes or more")
+        raise InputError(
+            f"{source}: every row has the label {names[0]!r}; give rows of two classes or more",
+            code=ErrorCode.INVALID_ROWS,
+            column=column,
+            value=names[0],
+        )
     feature = rows.features[column]
-    if isinstance(feature, ClassLabel) and (known := _known(feature.names, config)):
-        ids = {str(index): known[name] for index, name in enumerate(feature.names)}
-    elif all(_whole(name) is not None for name in names):
+    if isinstance(feature, ClassLabel) and (model_names := _model_ids(feature.names, config)):
+        ids = {str(index): model_names[name] for index, name in enumerate(feature.names)}
+    elif all(_whole_number(name) is not None for name in names):
         ids = {str(index): index for index in range(classes)} | {name: int(float(name)) for name in names}
-    elif known := _known(names, config):
-        ids = known
+    elif model_names := _model_ids(names, config):
+        ids = model_names
     else:
-        strange = _strangers(names, config)
-        if 0 < len(strange) < len(names):
-            raise InputError(
-                f"{source}: label {_some([repr(name) for name in strange])} is not among the model's"
-                f" ({_some(list((config.id2label or {}).values()))}, id2label in its config.json); mend the label or"
-                " leave its rows out"
-            )
-        if len(names) > classes:
-            raise InputError(
-                f"{source}: {len(names)} different labels ({_some(names)}), the model has {classes} classes;"
-                " fine-tune a model with that many, or name another column (--label-column)"
-            )
-        if len(names) < classes:
-            raise InputError(
-                f"{source}: {len(names)} different labels ({_some(names)}), the model has {classes} classes and knows"
-                " none by name; put id2label into its config.json, or number the labels"
-            )
+        _check_new_names(names, config, source)
         ids = {name: index for index, name in enumerate(names)}
-        config.id2label, config.label2id = dict(enumerate(names)), dict(ids)  # other rows will be read by them
+        config.id2label, config.label2id = dict(enumerate(names)), dict(ids)  # rows of later runs are read by them
     outside = [name for name in names if not 0 <= ids[name] < classes]
     if outside:
         raise InputError(
             f"{source}: label {outside[0]} is outside the model's range 0 to {classes - 1};"
-            f" number the labels from 0, or take a model with more classes"
+            f" number the labels from 0, or use a model with more classes",
+            code=ErrorCode.LABEL_MISMATCH,
+            value=outside[0],
+            classes=classes,
         )
     return ids
+
+
+def _check_new_names(names: Sequence[str], config: PretrainedConfig, source: str) -> None:
+    """Labels that are not the model's names must be as many as its classes, and none of them among its names."""
+    classes = int(config.num_labels or 0)
+    unknown = _names_unknown_to(config, names)
+    details: dict[str, Any] = {"code": ErrorCode.LABEL_MISMATCH, "labels": tuple(names), "classes": classes}
+    if 0 < len(unknown) < len(names):
+        raise InputError(
+            f"{source}: label {_shorten([repr(name) for name in unknown])} is not among the model's"
+            f" ({_shorten(list((config.id2label or {}).values()))}, id2label in its config.json); correct the label or"
+            " remove its rows",
+            value=unknown[0],
+            **details,
+        )
+    if len(names) > classes:
+        raise InputError(
+            f"{source}: {len(names)} different labels ({_shorten(names)}), the model has {classes} classes; fine-tune a"
+            " model with that many, or name another column (--label-column)",
+            **details,
+        )
+    if len(names) < classes:
+        raise InputError(
+            f"{source}: {len(names)} different labels ({_shorten(names)}), the model has {classes} classes without"
+            " these names; put id2label into its config.json, or number the labels",
+            **details,
+        )
 
 
 def classes_of(rows: Dataset, column: str, ids: Mapping[str, int], source: str) -> list[int]:
     """The class of every row.
 
+    Args:
+        rows: the rows.
+        column: the column of labels.
+        ids: label as text to class, from `class_ids`.
+        source: name of the rows in error messages.
+
     Raises:
-        InputError: a label that `ids` does not have.
+        InputError: a label is missing from `ids`.
     """
     texts = label_texts(rows, column, source)
     unknown = next((text for text in texts if text not in ids), None)
     if unknown is not None:
         raise InputError(
-            f"{source}: label {unknown!r} is none of {_some(list(ids))}; mend the label or leave its rows out"
+            f"{source}: label {unknown!r} is not one of {_shorten(list(ids))}; correct the label or remove its rows",
+            code=ErrorCode.LABEL_MISMATCH,
+            value=unknown,
+            labels=tuple(ids),
         )
     return [ids[text] for text in texts]
 
@@ -82,16 +122,22 @@ def numbers_of(rows: Dataset, column: str, source: str) -> list[float]:
     """The label of every row as a finite number.
 
     Raises:
-        InputError: a label that is none.
+        InputError: a label is not a finite number.
     """
     values = []
-    for index, text in enumerate(label_texts(rows, column, source)):
+    for row, text in enumerate(label_texts(rows, column, source), 1):
         try:
             value = float(text)
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            raise InputError(f"{source}: row {index + 1} has the label {text!r}, regression needs a number; mend it")
+            raise InputError(
+                f"{source}: row {row} has the label {text!r}, regression needs a number; correct it",
+                code=ErrorCode.INVALID_ROWS,
+                column=column,
+                row=row,
+                value=text,
+            )
         values.append(value)
     return values
 
@@ -100,42 +146,51 @@ def label_texts(rows: Dataset, column: str, source: str) -> list[str]:
     """Every label as text, the same for `1`, `"1"` and `1.0`.
 
     Raises:
-        InputError: a label is missing or is a list or an object.
+        InputError: a label is missing, withheld, or a list or an object.
     """
     feature = rows.features[column]
     texts = []
-    for index, value in enumerate(rows[column]):
-        text = _text(value)
+    for row, value in enumerate(rows[column], 1):
+        text = _label_text(value)
         if text is None:
             raise InputError(
-                f"{source}: row {index + 1} has no usable {column!r} ({value!r:.40}); mend it or leave it out"
+                f"{source}: row {row} has no usable {column!r} ({value!r:.40}); correct it or remove the row",
+                code=ErrorCode.INVALID_ROWS,
+                column=column,
+                row=row,
+                value=value,
             )
         texts.append(text)
     if isinstance(feature, ClassLabel) and "-1" in texts:
-        raise InputError(f"{source}: its labels are withheld (-1); take a split that has labels")
+        raise InputError(
+            f"{source}: the labels are withheld (-1); use a split that has labels",
+            code=ErrorCode.INVALID_ROWS,
+            column=column,
+            value=-1,
+        )
     return texts
 
 
-def withheld(rows: Dataset) -> bool:
-    """Whether the labels are kept back, as in the test rows of a public contest: classes that are -1 throughout."""
-    classes = [name for name, feature in rows.features.items() if isinstance(feature, ClassLabel)]
-    return any(set(rows[name]) == {-1} for name in classes)
+def are_withheld(rows: Dataset) -> bool:
+    """Whether every label is -1, as in the test rows of public benchmarks."""
+    class_columns = [name for name, feature in rows.features.items() if isinstance(feature, ClassLabel)]
+    return any(set(rows[name]) == {-1} for name in class_columns)
 
 
-def _text(value: Any) -> str | None:
+def _label_text(value: Any) -> str | None:
     if isinstance(value, bool):
         return str(int(value))
     if isinstance(value, (int, float)):
-        whole = _whole(str(value))
+        whole = _whole_number(str(value))
         return str(value if whole is None else whole)
     if isinstance(value, str) and value.strip():
-        whole = _whole(value.strip())
+        whole = _whole_number(value.strip())
         return value.strip() if whole is None else str(whole)
     return None
 
 
-def _whole(text: str) -> int | None:
-    """`3` of `3` and `3.0`; None of anything else."""
+def _whole_number(text: str) -> int | None:
+    """`3` for `3` and `3.0`; None for anything else."""
     try:
         number = float(text)
     except ValueError:
@@ -143,21 +198,21 @@ def _whole(text: str) -> int | None:
     return int(number) if math.isfinite(number) and number == int(number) and abs(number) < 2**53 else None
 
 
-def _known(names: Sequence[str], config: PretrainedConfig) -> dict[str, int]:
-    """`config.id2label` turned round, under the data's spelling, or nothing where it lacks one of `names`."""
+def _model_ids(names: Sequence[str], config: PretrainedConfig) -> dict[str, int]:
+    """Name to class by `config.id2label`, also in the spelling of `names`; empty if it lacks one of them."""
     exact = {str(name): int(index) for index, name in (config.id2label or {}).items()}
-    model = {name.lower(): index for name, index in exact.items()}
-    if _strangers(names, config):
+    lower_case = {name.lower(): index for name, index in exact.items()}
+    if _names_unknown_to(config, names):
         return {}
-    return exact | {name: model[name.lower()] for name in names}
+    return exact | {name: lower_case[name.lower()] for name in names}
 
 
-def _strangers(names: Sequence[str], config: PretrainedConfig) -> list[str]:
-    """Those of `names` that `config.id2label` does not have in any case."""
-    known = {str(name).lower() for name in (config.id2label or {}).values()}
-    return [name for name in names if name.lower() not in known]
+def _names_unknown_to(config: PretrainedConfig, names: Sequence[str]) -> list[str]:
+    """The names that `config.id2label` does not have in any case."""
+    model_names = {str(name).lower() for name in (config.id2label or {}).values()}
+    return [name for name in names if name.lower() not in model_names]
 
 
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(str(name)[:40] for name in names[:6])
-    return shown if len(names) <= 6 else f"{shown}, ..."
+def _shorten(names: Sequence[str]) -> str:
+    listed = ", ".join(str(name)[:40] for name in names[:_LISTED])
+    return listed if len(names) <= _LISTED else f"{listed}, ..."

@@ -1,86 +1,106 @@
-"""Metrics over the pairs that the tasks keep of each example, so that a resample of the rows is scored exactly."""
+"""Metrics: the name and unit of each, and how it is computed from the statistics of examples."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from sacrebleu.metrics import BLEU
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-_SENTENCES = BLEU(effective_order=True)  # of a single sentence; the counts are those of any order
+from compressor.results import MetricUnit
 
-_OWN_UNIT = frozenset({"bits-per-character", "bleu", "loss", "perplexity"})
-"""Metrics that are told as they are; the others are shares or correlations, told in points, hundredths."""
-
-Metric = Callable[[np.ndarray, np.ndarray], float]
+_SENTENCE_BLEU = BLEU(effective_order=True)  # counts of a single sentence; they do not depend on the order
 
 
-def f1(predicted: np.ndarray, labels: np.ndarray) -> float:
-    """F1 of class 1 where the classes are 0 and 1, the mean over classes else; 0 where it is undefined."""
-    binary = max(predicted.max(initial=0), labels.max(initial=0)) <= 1
-    return float(f1_score(labels, predicted, average="binary" if binary else "macro", zero_division=0.0))
+@dataclass(frozen=True)
+class Metric:
+    """A number computed from statistics of examples; any resample of the examples is scored exactly.
+
+    Attributes:
+        name: the value of `--metric`, e.g. `accuracy`.
+        compute: statistics `[examples, k]` float64 to the value.
+        unit: how values are shown.
+        higher_is_better: False for a loss.
+        maximum: the largest value, e.g. 1 for a share or a correlation.
+    """
+
+    name: str
+    compute: Callable[[np.ndarray], float]
+    unit: MetricUnit = MetricUnit.RAW
+    higher_is_better: bool = True
+    maximum: float = math.inf
+
+    @property
+    def heading(self) -> str:
+        """The name with the unit, for the head of a column: `accuracy, %`."""
+        return f"{self.name}, %" if self.unit is MetricUnit.POINTS else self.name
 
 
-def accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
-    """Share of rows whose class was predicted."""
+def accuracy(statistics: np.ndarray) -> float:
+    """Share of rows whose class is predicted, from predicted and true class of each row `[rows, 2]`."""
+    predicted, labels = statistics.astype(np.int64).T
     return float(accuracy_score(labels, predicted))
 
 
-def matthews(predicted: np.ndarray, labels: np.ndarray) -> float:
-    """Matthews' correlation; 0 where either side is of one class, as it is undefined there."""
-    return 0.0 if _constant(predicted) or _constant(labels) else float(matthews_corrcoef(labels, predicted))
+def f1(statistics: np.ndarray) -> float:
+    """F1 from predicted and true class of each row `[rows, 2]`; 0 where it is undefined.
+
+    It is F1 of class 1 if the classes are 0 and 1, else the mean over classes.
+    """
+    predicted, labels = statistics.astype(np.int64).T
+    binary = statistics.max(initial=0) <= 1
+    return float(f1_score(labels, predicted, average="binary" if binary else "macro", zero_division=0.0))
 
 
-def spearman(predicted: np.ndarray, labels: np.ndarray) -> float:
-    """Spearman's rank correlation; 0 where either side is constant, as it is undefined there."""
-    return 0.0 if _constant(predicted) or _constant(labels) else float(spearmanr(predicted, labels).statistic)
+def matthews(statistics: np.ndarray) -> float:
+    """Matthews correlation of predicted and true class of each row `[rows, 2]`; 0 where it is undefined."""
+    predicted, labels = statistics.astype(np.int64).T
+    return 0.0 if _is_constant(predicted) or _is_constant(labels) else float(matthews_corrcoef(labels, predicted))
 
 
-def pearson(predicted: np.ndarray, labels: np.ndarray) -> float:
-    """Pearson's correlation; 0 where either side is constant, as it is undefined there."""
-    return 0.0 if _constant(predicted) or _constant(labels) else float(pearsonr(predicted, labels).statistic)
+def spearman(statistics: np.ndarray) -> float:
+    """Spearman's rank correlation of predicted and true number of each row `[rows, 2]`; 0 where it is undefined."""
+    predicted, labels = statistics.T
+    return 0.0 if _is_constant(predicted) or _is_constant(labels) else float(spearmanr(predicted, labels).statistic)
 
 
-def perplexity(losses: np.ndarray, tokens: np.ndarray) -> float:
-    """`exp` of the mean loss a token, from each block's summed loss in nats and its number of predicted tokens."""
-    mean = mean_loss(losses, tokens)
+def pearson(statistics: np.ndarray) -> float:
+    """Pearson's correlation of predicted and true number of each row `[rows, 2]`; 0 where it is undefined."""
+    predicted, labels = statistics.T
+    return 0.0 if _is_constant(predicted) or _is_constant(labels) else float(pearsonr(predicted, labels).statistic)
+
+
+def mean_loss(statistics: np.ndarray) -> float:
+    """Mean loss per token, from the summed loss in nats and the number of predicted tokens of each row, `[rows, 2]`."""
+    return float(statistics[:, 0].sum() / statistics[:, 1].sum())
+
+
+def perplexity(statistics: np.ndarray) -> float:
+    """`exp` of `mean_loss`; infinity where it overflows."""
+    mean = mean_loss(statistics)
     return math.exp(mean) if mean < 700 else math.inf
 
 
-def bits(losses: np.ndarray, tokens: np.ndarray) -> float:
-    """The mean loss a token in bits: bits per character where tokens are characters."""
-    return mean_loss(losses, tokens) / math.log(2)
-
-
-def mean_loss(losses: np.ndarray, tokens: np.ndarray) -> float:
-    """The mean loss a token, from each row's summed loss in nats and its number of tokens."""
-    return float(losses.sum() / tokens.sum())
+def bits_per_token(statistics: np.ndarray) -> float:
+    """`mean_loss` in bits; bits per character if tokens are characters."""
+    return mean_loss(statistics) / math.log(2)
 
 
 def bleu_counts(translation: str, reference: str) -> np.ndarray:
-    """What BLEU needs of one row, `[10]`: both lengths, then matches and totals of the n-grams of 1 to 4 words."""
-    found = _SENTENCES.sentence_score(translation, [reference])
-    return np.asarray([found.sys_len, found.ref_len, *found.counts, *found.totals], dtype=np.float64)
+    """Statistics of one row for `bleu`, `[10]`: both lengths, then matches and totals of n-grams of 1 to 4 words."""
+    counts = _SENTENCE_BLEU.sentence_score(translation, [reference])
+    return np.asarray([counts.sys_len, counts.ref_len, *counts.counts, *counts.totals], dtype=np.float64)
 
 
-def bleu(counts: np.ndarray) -> float:
-    """Corpus BLEU, 0 to 100, of any rows of `bleu_counts` `[examples, 10]` (Papineni et al. 2002; sacrebleu's)."""
-    translated, reference, *ngrams = counts.sum(axis=0).astype(np.int64).tolist()
+def bleu(statistics: np.ndarray) -> float:
+    """Corpus BLEU, 0 to 100, from `bleu_counts` of each row `[rows, 10]` (Papineni et al. 2002; as sacrebleu's)."""
+    translated, reference, *ngrams = statistics.sum(axis=0).astype(np.int64).tolist()
     return float(BLEU.compute_bleu(ngrams[:4], ngrams[4:], translated, reference, smooth_method="exp").score)
 
 
-def _constant(values: np.ndarray) -> bool:
+def _is_constant(values: np.ndarray) -> bool:
     return bool(values.size == 0 or (values == values[0]).all())
-
-
-def points(metric: str) -> float:
-    """By how much a metric is multiplied to be told: 100 for a share, 1 for one with a unit of its own."""
-    return 1.0 if metric in _OWN_UNIT else 100.0
-
-
-def unit(metric: str) -> str:
-    """The metric and its unit, for the head of a column."""
-    return metric if metric in _OWN_UNIT else f"{metric}, %"

@@ -1,8 +1,8 @@
-"""Files of rows as data sets in memory: TSV, CSV, JSON lines and plain text, each also packed as `.xz` or `.gz`.
+"""Files of rows as data sets in memory: TSV, CSV, JSON lines and plain text, each also compressed as `.xz` or `.gz`.
 
-Tables are read by Arrow, which `datasets` is built on. Its own CSV builder is pandas', which fills rows that are too
-short and takes the first column of rows that are too long for an index, both without a word. JSON is read by Python:
-Arrow's reader, which the JSON builder calls, ends the process on some malformed lines.
+Arrow, on which `datasets` is built, reads the tables. The CSV builder of `datasets` is pandas', which silently fills
+rows that are too short and takes the first column of rows that are too long as an index. Python reads JSON: Arrow's
+reader, which the JSON builder calls, ends the process on some malformed lines.
 """
 
 from __future__ import annotations
@@ -19,62 +19,101 @@ import pyarrow as pa
 import pyarrow.csv
 from datasets import Dataset
 
-from compressor.errors import InputError
+from compressor.errors import ErrorCode, InputError
 from compressor.silence_libraries import one_line
 
 _UNPACK: dict[str, Callable[[bytes], bytes]] = {".xz": lzma.decompress, ".gz": gzip.decompress}
 _FORMATS = (".tsv", ".csv", ".jsonl", ".txt")
 
 
+class _LineError(ValueError):
+    """A line of a file is malformed."""
+
+    def __init__(self, line: int, reason: str) -> None:
+        super().__init__(f"line {line}: {reason}")
+        self.line = line
+
+
 def is_file_name(source: str) -> bool:
-    """Whether `source` names a file of rows, not a data set."""
+    """Whether `source` names a file of rows rather than a data set."""
     path = Path(source)
     return path.exists() or _format(path) in _FORMATS or path.suffix in _UNPACK
 
 
 def read_file(path: Path) -> Dataset:
-    """Every row of a file, columns as the file names them; the cells of TSV and CSV are text.
+    """Every row of a file, under the column names of the file; cells of TSV and CSV are text.
 
-    TSV knows no quotes: what lies between two tabs is the cell. Plain text is one column `text`, one row a line.
+    TSV has no quotes: a cell is the text between two tabs. Plain text is one column `text`, one row per line.
 
     Raises:
-        InputError: the file is missing, unknown, damaged, not UTF-8, ragged, or holds no row; one line says where.
+        InputError: the file is missing, of an unknown format, damaged, not UTF-8, ragged, or without rows; the message
+            names the line.
     """
-    kind = _format(path)
-    if kind not in _FORMATS:
+    file_format = _format(path)
+    if file_format not in _FORMATS:
         known = ", ".join(_FORMATS)
-        raise InputError(f"{path}: rows come as {known}, each also .xz or .gz; rename or convert the file")
-    content = _unpacked(path)
+        raise InputError(
+            f"{path}: unknown format of rows; rename or convert the file to {known}, optionally with .xz or .gz",
+            code=ErrorCode.INVALID_VALUE,
+            path=path,
+        )
+    content = _unpack(path)
     _check_text(path, content)
     try:
-        table = _parse(kind, content)
+        table = _parse(file_format, content)
     except (pa.ArrowException, ValueError, OverflowError) as error:
-        raise InputError(f"{path}: cannot be read as {kind[1:]} ({one_line(error)}); mend the file") from error
+        raise InputError(
+            f"{path}: cannot be read as {file_format[1:]} ({one_line(error)}); correct the file",
+            code=ErrorCode.FILE_UNREADABLE,
+            path=path,
+            reason=one_line(error),
+            line=error.line if isinstance(error, _LineError) else None,
+        ) from error
     names = table.column_names
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise InputError(f"{path}: two columns are named {twice[0]!r}; rename one")
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise InputError(
+            f"{path}: two columns are named {repeated[0]!r}; rename one",
+            code=ErrorCode.FILE_UNREADABLE,
+            path=path,
+            column=repeated[0],
+        )
     if not table.num_rows:
-        raise InputError(f"{path}: holds no row; give a file with at least one")
+        raise InputError(
+            f"{path}: has no rows; give a file with at least one", code=ErrorCode.TOO_FEW_ROWS, path=path, rows=0
+        )
     try:
         return Dataset(table)
     except (pa.ArrowException, ValueError, TypeError) as error:
-        raise InputError(f"{path}: its columns cannot be used ({one_line(error)}); mend the file") from error
+        raise InputError(
+            f"{path}: its columns cannot be used ({one_line(error)}); correct the file",
+            code=ErrorCode.FILE_UNREADABLE,
+            path=path,
+            reason=one_line(error),
+        ) from error
 
 
 def _format(path: Path) -> str:
-    """The ending that says the format: `.tsv` of `rows.tsv.xz`."""
+    """The suffix that names the format: `.tsv` of `rows.tsv.xz`."""
     return Path(path.stem).suffix.lower() if path.suffix.lower() in _UNPACK else path.suffix.lower()
 
 
-def _unpacked(path: Path) -> bytes:
+def _unpack(path: Path) -> bytes:
     try:
         raw = path.read_bytes()
         content = _UNPACK[path.suffix.lower()](raw) if path.suffix.lower() in _UNPACK else raw
     except (lzma.LZMAError, zlib.error, EOFError, gzip.BadGzipFile) as error:
-        raise InputError(f"{path}: is damaged and cannot be unpacked ({one_line(error)}); fetch it again") from error
+        raise InputError(
+            f"{path}: is damaged and cannot be decompressed ({one_line(error)}); download it again",
+            code=ErrorCode.FILE_UNREADABLE,
+            path=path,
+            reason=one_line(error),
+        ) from error
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error}); check the path") from error
+        code = ErrorCode.FILE_MISSING if isinstance(error, FileNotFoundError) else ErrorCode.FILE_UNREADABLE
+        raise InputError(
+            f"{path}: cannot be read ({error.strerror or error}); check the path", code=code, path=path
+        ) from error
     return content.removeprefix(b"\xef\xbb\xbf")
 
 
@@ -83,20 +122,30 @@ def _check_text(path: Path, content: bytes) -> None:
         content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise InputError(f"{path}: line {line} is not UTF-8; save the file as UTF-8") from error
+        raise InputError(
+            f"{path}: line {line} is not UTF-8; save the file as UTF-8",
+            code=ErrorCode.FILE_UNREADABLE,
+            path=path,
+            line=line,
+        ) from error
     if b"\x00" in content:
         line = content.count(b"\n", 0, content.index(b"\x00")) + 1
-        raise InputError(f"{path}: line {line} holds a zero byte, so it is not text; save the file as UTF-8")
+        raise InputError(
+            f"{path}: line {line} holds a zero byte and is not text; save the file as UTF-8",
+            code=ErrorCode.FILE_UNREADABLE,
+            path=path,
+            line=line,
+        )
 
 
-def _parse(kind: str, content: bytes) -> pa.Table:
+def _parse(file_format: str, content: bytes) -> pa.Table:
     if not content.strip():
         return pa.table({})
-    if kind == ".txt":
+    if file_format == ".txt":
         return pa.table({"text": pa.array(content.decode().rstrip("\n").split("\n"), pa.string())})
-    if kind == ".jsonl":
+    if file_format == ".jsonl":
         return _parse_json(content.decode())
-    quoted = kind == ".csv"
+    quoted = file_format == ".csv"
     return pyarrow.csv.read_csv(
         pa.BufferReader(content),
         read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=len(content) + 1),
@@ -111,30 +160,36 @@ def _parse(kind: str, content: bytes) -> pa.Table:
 
 
 def _parse_json(text: str) -> pa.Table:
-    """One object a line; a name that a line lacks is empty there."""
+    """One object per line; a key that a line lacks is null there.
+
+    Raises:
+        _LineError: a line is not an object.
+        ValueError: the values of a key are of several types.
+    """
     rows = []
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line, object_pairs_hook=_object)
+            row = json.loads(line, object_pairs_hook=_unique_object)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"line {number}: {error}") from error
+            raise _LineError(number, str(error)) from error
         if not isinstance(row, dict):
-            raise ValueError(f"line {number} is no object")
+            raise _LineError(number, "not an object")
         rows.append(row)
     columns = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         try:
             columns[name] = pa.array([row.get(name) for row in rows])
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-            raise ValueError(f"values of {name!r} do not go together: {error}") from error
+            raise ValueError(f"values of {name!r} have different types: {error}") from error
     return pa.table(columns)
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; `json` alone would silently keep the last of two values of one key."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands there twice")
-    return found
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is repeated")
+    return values

@@ -1,4 +1,4 @@
-"""Scoring a task over a data set, whatever runs the model: PyTorch or a built engine."""
+"""Batches of a data set and the statistics of its rows, whatever runs the model: PyTorch or a built engine."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from compressor.tasks.base import Forward, Task
 
 
 def batches(task: Task, examples: Dataset, batch_size: int) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
-    """Batches of rows of like length, longest first, with each row's index in `examples`."""
-    for indices in _grouped(examples, batch_size):
+    """Collated batches of rows of similar length, longest first, with the index of each row in `examples`."""
+    for indices in _group_by_length(examples, batch_size):
         yield indices, task.collate([examples[index] for index in indices])
 
 
@@ -30,21 +30,21 @@ def statistics(
         task: collates the rows and measures them.
         examples: encoded rows.
         forward: runs one batch.
-        batch_size: rows a batch.
-        progress: is told the number of rows done after each batch.
+        batch_size: rows per batch.
+        progress: called after each batch with its number of rows.
     """
     order: list[int] = []
-    found = []
-    for indices in _grouped(examples, batch_size):
-        found.append(task.measure(forward, [examples[index] for index in indices]))
+    measured = []
+    for indices in _group_by_length(examples, batch_size):
+        measured.append(task.measure(forward, [examples[index] for index in indices]))
         order += indices
         if progress is not None:
             progress(len(indices))
-    return np.concatenate(found)[np.argsort(order)]
+    return np.concatenate(measured)[np.argsort(order)]
 
 
-def _grouped(examples: Dataset, batch_size: int) -> Iterator[list[int]]:
-    """Rows of like length leave little padding; longest first, so that what does not fit in memory fails at once."""
+def _group_by_length(examples: Dataset, batch_size: int) -> Iterator[list[int]]:
+    """Rows of similar length need little padding; longest first, so that memory runs out in the first batch if ever."""
     order = np.argsort(-np.asarray(examples["length"]), kind="stable")
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size].tolist()

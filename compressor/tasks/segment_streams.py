@@ -1,84 +1,105 @@
-"""Plain text for models with segment memory: segments that follow each other, read side by side in streams."""
+"""Plain text for models with segment memory: consecutive segments, read side by side in streams."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
 from datasets import Dataset
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from compressor.errors import InputError
+from compressor.config.sections import RowsConfig
+from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
 from compressor.models.segments import Memories
-from compressor.tasks.base import DataRequest, Task
-from compressor.tasks.causal_lm import CausalLM, summed_loss
-from compressor.tasks.metrics import bits, perplexity
+from compressor.results import Note, NoteCode
+from compressor.tasks.base import Task
+from compressor.tasks.causal_lm import PERPLEXITY, CausalLM, summed_loss
+from compressor.tasks.metrics import Metric, bits_per_token
 
-Reader = Callable[[Tensor], Tensor]
-"""The next segment of every stream, ids `[streams, segment]`, to logits; remembers the segments before by itself."""
+SegmentForward = Callable[[Tensor], Tensor]
+"""Runs the next segment of every stream, ids `[streams, segment]`, to logits; keeps the memory between calls."""
 
 FILLER = -1
-"""The number of no row: its targets do not count."""
+"""Row number that stands for no row: its targets are not counted."""
 
-_UNKNOWN = 0.5
-"""Share of unknown tokens from which on a text is none of the tokenizer's."""
+_MAX_UNKNOWN = 0.5
+"""Largest share of unknown tokens in a text that belongs to the tokenizer."""
 
 
 class Streams(CausalLM):
-    """Perplexity of a text read from its first segment to its last, with what the model remembers carried on.
+    """Perplexity of a text read from its first segment to its last, with the memory of the model carried along.
 
-    A row is `max_length` + 1 tokens: the inputs of a segment, and each one's target, the token after it. The last
-    target is the first input of the next row, so every token of a text but its first is predicted once.
+    A row is `max_length` + 1 tokens: the inputs of a segment, and the token after the last of them. That token is also
+    the first input of the next row, so every token of a text but the first is predicted once.
 
     Args:
         folder: its tokenizer makes the tokens.
         request: the text column and the length of a segment.
-        metric: `perplexity`.
+        metric: one of `metrics`.
 
     Raises:
-        InputError: the tokenizer has another number of tokens than the model, or memory leaves no room for a segment.
+        InputError: tokenizer and model have different numbers of tokens, or the memory leaves no room for a segment.
     """
 
     in_order = True
     label_name = "shift_labels"
     shortest = 1
-    _unit = "tokens"
-    _larger = ", or train a model that knows more words (--vocabulary)"
+    _unit: ClassVar[str] = "tokens"
+    _remedy: ClassVar[str] = ", or train a model with a larger vocabulary (--vocabulary)"
 
-    def __init__(self, folder: ModelFolder, request: DataRequest, metric: str) -> None:
+    def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
         super().__init__(folder, request, metric)
         config = folder.config
         if len(self._tokenizer) != config.vocab_size:
             raise InputError(
                 f"{folder.path}: the tokenizer has {len(self._tokenizer)} tokens, the model {config.vocab_size}; save"
-                " the tokenizer that the model was trained with there"
+                " the tokenizer with which the model was trained in the folder",
+                code=ErrorCode.FILE_MISMATCH,
+                path=folder.path,
+                tokens=len(self._tokenizer),
+                vocab_size=config.vocab_size,
             )
         room = config.max_position_embeddings - config.memory_length
         if room < 1:
             raise InputError(
                 f"{folder.path}: a memory of {config.memory_length} leaves no room for a segment in"
-                f" {config.max_position_embeddings} positions; raise max_position_embeddings in config.json"
+                f" {config.max_position_embeddings} positions; raise max_position_embeddings in config.json",
+                code=ErrorCode.OUT_OF_RANGE,
+                path=folder.path,
+                field="max_position_embeddings",
+                value=config.max_position_embeddings,
+                minimum=config.memory_length + 1,
             )
-        self._alone = _IndependentSegments(folder, request, self)
+        self._independent = IndependentSegments(folder, request, metric)
         self._path, self._block = folder.path, min(self._block, room)
         if self._block < request.max_length:
-            self.notes = (
-                f"segments are of {self._block} tokens, not the {request.max_length} of --max-length: a memory of"
-                f" {config.memory_length} leaves no more room in {config.max_position_embeddings} positions",
+            text = (
+                f"segments have {self._block} tokens instead of the {request.max_length} of --max-length: a memory of"
+                f" {config.memory_length} leaves no more room in {config.max_position_embeddings} positions"
             )
+            self.notes = (Note(text=text, code=NoteCode.SEGMENT_SHORTENED),)
+
+    @classmethod
+    def accepts(cls, folder: ModelFolder) -> bool:
+        """Whether the model reads segments with a memory of earlier ones."""
+        return hasattr(folder.config, "memory_length")
 
     @property
     def chooser(self) -> Task:
-        """Segments as rows that stand alone, without memory: subsets of heads are searched among in any order."""
-        return self._alone
+        """Independent segments without memory: a search evaluates rows in any order."""
+        return self._independent
 
     def collate(self, examples: Sequence[Mapping[str, Any] | None]) -> dict[str, Tensor]:
-        """`input_ids` and `shift_labels`, `[streams, segment]`; what a shorter row or a filler (None) lacks is -100."""
+        """`input_ids` and `shift_labels`, `[streams, segment]`; targets of a short row's end and of a filler are -100.
+
+        Args:
+            examples: the row of each stream; None for a filler.
+        """
         rows = [[] if example is None else list(example["input_ids"]) for example in examples]
         length = max(2, *(len(row) for row in rows))
         ids = torch.zeros(len(rows), length - 1, dtype=torch.int64)
@@ -93,83 +114,73 @@ class Streams(CausalLM):
         """Summed loss in nats and predicted tokens of each segment, from logits `[streams, segment, vocabulary]`."""
         return summed_loss(torch.from_numpy(logits), torch.from_numpy(labels)).numpy()
 
-    def _check(self, texts: Sequence[str], ids: np.ndarray, source: str) -> None:
-        share = self._unknown(texts, ids)
-        if share > _UNKNOWN:
+    def _check_vocabulary(self, texts: Sequence[str], ids: np.ndarray, source: str) -> None:
+        share = self._unknown_share(texts, ids)
+        if share > _MAX_UNKNOWN:
             raise InputError(
-                f"{source}: {share:.0%} of its {self._unit} are unknown to the tokenizer of {self._path}; give a text"
-                f" like the one that it was made from{self._larger}"
+                f"{source}: {share:.0%} of its {self._unit} are unknown to the tokenizer of {self._path}; give text"
+                f" like that from which the tokenizer was made{self._remedy}",
+                code=ErrorCode.FILE_MISMATCH,
+                path=self._path,
+                share=share,
+                unit=self._unit,
             )
 
-    def _unknown(self, texts: Sequence[str], ids: np.ndarray) -> float:
+    def _unknown_share(self, texts: Sequence[str], ids: np.ndarray) -> float:
         """Share of a text that the tokenizer does not know."""
         unknown = self._tokenizer.unk_token_id
         return 0.0 if unknown is None or not len(ids) else float((ids == unknown).mean())
 
-    def _cut(self, tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    def _block_bounds(self, tokens: int) -> tuple[np.ndarray, np.ndarray]:
         starts = np.arange(0, max(0, tokens - 1), self._block)
         return starts, np.minimum(starts + self._block + 1, tokens)
 
 
 class CharacterStreams(Streams):
-    """The same where every token is a character: bits per character, or perplexity."""
+    """Streams whose tokens are characters: bits per character, or perplexity."""
 
-    metrics: tuple[str, ...] = ("bits-per-character", "perplexity")
+    metrics = (Metric("bits-per-character", bits_per_token, higher_is_better=False), PERPLEXITY)
     _unit = "characters"
-    _larger = ""
+    _remedy = ""
 
-    def _unknown(self, texts: Sequence[str], ids: np.ndarray) -> float:
-        # Tokenizers of letters write a space for what they do not know, and may have no unknown token.
-        given = sum(len(word) for text in texts for word in text.split())
+    @classmethod
+    def accepts(cls, folder: ModelFolder) -> bool:
+        """Whether the model has segment memory and every token but the special ones is one character."""
+        if not super().accepts(folder):
+            return False
+        tokenizer = folder.processor
+        return all(len(token) == 1 for token in set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens))
+
+    def _unknown_share(self, texts: Sequence[str], ids: np.ndarray) -> float:
+        # A tokenizer of letters writes a space for an unknown character and may have no unknown token.
+        characters = sum(len(word) for text in texts for word in text.split())
         unknown = self._tokenizer.unk_token_id
         blank = [*self._ids([" "])[0], *([] if unknown is None else [unknown])]
         known = len(ids) - int(np.isin(ids, blank).sum())
-        return max(0.0, 1 - known / given) if given else 0.0
+        return max(0.0, 1 - known / characters) if characters else 0.0
 
-    def _joined(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """Where two spaces are one token, those of a chunk's end and the next one's beginning are, too."""
+    def _join_chunks(self, chunks: Sequence[np.ndarray]) -> np.ndarray:
+        """Join chunks; if the tokenizer merges two spaces, those at the end of a chunk and the next one's start too."""
         (space,) = self._ids(["  "])
-        twice = [before[-1:].tolist() == part[:1].tolist() == space for before, part in itertools.pairwise(parts)]
-        return super()._joined([part[int(cut) :] for part, cut in zip(parts, [False, *twice], strict=False)])
-
-    def score(self, statistics: np.ndarray) -> float:
-        """The metric over rows of (loss, tokens)."""
-        measure = bits if self.metric == "bits-per-character" else perplexity
-        return measure(statistics[:, 0], statistics[:, 1])
+        repeated = [before[-1:].tolist() == chunk[:1].tolist() == space for before, chunk in itertools.pairwise(chunks)]
+        skips = [False, *repeated]
+        return super()._join_chunks([chunk[int(skip) :] for chunk, skip in zip(chunks, skips, strict=False)])
 
 
-class _IndependentSegments(CausalLM):
-    """Rows of `Streams` as `CausalLM` reads them: the same targets, each from its own row."""
+class IndependentSegments(CausalLM):
+    """The rows of `Streams` as `CausalLM` reads them: the same targets, each predicted from its own row alone."""
 
     shortest = 1
 
-    def __init__(self, folder: ModelFolder, request: DataRequest, streams: Streams) -> None:
-        super().__init__(folder, request, streams.metric)
-        self._streams = streams
-
-    def score(self, statistics: np.ndarray) -> float:
-        return self._streams.score(statistics)
-
-
-def remembers(config: PretrainedConfig) -> bool:
-    """Whether a model reads segments with a memory of those before."""
-    return hasattr(config, "memory_length")
-
-
-def streams_of(folder: ModelFolder) -> type[Streams]:
-    """By what its tokens are, characters or words."""
-    tokenizer = folder.processor
-    plain = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
-    return CharacterStreams if all(len(token) == 1 for token in plain) else Streams
-
 
 def assign_streams(rows: int, streams: int, *, whole: bool) -> np.ndarray:
-    """Row numbers `[segments, streams]`: column s is a stretch of the text, row t the t-th segment of every stream.
+    """Row numbers `[segments, streams]`: column s is a section of the text, row t the t-th segment of every stream.
 
     Args:
         rows: segments of the text.
         streams: streams side by side.
-        whole: the text to its end, streams that end early filled up with `FILLER`; else as much as fills all streams.
+        whole: whether to cover the text to its end, filling streams that end early with `FILLER`; else only as many
+            segments are used as fill all streams.
 
     Raises:
         InputError: there are fewer segments than streams to fill.
@@ -177,45 +188,52 @@ def assign_streams(rows: int, streams: int, *, whole: bool) -> np.ndarray:
     if not whole and rows < streams:
         raise InputError(
             f"{streams} streams side by side need as many segments, the text has {rows}; lower --batch-size, shorten"
-            " the segments, or give more text"
+            " the segments, or give more text",
+            code=ErrorCode.TOO_FEW_ROWS,
+            rows=rows,
+            minimum=streams,
         )
     length = -(-rows // streams) if whole else rows // streams
     numbers = np.arange(length * streams)
     return np.where(numbers < rows, numbers, FILLER).reshape(streams, length).T
 
 
-def reader(model: PreTrainedModel) -> Reader:
-    """Reads streams with a PyTorch model, which is in evaluation mode."""
+def reader(model: PreTrainedModel) -> SegmentForward:
+    """A runner of streams on a PyTorch model in evaluation mode, which starts with an empty memory."""
     memories: Memories | None = None
 
     def forward(ids: Tensor) -> Tensor:
         nonlocal memories
         with torch.no_grad():
-            out = model(input_ids=ids.to(model.device), memories=memories)
-        memories = out.memories
-        return cast(Tensor, out.logits)
+            outputs = model(input_ids=ids.to(model.device), memories=memories)
+        memories = outputs.memories
+        return cast(Tensor, outputs.logits)
 
     return forward
 
 
 def read(
-    task: Streams, examples: Dataset, forward: Reader, streams: int = 32, progress: Callable[[int], None] | None = None
+    task: Streams,
+    examples: Dataset,
+    forward: SegmentForward,
+    streams: int = 32,
+    progress: Callable[[int], None] | None = None,
 ) -> np.ndarray:
-    """Statistics of every row, `[examples, 2]`, the text read in order with memory carried.
+    """Statistics of every row, `[examples, 2]`, the text read in order with memory carried along.
 
     Args:
-        task: collates and scores.
-        examples: encoded rows, as they follow each other.
-        forward: runs the model, which has read nothing yet, on one segment of every stream.
-        streams: streams side by side; more are faster, and each begins without memory.
-        progress: is told the number of rows done after each segment.
+        task: collates the rows.
+        examples: encoded rows in the order of the text.
+        forward: runs the model on one segment of every stream; its memory is empty at the start.
+        streams: streams side by side; more of them are faster, and each begins without memory.
+        progress: called after each segment with its number of rows.
     """
-    found = np.zeros((len(examples), 2))
+    losses = np.zeros((len(examples), 2))
     for rows in assign_streams(len(examples), min(streams, len(examples)), whole=True):
-        there = rows != FILLER
+        present = rows != FILLER
         batch = task.collate([examples[int(row)] if row != FILLER else None for row in rows])
         logits = forward(batch["input_ids"])
-        found[rows[there]] = summed_loss(logits, batch["shift_labels"].to(logits.device)).cpu().numpy()[there]
+        losses[rows[present]] = summed_loss(logits, batch["shift_labels"].to(logits.device)).cpu().numpy()[present]
         if progress is not None:
-            progress(int(there.sum()))
-    return found
+            progress(int(present.sum()))
+    return losses

@@ -1,4 +1,4 @@
-"""Which rows are for learning, for choosing and for reporting."""
+"""Named splits of a file or a data set, and which of them holds training, evaluation and test rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 from datasets import Dataset, DatasetDict, load_dataset
 
-from compressor.errors import InputError
+from compressor.errors import ErrorCode, InputError
 from compressor.silence_libraries import one_line, quiet_hub
 from compressor.tasks.row_files import is_file_name, read_file
 
@@ -25,14 +25,17 @@ _NAMES: dict[Split, tuple[str, ...]] = {
 def named_splits(source: str) -> dict[str, Dataset]:
     """The rows of a file or of a Hugging Face data set, by the name of their split.
 
-    A file with a column `split` that holds a known split's name is divided by it; any other file is one split, named
-    `""`.
+    A file with a column `split` that holds the usual name of a split is divided by it; any other file is one split,
+    named `""`.
+
+    Args:
+        source: path of a file, or `owner/name` or `owner/name:configuration` of a data set.
 
     Raises:
-        InputError: the file cannot be read, or the data set is neither on this machine nor to be had.
+        InputError: the file cannot be read, or the data set is neither on this machine nor available.
     """
     if not is_file_name(source):
-        return _from_hub(source)
+        return _load_from_hub(source)
     rows = read_file(Path(source))
     if "split" not in rows.column_names:
         return {"": rows}
@@ -40,39 +43,45 @@ def named_splits(source: str) -> dict[str, Dataset]:
     names = list(dict.fromkeys(column))
     if not any(pick(names, split) for split in _NAMES):
         return {"": rows}
-    where: dict[str, list[int]] = {name: [] for name in names}
+    indices: dict[str, list[int]] = {name: [] for name in names}
     for index, name in enumerate(column):
-        where[name].append(index)
-    return {name: rows.select(indices) for name, indices in where.items()}
+        indices[name].append(index)
+    return {name: rows.select(numbers) for name, numbers in indices.items()}
 
 
 def pick(splits: Iterable[str], split: Split) -> str | None:
-    """The one of `splits` that means `split`: by a usual name, else by a usual beginning (`test_2016_flickr`)."""
+    """The name among `splits` that means `split`: a usual name, else one that begins with it (`test_2016_flickr`)."""
     names = list(splits)
-    for known in _NAMES[split]:
+    for usual in _NAMES[split]:
         for name in names:
-            if name.lower() == known:
+            if name.lower() == usual:
                 return name
-    for known in _NAMES[split]:
+    for usual in _NAMES[split]:
         for name in names:
-            if name.lower().startswith((f"{known}_", f"{known}-", f"{known}.")):
+            if name.lower().startswith((f"{usual}_", f"{usual}-", f"{usual}.")):
                 return name
     return None
 
 
-def _from_hub(name: str) -> dict[str, Dataset]:
-    """`owner/name` or `owner/name:configuration`."""
-    path, _, configuration = name.partition(":")
+def _load_from_hub(source: str) -> dict[str, Dataset]:
+    """The splits of `owner/name` or `owner/name:configuration`."""
+    path, _, configuration = source.partition(":")
     try:
         with quiet_hub():
-            found = load_dataset(path, configuration or None)
+            splits = load_dataset(path, configuration or None)
     except Exception as error:
-        # The library and the network beneath it raise dozens of types; whichever it is, this name cannot be used.
+        # The library and the network below it raise dozens of types; the name cannot be used, whichever it is.
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
         raise InputError(
-            f"{name}: no such file, and as a Hugging Face data set it cannot be loaded{offline} ({one_line(error)});"
-            " check the path or the name, or download the rows into a .tsv, .csv or .jsonl file"
+            f"{source}: no such file, and not a Hugging Face data set that can be loaded{offline} ({one_line(error)});"
+            " check the path or the name, or download the rows into a .tsv, .csv or .jsonl file",
+            code=ErrorCode.FILE_MISSING,
+            source=source,
         ) from error
-    if not isinstance(found, DatasetDict):
-        raise InputError(f"{name}: is streamed, not a data set of rows; name another configuration")
-    return {str(split): rows for split, rows in found.items()}
+    if not isinstance(splits, DatasetDict):
+        raise InputError(
+            f"{source}: a streamed data set has no rows to select; name another configuration",
+            code=ErrorCode.FILE_UNREADABLE,
+            source=source,
+        )
+    return {str(split): rows for split, rows in splits.items()}

@@ -1,4 +1,4 @@
-"""The answers to a question: how data sets write them, and how SQuAD compares with them (Rajpurkar et al. 2016)."""
+"""Answers to questions as data sets write them, and the metrics of SQuAD (Rajpurkar et al. 2016)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from datasets import Dataset
 
-from compressor.errors import InputError
+from compressor.errors import ErrorCode, InputError
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -19,72 +19,84 @@ _FORMS = '[{"text": "...", "start": 0}] or {"text": ["..."], "answer_start": [0]
 
 
 class Answer(NamedTuple):
-    """A stretch of a context, without the spaces around it, and the character that it starts at."""
+    """A span of a context without surrounding spaces, and the index of its first character."""
 
     text: str
     start: int
 
 
 def answers_of(rows: Dataset, column: str, contexts: Sequence[str], source: str) -> list[list[Answer]]:
-    """The answers of every row, each as it stands in its context.
+    """The answers of every row, each a span of its context.
 
     A cell is a list of `{"text", "start"}` (or `answer_start`), or `{"text": [...], "answer_start": [...]}` as in
-    Hugging Face's SQuAD, or either as JSON text.
+    Hugging Face's SQuAD, or either of them as JSON text.
+
+    Args:
+        rows: the rows.
+        column: the column of answers.
+        contexts: the context of each row.
+        source: name of the rows in error messages.
 
     Raises:
-        InputError: a row has none, they are written otherwise, or one does not stand in the context where it says.
+        InputError: a row has no answer, answers are in another form, or an answer is not at its position.
     """
-    found = []
-    for number, (value, context) in enumerate(zip(rows[column], contexts, strict=True), 1):
+    answers = []
+    for row, (cell, context) in enumerate(zip(rows[column], contexts, strict=True), 1):
+        details: dict[str, Any] = {"code": ErrorCode.INVALID_ROWS, "column": column, "row": row}
         try:
-            given = list(_read(value))
+            spans = list(_read_cell(cell))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise InputError(f"{source}: row {number}: {column!r} does not hold answers; write {_FORMS}") from error
-        if not given:
-            raise InputError(f"{source}: row {number} has no answer; leave out the questions that have none")
-        for answer in given:
-            there = context[max(0, answer.start) :][: len(answer.text)]
-            if answer.start < 0 or there != answer.text or not answer.text.strip():
+            raise InputError(
+                f"{source}: row {row}: {column!r} does not hold answers; write {_FORMS}", value=cell, **details
+            ) from error
+        if not spans:
+            raise InputError(f"{source}: row {row} has no answer; remove questions without answers", **details)
+        for span in spans:
+            text = context[max(0, span.start) :][: len(span.text)]
+            if span.start < 0 or text != span.text or not span.text.strip():
                 raise InputError(
-                    f"{source}: row {number}: the answer {answer.text[:40]!r} does not stand at character"
-                    f" {answer.start} of its context ({there[:40]!r} does); mend its start or leave the row out"
+                    f"{source}: row {row}: the answer {span.text[:40]!r} is not at character {span.start} of its"
+                    f" context, which has {text[:40]!r} there; correct its start or remove the row",
+                    value=span.text,
+                    start=span.start,
+                    **details,
                 )
-        found.append([Answer(text.strip(), start + len(text) - len(text.lstrip())) for text, start in given])
-    return found
+        answers.append([Answer(text.strip(), start + len(text) - len(text.lstrip())) for text, start in spans])
+    return answers
 
 
 def exact_match(prediction: str, answers: Iterable[str]) -> float:
-    """1 if the normalized prediction is one of the normalized answers, else 0."""
-    said = _words(prediction)
-    return float(any(said == _words(answer) for answer in answers))
+    """1 if the normalized prediction equals one of the normalized answers, else 0."""
+    words = _words(prediction)
+    return float(any(words == _words(answer) for answer in answers))
 
 
 def f1(prediction: str, answers: Iterable[str]) -> float:
-    """The largest F1 of the words of the prediction and an answer's.
+    """The largest F1 between the words of the prediction and those of an answer.
 
-    Of two texts without words (SQuAD 2.0's rule) 1 if neither has any, else 0.
+    If either text has no words, it is 1 if both have none, else 0 (as in SQuAD 2.0).
     """
     return max(_f1(_words(prediction), _words(answer)) for answer in answers)
 
 
-def _f1(said: list[str], right: list[str]) -> float:
-    if not said or not right:
-        return float(said == right)
-    return 2 * (Counter(said) & Counter(right)).total() / (len(said) + len(right))
+def _f1(predicted: list[str], expected: list[str]) -> float:
+    if not predicted or not expected:
+        return float(predicted == expected)
+    return 2 * (Counter(predicted) & Counter(expected)).total() / (len(predicted) + len(expected))
 
 
 def _words(text: str) -> list[str]:
-    """Lower case, without punctuation and articles."""
+    """The words in lower case, without punctuation and articles."""
     return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
 
 
-def _read(value: Any) -> Iterable[Answer]:
-    if isinstance(value, str):
-        value = json.loads(value)
-    if isinstance(value, Mapping):
-        pairs = list(zip(value["text"], value["answer_start"], strict=True))
+def _read_cell(cell: Any) -> Iterable[Answer]:
+    if isinstance(cell, str):
+        cell = json.loads(cell)
+    if isinstance(cell, Mapping):
+        pairs = list(zip(cell["text"], cell["answer_start"], strict=True))
     else:
-        pairs = [(one["text"], one["answer_start"] if one.get("start") is None else one["start"]) for one in value]
+        pairs = [(item["text"], item["answer_start"] if item.get("start") is None else item["start"]) for item in cell]
     for text, start in pairs:
         if not isinstance(text, str) or not isinstance(start, int):
             raise TypeError(f"{text!r} at {start!r}")

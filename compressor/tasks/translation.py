@@ -1,9 +1,10 @@
-"""A source text, and its translation."""
+"""Translation: a source text, a target text."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import sacrebleu
@@ -11,81 +12,107 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
-from compressor.errors import InputError
+from compressor.config.sections import RowsConfig
+from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
-from compressor.model_folder.example_inputs import token_limit
+from compressor.results import Note, NoteCode
 from compressor.silence_libraries import quiet_transformers
-from compressor.tasks import beam
-from compressor.tasks.base import DataRequest, Forward, Task
-from compressor.tasks.columns import pair_columns
-from compressor.tasks.metrics import bleu, bleu_counts, mean_loss
+from compressor.tasks.base import Forward, Task
+from compressor.tasks.beam import beam_search
+from compressor.tasks.columns import TextColumns, is_text
+from compressor.tasks.encoding import longest_row, pad
+from compressor.tasks.metrics import Metric, bleu, bleu_counts, mean_loss
 
 BEAMS = 5
 
+_LANGUAGE = re.compile(r"[a-z]{2}([-_][A-Za-z]{2,4})?")
+"""A column named by its language: `de`, `pt_BR`."""
+
+_BLEU = Metric("bleu", bleu)
+_LOSS = Metric("loss", mean_loss, higher_is_better=False)
+
+
+class TranslationColumns(TextColumns):
+    """Source and target: by usual names, else two columns named by languages, in the order of the file."""
+
+    def find_usual(self, rows: Dataset) -> tuple[str, ...]:
+        """The first convention that is present, else the columns of languages if there are two."""
+        languages = tuple(name for name in rows.column_names if _LANGUAGE.fullmatch(name) and is_text(rows, name))
+        return super().find_usual(rows) or (languages if len(languages) == 2 else ())
+
 
 class Translation(Task):
-    """Targets that an encoder-decoder makes of sources: BLEU of beam search, or the loss with teacher forcing.
+    """Target texts that an encoder-decoder generates: BLEU of beam search, or the loss with teacher forcing.
 
-    BLEU is sacrebleu's, cased, over the rows' own target texts. The search keeps five beams; length penalty and special
-    tokens are those of the model's generation configuration. What the model wants in front of every source, such as
-    T5's prefixes, belongs into the rows.
+    BLEU is sacrebleu's, cased, against the target texts as they are. The search has five beams; length penalty and
+    special tokens are those of the model's generation configuration. Prefixes that the model expects before every
+    source, such as T5's, must be in the rows.
 
     Args:
         folder: its tokenizer makes the tokens of both texts.
-        request: the two columns, and the longest text of either side, which is also the longest translation.
+        request: the two columns, and the longest text of either side, which is also the longest generated text.
         metric: one of `metrics`.
 
     Raises:
-        InputError: the model does not make text of text, or its configuration does not say how a target starts.
+        InputError: the model is not an encoder-decoder of text, its configuration lacks the token that starts a target,
+            or the longest text leaves no room for text.
     """
 
     name = "translation"
-    metrics: tuple[str, ...] = ("bleu", "loss")
+    metrics = (_BLEU, _LOSS)
+    text_columns: ClassVar[TextColumns] = TranslationColumns(
+        usual=(("source", "target"), ("src", "tgt"), ("src", "trg"), ("source_text", "target_text")),
+        counts=(2,),
+        description="pair of source and target",
+        example="de,en",
+        allows_empty=False,
+    )
 
-    def __init__(self, folder: ModelFolder, request: DataRequest, metric: str) -> None:
-        model, config = folder.model, folder.config
-        if not config.is_encoder_decoder or model.main_input_name != "input_ids":
-            raise InputError(
-                f"{folder.path}: {type(model).__name__} has no encoder of text with a decoder; translation needs one,"
-                " such as Marian, BART or T5"
-            )
-        for needed in ("pad_token_id", "decoder_start_token_id"):
-            if getattr(config, needed, None) is None:
-                raise InputError(f"{folder.path}: config.json has no {needed}, a target cannot start; add it there")
-        self.metric = metric
-        self.higher_is_better = metric == "bleu"
+    def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
+        super().__init__(metric)
+        _check_model(folder)
         self._folder, self._request = folder, request
         self._tokenizer = folder.processor
-        limits = (request.max_length, token_limit(model), self._tokenizer.model_max_length)
-        self._longest = int(min(limit for limit in limits if limit))
+        self._columns: tuple[str, ...] = request.text_columns
+        self._longest = longest_row(folder, request)
         special = self._tokenizer.num_special_tokens_to_add()
         if self._longest <= special:
             raise InputError(
-                f"{folder.path}: {self._longest} tokens a text leave no room beside {special} marks; raise --max-length"
+                f"{folder.path}: texts of {self._longest} tokens leave no room between {special} special tokens; raise"
+                " --max-length",
+                code=ErrorCode.OUT_OF_RANGE,
+                field="max_length",
+                value=self._longest,
+                minimum=special + 1,
             )
-        if metric == "bleu":
-            self.beams, self.longest = BEAMS, self._longest
+        if metric == _BLEU:
+            self.beams, self.max_new_tokens = BEAMS, self._longest
 
     @property
     def chooser(self) -> Task:
-        """The loss: a beam search for every checkpoint or subset of heads would take longer than all the rest."""
-        return self if self.metric == "loss" else Translation(self._folder, self._request, "loss")
+        """This task scored by the loss: beam search for every checkpoint or subset of heads would dominate a run."""
+        return self if self.metric == _LOSS.name else Translation(self._folder, self._request, _LOSS)
 
     def learn_labels(self, rows: Dataset, source: str) -> None:
-        """Fix the direction, and say what was fixed."""
-        self._columns = pair_columns(rows, self._request.text_columns, source)
-        told = [f"each row is translated from its {self._columns[0]!r} to its {self._columns[1]!r}"]
-        if self.metric == "bleu":
-            told.append(
+        """Fix the columns of source and target for every split, and note them."""
+        self._columns = self.text_columns.find(rows, self._request.text_columns, source)
+        first, second = self._columns
+        texts = [
+            Note(text=f"each row is translated from its {first!r} to its {second!r}", code=NoteCode.TEXT_COLUMNS),
+        ]
+        if self.metric == _BLEU.name:
+            settings = (
                 f"BLEU is that of beam search ({BEAMS} beams, at most {self._longest} tokens), by sacrebleu"
                 f" {sacrebleu.__version__} (case:mixed, tok:13a, smooth:exp); heads and checkpoints are chosen by the"
                 " loss on the evaluation rows, not by BLEU"
             )
-        self.notes = tuple(told)
+            texts.append(Note(text=settings, code=NoteCode.METRIC_SETTINGS))
+        self.notes = tuple(texts)
 
     def encode(self, rows: Dataset, source: str) -> Dataset:
-        """Sources to `input_ids`, targets to `labels` and, as they are, to `reference`."""
-        sources, targets = (list(rows[name]) for name in pair_columns(rows, self._columns, source))
+        """Encode sources as `input_ids`, targets as `labels`, and keep target texts as `reference`."""
+        names = self.text_columns.find(rows, self._columns, source)
+        sources, targets = (list(rows[name]) for name in names)
         settings = {"truncation": True, "max_length": self._longest, "return_token_type_ids": False}
         with quiet_transformers():
             encoded = self._tokenizer(sources, return_attention_mask=True, **settings)
@@ -102,31 +129,47 @@ class Translation(Task):
         )
 
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """`[batch, source]` and `[batch, target]`, padded on the right; the model's own shift makes decoder inputs."""
+        """Sources `[batch, source]` and targets `[batch, target]`, padded on the right.
+
+        Decoder inputs are the targets as the model itself shifts them.
+        """
         fills = {"input_ids": self._folder.config.pad_token_id, "attention_mask": 0, "labels": -100}
-        batch = {}
-        for name, fill in fills.items():
-            longest = max(len(example[name]) for example in examples)
-            batch[name] = torch.tensor([[*row[name], *[fill] * (longest - len(row[name]))] for row in examples])
+        batch = {name: pad([example[name] for example in examples], fill) for name, fill in fills.items()}
         model: Any = self._folder.model
         return {**batch, "decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels=batch["labels"])}
 
     def measure(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> np.ndarray:
-        """BLEU's counts `[examples, 10]` of what beam search makes, or one forward's loss `[examples, 2]`."""
-        if self.metric == "loss":
+        """`bleu_counts` `[examples, 10]` of what beam search generates, or losses `[examples, 2]` of one forward."""
+        if self.metric == _LOSS.name:
             return super().measure(forward, examples)
         batch = self.collate(examples)
         sources = {name: batch[name] for name in ("input_ids", "attention_mask")}
-        made = beam.search(self._folder.model, forward, sources, BEAMS, self._longest)
-        texts = self._tokenizer.batch_decode(made, skip_special_tokens=True)
+        ids = beam_search(self._folder.model, forward, sources, BEAMS, self._longest)
+        texts = self._tokenizer.batch_decode(ids, skip_special_tokens=True)
         return np.stack([bleu_counts(text, row["reference"]) for text, row in zip(texts, examples, strict=True)])
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Summed loss in nats and tokens of each target, from logits `[batch, target, vocabulary]`: not of `bleu`."""
+        """Summed loss in nats and tokens of each target, from logits `[batch, target, vocabulary]`; not for BLEU."""
         scores, targets = torch.from_numpy(logits).float(), torch.from_numpy(labels)
         losses = torch.nn.functional.cross_entropy(scores.transpose(1, 2), targets, reduction="none").double().sum(1)
         return np.stack([losses.numpy(), (labels != -100).sum(1)], axis=-1).astype(np.float64)
 
-    def score(self, statistics: np.ndarray) -> float:
-        """BLEU over rows of its counts, or the mean loss a token over rows of (loss, tokens)."""
-        return bleu(statistics) if self.metric == "bleu" else mean_loss(statistics[:, 0], statistics[:, 1])
+
+def _check_model(folder: ModelFolder) -> None:
+    """The model must be an encoder-decoder of text whose configuration starts and pads a target."""
+    model, config = folder.model, folder.config
+    if not config.is_encoder_decoder or model.main_input_name != "input_ids":
+        raise InputError(
+            f"{folder.path}: {type(model).__name__} is not an encoder-decoder of text, which translation needs; use"
+            " one such as Marian, BART or T5",
+            code=ErrorCode.UNSUPPORTED_MODEL,
+            path=folder.path,
+        )
+    for field in ("pad_token_id", "decoder_start_token_id"):
+        if getattr(config, field, None) is None:
+            raise InputError(
+                f"{folder.path}: config.json has no {field}, which starts or pads a target; add it there",
+                code=ErrorCode.MISSING_VALUE,
+                path=folder.path / "config.json",
+                field=field,
+            )
