@@ -171,7 +171,7 @@ def test_a_study_reads_a_text_with_its_memory(tmp_path: Path) -> None:
 
     def alone(batch: dict[str, torch.Tensor]) -> np.ndarray:
         with torch.no_grad():
-            return data.task.scored(held.model(**batch))
+            return data.task.logits(held.model(**batch))
 
     assert not np.allclose(answers, statistics(data.task, data.test, alone), rtol=1e-4)
 

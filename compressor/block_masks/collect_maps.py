@@ -169,7 +169,7 @@ def _run(
         if longest > sums.length:
             raise InputError(f"a row of {longest} positions, the maps reach over {sums.length}; raise --max-length")
         sums.own, sums.decoder = own, decoder
-        model(**{name: tensor.to(model.device) for name, tensor in task.labelled(batch).items()})
+        model(**{name: tensor.to(model.device) for name, tensor in task.loss_inputs(batch).items()})
         done += len(indices)
         yield done, len(mine)
 

@@ -29,7 +29,7 @@ def sensitivity(
         model: not changed; evaluated without dropout.
         sites: its sites.
         mask: `[heads]`, bool: the heads that are still there. The others are at zero in the forward.
-        batches: collated batches with the model's labels (`Task.labelled`); where none is `labels`, one a row.
+        batches: collated batches with the model's labels (`Task.loss_inputs`); where none is `labels`, one a row.
 
     Returns:
         float64, zero for the heads that are gone.

@@ -133,7 +133,7 @@ def fit(
     def reduce(outputs: Any, labels: Tensor) -> Tensor:
         # Statistics of each row instead of its logits: a language model's would not fit in memory.
         named = dict(zip(task.outputs, outputs if isinstance(outputs, tuple) else (outputs,), strict=False))
-        found = task.per_example(task.scored(named), labels.cpu().numpy())
+        found = task.per_example(task.logits(named), labels.cpu().numpy())
         return torch.from_numpy(found).to(labels.device)
 
     def measure(prediction: EvalPrediction) -> dict[str, float]:
@@ -164,7 +164,7 @@ def fit(
     shared: dict[str, Any] = {
         "gate": gate,
         "schedule": schedule,
-        "labelled": task.labelled,
+        "labelled": task.loss_inputs,
         "model": model,
         "args": args,
         "data_collator": task.collate,

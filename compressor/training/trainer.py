@@ -70,7 +70,7 @@ class GateTrainer(Trainer):
     Args:
         gate: one number a head, or None.
         schedule: rates and their pace.
-        labelled: makes of a collated batch what the model computes its loss from (`Task.labelled`).
+        labelled: makes of a collated batch what the model computes its loss from (`Task.loss_inputs`).
         kwargs: transformers' own.
     """
 
