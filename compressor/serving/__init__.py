@@ -1,9 +1,9 @@
-"""A Triton model repository from an out folder, and real inputs of what is served."""
+"""A Triton model repository from the folder of a run, and real inputs for what is served."""
 
 from compressor.config.serve import Backend, Device, ServeRequest
 from compressor.serving.inputs import Rows, real_rows
 from compressor.serving.repository import Exported, export
-from compressor.targets.tensor_specs import TensorSpec, inputs_of, outputs_of
+from compressor.targets.tensor_specs import TensorSpec, input_specs, output_specs
 
 __all__ = [
     "Backend",
@@ -13,7 +13,7 @@ __all__ = [
     "ServeRequest",
     "TensorSpec",
     "export",
-    "inputs_of",
-    "outputs_of",
+    "input_specs",
+    "output_specs",
     "real_rows",
 ]

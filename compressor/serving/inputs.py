@@ -1,4 +1,4 @@
-"""Real inputs of a served model: texts through the tokenizer of its folder."""
+"""Real inputs of a served model: texts, through the tokenizer in the folder of the run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from compressor.errors import InputError
+from compressor.errors import ErrorCode, InputError
 from compressor.silence_libraries import quiet_transformers
 from compressor.targets import Feeds
 from compressor.targets.random_inputs import random_feeds
@@ -21,15 +21,15 @@ SENTENCE = ("The film was not at all what the reviews had promised, and it was a
 
 @dataclass(frozen=True)
 class Rows:
-    """What `real_rows` made.
+    """Rows for a served model.
 
     Attributes:
-        feeds: one row each, every input with its batch axis.
-        drawn: names of the inputs that no text gives: valid, but random.
+        feeds: one row each: every input, with its batch axis.
+        random: names of the inputs that no text provides; their values are valid but random.
     """
 
     feeds: tuple[Feeds, ...]
-    drawn: tuple[str, ...]
+    random: tuple[str, ...]
 
 
 def real_rows(
@@ -41,40 +41,44 @@ def real_rows(
     shortest: int = 1,
     longest: int = 128,
 ) -> Rows:
-    """One row for each text, as the folder's tokenizer makes it.
+    """One row for each text, tokenized by the folder's tokenizer.
 
     Args:
         folder: holds the tokenizer, if there is one.
-        model: the graph, which says what values are valid where none are given.
-        inputs: what to give.
+        model: the graph, which determines the valid values of random inputs.
+        inputs: the inputs of the served model.
         texts: one text each, or a pair.
-        shortest: tokens of a row at least; it is padded to them.
-        longest: tokens at most; the rest is cut.
+        shortest: minimum tokens of a row; shorter ones are padded.
+        longest: maximum tokens of a row; longer ones are cut.
 
     Raises:
-        InputError: the tokenizer cannot be read, or makes nothing of a text.
+        InputError: the tokenizer cannot be read, or a text has no token.
     """
     from compressor.tasks.raw_texts import tokenizer_of
 
     tokenizer = tokenizer_of(folder) if any(tensor.name == "input_ids" for tensor in inputs) else None
-    made = [{} if tokenizer is None else _tokens(tokenizer, text, shortest, longest) for text in texts]
+    encoded = [{} if tokenizer is None else _tokenize(tokenizer, text, shortest, longest) for text in texts]
     batch = next((tensor.dims[0] for tensor in inputs if tensor.dims and not tensor.has_batch), 1)
     rows = []
-    for index, tokens in enumerate(made):
+    for index, tokens in enumerate(encoded):
         seq = tokens["input_ids"].shape[1] if tokens else longest
-        drawn = random_feeds(model, batch, seq, seed=index)
-        given = {name: np.repeat(value, batch, axis=0) for name, value in tokens.items()}
-        rows.append({tensor.name: {**drawn, **given}[tensor.name].astype(tensor.numpy) for tensor in inputs})
-    return Rows(tuple(rows), tuple(tensor.name for tensor in inputs if tensor.name not in made[0]))
+        arrays = random_feeds(model, batch, seq, seed=index)
+        arrays |= {name: np.repeat(value, batch, axis=0) for name, value in tokens.items()}
+        rows.append({tensor.name: arrays[tensor.name].astype(tensor.numpy) for tensor in inputs})
+    return Rows(tuple(rows), tuple(tensor.name for tensor in inputs if tensor.name not in encoded[0]))
 
 
-def _tokens(tokenizer: Any, text: tuple[str, ...], shortest: int, longest: int) -> dict[str, np.ndarray]:
+def _tokenize(tokenizer: Any, text: tuple[str, ...], shortest: int, longest: int) -> dict[str, np.ndarray]:
     """`input_ids`, `attention_mask` and `token_type_ids`, each `[1, tokens]`."""
-    asked = {"truncation": True, "return_tensors": "np", "return_attention_mask": True, "return_token_type_ids": True}
+    options = {"truncation": True, "return_tensors": "np", "return_attention_mask": True, "return_token_type_ids": True}
     with quiet_transformers():
-        made = tokenizer(*text, max_length=longest, **asked)
-        if made["input_ids"].shape[1] < shortest:
-            made = tokenizer(*text, max_length=shortest, padding="max_length", **asked)
-    if not made["input_ids"].size:
-        raise InputError(f"{text[0]!r}: gives no token; leave the row out")
-    return dict(made)
+        encoded = tokenizer(*text, max_length=longest, **options)
+        if encoded["input_ids"].shape[1] < shortest:
+            encoded = tokenizer(*text, max_length=shortest, padding="max_length", **options)
+    if not encoded["input_ids"].size:
+        raise InputError(
+            f"{text[0]!r}: the tokenizer makes no token of this text; remove the row",
+            code=ErrorCode.INVALID_ROWS,
+            value=text[0],
+        )
+    return dict(encoded)

@@ -1,4 +1,4 @@
-"""What of an out folder goes into a model's version folder, for each backend."""
+"""The files of a served model: what of the folder of a run goes into a version folder, for each backend."""
 
 from __future__ import annotations
 
@@ -11,38 +11,34 @@ import onnx_ir as ir
 import graph_passes
 from compressor import report as reports
 from compressor.config.serve import Backend, Device, ServeRequest
-from compressor.errors import InputError, UsageError
+from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.report import Report
+from compressor.results import Note, NoteCode
 from compressor.serving import tensorrt_engines
-from compressor.targets.tensor_specs import FREE, TensorSpec, inputs_of, outputs_of
+from compressor.targets.tensor_specs import FREE, TensorSpec, input_specs, output_specs
 
 GRAPH = "model.onnx"
-_LATE_IR = 10
-"""What servers of some years ago do not read."""
-_BATCH, _LENGTH = 8, 128
-"""Where nothing was measured."""
-_NO_PLAN = "{out} was made for TensorRT and holds no plan: ONNX Runtime is served; compress build {out} --target trt"
-_FUNCTION = (
-    "the run was measured with a compiled kernel; the server computes block-sparse attention by the function of plain"
-    " ONNX, unless config.pbtxt names a library on its machine (model_operations, of the onnxruntime backend)"
-)
+_RECENT_IR = 10
+"""IR version that servers of some years ago do not read."""
+_DEFAULT_BATCH, _DEFAULT_LENGTH = 8, 128
+"""Sizes where the run measured none."""
 
 
 @dataclass(frozen=True)
-class Source:
-    """One model's files and what the server must know of them.
+class ModelFiles:
+    """The files of one model, and what the server must know about them.
 
     Attributes:
-        backend: what runs it.
-        device: where.
-        graph: the ONNX graph, which says what inputs are valid.
+        backend: what runs the model.
+        device: where it runs.
+        graph: the ONNX graph, which determines what inputs are valid.
         inputs, outputs: as the backend sees them.
-        max_batch: rows of one batch at most; 0: the server forms no batches.
-        lengths: tokens of a row, at least and at most, that are known to run.
-        files: path in the version folder of every file.
+        max_batch: maximum rows per batch; 0: the server forms no batches.
+        lengths: minimum and maximum tokens per row that are known to run.
+        files: path of every file by its name in the version folder.
         default: name of the model's file in the version folder.
-        by_capability: name of the plan for each compute capability.
-        notes: what a reader must know.
+        by_capability: name of the TensorRT engine for each compute capability.
+        notes: what the reader must know.
     """
 
     backend: Backend
@@ -55,117 +51,171 @@ class Source:
     files: Mapping[str, Path]
     default: str
     by_capability: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
-def find(asked: ServeRequest) -> Source:
+def find_files(request: ServeRequest) -> ModelFiles:
     """Choose the files to serve.
 
     Raises:
-        InputError: no run wrote `out`, a file of it cannot be used, or there is no plan for TensorRT.
-        UsageError: a batch or a device was asked for that cannot be.
+        InputError: `out` is not the folder of a run, a file of it cannot be used, or there is no TensorRT engine.
+        UsageError: the request contradicts what the files permit: batch, device, or the backend's options.
     """
-    if not asked.out.is_dir():
-        raise InputError(f"{asked.out}: no such folder; give the folder that a run wrote")
-    report = reports.load(asked.out)
-    paths = tensorrt_engines.find(asked.out, asked.plans)
-    backend = asked.backend or ("tensorrt" if paths else "onnxruntime")
-    return _planned(asked, paths) if backend == "tensorrt" else _graph(asked, report, backend)
+    if not request.out.is_dir():
+        raise InputError(
+            f"{request.out}: no such folder; give the folder of a finished run",
+            code=ErrorCode.FILE_MISSING,
+            path=request.out,
+        )
+    report = reports.load(request.out)
+    engines = tensorrt_engines.find_engines(request.out, request.engine)
+    backend = request.backend or ("tensorrt" if engines else "onnxruntime")
+    return _tensorrt_files(request, engines) if backend == "tensorrt" else _graph_files(request, report, backend)
 
 
-def _graph(asked: ServeRequest, report: Report, backend: Backend) -> Source:
-    """ONNX Runtime, the server's own or in the Python backend: what was measured runs in both, but for a kernel.
+def _graph_files(request: ServeRequest, report: Report, backend: Backend) -> ModelFiles:
+    """The graph for ONNX Runtime, under the server's own backend or its Python backend.
 
-    `engine.onnx` has operators of ONNX Runtime's own, which every build of it knows.
+    `engine.onnx`, which was measured, has operators of ONNX Runtime, which every build of it knows.
     """
-    engine = asked.out / "engine.onnx"
-    path = engine if engine.is_file() and not asked.plain else asked.out / GRAPH
+    engine = request.out / "engine.onnx"
+    path = engine if engine.is_file() and not request.plain else request.out / GRAPH
     graph = graph_passes.load(path)
-    files = _laid_out(path, graph)
+    files = _version_folder(path, graph)
     if backend == "python":
         files["model.py"] = Path(__file__).with_name("python_model.py")
-    on_gpu = report.target == "trt" or "CUDA" in str(report.session.get("provider"))
-    inputs, outputs = inputs_of(graph, path), outputs_of(graph, path)
-    longest = max((row.seq for row in report.speeds if row.seq), default=_LENGTH)
-    fixed = next((tensor.dims[1] for tensor in inputs if len(tensor.dims) == 2 and tensor.dims[1] != FREE), None)
-    largest = _max_batch(asked, (*inputs, *outputs), max((row.batch for row in report.speeds), default=_BATCH))
-    device: Device = asked.device or ("gpu" if asked.gpus or on_gpu else "cpu")
-    return Source(
+    inputs, outputs = input_specs(graph, path), output_specs(graph, path)
+    measured_batch = max((speed.batch for speed in report.speeds), default=_DEFAULT_BATCH)
+    max_batch = _max_batch(request, (*inputs, *outputs), measured_batch)
+    measured_on_gpu = report.target == "trt" or "CUDA" in str(report.session.get("provider"))
+    device: Device = request.device or ("gpu" if request.gpus or measured_on_gpu else "cpu")
+    return ModelFiles(
         backend=backend,
         device=device,
         graph=graph,
         inputs=inputs,
         outputs=outputs,
-        max_batch=largest,
-        lengths=(fixed or 1, fixed or longest),
+        max_batch=max_batch,
+        lengths=_lengths(inputs, report),
         files=files,
         default="model.py" if backend == "python" else GRAPH,
-        notes=(
-            *_needs(graph, backend, device),
-            *((_NO_PLAN.format(out=asked.out),) if report.recipe.get("target") == "trt" and not asked.backend else ()),
-            *(() if largest else (f"{path} fixes its batch: the server forms none",)),
-            *((_FUNCTION,) if "kernel" in report.session else ()),
-        ),
+        notes=(*_requirements(graph, backend, device), *_limits(request, report, path, max_batch)),
     )
 
 
-def _needs(graph: ir.Model, backend: Backend, device: Device) -> Iterator[str]:
-    """What of the server cannot be taken for granted."""
-    opset = graph.opset_imports.get("", 0)
-    if (graph.ir_version or 0) >= _LATE_IR:
-        yield (
-            f"the graph is of IR version {graph.ir_version} and operator set {opset}: the server's ONNX Runtime must"
-            " know both (1.18, of May 2024, is the first to know IR version 10)"
+def _lengths(inputs: Sequence[TensorSpec], report: Report) -> tuple[int, int]:
+    """Minimum and maximum tokens per row: what the graph fixes, else up to the longest that was measured."""
+    fixed = next((tensor.dims[1] for tensor in inputs if len(tensor.dims) == 2 and tensor.dims[1] != FREE), None)
+    longest = max((speed.seq for speed in report.speeds if speed.seq), default=_DEFAULT_LENGTH)
+    return (fixed or 1, fixed or longest)
+
+
+def _requirements(graph: ir.Model, backend: Backend, device: Device) -> Iterator[Note]:
+    """What the server must have that not every server has."""
+    texts = []
+    if (graph.ir_version or 0) >= _RECENT_IR:
+        opset = graph.opset_imports.get("", 0)
+        texts.append(
+            f"the server's ONNX Runtime must support IR version {graph.ir_version} and operator set {opset} of the graph (IR"
+            " version 10 needs ONNX Runtime 1.18 of May 2024)"
         )
     if backend == "onnxruntime" and device == "gpu":
-        yield "config.pbtxt names the accelerator cuda, to be told no TF32: Triton knows it since June 2024"
+        texts.append(
+            "config.pbtxt names the accelerator cuda, to turn TensorFloat-32 off; Triton supports it since June 2024"
+        )
     if backend == "python":
-        yield "the server's Python needs onnxruntime and numpy<2; Triton's own images have neither"
+        texts.append("the server's Python needs onnxruntime and numpy<2, which Triton's own images lack")
+    for text in texts:
+        yield Note(text=text, code=NoteCode.SERVER_REQUIREMENT)
 
 
-def _laid_out(path: Path, graph: ir.Model) -> dict[str, Path]:
-    """A graph with weights beside it is a folder of its own, `model.onnx/model.onnx`."""
+def _limits(request: ServeRequest, report: Report, path: Path, max_batch: int) -> Iterator[Note]:
+    """How the served model differs from the one that was requested or measured."""
+    if report.recipe.get("target") == "trt" and not request.backend:
+        yield Note(
+            text=f"{request.out} was made for TensorRT and has no engine, so ONNX Runtime serves the graph; build the"
+            f" engine with compress build {request.out} --target trt",
+            code=NoteCode.ENGINE_MISSING,
+        )
+    if not max_batch:
+        yield Note(text=f"{path} fixes its batch size, so the server forms no batches", code=NoteCode.NO_BATCHING)
+    if "kernel" in report.session:
+        yield Note(
+            text="the run was measured with a compiled kernel; the server computes block-sparse attention with plain"
+            " ONNX operators, unless config.pbtxt names a library on its machine (model_operations, of the onnxruntime"
+            " backend)",
+            code=NoteCode.KERNEL_NOT_SERVED,
+        )
+
+
+def _version_folder(path: Path, graph: ir.Model) -> dict[str, Path]:
+    """The graph's files by name; a graph with external weights is a folder, `model.onnx/model.onnx`."""
     weights = graph_passes.data_files(graph)
     if not weights:
         return {GRAPH: path}
     return {f"{GRAPH}/{GRAPH}": path, **{f"{GRAPH}/{file.name}": file for file in sorted(weights)}}
 
 
-def _planned(asked: ServeRequest, paths: Sequence[Path]) -> Source:
-    """TensorRT: the plans' own metadata says what they take."""
-    if asked.device == "cpu":
-        raise UsageError("--device cpu: TensorRT runs on GPUs only; leave it out, or use --backend onnxruntime")
-    for flag, given in (("--plain", asked.plain), (f"--threads {asked.threads}", asked.threads)):
-        if given:
-            raise UsageError(f"{flag}: means nothing to a TensorRT plan; leave it out, or use --backend onnxruntime")
-    found = tensorrt_engines.load(asked.out, paths)
-    path = asked.out / GRAPH
+def _tensorrt_files(request: ServeRequest, paths: Sequence[Path]) -> ModelFiles:
+    """The TensorRT engines; their metadata determines what they take."""
+    if request.device == "cpu":
+        raise UsageError(
+            "--device cpu: TensorRT runs on GPUs only; omit it, or use --backend onnxruntime",
+            code=ErrorCode.CONTRADICTION,
+            field="device",
+        )
+    for field_, flag in (("plain", "--plain"), ("threads", f"--threads {request.threads}")):
+        if getattr(request, field_):
+            raise UsageError(
+                f"{flag}: this has no effect on a TensorRT engine; omit it, or use --backend onnxruntime",
+                code=ErrorCode.CONTRADICTION,
+                field=field_,
+            )
+    engines = tensorrt_engines.load_engines(request.out, paths)
+    path = request.out / GRAPH
     graph = graph_passes.load(path)
-    inputs, outputs = found.inputs(), found.outputs(outputs_of(graph, path))
-    return Source(
+    inputs, outputs = engines.inputs(), engines.outputs(output_specs(graph, path))
+    return ModelFiles(
         backend="tensorrt",
         device="gpu",
         graph=graph,
         inputs=inputs,
         outputs=outputs,
-        max_batch=_max_batch(asked, (*inputs, *outputs), found.max_batch, limit=found.max_batch),
-        lengths=found.lengths,
-        files=found.files,
-        default=found.default,
-        by_capability=found.by_capability,
-        notes=found.notes,
+        max_batch=_max_batch(request, (*inputs, *outputs), engines.max_batch, limit=engines.max_batch),
+        lengths=engines.lengths,
+        files=engines.files,
+        default=engines.default,
+        by_capability=engines.by_capability,
+        notes=engines.notes,
     )
 
 
-def _max_batch(asked: ServeRequest, tensors: Sequence[TensorSpec], usual: int, limit: int | None = None) -> int:
-    """Rows of a batch; 0 where the model fixes them, so that the server can form no batches."""
+def _max_batch(request: ServeRequest, tensors: Sequence[TensorSpec], default: int, limit: int | None = None) -> int:
+    """Maximum rows per batch; 0 where the model fixes its batch, so that the server can form no batches.
+
+    Args:
+        request: may ask for a number.
+        tensors: inputs and outputs.
+        default: the number where the request has none.
+        limit: the largest number that the model takes; None: any.
+    """
+    requested = request.max_batch
     if not all(tensor.has_batch for tensor in tensors):
-        if asked.max_batch:
-            raise UsageError(f"--max-batch {asked.max_batch}: the model in {asked.out} fixes its batch; leave it out")
+        if requested:
+            raise UsageError(
+                f"--max-batch {requested}: the model in {request.out} fixes its batch size; omit it",
+                code=ErrorCode.CONTRADICTION,
+                field="max_batch",
+                value=requested,
+            )
         return 0
-    if limit and asked.max_batch and asked.max_batch > limit:
+    if limit and requested and requested > limit:
         raise UsageError(
-            f"--max-batch {asked.max_batch}: the plans take {limit} rows at most; ask for fewer, or build them for more"
-            " (--batch)"
+            f"--max-batch {requested}: the engines take at most {limit} rows; use a smaller number, or build them for"
+            " more (--batch)",
+            code=ErrorCode.OUT_OF_RANGE,
+            field="max_batch",
+            value=requested,
+            maximum=limit,
         )
-    return asked.max_batch or usual
+    return requested or default

@@ -1,21 +1,27 @@
-"""A model's folder in a Triton repository, there whole or not at all."""
+"""A model's folder in a Triton repository, written whole or not at all."""
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from compressor.config.serve import Backend, Device, ServeRequest
-from compressor.errors import InputError, UsageError
-from compressor.serving import config, inputs, kserve, model_files, warmup
+from compressor.errors import ErrorCode, InputError, UsageError
+from compressor.results import Note, NoteCode
+from compressor.serving import inputs, kserve, model_files, triton_config, warmup
+from compressor.serving.model_files import ModelFiles
 from compressor.workdir import locked, replace_folder
 
 VERSION = "1"
-_ROWS = 1000
-"""Rows of a data set at most that are read."""
+_MAX_ROWS = 1000
+"""Rows of a data set that are read at most."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -23,12 +29,12 @@ class Exported:
     """What was written.
 
     Attributes:
-        model: its folder.
-        service: KServe's YAML, of all models of the repository.
-        backend, device: what runs it, and where.
-        max_batch: rows of one batch at most; 0: the server forms no batches.
-        warmups: requests that the server runs before it is ready.
-        notes: what a reader must know.
+        model: folder of the model.
+        service: KServe's YAML of all models of the repository.
+        backend, device: what runs the model, and where.
+        max_batch: maximum rows per batch; 0: the server forms no batches.
+        warmups: number of requests that the server runs before it is ready.
+        notes: what the reader must know.
     """
 
     model: Path
@@ -37,83 +43,128 @@ class Exported:
     device: Device
     max_batch: int
     warmups: int
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
 
 
-def export(asked: ServeRequest) -> Exported:
-    """Write one model into a repository.
+ServiceWriter = Callable[[Path, Sequence[Path], str | None, str | None], str]
+"""The text of a service, as `compressor.serving.kserve.service`."""
+
+
+def export(request: ServeRequest, service: ServiceWriter = kserve.service) -> Exported:
+    """Write one model into a repository, and the KServe service of all its models.
+
+    Args:
+        request: what to serve and how.
+        service: composes the service.
 
     Raises:
-        UsageError: the repository has the model already, or something was asked for that `out` cannot give.
+        UsageError: the repository has the model already, or the request contradicts what the run's files permit.
         InputError: a file cannot be read, or the repository cannot be written.
         TargetMissingError: `tritonclient` is not installed.
     """
-    _check_place(asked)
-    found = model_files.find(asked)
-    texts = _texts(asked)
-    shortest, longest = found.lengths
-    rows = inputs.real_rows(asked.out, found.graph, found.inputs, texts, shortest=shortest, longest=longest)
-    warm = warmup.warmups(rows.feeds, found.max_batch)
-    made = config.make(asked, found, warm)
-    asked.repository.mkdir(parents=True, exist_ok=True)
-    with (
-        locked(asked.repository),
-        tempfile.TemporaryDirectory(prefix=".exporting-", dir=_beside(asked.repository)) as folder,
-    ):
-        model = Path(folder) / "model"
-        for name, file in found.files.items():
-            target = model / VERSION / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, target)
-        (model / warmup.FOLDER).mkdir()
-        for request in warm:
-            request.write(model / warmup.FOLDER)
-        (model / config.FILE_NAME).write_text(config.text(made), encoding="utf-8")
-        others = (path.parent for path in sorted(asked.repository.glob(f"*/{config.FILE_NAME}")))
-        models = [*(path for path in others if path.name != asked.model), model]
-        told = kserve.service(asked.repository, models, asked.storage_uri, asked.runtime_version)
-        beside = Path(folder) / kserve.FILE_NAME
-        beside.write_text(told, encoding="utf-8")
-        _check_place(asked)
-        replace_folder(model, asked.place, aside=Path(folder) / "old")
-        service = asked.repository / kserve.FILE_NAME
-        beside.replace(service)
-    made_up = kserve.is_placeholder(asked.repository) in told
-    unknown = (f"{service}: storageUri is made up; name the cluster's (--storage-uri)",) if made_up else ()
-    drawn = (f"the warm-up has random {', '.join(rows.drawn)}: no text gives them",) if rows.drawn else ()
+    _check_output(request)
+    files = model_files.find_files(request)
+    shortest, longest = files.lengths
+    rows = inputs.real_rows(request.out, files.graph, files.inputs, _texts(request), shortest=shortest, longest=longest)
+    requests = warmup.warmups(rows.feeds, files.max_batch)
+    config = triton_config.to_text(triton_config.model_config(request, files, requests))
+    with _temporary_folder(request.repository) as temporary:
+        model = temporary / "model"
+        _write_model(model, files, config, requests)
+        models = [*_other_models(request), model]
+        text = service(request.repository, models, request.storage_uri, request.runtime_version)
+        service_file = temporary / kserve.FILE_NAME
+        service_file.write_text(text, encoding="utf-8")
+        _check_output(request)  # another export may have written the model since
+        replace_folder(model, request.model_dir, aside=temporary / "old")
+        service_file.replace(request.repository / kserve.FILE_NAME)
+    _log.debug("wrote %s for the %s backend", request.model_dir, files.backend)
     return Exported(
-        model=asked.place,
-        service=service,
-        backend=found.backend,
-        device=found.device,
-        max_batch=found.max_batch,
-        warmups=len(warm),
-        notes=(*found.notes, *drawn, *unknown),
+        model=request.model_dir,
+        service=request.repository / kserve.FILE_NAME,
+        backend=files.backend,
+        device=files.device,
+        max_batch=files.max_batch,
+        warmups=len(requests),
+        notes=(*files.notes, *_notes(request, rows, text)),
     )
 
 
-def _texts(asked: ServeRequest) -> list[tuple[str, ...]]:
-    """What the model is warmed up with."""
-    if asked.data is None:
+def _notes(request: ServeRequest, rows: inputs.Rows, service: str) -> Iterator[Note]:
+    if rows.random:
+        yield Note(
+            text=f"the warm-up uses random values for {', '.join(rows.random)}, which no text provides",
+            code=NoteCode.RANDOM_INPUTS,
+        )
+    if kserve.placeholder_uri(request.repository) in service:
+        yield Note(
+            text=f"{request.repository / kserve.FILE_NAME}: storageUri is a placeholder; set the cluster's with"
+            " --storage-uri",
+            code=NoteCode.STORAGE_URI,
+        )
+
+
+def _write_model(model: Path, files: ModelFiles, config: str, requests: Sequence[warmup.Warmup]) -> None:
+    """Write the folder of a model."""
+    for name, file in files.files.items():
+        target = model / VERSION / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target)
+    (model / warmup.FOLDER).mkdir()
+    for request in requests:
+        request.write(model / warmup.FOLDER)
+    (model / triton_config.FILE_NAME).write_text(config, encoding="utf-8")
+
+
+def _other_models(request: ServeRequest) -> list[Path]:
+    """Folders of the repository's models of other names."""
+    folders = (path.parent for path in sorted(request.repository.glob(f"*/{triton_config.FILE_NAME}")))
+    return [path for path in folders if path.name != request.model]
+
+
+def _texts(request: ServeRequest) -> list[tuple[str, ...]]:
+    """The texts of the warm-up."""
+    if request.data is None:
         return [inputs.SENTENCE]
     from compressor.tasks.raw_texts import read_texts
 
-    return read_texts(asked.data, asked.text_columns, _ROWS)
+    return read_texts(request.data, request.text_columns, _MAX_ROWS)
 
 
-def _check_place(asked: ServeRequest) -> None:
-    if asked.repository.exists() and not asked.repository.is_dir():
-        raise InputError(f"{asked.repository}: is no folder; name another repository (-o)")
-    if not asked.place.exists():
+def _check_output(request: ServeRequest) -> None:
+    """Make sure that the model's folder may be written."""
+    if request.repository.exists() and not request.repository.is_dir():
+        raise InputError(
+            f"{request.repository}: not a folder; name another repository (-o)",
+            code=ErrorCode.FILE_UNWRITABLE,
+            path=request.repository,
+        )
+    folder = request.model_dir
+    if not folder.exists():
         return
-    if not asked.force:
-        raise UsageError(f"{asked.place}: is there already; add --force to replace it, or give another --name")
-    if not (asked.place / config.FILE_NAME).is_file():
-        raise UsageError(f"{asked.place}: is no model of a Triton repository, so --force does not replace it")
+    if not request.force:
+        raise UsageError(
+            f"{folder}: the model exists; add --force to replace it, or give another --name",
+            code=ErrorCode.OUTPUT_EXISTS,
+            path=folder,
+        )
+    if not (folder / triton_config.FILE_NAME).is_file():
+        raise UsageError(
+            f"{folder}: not a model of a Triton repository, so --force does not replace it; give another --name",
+            code=ErrorCode.OUTPUT_EXISTS,
+            path=folder,
+        )
 
 
-def _beside(repository: Path) -> Path:
-    """Where to write first: a server that watches the repository would load what is half there."""
+@contextmanager
+def _temporary_folder(repository: Path) -> Iterator[Path]:
+    """A folder to write a model in, on the repository's file system and, if possible, outside of it: a server that
+    watches the repository would load an incomplete model. The repository is locked meanwhile."""
+    repository.mkdir(parents=True, exist_ok=True)
     parent = repository.resolve().parent
-    near = os.access(parent, os.W_OK) and parent.stat().st_dev == repository.stat().st_dev
-    return parent if near else repository
+    outside = os.access(parent, os.W_OK) and parent.stat().st_dev == repository.stat().st_dev
+    with (
+        locked(repository),
+        tempfile.TemporaryDirectory(prefix=".exporting-", dir=parent if outside else repository) as folder,
+    ):
+        yield Path(folder)

@@ -1,169 +1,215 @@
-"""TensorRT plans for one GPU or several, as their metadata tells of them."""
+"""TensorRT engines of one graph for one GPU or several, described by their metadata."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
-from compressor.errors import InputError, UsageError
+from compressor.errors import ErrorCode, InputError, UsageError
+from compressor.results import Note, NoteCode
 from compressor.targets.tensor_specs import FREE, TensorSpec
-from compressor.targets.tensorrt.metadata import Metadata, follows, graph_digest, papers_of, parts, read
+from compressor.targets.tensorrt.metadata import (
+    EngineMetadata,
+    graph_digest,
+    metadata_path,
+    read_metadata,
+    runs_engines_of,
+    version_numbers,
+)
 
 VERSION_COMPATIBLE = ("--backend-config=tensorrt,version-compatible=true",)
-"""What `tritonserver` must be told: plans for several versions bring code of their own, which it must allow."""
+"""Options that `tritonserver` needs for version-compatible engines: they contain code, which it must permit."""
+_DEFAULT_LENGTHS = (1, 128)
 
 
 @dataclass(frozen=True)
-class Plans:
-    """Plans of one graph, each for another GPU.
+class EngineSet:
+    """Engines of one graph, each for another compute capability.
 
     Attributes:
-        papers: metadata by file, in the order given.
+        metadata: metadata by file; the first engine is the run's own, if it has one.
     """
 
-    papers: dict[Path, Metadata]
+    metadata: Mapping[Path, EngineMetadata]
 
     @property
-    def first(self) -> Metadata:
-        return next(iter(self.papers.values()))
+    def first(self) -> EngineMetadata:
+        """Metadata of the first engine."""
+        return next(iter(self.metadata.values()))
 
     @property
     def names(self) -> dict[Path, str]:
-        """Name of each in the version folder."""
-        if len(self.papers) == 1:
-            return dict.fromkeys(self.papers, "model.plan")
-        return {path: f"model.sm{''.join(map(str, one.capability))}.plan" for path, one in self.papers.items()}
+        """Name of each engine in the version folder."""
+        if len(self.metadata) == 1:
+            return dict.fromkeys(self.metadata, "model.plan")
+        return {
+            path: f"model.sm{''.join(map(str, metadata.capability))}.plan" for path, metadata in self.metadata.items()
+        }
 
     @property
     def files(self) -> dict[str, Path]:
-        """The plans and their metadata, by name in the version folder."""
-        found = {name: path for path, name in self.names.items()}
-        return found | {papers_of(Path(name)).name: papers_of(path) for name, path in found.items()}
+        """The engines and their metadata, by name in the version folder."""
+        engines = {name: path for path, name in self.names.items()}
+        return engines | {metadata_path(Path(name)).name: metadata_path(path) for name, path in engines.items()}
 
     @property
     def default(self) -> str:
-        """What GPUs load that none was built for: one that runs on others too, where there is one."""
-        wide = (path for path, one in self.papers.items() if one.hardware_compatible)
-        return self.names[next(wide, next(iter(self.papers)))]
+        """Name of the engine for GPUs without one of their own: a hardware-compatible one, if there is any."""
+        compatible = (path for path, metadata in self.metadata.items() if metadata.hardware_compatible)
+        return self.names[next(compatible, next(iter(self.metadata)))]
 
     @property
     def by_capability(self) -> dict[str, str]:
-        """Name of the plan for each compute capability, `8.0`."""
-        return {".".join(map(str, one.capability)): self.names[path] for path, one in self.papers.items()}
+        """Name of the engine for each compute capability, e.g. `8.0`."""
+        names = self.names
+        return {".".join(map(str, metadata.capability)): names[path] for path, metadata in self.metadata.items()}
 
     @property
     def max_batch(self) -> int:
-        """Rows that every plan takes; 1 where no input has a batch axis."""
-        return min(shapes[2][0] for one in self.papers.values() for shapes in one.profiles.values() if shapes[2])
+        """Maximum rows per batch of every engine; 1 where no input has a batch axis."""
+        profiles = (shapes for metadata in self.metadata.values() for shapes in metadata.profiles.values())
+        return min(maximum[0] for _, _, maximum in profiles if maximum)
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """Tokens that every plan takes, at least and at most."""
-        found = [
-            (shapes[0][1], shapes[2][1])
-            for one in self.papers.values()
-            for name, shapes in one.profiles.items()
-            if len(shapes[0]) == 2 and name.endswith("input_ids")
-        ] or [(1, 128)]
-        return max(least for least, _ in found), min(most for _, most in found)
+        """Minimum and maximum tokens per row that every engine takes."""
+        ranges = [
+            (minimum[1], maximum[1])
+            for metadata in self.metadata.values()
+            for name, (minimum, _, maximum) in metadata.profiles.items()
+            if len(minimum) == 2 and name.endswith("input_ids")
+        ] or [_DEFAULT_LENGTHS]
+        return max(minimum for minimum, _ in ranges), min(maximum for _, maximum in ranges)
 
     @property
     def newest(self) -> str:
         """The version of TensorRT that the server needs."""
-        return max((one.tensorrt for one in self.papers.values()), key=parts)
+        return max((metadata.tensorrt for metadata in self.metadata.values()), key=version_numbers)
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        wide = [one.version_compatible for one in self.papers.values()]
-        later = "or a later one that runs its version-compatible engines" if all(wide) else "by which it was built"
-        asked = VERSION_COMPATIBLE if any(wide) else ()
-        return (
-            f"a plan needs a server with TensorRT {self.newest}, {later}",
-            *(f"the server must be started with {arg}, or it refuses the plan" for arg in asked),
-        )
+    def notes(self) -> tuple[Note, ...]:
+        """What the server needs for the engines."""
+        compatible = [metadata.version_compatible for metadata in self.metadata.values()]
+        later = ", or with a later one that runs its version-compatible engines" if all(compatible) else ""
+        texts = [f"the server needs TensorRT {self.newest}, which built the engine{later}"]
+        if any(compatible):
+            texts += [f"start the server with {option}, else it refuses the engine" for option in VERSION_COMPATIBLE]
+        return tuple(Note(text=text, code=NoteCode.SERVER_REQUIREMENT) for text in texts)
 
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """As the plans take them: integers may be narrower than the graph's."""
+        """The inputs as the engines take them; integers may be narrower than the graph's."""
         return tuple(
-            TensorSpec(name, _type(self.first.inputs[name]), _dims(least, most))
-            for name, (least, _, most) in self.first.profiles.items()
+            TensorSpec(name, _dtype(self.first.inputs[name]), _dims(minimum, maximum))
+            for name, (minimum, _, maximum) in self.first.profiles.items()
         )
 
     def outputs(self, of_graph: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-        """The graph's outputs, in the types that the plans give: integers may be narrower."""
+        """The graph's outputs in the types of the engines; integers may be narrower than the graph's."""
         return tuple(
-            TensorSpec(tensor.name, _type(self.first.outputs[tensor.name]), tensor.dims) for tensor in of_graph
+            TensorSpec(tensor.name, _dtype(self.first.outputs[tensor.name]), tensor.dims) for tensor in of_graph
         )
 
 
-def find(out: Path, more: Sequence[Path]) -> tuple[Path, ...]:
-    """The plans of an out folder, by name, and those named beside it, each once."""
+def find_engines(out: Path, more: Sequence[Path]) -> tuple[Path, ...]:
+    """The engines in the folder of a run, by name, and those given besides, each once."""
     return tuple({path.resolve(): path for path in (*sorted(out.glob("*.plan")), *more)}.values())
 
 
-def load(out: Path, paths: Sequence[Path]) -> Plans:
-    """Read and check the plans' metadata. TensorRT is not needed, nor a GPU.
+def load_engines(out: Path, paths: Sequence[Path]) -> EngineSet:
+    """Read and check the metadata of engines; needs neither TensorRT nor a GPU.
+
+    Args:
+        out: folder of a run, which has the graph.
+        paths: the engines.
 
     Raises:
-        InputError: there is no plan, one has no metadata, is damaged, or was built from another graph than `out`'s.
-        UsageError: two are for the same GPU, or cannot stand behind one configuration or in one server.
+        InputError: there is no engine, or one has no metadata, is damaged, or was built from another graph.
+        UsageError: two engines are for the same GPU, or cannot share one configuration or one server.
     """
     if not paths:
         raise InputError(
-            f"{out}: holds no TensorRT plan; build one on a machine with the server's GPU: compress build {out}"
-            " --target trt, or use --backend onnxruntime"
+            f"{out}: the folder has no TensorRT engine; build one on a machine with the server's GPU (compress build"
+            f" {out} --target trt), or use --backend onnxruntime",
+            code=ErrorCode.FILE_MISSING,
+            path=out,
+            field="engine",
         )
-    found = Plans({path: read(path) for path in paths})
+    engines = EngineSet({path: read_metadata(path) for path in paths})
     graph = graph_digest(out / "model.onnx")
-    for path, papers in found.papers.items():
-        papers.check_file(path)
-        if papers.model != graph:
-            raise InputError(f"{path}: was built from another graph than {out / 'model.onnx'}; build it from that one")
-    if len(found.by_capability) < len(paths):
-        raise UsageError("--plan: two are for GPUs of the same compute capability; the server would load but one")
-    for path, papers in found.papers.items():
-        first, newest = found.first, found.newest
-        same = papers.tensorrt == newest or (papers.version_compatible and follows(newest, papers.tensorrt))
-        if not same:
-            raise UsageError(
-                f"{path}: runs with TensorRT {papers.tensorrt} and another plan with {newest}, and a server has one;"
-                " build all of them with one version, or with --version-compatible"
+    for path, metadata in engines.metadata.items():
+        metadata.check_file(path)
+        if metadata.model != graph:
+            raise InputError(
+                f"{path}: the engine was built from another graph than {out / 'model.onnx'}; build it from that one",
+                code=ErrorCode.FILE_MISMATCH,
+                path=path,
             )
-        if papers.precision != first.precision:
-            raise UsageError(
-                f"{path}: computes in {papers.precision} and another plan in {first.precision}, so that answers would"
-                " depend on the GPU; build all of them in one (--precision)"
-            )
-        if (papers.inputs, papers.outputs) != (first.inputs, first.outputs):
-            raise UsageError(
-                f"{path}: has other types of inputs or outputs than another plan, and a configuration has one of each;"
-                " build all of them with one version of TensorRT"
-            )
-        if _shape(papers) != _shape(first):
-            raise UsageError(
-                f"{path}: has other fixed sizes than another plan, and a configuration has one of each; build all of"
-                " them for sizes of the same kind (--batch, --seq)"
-            )
-    least, most = found.lengths
-    if least > most:
-        raise UsageError(
-            f"--plan: no number of tokens runs on every plan, one takes {least} at least and one {most} at most; build"
-            " all of them for sizes in common (--seq)"
+    _check_combination(engines)
+    return engines
+
+
+def _check_combination(engines: EngineSet) -> None:
+    """Make sure that the engines can stand behind one configuration in one server."""
+    if len(engines.by_capability) < len(engines.metadata):
+        raise _conflict(
+            "--engine: two engines are for the same compute capability, and the server would load only one; name one",
+            "capability",
         )
-    return found
+    for path, metadata in engines.metadata.items():
+        _check_same_server(path, metadata, engines)
+    minimum, maximum = engines.lengths
+    if minimum > maximum:
+        raise _conflict(
+            f"--engine: no number of tokens runs on every engine (at least {minimum} on one, at most {maximum} on"
+            " another); build all for common sizes (--seq)",
+            "profiles",
+        )
 
 
-def _shape(papers: Metadata) -> dict[str, tuple[int, ...]]:
-    return {name: _dims(least, most) for name, (least, _, most) in papers.profiles.items()}
+def _check_same_server(path: Path, metadata: EngineMetadata, engines: EngineSet) -> None:
+    """Make sure that an engine agrees with the first one in what a configuration and a server have once."""
+    first, newest = engines.first, engines.newest
+    if metadata.tensorrt != newest and not (metadata.version_compatible and runs_engines_of(newest, metadata.tensorrt)):
+        raise _conflict(
+            f"{path}: this engine needs TensorRT {metadata.tensorrt} and another one {newest}, and a server has one"
+            " version; build all with one, or with --version-compatible",
+            *("tensorrt", path),
+        )
+    if metadata.precision != first.precision:
+        raise _conflict(
+            f"{path}: this engine computes in {metadata.precision} and another one in {first.precision}, so that"
+            " outputs would depend on the GPU; build all in one precision (--precision)",
+            *("precision", path),
+        )
+    if (metadata.inputs, metadata.outputs) != (first.inputs, first.outputs):
+        raise _conflict(
+            f"{path}: the inputs or outputs have other types than those of another engine, and a configuration has one"
+            " type for each; build all with one version of TensorRT",
+            *("types", path),
+        )
+    if _fixed_sizes(metadata) != _fixed_sizes(first):
+        raise _conflict(
+            f"{path}: the engine fixes other sizes than another one, and a configuration has one shape for each input;"
+            " build all for sizes of the same kind (--batch, --seq)",
+            *("shapes", path),
+        )
 
 
-def _type(name: str) -> ir.DataType:
+def _conflict(message: str, difference: str, path: Path | None = None) -> UsageError:
+    return UsageError(message, code=ErrorCode.CONTRADICTION, field="engine", difference=difference, path=path)
+
+
+def _fixed_sizes(metadata: EngineMetadata) -> dict[str, tuple[int, ...]]:
+    return {name: _dims(minimum, maximum) for name, (minimum, _, maximum) in metadata.profiles.items()}
+
+
+def _dtype(name: str) -> ir.DataType:
     return ir.DataType.from_numpy(np.dtype(name))
 
 
-def _dims(least: Sequence[int], most: Sequence[int]) -> tuple[int, ...]:
-    return tuple(one if one == other else FREE for one, other in zip(least, most, strict=True))
+def _dims(minimum: Sequence[int], maximum: Sequence[int]) -> tuple[int, ...]:
+    return tuple(low if low == high else FREE for low, high in zip(minimum, maximum, strict=True))

@@ -1,4 +1,4 @@
-"""Requests that the server runs before it says that it is ready: real texts, alone and in the largest batch."""
+"""Requests that the server runs before it reports ready: real texts, alone and in the largest batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from compressor.targets import Feeds
 
 FOLDER = "warmup"
-"""Where Triton looks for the files that a configuration names."""
+"""Folder in which Triton looks for the files that a configuration names."""
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Warmup:
 
     Attributes:
         row: number of the row.
-        batch: how often the server repeats it.
-        feeds: the row, every input with its batch axis.
+        batch: how often the server repeats the row in one batch.
+        feeds: the row: every input, with its batch axis.
     """
 
     row: int
@@ -30,22 +30,24 @@ class Warmup:
 
     @property
     def name(self) -> str:
-        """What the server's log calls it."""
+        """Name of the request in the server's log."""
         return f"row {self.row}, batch {self.batch}"
 
     @property
     def files(self) -> Mapping[str, str]:
-        """Name of the file of each input."""
+        """File name of each input."""
         return {name: f"row{self.row}.{index}" for index, name in enumerate(self.feeds)}
 
     def write(self, folder: Path) -> None:
-        """Write the inputs as the server reads them: bytes alone, row by row."""
+        """Write the inputs as the server reads them: raw bytes, row by row."""
         for name, file in self.files.items():
             (folder / file).write_bytes(np.ascontiguousarray(self.feeds[name]).tobytes())
 
 
 def warmups(rows: Sequence[Feeds], max_batch: int) -> tuple[Warmup, ...]:
-    """The shortest and the longest of `rows`, each alone and, where the server forms batches, as the largest one."""
-    sizes = {sum(value.size for value in row.values()): row for row in reversed(rows)}
-    kept = [sizes[size] for size in sorted({min(sizes), max(sizes)})]
-    return tuple(Warmup(index, batch, row) for index, row in enumerate(kept) for batch in sorted({1, max_batch or 1}))
+    """The shortest and the longest row, each alone and, where the server forms batches, as the largest batch."""
+    by_size = {sum(array.size for array in row.values()): row for row in reversed(rows)}
+    extremes = [by_size[size] for size in sorted({min(by_size), max(by_size)})]
+    return tuple(
+        Warmup(index, batch, row) for index, row in enumerate(extremes) for batch in sorted({1, max_batch or 1})
+    )

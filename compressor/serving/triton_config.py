@@ -1,0 +1,106 @@
+"""`config.pbtxt`, written and read with Triton's own protobuf classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from compressor.config.serve import ServeRequest
+from compressor.errors import ErrorCode, InputError, TargetMissingError
+from compressor.serving.model_files import ModelFiles
+from compressor.serving.warmup import Warmup
+from compressor.targets.tensor_specs import TensorSpec
+
+try:
+    from google.protobuf import text_format
+    from tritonclient.grpc import model_config_pb2 as pb
+except ImportError as error:
+    raise TargetMissingError(
+        "tritonclient is not installed, whose classes write Triton's configuration; pip install 'compressor[serving]'",
+        code=ErrorCode.PACKAGE_MISSING,
+        package="tritonclient",
+    ) from error
+
+FILE_NAME = "config.pbtxt"
+WITHOUT_TF32 = {"use_tf32": "0"}
+"""Options of the CUDA provider: TensorFloat-32 keeps ten bits of a number, which is not fp32."""
+
+
+def model_config(request: ServeRequest, files: ModelFiles, warmups: Sequence[Warmup]) -> Any:
+    """The `ModelConfig` of one model.
+
+    The server forms batches where every input and output has a free first axis; `dims` leave that axis out then.
+
+    Args:
+        request: placement, batching and threads.
+        files: files, inputs and outputs.
+        warmups: requests that the server runs before it is ready.
+    """
+    config = pb.ModelConfig(name=request.model, backend=files.backend, max_batch_size=files.max_batch)
+    if files.backend == "tensorrt":
+        config.platform = "tensorrt_plan"
+    config.default_model_filename = files.default
+    config.cc_model_filenames.update(files.by_capability)
+    leading = 1 if files.max_batch else 0
+    for tensor in files.inputs:
+        config.input.add(name=tensor.name, data_type=_data_type(tensor), dims=tensor.dims[leading:])
+    for tensor in files.outputs:
+        config.output.add(name=tensor.name, data_type=_data_type(tensor), dims=tensor.dims[leading:])
+    if files.max_batch > 1:
+        config.dynamic_batching.max_queue_delay_microseconds = request.queue_delay
+    kind = pb.ModelInstanceGroup.KIND_GPU if files.device == "gpu" else pb.ModelInstanceGroup.KIND_CPU
+    config.instance_group.add(count=request.instances, kind=kind, gpus=request.gpus)
+    if files.backend == "onnxruntime" and files.device == "gpu":
+        # The backend passes the parameters on to the provider.
+        accelerators = config.optimization.execution_accelerators
+        accelerators.gpu_execution_accelerator.add(name="cuda", parameters=WITHOUT_TF32)
+    if request.threads is not None:
+        config.parameters["intra_op_thread_count"].string_value = str(request.threads)
+    for warmup in warmups:
+        _add_warmup(config, files, warmup, leading)
+    return config
+
+
+def _add_warmup(config: Any, files: ModelFiles, warmup: Warmup, leading: int) -> None:
+    entry = config.model_warmup.add(name=warmup.name, batch_size=warmup.batch)
+    for tensor in files.inputs:
+        dims = warmup.feeds[tensor.name].shape[leading:]
+        entry.inputs[tensor.name].CopyFrom(
+            pb.ModelWarmup.Input(data_type=_data_type(tensor), dims=dims, input_data_file=warmup.files[tensor.name])
+        )
+
+
+def to_text(config: Any) -> str:
+    """A `ModelConfig` as the server reads it."""
+    return str(text_format.MessageToString(config))
+
+
+def from_text(text: str) -> Any:
+    """The `ModelConfig` of a text.
+
+    Raises:
+        google.protobuf.text_format.ParseError: it is not one.
+    """
+    return text_format.Parse(text, pb.ModelConfig())
+
+
+def load(path: Path) -> Any:
+    """Read a `config.pbtxt`.
+
+    Raises:
+        InputError: it is missing, or is not the configuration of a model.
+    """
+    try:
+        return from_text(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
+        raise InputError(
+            f"{path}: not a readable configuration of a Triton model; export the model again",
+            code=ErrorCode.FILE_UNREADABLE,
+            path=path,
+        ) from error
+
+
+def _data_type(tensor: TensorSpec) -> int:
+    # Text is BYTES in the protocol and TYPE_STRING in a configuration.
+    return int(pb.DataType.Value(f"TYPE_{tensor.type}".replace("BYTES", "STRING")))
