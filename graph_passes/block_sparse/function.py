@@ -109,6 +109,11 @@ def rebuild_function(
     )
 
 
+def is_block_sparse(node: ir.Node | None) -> bool:
+    """Whether a node is a call of block-sparse attention."""
+    return node is not None and (node.domain, node.op_type) == (DOMAIN, NAME)
+
+
 def call(function: ir.Function, inputs: Sequence[ir.Value]) -> ir.Node:
     """A node that calls the function; its attributes tell a kernel all that the body holds."""
     attributes = {name: attribute.value for name, attribute in function.attributes.items()}

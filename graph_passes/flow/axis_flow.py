@@ -42,6 +42,21 @@ class Gain:
     sites: frozenset[str]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class SummedGain:
+    """A gain along an axis that a node sums over.
+
+    Attributes:
+        factors: factor of each index of the axis, `[size]`.
+        sites: names of the sites whose gates contribute to the factors.
+        axes: the axis of each input of the node that is summed over; None where an input does not have it.
+    """
+
+    factors: np.ndarray
+    sites: frozenset[str]
+    axes: tuple[int | None, ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class Refusal:
     """Why sites cannot be shrunk: the operator in the way.
@@ -154,8 +169,8 @@ class Flow:
         self.probe = probe
         self.refusals: list[Refusal] = []
         self.gains: dict[ir.Value, Gain] = {}
-        self.sums: dict[ir.Node, dict[Hashable, Gain]] = {}
-        """Gain along each label that a node sums over (the one entry of `axes`)."""
+        self.sums: dict[ir.Node, dict[Hashable, SummedGain]] = {}
+        """Gain along each label that a node sums over."""
         self.blocked: dict[ir.Node, frozenset[str]] = {}
         """Nodes at which a gain ends without being summed over, and the sites concerned."""
         self.needs: dict[ir.Value, Need] = {}
@@ -232,7 +247,7 @@ class Flow:
 
     def _ask(self, node: ir.Node, outputs: list[Need], sites: frozenset[str]) -> tuple[Demand, frozenset[str]]:
         rule = self.rule(node)
-        sites |= frozenset().union(*(gain.sites for gain in self.sums.get(node, {}).values() if _drops(gain)))
+        sites |= frozenset().union(*(gain.sites for gain in self.sums.get(node, {}).values() if not gain.factors.all()))
         if rule is not None:
             try:
                 for value in node.outputs:

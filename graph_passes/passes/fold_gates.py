@@ -1,126 +1,148 @@
-"""Fold the gates of kept heads into the output projection, so that they cost nothing."""
+"""Fold the gates of kept heads into the output projection, where they cost nothing."""
 
 from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
 from graph_passes.attention.gates import find_gates
-from graph_passes.flow.axis_flow import Flow, Gain
+from graph_passes.flow.axis_flow import Flow
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.edit import scale_tensor
 from graph_passes.flow.rules import RULES
+from graph_passes.passes.base import GraphPass, ReportedResult, require_inlined
 
-# What may stand between a weight and the product that reads it without changing its elements.
-_PASSES_WEIGHT = frozenset(("Cast", "Identity", "Transpose"))
+_KEEPS_ELEMENTS = frozenset(("Cast", "Identity", "Transpose"))
+"""Operators that may stand between a weight and the product that reads it."""
 
 
-class FoldGates(ir.passes.InPlacePass):
+@dataclasses.dataclass(frozen=True)
+class FoldedGates:
+    """What `FoldGates` changed, by name of the site.
+
+    Attributes:
+        folded: sites whose gates are now zeros and ones.
+        unfolded: sites whose gates stay as they were.
+    """
+
+    folded: tuple[str, ...]
+    unfolded: tuple[str, ...]
+
+
+class FoldGates(GraphPass[FoldedGates]):
     """Multiply gates into the weights that the gated tensor is multiplied by, and leave zeros and ones in the gate.
 
     Cases:
-        1. Every way on from the gate ends in a sum over the heads' axis against an initializer: its rows are scaled,
-           kept gates become one.
-        2. Anything else is on the way: the gate stays as it is, and the site is listed in `kept`.
+        1. Every path from the gate ends in a sum over the heads' axis against an initializer: the initializer is
+           scaled along that axis, and the gates of kept heads become one.
+        2. Anything else is on a path: the gate stays as it is.
     """
 
-    def __init__(self) -> None:
-        self.folded: list[str] = []
-        self.kept: list[str] = []
+    def requires(self, model: ir.Model) -> None:
+        require_inlined(model)
 
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
+    def call(self, model: ir.Model) -> ReportedResult[FoldedGates]:
         gates = {
             value: (site, value.const_value.numpy())
             for site, value in find_gates(model.graph).items()
             if value.const_value is not None and not np.isin(value.const_value.numpy(), (0, 1)).all()
         }
         if not gates:
-            return ir.passes.PassResult(model, False)
-        flow = Flow(model, gates, RULES, Probe(model))
-        ends = _ends(flow)
-        scaled: dict[tuple[ir.Value, int, bytes], ir.Value] = {}
+            return ReportedResult(model, False, FoldedGates((), ()))
+        weights_of = _gated_weights(Flow(model, gates, RULES, Probe(model)))
+        scaled = _ScaledWeights(model.graph)
         for gate, (site, content) in gates.items():
-            weights = ends.get(site)
-            if weights is None:
-                self.kept.append(site)
-                continue
-            for weight in weights:
-                _scale(model.graph, *weight, scaled)
-            ones = (content != 0).astype(content.dtype)
-            gate.const_value = ir.Tensor(ones, name=gate.name)
-            self.folded.append(site)
-        for (value, _, _), new in scaled.items():
-            name = value.name
-            if name is not None and not value.uses() and name in model.graph.initializers:
-                del model.graph.initializers[name]
-                new.name = name
-        return ir.passes.PassResult(model, bool(self.folded))
+            if site in weights_of:
+                for weight in weights_of[site]:
+                    scaled.replace(weight)
+                gate.const_value = ir.Tensor((content != 0).astype(content.dtype), name=gate.name)
+        scaled.take_over_names()
+        sites = [site for site, _ in gates.values()]
+        report = FoldedGates(
+            tuple(site for site in sites if site in weights_of), tuple(site for site in sites if site not in weights_of)
+        )
+        return ReportedResult(model, bool(report.folded), report)
 
 
-def _ends(flow: Flow) -> dict[str, list[tuple[ir.Node, int, int, np.ndarray]]]:
-    """For each site that can be folded: (node, input, axis of the initializer, gain) of the weights it meets."""
-    stuck = frozenset().union(*flow.blocked.values()) if flow.blocked else frozenset[str]()
-    ends: dict[str, list[tuple[ir.Node, int, int, np.ndarray]]] = {}
+class _GatedWeight(NamedTuple):
+    """A weight that gated heads are multiplied by: an input of a node, and the factor of each index of one axis."""
+
+    node: ir.Node
+    position: int
+    axis: int
+    factors: np.ndarray
+
+
+def _gated_weights(flow: Flow) -> dict[str, list[_GatedWeight]]:
+    """The weights that each site's gates meet, for the sites of case 1."""
+    unfoldable = frozenset().union(*flow.blocked.values()) if flow.blocked else frozenset[str]()
+    weights: dict[str, list[_GatedWeight]] = {}
     for node, sums in flow.sums.items():
         sites = frozenset().union(*(gain.sites for gain in sums.values()))
-        found = _weight(node, sums, flow)
-        if found is None or len(sites) != 1:
-            stuck |= sites
+        weight = _weight_of_sum(node, flow)
+        if weight is None or len(sites) != 1:
+            unfoldable |= sites
             continue
         for site in sites:
-            ends.setdefault(site, []).append(found)
-    return {site: weights for site, weights in ends.items() if site not in stuck}
+            weights.setdefault(site, []).append(weight)
+    return {site: found for site, found in weights.items() if site not in unfoldable}
 
 
-def _weight(node: ir.Node, sums: dict, flow: Flow) -> tuple[ir.Node, int, int, np.ndarray] | None:
-    """The initializer behind the other operand of a sum of products, and its axis that is summed over."""
-    if len(sums) != 1 or len(node.inputs) < 2:
-        return None
-    ((_, gain),) = sums.items()
-    assert isinstance(gain, Gain)
+def _weight_of_sum(node: ir.Node, flow: Flow) -> _GatedWeight | None:
+    """The initializer that a node multiplies the gated tensor by, if there is one such factor."""
+    sums = list(flow.sums[node].values())
     gated = [position for position, value in enumerate(node.inputs) if value in flow.gains]
-    if len(gated) != 1 or gated[0] > 1:
+    if len(sums) != 1 or len(node.inputs) < 2 or len(gated) != 1 or gated[0] > 1:
         return None
     position = 1 - gated[0]
-    rule = flow.rule(node)
-    labels = rule.describe(node, flow)  # type: ignore[union-attr]
-    ((label, _),) = sums.items()
-    axis = labels.inputs[position].index(label)
-    at, reads = node, position
-    value = node.inputs[position]
+    axis, value = sums[0].axes[position], node.inputs[position]
+    if axis is None:
+        return None
+    reader = node
     while value is not None and not value.is_initializer():
         producer = value.producer()
-        if producer is None or producer.op_type not in _PASSES_WEIGHT or len(value.uses()) > 1:
+        if producer is None or producer.op_type not in _KEEPS_ELEMENTS or len(value.uses()) > 1:
             return None  # Another reader of the transposed weight would see it scaled too.
         if producer.op_type == "Transpose":
             rank = len(flow.shape(value))
             axis = producer.attributes.get_ints("perm", tuple(reversed(range(rank))))[axis]
-        at, reads = producer, 0
+        reader, position = producer, 0
         value = producer.inputs[0]
-    factors = gain.axes[0]
-    if value is None or factors is None:
+    if value is None:
         return None
-    # A dropped head's rows are cut off later, or stay behind a zero gate: they keep their values.
-    return at, reads, axis, np.where(factors == 0, 1.0, factors)
+    # Rows of a dropped head keep their values: they are removed later, or stay behind a gate of zero.
+    factors = sums[0].factors
+    return _GatedWeight(reader, position, axis, np.where(factors == 0, 1.0, factors))
 
 
-def _scale(
-    graph: ir.Graph,
-    node: ir.Node,
-    position: int,
-    axis: int,
-    factors: np.ndarray,
-    scaled: dict[tuple[ir.Value, int, bytes], ir.Value],
-) -> None:
-    """Let a node read its weight scaled along an axis; equal requests share one new initializer."""
-    value = node.inputs[position]
-    if value is None or value.const_value is None:
-        return
-    key = (value, axis, factors.tobytes())
-    if key not in scaled:
-        name = f"{value.name}.scaled{len(scaled)}"
-        tensor = scale_tensor(value.const_value, axis, factors, value.name or name)
-        new = ir.Value(name=name, const_value=tensor, type=value.type, shape=tensor.shape)
-        graph.register_initializer(new)
-        scaled[key] = new
-    node.replace_input_with(position, scaled[key])
+class _ScaledWeights:
+    """Scaled copies of a graph's weights; nodes that need the same factors share one."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self._graph = graph
+        self._copies: dict[tuple[ir.Value, int, bytes], ir.Value] = {}
+
+    def replace(self, weight: _GatedWeight) -> None:
+        """Let a node read its weight scaled."""
+        value = weight.node.inputs[weight.position]
+        if value is None or value.const_value is None:
+            return
+        key = (value, weight.axis, weight.factors.tobytes())
+        if key not in self._copies:
+            name = f"{value.name}.scaled{len(self._copies)}"
+            tensor = scale_tensor(value.const_value, weight.axis, weight.factors, value.name or name)
+            copy = ir.Value(name=name, const_value=tensor, type=value.type, shape=tensor.shape)
+            self._graph.register_initializer(copy)
+            self._copies[key] = copy
+        weight.node.replace_input_with(weight.position, self._copies[key])
+
+    def take_over_names(self) -> None:
+        """Give copies the names of the weights that no node reads any more."""
+        for (value, _, _), copy in self._copies.items():
+            name = value.name
+            if name is not None and not value.uses() and name in self._graph.initializers:
+                del self._graph.initializers[name]
+                copy.name = name

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from graph_passes.flow.axis_flow import Demand, Flow, Gain, Index, Need, NoRuleError, simplify, union, whole
+from graph_passes.flow.axis_flow import Demand, Flow, Gain, Index, Need, NoRuleError, SummedGain, simplify, union, whole
 
 AxisLabels = tuple[Hashable | None, ...]
 
@@ -54,9 +54,8 @@ class LabelRule:
                 if label is not None:
                     asked[label] = union(asked[label], index) if label in asked else index
         for label, gain in flow.sums.get(node, {}).items():
-            array = gain.axes[0]
-            if array is not None and not array.all():
-                asked[label] = simplify(np.flatnonzero(array), len(array))
+            if not gain.factors.all():
+                asked[label] = simplify(np.flatnonzero(gain.factors), len(gain.factors))
         for label in labels.mixed:
             if asked.get(label) is not None:
                 raise NoRuleError("mixes the heads' axis")
@@ -85,7 +84,10 @@ class LabelRule:
                     raise NoRuleError("mixes the heads' axis")
                 factors[label] = factors[label] * array if label in factors else array
         for label in labels.summed & factors.keys():
-            flow.sums.setdefault(node, {})[label] = Gain((factors[label],), sites)
+            summed_axes = tuple(
+                axes.index(label) if axes is not None and label in axes else None for axes in labels.inputs
+            )
+            flow.sums.setdefault(node, {})[label] = SummedGain(factors[label], sites, summed_axes)
         results: list[Gain | None] = []
         for axes in labels.outputs:
             arrays = tuple(factors.get(label) if label not in labels.summed else None for label in axes)

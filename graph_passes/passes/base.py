@@ -1,0 +1,65 @@
+"""The base of the passes: a pass returns the model together with a frozen report of what it changed."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import logging
+from typing import Generic, TypeVar
+
+import onnx_ir as ir
+
+from graph_passes.block_sparse.function import is_block_sparse
+
+Report = TypeVar("Report")
+"""A frozen dataclass that says what a pass changed."""
+
+
+@dataclasses.dataclass
+class ReportedResult(ir.passes.PassResult, Generic[Report]):
+    """Result of a pass.
+
+    Attributes:
+        report: what the pass changed, and what it left alone on purpose.
+    """
+
+    report: Report
+
+
+class GraphPass(ir.passes.PassBase, Generic[Report]):
+    """A pass that returns a report. It edits the model in place unless it overrides `in_place`.
+
+    Reports of changes are logged at level DEBUG under the name of the pass's module.
+    """
+
+    @property
+    def in_place(self) -> bool:
+        return True
+
+    @property
+    def changes_input(self) -> bool:
+        return True
+
+    @abc.abstractmethod
+    def call(self, model: ir.Model) -> ReportedResult[Report]:
+        """Rewrite the model and report what changed."""
+
+    def __call__(self, model_or_result: ir.Model | ir.passes.PassResult, /) -> ReportedResult[Report]:
+        result = super().__call__(model_or_result)
+        assert isinstance(result, ReportedResult)
+        if result.modified:
+            logging.getLogger(type(self).__module__).debug("%s", result.report)
+        return result
+
+
+def require_inlined(model: ir.Model) -> None:
+    """Precondition of passes that read the main graph alone.
+
+    Raises:
+        PreconditionError: the graph calls a local function other than block-sparse attention.
+    """
+    for node in model.graph:
+        if node.op_identifier() in model.functions and not is_block_sparse(node):
+            raise ir.passes.PreconditionError(
+                f"{node.name}: calls the local function {node.domain}::{node.op_type}; run Normalize first"
+            )
