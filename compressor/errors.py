@@ -56,6 +56,17 @@ class ErrorCode(StrEnum):
     LABEL_MISMATCH = "label-mismatch"
     """The labels do not correspond to the classes of the model."""
 
+    # What was computed.
+    NUMBERS_DIFFER = "numbers-differ"
+    """Two products of a run that must compute the same function do not."""
+    SITE_REFUSED = "site-refused"
+    """A site cannot be gated or shrunk."""
+    METRIC_FELL = "metric-fell"
+    TOO_LONG = "too-long"
+    """A row or a length exceeds what the model or its masks cover."""
+    RUN_DIFFERS = "run-differs"
+    """A folder holds the work of another run."""
+
     # What the machine has.
     DISK_FULL = "disk-full"
     OUT_OF_MEMORY = "out-of-memory"
@@ -119,8 +130,8 @@ class InputError(CompressorError):
     exit_code = 3
 
 
-class GateError(CompressorError):
-    """The result is there but costs more of the metric than `--max-drop` allows."""
+class MetricDropError(CompressorError):
+    """The output folder is complete, but the metric fell by more than `--max-drop` allows."""
 
     exit_code = 4
 

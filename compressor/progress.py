@@ -1,4 +1,4 @@
-"""How a long stage tells how far it is, whoever listens: a terminal, a test, or nobody."""
+"""How a long stage reports its progress, whoever listens: a terminal, a test, or nobody."""
 
 from __future__ import annotations
 
@@ -10,27 +10,31 @@ if TYPE_CHECKING:
     from compressor.results import Note
 
 ProgressCallback = Callable[[int, int], None]
-"""Called with (done, total)."""
+"""Called with (steps finished, steps in all)."""
+
+
+def ignore_progress(finished: int, total: int) -> None:
+    """A callback that does nothing."""
 
 
 class Listener(Protocol):
-    """Hears what a run does. Nothing that a run computes depends on it."""
+    """Is called with the stages and notes of a command. No result depends on it."""
 
     def stage(self, name: str) -> AbstractContextManager[ProgressCallback]:
-        """A stage begins; it ends with the context."""
+        """A stage begins; it ends with the context. The value is the callback for its progress."""
         ...
 
-    def note(self, note: Note | str) -> None:
-        """Something that a reader must know, in one line."""
+    def note(self, note: Note) -> None:
+        """Something that a reader of the results must know."""
         ...
 
 
 class NullListener:
-    """Hears nothing."""
+    """Ignores stages and notes."""
 
     @contextmanager
     def stage(self, name: str) -> Iterator[ProgressCallback]:
-        yield lambda done, total: None
+        yield ignore_progress
 
-    def note(self, note: Note | str) -> None:
+    def note(self, note: Note) -> None:
         pass

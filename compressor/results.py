@@ -1,13 +1,15 @@
-"""What a run found out, as data: `report.json`. The page, the command's output and the exit code are read off it."""
+"""The results of a run as data: `report.json`. The page, the command's output and the exit code derive from it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from graph_passes import Plan
+from graph_passes import Kind, Plan
+from graph_passes.plan import current_kind
 
 # JSON has no infinity: an error without bound is written as "Infinity" and read back as the number.
 _STRICT = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
@@ -35,6 +37,38 @@ class NoteCode(StrEnum):
     """Which columns hold the texts of a task that reads two, and how they are cut."""
     METRIC_SETTINGS = "metric-settings"
     """How the metric is computed, and what heads and checkpoints are chosen by instead."""
+
+    # What a run did.
+    TARGET_MISSING = "target-missing"
+    """ONNX Runtime on the CPU was measured, because this machine lacks the requested target."""
+    NO_EFFECT = "no-effect"
+    """Fields were set that this run does not use."""
+    LENGTH_LIMITED = "length-limited"
+    """Rows are cut at the model's maximum length, below the requested one."""
+    NOTHING_LEARNED = "nothing-learned"
+    PLAN_FOLLOWED = "plan-followed"
+    TRAINED_ALONG = "trained-along"
+    """The compressed model was trained, the dense one was not."""
+    SEGMENT_MEMORY = "segment-memory"
+    NO_CACHE = "no-cache"
+    NO_METRIC = "no-metric"
+    MASKS_LONGER = "masks-longer"
+    """Masks cover longer rows than some that are measured."""
+    MASKS_TIMED_ELSEWHERE = "masks-timed-elsewhere"
+    """Whether masks pay was timed with another runtime than the target."""
+    HEADS_EMPTIED = "heads-emptied"
+    """Heads were dropped because their masks keep no block."""
+    MEMORY_UNMEASURED = "memory-unmeasured"
+    RESUMED = "resumed"
+    """Work of an interrupted run was used."""
+    STARTED_AFRESH = "started-afresh"
+    """Work of an interrupted run was discarded, because its recipe, model or rows differ."""
+    KERNEL_UNUSED = "kernel-unused"
+    NO_DENSE_GRAPH = "no-dense-graph"
+    """An engine was built from a folder without dense.onnx, so there is nothing to compare it with."""
+    EARLIER_REPORT_KEPT = "earlier-report-kept"
+    ROWS_MISSING = "rows-missing"
+    """The rows or the model of a run are not on this machine, so the metric was not measured again."""
 
     # What is checked and served.
     RANDOM_INPUTS = "random-inputs"
@@ -68,6 +102,13 @@ def _as_note(value: Any) -> Any:
 
 
 AnyNote = Annotated[Note, BeforeValidator(_as_note)]
+
+
+def _renamed_keys(fields: Any, former_names: Mapping[str, str]) -> Any:
+    """The fields of a stored object under their current names."""
+    if not isinstance(fields, dict):
+        return fields
+    return {former_names.get(name, name): value for name, value in fields.items()}
 
 
 class CurvePoint(_Row):
@@ -123,15 +164,36 @@ class Score(_Row):
         return {**fields, "unit": MetricUnit.POINTS if fields.get("metric") in _SHARES else MetricUnit.RAW}
 
 
-class Proof(_Row):
-    """One comparison of two stages. `error` is the largest relative error over every output and input tried."""
+class ProofStage(StrEnum):
+    """Two consecutive products of a run that must compute the same function."""
 
-    stage: Literal["gated model = reference graph", "reference graph = shrunk graph", "shrunk graph = engine"]
-    side: Literal["dense", "compressed"]
+    EXPORT = "gated model = reference graph"
+    SHRINK = "reference graph = shrunk graph"
+    BUILD = "shrunk graph = engine"
+
+
+VariantName = Literal["dense", "compressed"]
+"""`dense`: every unit kept; `compressed`: what the plan keeps. Both take the same path to an engine."""
+
+
+class Proof(_Row):
+    """A comparison of two products of a run on the same inputs.
+
+    `error` is the largest relative error over all outputs and inputs; `cases` describes the inputs, e.g. `batch 2,
+    length 17, padded`.
+    """
+
+    stage: ProofStage
+    variant: VariantName
     error: float
     tolerance: float
     cases: tuple[str, ...]
-    """The inputs tried, in words: `batch 2, length 17, padded`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _current_keys(cls, fields: Any) -> Any:
+        """Version 0.1 wrote `side` for `variant`."""
+        return _renamed_keys(fields, {"side": "variant"})
 
     @property
     def holds(self) -> bool:
@@ -180,18 +242,25 @@ class BuiltLayer(_Row):
 
 
 class EngineBuild(_Row):
-    """What came of building an engine ahead of time. Bytes are of the device's memory, but for the file's.
+    """Facts about an engine that was built ahead of time.
 
-    `activation_bytes` is what it needs beside its weights at the largest sizes that it takes; `attention` says in one
-    line whether attention stayed fused.
+    `seconds` is the time of the build and `engine_bytes` the size of the engine's file. `weight_bytes` and
+    `activation_bytes` are device memory, the latter at the largest sizes that the engine takes. `attention` says in one
+    line whether attention is fused.
     """
 
     seconds: float
-    plan_bytes: int
+    engine_bytes: int
     weight_bytes: int | None
     activation_bytes: int
     attention: str
     layers: tuple[BuiltLayer, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _current_keys(cls, fields: Any) -> Any:
+        """Version 0.1 wrote `plan_bytes` for `engine_bytes`."""
+        return _renamed_keys(fields, {"plan_bytes": "engine_bytes"})
 
 
 class EngineFacts(_Row):
@@ -212,23 +281,23 @@ class EngineFacts(_Row):
 
 
 class Refusal(_Row):
-    """A site, or several, whose heads have to stay as they are, and the operator in the way."""
+    """Sites whose heads cannot be removed (`what`), and the operator that prevents it (`why`)."""
 
     what: str
     why: str
 
 
 class SiteBlocks(_Row):
-    """What became of one site's blocks.
+    """The blocks of one attention site.
 
-    `share` is that of its kept heads' blocks which the mask keeps over the longest row, of causal attention without
-    those of the future. `form` is how the engine computes them; `unprojected` how many key blocks no query looks at, so
-    that their keys and values are not projected; `milliseconds` what each form took alone, by length and form, at the
-    first batch size, where they were timed.
+    `share` is the share of the blocks of its kept heads that the mask keeps over the longest row; for causal attention
+    blocks in the future are not counted. `form` is how the engine computes the attention, `why` the reason for it.
+    `unprojected` is the number of key blocks that no query attends to, whose keys and values are not projected.
+    `milliseconds` holds the time of each form alone at the first batch size, by length and form, where it was measured.
     """
 
     site: str
-    kind: str
+    kind: Annotated[Kind, BeforeValidator(current_kind)]
     block: int
     share: float
     form: Literal["whole", "masked", "block-sparse"]
@@ -237,14 +306,33 @@ class SiteBlocks(_Row):
     milliseconds: dict[int, dict[str, float]] = Field(default_factory=dict)
 
 
+class DropStatus(StrEnum):
+    """Whether the metric fell by more than `--max-drop` allows."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_CHECKED = "not checked"
+
+
+class MissingTarget(_Row):
+    """The requested target, which this machine lacks: ONNX Runtime on the CPU was measured instead.
+
+    `reason` is what the machine lacks; `command` builds the engine on a machine that has it.
+    """
+
+    target: str
+    reason: str
+    command: str = ""
+
+
 class Report(BaseModel):
-    """Everything a run did, measured and refused."""
+    """Everything that a run did, measured and refused."""
 
     model_config = _STRICT
 
     version: Literal[1] = 1
     verdict: str
-    """One sentence: what was won, or that nothing was."""
+    """One sentence: what was gained, or that nothing was."""
     model: str
     """Name of the model folder."""
     family: str
@@ -252,7 +340,7 @@ class Report(BaseModel):
     task: str | None
     plan: Plan
     notes: tuple[AnyNote, ...] = ()
-    """What a reader must know: test rows set aside from the evaluation data, no key/value cache, nothing learned."""
+    """What a reader must know, e.g. that test rows were set aside from the evaluation rows."""
     curves: tuple[CurvePoint, ...] = ()
     scores: tuple[Score, ...] = ()
     proofs: tuple[Proof, ...] = ()
@@ -261,21 +349,43 @@ class Report(BaseModel):
     compressed: EngineFacts
     refused: tuple[Refusal, ...] = ()
     blocks: tuple[SiteBlocks, ...] = ()
-    """Sites whose blocks were asked for; empty where none were."""
-    gate: Literal["passed", "failed", "not asked"] = "not asked"
+    """Sites from which blocks were to be dropped; empty where none were."""
+    drop_status: DropStatus = DropStatus.NOT_CHECKED
     target: str
-    """The runtime that was measured."""
-    missing: str | None = None
-    """What the runtime that was asked for lacks here, and how to go on; `target` stood in for it. None: nothing."""
+    """The target that was measured."""
+    missing: MissingTarget | None = None
+    """The requested target, if `target` was measured instead of it."""
     graphs: dict[str, str] = Field(default_factory=dict)
-    """Hashes of the graphs in the folder, with their data, by file: what was proven."""
+    """Hashes of the proven graphs in the folder, with their external data, by file name."""
     precision: str
     session: dict[str, Any] = Field(default_factory=dict)
     """Runtime, provider, session options."""
     machine: dict[str, str] = Field(default_factory=dict)
-    """Processor, cores, memory, versions of what was used."""
+    """Processor, cores, memory, versions of the libraries."""
     recipe: dict[str, Any] = Field(default_factory=dict)
+    """Every field of the recipe by name, without sections."""
     command: str = ""
     """The command line that reproduces the run."""
     seconds: dict[str, float] = Field(default_factory=dict)
     """Wall time of each stage."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _current_keys(cls, fields: Any) -> Any:
+        """Version 0.1 wrote `gate` for `drop_status`, and what its target lacked as one text."""
+        if not isinstance(fields, dict):
+            return fields
+        fields = _renamed_keys(fields, {"gate": "drop_status"})
+        if fields.get("drop_status") == "not asked":
+            fields["drop_status"] = DropStatus.NOT_CHECKED
+        if isinstance(missing := fields.get("missing"), str):
+            target, _, text = missing.partition(": ")
+            reason, _, command = text.partition("; on the machine to deploy on, say ")
+            fields["missing"] = {"target": target, "reason": reason, "command": command}
+            fields["notes"] = [
+                {"text": note, "code": NoteCode.TARGET_MISSING}
+                if isinstance(note, str) and note.startswith(f"{target}: ")
+                else note
+                for note in fields.get("notes", ())
+            ]
+        return fields

@@ -1,4 +1,4 @@
-"""The end of a run on the terminal: the result, then the error that it amounts to, if it does."""
+"""The end of a run on the terminal: its result, and the error that its status stands for, if any."""
 
 from __future__ import annotations
 
@@ -8,35 +8,44 @@ from rich.text import Text
 
 from compressor import report as reports
 from compressor.cli.console import Console
-from compressor.errors import GateError, TargetMissingError
+from compressor.errors import ErrorCode, MetricDropError, TargetMissingError
 from compressor.report.files import HTML_NAME
-from compressor.results import Report
+from compressor.results import DropStatus, Report
 
 
-def finish(view: Console, report: Report | None, out: Path) -> None:
-    """Print the result of a run, or of building its engine anew.
+def finish(console: Console, report: Report | None, out: Path) -> None:
+    """Print the result of a run or of a build.
 
     Args:
-        report: None in the helper processes of a run on many.
-        out: the folder that it is in.
+        console: prints.
+        report: the result; None in the worker processes of a distributed run.
+        out: folder of the report.
 
     Raises:
-        GateError: the metric fell by more than the run allows.
-        TargetMissingError: the runtime asked for is not here; everything else was done.
+        MetricDropError: the metric fell by more than the run allows.
+        TargetMissingError: this machine lacks the requested target; everything else is in the folder.
     """
     if report is None:
         return
-    shown = Text(report.verdict) if view.quiet else reports.summary(report)
-    view.result(shown, report.model_dump(mode="json"))
-    view.note(f"the whole report is in {out / HTML_NAME}")
-    if report.gate == "failed":
-        told = ", ".join(
+    text = Text(report.verdict) if console.quiet else reports.summary(report)
+    console.result(text, report.model_dump(mode="json"))
+    console.note(f"the whole report is in {out / HTML_NAME}")
+    if report.drop_status is DropStatus.FAILED:
+        scores = ", ".join(
             f"{score.metric} on the {score.split} rows went from {score.dense:.4g} to {score.compressed:.4g}"
             for score in report.scores
         )
-        raise GateError(
-            f"{out}: {told or 'the metric of the run fell'}, worse than --max-drop {report.recipe['max_drop']:g}"
-            f" allows; keep more heads, train longer, or allow more (the evidence is in {HTML_NAME})"
+        raise MetricDropError(
+            f"{out}: {scores or 'the metric of the run fell'}, more than --max-drop {report.recipe['max_drop']:g} allows;"
+            f" keep more heads, train longer, or allow more (the evidence is in {HTML_NAME})",
+            code=ErrorCode.METRIC_FELL,
+            path=out,
         )
     if report.missing is not None:
-        raise TargetMissingError(f"{report.missing} (the proven graphs are in {out})")
+        missing = report.missing
+        raise TargetMissingError(
+            f"{missing.target}: {missing.reason}; build the engine on the machine that will run it: {missing.command}"
+            f" (the proven graphs are in {out})",
+            code=ErrorCode.DEVICE_MISSING,
+            target=missing.target,
+        )

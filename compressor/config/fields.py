@@ -134,15 +134,15 @@ def usage_error(
     if isinstance(cause, FieldConflictError):
         return UsageError(cause.text(name_of), code=cause.code, field=cause.fields[0], fields=cause.fields)
     name = next((str(part) for part in reversed(fault["loc"]) if part in fields), "")
-    code, message = _fault(fault, cause)
+    code, message = describe_fault(fault)
     hint = "" if ";" in message or not name else f" ({fields[name].description})"
     subject = f"{name_of(name)} {fault['input']!r}: " if name else ""
     return UsageError(f"{subject}{message}{hint}", code=code, field=name, value=fault["input"])
 
 
-def _fault(fault: Mapping[str, Any], cause: BaseException | None) -> tuple[ErrorCode, str]:
-    """Code and message of a fault in one field."""
-    kind = str(fault["type"])
+def describe_fault(fault: Mapping[str, Any]) -> tuple[ErrorCode, str]:
+    """Code and message of a fault in one field, an item of `pydantic.ValidationError.errors()`."""
+    kind, cause = str(fault["type"]), fault.get("ctx", {}).get("error")
     if isinstance(cause, InvalidValueError):
         return cause.code, str(cause)
     if kind == "literal_error" and (names := re.findall(r"'([^']*)'", str(fault["ctx"]["expected"]))):

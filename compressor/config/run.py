@@ -29,7 +29,6 @@ from compressor.config.sections import (
     SourceConfig,
 )
 from compressor.errors import ErrorCode
-from graph_passes.plan import current_kind
 
 SECTIONS: Mapping[str, type[Config]] = {
     "source": SourceConfig,
@@ -65,6 +64,8 @@ FORMER_NAMES: Mapping[str, str] = {
 def current_fields(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a recipe stored in a report, flat, under their current names and with current kinds of attention."""
     fields = {FORMER_NAMES.get(name, name): value for name, value in stored.items()}
+    from graph_passes.plan import current_kind  # imported here: the graph libraries take long to load
+
     if shares := fields.get("drop_blocks_by_kind"):
         fields["drop_blocks_by_kind"] = {current_kind(kind): share for kind, share in shares.items()}
     return fields

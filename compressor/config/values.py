@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from compressor.config.fields import InvalidValueError, as_list
 from compressor.errors import ErrorCode
-from graph_passes.plan import Kind
 
 _WORKERS = r"local(:[1-9]\d*)?|(?!local:)(\[.+\]|[^:/\s]+):\d{1,5}"
 
@@ -87,7 +86,9 @@ Workers = Annotated[str, BeforeValidator(_check_workers)]
 """Where Ray runs workers: `local`, `local:4`, or `HOST:PORT`."""
 Names = Annotated[tuple[str, ...], BeforeValidator(as_list)]
 Share = Annotated[float, BeforeValidator(_as_share)]
-ShareByKind = Annotated[dict[Kind, Share], BeforeValidator(_as_table)]
+AttentionKind = Literal["bidirectional", "causal", "cross"]
+"""`graph_passes.Kind`, repeated so that reading a recipe does not load the graph libraries."""
+ShareByKind = Annotated[dict[AttentionKind, Share], BeforeValidator(_as_table)]
 BlockSize = Annotated[int, AfterValidator(_check_block_size)]
 MapsFile = Annotated[Path, AfterValidator(_maps_file)]
 AbsolutePath = Annotated[Path, AfterValidator(Path.absolute)]

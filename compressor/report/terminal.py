@@ -23,7 +23,7 @@ def summary(report: Report) -> RenderableType:
         table.add_column(column, justify="right")
     for row in _rows(report):
         table.add_row(*(Text(cell) for cell in row))
-    style = _STYLES[tone(report.plan, report.speeds, report.proofs, report.gate, report.refused, report.missing)]
+    style = _STYLES[tone(report.plan, report.speeds, report.proofs, report.drop_status, report.refused, report.missing)]
     lines: list[RenderableType] = [Text(report.verdict, style=style), Text(), table]
     for form in dict.fromkeys(site.form for site in report.blocks):
         same = [site for site in report.blocks if site.form == form]
@@ -45,7 +45,7 @@ def _rows(report: Report) -> list[tuple[str, str, str, str]]:
     if dense.peak_memory_bytes is not None or compressed.peak_memory_bytes is not None:
         rows.append(_row("peak memory", dense.peak_memory_bytes, compressed.peak_memory_bytes, formatting.size))
     if dense.built is not None and compressed.built is not None:
-        rows.append(_row("engine", dense.built.plan_bytes, compressed.built.plan_bytes, formatting.size))
+        rows.append(_row("engine", dense.built.engine_bytes, compressed.built.engine_bytes, formatting.size))
         before, after = (f"{side.fused} of {side.attentions}" for side in (dense, compressed))
         rows.append(("attentions fused", before, after, ""))
     for speed in report.speeds:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Literal
 
 from compressor.report import formatting
-from compressor.results import EngineFacts, Proof, Refusal, Score, SiteBlocks, Speed
+from compressor.results import DropStatus, MissingTarget, EngineFacts, Proof, Refusal, Score, SiteBlocks, Speed
 from graph_passes import Plan
 
-Gate = Literal["passed", "failed", "not asked"]
 Tone = Literal["good", "mixed", "bad"]
 
 
@@ -21,21 +20,21 @@ def verdict(
     speeds: Sequence[Speed] = (),
     scores: Sequence[Score] = (),
     proofs: Sequence[Proof] = (),
-    gate: Gate = "not asked",
+    drop_status: DropStatus = DropStatus.NOT_CHECKED,
     refused: Sequence[Refusal] = (),
     blocks: Sequence[SiteBlocks] = (),
     max_drop: float | None = None,
-    missing: str | None = None,
+    missing: MissingTarget | None = None,
 ) -> str:
     """What was won, or that nothing was, in one sentence. The arguments are the report's fields of the same names.
 
     Args:
         missing: as in the report: another runtime stood in for the one asked for.
-        max_drop: what `--max-drop` allowed, as it was given; named when the gate failed.
+        max_drop: what `--max-drop` allowed, as it was given; named when the metric fell by more.
     """
-    alarm = alarms(plan, speeds, proofs, gate)
+    alarm = alarms(plan, speeds, proofs, drop_status)
     if missing is not None:
-        alarm.insert(0, f"no {missing.partition(':')[0]} engine was built, ONNX Runtime stood in for it")
+        alarm.insert(0, f"no {missing.target} engine was built, ONNX Runtime stood in for it")
     clauses = [
         _heads(plan, dense, compressed) + _blocks(blocks, len(plan.sites)),
         _speed(speeds),
@@ -43,8 +42,8 @@ def verdict(
         _proof(proofs),
         _refusals(refused),
     ]
-    if gate == "failed":
-        clauses.insert(0, _gate(clauses.pop(2), max_drop))
+    if drop_status is DropStatus.FAILED:
+        clauses.insert(0, _drop(clauses.pop(2), max_drop))
     if any(not proof.holds for proof in proofs):
         clauses.insert(0, clauses.pop(3))
     sentence = "; ".join(clause for clause in clauses if clause)
@@ -52,13 +51,13 @@ def verdict(
     return sentence[0].upper() + sentence[1:] + "."
 
 
-def alarms(plan: Plan, speeds: Sequence[Speed], proofs: Sequence[Proof], gate: Gate) -> list[str]:
+def alarms(plan: Plan, speeds: Sequence[Speed], proofs: Sequence[Proof], drop_status: DropStatus) -> list[str]:
     """What a reader must hear first, worst first; empty when the run won what it set out for."""
     found = []
     if any(not proof.holds for proof in proofs):
         found.append("numbers differ")
-    if gate == "failed":
-        found.append("gate failed")
+    if drop_status is DropStatus.FAILED:
+        found.append("the metric fell too far")
     if plan.heads_kept == plan.heads and not _masked(plan):
         return [*found, "nothing was learned" if plan.method is None else "nothing was dropped"]
     rows = readable(speeds)
@@ -80,14 +79,14 @@ def tone(
     plan: Plan,
     speeds: Sequence[Speed],
     proofs: Sequence[Proof],
-    gate: Gate,
+    drop_status: DropStatus,
     refused: Sequence[Refusal],
-    missing: str | None = None,
+    missing: MissingTarget | None = None,
 ) -> Tone:
     """How the verdict is to be taken: `bad` if the result must not be used, `mixed` if it won less than asked."""
-    if gate == "failed" or any(not proof.holds for proof in proofs):
+    if drop_status is DropStatus.FAILED or any(not proof.holds for proof in proofs):
         return "bad"
-    return "mixed" if missing or refused or alarms(plan, speeds, proofs, gate) else "good"
+    return "mixed" if missing or refused or alarms(plan, speeds, proofs, drop_status) else "good"
 
 
 def readable(speeds: Sequence[Speed]) -> list[Speed]:
@@ -154,7 +153,7 @@ def _metric(scores: Sequence[Score]) -> str:
     return "; ".join(told) or "no metric measured"
 
 
-def _gate(metric: str, max_drop: float | None) -> str:
+def _drop(metric: str, max_drop: float | None) -> str:
     return f"{metric}, worse than --max-drop{'' if max_drop is None else f' {max_drop:g}'} allows"
 
 
@@ -163,7 +162,7 @@ def _proof(proofs: Sequence[Proof]) -> str:
     if broken:
         worst = broken[0]
         return (
-            f"{worst.stage} fails on the {worst.side} side with relative error {formatting.error(worst.error)} "
+            f"{worst.stage} fails on the {worst.variant} model with relative error {formatting.error(worst.error)} "
             f"where {formatting.error(worst.tolerance)} is allowed ({len(broken)} of {len(proofs)} proofs fail)"
         )
     if not proofs:

@@ -1,4 +1,4 @@
-"""The sizes that a run's engines must take: those that it times, those that it proves, and those that it scores."""
+"""The sizes and settings that the engines of a run are built with."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ _SCORED_ROWS = 32
 def build_options(
     recipe: Recipe, lengths: Sequence[int | None], proven: Sequence[Feeds], data: Data | None = None
 ) -> BuildOptions:
-    """What the engines are built for: the sizes timed are the usual ones, all others only widen the span.
+    """Sizes and settings of the engines: optimized for the timed sizes, able to take every size that occurs.
 
     Args:
-        recipe: batch sizes, and limits of building.
-        lengths: to time, in tokens.
+        recipe: batch sizes to time, and settings of the build.
+        lengths: lengths to time, in tokens.
         proven: inputs of the proofs.
-        data: its test rows are scored, and what the task makes of them is; None: none are.
+        data: its test rows are scored; None: none are.
     """
-    tried = [array.shape for feeds in proven for array in feeds.values() if array.ndim == 2]
+    shapes = [array.shape for feeds in proven for array in feeds.values() if array.ndim == 2]
     memories = [array.shape[1] for feeds in proven for name, array in feeds.items() if name.startswith("memory_")]
-    batches, seqs = [1, *(shape[0] for shape in tried)], [1, *(shape[1] for shape in tried)]
+    batches, seqs = [1, *(shape[0] for shape in shapes)], [1, *(shape[1] for shape in shapes)]
     if data is not None:
         batches.append(max(_SCORED_ROWS, recipe.selection.batch_size) * data.task.beams)
-        seqs.append(max(1, data.task.longest, *data.test["length"]))
+        seqs.append(max(1, data.task.max_new_tokens, *data.test["length"]))
+    engine = recipe.engine
     return BuildOptions(
         batch=span(recipe.measure.batch, batches),
         seq=span([seq for seq in lengths if seq is not None] or [1], seqs),
         memory=(0, max(memories, default=0), max(memories, default=0)),
-        workspace=None if recipe.engine.workspace is None else recipe.engine.workspace << 20,
-        timing_cache=recipe.engine.timing_cache,
-        hardware_compatible=recipe.engine.hardware_compatible,
-        version_compatible=recipe.engine.version_compatible,
-        kernel=recipe.engine.kernel,
+        workspace=None if engine.workspace is None else engine.workspace << 20,
+        timing_cache=engine.timing_cache,
+        hardware_compatible=engine.hardware_compatible,
+        version_compatible=engine.version_compatible,
+        kernel=engine.kernel,
     )

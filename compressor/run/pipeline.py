@@ -1,62 +1,62 @@
-"""The whole way: from a model folder to a smaller engine that is proven, measured and reported on."""
+"""One run from a model folder to a proven, measured engine: the list of its stages.
+
+load -> sizes -> export, shrink, build (dense) -> select -> export, shrink, build (compressed) -> evaluate -> measure ->
+report. Each stage is a function from frozen products (`products`) to a frozen product, in a module of its own. This
+module alone knows their order, their progress lines, the notes, and what a resumed run skips.
+"""
 
 from __future__ import annotations
 
-import shlex
-import shutil
+import itertools
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Literal
+from collections.abc import Collection
 
 import torch
 from accelerate import PartialState
 
-import graph_passes
-from compressor import measure, targets
-from compressor import model_folder as folders
-from compressor import report as reports
-from compressor.block_masks import train_masked as blocks
 from compressor.block_masks.attention_timer import find_attention_extras
 from compressor.block_masks.mask_selector import MaskSelector
-from compressor.config.recipe_file import command_line
 from compressor.config.run import Recipe
-from compressor.environment import machine
-from compressor.errors import InputError, UsageError
-from compressor.model_folder import ModelFolder, example_inputs, save_companions
+from compressor.errors import ErrorCode, UsageError
+from compressor.model_folder import example_inputs
 from compressor.model_folder.example_inputs import token_limit
-from compressor.progress import Listener, NullListener, ProgressCallback
-from compressor.report import Refusal, Report, Score, SiteBlocks, Speed, formatting
-from compressor.results import Note
-from compressor.run import evaluate, plan_source, run_notes, verify
-from compressor.run.build_options import build_options
-from compressor.run.plan_source import SelectedPlan
-from compressor.run.variant import Variant, build, cpu_fallback, rehearsal_plan, require, shrink
-from compressor.selection.learn import check_budget, check_options, heads_to_keep, pool_of
-from compressor.silence_libraries import quiet_transformers
-from compressor.targets.tensorrt.metadata import graph_digest
+from compressor.progress import Listener, NullListener, ignore_progress
+from compressor.results import Note, NoteCode, Report, Score, VariantName
+from compressor.run import run_notes
+from compressor.run.evaluate import score, statistics_of
+from compressor.run.learning_store import LearningStore, open_learning_store
+from compressor.run.load import load_model, read_rows
+from compressor.run.measure import engine_facts, time_variants, timing_stage
+from compressor.run.plan_source import learn_plan, load_plan
+from compressor.run.products import LoadedModel, Measurements, RunSizes, SelectedPlan, Variant
+from compressor.run.run_log import RunLog
+from compressor.run.sizes import work_out_sizes
+from compressor.run.variant import build_variant, cpu_fallback, export_graph, rehearse, require_complete, shrink_graph
+from compressor.run.write_report import make_report, write_output
 from compressor.tasks import Data, open_data
-from compressor.units import Site, find_sites, keep_all
-from compressor.units.entmax import entmax_function
-from compressor.workdir import MAPS, WorkDir, open_workdir
+from compressor.units import keep_all
+from compressor.workdir import WorkDir, open_workdir
 from graph_passes import Plan
 
 _COPIES = 4
-"""Graphs of the model's size that lie on the disk at once, at least."""
+"""Graphs of the model's size on the disk at the same time, at least."""
 
 
 def compress(recipe: Recipe, listener: Listener | None = None) -> Report:
-    """Do what a recipe asks for and write its output folder, which appears whole or not at all.
+    """Run a recipe and write its output folder, which appears complete or not at all.
 
-    Under `accelerate launch` every process learns; the helper processes end after that.
+    Under `accelerate launch` every process learns; the worker processes end after that.
+
+    Args:
+        recipe: what to do.
+        listener: is called with stages, progress and notes.
 
     Returns:
-        The report. A gate that failed (`report.gate`) is no error here: the evidence is what was asked for.
+        The report. A metric that fell too far (`report.drop_status`) is no error here: the output holds the evidence.
 
     Raises:
-        CompressorError: one of its kinds, see `compressor.errors`. Work that can be resumed stays in `<out>.partial`.
-        GraphPassError: a plan or a graph that cannot be used.
+        CompressorError: see `compressor.errors`. Work that can be resumed stays in `<out>.partial`.
+        GraphPassError: a plan or a graph cannot be used.
     """
     state = PartialState(cpu=not torch.cuda.is_available())
     searches = recipe.selection.searches and recipe.selects_heads
@@ -64,269 +64,166 @@ def compress(recipe: Recipe, listener: Listener | None = None) -> Report:
         if not state.is_main_process:
             sys.exit(UsageError.exit_code)
         raise UsageError(
-            f"{recipe.selection.method} is no training; start it without accelerate launch, or spread it by --ray"
+            f"{recipe.selection.method} does not train; run it without accelerate launch, or distribute it with --ray",
+            code=ErrorCode.CONTRADICTION,
+            field="method",
         )
     if not state.is_main_process:
         run_worker(recipe, state)
         sys.exit(0)
-    watch = _Watch(listener or NullListener())
     with open_workdir(recipe.output.out, force=recipe.output.force) as work:
-        found = _Run(recipe, work, watch, state).report()
+        report = run_stages(recipe, work, RunLog(listener or NullListener()), state)
         work.finish()
-    return found
+    return report
 
 
-class _Watch:
-    """Passes stages and notes on, and remembers them for the report."""
+def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) -> Report:
+    """Every stage in order; the output folder is in `work.result` afterwards."""
+    with log.stage("loading the model"):
+        model = load_model(recipe)
+        work.reserve(_COPIES * sum(weight.nbytes for weight in model.folder.model.state_dict().values()))
+    built = recipe if model.missing is None else cpu_fallback(recipe)
+    if model.missing is not None:
+        log.add_notes([run_notes.of_missing_target(model.missing)])
+    data = None
+    if recipe.rows.available:
+        with log.stage("reading the rows"):
+            data = read_rows(recipe, model)
+    followed = load_plan(recipe, model)
+    _note_inputs(recipe, model, data, followed, log)
+    sizes = work_out_sizes(recipe, model, data, followed)
+    selector = _mask_selector(recipe, model, sizes)
 
-    def __init__(self, listener: Listener) -> None:
-        self.listener = listener
-        self.seconds: dict[str, float] = {}
-        self.notes: list[Note] = []
+    dense = _make_variant("dense", model, keep_all(model.sites), built, sizes, work, log)
+    reference = work.scratch / "dense.reference.onnx"
+    # A plan that is followed is validated when it is shrunk.
+    rehearsed = None if recipe.plan_file else rehearse(reference, model.sites)
+    if rehearsed is not None and followed is None and data is not None:
+        require_complete(rehearsed)
+        store = open_learning_store(recipe, model, data, work.learning, state)
+        log.add_notes(store.notes)
+        with log.stage(_learning_stage(recipe)) as on_progress:
+            selected = learn_plan(recipe, model, data, store, selector, on_progress)
+            selector.recall(store.blocks / "planned.json")
+    else:
+        assert followed is not None
+        selected = followed
+    log.add_notes(selected.notes)
+    log.add_notes(run_notes.of_selection(model.folder, selected, data))
+    learned_row = None if followed is not None else sizes.longest_row
+    log.add_notes(run_notes.of_masks(selected.plan, (*sizes.lengths, sizes.longest_row), learned_row))
 
-    @contextmanager
-    def stage(self, name: str) -> Iterator[ProgressCallback]:
-        start = time.perf_counter()
-        with self.listener.stage(name) as tell:
-            yield tell
-        self.seconds[name] = round(time.perf_counter() - start, 3)
-
-    def note(self, note: Note | str) -> None:
-        note = note if isinstance(note, Note) else Note(text=note)
-        self.notes.append(note)
-        self.listener.note(note)
-
-
-class _Run:
-    """One run: what its stages share."""
-
-    def __init__(self, recipe: Recipe, work: WorkDir, watch: _Watch, state: PartialState) -> None:
-        self.recipe, self.work, self.watch, self.state = recipe, work, watch, state
-        self.built = recipe  # as the engines are built: a stand-in's where the target is missing
-        self.missing: str | None = None
-
-    def report(self) -> Report:
-        """Every stage in order; the result lies in `work.result` afterwards."""
-        recipe, watch = self.recipe, self.watch
-        with watch.stage("loading the model"):
-            self.folder, sites = _load(recipe)
-            self.work.reserve(_COPIES * sum(weight.nbytes for weight in self.folder.model.state_dict().values()))
-        if (lacks := targets.missing(recipe.engine.target)) is not None:
-            self.missing = f"{recipe.engine.target}: {lacks}; on the machine to deploy on, say {_later(recipe)}"
-            self.built = cpu_fallback(recipe)
-            watch.note(
-                f"{recipe.engine.target}: {lacks}; everything here was proven and measured with ONNX Runtime on the CPU in"
-                f" fp32, nothing with {recipe.engine.target}"
-            )
-        data = None
-        if recipe.rows.available:
-            with watch.stage("reading the rows"):
-                data = open_data(recipe.rows, self.folder, recipe.selection.seed)
-            check_budget(recipe.selection, data)
-        chosen = plan_source.load_plan(recipe, self.folder, sites)
-        brought = chosen is not None
-        longest = token_limit(self.folder.model)
-        read = (
-            *self.folder.notes,
-            *(data.notes if data else ()),
-            *run_notes.unused(recipe, longest, learns=chosen is None),
-        )
-        for note in read:
-            watch.note(note)
-        reach = _reach(recipe, self.folder, data, chosen)
-        if chosen is None and recipe.blocks.maps is not None and reach is not None:
-            blocks.opened_maps(recipe.blocks.maps, self.folder.model, sites, reach)
-        if reach is not None and data is not None:
-            row = min(blocks.reach(self.folder.model, data, recipe), _longest(data))
-            if row > reach:
-                raise InputError(
-                    f"a row of {row} tokens, the plan's masks reach over {reach}; cut rows (--max-length {reach})"
-                )
-        most = min(reach, _longest(data)) if reach is not None and data is not None else reach
-        self.lengths = evaluate.lengths(recipe, self.folder, reach, most)
-        known = find_attention_extras(self.folder.model, example_inputs(self.folder, 2, 8)) if reach is not None else {}
-        timed = [seq for seq in self.lengths if seq is not None]
-        self.planner = MaskSelector(_planned(recipe), timed, most, known)
-        tried = verify.cases(lambda *size: example_inputs(self.folder, *size), longest=longest, reach=reach)
-        sizes = build_options(recipe, self.lengths, [case.feeds for case in tried], data)
-        dense = build("dense", self.folder, keep_all(sites), self.built, tried, self.work, watch, tuning=sizes)
-        # What is in the way of a given plan, its own shrink says.
-        rehearsed = None if recipe.plan_file else shrink(dense.reference, rehearsal_plan(sites))
-        if rehearsed and chosen is None and data is not None:
-            require(rehearsed)
-            heads = [f"which heads to keep ({recipe.selection.method})"] if recipe.selects_heads else []
-            parts = ["which blocks to drop"] if recipe.blocks.drops_any else []
-            with watch.stage(f"learning {' and '.join((*heads, *parts))}") as tell:
-                store = self.work.learning
-                chosen = plan_source.learn_plan(
-                    recipe, self.folder, sites, data, store, self.state, watch, tell, self.planner
-                )
-                self.planner.recall(store / "blocks" / "planned.json")
-        assert chosen is not None
-        for note in (
-            *chosen.notes,
-            *run_notes.of_run(self.folder, chosen, data),
-            *run_notes.aligned(chosen.plan, (*self.lengths, most), None if brought else most),
-        ):
-            watch.note(note)
-        lower = frozenset[str]()
-        if chosen.plan.masks:
-            if recipe.engine.target == "trt" and self.missing is None:
-                watch.note("where masks pay was timed with ONNX Runtime, not with TensorRT")
-            with watch.stage("timing masked attention"):
-                lower = self.planner.lowered(chosen.plan)
-        work = self.work
-        compressed = build("compressed", self.folder, chosen.plan, self.built, tried, work, watch, lower, sizes)
-        if emptied := formatting.emptied(chosen.plan, compressed.plan):
-            watch.note(emptied)
-        scores = evaluate.scores(dense, compressed, data, recipe, watch)
-        speeds = evaluate.speeds(dense, compressed, self.folder, recipe, self.lengths, watch)
-        return self._written(chosen, dense, compressed, scores, speeds, rehearsed.refused if rehearsed else ())
-
-    def _written(
-        self,
-        chosen: SelectedPlan,
-        dense: Variant,
-        compressed: Variant,
-        scores: tuple[Score, ...],
-        speeds: tuple[Speed, ...],
-        refused: tuple[graph_passes.Refusal, ...],
-    ) -> Report:
-        """Everything that the output folder holds beside the engine."""
-        recipe, result, watch = self.recipe, self.work.result, self.watch
-        with watch.stage("measuring memory"):
-            size = {"batch": recipe.measure.batch[0], "seq": self.lengths[0] or 1}
-            facts = {
-                "dense": measure.facts(dense.engine, dense.graph, file=None, **size),
-                "compressed": measure.facts(
-                    compressed.engine, compressed.graph, file=compressed.engine.path.name, **size
-                ),
-            }
-        for note in run_notes.unmeasured(facts):
-            watch.note(note)
-        graphs = {"model.onnx": graph_digest(compressed.graph)}
-        if self.missing is not None:
-            graphs["dense.onnx"] = self._kept(dense)
-        save_companions(self.folder, result)
-        if chosen.trained:
-            with quiet_transformers():
-                self.folder.model.save_pretrained(result)
-        plan = compressed.plan.model_copy(update={"evidence": {**compressed.plan.evidence, **_evidence(scores)}})
-        plan.save(result / "plan.json")
-        seen: dict[str, Any] = {
-            "plan": plan,
-            **facts,
-            "speeds": speeds,
-            "scores": scores,
-            "proofs": (*dense.proofs, *compressed.proofs),
-            "gate": check_metric_drop(recipe.selection.max_drop, scores),
-            "refused": tuple(
-                Refusal(what=", ".join(sorted(found.sites)), why=f"its heads cannot be removed: {found}")
-                for found in refused
-            ),
-            "blocks": self._blocks(plan, compressed),
-        }
-        report = Report(
-            verdict=reports.verdict(**seen, max_drop=recipe.selection.max_drop, missing=self.missing),
-            **seen,
-            model=recipe.source.model.resolve().name,
-            family=self.folder.family,
-            task=self.folder.task,
-            notes=tuple(watch.notes),
-            curves=chosen.curves,
-            target=self.built.engine.target,
-            missing=self.missing,
-            graphs=graphs,
-            precision=self.built.engine.precision,
-            session=dict(compressed.engine.session),
-            machine=machine(),
-            recipe=recipe.flat(),
-            command=command_line(recipe),
-            seconds=watch.seconds,
-        )
-        reports.write(report, result)
-        if (watched := self.work.learning / MAPS).is_file():
-            shutil.copyfile(watched, result / "maps.safetensors")
-        return report
-
-    def _kept(self, dense: Variant) -> str:
-        """Put the graph of the dense side beside the other, to be built for the target elsewhere; its hash."""
-        kept = self.work.result / "dense.onnx"
-        graph_passes.save(graph_passes.load(dense.graph), kept)
-        return graph_digest(kept)
-
-    def _blocks(self, plan: Plan, compressed: Variant) -> tuple[SiteBlocks, ...]:
-        share = blocks.shares(self.recipe, plan.sites)
-        asked = {site.name for site in plan.sites if share[site.kind] > 0}
-        dense = {name: str(found) for found in compressed.dense for name in found.sites}
-        return self.planner.told(plan, asked, compressed.lowered, dense, compressed.unused)
-
-
-def _load(recipe: Recipe) -> tuple[ModelFolder, list[Site]]:
-    """The model and its sites, and whatever can be known to fail now rather than after an export or learning."""
-    if targets.missing(recipe.engine.target) is None:
-        targets.check(recipe.engine.target, recipe.engine.precision, recipe.engine.provider, recipe.engine.kernel)
-    if recipe.plan_file is None and (recipe.selects_heads or recipe.blocks.drops_any):
-        check_options(recipe.selection, heads=recipe.selects_heads, blocks=recipe.blocks.drops_any)
-    loading = {"allow_pickle": recipe.source.allow_pickle, "trust_remote_code": recipe.source.trust_remote_code}
-    folder = folders.load(recipe.source.model, task=recipe.source.task, needs_processor=True, **loading)
-    sites = find_sites(folder.model, example_inputs(folder, 2, 8), attention=recipe.export.attention)
-    example_inputs(folder, 1, max(seq or 1 for seq in evaluate.lengths(recipe, folder)))
-    if recipe.selection.keep is not None:
-        heads_to_keep(recipe.selection.keep, sum(site.heads for site in pool_of(sites, recipe.selection.options)))
-    blocks.shares(recipe, sites)
-    if recipe.blocks.entmax and recipe.blocks.drops_any:
-        entmax_function()
-    return folder, sites
-
-
-def _planned(recipe: Recipe) -> Recipe:
-    """As the planner of blocks times: it knows ONNX Runtime alone."""
-    return cpu_fallback(recipe) if recipe.engine.target == "trt" else recipe
-
-
-def _later(recipe: Recipe) -> str:
-    """The command that builds for the target of a recipe from its output folder."""
-    return shlex.join(["compress", "build", str(recipe.output.out), "--target", recipe.engine.target])
-
-
-def _reach(recipe: Recipe, folder: ModelFolder, data: Data | None, chosen: SelectedPlan | None) -> int | None:
-    """Positions that the masks of the plan reach over, or will; None where there are none."""
-    if chosen is None and data is not None and recipe.blocks.drops_any:
-        return blocks.reach(folder.model, data, recipe)
-    masks = chosen.plan.masks.values() if chosen is not None else ()
-    limits = [token_limit(folder.model), *(size for mask in masks for size in (mask.queries, mask.keys))]
-    return min(size for size in limits if size is not None) if masks else None
-
-
-def _longest(data: Data) -> int:
-    return max(length for rows in (data.train, data.eval, data.test) for length in (0, *rows["length"]))
+    lower = _lowered_sites(recipe, model, selected, selector, log)
+    compressed = _make_variant("compressed", model, selected.plan, built, sizes, work, log, lower=lower)
+    log.add_notes(run_notes.of_emptied_heads(selected.plan, compressed.graph.plan))
+    scores = _evaluate(dense, compressed, data, recipe, log)
+    measured = _measure(dense, compressed, model, recipe, sizes, log)
+    refused = rehearsed.refused if rehearsed is not None else ()
+    report = make_report(recipe, built, model, selected, dense, compressed, scores, measured, refused, selector, log)
+    return write_output(report, model, selected, dense, work)
 
 
 def run_worker(recipe: Recipe, state: PartialState) -> None:
-    """What a helper process does: learn along. The main process makes and keeps the folder."""
-    folder, sites = _load(recipe)
-    if recipe.rows.data is not None and recipe.plan_file is None:
-        store, data = (
-            WorkDir(recipe.output.out.absolute()).learning,
-            open_data(recipe.rows, folder, recipe.selection.seed),
-        )
-        planner = MaskSelector(_planned(recipe), ())  # the main process plans
-        plan_source.learn_plan(
-            recipe, folder, sites, data, store, state, NullListener(), lambda done, total: None, planner
-        )
+    """What a worker process of a distributed run does: learn along. The main process does everything else."""
+    model = load_model(recipe)
+    if recipe.rows.data is None or recipe.plan_file is not None:
+        return
+    data = open_data(recipe.rows, model.folder, recipe.selection.seed)
+    path = WorkDir(recipe.output.out.absolute()).learning
+    state.wait_for_everyone()  # the main process opens the store
+    selector = MaskSelector(_timed_recipe(recipe), ())  # the main process selects the masks
+    learn_plan(recipe, model, data, LearningStore(path), selector, ignore_progress)
 
 
-def _evidence(scores: Sequence[Score]) -> dict[str, Any]:
-    return {
-        score.split: {"metric": score.metric, "rows": score.rows, "dense": score.dense, "compressed": score.compressed}
-        for score in scores
-    }
+def _note_inputs(
+    recipe: Recipe, model: LoadedModel, data: Data | None, followed: SelectedPlan | None, log: RunLog
+) -> None:
+    log.add_notes(model.folder.notes)
+    log.add_notes(data.notes if data else ())
+    log.add_notes(run_notes.of_unused_fields(recipe, token_limit(model.folder.model), learns=followed is None))
 
 
-def check_metric_drop(max_drop: float | None, scores: Sequence[Score]) -> Literal["passed", "failed", "not asked"]:
-    """Whether the metric fell by no more than is allowed."""
-    if max_drop is None:
-        return "not asked"
-    drops = [-score.difference if score.higher_is_better else score.difference for score in scores]
-    return "passed" if all(drop <= max_drop for drop in drops) else "failed"  # a drop that is no number fails
+def _mask_selector(recipe: Recipe, model: LoadedModel, sizes: RunSizes) -> MaskSelector:
+    """Times the forms of masked attention at the sizes of the run."""
+    extras = {}
+    if sizes.mask_reach is not None:
+        extras = find_attention_extras(model.folder.model, example_inputs(model.folder, 2, 8))
+    lengths = [seq for seq in sizes.lengths if seq is not None]
+    return MaskSelector(_timed_recipe(recipe), lengths, sizes.longest_row, extras)
+
+
+def _timed_recipe(recipe: Recipe) -> Recipe:
+    """The recipe that attention is timed with: only ONNX Runtime times single attentions."""
+    return recipe if recipe.engine.target == "ort" else cpu_fallback(recipe)
+
+
+def _learning_stage(recipe: Recipe) -> str:
+    heads = [f"which heads to keep ({recipe.selection.method})"] if recipe.selects_heads else []
+    blocks = ["which blocks to drop"] if recipe.blocks.drops_any else []
+    return f"learning {' and '.join((*heads, *blocks))}"
+
+
+def _lowered_sites(
+    recipe: Recipe, model: LoadedModel, selected: SelectedPlan, selector: MaskSelector, log: RunLog
+) -> Collection[str]:
+    """Masked sites where block-sparse attention is faster than the mask as a bias."""
+    if not selected.plan.masks:
+        return frozenset()
+    if recipe.engine.target != "ort" and model.missing is None:
+        text = f"whether masks pay was timed with ONNX Runtime, not with {recipe.engine.target}"
+        log.add_notes([Note(code=NoteCode.MASKS_TIMED_ELSEWHERE, text=text)])
+    with log.stage("timing masked attention"):
+        return selector.lowered(selected.plan)
+
+
+def _make_variant(
+    name: VariantName,
+    model: LoadedModel,
+    plan: Plan,
+    recipe: Recipe,
+    sizes: RunSizes,
+    work: WorkDir,
+    log: RunLog,
+    *,
+    lower: Collection[str] = (),
+) -> Variant:
+    """Export, shrink and build one variant; the compressed one goes into the output folder."""
+    folder = work.result if name == "compressed" else work.scratch / name
+    folder.mkdir(exist_ok=True)
+    with log.stage(f"{name}: exporting the graph"):
+        file = work.scratch / f"{name}.reference.onnx"
+        reference = export_graph(name, model.folder, plan, recipe.export, sizes.cases, file)
+    with log.stage(f"{name}: shrinking the graph"):
+        graph = shrink_graph(reference, sizes.cases, folder / "model.onnx", lower=lower)
+    with log.stage(f"{name}: building the engine"):
+        return build_variant(graph, recipe.engine, sizes.build, sizes.cases)
+
+
+def _evaluate(dense: Variant, compressed: Variant, data: Data | None, recipe: Recipe, log: RunLog) -> tuple[Score, ...]:
+    """The metric of both variants on the test rows; empty without rows."""
+    if data is None:
+        return ()
+    statistics = {}
+    for variant in (dense, compressed):
+        with log.stage(f"{variant.name}: scoring on the test rows") as on_progress:
+            statistics[variant.name] = statistics_of(variant, data, recipe.selection.batch_size, on_progress)
+    return (score(statistics["dense"], statistics["compressed"], data, recipe.selection.seed),)
+
+
+def _measure(
+    dense: Variant, compressed: Variant, model: LoadedModel, recipe: Recipe, sizes: RunSizes, log: RunLog
+) -> Measurements:
+    """Times at every batch size and length, then memory at the first."""
+    speeds = []
+    for batch, seq in itertools.product(recipe.measure.batch, sizes.lengths):
+        inputs = example_inputs(model.folder, batch, seq or 1)
+        feeds = {name: value.numpy() for name, value in inputs.items()}
+        with log.stage(timing_stage(batch, seq)) as on_progress:
+            speeds.append(
+                time_variants(dense, compressed, feeds, recipe, batch=batch, seq=seq, on_progress=on_progress)
+            )
+    with log.stage("measuring memory"):
+        first = {"batch": recipe.measure.batch[0], "seq": sizes.lengths[0] or 1}
+        facts = engine_facts((dense, compressed), **first)
+    log.add_notes(run_notes.of_unmeasured_memory(facts))
+    return Measurements(tuple(speeds), facts)

@@ -1,7 +1,7 @@
-"""The engine of a finished run for another runtime, or on another machine: built, proven and measured from its folder.
+"""The engine of a finished run for another target, or on another machine: built, proven and measured from its folder.
 
-The folder needs no more than the run left in it. Where the model folder and the rows of the run are at hand too, the
-metric is measured on the engines.
+The folder needs nothing but what the run wrote. Where the model folder and the rows of the run are on this machine too,
+the metric is measured on the engines.
 """
 
 from __future__ import annotations
@@ -11,73 +11,50 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pydantic
 import torch
 
-from compressor import measure, targets
-from compressor import model_folder as folders
+from compressor import model_folder
 from compressor import report as reports
-from compressor.config.fields import flag_of
-from compressor.config.run import BUILD_FIELDS, Recipe, current_fields
+from compressor.config.fields import flag_of, usage_error
+from compressor.config.run import BUILD_FIELDS, FIELDS, Recipe, current_fields
 from compressor.environment import machine
-from compressor.errors import CompressorError, InputError, UsageError
-from compressor.measure import interleave, require_run
+from compressor.errors import CompressorError, ErrorCode, InputError
+from compressor.measure import require_run
 from compressor.progress import Listener
-from compressor.report import EngineFacts, Proof, Report, Score, Speed
-from compressor.run import evaluate, run_notes, verify
+from compressor.results import (
+    DropStatus,
+    EngineFacts,
+    Note,
+    NoteCode,
+    ProofStage,
+    Report,
+    Score,
+    Speed,
+    VariantName,
+)
+from compressor.run import run_notes, verify
 from compressor.run.build_options import build_options
-from compressor.run.pipeline import check_metric_drop
-from compressor.run.variant import Variant, make_engine
-from compressor.run.verify import Case
+from compressor.run.evaluate import score, statistics_of
+from compressor.run.measure import engine_facts, time_variants, timing_stage
+from compressor.run.products import Case, ShrunkGraph, Variant
+from compressor.run.run_log import RunLog
+from compressor.run.variant import build_engine
+from compressor.run.write_report import drop_status
+from compressor.targets import BuildOptions, target
 from compressor.targets.random_inputs import fixed_batch, random_feeds
-from compressor.targets.tensorrt.metadata import graph_digest, papers_of
+from compressor.targets.tensorrt.metadata import graph_digest
 from compressor.tasks import Data, open_data
 from compressor.workdir import locked
 from graph_passes import load
 from graph_passes.block_sparse.masks import REACH
 
-
-def rebuild(out: Path, asked: Mapping[str, Any], listen: Listener) -> Report:
-    """Build the engine of a run's folder, and write it and a new report there once all proofs hold.
-
-    Args:
-        out: the folder.
-        asked: fields of the recipe, of `BUILD_FIELDS`, that shall be other than they were in the run.
-        listen: hears of the stages.
-
-    Raises:
-        UsageError: a field is out of its range.
-        InputError: the folder is none that a run has written, its graph is not the one that was proven, or a size to
-            time is more than the model takes; the folder is as it was.
-        TargetMissingError: the runtime or its device is not here; the folder is as it was.
-        MismatchError: the engine does not compute what the graph computes; the folder is as it was.
-    """
-    before = reports.load(out)
-    recipe = _recipe(before, asked)
-    targets.check(recipe.engine.target, recipe.engine.precision, recipe.engine.provider, recipe.engine.kernel)
-    graph, dense = out / "model.onnx", out / "dense.onnx"
-    for path in (graph, *([dense] if dense.name in before.graphs else [])):
-        if not path.is_file():
-            raise InputError(f"{path}: is missing; copy the whole folder of the run")
-        if before.graphs.get(path.name) not in (None, graph_digest(path)):
-            raise InputError(
-                f"{path}: is not the graph that the run has proven; copy the whole folder of the run again"
-            )
-    with locked(out), tempfile.TemporaryDirectory(prefix=".build-", dir=out) as scratch:
-        made = _Build(before, recipe, graph, dense if dense.is_file() else None, Path(scratch), listen)
-        report = made.report()
-        if made.lost:
-            for name in (reports.JSON_NAME, reports.HTML_NAME):
-                shutil.copyfile(out / name, out / f"run-{name}")
-        _put(Path(scratch) / "compressed", out, targets.ENGINE_FILES[recipe.engine.target], report)
-    return report
-
-
-_OF_AN_ENGINE: Mapping[str, Any] = {
+_WITHOUT_ENGINE: Mapping[str, Any] = {
     "file": None,
     "peak_memory_bytes": None,
     "attentions": 0,
@@ -85,186 +62,269 @@ _OF_AN_ENGINE: Mapping[str, Any] = {
     "optimization": "not built",
     "built": None,
 }
-"""Facts that are an engine's and not its graph's, where there is none."""
+"""Facts of an engine, rather than of its graph, where none was built."""
 
 
-class _Build:
-    """One build: what its stages share."""
+@dataclass(frozen=True)
+class FinishedRun:
+    """The folder of a finished run, as far as it decides how its engine is built.
 
-    def __init__(
-        self, before: Report, recipe: Recipe, graph: Path, dense: Path | None, scratch: Path, listen: Listener
-    ) -> None:
-        self.before, self.recipe, self.scratch, self.listen = before, recipe, scratch, listen
-        self.graphs: dict[verify.VariantName, Path] = {"dense": dense} if dense is not None else {}
-        self.graphs["compressed"] = graph
-        timed: tuple[int | None, ...] = tuple(dict.fromkeys(row.seq for row in before.speeds))
-        self.lengths = recipe.measure.seq or timed or (128,)
-        self.tried = _cases(graph, max(seq or 1 for seq in self.lengths))
-        self.notes: list[str] = []
-        self.lost = False
+    Attributes:
+        report: what the run reported.
+        recipe: fields of its recipe that concern the build, and those that were requested anew.
+        graphs: the proven graph of each variant; the dense one only where the folder has it.
+        lengths: lengths to time, in tokens.
+        cases: inputs of the proofs.
+    """
 
-    def report(self) -> Report:
-        before, recipe = self.before, self.recipe
-        data = self._rows()
-        sizes = build_options(recipe, self.lengths, [case.feeds for case in self.tried], data)
-        sides = {name: self._side(name, graph, sizes) for name, graph in self.graphs.items()}
-        scores = self._scores(sides, data)
-        speeds = tuple(self._speeds(sides))
-        if (kernel := before.recipe.get("kernel")) and recipe.engine.kernel is None and recipe.engine.target == "ort":
-            self._note(f"the run's kernel, {kernel}, is not used: it is not here, or not for this provider (--kernel)")
-        if "dense" not in sides:
-            self._note(
-                "the run left no dense.onnx: the engine was proven, and compared with no dense one, of which the report"
-                " has only what its graph tells"
+    report: Report
+    recipe: Recipe
+    graphs: Mapping[VariantName, Path]
+    lengths: tuple[int | None, ...]
+    cases: tuple[Case, ...]
+
+
+def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
+    """Build the engine of a run's folder, and write it with a new report once every proof holds.
+
+    Args:
+        out: the folder.
+        fields: fields of the recipe, among `BUILD_FIELDS`, that replace those of the run.
+        listener: is called with stages, progress and notes.
+
+    Raises:
+        UsageError: a field is out of its range.
+        InputError: no run wrote the folder, its graph is not the proven one, or a size to time exceeds what the model
+            takes. The folder stays as it was.
+        TargetMissingError: the runtime or its device is missing. The folder stays as it was.
+        MismatchError: the engine computes something else than the graph. The folder stays as it was.
+    """
+    run = load_run(out, fields)
+    engine = run.recipe.engine
+    runtime = target(engine.target)
+    runtime.check(precision=engine.precision, provider=engine.provider, kernel=engine.kernel)
+    log = RunLog(listener)
+    with locked(out), tempfile.TemporaryDirectory(prefix=".build-", dir=out) as scratch:
+        data = _read_rows(run, Path(scratch), log)
+        options = build_options(run.recipe, run.lengths, [case.feeds for case in run.cases], data)
+        variants = {name: _build(name, run, options, Path(scratch), log) for name in run.graphs}
+        scores = _evaluate(variants, data, run, log)
+        speeds = _time(variants, run, log)
+        lost = bool((run.report.speeds and not speeds) or (run.report.scores and not scores))
+        _note_build(run, variants, log, lost=lost)
+        report = _report(run, variants, scores, speeds, log)
+        if lost:
+            for name in (reports.JSON_NAME, reports.HTML_NAME):
+                shutil.copyfile(out / name, out / f"run-{name}")
+        _replace_engine(Path(scratch) / "compressed", out, engine.target, report)
+    return report
+
+
+def load_run(out: Path, fields: Mapping[str, Any]) -> FinishedRun:
+    """Read the folder of a run, and check that its graphs are the proven ones.
+
+    Raises:
+        UsageError: a field is out of its range.
+        InputError: a file is missing or is another one than the run wrote.
+    """
+    report = reports.load(out)
+    recipe = _recipe(report, fields)
+    graphs: dict[VariantName, Path] = {}
+    names: tuple[VariantName, ...] = ("compressed", "dense")
+    for name, path in zip(names, (out / "model.onnx", out / "dense.onnx"), strict=True):
+        if path.is_file():
+            graphs[name] = path
+        elif name == "compressed" or path.name in report.graphs:
+            raise InputError(
+                f"{path}: missing; copy the whole folder of the run", code=ErrorCode.FILE_MISSING, path=path
             )
-        self.lost = bool((before.speeds and not speeds) or (before.scores and not scores))
-        if self.lost:
-            self._note("what the run measured and this build could not is kept in run-report.html and run-report.json")
-        for note in run_notes.aligned(before.plan, self.lengths):
-            self._note(note)
-        measured = {"batch": recipe.measure.batch[0], "seq": self.lengths[0] or 1}
-        with self.listen.stage("measuring memory"):
-            facts: dict[str, EngineFacts] = {
-                name: measure.facts(
-                    side.engine, side.graph, file=side.engine.path.name if name == "compressed" else None, **measured
-                )
-                for name, side in sides.items()
-            }
-        for note in run_notes.unmeasured(facts):
-            self._note(note)
-        carried = [proof for proof in before.proofs if proof.stage != "shrunk graph = engine"] if before.graphs else []
-        built, max_drop = sides["compressed"].engine, before.recipe.get("max_drop")
-        # What failed on another engine has not passed on this one.
-        gate = check_metric_drop(max_drop, scores) if scores else "failed" if before.gate == "failed" else "not asked"
-        # Told though nothing may have been timed: another build of the folder goes by them.
-        lengths = {"seq": list(self.lengths)} if None not in self.lengths else {}
-        seen: dict[str, Any] = {
-            "plan": before.plan,
-            "dense": facts.get("dense", before.dense.model_copy(update=_OF_AN_ENGINE)),
-            "compressed": facts["compressed"],
-            "speeds": speeds,
-            "scores": scores,
-            "proofs": (*carried, *(proof for side in sides.values() for proof in side.proofs)),
-            "gate": gate,
-            "refused": before.refused,
-            "blocks": before.blocks,
-        }
-        return before.model_copy(
-            update={
-                **seen,
-                "verdict": reports.verdict(**seen, max_drop=max_drop),
-                "notes": tuple(dict.fromkeys((*self._notes_of_run(), *self.notes))),
-                "missing": None,
-                "target": recipe.engine.target,
-                "precision": recipe.engine.precision,
-                "session": dict(built.session),
-                "machine": machine(),
-                "recipe": {
-                    **before.recipe,
-                    **{name: value for name, value in recipe.flat().items() if name in BUILD_FIELDS},
-                    **lengths,
-                },
-            }
-        )
-
-    def _notes_of_run(self) -> Iterator[str]:
-        """What the run noted, but for what it could not build and this could."""
-        absent = f"{self.before.recipe.get('target')}: " if self.before.missing is not None else None
-        return (note for note in self.before.notes if absent is None or not note.startswith(absent))
-
-    def _side(self, name: verify.VariantName, graph: Path, sizes: targets.BuildOptions) -> Variant:
-        place = self.scratch / name
-        place.mkdir()
-        with self.listen.stage(f"{name}: building the engine"):
-            engine = make_engine(graph, place, self.recipe, sizes)
-            proof: Proof = verify.require(verify.prove_engine(graph, engine, self.tried, name))
-        return Variant(name, self.before.plan, graph, graph, engine, (proof,))
-
-    def _speeds(self, sides: Mapping[verify.VariantName, Variant]) -> Iterator[Speed]:
-        model = load(self.graphs["compressed"])
-        sizes = itertools.product(self.recipe.measure.batch, self.lengths)
-        tried = {(batch, seq): random_feeds(model, batch, seq or 1) for batch, seq in sizes}
-        for side in sides.values():
-            for (batch, seq), feeds in tried.items():
-                require_run(side.engine, side.graph, feeds, batch, seq or 1)
-        if len(sides) == 2:
-            for (batch, seq), feeds in tried.items():
-                told = f"timing both, batch {batch}" + (f", {seq} tokens" if seq else "")
-                engines = sides["dense"].engine, sides["compressed"].engine
-                with self.listen.stage(told) as tell:
-                    yield interleave(
-                        *engines, feeds, batch=batch, seq=seq, seconds=self.recipe.measure.seconds, tell=tell
-                    )
-
-    def _rows(self) -> Data | None:
-        """The rows of the run, where they and its model folder are here."""
-        if not self.before.scores or "dense" not in self.graphs:
-            return None
-        try:
-            recipe = Recipe(**{**current_fields(self.before.recipe), "out": self.scratch})
-            with self.listen.stage("reading the rows"):
-                folder = folders.load(recipe.source.model, task=recipe.source.task, needs_processor=True)
-                return open_data(recipe.rows, folder, recipe.selection.seed)
-        except (CompressorError, pydantic.ValidationError):
-            earlier = ", ".join(
-                f"{score.metric} {score.dense:.4g} to {score.compressed:.4g}" for score in self.before.scores
+        if path.is_file() and report.graphs.get(path.name) not in (None, graph_digest(path)):
+            raise InputError(
+                f"{path}: not the graph that the run proved; copy the whole folder of the run again",
+                code=ErrorCode.FILE_MISMATCH,
+                path=path,
             )
-            self._note(
-                f"the rows or the model folder of the run are not here, so the metric was not measured on this engine"
-                f" ({self.before.session.get('runtime', 'another runtime')} measured {earlier})"
-            )
-            return None
-
-    def _scores(self, sides: Mapping[verify.VariantName, Variant], data: Data | None) -> tuple[Score, ...]:
-        return evaluate.scores(sides["dense"], sides["compressed"], data, self.recipe, self.listen) if data else ()
-
-    def _note(self, text: str) -> None:
-        self.notes.append(text)
-        self.listen.note(text)
+    timed: tuple[int | None, ...] = tuple(dict.fromkeys(row.seq for row in report.speeds))
+    lengths = recipe.measure.seq or timed or (128,)
+    cases = _cases(graphs["compressed"], max(seq or 1 for seq in lengths))
+    ordered = {name: graphs[name] for name in ("dense", "compressed") if name in graphs}
+    return FinishedRun(report, recipe, ordered, lengths, cases)
 
 
-def _recipe(before: Report, asked: Mapping[str, Any]) -> Recipe:
-    """The run's recipe with what is asked for; of the run's, only what decides how to build and time."""
-    kept = {name: value for name, value in before.recipe.items() if name in BUILD_FIELDS and value is not None}
-    if "target" in asked and asked["target"] != kept.get("target"):
+def _recipe(report: Report, fields: Mapping[str, Any]) -> Recipe:
+    """The fields of a run's recipe that concern the build, replaced by those of `fields`."""
+    stored = current_fields(report.recipe)
+    kept = {name: value for name, value in stored.items() if name in BUILD_FIELDS and value is not None}
+    if "target" in fields and fields["target"] != kept.get("target"):
         kept = {name: kept[name] for name in kept if name in ("batch", "seq", "seconds")}
-    if asked.get("provider") == "cuda" or not Path(kept.get("kernel", "")).is_file():
-        kept.pop("kernel", None)  # it was made for the machine of the run
+    if fields.get("provider") == "cuda" or not Path(kept.get("kernel", "")).is_file():
+        kept.pop("kernel", None)  # a kernel is compiled for the machine of the run
     try:
-        return Recipe(**{**kept, **asked, "model": Path(os.devnull), "seed": before.recipe.get("seed", 0)})
+        return Recipe(**{**kept, **fields, "model": Path(os.devnull), "seed": stored.get("seed", 0)})
     except pydantic.ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        says = " ".join(str(first["msg"]).removeprefix("Value error, ").split())
-        # What concerns several fields begins with the name of one.
-        raise UsageError(f"{flag_of(str(first['loc'][0]))}: {says}" if first["loc"] else f"--{says}") from error
+        raise usage_error(error, FIELDS, flag_of) from error
 
 
-def _cases(graph: Path, longest: int) -> tuple[Case, ...]:
-    """Inputs to prove an engine on, no longer than what is timed or than its masks reach; of the batch that the graph
-    fixes, if it does."""
+def _cases(graph: Path, maximum: int) -> tuple[Case, ...]:
+    """Inputs to prove an engine on: no longer than what is timed or what the masks cover."""
     model = load(graph)
-    fixed = fixed_batch(model)
+    batch_size = fixed_batch(model)
 
-    def drawn(batch: int, seq: int, seed: int) -> dict[str, torch.Tensor]:
-        feeds = random_feeds(model, fixed or batch, seq, seed=seed, padded=batch > 1)
+    def draw(batch: int, seq: int, seed: int) -> dict[str, torch.Tensor]:
+        feeds = random_feeds(model, batch_size or batch, seq, seed=seed, padded=batch > 1)
         return {name: torch.from_numpy(array) for name, array in feeds.items()}
 
     reach = json.loads(model.metadata_props.get(REACH, "{}"))
-    return verify.cases(drawn, longest=longest, reach=min(reach.values(), default=None))
+    return verify.make_cases(draw, maximum_length=maximum, mask_reach=min(reach.values(), default=None))
 
 
-def _put(made: Path, out: Path, engine: str, report: Report) -> None:
-    """Move what was built into the folder, with its report, whole or not at all.
+def _read_rows(run: FinishedRun, scratch: Path, log: RunLog) -> Data | None:
+    """The rows of the run; None where they or its model folder are not on this machine, or there is no dense graph."""
+    if not run.report.scores or "dense" not in run.graphs:
+        return None
+    try:
+        recipe = Recipe(**{**current_fields(run.report.recipe), "out": scratch})
+        with log.stage("reading the rows"):
+            folder = model_folder.load(recipe.source.model, task=recipe.source.task, needs_processor=True)
+            return open_data(recipe.rows, folder, recipe.selection.seed)
+    except (CompressorError, pydantic.ValidationError):
+        earlier = ", ".join(f"{row.metric} {row.dense:.4g} to {row.compressed:.4g}" for row in run.report.scores)
+        runtime = run.report.session.get("runtime", "another runtime")
+        text = (
+            "the rows or the model folder of the run are not on this machine, so the metric of this engine was not"
+            f" measured ({runtime} measured {earlier})"
+        )
+        log.add_notes([Note(code=NoteCode.ROWS_MISSING, text=text)])
+        return None
 
-    The file without which nothing loads the engine goes first and comes last, behind the report: for a plan its
-    metadata, for a graph, whose weights lie beside it, the graph. So no engine of this target lies beside the report of
-    another. Engines of other targets stay.
+
+def _build(name: VariantName, run: FinishedRun, options: BuildOptions, scratch: Path, log: RunLog) -> Variant:
+    folder, graph = scratch / name, run.graphs[name]
+    folder.mkdir()
+    with log.stage(f"{name}: building the engine"):
+        engine = build_engine(graph, folder, run.recipe.engine, options)
+        proof = verify.require(verify.prove_engine(graph, engine, run.cases, name))
+    return Variant(ShrunkGraph(name, run.report.plan, graph, ()), engine, (proof,))
+
+
+def _evaluate(
+    variants: Mapping[VariantName, Variant], data: Data | None, run: FinishedRun, log: RunLog
+) -> tuple[Score, ...]:
+    if data is None:
+        return ()
+    selection, statistics = run.recipe.selection, {}
+    for name, variant in variants.items():
+        with log.stage(f"{name}: scoring on the test rows") as on_progress:
+            statistics[name] = statistics_of(variant, data, selection.batch_size, on_progress)
+    return (score(statistics["dense"], statistics["compressed"], data, selection.seed),)
+
+
+def _time(variants: Mapping[VariantName, Variant], run: FinishedRun, log: RunLog) -> tuple[Speed, ...]:
+    """Times at every batch size and length; none without a dense engine to compare with."""
+    model = load(run.graphs["compressed"])
+    sizes = itertools.product(run.recipe.measure.batch, run.lengths)
+    inputs = {(batch, seq): random_feeds(model, batch, seq or 1) for batch, seq in sizes}
+    for variant in variants.values():
+        for (batch, seq), feeds in inputs.items():
+            require_run(variant.engine, variant.graph.path, feeds, batch, seq or 1)
+    if "dense" not in variants:
+        return ()
+    speeds = []
+    for (batch, seq), feeds in inputs.items():
+        with log.stage(timing_stage(batch, seq)) as on_progress:
+            speeds.append(
+                time_variants(
+                    variants["dense"],
+                    variants["compressed"],
+                    feeds,
+                    run.recipe,
+                    batch=batch,
+                    seq=seq,
+                    on_progress=on_progress,
+                )
+            )
+    return tuple(speeds)
+
+
+def _note_build(run: FinishedRun, variants: Mapping[VariantName, Variant], log: RunLog, *, lost: bool) -> None:
+    engine = run.recipe.engine
+    kernel = run.report.recipe.get("kernel")
+    if kernel and engine.kernel is None and engine.target == "ort":
+        text = f"the run's kernel, {kernel}, is not used: it is missing, or not for this provider (--kernel)"
+        log.add_notes([Note(code=NoteCode.KERNEL_UNUSED, text=text)])
+    if "dense" not in variants:
+        text = (
+            "the folder of the run has no dense.onnx: the engine was proven but not compared with a dense one, of which"
+            " the report has only the facts of its graph"
+        )
+        log.add_notes([Note(code=NoteCode.NO_DENSE_GRAPH, text=text)])
+    if lost:
+        text = "results of the run that this build could not measure are kept in run-report.html and run-report.json"
+        log.add_notes([Note(code=NoteCode.EARLIER_REPORT_KEPT, text=text)])
+    log.add_notes(run_notes.of_masks(run.report.plan, run.lengths))
+
+
+def _report(
+    run: FinishedRun,
+    variants: Mapping[VariantName, Variant],
+    scores: tuple[Score, ...],
+    speeds: tuple[Speed, ...],
+    log: RunLog,
+) -> Report:
+    """The report of the run with everything that this build measured."""
+    before, recipe = run.report, run.recipe
+    with log.stage("measuring memory"):
+        sizes = {"batch": recipe.measure.batch[0], "seq": run.lengths[0] or 1}
+        facts: dict[VariantName, EngineFacts] = dict(engine_facts(tuple(variants.values()), **sizes))
+    log.add_notes(run_notes.of_unmeasured_memory(facts))
+    earlier = [proof for proof in before.proofs if proof.stage is not ProofStage.BUILD] if before.graphs else []
+    max_drop = before.recipe.get("max_drop")
+    status = drop_status(max_drop, scores)
+    if not scores:  # a metric that failed on another engine has not passed on this one
+        failed = before.drop_status is DropStatus.FAILED
+        status = DropStatus.FAILED if failed else DropStatus.NOT_CHECKED
+    results: dict[str, Any] = {
+        "plan": before.plan,
+        "dense": facts.get("dense", before.dense.model_copy(update=_WITHOUT_ENGINE)),
+        "compressed": facts["compressed"],
+        "speeds": speeds,
+        "scores": scores,
+        "proofs": (*earlier, *(proof for variant in variants.values() for proof in variant.proofs)),
+        "drop_status": status,
+        "refused": before.refused,
+        "blocks": before.blocks,
+    }
+    # The lengths are recorded even if nothing was timed: the next build of the folder uses them.
+    lengths = {"seq": list(run.lengths)} if None not in run.lengths else {}
+    fields = {name: value for name, value in recipe.flat().items() if name in BUILD_FIELDS}
+    notes = [note for note in before.notes if note.code is not NoteCode.TARGET_MISSING]
+    changes = {
+        **results,
+        "verdict": reports.verdict(**results, max_drop=max_drop),
+        "notes": tuple(dict.fromkeys((*notes, *log.notes))),
+        "missing": None,
+        "target": recipe.engine.target,
+        "precision": recipe.engine.precision,
+        "session": dict(variants["compressed"].engine.session),
+        "machine": machine(),
+        "recipe": {**current_fields(before.recipe), **fields, **lengths},
+    }
+    return before.model_copy(update=changes)
+
+
+def _replace_engine(built: Path, out: Path, name: str, report: Report) -> None:
+    """Move what was built into the folder of a run, with its report.
+
+    The file without which nothing loads the engine is removed first and moved last, after the report: the metadata of a
+    TensorRT engine, else the engine itself. So an interruption leaves no engine beside the report of another one.
+    Engines of other targets stay.
     """
-    papers = papers_of(out / engine).name
-    last = papers if (made / papers).is_file() else engine
+    runtime = target(name)
+    metadata = runtime.metadata_file
+    last = metadata if metadata is not None and (built / metadata).is_file() else runtime.engine_file
     (out / last).unlink(missing_ok=True)
-    for path in sorted(made.iterdir()):
+    for path in sorted(built.iterdir()):
         if path.name != last:
             path.replace(out / path.name)
     reports.write(report, out)
-    (made / last).replace(out / last)
+    (built / last).replace(out / last)

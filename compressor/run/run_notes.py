@@ -1,4 +1,4 @@
-"""What a reader must know of a run beside its numbers: a sentence each."""
+"""Notes of a run: what a reader of its numbers must know."""
 
 from __future__ import annotations
 
@@ -9,77 +9,132 @@ from compressor.config.run import FIELDS, Recipe
 from compressor.config.sections import BlocksConfig
 from compressor.model_folder import ModelFolder
 from compressor.models import SegmentConfig
-from compressor.report import EngineFacts
-from compressor.run.plan_source import SelectedPlan
+from compressor.results import EngineFacts, MissingTarget, Note, NoteCode, VariantName
+from compressor.run.products import SelectedPlan
 from compressor.tasks import Data
 from graph_passes import Plan
 
 _BLOCK_FIELDS = tuple(name for name in BlocksConfig.model_fields if name not in ("drop_blocks", "drop_blocks_by_kind"))
-_PACE = ("epochs", "steps", "learning_rate")
-"""What training alone reads of a recipe."""
+_TRAINING_FIELDS = ("epochs", "steps", "learning_rate")
+"""Fields that only training uses."""
 
 
-def unused(recipe: Recipe, longest: int | None, *, learns: bool) -> Iterator[str]:
-    """What was asked for and has no effect."""
-    if recipe.rows.available and "max_length" in recipe.fields_set and longest and recipe.rows.max_length > longest:
-        yield f"--max-length {recipe.rows.max_length}: the model takes {longest} tokens, longer rows are cut there"
-    of_masks = (*_BLOCK_FIELDS, "kernel") if learns else _BLOCK_FIELDS  # a plan's masks may be computed by the kernel
-    blocks = [flag_of(name) for name in of_masks if name in recipe.fields_set and not recipe.blocks.drops_any]
-    if blocks:
-        why = "no blocks are to go (--blocks, --prune)" if learns else "no masks are learned"
-        yield f"{why}: {' and '.join(blocks)} had no effect"
-    built = [
-        flag_of(name)
-        for name, field in FIELDS.items()
-        if extra_of(field, "target") == "trt" and name in recipe.fields_set and recipe.engine.target != "trt"
-    ]
-    if built:
-        yield f"TensorRT alone builds so, and the target is {recipe.engine.target}: {' and '.join(built)} had no effect"
-    paces = [flag_of(name) for name in _PACE if recipe.value(name) != FIELDS[name].default]
-    if learns and recipe.selection.searches and paces and not recipe.blocks.drops_any:
-        yield f"{recipe.selection.method} searches and trains nothing: {' and '.join(paces)} had no effect"
+def of_missing_target(missing: MissingTarget) -> Note:
+    """What stands in for a target that this machine lacks."""
+    return Note(
+        code=NoteCode.TARGET_MISSING,
+        text=f"{missing.target}: {missing.reason}; all results are from ONNX Runtime on the CPU in fp32, none from"
+        f" {missing.target}",
+    )
 
 
-def unmeasured(facts: Mapping[str, EngineFacts]) -> Iterator[str]:
-    """Engines, by name of their side, whose memory could not be measured."""
-    for name, found in facts.items():
-        if found.peak_memory_bytes is None:
-            yield f"{name}: its memory was not measured: too little is free to load it once more, or nothing tells"
-
-
-def aligned(plan: Plan, lengths: Iterable[int | None], longest: int | None = None) -> Iterator[str]:
-    """Where the masks are for longer rows than some that are measured.
+def of_unused_fields(recipe: Recipe, maximum_length: int | None, *, learns: bool) -> Iterator[Note]:
+    """Fields that were set and have no effect.
 
     Args:
-        plan: with the masks.
-        lengths: tokens of the rows that are measured.
-        longest: of the rows that the masks were learned on; None: as many as they reach over.
+        recipe: the recipe.
+        maximum_length: positions of the model; None: no limit.
+        learns: a plan is learned, not followed.
+    """
+    rows, blocks = recipe.rows, recipe.blocks
+    if rows.available and "max_length" in recipe.fields_set and maximum_length and rows.max_length > maximum_length:
+        yield Note(
+            code=NoteCode.LENGTH_LIMITED,
+            text=f"--max-length {rows.max_length}: the model takes {maximum_length} tokens; longer rows are cut there",
+        )
+    candidates = (*_BLOCK_FIELDS, "kernel") if learns else _BLOCK_FIELDS  # the masks of a plan may use the kernel
+    yield from _unused(
+        (name for name in candidates if not blocks.drops_any),
+        recipe,
+        "no blocks are dropped (--drop-blocks, --drop-blocks-by-kind)" if learns else "no masks are learned",
+    )
+    target = recipe.engine.target
+    yield from _unused(
+        (name for name, field in FIELDS.items() if extra_of(field, "target") not in (None, target)),
+        recipe,
+        f"the target is {target}",
+    )
+    if learns and recipe.selection.searches and not blocks.drops_any:
+        changed = [name for name in _TRAINING_FIELDS if recipe.value(name) != FIELDS[name].default]
+        yield from _unused(changed, recipe, f"{recipe.selection.method} searches and does not train")
+
+
+def _unused(names: Iterable[str], recipe: Recipe, reason: str) -> Iterator[Note]:
+    flags = [flag_of(name) for name in names if name in recipe.fields_set]
+    if flags:
+        yield Note(code=NoteCode.NO_EFFECT, text=f"{reason}: {' and '.join(flags)} had no effect")
+
+
+def of_selection(folder: ModelFolder, selected: SelectedPlan, data: Data | None) -> Iterator[Note]:
+    """How the compressed model came about, and what its numbers leave out."""
+    if selected.trained:
+        how = "with its masks" if selected.plan.masks else "while its heads were selected"
+        yield Note(
+            code=NoteCode.TRAINED_ALONG,
+            text=f"the compressed model was trained {how}; dense is the untrained model folder with every head, through"
+            " the same export, passes and runtime",
+        )
+    config = folder.config
+    if isinstance(config, SegmentConfig) and config.memory_length:
+        yield Note(
+            code=NoteCode.SEGMENT_MEMORY,
+            text="the graph reads a text segment by segment: its inputs include one memory per layer, empty at first and"
+            f" up to {config.memory_length} positions long, and its outputs the memories for the next segment; times"
+            " include memories at their full length",
+        )
+    elif folder.task == "causal-lm":
+        yield Note(
+            code=NoteCode.NO_CACHE,
+            text="the language model is exported without a key/value cache: every call reads the whole text",
+        )
+    if data is None:
+        yield Note(
+            code=NoteCode.NO_METRIC,
+            text="no metric was measured, because there are no rows (--data, --eval-data or --test-data)",
+        )
+
+
+def of_masks(plan: Plan, lengths: Iterable[int | None], maximum_row: int | None = None) -> Iterator[Note]:
+    """Lengths at which only the beginning of the masks applies.
+
+    Args:
+        plan: a plan, with masks or without.
+        lengths: lengths that are measured, in tokens.
+        maximum_row: longest row that the masks were learned on; None: as long as the masks.
     """
     if not plan.masks:
         return
     reach = min(size for mask in plan.masks.values() for size in (mask.queries, mask.keys))
-    reach = reach if longest is None else min(reach, longest)
-    others = sorted({seq for seq in lengths if seq is not None and seq < reach})
-    if others:
-        yield f"the masks are of rows of up to {reach} tokens; at {', '.join(map(str, others))} their beginning counts"
+    reach = reach if maximum_row is None else min(reach, maximum_row)
+    shorter = sorted({seq for seq in lengths if seq is not None and seq < reach})
+    if shorter:
+        yield Note(
+            code=NoteCode.MASKS_LONGER,
+            text=f"the masks cover rows of up to {reach} tokens; at length {', '.join(map(str, shorter))} only the first"
+            " positions of the masks apply",
+        )
 
 
-def of_run(folder: ModelFolder, chosen: SelectedPlan, data: Data | None) -> Iterator[str]:
-    """What was made, how, and what was not measured."""
-    if chosen.trained:
-        how = "with its masks" if chosen.plan.masks else "while its heads were chosen"
-        yield (
-            f"the compressed model was trained {how}; dense is the model folder as it was given, with every head,"
-            " through the same export, passes and runtime"
+def of_emptied_heads(requested: Plan, carried_out: Plan) -> Iterator[Note]:
+    """Heads that a plan keeps and that are dropped all the same, because their masks keep no block."""
+    emptied = [
+        f"{site.name} {', '.join(str(head) for head in site.kept if head not in carried_out[site.name].kept)}"
+        for site in requested.sites
+        if site.kept != carried_out[site.name].kept
+    ]
+    if emptied:
+        yield Note(
+            code=NoteCode.HEADS_EMPTIED,
+            text=f"heads whose masks keep no block are dropped like any other: {'; '.join(emptied)}",
         )
-    config = folder.config
-    if isinstance(config, SegmentConfig) and config.memory_length:
-        yield (
-            f"the graph reads a text segment by segment: it takes a memory a layer, {config.memory_length} positions at"
-            " most and none at first, and gives the memories for the next segment; times are with memories as"
-            " long as they become beside the tokens that are timed"
-        )
-    elif folder.task == "causal-lm":
-        yield "the language model is exported without a key/value cache: every call reads the whole text"
-    if data is None:
-        yield "no rows were given, so no metric was measured (--data, --eval-data or --test-data)"
+
+
+def of_unmeasured_memory(facts: Mapping[VariantName, EngineFacts]) -> Iterator[Note]:
+    """Engines whose memory could not be measured."""
+    for name, engine in facts.items():
+        if engine.peak_memory_bytes is None:
+            yield Note(
+                code=NoteCode.MEMORY_UNMEASURED,
+                text=f"{name}: memory was not measured: too little is free to load the engine once more, or the runtime"
+                " does not report it",
+            )

@@ -1,144 +1,141 @@
-"""One side of the comparison: a plan, exported, shrunk, built, and proven at every step."""
+"""One variant of the model on its way to an engine: exported, shrunk, built, and proven at every step."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import graph_passes
 from compressor.config.run import Recipe
-from compressor.errors import SiteRefusedError
+from compressor.config.sections import EngineConfig, ExportConfig
+from compressor.errors import ErrorCode, SiteRefusedError
 from compressor.export import export_reference
 from compressor.model_folder import ModelFolder, example_inputs
-from compressor.progress import Listener
-from compressor.report import Proof
+from compressor.results import VariantName
 from compressor.run import verify
-from compressor.run.verify import Case
-from compressor.targets import ENGINE_FILES, BuildOptions, Engine, target
+from compressor.run.products import Case, ExportedGraph, ShrunkGraph, Variant
+from compressor.targets import BuildOptions, Engine, target
 from compressor.units import Site, keep_all
-from compressor.workdir import WorkDir
-from graph_passes import Plan, Refusal, Shrunk
+from graph_passes import Plan, Shrunk
 
 
-@dataclass(frozen=True)
-class Variant:
-    """What came out of one plan.
-
-    Attributes:
-        name: `dense` or `compressed`.
-        plan: as it was carried out, see `graph_passes.Shrunk`.
-        reference: the gated graph, every head still there.
-        graph: the shrunk graph.
-        engine: what the runtime runs.
-        proofs: every step against the one before.
-        lowered: masked sites that are block-sparse in `graph`.
-        dense: masked sites that were to be, and the operator in the way.
-        unused: site -> key blocks that are not projected there.
-    """
-
-    name: verify.VariantName
-    plan: Plan
-    reference: Path
-    graph: Path
-    engine: Engine
-    proofs: tuple[Proof, ...]
-    lowered: tuple[str, ...] = ()
-    dense: tuple[Refusal, ...] = ()
-    unused: Mapping[str, int] = field(default_factory=dict)
-
-
-def build(
-    name: verify.VariantName,
-    folder: ModelFolder,
-    plan: Plan,
-    recipe: Recipe,
-    tried: Sequence[Case],
-    work: WorkDir,
-    listen: Listener,
-    lower: Collection[str] = (),
-    tuning: BuildOptions | None = None,
-) -> Variant:
-    """Export, shrink and build the model with a plan, and prove each step.
+def export_graph(
+    name: VariantName, folder: ModelFolder, plan: Plan, config: ExportConfig, cases: Sequence[Case], out: Path
+) -> ExportedGraph:
+    """Export the gated model, with every unit still in it, and prove the graph.
 
     Args:
-        name: which side this is.
+        name: which variant it is.
         folder: the model.
         plan: one entry for each of its sites.
-        recipe: how to export and build.
-        tried: inputs of the proofs.
-        work: gets `model.onnx`, the shrunk graph, and the engine, what the runtime loads: those of the compressed side
-            go into its result.
-        listen: hears of the stages.
-        lower: masked sites to make block-sparse.
-        tuning: sizes that the engine must take.
+        config: form of the graph.
+        cases: inputs of the proof.
+        out: file to write.
 
     Raises:
-        SiteRefusedError: a site cannot be shrunk as the plan asks.
-        MismatchError: two steps do not compute the same.
-        TargetMissingError: the runtime or its device is not there.
+        MismatchError: the graph computes something else than the model.
     """
-    place = work.result if name == "compressed" else work.scratch / name
-    place.mkdir(exist_ok=True)
-    reference, graph = work.scratch / f"{name}.reference.onnx", place / "model.onnx"
-    with listen.stage(f"{name}: exporting the graph"):
-        inputs = example_inputs(folder, batch=2, seq=8)
-        export_reference(
-            folder.model, plan, inputs, reference, opset=recipe.export.opset, attention=recipe.export.attention
-        )
-        exported = verify.prove_export(folder.model, plan, reference, tried, name, attention=recipe.export.attention)
-        verify.require(exported)
-    with listen.stage(f"{name}: shrinking it"):
-        shrunk = require(shrink(reference, plan, lower))
-        graph_passes.save(shrunk.model, graph)
-        same = verify.require(verify.prove_shrunk(reference, graph, tried, name))
-    with listen.stage(f"{name}: building the engine"):
-        engine = make_engine(graph, place, recipe, tuning)
-        runs = verify.require(verify.prove_engine(graph, engine, tried, name))
-    proofs, blocks = (exported, same, runs), (shrunk.lowered, shrunk.dense, shrunk.unused)
-    return Variant(name, shrunk.plan, reference, graph, engine, proofs, *blocks)
+    inputs = example_inputs(folder, batch=2, seq=8)
+    export_reference(folder.model, plan, inputs, out, opset=config.opset, attention=config.attention)
+    proof = verify.prove_export(folder.model, plan, out, cases, name, attention=config.attention)
+    return ExportedGraph(name, plan, out, verify.require(proof))
 
 
-def make_engine(graph: Path, folder: Path, recipe: Recipe, tuning: BuildOptions | None) -> Engine:
-    """Build a graph's engine as a recipe asks, in a folder, under the name that its runtime has for it."""
-    return target(recipe.engine.target)(
-        graph,
-        folder / ENGINE_FILES[recipe.engine.target],
-        precision=recipe.engine.precision,
-        provider=recipe.engine.provider,
-        threads=recipe.engine.threads,
-        tuning=tuning,
+def shrink_graph(
+    reference: ExportedGraph, cases: Sequence[Case], out: Path, *, lower: Collection[str] = ()
+) -> ShrunkGraph:
+    """Remove what the plan drops from a reference graph, and prove the result.
+
+    Args:
+        reference: the reference graph.
+        cases: inputs of the proof.
+        out: file to write.
+        lower: masked sites to make block-sparse.
+
+    Raises:
+        SiteRefusedError: a site cannot be shrunk.
+        MismatchError: the shrunk graph computes something else.
+    """
+    shrunk = require_complete(shrink(reference.path, reference.plan, lower))
+    graph_passes.save(shrunk.model, out)
+    proof = verify.require(verify.prove_shrunk(reference.path, out, cases, reference.name))
+    return ShrunkGraph(
+        name=reference.name,
+        plan=shrunk.plan,
+        path=out,
+        proofs=(reference.proof, proof),
+        lowered=shrunk.lowered,
+        dense=shrunk.dense,
+        unused=shrunk.unused,
     )
 
 
-def cpu_fallback(recipe: Recipe) -> Recipe:
-    """The recipe with ONNX Runtime on the CPU in its target's place, which proves what the target cannot here."""
-    return recipe.updated(target="ort", precision="fp32", provider="cpu")
+def build_variant(graph: ShrunkGraph, config: EngineConfig, options: BuildOptions, cases: Sequence[Case]) -> Variant:
+    """Build the engine of a graph beside it, and prove it.
+
+    Args:
+        graph: the shrunk graph.
+        config: target and precision.
+        options: sizes and settings of the build.
+        cases: inputs of the proof.
+
+    Raises:
+        TargetMissingError: the runtime or its device is missing.
+        MismatchError: the engine computes something else than the graph.
+    """
+    engine = build_engine(graph.path, graph.path.parent, config, options)
+    proof = verify.require(verify.prove_engine(graph.path, engine, cases, graph.name))
+    return Variant(graph, engine, (*graph.proofs, proof))
+
+
+def build_engine(graph: Path, folder: Path, config: EngineConfig, options: BuildOptions) -> Engine:
+    """Build the engine of a graph into a folder, under the file name that its target has for it."""
+    runtime = target(config.target)
+    return runtime(
+        graph,
+        folder / runtime.engine_file,
+        precision=config.precision,
+        provider=config.provider,
+        threads=config.threads,
+        options=options,
+    )
 
 
 def shrink(reference: Path, plan: Plan, lower: Collection[str] = ()) -> Shrunk:
-    """The graph without the heads that the plan drops, and block-sparse at the sites to `lower`."""
+    """The graph without the heads that the plan drops, and block-sparse at the sites in `lower`."""
     return graph_passes.shrink(graph_passes.load(reference), plan, lower=lower)
 
 
-def require(shrunk: Shrunk) -> Shrunk:
-    """What was shrunk, if nothing was refused.
+def require_complete(shrunk: Shrunk) -> Shrunk:
+    """What was shrunk, if no site was refused.
 
     Raises:
-        SiteRefusedError: a site was; the message names the operator in the way.
+        SiteRefusedError: a site was; the message names the operator that prevents it.
     """
     if shrunk.obstacle:
         raise SiteRefusedError(
-            f"{shrunk.obstacle}; keep every head of the site in a plan of your own (--plan), or try --attention sdpa or"
-            " --opset 23"
+            f"{shrunk.obstacle}; keep every head of the site in a plan (--plan), or try --attention sdpa or --opset 23",
+            code=ErrorCode.SITE_REFUSED,
+            refused=shrunk.refused,
         )
     return shrunk
 
 
 def rehearsal_plan(sites: Sequence[Site]) -> Plan:
-    """A plan that drops the first key/value head of every site, with all that read it.
+    """A plan that drops the first key/value head of every site, with all query heads that read it.
 
-    Sites that it cannot shrink, no plan can: that is known before hours of learning.
+    A site that cannot be shrunk by this plan cannot be shrunk by any: the rehearsal shows that before hours of learning.
     """
     dense = keep_all(sites).sites
     return Plan(sites=tuple(replace(site, kept=site.kept[site.heads // site.kv_heads :], scale=()) for site in dense))
+
+
+def rehearse(reference: Path, sites: Sequence[Site]) -> Shrunk:
+    """Shrink the dense reference graph by the rehearsal plan; `refused` holds the sites that no plan can shrink."""
+    return shrink(reference, rehearsal_plan(sites))
+
+
+def cpu_fallback(recipe: Recipe) -> Recipe:
+    """The recipe for ONNX Runtime on the CPU in fp32, which proves and measures what the target cannot on this machine."""
+    return recipe.updated(target="ort", precision="fp32", provider="cpu")

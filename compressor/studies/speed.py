@@ -22,8 +22,8 @@ from compressor.export import export_reference
 from compressor.measure import interleave
 from compressor.model_folder import example_inputs
 from compressor.progress import ProgressCallback
-from compressor.run import evaluate
-from compressor.run.variant import rehearsal_plan, require, shrink
+from compressor.run.sizes import timed_lengths
+from compressor.run.variant import rehearsal_plan, require_complete, shrink
 from compressor.selection.options import heads_to_keep
 from compressor.selection.search import Head
 from compressor.studies import figures
@@ -101,7 +101,7 @@ class SpeedStudy(Study):
 
     @property
     def _seq(self) -> int | None:
-        return evaluate.lengths(self.asked.recipe, self.subject.folder)[0]
+        return timed_lengths(self.asked.recipe.measure, self.subject.folder)[0]
 
     def settings(self) -> dict[str, Any]:
         batches = sorted({self._batch, *self._batches})
@@ -127,7 +127,7 @@ class SpeedStudy(Study):
         kept = self._mask(cell) if cell.asked["what"] != "grid" else [(site, head) for site, head in cell.asked["kept"]]
         plan = keep_only(self.subject.sites, dict.fromkeys(kept, 1.0))
         graph = work / "model.onnx"
-        graph_passes.save(require(shrink(self._reference, plan)).model, graph)
+        graph_passes.save(require_complete(shrink(self._reference, plan)).model, graph)
         if self._dense is None:  # its file may go with this cell's folder: the runtime has it open
             self._dense = self._built(self.folder.scratch("dense.onnx"), work / "dense.onnx")
         engine = self._built(graph, work / "engine.onnx")
@@ -158,8 +158,8 @@ class SpeedStudy(Study):
         export_reference(
             subject.model, dense, inputs, self._reference, opset=recipe.export.opset, attention=recipe.export.attention
         )
-        require(shrink(self._reference, rehearsal_plan(subject.sites)))  # sites that cannot be shrunk are known now
-        graph_passes.save(require(shrink(self._reference, dense)).model, self.folder.scratch("dense.onnx"))
+        require_complete(shrink(self._reference, rehearsal_plan(subject.sites)))  # sites that cannot be shrunk are known now
+        graph_passes.save(require_complete(shrink(self._reference, dense)).model, self.folder.scratch("dense.onnx"))
         return {"heads": len(subject.heads), **_size(self.folder.scratch("dense.onnx"))}
 
     @property
@@ -168,7 +168,7 @@ class SpeedStudy(Study):
 
     def _built(self, graph: Path, out: Path) -> Engine:
         recipe = self.asked.recipe
-        lengths = evaluate.lengths(recipe, self.subject.folder)
+        lengths = timed_lengths(recipe.measure, self.subject.folder)
         tuning = BuildOptions(
             batch=span(recipe.measure.batch), seq=span(seq or 1 for seq in lengths), kernel=recipe.engine.kernel
         )
@@ -178,7 +178,7 @@ class SpeedStudy(Study):
             precision=recipe.engine.precision,
             provider=recipe.engine.provider,
             threads=recipe.engine.threads,
-            tuning=tuning,
+            options=tuning,
         )
 
     def _mask(self, cell: Cell) -> list[Head]:

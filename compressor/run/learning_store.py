@@ -1,0 +1,170 @@
+"""What an interrupted run left of its learning, and what the same run resumes from."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors.torch
+from accelerate import PartialState
+from transformers import PreTrainedModel
+
+from compressor.config.run import Recipe
+from compressor.errors import ErrorCode, UsageError
+from compressor.results import CurvePoint, Note, NoteCode
+from compressor.run.products import LoadedModel, SelectedPlan
+from compressor.tasks import Data
+from compressor.workdir import MAPS, write_json
+from graph_passes import Plan
+
+_CHECKPOINTS = {
+    "checkpoints": "learning",
+    "blocks/entmax": "learning with entmax",
+    "blocks/checkpoints": "learning with masks",
+}
+"""Folder of the checkpoints of each stage, in order."""
+_FINISHED, _KEY, _PLAN, _WEIGHTS = "done.json", "key", "plan.json", "model.safetensors"
+
+
+@dataclass(frozen=True)
+class LearningStore:
+    """The folder of what a run learns.
+
+    Attributes:
+        path: the folder.
+        notes: what of an interrupted run is used, or was discarded.
+    """
+
+    path: Path
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def checkpoints(self) -> Path:
+        """Checkpoints of the selection of heads."""
+        return self.path / "checkpoints"
+
+    @property
+    def blocks(self) -> Path:
+        """Attention maps, masks, and checkpoints of learning with them."""
+        return self.path / "blocks"
+
+    def finished(self, model: PreTrainedModel) -> SelectedPlan | None:
+        """What an earlier run finished learning; None: nothing. The model gets the weights that belong to it."""
+        file = self.path / _FINISHED
+        if not file.is_file():
+            return None
+        content = json.loads(file.read_text())
+        if content["trained"]:
+            safetensors.torch.load_model(model, str(self.path / _WEIGHTS))
+        return SelectedPlan(
+            plan=Plan.load(self.path / _PLAN),
+            curves=tuple(CurvePoint.model_validate(point) for point in content["curves"]),
+            trained=content["trained"],
+            notes=tuple(_note_of(note) for note in content["notes"]),
+        )
+
+    def finish(self, selected: SelectedPlan, model: PreTrainedModel) -> None:
+        """Store what was learned, so that a run that is interrupted later does not learn again."""
+        if selected.trained:
+            safetensors.torch.save_model(model, str(self.path / _WEIGHTS))
+        selected.plan.save(self.path / _PLAN)
+        content = {
+            "trained": selected.trained,
+            "curves": [point.model_dump() for point in selected.curves],
+            "notes": [note.model_dump() for note in selected.notes],
+        }
+        write_json(self.path / _FINISHED, content)
+        for part in _CHECKPOINTS:
+            shutil.rmtree(self.path / part, ignore_errors=True)
+
+
+def open_learning_store(
+    recipe: Recipe, model: LoadedModel, data: Data, path: Path, state: PartialState
+) -> LearningStore:
+    """Open the store of a run. What another recipe, model or rows left there is discarded; the same run's is kept.
+
+    Every process of a distributed run calls this; only the main process writes.
+
+    Args:
+        recipe: its fields that decide what is learned are part of the store's key, and so are model and rows.
+        model: the model.
+        data: the rows.
+        path: folder of the store.
+        state: the processes of the run.
+
+    Raises:
+        UsageError: the store holds the work of another run, and the recipe does not allow to discard it (`force`).
+    """
+    notes: tuple[Note, ...] = ()
+    if state.is_main_process:
+        hashes = {"train": data.train_hash or "", "eval": data.eval_hash or ""}
+        key = recipe.learning_key(model=model.folder.fingerprint, **hashes)
+        notes = (*_claim(path, key, force=recipe.output.force), *_resumed(path, own_maps=recipe.blocks.maps is None))
+    state.wait_for_everyone()
+    return LearningStore(path, notes)
+
+
+def _claim(store: Path, key: str, *, force: bool) -> Iterator[Note]:
+    """Empty the store unless it has this key."""
+    stamp = store / _KEY
+    if stamp.is_file() and stamp.read_text() == key:
+        return
+    if store.exists():
+        if not force and (progress := _progress(store)):
+            raise UsageError(
+                f"{store}: an interrupted run with another recipe, model or rows learned here ({progress}); run it to"
+                " its end, write to another folder (-o), or discard its work (--force)",
+                code=ErrorCode.RUN_DIFFERS,
+                path=store,
+            )
+        yield Note(
+            code=NoteCode.STARTED_AFRESH,
+            text="the recipe, the model or the rows differ from those of the interrupted run: learning starts afresh",
+        )
+        shutil.rmtree(store)
+    store.mkdir()
+    stamp.write_text(key)
+
+
+def _resumed(store: Path, *, own_maps: bool) -> Iterator[Note]:
+    """Notes on what of an interrupted run is used."""
+    if (store / _FINISHED).is_file():
+        yield Note(code=NoteCode.RESUMED, text=f"the plan was learned by an interrupted run and is taken from {store}")
+        return
+    for part, stage in _CHECKPOINTS.items():
+        if step := _last_step(store / part):
+            yield Note(code=NoteCode.RESUMED, text=f"{stage} resumes from {step} of an interrupted run")
+    if own_maps and (store / MAPS).is_file():
+        yield Note(code=NoteCode.RESUMED, text="masks are derived from the attention maps of an interrupted run")
+    if any((store / "checkpoints").glob("checkpoint-*.npz")):
+        yield Note(code=NoteCode.RESUMED, text="the search resumes with the evaluations of an interrupted run")
+
+
+def _last_step(checkpoints: Path) -> str | None:
+    """Progress of an interrupted run's last complete checkpoint: `step 40 of 120`."""
+    states = []
+    for path in checkpoints.glob("checkpoint-*/trainer_state.json"):
+        with contextlib.suppress(OSError, ValueError):  # an incomplete checkpoint, which learning ignores too
+            states.append(json.loads(path.read_text()))
+    last = max(states, key=lambda state: int(state["global_step"]), default=None)
+    return last and f"step {last['global_step']} of {last['max_steps']}"
+
+
+def _progress(store: Path) -> str | None:
+    """How far an interrupted run got; None: it left nothing to resume from."""
+    if (store / _FINISHED).is_file():
+        return "learning had finished"
+    for part in reversed(_CHECKPOINTS):
+        if step := _last_step(store / part):
+            return step
+    if (store / MAPS).is_file():
+        return "attention maps"
+    return "a search" if any((store / "checkpoints").glob("checkpoint-*.npz")) else None
+
+
+def _note_of(stored: object) -> Note:
+    return Note(text=stored) if isinstance(stored, str) else Note.model_validate(stored)

@@ -1,0 +1,61 @@
+"""The first stages of a run: the model with its sites, and its rows."""
+
+from __future__ import annotations
+
+import shlex
+
+from compressor import model_folder
+from compressor.block_masks.train_masked import shares
+from compressor.config.run import Recipe
+from compressor.model_folder import example_inputs
+from compressor.results import MissingTarget
+from compressor.run.products import LoadedModel
+from compressor.run.sizes import timed_lengths
+from compressor.selection.learn import check_budget, check_options, heads_to_keep, pool_of
+from compressor.targets import target
+from compressor.tasks import Data, open_data
+from compressor.units import find_sites
+from compressor.units.entmax import entmax_function
+
+
+def load_model(recipe: Recipe) -> LoadedModel:
+    """Load the model and find its sites. Whatever is bound to fail later fails here, before anything is exported.
+
+    Raises:
+        CompressorError: the target, an option, the model folder, a length or a share cannot be used.
+    """
+    runtime, engine, source = target(recipe.engine.target), recipe.engine, recipe.source
+    reason = runtime.missing()
+    if reason is None:
+        runtime.check(precision=engine.precision, provider=engine.provider, kernel=engine.kernel)
+    if recipe.plan_file is None and (recipe.selects_heads or recipe.blocks.drops_any):
+        check_options(recipe.selection, heads=recipe.selects_heads, blocks=recipe.blocks.drops_any)
+    folder = model_folder.load(
+        source.model,
+        task=source.task,
+        needs_processor=True,
+        allow_pickle=source.allow_pickle,
+        trust_remote_code=source.trust_remote_code,
+    )
+    sites = find_sites(folder.model, example_inputs(folder, 2, 8), attention=recipe.export.attention)
+    example_inputs(folder, 1, max(seq or 1 for seq in timed_lengths(recipe.measure, folder)))
+    if recipe.selection.keep is not None:
+        heads_to_keep(recipe.selection.keep, sum(site.heads for site in pool_of(sites, recipe.selection.options)))
+    shares(recipe, sites)
+    if recipe.blocks.entmax and recipe.blocks.drops_any:
+        entmax_function()
+    command = shlex.join(["compress", "build", str(recipe.output.out), "--target", engine.target])
+    missing = None if reason is None else MissingTarget(target=engine.target, reason=reason, command=command)
+    return LoadedModel(folder, tuple(sites), missing)
+
+
+def read_rows(recipe: Recipe, model: LoadedModel) -> Data:
+    """Read and encode the rows of a recipe.
+
+    Raises:
+        InputError: rows cannot be read, or are too few for a certificate.
+        UsageError: the metric cannot fall by as much as `max_drop` allows.
+    """
+    data = open_data(recipe.rows, model.folder, recipe.selection.seed)
+    check_budget(recipe.selection, data)
+    return data

@@ -1,0 +1,67 @@
+"""Times, sizes and memory of the engines of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from compressor.config.run import Recipe
+from compressor.measure import facts, interleave
+from compressor.progress import ProgressCallback
+from compressor.results import EngineFacts, Speed, VariantName
+from compressor.run.products import Variant
+from compressor.targets.base import Feeds
+
+
+def time_variants(
+    dense: Variant,
+    compressed: Variant,
+    feeds: Feeds,
+    recipe: Recipe,
+    *,
+    batch: int,
+    seq: int | None,
+    on_progress: ProgressCallback,
+) -> Speed:
+    """Time both engines in turn on the same inputs.
+
+    Args:
+        dense: the engine to compare with.
+        compressed: the engine to judge.
+        feeds: inputs by name.
+        recipe: time to spend, and the seed of the bootstrap.
+        batch: batch size of the inputs.
+        seq: their length in tokens; None for a model of images or sound.
+        on_progress: called with (rounds, rounds in all).
+    """
+    return interleave(
+        dense.engine,
+        compressed.engine,
+        feeds,
+        batch=batch,
+        seq=seq,
+        seconds=recipe.measure.seconds,
+        seed=recipe.selection.seed,
+        tell=on_progress,
+    )
+
+
+def engine_facts(variants: Sequence[Variant], *, batch: int, seq: int) -> Mapping[VariantName, EngineFacts]:
+    """Sizes, memory and operators of each engine; memory is measured on inputs of this size.
+
+    Only the compressed engine's file is named, since only that one is in the output folder.
+    """
+    return {
+        variant.name: facts(
+            variant.engine,
+            variant.graph.path,
+            batch=batch,
+            seq=seq,
+            file=variant.engine.path.name if variant.name == "compressed" else None,
+        )
+        for variant in variants
+    }
+
+
+def timing_stage(batch: int, seq: int | None) -> str:
+    """Name of the stage that times both engines at one size."""
+    return f"timing both, batch {batch}" + (f", {seq} tokens" if seq else "")

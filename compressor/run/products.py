@@ -1,0 +1,150 @@
+"""The products that the stages of a run pass on: frozen data, each made by one stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from compressor.model_folder import ModelFolder
+from compressor.results import CurvePoint, EngineFacts, MissingTarget, Note, Proof, Speed, VariantName
+from compressor.targets import BuildOptions, Engine
+from compressor.targets.base import Feeds
+from compressor.units import Site
+from graph_passes import Plan, Refusal
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """The model of a run.
+
+    Attributes:
+        folder: the model with its tokenizer or processor.
+        sites: its attention sites, in call order.
+        missing: what this machine lacks to build for the requested target; None: nothing.
+    """
+
+    folder: ModelFolder
+    sites: tuple[Site, ...]
+    missing: MissingTarget | None = None
+
+
+@dataclass(frozen=True)
+class SelectedPlan:
+    """A plan and where it came from.
+
+    Attributes:
+        plan: one entry a site, with the fingerprint of the weights that it belongs to.
+        curves: what was measured while it was learned.
+        trained: whether the model's weights were trained along with it.
+        notes: for the readers of the report.
+    """
+
+    plan: Plan
+    curves: tuple[CurvePoint, ...] = ()
+    trained: bool = False
+    notes: tuple[Note, ...] = ()
+
+
+@dataclass(frozen=True)
+class Case:
+    """One batch of inputs for the proofs.
+
+    Attributes:
+        feeds: input name -> array.
+        name: description for readers: `batch 2, length 17, padded`.
+    """
+
+    feeds: Feeds
+    name: str
+
+
+@dataclass(frozen=True)
+class RunSizes:
+    """Every size that a run needs, worked out before anything is built.
+
+    Attributes:
+        lengths: lengths to time, in tokens; `(None,)` for a model of images or sound, which have one size.
+        cases: inputs of the proofs.
+        mask_reach: positions that the masks of the plan cover, or will cover; None without masks.
+        longest_row: length at which a mask counts most: the longest row, at most `mask_reach`; None without masks.
+        build: sizes and settings of the engines.
+    """
+
+    lengths: tuple[int | None, ...]
+    cases: tuple[Case, ...]
+    mask_reach: int | None
+    longest_row: int | None
+    build: BuildOptions
+
+
+@dataclass(frozen=True)
+class ExportedGraph:
+    """The reference graph of a plan: every unit is still in it, gated.
+
+    Attributes:
+        name: which variant it belongs to.
+        plan: the plan whose gates and masks it holds.
+        path: its file.
+        proof: gated model = reference graph.
+    """
+
+    name: VariantName
+    plan: Plan
+    path: Path
+    proof: Proof
+
+
+@dataclass(frozen=True)
+class ShrunkGraph:
+    """The graph without the units that its plan drops.
+
+    Attributes:
+        name: which variant it belongs to.
+        plan: the plan as it was carried out, see `graph_passes.Shrunk`.
+        path: its file.
+        proofs: those of the reference graph, and reference graph = shrunk graph.
+        lowered: masked sites that are block-sparse in the graph.
+        dense: masked sites that were to be block-sparse, with the operator that prevents it.
+        unused: site -> key blocks that are not projected.
+    """
+
+    name: VariantName
+    plan: Plan
+    path: Path
+    proofs: tuple[Proof, ...]
+    lowered: tuple[str, ...] = ()
+    dense: tuple[Refusal, ...] = ()
+    unused: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One side of the comparison, ready to be scored and timed.
+
+    Attributes:
+        graph: what the engine was built from.
+        engine: what the runtime runs.
+        proofs: those of the graph, and shrunk graph = engine.
+    """
+
+    graph: ShrunkGraph
+    engine: Engine
+    proofs: tuple[Proof, ...]
+
+    @property
+    def name(self) -> VariantName:
+        return self.graph.name
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What was measured of both engines.
+
+    Attributes:
+        speeds: times at each size.
+        facts: sizes, memory and operators of each engine.
+    """
+
+    speeds: tuple[Speed, ...]
+    facts: Mapping[VariantName, EngineFacts]

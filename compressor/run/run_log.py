@@ -1,0 +1,38 @@
+"""The log of a run: how long each stage took, and the notes for the readers of the report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from compressor.progress import Listener, ProgressCallback
+from compressor.results import Note
+
+
+class RunLog:
+    """Passes stages and notes on to a listener, and keeps them.
+
+    Attributes:
+        seconds: wall time by stage.
+        notes: notes in the order in which they were added.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self.seconds: dict[str, float] = {}
+        self.notes: list[Note] = []
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[ProgressCallback]:
+        """Time a stage; the value is the callback for its progress."""
+        start = time.perf_counter()
+        with self._listener.stage(name) as on_progress:
+            yield on_progress
+        self.seconds[name] = round(time.perf_counter() - start, 3)
+
+    def add_notes(self, notes: Iterable[Note]) -> None:
+        """Add the notes of a product."""
+        for note in notes:
+            self.notes.append(note)
+            self._listener.note(note)

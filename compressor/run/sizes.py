@@ -1,0 +1,105 @@
+"""Every size that a run needs: lengths to time, inputs of the proofs, and the sizes that engines must take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from compressor.block_masks.train_masked import opened_maps, reach
+from compressor.config.run import Recipe
+from compressor.config.sections import MeasureConfig
+from compressor.errors import ErrorCode, InputError, UsageError
+from compressor.model_folder import ModelFolder, example_inputs
+from compressor.model_folder.example_inputs import takes_text, token_limit
+from compressor.run import verify
+from compressor.run.build_options import build_options
+from compressor.run.products import LoadedModel, RunSizes, SelectedPlan
+from compressor.tasks import Data
+
+_LENGTH = 128
+"""Length to time where the recipe sets none, in tokens."""
+
+
+def work_out_sizes(recipe: Recipe, model: LoadedModel, data: Data | None, followed: SelectedPlan | None) -> RunSizes:
+    """Work out every size of a run before anything is built.
+
+    Args:
+        recipe: the recipe.
+        model: the model.
+        data: the rows; None: there are none.
+        followed: the plan to follow; None: one is learned.
+
+    Raises:
+        InputError: a row is longer than the masks of the plan, or attention maps are too short.
+        UsageError: a length to time is longer than the masks.
+    """
+    folder = model.folder
+    mask_reach = _mask_reach(recipe, folder, data, followed)
+    if followed is None and recipe.blocks.maps is not None and mask_reach is not None:
+        opened_maps(recipe.blocks.maps, folder.model, model.sites, mask_reach)
+    longest_row = mask_reach
+    if mask_reach is not None and data is not None:
+        row = min(reach(folder.model, data, recipe), _longest(data))
+        if row > mask_reach:
+            raise InputError(
+                f"a row has {row} tokens, but the masks of the plan cover {mask_reach}; cut rows"
+                f" (--max-length {mask_reach})",
+                code=ErrorCode.TOO_LONG,
+                field="max_length",
+                value=row,
+            )
+        longest_row = min(mask_reach, _longest(data))
+    lengths = timed_lengths(recipe.measure, folder, mask_reach, longest_row)
+    cases = verify.make_cases(
+        lambda *size: example_inputs(folder, *size), maximum_length=token_limit(folder.model), mask_reach=mask_reach
+    )
+    options = build_options(recipe, lengths, [case.feeds for case in cases], data)
+    return RunSizes(lengths, cases, mask_reach, longest_row, options)
+
+
+def timed_lengths(
+    config: MeasureConfig, folder: ModelFolder, mask_reach: int | None = None, longest_row: int | None = None
+) -> tuple[int | None, ...]:
+    """The lengths to time, in tokens; `(None,)` for a model of images or sound, which have one size.
+
+    Args:
+        config: may set lengths.
+        folder: the model.
+        mask_reach: positions that the masks of the plan cover; None: no masks.
+        longest_row: length of the longest row, at which masks that cover more are timed; None: no rows.
+
+    Raises:
+        UsageError: lengths are set for a model without text, or are longer than the masks.
+    """
+    if not takes_text(folder):
+        if config.seq:
+            raise UsageError(
+                f"--seq {','.join(map(str, config.seq))}: {folder.path} takes no text; omit it",
+                code=ErrorCode.CONTRADICTION,
+                field="seq",
+            )
+        return (None,)
+    longer = [seq for seq in config.seq or () if mask_reach is not None and seq > mask_reach]
+    if longer:
+        raise UsageError(
+            f"--seq {longer[0]}: the masks cover {mask_reach} positions, the maximum length of their rows; time shorter"
+            " lengths, or learn on longer rows (--max-length)",
+            code=ErrorCode.TOO_LONG,
+            field="seq",
+            value=longer[0],
+        )
+    usual = _LENGTH if mask_reach is None else min(mask_reach, longest_row or mask_reach)
+    return config.seq or (min(usual, token_limit(folder.model) or usual),)
+
+
+def _mask_reach(recipe: Recipe, folder: ModelFolder, data: Data | None, followed: SelectedPlan | None) -> int | None:
+    """Positions that the masks of the plan cover, or will cover; None where there are none."""
+    if followed is None and data is not None and recipe.blocks.drops_any:
+        return reach(folder.model, data, recipe)
+    masks = followed.plan.masks.values() if followed is not None else ()
+    limits = [token_limit(folder.model), *(size for mask in masks for size in (mask.queries, mask.keys))]
+    return min(size for size in limits if size is not None) if masks else None
+
+
+def _longest(data: Data) -> int:
+    splits: Sequence[Iterable[int]] = [rows["length"] for rows in (data.train, data.eval, data.test)]
+    return max(length for lengths in splits for length in (0, *lengths))

@@ -1,0 +1,142 @@
+"""The last stage of a run: everything in the output folder besides the engine."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import graph_passes
+from compressor import report as reports
+from compressor.block_masks.mask_selector import MaskSelector
+from compressor.block_masks.train_masked import shares
+from compressor.config.recipe_file import command_line
+from compressor.config.run import Recipe
+from compressor.environment import machine
+from compressor.model_folder import save_companions
+from compressor.results import DropStatus, Refusal, Report, Score, SiteBlocks
+from compressor.run.products import LoadedModel, Measurements, SelectedPlan, Variant
+from compressor.run.run_log import RunLog
+from compressor.silence_libraries import quiet_transformers
+from compressor.targets.tensorrt.metadata import graph_digest
+from compressor.workdir import MAPS, WorkDir
+from graph_passes import Plan
+
+
+def make_report(
+    recipe: Recipe,
+    built: Recipe,
+    model: LoadedModel,
+    selected: SelectedPlan,
+    dense: Variant,
+    compressed: Variant,
+    scores: Sequence[Score],
+    measured: Measurements,
+    refused: Sequence[graph_passes.Refusal],
+    selector: MaskSelector,
+    log: RunLog,
+) -> Report:
+    """The report of a run.
+
+    Args:
+        recipe: what was requested.
+        built: what was built, on the CPU where the machine lacks the target.
+        model: the model.
+        selected: its plan.
+        dense: the variant with every unit.
+        compressed: the variant of the plan.
+        scores: the metric of both.
+        measured: times, sizes and memory of both.
+        refused: sites that no plan could shrink.
+        selector: timed the forms of masked attention.
+        log: stages and notes.
+    """
+    plan = compressed.graph.plan
+    plan = plan.model_copy(update={"evidence": {**plan.evidence, **_evidence(scores)}})
+    results: dict[str, Any] = {
+        "plan": plan,
+        "dense": measured.facts["dense"],
+        "compressed": measured.facts["compressed"],
+        "speeds": measured.speeds,
+        "scores": tuple(scores),
+        "proofs": (*dense.proofs, *compressed.proofs),
+        "drop_status": drop_status(recipe.selection.max_drop, scores),
+        "refused": tuple(
+            Refusal(what=", ".join(sorted(refusal.sites)), why=f"its heads cannot be removed: {refusal}")
+            for refusal in refused
+        ),
+        "blocks": _site_blocks(recipe, plan, compressed, selector),
+    }
+    verdict = reports.verdict(**results, max_drop=recipe.selection.max_drop, missing=model.missing)
+    return Report(
+        verdict=verdict,
+        **results,
+        model=recipe.source.model.resolve().name,
+        family=model.folder.family,
+        task=model.folder.task,
+        notes=tuple(log.notes),
+        curves=selected.curves,
+        target=built.engine.target,
+        missing=model.missing,
+        precision=built.engine.precision,
+        session=dict(compressed.engine.session),
+        machine=machine(),
+        recipe=recipe.flat(),
+        command=command_line(recipe),
+        seconds=log.seconds,
+    )
+
+
+def write_output(report: Report, model: LoadedModel, selected: SelectedPlan, dense: Variant, work: WorkDir) -> Report:
+    """Write plan, report, tokenizer files and trained weights beside the engine of the compressed variant.
+
+    A run that lacks its target also gets the dense graph, to compare with where the engine will be built.
+
+    Returns:
+        The report with the hashes of the graphs.
+    """
+    folder = work.result
+    graphs = {"model.onnx": graph_digest(folder / "model.onnx")}
+    if model.missing is not None:
+        graphs["dense.onnx"] = _save_dense(dense, folder / "dense.onnx")
+    save_companions(model.folder, folder)
+    if selected.trained:
+        with quiet_transformers():
+            model.folder.model.save_pretrained(folder)
+    report = report.model_copy(update={"graphs": graphs})
+    report.plan.save(folder / "plan.json")
+    reports.write(report, folder)
+    if (maps := work.learning / MAPS).is_file():
+        shutil.copyfile(maps, folder / "maps.safetensors")
+    return report
+
+
+def drop_status(max_drop: float | None, scores: Sequence[Score]) -> DropStatus:
+    """Whether the metric fell by no more than is allowed."""
+    if max_drop is None:
+        return DropStatus.NOT_CHECKED
+    worse = [-score.difference if score.higher_is_better else score.difference for score in scores]
+    return DropStatus.PASSED if all(drop <= max_drop for drop in worse) else DropStatus.FAILED
+
+
+def _save_dense(dense: Variant, path: Path) -> str:
+    """Write the dense graph with its data; the hash of both."""
+    graph_passes.save(graph_passes.load(dense.graph.path), path)
+    return graph_digest(path)
+
+
+def _evidence(scores: Sequence[Score]) -> Mapping[str, Any]:
+    """The metric before and after, as a plan records it."""
+    return {
+        score.split: {"metric": score.metric, "rows": score.rows, "dense": score.dense, "compressed": score.compressed}
+        for score in scores
+    }
+
+
+def _site_blocks(recipe: Recipe, plan: Plan, compressed: Variant, selector: MaskSelector) -> tuple[SiteBlocks, ...]:
+    """The blocks of every site from which some were to be dropped."""
+    share = shares(recipe, plan.sites)
+    requested = {site.name for site in plan.sites if share[site.kind] > 0}
+    dense = {name: str(refusal) for refusal in compressed.graph.dense for name in refusal.sites}
+    return selector.told(plan, requested, compressed.graph.lowered, dense, compressed.graph.unused)
