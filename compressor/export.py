@@ -1,8 +1,9 @@
-"""From a gated model to `reference.onnx`: the graph that the shrunk one must equal, gates as named initializers."""
+"""Export of a gated model to `reference.onnx`, with gates as named initializers: what the shrunk graph must equal."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.exporters import OnnxConfig, OnnxExporter
 
-from compressor.errors import InputError, UsageError
+from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.models import SegmentConfig
 from compressor.segment_memory import MAX_POSITIONS, MEMORY_LENGTH
 from compressor.silence_libraries import quiet_tools
@@ -25,6 +26,8 @@ from compressor.units.gating import check_plan, gated
 from compressor.units.hook import Attention, Call, configs, family, intercepted, unwrap
 from graph_passes import Plan, save
 from graph_passes.passes.insert_gates import FINGERPRINT
+
+logger = logging.getLogger(__name__)
 
 OPSETS = (18, 23)
 _BY_PRODUCTS = (
@@ -36,12 +39,12 @@ _BY_PRODUCTS = (
     "decoder_",
     "cross_attentions",
 )
-"""Outputs that no task reads: caches, what `output_*` flags add, and the encoder's states beside a decoder's logits.
+"""Outputs that no task reads: caches, those of `output_*` flags, and encoder states beside the logits of a decoder.
 
-New memories are among them only where no memory goes in.
+New memories of a model that gets memories are named `new_memory_...` and remain.
 """
-_NOTES = ("pkg.torch.onnx.stack_trace", "pkg.torch.onnx.fx_node")
-"""What the exporter writes on each node about the Python that made it: most of the file of a small model."""
+_EXPORTER_METADATA = ("pkg.torch.onnx.stack_trace", "pkg.torch.onnx.fx_node")
+"""Metadata of each node on its Python source; it would be most of the file of a small model."""
 
 
 def export_reference(
@@ -53,35 +56,44 @@ def export_reference(
     opset: int = 18,
     attention: Attention = "eager",
 ) -> None:
-    """Write the gated model as ONNX: every head still there, each site multiplied by its gate.
+    """Write the gated model as ONNX, with every head and each site multiplied by its gate.
 
-    The gates are initializers `<site>.head_gate` `[heads, 1]`; weights keep the names of the state dict. Batch and
-    sequence are dynamic. Language models are written without key/value cache; one that reads segment by segment gives
-    new memories out where `memory_0`, ... are among the inputs, of any length. Weights lie in `<path>.data`.
+    Gates are initializers `<site>.head_gate` `[heads, 1]`; weights have the names of the state dict. Batch and sequence
+    are dynamic. Language models are exported without key/value cache; those with segment memory return new memories if
+    `memory_0`, ... are among the inputs, of any length. Weights are in `<path>.data`.
 
     Args:
-        model: a transformers model; left as it was.
-        plan: one entry for each of its sites.
-        inputs: keyword arguments of its forward, tensors only; their values matter little, their names do.
+        model: a transformers model; its state is restored.
+        plan: one entry for each site of the model.
+        inputs: keyword arguments of its forward, tensors only; their names decide the inputs of the graph.
         path: the file to write, e.g. `reference.onnx`.
-        opset: 18, or 23 (which has an `Attention` op for `sdpa`).
-        attention: the form in which attention is written, `eager` (decomposed) or `sdpa`.
+        opset: 18, or 23, which has an `Attention` operator for `sdpa`.
+        attention: the form of attention in the graph, `eager` (decomposed) or `sdpa`.
 
     Raises:
-        UsageError: an opset that is not offered.
-        InputError: the plan is another model's, or the model cannot be exported.
-        SiteRefusedError: the family's attention cannot be gated in this form.
-        OSError: the disk is full or the folder cannot be written; nothing is left behind.
+        UsageError: an unsupported opset.
+        InputError: the plan belongs to another model, or the model cannot be exported.
+        SiteRefusedError: the attention of the family cannot be gated in this form.
+        OSError: the disk is full or the folder cannot be written; no file remains.
     """
     if opset not in OPSETS:
-        raise UsageError(f"opset {opset} is not offered; use {OPSETS[0]} or {OPSETS[1]}")
+        raise UsageError(
+            f"opset {opset} is not supported; use {OPSETS[0]} or {OPSETS[1]}",
+            code=ErrorCode.OUT_OF_RANGE,
+            field="opset",
+            value=opset,
+        )
     bare = unwrap(model)
-    with _as_deployed(bare):
+    with _deployment_mode(bare):
         check_plan(plan, find_sites(bare, inputs, attention=attention))
-        sample = _sample(inputs)
-        with gated(bare, plan, attention=attention), intercepted(bare, _with_whole_mask, attention), quiet_tools():
-            program = _exported(bare, sample, opset)
-    _tidy(program)
+        sample = _dynamic_sample(inputs)
+        with (
+            gated(bare, plan, attention=attention),
+            intercepted(bare, _run_with_full_mask, attention),
+            quiet_tools(),
+        ):
+            program = _export(bare, sample, opset)
+    _clean_up(program)
     if plan.model is not None:
         program.metadata_props[FINGERPRINT] = plan.model
     if isinstance(bare.config, SegmentConfig):
@@ -90,33 +102,43 @@ def export_reference(
             {MEMORY_LENGTH: str(limits.memory_length), MAX_POSITIONS: str(limits.max_positions)}
         )
     save(program, path)
+    logger.debug("%s: exported %s with opset %d, attention %s", path, family(bare), opset, attention)
 
 
-def _exported(model: PreTrainedModel, sample: dict[str, Any], opset: int) -> ir.Model:
+def _export(model: PreTrainedModel, sample: dict[str, Any], opset: int) -> ir.Model:
     config = OnnxConfig(dynamic=True, optimize=False, opset_version=opset)
     try:
         return OnnxExporter().export(model, sample, config).program
-    except Exception as error:  # torch's exporters raise whatever the model's code runs into
-        why = (str(error).strip() or "no message").splitlines()[0]
+    except Exception as error:  # the code of the model raises any type while torch traces it
+        reason = (str(error).strip() or "no message").splitlines()[0]
         raise InputError(
-            f"{family(model)}: the model cannot be exported ({type(error).__name__}: {why}); try the other "
-            "form of attention, eager or sdpa"
+            f"{family(model)}: the model cannot be exported ({type(error).__name__}: {reason}); try the other form of"
+            " attention, eager or sdpa",
+            code=ErrorCode.EXPORT_FAILED,
+            family=family(model),
+            reason=reason,
         ) from error
 
 
-def _sample(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Inputs that keep every axis and every input in the graph.
+def _dynamic_sample(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of the inputs with which every axis and every input remains in the graph.
 
-    An axis of length one is taken for a constant, and a mask of ones is taken for no mask at all: a single row is
-    doubled and the last row's last position is masked. Memories of one position or none become two, which a model that
-    remembers one is never given where it runs: nothing in the graph counts them.
+    The exporter treats an axis of length one as a constant, and a mask of ones as no mask: a single row is doubled, and
+    the last position of the last row is masked. Memories of one position or none get two; the graph does not depend on
+    their length.
     """
     sample = {name: value.clone() for name, value in inputs.items()}
     if all(len(value) == 1 for value in sample.values()):
         sample = {name: torch.cat([value, value]) for name, value in sample.items()}
     for name, value in sample.items():
         if value.dim() == 2 and value.shape[1] == 1:
-            raise InputError(f"{name}: one position would be fixed in the graph; give inputs of two or more")
+            raise InputError(
+                f"{name}: an axis of one position would be constant in the graph; give inputs of two or more",
+                code=ErrorCode.OUT_OF_RANGE,
+                input=name,
+                value=1,
+                minimum=2,
+            )
         if name.startswith("memory_") and value.shape[1] < 2:
             sample[name] = value.new_zeros(len(value), 2, value.shape[2])
         if name.endswith("attention_mask") and value.dim() == 2 and bool((value != 0).all()):
@@ -124,8 +146,8 @@ def _sample(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return sample
 
 
-def _with_whole_mask(call: Call) -> tuple[Tensor, Tensor | None]:
-    """A mask that says the same for every query, `[batch, 1, 1, key]`, written out for ONNX Runtime."""
+def _run_with_full_mask(call: Call) -> tuple[Tensor, Tensor | None]:
+    """Run attention with a mask of all queries `[batch, 1, 1, key]` expanded, as ONNX Runtime needs it."""
     mask = call.mask
     if mask is not None and mask.dim() == 4 and mask.shape[2] == 1 and call.implementation == "sdpa":
         call = replace(call, mask=mask.expand(-1, -1, call.query.shape[2], -1))
@@ -133,8 +155,8 @@ def _with_whole_mask(call: Call) -> tuple[Tensor, Tensor | None]:
 
 
 @contextlib.contextmanager
-def _as_deployed(model: PreTrainedModel) -> Iterator[None]:
-    """Evaluation mode without key/value cache; restored on exit, and what the exporter leaves on the model removed."""
+def _deployment_mode(model: PreTrainedModel) -> Iterator[None]:
+    """Evaluation mode without key/value cache; the state is restored on exit, without what the exporter adds to it."""
     modes = [(module, module.training) for module in model.modules()]
     caches = [(config, config.use_cache) for config in configs(model) if hasattr(config, "use_cache")]
     had_forward = "forward" in vars(model)
@@ -152,8 +174,8 @@ def _as_deployed(model: PreTrainedModel) -> Iterator[None]:
             vars(model).pop("forward", None)
 
 
-def _tidy(program: ir.Model) -> None:
-    """Keep the outputs of the task, name the axes, drop what the exporter notes about its own run."""
+def _clean_up(program: ir.Model) -> None:
+    """Keep the outputs that tasks read, name the axes, and remove the metadata of the exporter."""
     outputs = program.graph.outputs
     kept = [value for value in outputs if not (value.name or "").startswith(_BY_PRODUCTS)]
     if kept and len(kept) < len(outputs):
@@ -164,15 +186,15 @@ def _tidy(program: ir.Model) -> None:
     values = {value for node in nodes for value in (*node.inputs, *node.outputs) if value is not None}
     for value in {*values, *program.graph.inputs, *outputs}:
         if value.shape is not None:
-            value.shape = ir.Shape([_renamed(dim, names) for dim in value.shape])
+            value.shape = ir.Shape([_rename(dim, names) for dim in value.shape])
     program.graph.metadata_props.clear()
     for node in program.graph.all_nodes():
-        for key in _NOTES:
+        for key in _EXPORTER_METADATA:
             node.metadata_props.pop(key, None)
 
 
 def _axis_names(inputs: Iterable[ir.Value]) -> dict[str, str]:
-    """torch's symbols (`s72`) to the words users know: `batch`, `sequence`, `decoder_sequence`, `memory`."""
+    """torch's symbols (`s72`) to readable names: `batch`, `sequence`, `decoder_sequence`, `memory`."""
     names: dict[str, str] = {}
     for value in inputs:
         side = "decoder_" if (value.name or "").startswith("decoder_") else ""
@@ -187,9 +209,9 @@ def _axis_names(inputs: Iterable[ir.Value]) -> dict[str, str]:
     return names
 
 
-def _renamed(dim: int | ir.SymbolicDim, names: Mapping[str, str]) -> int | ir.SymbolicDim:
+def _rename(dim: int | ir.SymbolicDim, names: Mapping[str, str]) -> int | ir.SymbolicDim:
     if isinstance(dim, int) or dim.value is None:
         return dim
-    if dim.value.isdecimal():  # an axis found to be fixed after it was named
+    if dim.value.isdecimal():  # the exporter found a symbolic axis to be constant
         return int(dim.value)
     return ir.SymbolicDim(re.sub(r"\w+", lambda word: names.get(word[0], word[0]), dim.value))

@@ -1,38 +1,25 @@
-"""Loading a model folder: every fault is found before anything runs, and is one line."""
+"""Loading a model folder; every fault of the folder is found before anything runs."""
 
 from __future__ import annotations
 
-import hashlib
 import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoProcessor, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
-from compressor.errors import InputError
+from compressor.errors import ErrorCode, InputError
+from compressor.model_folder.fingerprints import fingerprint
 from compressor.model_folder.model_class import model_class
+from compressor.model_folder.processor import load_processor, set_padding_token
 from compressor.model_folder.weight_checks import check_finite, check_weight_files
+from compressor.results import Note, NoteCode
 from compressor.silence_libraries import one_line, quiet_transformers
-from graph_passes.attention.gates import SUFFIX
 
-_NO_FUNCTION = {
-    "_name_or_path",
-    "architectures",
-    "auto_map",
-    "dtype",
-    "id2label",
-    "label2id",
-    "problem_type",
-    "torch_dtype",
-    "transformers_version",
-    "use_cache",
-}
-"""Configuration entries that can change while the function that the model computes stays."""
-
-_PROCESSOR_FILES = ("tokenizer_config.json", "tokenizer.json", "preprocessor_config.json", "processor_config.json")
-_VOCABULARIES = ("vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "source.spm")
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -40,14 +27,14 @@ class ModelFolder:
     """A loaded model folder.
 
     Attributes:
-        path: where it lies.
+        path: the folder.
         model: float32, in evaluation mode.
-        processor: tokenizer, or the processor of images or sound; None where the folder has none.
-        config: the model's configuration.
-        fingerprint: `sha256:...` over weights and configuration, the same whatever precision the file is stored in.
+        processor: tokenizer, or the processor of images or sound; None if the folder has none.
+        config: configuration of the model.
+        fingerprint: `sha256:...` of weights and configuration, independent of the precision of the file.
         task: `text-classification`, `regression`, `causal-lm`, `question-answering`, or optimum's name of another task.
         family: transformers' model type, e.g. `bert`.
-        notes: what a reader must know, e.g. tensors of the folder that the model has no use for.
+        notes: facts for the reader, e.g. tensors of the folder that the model does not use.
     """
 
     path: Path
@@ -57,7 +44,7 @@ class ModelFolder:
     fingerprint: str
     task: str
     family: str
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 def load(
@@ -68,101 +55,102 @@ def load(
     trust_remote_code: bool = False,
     needs_processor: bool = True,
 ) -> ModelFolder:
-    """Load a model folder; nothing is fetched.
+    """Load a model folder; nothing is downloaded.
 
     Args:
         path: the folder.
-        task: what the model is for, where its class does not say it well.
+        task: the task of the model, if its class does not determine it.
         allow_pickle: load `pytorch_model.bin` too; reading it can run code.
-        trust_remote_code: run the Python files that the folder brings.
-        needs_processor: refuse a model of text that comes without its tokenizer.
+        trust_remote_code: run the Python files of the folder.
+        needs_processor: refuse a model of text without a tokenizer.
 
     Raises:
-        InputError: the folder cannot be used; one line says what is wrong and how to mend it.
-        UsageError: the task does not exist, or the family has no class for it.
+        InputError: the folder cannot be used.
+        UsageError: the task does not exist, or transformers has no class of this family for it.
     """
     path = Path(path)
-    raw = _raw_config(path)
+    raw = _read_config(path)
     if raw.get("auto_map") and not trust_remote_code:
         raise InputError(
-            f"{path}: brings its own Python code (auto_map in config.json), which is not run unasked; read it, then add"
-            " --trust-remote-code"
+            f"{path}: the folder has its own Python code (auto_map in config.json), which runs only with permission;"
+            " read it, then add --trust-remote-code",
+            code=ErrorCode.UNSAFE_CODE,
+            path=path,
+            field="trust_remote_code",
         )
     pickled = check_weight_files(path, raw, allow_pickle)
     remote = bool(raw.get("auto_map")) and trust_remote_code
     with quiet_transformers():
-        config = _config(path, trust_remote_code)
+        config = _load_config(path, trust_remote_code)
         cls, name = model_class(path, config, task, remote)
-        model, info = _model(path, cls, config, pickled, remote)
+        model, info = _load_model(path, cls, config, pickled, remote)
         processor = load_processor(path, trust_remote_code)
     _check_complete(path, type(model).__name__, info)
     check_finite(path, model)
     if processor is None and needs_processor and model.main_input_name == "input_ids":
-        raise InputError(f"{path}: no tokenizer; save the model's own there (tokenizer.save_pretrained)")
-    _name_padding(model, name, processor)
-    unused = sorted(info["unexpected_keys"])
-    notes = (f"{len(unused)} tensors of {path} have no place in {cls.__name__}, e.g. {unused[0]}",) if unused else ()
+        raise InputError(
+            f"{path}: no tokenizer; save that of the model there (tokenizer.save_pretrained)",
+            code=ErrorCode.FILE_MISSING,
+            path=path / "tokenizer.json",
+        )
+    set_padding_token(model, name, processor)
+    notes = _notes_on_unused(path, cls, info)
+    logger.debug("%s: loaded %s for %s", path, cls.__name__, name)
     return ModelFolder(path, model, processor, model.config, fingerprint(model), name, model.config.model_type, notes)
 
 
-def fingerprint(model: PreTrainedModel) -> str:
-    """`sha256:...` over what decides the model's function: configuration, and every tensor as float32 by name."""
-    digest = hashlib.sha256()
-    digest.update(type(model).__name__.encode())
-    digest.update(json.dumps(_entries(model.config.to_diff_dict()), sort_keys=True, default=str).encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        if name.endswith(SUFFIX):
-            continue  # A gate is on the model, not of it.
-        digest.update(f"{name} {tuple(tensor.shape)}".encode())
-        whole = tensor.detach().cpu()
-        digest.update((whole.float() if whole.is_floating_point() else whole.long()).contiguous().numpy().data)
-    return f"sha256:{digest.hexdigest()}"
-
-
-def _entries(config: dict[str, Any]) -> dict[str, Any]:
-    """The entries that decide the function, those of nested configurations too."""
-    return {
-        str(name): _entries(value) if isinstance(value, dict) else value
-        for name, value in config.items()
-        if name not in _NO_FUNCTION
-    }
-
-
-def _raw_config(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        raise InputError(f"{path}: no such folder; give the folder that save_pretrained wrote")
-    if not path.is_dir():
-        raise InputError(f"{path}: is a file; give the model's folder")
+def _read_config(path: Path) -> dict[str, Any]:
+    """config.json as it is, before any code of transformers reads it."""
     file = path / "config.json"
-    if not file.is_file():
-        state = "holds no config.json" if any(path.iterdir()) else "is empty"
-        raise InputError(f"{path}: {state}; give the folder that save_pretrained wrote")
+    if not path.exists():
+        problem = "no such folder"
+    elif not path.is_dir():
+        problem = "is a file"
+    elif not file.is_file():
+        problem = "has no config.json" if any(path.iterdir()) else "is empty"
+    else:
+        problem = ""
+    if problem:
+        raise InputError(
+            f"{path}: {problem}; give the folder that save_pretrained wrote", code=ErrorCode.FILE_MISSING, path=path
+        )
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{file}: cannot be read as JSON ({one_line(error)}); copy it again") from error
+        raise InputError(
+            f"{file}: cannot be read as JSON ({one_line(error)}); copy it again",
+            code=ErrorCode.FILE_UNREADABLE,
+            path=file,
+        ) from error
     if not isinstance(raw, dict) or not isinstance(raw.get("model_type"), str):
         raise InputError(
-            f"{file}: names no model_type, so it is not a transformers configuration; save the model again"
+            f"{file}: has no model_type and is not a transformers configuration; save the model again",
+            code=ErrorCode.FILE_UNREADABLE,
+            path=file,
+            field="model_type",
         )
     return raw
 
 
-def _config(path: Path, remote: bool) -> PretrainedConfig:
+def _load_config(path: Path, remote: bool) -> PretrainedConfig:
     try:
         return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=remote)
     except Exception as error:
-        # A configuration is free-form: whichever of its values breaks whichever family's class, the file is at fault.
+        # A configuration is free-form: any value can break the class of any family.
         raise InputError(
-            f"{path / 'config.json'}: cannot be used ({one_line(error)}); mend or copy it again"
+            f"{path / 'config.json'}: cannot be used ({one_line(error)}); correct it or copy it again",
+            code=ErrorCode.FILE_UNREADABLE,
+            path=path / "config.json",
+            reason=one_line(error),
         ) from error
 
 
-def _model(
+def _load_model(
     path: Path, cls: Any, config: PretrainedConfig, pickled: bool, remote: bool
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    # Auto classes alone know the flag; a class of transformers takes it for a configuration entry.
-    code = {"trust_remote_code": True} if remote else {}
+    """The model in float32, and transformers' report on missing and unexpected tensors."""
+    # Only auto classes know the flag; a class of transformers takes it for a configuration entry.
+    remote_options = {"trust_remote_code": True} if remote else {}
     try:
         model, info = cls.from_pretrained(
             path,
@@ -171,54 +159,39 @@ def _model(
             local_files_only=True,
             use_safetensors=not pickled,
             output_loading_info=True,
-            **code,
+            **remote_options,
         )
     except Exception as error:
-        # Weights of other shapes, a quantisation whose library is absent, a pickle that is none: all the folder's.
+        # Weights of other shapes, a quantization without its library, a damaged pickle.
         raise InputError(
-            f"{path}: the weights do not load as {cls.__name__} ({one_line(error)}); save model and configuration"
-            " together"
+            f"{path}: the weights cannot be loaded as {cls.__name__} ({one_line(error)}); save model and configuration"
+            " together",
+            code=ErrorCode.FILE_MISMATCH,
+            path=path,
+            model_class=cls.__name__,
+            reason=one_line(error),
         ) from error
     return model.float().eval(), info
 
 
 def _check_complete(path: Path, name: str, info: dict[str, Any]) -> None:
-    """Weights that the file lacks would be drawn at random: the run would be of another model."""
+    """Missing weights are an error: transformers would draw them at random."""
     missing = sorted(info["missing_keys"]) + sorted(str(key[0]) for key in info["mismatched_keys"])
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise InputError(
             f"{path}: no weights for {missing[0]}{more}, which {name} needs; fine-tune and save that head first, or"
-            " name the task that the folder was saved for (--task)"
+            " name the task for which the folder was saved (--task)",
+            code=ErrorCode.WEIGHTS_MISSING,
+            path=path,
+            tensors=tuple(missing),
+            model_class=name,
         )
 
 
-def _name_padding(model: PreTrainedModel, task: str, processor: Any) -> None:
-    """Give a classifier a padding token: a language model that classifies answers at the last token that is none.
-
-    Its tokenizer often has no padding of its own; the end token then serves for it.
-    """
-    config = model.config.get_text_config()
-    padding = getattr(config, "pad_token_id", None)
-    if task in ("text-classification", "regression") and (padding is None or padding < 0):
-        named = [getattr(holder, f"{kind}_token_id", None) for kind in ("pad", "eos") for holder in (processor, config)]
-        config.pad_token_id = next((token for token in named if isinstance(token, int) and token >= 0), 0)
-
-
-def load_processor(path: Path, remote: bool = False) -> Any:
-    """The folder's tokenizer or processor; None where it has none, or one that needs libraries which are not there.
-
-    Raises:
-        InputError: its files do not read.
-    """
-    if not any((path / name).is_file() for name in (*_PROCESSOR_FILES, *_VOCABULARIES)):
-        return None
-    try:
-        return AutoProcessor.from_pretrained(path, local_files_only=True, trust_remote_code=remote)
-    except ImportError:
-        return None  # Images and sound need libraries that the graph does without; text needs none.
-    except Exception as error:
-        # Tokenizer and processor files are free-form too.
-        raise InputError(
-            f"{path}: its tokenizer or processor does not load ({one_line(error)}); copy its files again"
-        ) from error
+def _notes_on_unused(path: Path, cls: Any, info: dict[str, Any]) -> tuple[Note, ...]:
+    unused = sorted(info["unexpected_keys"])
+    if not unused:
+        return ()
+    text = f"{len(unused)} tensors of {path} are not used by {cls.__name__}, e.g. {unused[0]}"
+    return (Note(text=text, code=NoteCode.TENSORS_UNUSED),)

@@ -1,4 +1,4 @@
-"""Which class a model folder is loaded as, and the task that follows from it."""
+"""The class as which a model folder is loaded, and the task that follows from it."""
 
 from __future__ import annotations
 
@@ -11,93 +11,132 @@ from optimum.exporters.tasks import TasksManager
 from transformers import PretrainedConfig, PreTrainedModel
 
 from compressor import models
-from compressor.errors import InputError, UsageError
+from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.silence_libraries import one_line
 
-OURS = {"text-generation": "causal-lm"}
-"""Tasks that this product calls by another name than optimum."""
+_RENAMED = {"text-generation": "causal-lm"}
+"""Optimum's name of a task -> the name here, if it differs."""
 
-_USUAL = ["text-classification", "regression", "causal-lm", "translation", "question-answering"]
-"""Tasks that rows are read for."""
+_LOADED_AS = {"regression": "text-classification", "translation": "text2text-generation"}
+"""Tasks that load the class of another one of optimum's."""
 
-_HEADS = {"regression": "text-classification", "translation": "text2text-generation"}
-"""Tasks that load the class of another, and are only meant where they are named."""
+COMMON_TASKS = ("text-classification", "regression", "causal-lm", "translation", "question-answering")
+"""Tasks suggested for an unknown name: those for which rows can be read."""
 
 
 def model_class(folder: Path, config: PretrainedConfig, task: str | None, remote: bool) -> tuple[Any, str]:
-    """The class to load and the task's name.
+    """The class to load, and the name of its task.
 
-    Without `task` it is the class that `config.architectures` names. With `task`, it is still that class if it serves
-    the task, else the one that transformers has for this family and task: the weights then show whether it fits.
+    Without `task` it is the class that `config.architectures` names. With `task` it is the class that transformers has
+    for this family and task, else the named class if it serves the task.
+
+    Args:
+        folder: the model folder, for error messages.
+        config: its configuration.
+        task: the requested task, or None.
+        remote: whether the code of the folder may run.
 
     Raises:
-        InputError: the folder names no class that transformers or `compressor.models` has, or the class tells no task.
+        InputError: the folder names no class that transformers or `compressor.models` has, or a class of unknown task.
         UsageError: the task does not exist, or this family has no class for it.
     """
-    named = (config.architectures or [""])[0]
-    own = getattr(transformers, named, None) or getattr(models, named, None) if named else None
-    if not (isinstance(own, type) and issubclass(own, PreTrainedModel)):
-        own = None
+    name = (config.architectures or [""])[0]
+    named_class = getattr(transformers, name, None) or getattr(models, name, None) if name else None
+    if not (isinstance(named_class, type) and issubclass(named_class, PreTrainedModel)):
+        named_class = None
     if task is not None:
-        wanted = TasksManager.map_from_synonym(_HEADS.get(task, task))
-        loader = _auto_class(task, wanted, config)
-        if remote:
-            return loader, OURS.get(task, task)
-        cls = _class_for(loader, config)
-        if cls is None and (own is None or wanted != _inferred(own)):
-            raise UsageError(f"--task {task}: transformers has no {config.model_type} for it; name another task")
-        return (cls or own), task if task in _HEADS else _named(wanted, config)
-    if own is not None:
-        found = _inferred(own)
-        if found is None:
-            raise InputError(f"{folder}: what {named} is for is not known; name it (--task text-classification, ...)")
-        return own, _named(found, config)
-    if remote and named:
-        for name, loaders in TasksManager._TRANSFORMERS_TASKS_TO_MODEL_LOADERS.items():
+        return _class_for_task(task, config, named_class, remote)
+    if named_class is not None:
+        inferred = _infer_task(named_class)
+        if inferred is None:
+            raise InputError(
+                f"{folder}: the task of {name} is unknown; name it, e.g. --task text-classification",
+                code=ErrorCode.UNSUPPORTED_MODEL,
+                path=folder,
+                field="task",
+                model_class=name,
+            )
+        return named_class, _task_name(inferred, config)
+    if remote and name:
+        for optimum_task, loaders in TasksManager._TRANSFORMERS_TASKS_TO_MODEL_LOADERS.items():
             for loader in (loaders,) if isinstance(loaders, str) else loaders:
                 if loader in (config.auto_map or {}):
-                    return getattr(transformers, loader), _named(name, config)
-    said = f"names the class {named!r}, which transformers {transformers.__version__} does not have" if named else ""
+                    return getattr(transformers, loader), _task_name(optimum_task, config)
+    problem = (
+        f"names the class {name!r}, which transformers {transformers.__version__} does not have"
+        if name
+        else "names no class (architectures)"
+    )
     raise InputError(
-        f"{folder / 'config.json'}: {said or 'names no class (architectures)'}; name the task (--task), or save the"
-        " model again with save_pretrained"
+        f"{folder / 'config.json'}: {problem}; name the task (--task), or save the model again with save_pretrained",
+        code=ErrorCode.UNSUPPORTED_MODEL,
+        path=folder / "config.json",
+        field="architectures",
+        value=name,
     )
 
 
-def _auto_class(asked: str, task: str, config: PretrainedConfig) -> Any:
+def _class_for_task(
+    task: str, config: PretrainedConfig, named_class: type[PreTrainedModel] | None, remote: bool
+) -> tuple[Any, str]:
+    """The class for a requested task, and the name of the task here."""
+    optimum_task = TasksManager.map_from_synonym(_LOADED_AS.get(task, task))
+    loader = _auto_class(task, optimum_task, config)
+    if remote:
+        return loader, _RENAMED.get(task, task)
+    family_class = _class_of_family(loader, config)
+    if family_class is None and (named_class is None or optimum_task != _infer_task(named_class)):
+        raise UsageError(
+            f"--task {task}: transformers has no class of {config.model_type} for it; name another task",
+            code=ErrorCode.UNSUPPORTED_MODEL,
+            field="task",
+            value=task,
+            family=config.model_type,
+        )
+    return (family_class or named_class), task if task in _LOADED_AS else _task_name(optimum_task, config)
+
+
+def _auto_class(requested: str, optimum_task: str, config: PretrainedConfig) -> Any:
     try:
-        return TasksManager.get_model_class_for_task(task, model_type=config.model_type)
+        return TasksManager.get_model_class_for_task(optimum_task, model_type=config.model_type)
     except (KeyError, ValueError) as error:
-        known = sorted({OURS.get(name, name) for name in TasksManager.get_all_tasks()} | set(_HEADS))
-        near = difflib.get_close_matches(asked, known, n=3) or _USUAL
+        details: dict[str, Any] = {"field": "task", "value": requested}
         if isinstance(error, ValueError):
-            raise UsageError(f"--task {asked}: {one_line(error)}") from error
-        raise UsageError(f"--task {asked}: no such task; name one such as {', '.join(near)}") from error
+            raise UsageError(
+                f"--task {requested}: {one_line(error)}; name another task", code=ErrorCode.UNSUPPORTED_MODEL, **details
+            ) from error
+        known = sorted({_RENAMED.get(name, name) for name in TasksManager.get_all_tasks()} | set(_LOADED_AS))
+        similar = difflib.get_close_matches(requested, known, n=3) or COMMON_TASKS
+        raise UsageError(
+            f"--task {requested}: no such task; name one such as {', '.join(similar)}",
+            code=ErrorCode.UNKNOWN_NAME,
+            **details,
+        ) from error
 
 
-def _class_for(loader: Any, config: PretrainedConfig) -> type[PreTrainedModel] | None:
-    """The class of the model's family that an auto class loads; the named one where it has several."""
-    found = loader._model_mapping.get(type(config), None)
-    if isinstance(found, (tuple, list)):
-        named = [cls for cls in found if cls.__name__ in (config.architectures or [])]
-        found = named[0] if named else found[0]
-    return found
+def _class_of_family(loader: Any, config: PretrainedConfig) -> type[PreTrainedModel] | None:
+    """The class that an auto class loads for a family; of several, the one that the configuration names."""
+    classes = loader._model_mapping.get(type(config), None)
+    if isinstance(classes, (tuple, list)):
+        named = [cls for cls in classes if cls.__name__ in (config.architectures or [])]
+        return named[0] if named else classes[0]
+    return classes
 
 
-def _inferred(cls: type[PreTrainedModel]) -> str | None:
-    """optimum's name of the task of a class, or None."""
+def _infer_task(cls: type[PreTrainedModel]) -> str | None:
+    """Optimum's name of the task of a class, or None."""
     if issubclass(cls, models.SegmentForCausalLM):
         return "text-generation"
     try:
         return str(TasksManager.infer_task_from_model(cls))
     except ValueError:
-        # Not the class that an auto class loads first: a second one of the family, such as a projection on CLIP's text.
+        # No auto class loads it first: it is a second class of the family, such as CLIP's text with a projection.
         return "feature-extraction" if cls.__name__.endswith(("Model", "ModelWithProjection")) else None
 
 
-def _named(task: str, config: PretrainedConfig) -> str:
-    """Our name of a task; a single logit under a classifier is a regression."""
+def _task_name(optimum_task: str, config: PretrainedConfig) -> str:
+    """The name of a task here; a classifier with a single logit is a regression."""
     regression = config.problem_type == "regression" or (config.num_labels == 1 and config.problem_type is None)
-    if task == "text-classification" and regression:
+    if optimum_task == "text-classification" and regression:
         return "regression"
-    return OURS.get(task, task)
+    return _RENAMED.get(optimum_task, optimum_task)

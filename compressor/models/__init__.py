@@ -1,4 +1,4 @@
-"""Model families that transformers lacks; importing this room makes the Auto classes know them."""
+"""Model families that transformers lacks; importing this package registers them with its Auto classes."""
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 

@@ -1,11 +1,11 @@
-"""Sizes of the two language models that read a text segment by segment with a memory of the segments before."""
+"""Configurations of the two language models that read a text in segments with a memory of earlier ones."""
 
 from __future__ import annotations
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from compressor.errors import InputError
+from compressor.errors import ErrorCode, InputError
 from compressor.segment_memory import MemoryLimits
 
 _COUNTS = (
@@ -21,23 +21,26 @@ _COUNTS = (
 
 @strict
 class SegmentConfig(PreTrainedConfig):
-    """What both have.
+    """The fields that both families share.
 
     Attributes:
-        vocab_size: tokens.
+        vocab_size: number of tokens.
         hidden_size: width d of the model.
-        num_hidden_layers: layers.
-        num_attention_heads: heads of a layer.
+        num_hidden_layers: number of layers.
+        num_attention_heads: heads per layer.
         head_dim: width of a head; None: hidden_size / num_attention_heads.
-        memory_length: positions that each layer remembers of the segments before.
-        max_position_embeddings: most positions, memory and segment together.
-        attention_dropout: of attention maps.
-        embedding_dropout: of token embeddings.
-        hidden_dropout: of what a sublayer adds to the residual.
-        layer_heads: original ids of the heads that each layer still has; None: all of them.
+        memory_length: positions of earlier segments that each layer keeps.
+        max_position_embeddings: maximum number of positions, memory and segment together.
+        attention_dropout: dropout of attention maps.
+        embedding_dropout: dropout of token embeddings.
+        hidden_dropout: dropout of what a sublayer adds to the residual.
+        initializer_range: standard deviation of initial weights.
+        layer_norm_eps: epsilon of the layer norms.
+        tie_word_embeddings: whether the output matrix is the embedding.
+        layer_heads: original ids of the heads of each layer; None: every layer has all heads.
 
     Raises:
-        InputError: sizes that no model can have; one line says which, and what is allowed.
+        InputError: a size that no model can have.
     """
 
     vocab_size: int = 32000
@@ -64,53 +67,83 @@ class SegmentConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def kept(self, layer: int) -> list[int]:
-        """Original ids of the heads that a layer has."""
+        """Original ids of the heads of a layer."""
         return list(range(self.num_attention_heads)) if self.layer_heads is None else self.layer_heads[layer]
 
     @property
     def limits(self) -> MemoryLimits:
-        """What may be given as memory."""
+        """Number and sizes of the memories."""
         return MemoryLimits(self.num_hidden_layers, self.hidden_size, self.memory_length, self.max_position_embeddings)
 
     def validate_architecture(self) -> None:
-        """Part of the validation that `strict` runs."""
+        """Check sizes and heads; `strict` calls this when it validates the configuration."""
+        self._check_sizes()
+        self._check_heads()
+
+    def _check_sizes(self) -> None:
         for name in _COUNTS:
             if (size := getattr(self, name, None)) is not None and size < 1:
-                raise InputError(f"{name} is {size}; give 1 or more")
+                raise _out_of_range(name, size, "give 1 or more")
         for name in ("memory_length", "num_persistent"):
             if (size := getattr(self, name, 0)) < 0:
-                raise InputError(f"{name} is {size}; give 0 or more")
+                raise _out_of_range(name, size, "give 0 or more")
         for name in ("attention_dropout", "embedding_dropout", "hidden_dropout"):
             if not 0 <= (share := getattr(self, name)) < 1:
-                raise InputError(f"{name} is {share}; give 0 or more, and less than 1")
+                raise _out_of_range(name, share, "give 0 or more, and less than 1")
         if self.hidden_size % 2:
-            raise InputError(
-                f"hidden_size {self.hidden_size} is odd, its positions are sines beside cosines; give an even one"
-            )
+            raise _out_of_range("hidden_size", self.hidden_size, "give an even number, for sines and cosines")
         if self.head_dim is None:
             raise InputError(
                 f"hidden_size {self.hidden_size} cannot be divided among {self.num_attention_heads} heads; give a"
-                " multiple of the heads, or head_dim"
+                " multiple of the heads, or head_dim",
+                code=ErrorCode.CONTRADICTION,
+                field="hidden_size",
+                value=self.hidden_size,
+                heads=self.num_attention_heads,
             )
         if self.memory_length >= self.max_position_embeddings:
             raise InputError(
-                f"memory_length {self.memory_length} leaves a segment none of the {self.max_position_embeddings}"
-                " positions (max_position_embeddings); give a shorter memory or more positions"
+                f"memory_length {self.memory_length} leaves no position of max_position_embeddings"
+                f" {self.max_position_embeddings} for a segment; give a shorter memory or more positions",
+                code=ErrorCode.CONTRADICTION,
+                field="memory_length",
+                value=self.memory_length,
+                positions=self.max_position_embeddings,
             )
+
+    def _check_heads(self) -> None:
         if self.layer_heads is None:
             return
         if len(self.layer_heads) != self.num_hidden_layers:
             raise InputError(
-                f"layer_heads has {len(self.layer_heads)} layers, the model {self.num_hidden_layers}; give one each"
+                f"layer_heads has {len(self.layer_heads)} layers, the model {self.num_hidden_layers}; give a list of"
+                " heads for each layer",
+                code=ErrorCode.CONTRADICTION,
+                field="layer_heads",
+                layers=len(self.layer_heads),
             )
         for layer, heads in enumerate(self.layer_heads):
             if heads != sorted(set(heads)) or not set(heads) <= set(range(self.num_attention_heads)):
-                raise InputError(f"layer_heads: layer {layer} lists {heads}; give ascending ids of the original heads")
+                raise InputError(
+                    f"layer_heads: layer {layer} has {heads}; give ascending ids of original heads",
+                    code=ErrorCode.INVALID_VALUE,
+                    field="layer_heads",
+                    layer=layer,
+                    value=heads,
+                )
+
+
+def _out_of_range(field: str, value: float, remedy: str) -> InputError:
+    return InputError(f"{field} is {value}; {remedy}", code=ErrorCode.OUT_OF_RANGE, field=field, value=value)
 
 
 @strict
 class AllAttentionConfig(SegmentConfig):
-    """All-attention Transformer: `num_persistent` key and value vectors a head in place of a feed-forward layer."""
+    """All-attention Transformer: persistent key and value vectors take the place of the feed-forward layer.
+
+    Attributes:
+        num_persistent: persistent vectors per head.
+    """
 
     model_type = "all-attention"
 
@@ -119,7 +152,11 @@ class AllAttentionConfig(SegmentConfig):
 
 @strict
 class TransformerXLConfig(SegmentConfig):
-    """Transformer-XL in pre-norm form; `intermediate_size` of its feed-forward layer, None: 4 * hidden_size."""
+    """Transformer-XL in pre-norm form.
+
+    Attributes:
+        intermediate_size: width of the feed-forward layer; None: 4 * hidden_size.
+    """
 
     model_type = "transformer-xl"
 

@@ -1,4 +1,4 @@
-"""Attention with relative positions over memory, segment and persistent vectors, in one softmax."""
+"""Attention with relative positions over memory, segment and persistent vectors, with one softmax."""
 
 from __future__ import annotations
 
@@ -22,7 +22,20 @@ def eager_attention_forward(
     dropout: float = 0.0,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Output `[batch, query, head, head_dim]` and map `[batch, head, query, key]`."""
+    """Attention in plain operators, as transformers' attention interface calls it.
+
+    Args:
+        module: the attention; its mode decides whether dropout applies.
+        query: `[batch, head, query, head_dim]`.
+        key: `[batch, head, key, head_dim]`.
+        value: `[batch, head, key, head_dim]`.
+        attention_mask: added to the scores `[batch, head, query, key]`, or None.
+        scaling: factor of the scores.
+        dropout: of the map.
+
+    Returns:
+        Output `[batch, query, head, head_dim]` and map `[batch, head, query, key]`.
+    """
     scores = query @ key.transpose(2, 3) * scaling
     if attention_mask is not None:
         scores = scores + attention_mask
@@ -32,22 +45,28 @@ def eager_attention_forward(
 
 
 def sinusoids(length: int, width: int, like: Tensor) -> Tensor:
-    """Encodings `[length, width]` of the distances length-1, ..., 0, sines before cosines (Transformer-XL, R)."""
-    steps = torch.arange(width // 2, device=like.device)  # whole numbers, here and below: TensorRT 8.6 counts no others
+    """Encodings `[length, width]` of the distances length-1, ..., 0, sines before cosines (Transformer-XL, R).
+
+    Args:
+        length: number of distances.
+        width: even width of an encoding.
+        like: a tensor whose device and type the result has.
+    """
+    steps = torch.arange(width // 2, device=like.device)  # integers, here and below: TensorRT 8.6 has no float Range
     distance = length - 1 - torch.arange(length, device=like.device)
     angles = distance.float()[:, None] * torch.exp(steps.float() * (-2 * math.log(10000.0) / width))
     return torch.cat([angles.sin(), angles.cos()], dim=-1).to(like.dtype)
 
 
 def rel_shift(scores: Tensor) -> Tensor:
-    """Turn columns that stand for distances into columns that stand for keys.
+    """Shift scores by distance into scores by key (Transformer-XL, appendix B).
 
     Args:
         scores: `[batch, head, query, key]`, column p for distance key - 1 - p.
 
     Returns:
-        The same shape; entry [i, j] is that of distance i + memory - j. Where that is negative (the future) it is
-        whatever the trick leaves there.
+        Scores `[batch, head, query, key]`; entry [i, j] is that of distance i + memory - j. Entries of negative
+        distance (the future) are arbitrary.
     """
     batch, heads, queries, keys = scores.shape
     padded = nn.functional.pad(scores, (1, 0)).reshape(batch, heads, keys + 1, queries)
@@ -57,19 +76,19 @@ def rel_shift(scores: Tensor) -> Tensor:
 class RelativeAttention(nn.Module):
     """One attention site.
 
-    Position (Transformer-XL, eq. in section 3.3): score of query i and key j is
-    `((q_i + b_w) k_j + (q_i + b_r) W_r R_{i+S-j}) / sqrt(head_dim)`. Persistent vectors (All-attention, eq. 1) are seen
-    by every query, never masked, and have no position.
+    The score of query i and key j is `((q_i + b_w) k_j + (q_i + b_r) W_r R_{i+S-j}) / sqrt(head_dim)` (Transformer-XL,
+    section 3.3). Persistent vectors (All-attention, eq. 1) are attended by every query, never masked, and have no
+    position.
 
     Args:
-        config: sizes.
-        heads: heads that are left, at least one.
-        persistent: key and value vectors N a head.
+        config: sizes of the model.
+        heads: heads of this site, at least one.
+        persistent: key and value vectors N per head.
     """
 
     is_causal = True
     reads_segments = True
-    """Position 0 is that of the segment, whatever is remembered before it."""
+    """Queries start at position 0 of the segment, whatever the length of the memory."""
 
     def __init__(self, config: SegmentConfig, heads: int, persistent: int = 0) -> None:
         super().__init__()
@@ -89,13 +108,14 @@ class RelativeAttention(nn.Module):
             self.persistent_key = nn.Parameter(torch.zeros(heads, persistent, self.head_dim))
             self.persistent_value = nn.Parameter(torch.zeros(heads, persistent, self.head_dim))
 
-    def forward(self, context: Tensor, length: int, positions: Tensor, hidden: Tensor) -> Tensor:
-        """
+    def forward(self, context: Tensor, length: int, positions: Tensor, masked: Tensor) -> Tensor:
+        """Attend from a segment to memory, segment and persistent vectors.
+
         Args:
-            context: memory and segment, normed, `[batch, key, hidden]`; the segment is its last `length` positions.
-            length: queries.
+            context: normalized memory and segment, `[batch, key, hidden]`; the segment is the last `length` positions.
+            length: number of queries.
             positions: encodings of distances `[key, hidden]`, farthest first.
-            hidden: True where a query may not see a key, broadcast to `[batch, 1, query, key]`.
+            masked: True where a query must not attend to a key, broadcast to `[batch, 1, query, key]`.
 
         Returns:
             `[batch, query, hidden]`.
@@ -106,11 +126,11 @@ class RelativeAttention(nn.Module):
         distance = self._heads(self.r_proj(positions)[None])
         biased = (query + self.position_bias.to(query.dtype)).transpose(1, 2)
         mask = rel_shift(biased @ distance.permute(0, 2, 3, 1)) * self.scaling
-        mask = mask.masked_fill(hidden, torch.finfo(mask.dtype).min)
+        mask = mask.masked_fill(masked, torch.finfo(mask.dtype).min)
         if self.persistent:
             # The factors keep both in the range of learned keys and values (Sukhbaatar et al., 2019).
-            key = self._beside(key, self.persistent_key * math.sqrt(self.head_dim))
-            value = self._beside(value, self.persistent_value * math.sqrt(self.persistent))
+            key = self._append_persistent(key, self.persistent_key * math.sqrt(self.head_dim))
+            value = self._append_persistent(value, self.persistent_value * math.sqrt(self.persistent))
             mask = nn.functional.pad(mask, (0, self.persistent))
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         out, _ = attend(
@@ -128,7 +148,7 @@ class RelativeAttention(nn.Module):
         """`[batch, position, head * head_dim]` -> `[batch, position, head, head_dim]`."""
         return states.view(*states.shape[:2], -1, self.head_dim)
 
-    def _beside(self, states: Tensor, vectors: Tensor) -> Tensor:
-        """Persistent vectors `[head, N, head_dim]` after the positions of every row."""
+    def _append_persistent(self, states: Tensor, vectors: Tensor) -> Tensor:
+        """Append persistent vectors `[head, N, head_dim]` to the positions of every row."""
         rows = vectors.transpose(0, 1).to(states.dtype).expand(states.shape[0], -1, -1, -1)
         return torch.cat([states, rows], dim=1)

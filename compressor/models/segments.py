@@ -1,8 +1,8 @@
-"""Language models that read a text in segments and attend to a memory of the segments before.
+"""Language models that read a text in segments and attend to a memory of earlier segments.
 
 `AllAttentionForCausalLM` is the variant of Shim et al. (Layer-wise Pruning of Transformer Attention Heads for Efficient
 Language Modeling, 2021) of Sukhbaatar et al.'s All-attention Transformer: pre-norm, no adaptive span.
-`TransformerXLForCausalLM` is Dai et al.'s (2019), pre-norm too, so that the two differ in nothing but the feed-forward
+`TransformerXLForCausalLM` is that of Dai et al. (2019), also pre-norm, so that the two differ only in the feed-forward
 layer.
 """
 
@@ -24,12 +24,17 @@ from compressor.models.relative_attention import RelativeAttention, sinusoids
 from compressor.segment_memory import new_memory_names, ordered_memories
 
 Memories = tuple[Tensor, ...]
-"""One tensor a layer: hidden states before the layer's norm, `[batch, memory, hidden]`."""
+"""One tensor per layer: hidden states before its norm, `[batch, memory, hidden]`."""
 
 
 @dataclass
 class SegmentStates(ModelOutput):
-    """`last_hidden_state` `[batch, segment, hidden]`, normed, and the memories for the next segment."""
+    """Output of the models without head.
+
+    Attributes:
+        last_hidden_state: normalized, `[batch, segment, hidden]`.
+        memories: memories for the next segment.
+    """
 
     last_hidden_state: Tensor | None = None
     memories: Memories | None = None
@@ -37,7 +42,13 @@ class SegmentStates(ModelOutput):
 
 @dataclass
 class SegmentOutput(ModelOutput):
-    """`loss`, `logits` `[batch, segment, vocabulary]`, and the memories for the next segment."""
+    """Output of the language models.
+
+    Attributes:
+        loss: mean loss per token, if labels are given.
+        logits: `[batch, segment, vocabulary]`.
+        memories: memories for the next segment.
+    """
 
     loss: Tensor | None = None
     logits: Tensor | None = None
@@ -45,7 +56,13 @@ class SegmentOutput(ModelOutput):
 
 
 class SegmentLayer(nn.Module):
-    """Pre-norm attention; without heads, its output bias alone is left on the residual."""
+    """Pre-norm attention; a layer without heads adds its output bias to the residual.
+
+    Args:
+        config: sizes of the model.
+        heads: heads of this layer, or 0.
+        persistent: persistent vectors per head.
+    """
 
     def __init__(self, config: SegmentConfig, heads: int, persistent: int = 0) -> None:
         super().__init__()
@@ -57,23 +74,30 @@ class SegmentLayer(nn.Module):
         else:
             self.bias = nn.Parameter(torch.zeros(config.hidden_size))
 
-    def forward(self, states: Tensor, memory: Tensor | None, positions: Tensor, hidden: Tensor) -> Tensor:
-        """Next hidden states `[batch, segment, hidden]`; `positions` and `hidden` as in `RelativeAttention.forward`."""
+    def forward(self, states: Tensor, memory: Tensor | None, positions: Tensor, masked: Tensor) -> Tensor:
+        """Next hidden states `[batch, segment, hidden]`.
+
+        Args:
+            states: hidden states of the segment, `[batch, segment, hidden]`.
+            memory: hidden states before it, `[batch, memory, hidden]`, or None.
+            positions: see `RelativeAttention.forward`.
+            masked: see `RelativeAttention.forward`.
+        """
         if not self.heads:
             return states + self.dropout(self.bias)
         context = states if memory is None else torch.cat([memory, states], dim=1)
-        return states + self.dropout(self.attention(self.norm(context), states.shape[1], positions, hidden))
+        return states + self.dropout(self.attention(self.norm(context), states.shape[1], positions, masked))
 
 
 class AllAttentionLayer(SegmentLayer):
-    """Persistent vectors stand for the feed-forward layer."""
+    """Attention with persistent vectors, without feed-forward layer."""
 
     def __init__(self, config: AllAttentionConfig, heads: int) -> None:
         super().__init__(config, heads, config.num_persistent)
 
 
 class TransformerXLLayer(SegmentLayer):
-    """Attention, then a feed-forward layer."""
+    """Attention, followed by a feed-forward layer."""
 
     def __init__(self, config: TransformerXLConfig, heads: int) -> None:
         super().__init__(config, heads)
@@ -86,13 +110,13 @@ class TransformerXLLayer(SegmentLayer):
             nn.Linear(config.intermediate_size, config.hidden_size),
         )
 
-    def forward(self, states: Tensor, memory: Tensor | None, positions: Tensor, hidden: Tensor) -> Tensor:
-        states = super().forward(states, memory, positions, hidden)
+    def forward(self, states: Tensor, memory: Tensor | None, positions: Tensor, masked: Tensor) -> Tensor:
+        states = super().forward(states, memory, positions, masked)
         return states + self.dropout(self.feed_forward(states))
 
 
 class SegmentPreTrainedModel(PreTrainedModel):
-    """Loading, saving and initial values of both families."""
+    """Base of both families: loading, saving and initial values."""
 
     config: SegmentConfig
     base_model_prefix = "model"
@@ -113,7 +137,7 @@ class SegmentPreTrainedModel(PreTrainedModel):
 
 
 class SegmentModel(SegmentPreTrainedModel):
-    """Embedding, layers and the final norm."""
+    """The model without head: embedding, layers and final norm."""
 
     layer_class: ClassVar[Callable[..., SegmentLayer]]
 
@@ -135,49 +159,50 @@ class SegmentModel(SegmentPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         **named: Any,
     ) -> SegmentStates | dict[str, Tensor]:
-        """Hidden states and new memories.
+        """Compute hidden states and new memories.
 
-        Memories may also be given one by one, as a graph has them: `memory_0`, `memory_1`, ...; what is returned is
-        named likewise then: `new_memory_0`, `new_memory_1`, ... beside the first output.
+        Memories may also be passed by name, as to a graph: `memory_0`, `memory_1`, ...; the result is then a dict of
+        the first output and `new_memory_0`, `new_memory_1`, ...
 
         Args:
             input_ids: `[batch, segment]`.
-            attention_mask: `[batch, segment]`, 0 where a position is padding. Positions in memory are all seen.
-            memories: one tensor a layer, `[batch, memory, hidden]`, as the segment before returned them; None: there is
-                no segment before.
-            inputs_embeds: `[batch, segment, hidden]` in place of `input_ids`, already scaled by sqrt(hidden).
+            attention_mask: `[batch, segment]`, 0 where a position is padding; positions in memory are never masked.
+            memories: one tensor per layer, `[batch, memory, hidden]`, as returned for the previous segment; None for
+                the first segment.
+            inputs_embeds: `[batch, segment, hidden]` instead of `input_ids`, already scaled by sqrt(hidden).
+            named: memories by name.
 
         Raises:
-            InputError: memories of another number or shape, or more positions than the model has.
+            InputError: memories of the wrong number or shape, or more positions than the model has.
         """
         if inputs_embeds is None:
             assert input_ids is not None
             inputs_embeds = self.embed_tokens(input_ids) * math.sqrt(self.config.hidden_size)
-        singly = ordered_memories(named)
-        memories = memories or singly
+        named_memories = ordered_memories(named)
+        memories = memories or named_memories
         states = self.dropout(inputs_embeds)
         if not torch.compiler.is_compiling():
             self.config.limits.check(states.shape[0], states.shape[1], [memory.shape for memory in memories or ()])
         length = states.shape[1]
         keys = length if not memories else memories[0].shape[1] + length
         positions = sinusoids(keys, self.config.hidden_size, states)
-        hidden = _hidden(length, keys, attention_mask, states.device)
-        remembered = []
+        masked = _masked_keys(length, keys, attention_mask, states.device)
+        new_memories = []
         for index, layer in enumerate(self.layers):
             memory = memories[index] if memories else None
-            remembered.append(self._remembered(memory, states))
-            states = layer(states, memory, positions, hidden)
-        out = SegmentStates(last_hidden_state=self.norm(states), memories=tuple(remembered))
-        return _by_name(out) if singly else out
+            new_memories.append(self._new_memory(memory, states))
+            states = layer(states, memory, positions, masked)
+        outputs = SegmentStates(last_hidden_state=self.norm(states), memories=tuple(new_memories))
+        return _by_name(outputs) if named_memories else outputs
 
-    def _remembered(self, memory: Tensor | None, states: Tensor) -> Tensor:
+    def _new_memory(self, memory: Tensor | None, states: Tensor) -> Tensor:
         """The last `memory_length` positions of memory and segment, without gradient."""
         whole = (states if memory is None else torch.cat([memory, states], dim=1)).detach()
         return whole[:, torch.sym_max(whole.shape[1] - self.config.memory_length, 0) :]
 
 
 class SegmentForCausalLM(SegmentPreTrainedModel):
-    """A language model; its output matrix is the embedding's."""
+    """A language model whose output matrix is the embedding."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
     model_class: ClassVar[type[SegmentModel]]
@@ -198,49 +223,57 @@ class SegmentForCausalLM(SegmentPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> SegmentOutput | dict[str, Tensor]:
-        """Logits of the next token at every position, the loss where labels are given, and new memories.
+        """Compute logits of the next token at every position, the loss if labels are given, and new memories.
 
         Args:
-            input_ids, attention_mask, memories, inputs_embeds: see `SegmentModel.forward`.
-            labels: `[batch, segment]`, the token at each position; shifted by one here. -100 is left out.
-            shift_labels: `[batch, segment]`, the token after each position, in place of `labels`.
+            input_ids: see `SegmentModel.forward`.
+            attention_mask: see `SegmentModel.forward`.
+            memories: see `SegmentModel.forward`.
+            labels: `[batch, segment]`, the token at each position, shifted by one here; -100 is ignored.
+            shift_labels: `[batch, segment]`, the token after each position, instead of `labels`.
+            inputs_embeds: see `SegmentModel.forward`.
+            kwargs: memories by name, and arguments of the loss function.
         """
-        singly = ordered_memories(kwargs)
-        out = self.model(input_ids, attention_mask, memories or singly, inputs_embeds)
-        logits = self.lm_head(out.last_hidden_state)
+        named_memories = ordered_memories(kwargs)
+        outputs = self.model(input_ids, attention_mask, memories or named_memories, inputs_embeds)
+        logits = self.lm_head(outputs.last_hidden_state)
         loss = None
         if labels is not None or shift_labels is not None:
             loss = self.loss_function(
                 logits=logits, labels=labels, vocab_size=self.config.vocab_size, shift_labels=shift_labels, **kwargs
             )
-        result = SegmentOutput(loss=loss, logits=logits, memories=out.memories)
-        return _by_name(result) if singly else result
+        result = SegmentOutput(loss=loss, logits=logits, memories=outputs.memories)
+        return _by_name(result) if named_memories else result
 
 
-def _by_name(out: SegmentStates | SegmentOutput) -> dict[str, Tensor]:
-    """The outputs of a graph with memory."""
-    memories = out.memories or ()
-    return {name: value for name, value in out.items() if torch.is_tensor(value)} | dict(
+def _by_name(outputs: SegmentStates | SegmentOutput) -> dict[str, Tensor]:
+    """The outputs by the names that a graph with memory gives them."""
+    memories = outputs.memories or ()
+    return {name: value for name, value in outputs.items() if torch.is_tensor(value)} | dict(
         zip(new_memory_names(len(memories)), memories, strict=True)
     )
 
 
-def _hidden(length: int, keys: int, attention_mask: Tensor | None, device: torch.device) -> Tensor:
-    """True where a query may not see a key, `[1 or batch, 1, segment, memory + segment]`."""
+def _masked_keys(length: int, keys: int, attention_mask: Tensor | None, device: torch.device) -> Tensor:
+    """True where a query must not attend to a key, `[1 or batch, 1, segment, memory + segment]`."""
     past = keys - length
     query = torch.arange(length, device=device)[:, None] + past
-    hidden = (torch.arange(keys, device=device) > query)[None, None]
+    future = (torch.arange(keys, device=device) > query)[None, None]
     if attention_mask is None:
-        return hidden
-    return hidden | (nn.functional.pad(attention_mask, (past, 0), value=1) == 0)[:, None, None]
+        return future
+    return future | (nn.functional.pad(attention_mask, (past, 0), value=1) == 0)[:, None, None]
 
 
 class AllAttentionModel(SegmentModel):
+    """The All-attention Transformer without head."""
+
     config_class = AllAttentionConfig
     layer_class = AllAttentionLayer
 
 
 class TransformerXLModel(SegmentModel):
+    """Transformer-XL without head."""
+
     config_class = TransformerXLConfig
     layer_class = TransformerXLLayer
 

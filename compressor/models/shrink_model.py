@@ -1,4 +1,4 @@
-"""A smaller PyTorch model of the same family: what a plan drops is gone from every tensor."""
+"""A smaller PyTorch model of the same family, without the heads that a plan drops."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from compressor.errors import InputError
+from compressor.errors import ErrorCode, InputError
 from compressor.models.relative_attention import RelativeAttention
 from compressor.models.segments import SegmentLayer, SegmentPreTrainedModel
 from compressor.units import Site, check_plan
@@ -18,21 +18,25 @@ Model = TypeVar("Model", bound=SegmentPreTrainedModel)
 
 
 def pruned(model: Model, plan: Plan) -> Model:
-    """A model that computes what `model` gated by `plan` computes, without the dropped heads.
+    """A model without the dropped heads that computes what `model` gated by `plan` computes.
 
-    A head takes its query, key, value, position and output projections, its two biases and its persistent vectors with
-    it; a layer without heads is its output bias on the residual. Scales are folded into the output projections.
+    With a head go its query, key, value, position and output projections, its two biases and its persistent vectors; a
+    layer without heads adds its output bias to the residual. Scales are folded into the output projections.
 
     Args:
-        model: left as it is; the result shares no tensor with it.
-        plan: one entry for each of its attention sites.
+        model: not changed; the result shares no tensor with it.
+        plan: one entry for each attention site of the model.
 
     Raises:
-        InputError: the plan is another model's, or masks blocks, which no tensor of a model says.
+        InputError: the plan belongs to another model, or masks blocks of attention maps.
     """
     if plan.masks:
         raise InputError(
-            f"plan: masks blocks of {', '.join(sorted(plan.masks))}; weights alone cannot; prune its heads alone"
+            f"plan: masks blocks of {', '.join(sorted(plan.masks))}, which tensors of a model cannot; use a plan that"
+            " drops heads only",
+            code=ErrorCode.INVALID_VALUE,
+            field="plan",
+            sites=tuple(sorted(plan.masks)),
         )
     layers = {name: module for name, module in model.named_modules() if isinstance(module, SegmentLayer)}
     sites = {f"{name}.attention": layer.attention for name, layer in layers.items() if layer.heads}
@@ -46,7 +50,7 @@ def pruned(model: Model, plan: Plan) -> Model:
         if site is None:
             continue
         config.layer_heads[index] = [config.layer_heads[index][head] for head in site.kept]
-        for key, tensor in _sliced(sites[site.name], site).items():
+        for key, tensor in _slice_heads(sites[site.name], site).items():
             state[f"{site.name}.{key}"] = tensor
         if not site.kept:
             bias = state[f"{site.name}.o_proj.bias"]
@@ -63,18 +67,18 @@ def pruned(model: Model, plan: Plan) -> Model:
     return smaller.train(model.training)
 
 
-def _sliced(attention: RelativeAttention, site: SitePlan) -> dict[str, Tensor]:
-    """The tensors of one attention with the kept heads alone."""
+def _slice_heads(attention: RelativeAttention, site: SitePlan) -> dict[str, Tensor]:
+    """The tensors of one attention, reduced to the kept heads."""
     kept = torch.tensor(site.kept, dtype=torch.long, device=attention.o_proj.weight.device)
-    found = {}
+    tensors = {}
     for name, tensor in attention.state_dict().items():
         if name == "o_proj.bias":
-            found[name] = tensor.clone()
+            tensors[name] = tensor.clone()
         elif name == "o_proj.weight":
             scale = torch.tensor(site.scale, dtype=tensor.dtype, device=tensor.device)
-            found[name] = (tensor.unflatten(1, (site.heads, -1))[:, kept] * scale[:, None]).flatten(1)
+            tensors[name] = (tensor.unflatten(1, (site.heads, -1))[:, kept] * scale[:, None]).flatten(1)
         elif name.endswith("proj.weight"):
-            found[name] = tensor.unflatten(0, (site.heads, -1))[kept].flatten(0, 1)
+            tensors[name] = tensor.unflatten(0, (site.heads, -1))[kept].flatten(0, 1)
         else:
-            found[name] = tensor[kept]
-    return found
+            tensors[name] = tensor[kept]
+    return tensors

@@ -1,0 +1,53 @@
+"""The tokenizer or processor of a model folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoProcessor, PreTrainedModel
+
+from compressor.errors import ErrorCode, InputError
+from compressor.silence_libraries import one_line
+
+_PROCESSOR_FILES = ("tokenizer_config.json", "tokenizer.json", "preprocessor_config.json", "processor_config.json")
+_VOCABULARIES = ("vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "source.spm")
+
+
+def load_processor(path: Path, trust_remote_code: bool = False) -> Any:
+    """The tokenizer or processor of a folder; None if it has none, or one whose libraries are not installed.
+
+    Raises:
+        InputError: its files cannot be read.
+    """
+    if not any((path / name).is_file() for name in (*_PROCESSOR_FILES, *_VOCABULARIES)):
+        return None
+    try:
+        return AutoProcessor.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
+    except ImportError:
+        return None  # processors of images and sound need libraries that the graph does without; text needs none
+    except Exception as error:
+        # The files of tokenizers and processors are free-form.
+        raise InputError(
+            f"{path}: its tokenizer or processor cannot be loaded ({one_line(error)}); copy its files again",
+            code=ErrorCode.FILE_UNREADABLE,
+            path=path,
+            reason=one_line(error),
+        ) from error
+
+
+def set_padding_token(model: PreTrainedModel, task: str, processor: Any) -> None:
+    """Give a classifier without a padding token one, since it answers at the last token that is not padding.
+
+    Language models that classify often have a tokenizer without padding; their end token then stands for it.
+
+    Args:
+        model: its configuration is changed.
+        task: the name of its task.
+        processor: its tokenizer, or None.
+    """
+    config = model.config.get_text_config()
+    padding = getattr(config, "pad_token_id", None)
+    if task in ("text-classification", "regression") and (padding is None or padding < 0):
+        ids = [getattr(holder, f"{kind}_token_id", None) for kind in ("pad", "eos") for holder in (processor, config)]
+        config.pad_token_id = next((token for token in ids if isinstance(token, int) and token >= 0), 0)
