@@ -1,4 +1,4 @@
-"""A made-up text, and tiny language models with memory in memory: what the tests of streams and training share."""
+"""A generated text, and tiny language models with segment memory that were never saved."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ WORDS = "one two three four five six seven eight nine ten".split()
 
 
 def text(lines: int, seed: int = 0) -> str:
-    """Lines of words, each likely to be followed by the one that comes after it in counting."""
-    draw = np.random.default_rng(seed)
-    told = []
+    """Lines of words, each likely to be followed by the next number."""
+    rng = np.random.default_rng(seed)
+    sentences = []
     for _ in range(lines):
-        at = int(draw.integers(10))
+        number = int(rng.integers(10))
         line = []
-        for _ in range(int(draw.integers(3, 9))):
-            line.append(WORDS[at])
-            at = (at + 1) % 10 if draw.random() < 0.8 else int(draw.integers(10))
-        told.append(" ".join(line))
-    return "\n".join(told) + "\n"
+        for _ in range(int(rng.integers(3, 9))):
+            line.append(WORDS[number])
+            number = (number + 1) % 10 if rng.random() < 0.8 else int(rng.integers(10))
+        sentences.append(" ".join(line))
+    return "\n".join(sentences) + "\n"
 
 
-def asked(out: Path = Path("out"), **more: Any) -> Training:
-    """A training of a model of two layers and four heads."""
+def training_request(out: Path = Path("out"), **fields: Any) -> Training:
+    """The training of a model of two layers and four heads."""
     tiny: dict[str, Any] = {
         "data": str(out.parent / "train.txt"),
         "layers": 2,
@@ -58,26 +58,26 @@ def asked(out: Path = Path("out"), **more: Any) -> Training:
         "evaluations": 4,
         "warmup": 0.25,
     }
-    return Training(out=out, **{**tiny, **more})
+    return Training(out=out, **{**tiny, **fields})
 
 
-def folder(tokenizer: PreTrainedTokenizerFast | None = None, **more: Any) -> ModelFolder:
-    """An untrained model in evaluation mode with the tokenizer of the made-up text, or the one given."""
-    known = tokenizer or words([text(200)])
-    model = new_model(asked(**more), len(known)).eval()
-    return ModelFolder(Path("model"), model, known, model.config, fingerprint(model), "causal-lm", "all-attention")
+def folder(tokenizer: PreTrainedTokenizerFast | None = None, **fields: Any) -> ModelFolder:
+    """An untrained model in evaluation mode, by default with the tokenizer of the generated text."""
+    tokenizer = tokenizer or words([text(200)])
+    model = new_model(training_request(**fields), len(tokenizer)).eval()
+    return ModelFolder(Path("model"), model, tokenizer, model.config, fingerprint(model), "causal-lm", "all-attention")
 
 
-def data(at: Path, held: ModelFolder, *, segment: int = 6, lines: int = 60) -> Data:
-    """The made-up text as rows for `held`, written to the folder `at`."""
+def data(path: Path, folder: ModelFolder, *, segment: int = 6, lines: int = 60) -> Data:
+    """The generated text as rows for a model, written to the folder `path`."""
     for name, seed in (("train", 0), ("eval", 1), ("test", 2)):
-        (at / f"{name}.txt").write_text(text(lines, seed))
-    train, choose, report = (str(at / f"{name}.txt") for name in ("train", "eval", "test"))
-    return open_data(folders.Request(data=train, eval_data=choose, test_data=report, max_length=segment), held)
+        (path / f"{name}.txt").write_text(text(lines, seed))
+    files = (str(path / f"{name}.txt") for name in ("train", "eval", "test"))
+    return open_data(folders.rows_config(*files, max_length=segment), folder)
 
 
-def schedule(**more: Any) -> Schedule:
-    """Twelve steps of LAMB over three streams."""
+def schedule(**fields: Any) -> Schedule:
+    """A schedule of twelve steps of LAMB over three streams."""
     tiny: dict[str, Any] = {
         "steps": 12,
         "batch_size": 3,
@@ -93,53 +93,53 @@ def schedule(**more: Any) -> Schedule:
         "scheduler": "cosine",
         "final_learning_rate": 1e-4,
     }
-    return Schedule(**{**tiny, **more})
+    return Schedule(**{**tiny, **fields})
 
 
 UNDROPPED: dict[str, Any] = {"attention_dropout": 0.0, "embedding_dropout": 0.0, "hidden_dropout": 0.0}
 
 
 class EndOfPowerError(Exception):
-    """Stands for whatever ends a run half-way."""
+    """Anything that ends a run early."""
 
 
-def pruned(at: Path, rows: Data, stop: int | None = None) -> dict[str, Any]:
-    """What gates learn together with a model, dropout on, in a run that ends after a step, if asked to."""
+def learn_gates(path: Path, rows: Data, stop: int | None = None) -> dict[str, Any]:
+    """The result of learning gates and model together, with dropout; the run ends early after the step `stop`."""
 
-    def tell(done: int, total: int) -> None:
+    def on_progress(done: int, total: int) -> None:
         if done == stop:
             raise EndOfPowerError
 
-    held = folder()
-    sites = find_sites(held.model, {"input_ids": torch.ones(2, 4, dtype=torch.int64)})
+    untrained = folder()
+    sites = find_sites(untrained.model, {"input_ids": torch.ones(2, 4, dtype=torch.int64)})
     recipe = Recipe(options={"optimizer": "lamb", "evaluations": 4}, batch_size=2)
-    learned = learn(held.model, sites, rows, recipe, at, tell)
+    learned = learn(untrained.model, sites, rows, recipe, path, on_progress)
     return {
         "kept": [site.kept for site in learned.plan.sites],
-        "weights": digest(held.model),
+        "weights": digest(untrained.model),
         "curves": [point.model_dump() for point in learned.curves],
     }
 
 
-def main(at: Path) -> None:
-    """One of several processes that train together: each on streams of its own."""
-    held = folder(**UNDROPPED)
+def main(path: Path) -> None:
+    """Train in one of several processes, each of which reads its own streams."""
+    untrained = folder(**UNDROPPED)
     state = PartialState(cpu=True)
     with state.main_process_first():
-        rows = data(at, held)
-    log = fit(held.model, rows, schedule(batch_size=2), {}, at / "run", lambda done, total: None)
-    whole = pruned(at / "whole", rows)
+        rows = data(path, untrained)
+    log = fit(untrained.model, rows, schedule(batch_size=2), {}, path / "run", lambda done, total: None)
+    whole = learn_gates(path / "whole", rows)
     with contextlib.suppress(EndOfPowerError):
-        pruned(at / "halved", rows, stop=7)
-    found = {
-        "weights": digest(held.model),
-        "norm": float(sum(weight.double().norm() for weight in held.model.parameters())),
+        learn_gates(path / "halved", rows, stop=7)
+    results = {
+        "weights": digest(untrained.model),
+        "norm": float(sum(weight.double().norm() for weight in untrained.model.parameters())),
         "perplexity": [entry["eval_perplexity"] for entry in log if "eval_perplexity" in entry],
-        "memories": sorted(file.name for file in (at / "halved" / "checkpoint-6").glob("memory_*")),
+        "memories": sorted(file.name for file in (path / "halved" / "checkpoint-6").glob("memory_*")),
         "whole": whole,
-        "resumed": pruned(at / "halved", rows),
+        "resumed": learn_gates(path / "halved", rows),
     }
-    (at / f"rank{state.process_index}.json").write_text(json.dumps(found))
+    (path / f"rank{state.process_index}.json").write_text(json.dumps(results))
     state.destroy_process_group()
 
 
@@ -148,4 +148,4 @@ if __name__ == "__main__":
     main(Path(sys.argv[1]))
 
 
-__all__ = ["UNDROPPED", "EndOfPowerError", "asked", "characters", "data", "folder", "schedule", "text"]
+__all__ = ["UNDROPPED", "EndOfPowerError", "characters", "data", "folder", "schedule", "text", "training_request"]
