@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,23 @@ from compressor.cli import main
 
 
 @dataclass(frozen=True)
-class Done:
-    """A command that has ended."""
+class Finished:
+    """A command that has ended: exit code, output, and the error behind the exit code."""
 
     code: int
     out: str
     err: str
+    cause: BaseException | None = None
+
+    @property
+    def error_code(self) -> str | None:
+        """The `code` of the error; None where the command succeeded or its error has none."""
+        return getattr(self.cause, "code", None)
+
+    @property
+    def details(self) -> Mapping[str, Any]:
+        """The `details` of the error."""
+        return getattr(self.cause, "details", {})
 
     @property
     def json(self) -> Any:
@@ -35,19 +47,18 @@ class Done:
         return lines[0].removeprefix("compress: ")
 
 
-def compress(capfd: pytest.CaptureFixture[str], *args: str | Path) -> Done:
+def compress(capfd: pytest.CaptureFixture[str], *arguments: str | Path) -> Finished:
     """Run one command."""
     capfd.readouterr()
     disabled = logging.root.manager.disable
     try:
         with pytest.raises(SystemExit) as exit_:
-            main([str(arg) for arg in args])
+            main([str(argument) for argument in arguments])
     finally:
         logging.disable(disabled)
-    return Done(int(exit_.value.code or 0), *capfd.readouterr())
+    return Finished(int(exit_.value.code or 0), *capfd.readouterr(), exit_.value.__cause__)
 
 
 def heed_ctrl_c() -> None:
-    """For a process that a test interrupts: a shell that runs the tests in the background makes all that they start
-    ignore Ctrl-C."""
+    """Make a child process react to Ctrl-C, even if the tests run in the background of a shell, which ignores it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

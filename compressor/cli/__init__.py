@@ -1,8 +1,7 @@
-"""The command line. Nothing heavy is imported before a verb needs it."""
+"""The command line. Nothing heavy is imported before a command needs it."""
 
 from __future__ import annotations
 
-import difflib
 import errno
 import logging
 import os
@@ -27,7 +26,7 @@ from compressor.cli.run import run
 from compressor.cli.sites import sites
 from compressor.cli.study import study
 from compressor.cli.train import train
-from compressor.errors import CompressorError, InputError
+from compressor.errors import CompressorError, InputError, closest
 
 
 @click.group(cls=CommandGroup, default="run", context_settings={"help_option_names": ["-h", "--help"]})
@@ -40,68 +39,74 @@ def cli() -> None:
     """
 
 
-for _verb in (run, sites, apply, build, bench, check, report, study, train, export_triton, kernel, recipe):
-    cli.add_command(_verb)
+for _command in (run, sites, apply, build, bench, check, report, study, train, export_triton, kernel, recipe):
+    cli.add_command(_command)
 
 
-def main(args: Sequence[str] | None = None) -> None:
-    """Run one command and exit with its code: 0, or that of `compressor.errors`, or 130 for Ctrl-C."""
-    view = Console()
-    asked = list(sys.argv[1:] if args is None else args) or ["--help"]
-    if "--debug" not in asked:
-        _hush()
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and exit with its code: 0, that of `compressor.errors`, or 130 for Ctrl-C.
+
+    Args:
+        arguments: words of the command line after `compress`; None: those of the process.
+
+    Raises:
+        SystemExit: always, caused by the error of the command if there is one.
+    """
+    console = Console()
+    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if "--debug" not in words:
+        _silence_libraries()
     try:
-        cli.main(asked, prog_name="compress", obj=view, standalone_mode=False)
+        cli.main(words, prog_name="compress", obj=console, standalone_mode=False)
         sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader of our output has gone, as in `compress sites model | head`.
+    except BrokenPipeError as error:
+        # The reader of the output has gone, as in `compress sites model | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 141
+        raise SystemExit(141) from error
     except Exception as error:
-        if view.debug:
+        if console.debug:
             traceback.print_exc()
-        text, code = explain(error)
-        view.error(text)
-    else:
-        code = 0
-    sys.exit(code)
+        message, code = explain(error)
+        console.error(message)
+        raise SystemExit(code) from error
+    raise SystemExit(0)
 
 
 def explain(error: Exception) -> tuple[str, int]:
-    """What to say of an error, and the exit code."""
+    """The line that the terminal shows for an error, and the exit code."""
     match error:
         case click.UsageError():
-            name = error.ctx.command_path if error.ctx else "compress"
-            said = _no_such_option(error) if isinstance(error, click.NoSuchOption) else error.format_message()
-            return f"{said} Try '{name} --help'.", 2
+            command = error.ctx.command_path if error.ctx else "compress"
+            message = _unknown_option(error) if isinstance(error, click.NoSuchOption) else error.format_message()
+            return f"{message} Try '{command} --help'.", 2
         case click.ClickException():
             return error.format_message(), error.exit_code
         case CompressorError():
             return str(error), error.exit_code
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
-            where = f"{error.filename}: " if error.filename else ""
-            return f"{where}the disk is full; free some space and run the same command again", InputError.exit_code
+            path = f"{error.filename}: " if error.filename else ""
+            return f"{path}the disk is full; free some space and run the same command again", InputError.exit_code
         case OSError(filename=str() as name):
             return f"{name}: {error.strerror}; check the path and its permissions", InputError.exit_code
         case MemoryError():
-            return "out of memory; give a smaller --batch or --batch-size, or a machine with more", InputError.exit_code
+            return "out of memory; use a smaller --batch or --batch-size, or a larger machine", InputError.exit_code
     # Imported here: the graph libraries take long to load, and every command would wait for them.
     from graph_passes.errors import GraphPassError
 
     if isinstance(error, GraphPassError):
         return str(error), InputError.exit_code
-    return f"{type(error).__name__}: {error} (a fault of this program; --debug shows where)", 1
+    return f"{type(error).__name__}: {error} (internal error; please report it with the output of --debug)", 1
 
 
-def _no_such_option(error: click.NoSuchOption) -> str:
-    """click compares the dashes too, which every option has: `--bogus` is not near `--out`."""
-    known = {name.lstrip("-"): name for name in error.possibilities or ()}
-    near = difflib.get_close_matches(error.option_name.lstrip("-"), known, n=1)
-    return f"no such option: {error.option_name}{f', did you mean {known[near[0]]}?' if near else '.'}"
+def _unknown_option(error: click.NoSuchOption) -> str:
+    """click compares the leading dashes too, which every option has: `--bogus` is not similar to `--out`."""
+    options = {name.lstrip("-"): name for name in error.possibilities or ()}
+    match = closest(error.option_name.lstrip("-"), list(options))
+    return f"no such option: {error.option_name}{f', did you mean {options[match]}?' if match else '.'}"
 
 
-def _hush() -> None:
-    """Keep the libraries' warnings off the terminal: what a user must know is said by the command itself."""
+def _silence_libraries() -> None:
+    """Keep the libraries' warnings off the terminal: the command itself prints what a user must know."""
     warnings.simplefilter("ignore")
     logging.disable(logging.ERROR)
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "critical")

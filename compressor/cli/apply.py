@@ -3,73 +3,96 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.text import Text
 
 from compressor.cli.command_group import common
 from compressor.cli.console import Console
-from compressor.errors import InputError, SiteRefusedError, UsageError
+from compressor.cli.output_file import check_output_file
+from compressor.errors import ErrorCode, InputError, SiteRefusedError, UsageError
+
+if TYPE_CHECKING:
+    from graph_passes import Plan, Shrunk
 
 
 @click.command(short_help="Shrink an ONNX graph by a plan.")
 @click.argument("graph", type=click.Path(path_type=Path))
-@click.option("--plan", required=True, metavar="PLAN", type=click.Path(path_type=Path), help="The plan.json to follow.")
-@click.option("-o", "--out", required=True, metavar="ONNX", type=click.Path(path_type=Path), help="The file to write.")
-@click.option("--force", is_flag=True, help="Replace the file if it is there.")
+@click.option("--plan", required=True, metavar="PLAN", type=click.Path(path_type=Path), help="the plan.json to follow")
+@click.option("-o", "--out", required=True, metavar="ONNX", type=click.Path(path_type=Path), help="the file to write")
+@click.option("--force", is_flag=True, help="replace the file if it exists")
 @common
 @click.pass_obj
-def apply(view: Console, graph: Path, plan: Path, out: Path, force: bool) -> None:
-    """Remove from GRAPH, an ONNX file, the heads that a plan drops, and compute the blocks of its masks alone.
+def apply(console: Console, graph: Path, plan: Path, out: Path, force: bool) -> None:
+    """Remove from GRAPH, an ONNX file, the heads that a plan drops, and keep only the blocks that its masks keep.
 
-    The graph is taken as it is and not run.
+    The graph is not run.
     """
-    for there in (out, out.with_name(f"{out.name}.data")):
-        if there.exists() and not force:
-            raise UsageError(f"{there}: is there already; add --force to replace it, or name another file (-o)")
-    if out.is_dir():
-        raise UsageError(f"{out}: is a folder; name the file to write (-o)")
-    if not out.parent.is_dir():
-        raise UsageError(f"{out.parent}: no such folder; make it, or name another file (-o)")
+    data = out.with_name(f"{out.name}.data")
+    check_output_file(out, force=force, also=(data,))
     import graph_passes
-    from compressor.report import formatting
 
-    wanted = graph_passes.Plan.load(plan)
-    with view.stage("reading the graph"):
+    requested = graph_passes.Plan.load(plan)
+    with console.stage("reading the graph"):
         model = graph_passes.load(graph)
-    read = graph_passes.data_files(model)
-    if out.with_name(f"{out.name}.data").resolve() in read and out.resolve() != graph.resolve():
-        raise UsageError(f"{out}.data: holds the weights of {graph}; name another file (-o)")
-    before = sum(file.stat().st_size for file in {graph.resolve(), *read})
-    with view.stage("shrinking the graph"):
+    sources = graph_passes.data_files(model)
+    if data.resolve() in sources and out.resolve() != graph.resolve():
+        raise UsageError(
+            f"{data}: holds the weights of {graph}; write to another file (-o)",
+            code=ErrorCode.CONTRADICTION,
+            path=data,
+        )
+    size = sum(file.stat().st_size for file in {graph.resolve(), *sources})
+    with console.stage("shrinking the graph"):
         try:
-            shrunk = graph_passes.shrink(model, wanted)
+            shrunk = graph_passes.shrink(model, requested)
         except graph_passes.PlanError as error:
-            raise InputError(f"{graph}, {plan}: {error}") from error
+            message = f"{graph}, {plan}: {error}"
+            raise InputError(message, code=ErrorCode.FILE_MISMATCH, path=plan, cause=error.code) from error
     if shrunk.obstacle:
         raise SiteRefusedError(
-            f"{graph}: {shrunk.obstacle}; keep every head of the site in {plan} (nothing was written)"
+            f"{graph}: {shrunk.obstacle}; keep every head of the site in {plan} (nothing was written)",
+            code=ErrorCode.SITE_REFUSED,
+            path=graph,
+            refused=shrunk.refused,
         )
-    with view.stage("writing the graph"):
+    with console.stage("writing the graph"):
         graph_passes.save(shrunk.model, out)
-    after = sum(file.stat().st_size for file in {out.resolve(), *graph_passes.data_files(graph_passes.load(out))})
-    stayed = {site: str(found) for found in shrunk.dense for site in sorted(found.sites)}
-    for site, why in stayed.items():
-        view.note(f"{site}: stays dense under its mask ({why})")
-    if emptied := formatting.emptied(wanted, shrunk.plan):
-        view.note(emptied)
-    told = f"{out}: {shrunk.plan.heads_kept} of {wanted.heads} heads kept"
-    if wanted.masks:
-        told += f", {len(shrunk.lowered)} of {len(wanted.masks)} masked attention layers block-sparse"
-    view.result(
-        Text(f"{told}, {before / 1e6:.1f} MB to {after / 1e6:.1f} MB"),
+    _print_result(console, requested, shrunk, out, size)
+
+
+def _print_result(console: Console, requested: Plan, shrunk: Shrunk, out: Path, size: int) -> None:
+    """Print what was removed.
+
+    Args:
+        console: prints.
+        requested: the plan as it was read.
+        shrunk: the graph and the plan as it was carried out.
+        out: the file that was written.
+        size: bytes of the original graph with its data.
+    """
+    import graph_passes
+    from compressor.run.run_notes import of_emptied_heads
+
+    new_size = sum(file.stat().st_size for file in {out.resolve(), *graph_passes.data_files(graph_passes.load(out))})
+    dense = {site: str(refusal) for refusal in shrunk.dense for site in sorted(refusal.sites)}
+    for site, reason in dense.items():
+        console.note(f"{site}: stays dense under its mask ({reason})")
+    for note in of_emptied_heads(requested, shrunk.plan):
+        console.note(note)
+    text = f"{out}: {shrunk.plan.heads_kept} of {requested.heads} heads kept"
+    if requested.masks:
+        text += f", {len(shrunk.lowered)} of {len(requested.masks)} masked attention layers block-sparse"
+    console.result(
+        Text(f"{text}, {size / 1e6:.1f} MB to {new_size / 1e6:.1f} MB"),
         {
             "out": str(out),
-            "heads": wanted.heads,
+            "heads": requested.heads,
             "kept": shrunk.plan.heads_kept,
             "block_sparse": list(shrunk.lowered),
-            "dense": stayed,
+            "dense": dense,
             "unused_key_blocks": dict(shrunk.unused),
-            "bytes": [before, after],
+            "bytes": [size, new_size],
         },
     )

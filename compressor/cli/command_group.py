@@ -1,4 +1,4 @@
-"""The command `compress`: `run` where no verb is named, and the common flags before or after any verb."""
+"""The group of all commands: `run` where no command is named, and common flags before or after any command."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from compressor.cli.console import Console
 F = TypeVar("F", bound=Callable[..., Any])
 
 _COMMON = {
-    "quiet": "No progress and no notes, only results and errors.",
-    "debug": "Show the traceback of an error, and the warnings of the libraries.",
-    "json": "Results as JSON on stdout.",
+    "quiet": "print results and errors only, no progress and no notes",
+    "debug": "show the traceback of an error, and warnings of libraries",
+    "json": "print results as JSON on stdout",
 }
 
 
@@ -26,7 +26,7 @@ class Interrupted(click.ClickException):
 
 
 class CommandGroup(DefaultGroup):
-    """Turns Ctrl-C into an error like any other, so that it too is one line and an exit code."""
+    """Turns Ctrl-C into an error like any other: one line and an exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -39,12 +39,14 @@ class CommandGroup(DefaultGroup):
 
 
 def common(command: F) -> F:
-    """Add `--quiet`, `--debug` and `--json`; they are noted in the command's `Console`."""
-    for name, says in reversed(_COMMON.items()):
-        command = click.option(f"--{name}", is_flag=True, expose_value=False, callback=_noted, help=says)(command)
+    """Add `--quiet`, `--debug` and `--json`, which set the attributes of the command's `Console`."""
+    for name, text in reversed(_COMMON.items()):
+        command = click.option(f"--{name}", is_flag=True, expose_value=False, callback=_set_on_console, help=text)(
+            command
+        )
     return command
 
 
-def _noted(ctx: click.Context, option: click.Parameter, value: bool) -> None:
+def _set_on_console(ctx: click.Context, option: click.Parameter, value: bool) -> None:
     if value:
         setattr(ctx.ensure_object(Console), str(option.name), True)

@@ -1,4 +1,4 @@
-"""What a person at the terminal sees: results on stdout, everything else on stderr."""
+"""The terminal: results on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from compressor.progress import ProgressCallback
+from compressor.progress import ProgressCallback, ignore_progress
 
 if TYPE_CHECKING:
     from compressor.results import Note
 
 
 class Console:
-    """The common flags, and the two streams that they govern.
+    """Prints results, notes, progress and errors, as the common flags say.
 
     Attributes:
-        quiet: no progress and no notes.
-        debug: show a traceback with an error, and the warnings of the libraries.
-        json: results as JSON.
+        quiet: print no progress and no notes.
+        debug: print the traceback of an error, and warnings of libraries.
+        json: print results as JSON.
     """
 
     def __init__(self) -> None:
         self.quiet = self.debug = self.json = False
 
-    def result(self, shown: RenderableType, data: Any) -> None:
-        """Print what was asked for: `data` as JSON under `--json`, else `shown`."""
+    def result(self, content: RenderableType, data: Any) -> None:
+        """Print a result: `data` as JSON under `--json`, else `content`."""
         if self.json:
             print(self.as_json(data), flush=True)
         else:
-            RichConsole(soft_wrap=not sys.stdout.isatty()).print(shown)
+            RichConsole(soft_wrap=not sys.stdout.isatty()).print(content)
 
     @staticmethod
     def as_json(content: Any) -> str:
@@ -45,23 +45,25 @@ class Console:
         return json.dumps(content, indent=1, ensure_ascii=False)
 
     def note(self, note: Note | str) -> None:
+        """Print something that the reader of a result must know."""
         if not self.quiet:
             _stderr().print(Text(f"note: {note}", style="dim"))
 
     def error(self, text: str) -> None:
-        """One line, whatever the message holds."""
+        """Print an error as one line."""
         print(f"compress: {' '.join(text.split())}", file=sys.stderr, flush=True)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[ProgressCallback]:
+        """Show a progress bar while the stage runs, then its time."""
         if self.quiet:
-            yield lambda done, total: None
+            yield ignore_progress
             return
         console, start = _stderr(), time.perf_counter()
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task(name, total=None)
-            yield lambda done, total: bar.update(task, completed=done, total=total)
+            yield lambda finished, total: bar.update(task, completed=finished, total=total)
         console.print(Text.assemble((f"{name:<42}", "bold"), f"{time.perf_counter() - start:8.1f} s"))
 
 

@@ -36,8 +36,8 @@ def finish(console: Console, report: Report | None, out: Path) -> None:
             for score in report.scores
         )
         raise MetricDropError(
-            f"{out}: {scores or 'the metric of the run fell'}, more than --max-drop {report.recipe['max_drop']:g} allows;"
-            f" keep more heads, train longer, or allow more (the evidence is in {HTML_NAME})",
+            f"{out}: {scores or 'the metric of the run fell'}, more than --max-drop {report.recipe['max_drop']:g}"
+            f" allows; keep more heads, train longer, or allow more (the evidence is in {HTML_NAME})",
             code=ErrorCode.METRIC_FELL,
             path=out,
         )

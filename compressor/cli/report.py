@@ -1,4 +1,4 @@
-"""`compress report`: the page again, from the data of a finished run."""
+"""`compress report`: the page of a finished run, rendered again from its data."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from compressor.cli.console import Console
 @click.argument("out", type=click.Path(path_type=Path))
 @common
 @click.pass_obj
-def report(view: Console, out: Path) -> None:
+def report(console: Console, out: Path) -> None:
     """Rewrite the report.html of OUT, the folder of a finished run, from its report.json."""
     from compressor.report import load, summary, write
 
-    found = load(out)
-    page = write(found, out if out.is_dir() else out.parent)
-    view.result(Text(found.verdict) if view.quiet else summary(found), found.model_dump(mode="json"))
-    view.note(f"wrote {page}")
+    content = load(out)
+    page = write(content, out if out.is_dir() else out.parent)
+    console.result(Text(content.verdict) if console.quiet else summary(content), content.model_dump(mode="json"))
+    console.note(f"wrote {page}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,41 +12,46 @@ from rich.text import Text
 
 from compressor.cli.command_group import common
 from compressor.cli.console import Console
-from compressor.errors import InputError
+from compressor.cli.field_options import options_of
+from compressor.config.sections import SourceConfig
+from compressor.errors import ErrorCode, InputError
 
 _COLUMNS = ("name", "kind", "heads", "kv_heads", "head_dim")
 
 
 @click.command(short_help="What can be pruned in a model folder or an ONNX graph.")
 @click.argument("model")
-@click.option("--task", metavar="TASK", help="What the model is for, where its class does not say it.")
-@click.option("--allow-pickle", is_flag=True, help="Load pickled weights, which can run code.")
-@click.option("--trust-remote-code", is_flag=True, help="Run the Python files that the model folder brings.")
+@options_of(SourceConfig, without=("model",))
 @common
 @click.pass_obj
-def sites(view: Console, model: str, **loading: Any) -> None:
-    """List the attention sites of MODEL, a model folder or an ONNX file, in the order in which they are called."""
+def sites(console: Console, model: str, **source: Any) -> None:
+    """List the attention sites of MODEL, a model folder or an ONNX file, in the order in which they run."""
     path = Path(model)
     if not path.exists():
-        raise InputError(f"{model}: no such folder or .onnx file; give a model folder or an ONNX graph")
-    with view.stage("looking for attention"):
-        found = _of_graph(path) if path.suffix == ".onnx" else _of_folder(path, loading)
-    rows = [{column: getattr(site, column) for column in _COLUMNS} for site in found]
+        raise InputError(
+            f"{model}: no such folder or .onnx file; name a model folder or an ONNX graph",
+            code=ErrorCode.FILE_MISSING,
+            path=path,
+        )
+    settings = {name: value for name, value in source.items() if value is not None}
+    with console.stage("finding attention"):
+        attention = _of_graph(path) if path.suffix == ".onnx" else _of_folder(path, settings)
+    rows = [{column: getattr(site, column) for column in _COLUMNS} for site in attention]
     table = Table(*_COLUMNS, box=None, pad_edge=False)
     for row in rows:
         table.add_row(*(Text("-" if value is None else str(value)) for value in row.values()))
-    view.result(table, rows)
+    console.result(table, rows)
 
 
-def _of_graph(path: Path) -> list[Any]:
+def _of_graph(path: Path) -> Sequence[Any]:
     import graph_passes
 
-    return list(graph_passes.find_attention(graph_passes.load(path)))
+    return graph_passes.find_attention(graph_passes.load(path))
 
 
-def _of_folder(path: Path, loading: dict[str, Any]) -> list[Any]:
+def _of_folder(path: Path, settings: dict[str, Any]) -> Sequence[Any]:
     from compressor.model_folder import example_inputs, load
     from compressor.units import find_sites
 
-    folder = load(path, needs_processor=False, **loading)
-    return list(find_sites(folder.model, example_inputs(folder, batch=2, seq=8)))
+    folder = load(path, needs_processor=False, **settings)
+    return find_sites(folder.model, example_inputs(folder, batch=2, seq=8))

@@ -11,9 +11,9 @@ import pytest
 
 from compressor.errors import MismatchError
 from compressor.run.verify import Case, cases, prove_engine, prove_export, prove_shrunk, require
-from compressor.targets.onnxruntime.target import build
+from compressor.targets.onnxruntime.engine import build_engine
 from graph_passes import load, save
-from tests.engines import Pruned, parsed, pruned
+from tests.targets.graphs import Pruned, parsed, pruned
 from tests.reports import dense
 from tests.zoo import text
 
@@ -39,7 +39,7 @@ def test_cases_differ_in_size_and_padding() -> None:
 
 
 def test_every_stage_of_an_honest_run_holds(bert: Pruned, tmp_path: Path) -> None:
-    engine = build(bert.shrunk, tmp_path / "engine.onnx", provider="cpu", threads=1)
+    engine = build_engine(bert.shrunk, tmp_path / "engine.onnx", provider="cpu", threads=1)
     proofs = [
         prove_export(bert.model, bert.plan, bert.reference, TRIED, "compressed", attention="eager"),
         prove_shrunk(bert.reference, bert.shrunk, TRIED, "compressed"),
@@ -60,7 +60,7 @@ def test_every_stage_of_an_honest_run_holds(bert: Pruned, tmp_path: Path) -> Non
 def test_a_quantized_graph_may_round_otherwise(tmp_path: Path) -> None:
     body = "q = QuantizeLinear(x, s, z)  y = DequantizeLinear(q, s, z)"
     save(parsed(body, "float[B] x", "float[B] y", "float s = {0.5}, int8 z = {0}"), tmp_path / "graph.onnx")
-    engine = build(tmp_path / "graph.onnx", tmp_path / "engine.onnx", provider="cpu", threads=1)
+    engine = build_engine(tmp_path / "graph.onnx", tmp_path / "engine.onnx", provider="cpu", threads=1)
     tried = (Case({"x": np.arange(4, dtype=np.float32)}, "batch 4"),)
     assert prove_engine(tmp_path / "graph.onnx", engine, tried, "dense").tolerance == 2e-2
 

@@ -404,7 +404,7 @@ def test_an_interrupted_search_goes_on(place: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(subset_evaluator, "_SAVE_SECONDS", 0.0)
     monkeypatch.setattr(subset_evaluator, "_SAVE_SHARE", 0.0)
     torch.manual_seed(0)
-    two_layers = {**folders._sizes(), "num_hidden_layers": 2}
+    two_layers = {**folders.SIZES, "num_hidden_layers": 2}
     folders.save(BertForSequenceClassification(BertConfig(**two_layers)), tmp_path / "model")
 
     def run(out: str, listener: Stages) -> Path:

@@ -1,0 +1,138 @@
+"""`compress check` as a user runs it: exit codes, what it prints, and the files that it writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from compressor.latency import artifacts
+from tests.command import compress
+from tests.latency.graphs import softmax_graph
+from tests.latency.grpc_server import linear, serving
+
+Cap = pytest.CaptureFixture[str]
+QUICK: tuple[str | Path, ...] = ("--seconds", "0.1", "--max-slowdown", "1000%", "--quiet")
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return softmax_graph(tmp_path_factory.mktemp("check") / "graph.onnx")
+
+
+def suite_of(path: Path) -> ElementTree.Element:
+    return ElementTree.parse(path).getroot()
+
+
+def test_a_graph_against_itself_and_then_against_its_saved_times(graph: Path, tmp_path: Path, capfd: Cap) -> None:
+    files = {name: tmp_path / name for name in ("b.json", "j.xml", "h.jsonl", "p.svg")}
+    options = ("--save-baseline", files["b.json"], "--junit", files["j.xml"], "--history", files["h.jsonl"])
+    first = compress(capfd, "check", graph, "--baseline", graph, *QUICK, *options, "--json")
+    assert (first.code, first.err) == (0, "")
+    assert (first.json["passed"], first.json["outcome"]) == (True, "passed")
+    assert first.json["outputs"]["error"] <= 1e-5
+    suite = suite_of(files["j.xml"])
+    assert [case.get("name") for case in suite] == ["outputs", "slowdown", None]
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "0", "0")
+    again = ("--history", files["h.jsonl"], "--plot", files["p.svg"])
+    second = compress(capfd, "check", graph, "--baseline", files["b.json"], *QUICK, *again)
+    assert second.code == 0, second.err
+    records = artifacts.read_history(files["h.jsonl"])
+    assert [record.slowdown.interleaved for record in records if record.slowdown] == [True, False]
+    assert [line.split()[0] for line in second.out.splitlines()] == ["outputs", "p50", "p99", "slowdown"]
+    assert files["p.svg"].read_text().startswith("<?xml")
+
+
+def test_a_slower_model_is_exit_code_7(tmp_path: Path, capfd: Cap) -> None:
+    def slow(x: np.ndarray) -> np.ndarray:
+        for _ in range(200):
+            linear(np.ones((64, 4), np.float32))
+        return linear(x)
+
+    junit = tmp_path / "j.xml"
+    command = ("--model", "small", "--baseline", "dense", "--seconds", "0.1", "--quiet", "--junit", junit)
+    with serving({"small": slow, "dense": linear}) as url:
+        ended = compress(capfd, "check", "--server", url, *command, "--max-slowdown", "0%")
+    assert ended.code == 7
+    assert "the limit is 0.0%" in ended.error
+    assert suite_of(junit).get("failures") == "1"
+
+
+def test_wrong_outputs_are_exit_code_5(graph: Path, tmp_path: Path, capfd: Cap) -> None:
+    junit, inputs, outputs = tmp_path / "j.xml", tmp_path / "inputs.npz", tmp_path / "outputs.npz"
+    np.savez(inputs, x=np.ones((4, 4), np.float32))
+    np.savez(outputs, y=np.zeros((4, 3), np.float32))
+    options = ("--inputs", inputs, "--expect", outputs, "--junit", junit)
+    ended = compress(capfd, "check", graph, "--baseline", graph, *QUICK, *options)
+    assert ended.code == 5
+    assert str(outputs) in ended.error
+    assert suite_of(junit).get("failures") == "1"
+
+
+def test_a_server_that_dies_midway_is_exit_code_10(tmp_path: Path, capfd: Cap) -> None:
+    history = tmp_path / "history.jsonl"
+    with serving(dies_after=400) as url:
+        ended = compress(
+            capfd,
+            *("check", "--server", url, "--model", "small", "--baseline", "dense", "--seconds", "60", "--quiet"),
+            *("--history", history, "--max-slowdown", "1000%"),
+        )
+    assert ended.code == 10
+    assert "gone" in ended.error
+    (record,) = artifacts.read_history(history)
+    assert record.interrupted
+    assert record.slowdown is not None
+    assert record.slowdown.rounds >= 1
+
+
+def test_a_check_that_cannot_run_replaces_an_older_report(graph: Path, tmp_path: Path, capfd: Cap) -> None:
+    torn, junit, history = tmp_path / "torn.onnx", tmp_path / "j.xml", tmp_path / "history.jsonl"
+    torn.write_bytes(graph.read_bytes()[:20])
+    history.write_text("nothing\n")
+    faults: list[tuple[tuple[str | Path, ...], int]] = [
+        ((torn, "--baseline", graph), 3),
+        ((graph, "--baseline", graph, "--history", history), 3),
+        ((graph, "--baseline", graph, "--rate", "5"), 2),
+    ]
+    for words, code in faults:
+        junit.write_text("an older report of a check that passed")
+        assert compress(capfd, "check", *words, "--junit", junit, "--quiet").code == code
+        suite = suite_of(junit)
+        assert (suite.get("failures"), suite.get("errors")) == ("0", "1")
+        assert suite[0][0].tag == "error"
+    assert history.read_text() == "nothing\n"
+
+
+def test_times_of_another_machine_are_compared_by_force_alone(graph: Path, tmp_path: Path, capfd: Cap) -> None:
+    saved, elsewhere = tmp_path / "b.json", tmp_path / "elsewhere.json"
+    assert compress(capfd, "check", graph, "--baseline", graph, *QUICK, "--save-baseline", saved).code == 0
+    record = json.loads(saved.read_text())
+    elsewhere.write_text(json.dumps({**record, "machine": {**record["machine"], "processor": "another"}}))
+    refused = compress(capfd, "check", graph, "--baseline", elsewhere, *QUICK)
+    assert refused.code == 3
+    assert "processor another" in refused.error
+    assert compress(capfd, "check", graph, "--baseline", elsewhere, *QUICK, "--force").code == 0
+    assert compress(capfd, "check", graph, "--baseline", saved, *QUICK, "--batch", "2").code == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--baseline", "dense.onnx"], 2, "--model is missing"),
+        (["model.onnx"], 2, "--baseline is missing"),
+        (["model.onnx", "--model", "small", "--baseline", "dense"], 2, "name either an ONNX file, or a model with"),
+        (["model.onnx", "--server", "grpc://localhost:8001", "--baseline", "dense"], 2, "name either an ONNX file"),
+        (["none.onnx", "--baseline", "dense.onnx"], 3, "none.onnx: no such file"),
+        (["m.onnx", "--baseline", "d.onnx", "--max-slowdown", "5"], 2, "--max-slowdown '5': out of range"),
+        (["m.onnx", "--baseline", "d.onnx", "--scenario", "fast"], 2, "--scenario 'fast': unknown scenario fast"),
+        (["m.onnx", "--baseline", "d.onnx", "--plot", "p.svg"], 2, "--plot: the picture shows a history"),
+        (["m.onnx", "--baseline", "d.onnx", "--slowdown", "5%"], 2, "no such option: --slowdown"),
+    ],
+)
+def test_bad_input_is_one_line(words: list[str], code: int, message: str, capfd: Cap) -> None:
+    ended = compress(capfd, "check", *words, "--quiet")
+    assert (ended.code, ended.out) == (code, "")
+    assert ended.error.startswith(message) or message in ended.error

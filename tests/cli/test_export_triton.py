@@ -1,0 +1,65 @@
+"""`compress export-triton` as a user runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from compressor.errors import ErrorCode
+from tests.command import compress
+from tests.serving.outputs import run_folder
+
+Cap = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = run_folder(tmp_path_factory.mktemp("export") / "half")
+    (folder / "file").touch()
+    return folder
+
+
+def test_a_model_and_its_service(out: Path, tmp_path: Path, capfd: Cap) -> None:
+    ended = compress(capfd, "export-triton", out, "-o", tmp_path / "repository", "--quiet", "--json")
+    assert (ended.code, ended.err) == (0, "")
+    model = tmp_path / "repository" / "half"
+    assert ended.json["model"] == str(model)
+    assert (ended.json["backend"], ended.json["device"], ended.json["max_batch"]) == ("onnxruntime", "cpu", 8)
+    assert "storage-uri" in [note["code"] for note in ended.json["notes"]]
+    service = yaml.safe_load((tmp_path / "repository" / "kserve.yaml").read_text())
+    assert (service["kind"], service["metadata"]["name"]) == ("InferenceService", "repository")
+    assert {path.name for path in tmp_path.iterdir()} == {"repository"}
+
+
+@pytest.mark.parametrize(
+    ("words", "exit_code", "code", "field"),
+    [
+        (["{tmp}/none", "-o", "{tmp}/r"], 3, ErrorCode.FILE_MISSING, None),
+        (["{tmp}", "-o", "{tmp}/r"], 3, None, None),
+        (["{out}", "-o", "{out}/file"], 3, ErrorCode.FILE_UNWRITABLE, None),
+        (["{out}", "-o", "{tmp}/r", "--name", "a/b"], 2, ErrorCode.INVALID_VALUE, "name"),
+        (["{out}", "-o", "{tmp}/r", "--gpus", "0,0"], 2, ErrorCode.CONTRADICTION, "gpus"),
+        (["{out}", "-o", "{tmp}/r", "--gpus", "0", "--device", "cpu"], 2, ErrorCode.CONTRADICTION, "gpus"),
+        (["{out}", "-o", "{tmp}/r", "--backend", "tensorrt"], 3, ErrorCode.FILE_MISSING, "engine"),
+        (["{out}", "-o", "{tmp}/r", "--engine", "{tmp}/no.plan"], 3, None, None),
+        (["{out}", "-o", "{tmp}/r", "--plan", "{tmp}/no.plan"], 2, ErrorCode.RENAMED, "plan"),
+        (["{out}", "-o", "{tmp}/r", "--data", "{tmp}/no.tsv"], 3, None, None),
+        (["{out}"], 2, ErrorCode.MISSING_VALUE, "repository"),
+    ],
+)
+def test_bad_input_is_one_line(
+    words: list[str], exit_code: int, code: ErrorCode | None, field: str | None, out: Path, tmp_path: Path, capfd: Cap
+) -> None:
+    ended = compress(capfd, "export-triton", "--quiet", *(word.format(tmp=tmp_path, out=out) for word in words))
+    assert (ended.code, ended.out) == (exit_code, "")
+    assert ended.error
+    assert code is None or ended.error_code == code
+    assert field is None or ended.details["field"] == field
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_former_flag_names_the_new_one(out: Path, tmp_path: Path, capfd: Cap) -> None:
+    ended = compress(capfd, "export-triton", out, "-o", tmp_path / "r", "--plan", "engine.plan")
+    assert "--engine" in ended.error

@@ -1,0 +1,312 @@
+"""Recipes: a flag, a key of compress.toml and a field are the same thing, and a fault in one is one line with a code."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import pydantic
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compressor.cli.run import run
+from compressor.config.fields import flag_of
+from compressor.config.methods import METHODS, PENALISED_METHODS
+from compressor.config.recipe_file import command_line, json_schema, recipe_of
+from compressor.config.run import FIELDS, FORMER_NAMES, SECTION_OF, SECTIONS, Recipe, current_fields
+from compressor.config.values import AttentionKind
+from compressor.errors import ErrorCode, UsageError
+from graph_passes import Kind
+
+
+def refused(model: str | None, file: str | None, flags: Mapping[str, Any]) -> UsageError:
+    """The error of a recipe that is not accepted; it is one line."""
+    with pytest.raises(UsageError) as caught:
+        recipe_of(model, file, flags)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def test_every_field_is_one_flag_and_every_flag_one_field() -> None:
+    internal = {"words", "file", "penalty", "quiet", "debug", "json"}
+    options = {str(option.name): option for option in run.params if not getattr(option, "hidden", False)}
+    assert set(options) - internal == set(FIELDS)
+    assert all(flag_of(name) in options[name].opts for name in FIELDS if name != "model")
+
+
+def test_field_names_are_unique_over_all_sections() -> None:
+    assert len(FIELDS) == sum(len(section.model_fields) for section in SECTIONS.values())
+    assert not set(FIELDS) & set(SECTIONS)
+
+
+def test_a_recipe_may_be_flat_or_nested() -> None:
+    nested = Recipe(source={"model": "m"}, rows={"data": "d"}, selection={"keep": 3}, engine={"target": "ort"})
+    assert Recipe(model="m", data="d", keep=3, target="ort") == nested
+    assert nested.value("keep") == nested.selection.keep == 3
+
+
+def test_a_flag_and_a_file_set_the_same_fields(tmp_path: Path) -> None:
+    (tmp_path / "compress.toml").write_text(
+        """
+        data = "rows.tsv"
+        keep = "50%"
+        batch = [1, 8]
+        opset = 23
+        options = { tau_ini = 100.0, cooldown = 0.5 }
+        text_columns = ["premise", "hypothesis"]
+        force = true
+        """
+    )
+    flags = {
+        "data": "rows.tsv",
+        "keep": "50%",
+        "batch": "1,8",
+        "opset": "23",
+        "options": "tau_ini=100.0,cooldown=0.5",
+        "text_columns": "premise,hypothesis",
+        "force": True,
+    }
+    assert recipe_of(str(tmp_path), None, {}) == recipe_of(str(tmp_path), None, flags)
+
+
+def test_keys_may_stand_in_the_table_of_their_section(tmp_path: Path) -> None:
+    (tmp_path / "flat.toml").write_text('model = "m"\ndata = "d"\nkeep = 3\nprecision = "fp16"\n')
+    (tmp_path / "tables.toml").write_text(
+        '[source]\nmodel = "m"\n[rows]\ndata = "d"\n[selection]\nkeep = 3\n[engine]\nprecision = "fp16"\n'
+    )
+    flat, tables = (recipe_of(None, str(tmp_path / f"{name}.toml"), {}) for name in ("flat", "tables"))
+    assert flat == tables
+
+
+def test_a_flag_wins(tmp_path: Path) -> None:
+    (tmp_path / "compress.toml").write_text('data = "rows.tsv"\nkeep = 3\nforce = true')
+    recipe = recipe_of(str(tmp_path), None, {"keep": "5", "force": False})
+    assert (recipe.selection.keep, recipe.output.force, recipe.rows.data) == (5, False, "rows.tsv")
+
+
+def test_paths_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
+    (tmp_path / "rows.tsv").write_text("label\ttext\n")
+    (tmp_path / "r.toml").write_text('model = "m"\nout = "o"\nkeep = 1\ndata = "rows.tsv"\neval_data = "owner/name"')
+    recipe = recipe_of(None, str(tmp_path / "r.toml"), {})
+    assert (recipe.source.model, recipe.output.out) == (tmp_path / "m", tmp_path / "o")
+    assert (recipe.rows.data, recipe.rows.eval_data) == (str(tmp_path / "rows.tsv"), "owner/name")
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "field"),
+    [
+        ({"keep": "-3"}, ErrorCode.OUT_OF_RANGE, "keep"),
+        ({"keep": "101%"}, ErrorCode.OUT_OF_RANGE, "keep"),
+        ({"keep": "half"}, ErrorCode.INVALID_VALUE, "keep"),
+        ({"opset": "19"}, ErrorCode.OUT_OF_RANGE, "opset"),
+        ({"method": "dps"}, ErrorCode.UNKNOWN_NAME, "method"),
+        ({"target": "openvin"}, ErrorCode.UNKNOWN_NAME, "target"),
+        ({"precision": "fp23"}, ErrorCode.UNKNOWN_NAME, "precision"),
+        ({"options": "x"}, ErrorCode.INVALID_VALUE, "options"),
+        ({"options": "a=1,b=2,a=3"}, ErrorCode.CONTRADICTION, "options"),
+        ({"drop_blocks_by_kind": "causal=0.5,causal=0.7"}, ErrorCode.CONTRADICTION, "drop_blocks_by_kind"),
+        ({"drop_blocks_by_kind": "causal=1.5"}, ErrorCode.OUT_OF_RANGE, "drop_blocks_by_kind"),
+        ({"drop_blocks": "half"}, ErrorCode.INVALID_VALUE, "drop_blocks"),
+        ({"drop_blocks": "101%"}, ErrorCode.OUT_OF_RANGE, "drop_blocks"),
+        ({"drop_blocks": True}, ErrorCode.INVALID_VALUE, "drop_blocks"),
+        ({"block_size": 20}, ErrorCode.OUT_OF_RANGE, "block_size"),
+        ({"seq": "0"}, ErrorCode.OUT_OF_RANGE, "seq"),
+        ({"ray": "nowhere"}, ErrorCode.INVALID_VALUE, "ray"),
+        ({"data": "x", "keep": 1, "steps": 0}, ErrorCode.OUT_OF_RANGE, "steps"),
+    ],
+)
+def test_a_value_out_of_range_names_its_flag(flags: dict[str, Any], code: ErrorCode, field: str) -> None:
+    error = refused("model", None, flags)
+    assert (error.code, error.details["field"]) == (code, field)
+    assert str(error).startswith(f"{flag_of(field)} ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "fields"),
+    [
+        (
+            {"data": "x", "drop_blocks": "0.5", "random_blocks": True, "weight_by_count": True},
+            ErrorCode.CONTRADICTION,
+            ("random_blocks", "weight_by_count"),
+        ),
+        ({"data": "x", "maps": "m", "entmax": True, "drop_blocks": 0.5}, ErrorCode.CONTRADICTION, ("maps", "entmax")),
+        ({"data": "x", "allow_empty_rows": True}, ErrorCode.MISSING_VALUE, ("keep",)),
+        ({"keep": "3"}, ErrorCode.MISSING_VALUE, ("keep", "data")),
+        ({"drop_blocks": "0.5"}, ErrorCode.MISSING_VALUE, ("drop_blocks", "data")),
+        ({"data": "x", "drop_blocks": 0.5, "plan": "p"}, ErrorCode.CONTRADICTION, ("drop_blocks", "plan")),
+        ({"data": "x"}, ErrorCode.MISSING_VALUE, ("keep",)),
+        ({"data": "x", "method": "taylor"}, ErrorCode.MISSING_VALUE, ("keep", "max_drop")),
+        ({"max_drop": "0.1"}, ErrorCode.MISSING_VALUE, ("max_drop", "data")),
+        ({"data": "x", "keep": 1, "ray": "local"}, ErrorCode.CONTRADICTION, ("ray", "method")),
+        ({"data": "x", "keep": 1, "certify": 0.9}, ErrorCode.CONTRADICTION, ("certify", "max_drop")),
+        (
+            {"data": "x", "method": "astar", "keep": "3", "max_drop": "0.1", "certify": "0.95"},
+            ErrorCode.CONTRADICTION,
+            ("certify", "keep"),
+        ),
+        ({"target": "trt", "provider": "cpu"}, ErrorCode.CONTRADICTION, ("provider", "target")),
+        ({"kernel": "k.so", "provider": "cuda"}, ErrorCode.CONTRADICTION, ("kernel", "target")),
+    ],
+)
+def test_fields_that_contradict_are_named(flags: dict[str, Any], code: ErrorCode, fields: tuple[str, ...]) -> None:
+    error = refused("model", None, flags)
+    assert (error.code, error.details["fields"]) == (code, fields)
+    assert "<" not in str(error)
+
+
+def test_messages_name_flags_and_keys_where_they_were_set(tmp_path: Path) -> None:
+    (tmp_path / "compress.toml").write_text("keep = 3")
+    file = tmp_path / "compress.toml"
+    assert str(refused("model", None, {"keep": "3"})) == (
+        "--keep 3: there are no rows to learn from; add training rows (--data) or a plan (--plan)"
+    )
+    assert str(refused(str(tmp_path), None, {})) == (
+        f"{file}: keep 3: there are no rows to learn from; add training rows (--data) or a plan (--plan)"
+    )
+    file.write_text("seed = -1")
+    assert str(refused(str(tmp_path), None, {})) == (
+        f"{file}: seed -1: input should be greater than or equal to 0 (seed of every random draw)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "suggestion"),
+    [
+        ("keeep = 3", ErrorCode.UNKNOWN_NAME, "did you mean keep?"),
+        ("eval-dta = 'x'", ErrorCode.UNKNOWN_NAME, "did you mean eval_data?"),
+        ("zzz = 3", ErrorCode.UNKNOWN_NAME, "choose one of model, task"),
+        ("keep = ", ErrorCode.FILE_UNREADABLE, ""),
+        ("blocks = 0.5", ErrorCode.RENAMED, "drop_blocks"),
+        ("drop_blocks = true", ErrorCode.INVALID_VALUE, ""),
+        (f"drop_blocks = 1{'0' * 400}", ErrorCode.INVALID_VALUE, ""),
+    ],
+)
+def test_a_fault_in_a_file_names_the_file(tmp_path: Path, text: str, code: ErrorCode, suggestion: str) -> None:
+    file = tmp_path / "compress.toml"
+    file.write_text(text)
+    error = refused(str(tmp_path), None, {})
+    assert error.code is code
+    assert str(file) in str(error)
+    assert suggestion in str(error)
+
+
+@given(text=st.text(max_size=60))
+def test_any_text_is_a_recipe_or_one_line(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    file = tmp_path_factory.mktemp("fuzz") / "recipe.toml"
+    file.write_text(text, encoding="utf-8", errors="surrogateescape" if text.isprintable() else "replace")
+    try:
+        recipe_of("model", str(file), {})
+    except UsageError as error:
+        assert error.code is not ErrorCode.UNSPECIFIED
+        assert len(str(error).splitlines()) == 1 or "\n" in str(file)
+
+
+def test_a_recipe_that_is_missing(tmp_path: Path) -> None:
+    assert refused(None, None, {}).code is ErrorCode.MISSING_VALUE
+    assert refused(None, str(tmp_path / "r.toml"), {}).code is ErrorCode.FILE_MISSING
+    (tmp_path / "r.toml").write_text("keep = 3")
+    assert refused(None, str(tmp_path / "r.toml"), {}).details["field"] == "model"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"drop_blocks": "90%", "drop_blocks_by_kind": "cross=25%"},
+        {"drop_blocks": "0.9", "drop_blocks_by_kind": "cross=0.25"},
+    ],
+)
+def test_a_share_is_a_number_or_a_percentage(flags: dict[str, str]) -> None:
+    blocks = recipe_of("model", None, {"data": "x.tsv", **flags}).blocks
+    assert (blocks.drop_blocks, blocks.drop_blocks_by_kind) == (0.9, {"cross": 0.25})
+
+
+def test_maps_may_be_named_by_their_folder(tmp_path: Path) -> None:
+    for maps in (tmp_path, tmp_path / "maps.safetensors"):
+        recipe = recipe_of("model", None, {"data": "x.tsv", "drop_blocks": 0.9, "maps": maps})
+        assert recipe.blocks.maps == tmp_path / "maps.safetensors"
+
+
+def test_frozen_and_closed() -> None:
+    recipe = Recipe(model=Path("m"))
+    with pytest.raises(pydantic.ValidationError, match="frozen"):
+        recipe.selection.seed = 3  # type: ignore[misc]
+    with pytest.raises(pydantic.ValidationError, match="Extra inputs"):
+        Recipe(model="m", keeep=3)
+
+
+def test_the_command_line_repeats_the_recipe() -> None:
+    fields = {"data": "a b.tsv", "keep": "50%", "batch": "1,2", "options": "a=1,b=x", "force": True}
+    recipe = recipe_of("my model", None, fields)
+    words = shlex.split(command_line(recipe))
+    assert words[:3] == ["compress", "run", "my model"]
+    context = run.make_context("run", words[2:])
+    flags = {name: value for name, value in context.params.items() if value and name in FIELDS}
+    assert recipe_of(flags.pop("model"), None, flags) == recipe
+
+
+def test_learning_is_keyed_by_the_fields_that_decide_it() -> None:
+    recipe = Recipe(model=Path("m"), data="d", keep=3)
+    key = recipe.learning_key(model="sha256:1")
+    assert recipe.updated(out=Path("x"), opset=23, batch=(1,)).learning_key(model="sha256:1") == key
+    assert recipe.updated(seed=1).learning_key(model="sha256:1") != key
+    assert recipe.learning_key(model="sha256:2") != key
+
+
+def test_the_loss_allowed_is_part_of_the_key_of_a_search_without_a_number() -> None:
+    def key(**fields: Any) -> str:
+        return Recipe(model="m", data="rows.tsv", method="astar", **fields).learning_key()
+
+    assert key(max_drop=0.01) != key(max_drop=0.02)
+    assert key(max_drop=0.01, keep=3) == key(max_drop=0.02, keep=3)
+
+
+def test_lambda_is_the_penalty_beside_the_other_options(tmp_path: Path) -> None:
+    (tmp_path / "compress.toml").write_text(
+        'data = "d"\nmethod = "bin-concrete"\noptions = { initial = 0, penalty = 1 }'
+    )
+    selection = recipe_of(str(tmp_path), None, {}, options={"penalty": 0.02}).selection
+    assert (selection.keep, selection.options) == (None, {"initial": 0, "penalty": 0.02})
+    recipe = recipe_of(str(tmp_path), None, {"options": "beta=0.5"}, options={"penalty": 0.02})
+    assert recipe.selection.options == {"beta": 0.5, "penalty": 0.02}
+    context = run.make_context("run", [str(tmp_path), "--lambda", "0.02"])
+    assert context.params["penalty"] == 0.02
+
+
+def test_former_names_lead_to_current_ones() -> None:
+    assert set(FORMER_NAMES.values()) <= set(FIELDS)
+    assert not set(FORMER_NAMES) & set(FIELDS)
+    stored = {"prune": {"encoder": 0.5, "decoder": 0.4}, "keep": 3}
+    assert current_fields(stored) == {"drop_blocks_by_kind": {"bidirectional": 0.5, "causal": 0.4}, "keep": 3}
+
+
+def test_the_schema_describes_every_key_and_every_recipe_follows_it() -> None:
+    schema = json_schema()
+    assert set(schema["properties"]) == set(FIELDS)
+    assert schema["properties"]["method"]["enum"] == list(METHODS)
+    assert not {"heading", "decides_plan", "runs_code"} & set(schema["properties"]["kernel"])
+    import jsonschema
+
+    recipe = Recipe(model="m", data="d", keep="50%", drop_blocks_by_kind="cross=0.5", seq="8,16")
+    jsonschema.validate(json.loads(json.dumps(recipe.flat())), schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"keeep": 3}, schema)
+
+
+def test_kinds_of_attention_are_those_of_plans() -> None:
+    """They are written twice, since a recipe must not load the graph libraries."""
+    assert get_args(AttentionKind) == get_args(Kind)
+
+
+def test_penalised_methods_have_a_penalty() -> None:
+    for name, method in METHODS.items():
+        options = getattr(method.load(), "Options", None)
+        if options is not None:
+            assert ("penalty" in options.model_fields) == (name in PENALISED_METHODS), name
+
+
+def test_every_section_is_read_by_the_recipe() -> None:
+    assert {SECTION_OF[name] for name in FIELDS} == set(SECTIONS) == set(Recipe.model_fields)
