@@ -11,6 +11,22 @@ class GraphErrorCode(StrEnum):
     FILE_MISSING = "file-missing"
     FILE_UNREADABLE = "file-unreadable"
     """A file is damaged, or holds something else than its name says."""
+    UNSUPPORTED_OPSET = "unsupported-opset"
+    """A graph is of an operator set that a pass cannot rewrite."""
+    UNSUPPORTED_OPERATOR = "unsupported-operator"
+    """An operator of the graph cannot be expressed in the form that was requested."""
+    SITE_MISSING = "site-missing"
+    """A site of the plan is not in the graph, or an attention of the graph is not in the plan."""
+    SITE_AMBIGUOUS = "site-ambiguous"
+    """A site of the plan matches several attentions of the graph, or the reverse."""
+    SITE_MISMATCH = "site-mismatch"
+    """Sites of the plan and attentions of the graph differ in their number, heads, widths or kinds."""
+    ALREADY_SHRUNK = "already-shrunk"
+    """The graph lacks the heads that the plan drops."""
+    MODEL_MISMATCH = "model-mismatch"
+    """The plan and the graph were made from models of different fingerprints."""
+    MASK_MISSING = "mask-missing"
+    """A site has a block mask in the plan and none in the graph."""
 
 
 class GraphPassError(Exception):

@@ -2,8 +2,8 @@
 
     output = softmax(scale * query key^T + mask) value, over the keys of kept blocks alone
 
-Query blocks are the rows of the mask. The body (`block_sparse_body`) runs wherever plain ONNX does; a runtime that has
-a kernel of this name runs that instead.
+Query blocks are the rows of the mask. The body (`body`) runs wherever plain ONNX does; a runtime with a kernel of this
+name runs the kernel instead.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from graph_passes.block_sparse.builder import Attention, GraphBuilder
+from graph_passes.block_sparse.body import build_body
+from graph_passes.block_sparse.builder import GraphBuilder
 from graph_passes.block_sparse.masks import BlockMask
+from graph_passes.block_sparse.spec import AttentionInputs, AttentionSpec
 
 DOMAIN = "compressor"
 NAME = "BlockSparseAttention"
 OPSET = 18
-"""Oldest version of the standard that has every operator of the body."""
+"""Oldest version of the ONNX standard that has every operator of the body."""
 
 
 def block_sparse_attention(
@@ -38,39 +40,47 @@ def block_sparse_attention(
     """The function of one site; its overload is the site's name.
 
     Inputs of the function, in order:
-        query `[batch, query, head, head_dim]`, key `[batch, key, head, head_dim]`, value `[batch, key, head,
-        value_dim]`, as projections give them; block_mask, bool `[head, query block, key block]`, which the body holds
-        as indices, for a kernel that takes over by name; then, where asked for, `row`, added to the scores, `[batch or
-        1, 1, 1, key]`, and `full`, `[batch or 1, 1 or head, query, key]`. What either holds below an eighth of the
-        type's lowest number is hidden.
-    Output: `[batch, query, head, value_dim]`; zero for a query without a key that it may attend to.
+        - `query` `[batch, query, head, head_dim]`, `key` `[batch, key, head, head_dim]`, `value`
+          `[batch, key, head, value_dim]`;
+        - `block_mask`, bool `[head, query block, key block]`, for kernels: the body holds it as indices;
+        - `row` `[batch or 1, 1, 1, key]`, if the function has it, added to the scores;
+        - `full` `[batch or 1, 1 or head, query, key]`, if the function has it, added to the scores.
 
-    Batch and lengths are free up to what the mask reaches over; ONNX Runtime refuses longer inputs at a Gather. Query i
-    is at position i, key j at position j - m: m, the remembered keys, is `keys - queries` if the mask has a memory,
-    else 0.
+        An element of `row` or `full` below an eighth of the type's lowest number hides the key.
+    Output: `[batch, query, head, value_dim]`, zero for queries that may attend to no key.
+
+    Batch and lengths are free up to the positions that the mask covers; ONNX Runtime refuses longer inputs at a
+    `Gather`. Query i is at position i and key j at position j - m. The memory m is `keys - queries` if the mask has a
+    memory, else 0.
 
     Args:
-        mask: of the heads that there are.
-        scale: of the scores.
-        causal: hide keys after the query.
-        row: whether it is given.
-        full: its heads: 0 where it is not given, 1, or all.
-        persistent: last keys, which every query of a head sees whatever the mask says.
+        mask: blocks to compute, for the heads of the inputs.
+        head_dim: width of a query and a key.
+        value_dim: width of a value.
+        scale: factor of the scores.
+        causal: whether to hide keys after the query.
+        row: whether the function has the input `row`.
+        full: heads of the input `full`: 1 or all; 0: the function does not have it.
+        persistent: number of last keys, which every query of a head attends to whatever the mask says.
         site: name of the site.
-        opset: of the graph that calls it.
-        dtype: of the graph's numbers.
+        opset: version of the ONNX standard of the graph that calls the function.
+        dtype: type of queries, keys and values.
 
     Raises:
-        ValueError: causal attention over a memory, whose own mask has to say what is hidden.
+        ValueError: causal attention with a memory or persistent vectors, whose mask must contain causality itself.
     """
     if causal and (mask.memory or persistent):
-        raise ValueError("causal block-sparse attention over a memory or persistent vectors; give the mask in full")
+        raise ValueError(
+            "causal block-sparse attention has no memory and no persistent vectors; pass causality as the mask `full`"
+        )
     names = ["query", "key", "value", "block_mask", *(["row"] if row else []), *(["full"] if full else [])]
-    given = {name: ir.Value(name=name) for name in names}
-    body = GraphBuilder(dtype)
-    output = Attention(body, mask, (head_dim, value_dim), scale, causal, persistent, full, given).build()
+    inputs = {name: ir.Value(name=name) for name in names}
+    tape = GraphBuilder(dtype)
+    spec = AttentionSpec(mask, head_dim, value_dim, scale, causal, persistent, full, dtype)
+    operands = {name: value for name, value in inputs.items() if name != "block_mask"}
+    output = build_body(tape, spec, AttentionInputs(**operands))
     output.name = "output"
-    graph = ir.Graph(list(given.values()), [output], nodes=body.nodes, opset_imports={"": opset}, name=NAME)
+    graph = ir.Graph(list(inputs.values()), [output], nodes=tape.nodes, opset_imports={"": opset}, name=NAME)
     attributes = [
         ir.AttrInt64("block", mask.block),
         ir.AttrFloat32("scale", scale),
@@ -84,14 +94,14 @@ def block_sparse_attention(
 def rebuild_function(
     function: ir.Function, mask: BlockMask, dims: tuple[int, int], full: int = 0, dtype: ir.DataType | None = None
 ) -> ir.Function:
-    """The function for another mask, or other numbers.
+    """The function of the same site for another mask or another type.
 
     Args:
-        function: as it is.
-        mask: to compute.
-        dims: width of a key and of a value.
-        full: heads of the full mask, where the function has one.
-        dtype: of the graph's numbers.
+        function: the present function.
+        mask: blocks to compute.
+        dims: widths of a key and of a value.
+        full: heads of the input `full`, if the function has it.
+        dtype: type of queries, keys and values; None: fp32.
     """
     names = [value.name for value in function.inputs]
     attributes = {name: attribute.value for name, attribute in function.attributes.items()}
@@ -115,13 +125,13 @@ def is_block_sparse(node: ir.Node | None) -> bool:
 
 
 def call(function: ir.Function, inputs: Sequence[ir.Value]) -> ir.Node:
-    """A node that calls the function; its attributes tell a kernel all that the body holds."""
+    """A node that calls the function; its attributes hold what a kernel needs beside the inputs."""
     attributes = {name: attribute.value for name, attribute in function.attributes.items()}
     return ir.node(NAME, inputs, attributes, domain=DOMAIN, overload=function.overload)
 
 
 def standalone_model(function: ir.Function) -> ir.Model:
-    """A model of one call in fp32: it reads what the function reads, under the same names, and gives `output`."""
+    """A model of one call in fp32, with the function's inputs under the same names and the output `output`."""
     dtype = ir.DataType.FLOAT
     inputs = [
         ir.Value(name=value.name, type=ir.TensorType(ir.DataType.BOOL if value.name == "block_mask" else dtype))

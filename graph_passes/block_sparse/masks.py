@@ -11,9 +11,9 @@ import dataclasses
 import numpy as np
 
 REACH = "compressor.reach"
-"""Metadata of a masked graph: most positions by name of input, JSON; of more its masks say nothing."""
+"""Key of a masked graph's metadata: the number of positions that its masks cover, by name of the input, as JSON."""
 MASK = "block_mask"
-"""What a mask is called on its module, and so behind the site's name in a graph."""
+"""Name of the buffer that holds a mask in its module, and suffix of the initializer in a graph."""
 SUFFIX = f".{MASK}"
 
 
@@ -22,9 +22,12 @@ class BlockMask:
     """The mask of one site.
 
     Attributes:
-        kept: bool `[head, query block, key block]`, heads of the untouched model; True is computed.
-        block: positions along each side of a block; 1 masks single entries.
-        memory: key positions before position 0: the first key block begins at `-memory`.
+        kept: bool `[head, query block, key block]`, for the heads of the unpruned model; True: the block is computed.
+        block: positions along each side of a block; 1: the mask is of single entries.
+        memory: number of key positions before position 0, so that the first key block begins at `-memory`.
+
+    Raises:
+        ValueError: the array is no mask, or a block or memory has an impossible size.
     """
 
     kept: np.ndarray
@@ -42,39 +45,45 @@ class BlockMask:
         if self.memory < 0:
             raise ValueError(f"a memory of {self.memory} positions; give 0 or more")
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, value: object) -> bool:
         return (
-            isinstance(other, BlockMask)
-            and (self.block, self.memory) == (other.block, other.memory)
-            and np.array_equal(self.kept, other.kept)
+            isinstance(value, BlockMask)
+            and (self.block, self.memory) == (value.block, value.memory)
+            and np.array_equal(self.kept, value.kept)
         )
 
     __hash__ = None  # type: ignore[assignment]
 
     @property
     def queries(self) -> int:
-        """Query positions that the mask reaches over."""
+        """Number of query positions that the mask covers."""
         return int(self.kept.shape[1]) * self.block
 
     @property
     def keys(self) -> int:
-        """Key positions from 0 on that the mask reaches over."""
+        """Number of key positions from 0 on that the mask covers."""
         return int(self.kept.shape[2]) * self.block - self.memory
 
     @property
     def density(self) -> float:
-        """Share of the blocks that are computed; of a causal site's, those of the future count as left out."""
+        """Share of the blocks that are computed; future blocks of a causal site count as dropped."""
         return float(self.kept.mean())
 
     def entries(self, queries: int, keys: int, *, past: int = 0, memory: int = 0) -> np.ndarray:
-        """Bool `[head, query, key]` for so many queries after `past` positions and keys of which `memory` lie before
-        position 0."""
+        """The mask of single entries, bool `[head, query, key]`.
+
+        Args:
+            queries: number of queries.
+            keys: number of keys.
+            past: position of the first query.
+            memory: number of keys before position 0.
+        """
         rows = (past + np.arange(queries)) // self.block
         columns = (self.memory - memory + np.arange(keys)) // self.block
-        found: np.ndarray = self.kept[:, rows][:, :, columns]
-        return found
+        entries: np.ndarray = self.kept[:, rows][:, :, columns]
+        return entries
 
 
 def mask_name(site: str) -> str:
-    """Name of the initializer that masks a site."""
+    """Name of the initializer that holds the mask of a site."""
     return site + SUFFIX

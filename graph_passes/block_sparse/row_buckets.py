@@ -1,7 +1,7 @@
 """Buckets of a block mask: rows that keep about as many key blocks, computed together.
 
-Heads that keep every block are in none: they stay dense, all of them one product. A bucket's rows are as wide as its
-widest; the buckets are chosen so that padding and the cost of more nodes come to the least together.
+Heads that keep every block are in no bucket: they are computed together as one dense product. The rows of a bucket are
+padded to its widest row; buckets are chosen so that padding and additional nodes cost least together.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 from graph_passes.block_sparse.masks import BlockMask
 
 _NODES = 16
-"""Nodes of one bucket."""
+"""Number of nodes of one bucket."""
 _NODE_COST = 400_000
-"""What a node costs beside its arithmetic, in multiply-accumulates."""
-_BUCKET_BLOCKS = 128 * 4096
-"""Most scores that a bucket computes for one row of the batch, so that its tensors stay in the caches."""
+"""Overhead of a node, in multiply-accumulates."""
+_BUCKET_SCORES = 128 * 4096
+"""Largest number of scores that a bucket computes for one example, so that its tensors fit the caches."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -25,9 +25,9 @@ class Bucket:
     """Rows that are computed together.
 
     Attributes:
-        heads, rows: head and query block of each row `[row]`; query blocks ascend.
-        columns: key blocks of each row `[row, width]`; -1 fills up.
-        diagonal: whether the last column is the row's own block, of which causality hides a triangle.
+        heads, rows: head and query block of each row, `[row]`; query blocks ascend.
+        columns: key blocks of each row, `[row, width]`; -1 pads.
+        diagonal: whether the last column is the row's own block, in which causality hides a triangle.
     """
 
     heads: np.ndarray
@@ -37,63 +37,74 @@ class Bucket:
 
     @property
     def width(self) -> int:
+        """Number of key blocks of the widest row."""
         return int(self.columns.shape[1])
 
 
 def buckets(mask: BlockMask, head_dim: int, *, causal: bool = False, every: bool = False) -> list[Bucket]:
-    """The rows of a mask that keep any block (or every row) of heads that are not whole, in the buckets that cost
-    least."""
+    """The rows of a mask that keep any block, of heads that are not whole, in the buckets that cost least.
+
+    Args:
+        mask: the blocks to compute.
+        head_dim: width of a head, for the cost of a row.
+        causal: whether keys after the query are hidden.
+        every: whether rows that keep no block are computed as well.
+    """
     kept = computed(mask, causal=causal)
     widths = np.maximum(kept.sum(2), int(every))
     widths[whole(mask, causal=causal)] = 0
-    own = np.zeros_like(widths, bool)
+    keeps_diagonal = np.zeros_like(widths, bool)
     if causal:
         size = min(kept.shape[1:])
-        own[:, :size] = kept[:, np.arange(size), np.arange(size)]
-    found = []
+        keeps_diagonal[:, :size] = kept[:, np.arange(size), np.arange(size)]
+    result = []
     for diagonal in (False, True):
-        chosen = (widths > 0) & (own == diagonal)
+        chosen = (widths > 0) & (keeps_diagonal == diagonal)
         for low, high in _ranges(widths[chosen], mask.block, head_dim):
             heads, rows = np.nonzero(chosen & (widths >= low) & (widths <= high))
-            most = max(1, _BUCKET_BLOCKS // (high * mask.block**2))
+            most = max(1, _BUCKET_SCORES // (high * mask.block**2))
             for part in np.array_split(np.arange(len(heads)), -(-len(heads) // most)):
                 order = part[np.argsort(rows[part], kind="stable")]
-                found.append(_bucket(kept, heads[order], rows[order], high, diagonal=diagonal))
-    return found
+                result.append(_bucket(kept, heads[order], rows[order], high, diagonal=diagonal))
+    return result
 
 
 def computed(mask: BlockMask, *, causal: bool) -> np.ndarray:
-    """The blocks kept that causality does not hide whole."""
+    """The blocks kept that causality does not hide whole, bool `[head, query block, key block]`."""
     return mask.kept & np.tri(*mask.kept.shape[1:], dtype=np.bool_) if causal else mask.kept
 
 
 def whole(mask: BlockMask, *, causal: bool) -> np.ndarray:
-    """Bool `[head]`: heads that keep every block that causality leaves them."""
-    full = computed(BlockMask(np.ones_like(mask.kept), mask.block, mask.memory), causal=causal)
-    found: np.ndarray = (computed(mask, causal=causal) == full).all(axis=(1, 2))
-    return found
+    """Bool `[head]`: the heads that keep every block that causality does not hide."""
+    every_block = computed(BlockMask(np.ones_like(mask.kept), mask.block, mask.memory), causal=causal)
+    heads: np.ndarray = (computed(mask, causal=causal) == every_block).all(axis=(1, 2))
+    return heads
 
 
 def _ranges(widths: np.ndarray, block: int, head_dim: int) -> list[tuple[int, int]]:
-    """Cut the widths into ranges so that the padding of each to its highest and the nodes of each cost least."""
+    """Cut the widths into ranges of least cost: padding each row to the highest width, and the nodes of each range.
+
+    Dynamic programming over the distinct widths: `best[end]` is the cost and the cut of the first `end` widths.
+    """
     values, counts = np.unique(widths, return_counts=True)
-    each = 2 * block * block * head_dim
+    block_cost = 2 * block * block * head_dim
     best: list[tuple[float, list[tuple[int, int]]]] = [(0.0, [])]
     for end in range(1, len(values) + 1):
         options = []
         for start in range(end):
-            cost = float(counts[start:end].sum() * values[end - 1] * each + _NODES * _NODE_COST)
+            cost = float(counts[start:end].sum() * values[end - 1] * block_cost + _NODES * _NODE_COST)
             options.append((best[start][0] + cost, [*best[start][1], (int(values[start]), int(values[end - 1]))]))
         best.append(min(options, key=lambda option: option[0]))
     return best[-1][1]
 
 
 def _bucket(kept: np.ndarray, heads: np.ndarray, rows: np.ndarray, width: int, *, diagonal: bool) -> Bucket:
+    """One bucket; the key blocks of diagonal rows are aligned to the right, of other rows to the left."""
     columns = np.full((len(rows), width), -1)
-    for place, (head, row) in enumerate(zip(heads, rows, strict=True)):
+    for index, (head, row) in enumerate(zip(heads, rows, strict=True)):
         active = np.flatnonzero(kept[head, row])
         if diagonal:
-            columns[place, width - len(active) :] = active
+            columns[index, width - len(active) :] = active
         else:
-            columns[place, : len(active)] = active
+            columns[index, : len(active)] = active
     return Bucket(heads, rows, columns, diagonal)

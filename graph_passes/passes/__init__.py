@@ -1,23 +1,37 @@
-"""The graph passes, one a file, each usable alone as an `onnx_ir` pass."""
+"""The graph passes, one a file. Each is an `onnx_ir` pass that returns a report of what it changed."""
 
 from graph_passes.passes.clean_up import CleanUp
 from graph_passes.passes.drop_unused_blocks import DropUnusedBlocks
 from graph_passes.passes.fold_gates import FoldGates
+from graph_passes.passes.fuse_for_ort import FuseForOrt
 from graph_passes.passes.insert_gates import InsertGates
 from graph_passes.passes.lower_block_sparse import LowerBlockSparse
+from graph_passes.passes.lower_opset import LowerOpset
+from graph_passes.passes.narrow_integers import NarrowIntegers
 from graph_passes.passes.normalize import Normalize
-from graph_passes.passes.remove_dead_branches import RemoveEmptyAttention
-from graph_passes.passes.remove_units import RemoveHeads
+from graph_passes.passes.prefusion import PrepareForFusion
+from graph_passes.passes.record_reach import RecordReach
+from graph_passes.passes.reduce_precision import ReducePrecision
+from graph_passes.passes.remove_dead_branches import RemoveDeadBranches
+from graph_passes.passes.remove_idle_expands import RemoveIdleExpands
+from graph_passes.passes.remove_units import RemoveUnits
 from graph_passes.passes.scale_queries import ScaleQueries
 
 __all__ = [
     "CleanUp",
     "DropUnusedBlocks",
     "FoldGates",
+    "FuseForOrt",
     "InsertGates",
     "LowerBlockSparse",
+    "LowerOpset",
+    "NarrowIntegers",
     "Normalize",
-    "RemoveEmptyAttention",
-    "RemoveHeads",
+    "PrepareForFusion",
+    "RecordReach",
+    "ReducePrecision",
+    "RemoveDeadBranches",
+    "RemoveIdleExpands",
+    "RemoveUnits",
     "ScaleQueries",
 ]

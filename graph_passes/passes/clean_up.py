@@ -1,6 +1,8 @@
-"""Clean up after shrinking: gates of one, shapes that say too much, constants and nodes that nobody reads."""
+"""Clean up after shrinking: gates of one, computed shapes, and constants and nodes that nothing reads."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import numpy as np
 import onnx_ir as ir
@@ -9,44 +11,69 @@ import onnx_ir.passes.common as common
 from graph_passes.attention.gates import SUFFIX
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.shape_inputs import set_shape_input
+from graph_passes.passes.base import GraphPass, ReportedResult
 
 
-class CleanUp(ir.passes.InPlacePass):
+@dataclasses.dataclass(frozen=True)
+class CleanedUp:
+    """What `CleanUp` changed.
+
+    Attributes:
+        unit_gates: names of the gates of ones that were removed.
+        shapes: names of the `Reshape` and `Expand` nodes whose shape input became plainer.
+    """
+
+    unit_gates: tuple[str, ...]
+    shapes: tuple[str, ...]
+
+
+class CleanUp(GraphPass[CleanedUp]):
     """Leave a graph that reads as if it had been exported at its new size.
 
     Cases:
-        1. A product with a gate of ones is the other factor.
-        2. A shape input that only copies or states sizes becomes a constant.
-        3. Identities, unread nodes, initializers, functions and opsets go.
+        1. A product with a gate of ones is replaced by its other factor.
+        2. A shape input that copies sizes of the node's data, or is the same for every input, becomes a constant.
+        3. Identities, and nodes, initializers, functions and opset imports that nothing uses are removed.
     """
 
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        changed = _remove_unit_gates(model.graph)
+    def call(self, model: ir.Model) -> ReportedResult[CleanedUp]:
+        unit_gates = _remove_unit_gates(model.graph)
         probe = Probe(model)
-        for node in list(model.graph):
-            if node.op_type in ("Reshape", "Expand") and node.domain == "":
-                changed |= set_shape_input(node, node.inputs[0], None, probe)
-        rest = ir.passes.Sequential(
+        shapes = [
+            node.name or ""
+            for node in list(model.graph)
+            if node.op_type in ("Reshape", "Expand")
+            and node.domain == ""
+            and set_shape_input(node, node.inputs[0], None, probe)
+        ]
+        unused = ir.passes.Sequential(
             common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
             common.IdentityEliminationPass(),
             common.RemoveUnusedNodesPass(),
             common.RemoveUnusedFunctionsPass(),
             common.RemoveUnusedOpsetsPass(),
         )(model)
-        return ir.passes.PassResult(model, changed or rest.modified)
+        report = CleanedUp(tuple(unit_gates), tuple(shapes))
+        return ReportedResult(model, bool(unit_gates or shapes) or unused.modified, report)
 
 
-def _remove_unit_gates(graph: ir.Graph) -> bool:
-    changed = False
+def _remove_unit_gates(graph: ir.Graph) -> list[str]:
+    """Case 1; returns the names of the gates."""
+    removed = []
     for node in list(graph):
         if node.op_type != "Mul":
             continue
-        for gate, other in (tuple(node.inputs), tuple(reversed(node.inputs))):
-            if gate is None or other is None or not gate.is_initializer() or not (gate.name or "").endswith(SUFFIX):
-                continue
-            if gate.const_value is not None and np.all(gate.const_value.numpy() == 1):
-                ir.convenience.replace_all_uses_with(node.outputs[0], other, replace_graph_outputs=True)
+        for gate, factor in (tuple(node.inputs), tuple(reversed(node.inputs))):
+            if gate is not None and factor is not None and _is_unit_gate(gate):
+                ir.convenience.replace_all_uses_with(node.outputs[0], factor, replace_graph_outputs=True)
                 graph.remove(node, safe=True)
-                changed = True
+                removed.append(gate.name or "")
                 break
-    return changed
+    return removed
+
+
+def _is_unit_gate(value: ir.Value) -> bool:
+    """Whether a tensor is a gate whose elements are all one."""
+    if not value.is_initializer() or not (value.name or "").endswith(SUFFIX) or value.const_value is None:
+        return False
+    return bool(np.all(value.const_value.numpy() == 1))

@@ -1,111 +1,134 @@
-"""Drop unused blocks: keys and values that no query of any head looks at are not projected."""
+"""Drop unused blocks: keys and values that no query of any head attends to are not projected."""
 
 from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from graph_passes.block_sparse.function import DOMAIN, NAME, rebuild_function
+from graph_passes.block_sparse.function import is_block_sparse, rebuild_function
 from graph_passes.block_sparse.masks import MASK, BlockMask
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.edit import ints
+from graph_passes.passes.base import GraphPass, ReportedResult
 
-_SHARE = 0.25
-"""Least share of the key blocks that must be unused: gathering the others has to be paid for."""
+_LEAST_UNUSED = 0.25
+"""Share of the key blocks from which on it pays to gather the used ones."""
 
 
-class DropUnusedBlocks(ir.passes.InPlacePass):
+@dataclasses.dataclass(frozen=True)
+class DroppedBlocks:
+    """What `DropUnusedBlocks` changed: site -> number of key blocks that are not projected any more."""
+
+    sites: Mapping[str, int]
+
+
+class DropUnusedBlocks(GraphPass[DroppedBlocks]):
     """Gather the positions that block-sparse attention uses before its key and value projections.
 
     Cases:
-        1. Keys and values are projected position by position (a product with a weight, a bias, heads taken apart),
-           nobody else reads them, and the mask of keys, if any, is a row: they are projected at the positions used.
-        2. Causality, a memory, persistent vectors or a mask of pairs ties keys to positions: the site is left alone. Of
-           a causal mask a block hides a triangle where its column is its row, which columns taken out would shift; and
-           every position looks at its own block as a rule, so that few are unused.
+        1. Keys and values are projected position by position (a product with a weight, a bias, a split into heads),
+           nothing else reads them, and the mask of keys, if any, is a row: only the used positions are projected.
+        2. Causality, a memory, persistent vectors or a mask of pairs ties keys to positions: the site stays as it is.
+           In a causal site the diagonal blocks hide a triangle, which columns taken out would shift; and every
+           position usually attends to its own block, so that few blocks are unused.
+        3. Fewer than a quarter of the key blocks are unused: the site stays as it is.
     """
 
-    def __init__(self) -> None:
-        self.dropped: dict[str, int] = {}
-        """Key blocks that are not projected any more, by site."""
-
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        calls = [node for node in model.graph if (node.domain, node.op_type) == (DOMAIN, NAME)]
-        probe = Probe(model) if calls else None
-        for node in calls:
-            assert probe is not None
-            unused = _drop(model, node, probe)
-            if unused:
-                self.dropped[node.overload] = unused
+    def call(self, model: ir.Model) -> ReportedResult[DroppedBlocks]:
+        calls = [node for node in model.graph if is_block_sparse(node)]
+        if not calls:
+            return ReportedResult(model, False, DroppedBlocks({}))
+        probe = Probe(model)
+        dropped = {node.overload: _drop(model, node, probe) for node in calls}
         common.RemoveUnusedNodesPass()(model)
-        return ir.passes.PassResult(model, bool(self.dropped))
+        report = DroppedBlocks({site: count for site, count in dropped.items() if count})
+        return ReportedResult(model, bool(report.sites), report)
 
 
 def _drop(model: ir.Model, node: ir.Node, probe: Probe) -> int:
-    """Rewrite one site; returns how many key blocks went."""
+    """Rewrite one site; returns the number of key blocks dropped."""
     query, key, value, blocks = node.inputs[:4]
-    row = len(node.inputs) == 5 and model.functions[node.op_identifier()].inputs[4].name == "row"
-    if any(node.attributes.get_int(name) for name in ("causal", "memory", "persistent")) or len(node.inputs) > 4 + row:
-        return 0
-    if blocks is None or blocks.const_value is None:
+    has_row = len(node.inputs) == 5 and model.functions[node.op_identifier()].inputs[4].name == "row"
+    tied = any(node.attributes.get_int(name) for name in ("causal", "memory", "persistent"))
+    if tied or len(node.inputs) > 4 + has_row or blocks is None or blocks.const_value is None:
         return 0
     kept, block = blocks.const_value.numpy(), node.attributes.get_int("block")
     used = np.asarray(kept.any((0, 1)))
-    used[0] = True  # no length may leave none
+    used[0] = True  # Otherwise short inputs would have no keys at all.
     unused = int(len(used) - used.sum())
-    firsts, shapes = [_projection(one, probe) for one in (key, value)], [probe.shape(one) for one in (query, value)]
-    if unused < max(1, _SHARE * len(used)) or None in firsts or None in shapes:
+    projections = [_projection(operand, probe) for operand in (key, value)]
+    products = [product for product in projections if product is not None]
+    query_shape, value_shape = probe.shape(query), probe.shape(value)
+    if unused < max(1, _LEAST_UNUSED * len(used)) or len(products) < 2 or query_shape is None or value_shape is None:
         return 0
-    taken: dict[ir.Value, ir.Value] = {}
-    position = None
-    for first in sorted((first for first in firsts if first is not None), key=list(model.graph).index):
-        source = first.inputs[0]
-        assert source is not None
-        if position is None:
-            position = _positions(source, used, block, first)
-        if source not in taken:
-            gather = ir.node("Gather", [source, position], {"axis": 1})
-            model.graph.insert_before(first, gather)
-            taken[source] = gather.outputs[0]
-        first.replace_input_with(0, taken[source])
-        _forget_length(first.outputs[0])
-    if row:
-        assert position is not None
-        gather = ir.node("Gather", [node.inputs[4], position], {"axis": 3})
+    positions = _gather_sources(model.graph, products, used, block)
+    if has_row:
+        gather = ir.node("Gather", [node.inputs[4], positions], {"axis": 3})
         model.graph.insert_before(node, gather)
         node.replace_input_with(4, gather.outputs[0])
-    dims = (shapes[0][3], shapes[1][3])  # type: ignore[index]
     function = rebuild_function(
         model.functions[node.op_identifier()],
         BlockMask(kept[:, :, used], block),
-        dims,
+        (query_shape[3], value_shape[3]),
         dtype=query.dtype if query is not None else None,
     )
     model.functions[function.identifier()] = function
-    # A mask of its own: a module that is called several times has one for all calls.
+    # The call gets a mask of its own: calls of one module share the original.
     name = f"{node.overload}.used_{MASK}"
-    own = ir.Value(name=name, const_value=ir.tensor(kept[:, :, used], name=name))
-    model.graph.register_initializer(own)
-    node.replace_input_with(3, own)
+    mask = ir.Value(name=name, const_value=ir.tensor(kept[:, :, used], name=name))
+    model.graph.register_initializer(mask)
+    node.replace_input_with(3, mask)
     return unused
 
 
+def _gather_sources(graph: ir.Graph, products: Sequence[ir.Node], used: np.ndarray, block: int) -> ir.Value:
+    """Let projections read the used positions alone.
+
+    Args:
+        graph: the graph.
+        products: the first products of the key and the value projection; keys and values may share one source.
+        used: bool `[key block]`.
+        block: positions of a block.
+
+    Returns:
+        The used positions, `[position]`.
+    """
+    gathered: dict[ir.Value, ir.Value] = {}
+    positions: ir.Value | None = None
+    for product in sorted(products, key=list(graph).index):
+        source = product.inputs[0]
+        assert source is not None
+        if positions is None:
+            positions = _used_positions(source, used, block, product)
+        if source not in gathered:
+            gather = ir.node("Gather", [source, positions], {"axis": 1})
+            graph.insert_before(product, gather)
+            gathered[source] = gather.outputs[0]
+        product.replace_input_with(0, gathered[source])
+        _forget_length(product.outputs[0])
+    assert positions is not None
+    return positions
+
+
 def _forget_length(value: ir.Value) -> None:
-    """Leave open the length along a projection, which was that of the queries: a runtime lets tensors of the same named
-    sizes share memory."""
+    """Leave the length open from a projection to the attention: it is no longer that of the queries, and a runtime lets
+    tensors of the same named sizes share memory."""
     while True:
         if value.shape is not None:
             value.shape = ir.Shape([size if axis != 1 else None for axis, size in enumerate(value.shape)])
         ((reader, _),) = value.uses()
-        if (reader.domain, reader.op_type) == (DOMAIN, NAME):
+        if is_block_sparse(reader):
             return
         value = reader.outputs[0]
 
 
 def _projection(value: ir.Value | None, probe: Probe) -> ir.Node | None:
-    """The product that heads `[batch, position, head, dim]` begin with, of `[batch, position, hidden]`; None where
-    something else is on the way, or reads what is."""
+    """The first product of a projection to heads `[batch, position, head, dim]` of `[batch, position, hidden]`; None
+    where another operator is in between, or another reader."""
     node = value.producer() if value is not None else None
     if node is None or node.op_type != "Reshape" or len(node.outputs[0].uses()) != 1:
         return None
@@ -113,23 +136,24 @@ def _projection(value: ir.Value | None, probe: Probe) -> ir.Node | None:
     if shape is None or len(shape) != 4 or shape[0] != 0 or shape[1] not in (0, -1):
         return None
     while node.op_type != "MatMul":
-        data = [one for one in node.inputs if one is not None and one.producer() is not None]
-        source = data[0].producer() if data else None
+        computed = [operand for operand in node.inputs if operand is not None and operand.producer() is not None]
+        source = computed[0].producer() if computed else None
         if source is None or source.op_type not in ("Add", "MatMul") or len(source.outputs[0].uses()) != 1:
             return None
-        if source.op_type == "Add" and len([one for one in source.inputs if one is not None and one.producer()]) != 1:
+        addends = [operand for operand in source.inputs if operand is not None and operand.producer()]
+        if source.op_type == "Add" and len(addends) != 1:
             return None
         node = source
     return node if len(probe.shape(node.inputs[0]) or ()) == 3 else None
 
 
-def _positions(hidden: ir.Value, used: np.ndarray, block: int, before: ir.Node) -> ir.Value:
-    """The positions in blocks that are used, `[position]`, of those that there are."""
+def _used_positions(hidden: ir.Value, used: np.ndarray, block: int, before: ir.Node) -> ir.Value:
+    """The positions of `hidden` in used blocks, `[position]`, computed just before a node."""
     starts = np.flatnonzero(used) * block
     known = ints((starts[:, None] + np.arange(block)).ravel())
     first, zero, most = ints(starts), ints([0]), ints([block])
     size = ir.node("Shape", [hidden], {"start": 1, "end": 2})
-    # Counted block by block: few enough numbers that `Probe` follows them, and so knows how many keys are left.
+    # Counted block by block, so that the numbers are few enough for `Probe` to follow: it then knows the key length.
     behind = ir.node("Sub", [size.outputs[0], first.outputs[0]])
     some = ir.node("Max", [behind.outputs[0], zero.outputs[0]])
     here = ir.node("Min", [some.outputs[0], most.outputs[0]])

@@ -88,7 +88,7 @@ def _gated_weights(flow: Flow) -> dict[str, list[_GatedWeight]]:
             continue
         for site in sites:
             weights.setdefault(site, []).append(weight)
-    return {site: found for site, found in weights.items() if site not in unfoldable}
+    return {site: of_site for site, of_site in weights.items() if site not in unfoldable}
 
 
 def _weight_of_sum(node: ir.Node, flow: Flow) -> _GatedWeight | None:

@@ -1,40 +1,47 @@
-"""Bring a graph into the form the other passes read: no local functions, no sequences, every constant an initializer.
-
-Block-sparse attention is an operator to them, though it is written as a function: its calls stay, and tell by their
-attributes and inputs what is computed, which its body of plain operators does not.
-
-Nothing that it computes changes, and no weight is copied: folding leaves whatever reads an initializer of floats alone.
-"""
+"""Normalize a graph for the other passes: no local functions, no sequences, every constant an initializer."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 from onnxscript.optimizer import _constant_folding as folding
 
 from graph_passes.block_sparse.function import DOMAIN, NAME
+from graph_passes.passes.base import GraphPass, ReportedResult, require_inlined
 
-# Since this version of the file format, initializers need not be inputs of the graph too.
-_INITIALIZERS_ALONE = 4
+_SEPARATE_INITIALIZERS = 4
+"""The version of the file format from which on initializers need not be inputs of the graph too."""
 
 
-class Normalize(ir.passes.InPlacePass):
-    """Inline functions (but block-sparse attention), fold shape arithmetic and sequence operators, lift constants to
-    initializers.
+@dataclasses.dataclass(frozen=True)
+class Normalized:
+    """What `Normalize` changed: the number of nodes before and after."""
+
+    nodes_before: int
+    nodes_after: int
+
+
+class Normalize(GraphPass[Normalized]):
+    """Inline local functions, fold shape arithmetic and sequence operators, and lift constants to initializers.
 
     Cases:
-        1. `SplitToSequence` with `SequenceAt` (fused query/key/value projections) becomes `Split`.
-        2. Chains of constants fold into one.
-        3. `Constant` nodes become initializers, and initializers are no inputs of the graph.
+        1. A call of a local function is replaced by the function's nodes. Calls of block-sparse attention stay: their
+           attributes and inputs say what is computed, which the plain operators of the function's body do not.
+        2. `SplitToSequence` with `SequenceAt` (fused query/key/value projections) becomes `Split`.
+        3. Chains of constants fold into one. No weight is copied: a node that reads an initializer of floats is not
+           folded, so that weights keep their names and stay in their file.
+        4. `Constant` nodes become initializers, and initializers are no inputs of the graph.
     """
 
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
+    def call(self, model: ir.Model) -> ReportedResult[Normalized]:
         before = model.graph.num_nodes()
         passes = ir.passes.Sequential(
             common.InlinePass(lambda function: (function.domain, function.name) != (DOMAIN, NAME)),
             common.RemoveInitializersFromInputsPass(),
             folding.FoldConstantsPass(
-                shape_inference=any(node.op_type == "SplitToSequence" and _unranked(node) for node in model.graph),
+                shape_inference=any(_is_unranked_split(node) for node in model.graph),
                 input_size_limit=folding.DEFAULT_CONSTANT_FOLD_INPUT_SIZE_LIMIT,
                 output_size_limit=folding.DEFAULT_CONSTANT_FOLD_OUTPUT_SIZE_LIMIT,
                 should_fold=_may_fold,
@@ -43,20 +50,24 @@ class Normalize(ir.passes.InPlacePass):
             common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         )
         result = passes(model)
-        model.ir_version = max(model.ir_version, _INITIALIZERS_ALONE)
-        return ir.passes.PassResult(model, result.modified or before != model.graph.num_nodes())
+        model.ir_version = max(model.ir_version, _SEPARATE_INITIALIZERS)
+        after = model.graph.num_nodes()
+        return ReportedResult(model, result.modified or before != after, Normalized(before, after))
+
+    def ensures(self, model: ir.Model) -> None:
+        require_inlined(model)
 
 
-def _unranked(node: ir.Node) -> bool:
-    """Whether the file records no shape for what a node reads: folding of sequences has to know it."""
-    return node.inputs[0] is not None and node.inputs[0].shape is None
+def _is_unranked_split(node: ir.Node) -> bool:
+    """Whether a node splits a tensor without a recorded shape into a sequence: folding it needs the shape."""
+    return node.op_type == "SplitToSequence" and node.inputs[0] is not None and node.inputs[0].shape is None
 
 
 def _may_fold(node: ir.Node) -> bool | None:
-    """Leave a node alone that reads weights: they keep their names, and stay in their file."""
-    weights = any(value is not None and value.is_initializer() and _floats(value) for value in node.inputs)
-    return False if weights else None
+    """The answer for the folding pass: False leaves the node, None lets the pass decide."""
+    reads_weights = any(value is not None and value.is_initializer() and _is_float(value) for value in node.inputs)
+    return False if reads_weights else None
 
 
-def _floats(value: ir.Value) -> bool:
+def _is_float(value: ir.Value) -> bool:
     return value.dtype is not None and value.dtype.is_floating_point()

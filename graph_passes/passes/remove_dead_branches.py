@@ -1,122 +1,152 @@
-"""Remove empty attention: a layer without heads is its output bias on the residual, not a product of width zero."""
+"""Remove dead branches: an attention without heads is its output bias on the residual, not a product of width zero."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from graph_passes.attention.gates import find_gates
 from graph_passes.flow.concrete_shapes import Probe
-from graph_passes.flow.materialize import fill
+from graph_passes.flow.materialize import materialize
+from graph_passes.passes.base import GraphPass, ReportedResult, require_inlined
 
-# The output is zero if the first input is.
-_ZERO_IN_ZERO_OUT = frozenset(
-    ("Cast", "CastLike", "Div", "Dropout", "Expand", "Flatten", "Identity", "Neg", "Reshape", "Slice", "Squeeze")
-) | frozenset(("Transpose", "Unsqueeze"))
-# The output is zero if any input is.
-_PRODUCTS = frozenset(("Einsum", "MatMul", "Mul"))
-# The output repeats a vector along its last axis if the first input does, as long as that axis stays.
+_ZERO_IF_FIRST_IS = frozenset(
+    "Cast CastLike Div Dropout Expand Flatten Identity Neg Reshape Slice Squeeze Transpose Unsqueeze".split()
+)
+"""Operators whose output is zero if their first input is."""
+_ZERO_IF_ANY_IS = frozenset(("Einsum", "MatMul", "Mul"))
+"""Operators whose output is zero if any input is."""
 _KEEPS_ROWS = frozenset(("Dropout", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
+"""Operators whose output repeats a vector along its last axis if their first input does and that axis stays."""
 
 
-class RemoveEmptyAttention(ir.passes.InPlacePass):
+@dataclasses.dataclass(frozen=True)
+class RemovedBranches:
+    """What `RemoveDeadBranches` changed: names of the sites without heads whose zeros were followed."""
+
+    sites: tuple[str, ...]
+
+
+class RemoveDeadBranches(GraphPass[RemovedBranches]):
     """Follow the zeros of sites without heads to where they are added, and leave the other addend.
 
     Cases:
-        1. Zero moved, multiplied or projected is zero.
-        2. Zero added to something is that something; `Gemm` of zero is its addend.
-        3. A bias left alone that way stands for its rows, until it is added to something of the rows' shape.
-        4. Anything else receives zeros or rows, made to their shape: the projections before them are gone all the same.
+        1. A zero tensor that is moved, multiplied or projected is zero.
+        2. Zero plus a tensor is that tensor; `Gemm` of zero is its addend.
+        3. A bias that stays alone that way stands for its rows, until it is added to a tensor of the rows' shape.
+        4. Any other operator reads zeros or rows of the full shape, which are constants: the projections are gone.
     """
 
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        empty = [
-            value
-            for value in find_gates(model.graph).values()
+    def requires(self, model: ir.Model) -> None:
+        require_inlined(model)
+
+    def call(self, model: ir.Model) -> ReportedResult[RemovedBranches]:
+        gates = {
+            site: value
+            for site, value in find_gates(model.graph).items()
             if value.const_value is not None and not value.const_value.numpy().any()
-        ]
-        if not empty:
-            return ir.passes.PassResult(model, False)
-        walk = _Walk(model, empty)
+        }
+        if not gates:
+            return ReportedResult(model, False, RemovedBranches(()))
+        zeros = _ZeroFlow(model, list(gates.values()))
         for node in list(model.graph):
-            walk.follow(node)
-        common.RemoveUnusedNodesPass()(model)
-        return ir.passes.PassResult(model, True)
+            zeros.follow(node)
+        removed = common.RemoveUnusedNodesPass()(model).modified
+        return ReportedResult(model, zeros.modified or removed, RemovedBranches(tuple(gates)))
 
 
-class _Walk:
-    """What is known of the graph's values on the way: zero, or the rows of a smaller tensor."""
+class _ZeroFlow:
+    """The tensors that are zero, or repeat the rows of a smaller tensor, as far as the graph has been followed.
 
-    def __init__(self, model: ir.Model, empty: list[ir.Value]) -> None:
-        self.graph = model.graph
-        self.probe = Probe(model)
-        self.zeros = set(empty)
-        self.rows: dict[ir.Value, ir.Value] = {}
-        self.gates = frozenset(empty)
+    Args:
+        model: the graph, which `follow` edits.
+        gates: the gates that are zero.
+
+    Attributes:
+        modified: whether a node of the graph reads another tensor than before.
+    """
+
+    def __init__(self, model: ir.Model, gates: list[ir.Value]) -> None:
+        self.modified = False
+        self._graph = model.graph
+        self._probe = Probe(model)
+        self._gates = frozenset(gates)
+        self._zeros = set(gates)
+        self._rows: dict[ir.Value, ir.Value] = {}
 
     def follow(self, node: ir.Node) -> None:
-        known = [value for value in node.inputs if value in self.zeros or value in self.rows]
-        if not known:
+        """Take one node into account; its producers come first."""
+        if not any(value in self._zeros or value in self._rows for value in node.inputs):
             return
-        out = node.outputs[0]
+        output = node.outputs[0]
         if self._is_zero(node):
-            self.zeros.add(out)
-        elif (rows := self._rows(node)) is not None:
-            if self.probe.shapes(rows) == self.probe.shapes(out) and not out.is_graph_output():
-                ir.convenience.replace_all_uses_with(out, rows)
+            self._zeros.add(output)
+        elif (rows := self._rows_of(node)) is not None:
+            if self._probe.shapes(rows) == self._probe.shapes(output) and not output.is_graph_output():
+                ir.convenience.replace_all_uses_with(output, rows)
+                self.modified = True
                 return
-            self.rows[out] = rows
+            self._rows[output] = rows
         else:
             for position, value in enumerate(node.inputs):
-                if value is not None and value not in self.gates:
-                    self._make(node, position, value)
+                if value is not None and value not in self._gates:
+                    self._materialize_input(node, position, value)
             return
-        if out.is_graph_output():
-            self._give_out(node, out)
+        if output.is_graph_output():
+            self._materialize_output(node, output)
 
     def _is_zero(self, node: ir.Node) -> bool:
-        """Case 1, and a sum or `Gemm` of nothing but zeros."""
+        """Case 1, and a sum or `Gemm` of zeros alone."""
         first = node.inputs[0]
-        if node.op_type in _PRODUCTS:
-            return any(value in self.zeros for value in node.inputs)
+        if node.op_type in _ZERO_IF_ANY_IS:
+            return any(value in self._zeros for value in node.inputs)
         if node.op_type == "Gemm":
-            return first in self.zeros and (len(node.inputs) < 3 or node.inputs[2] in self.zeros | {None})
+            return first in self._zeros and (len(node.inputs) < 3 or node.inputs[2] in self._zeros | {None})
         if node.op_type == "Add":
-            return all(value in self.zeros for value in node.inputs)
-        return node.op_type in _ZERO_IN_ZERO_OUT and first in self.zeros
+            return all(value in self._zeros for value in node.inputs)
+        return node.op_type in _ZERO_IF_FIRST_IS and first in self._zeros
 
-    def _rows(self, node: ir.Node) -> ir.Value | None:
+    def _rows_of(self, node: ir.Node) -> ir.Value | None:
         """Cases 2 and 3: the tensor whose rows, broadcast, are the node's output."""
-        out, first = node.outputs[0], node.inputs[0]
-        if node.op_type == "Gemm" and first in self.zeros:
+        if node.op_type == "Gemm" and node.inputs[0] in self._zeros:
             return node.inputs[2] if node.attributes.get_float("beta", 1.0) == 1.0 else None
         if node.op_type == "Add":
-            rest = [value for value in node.inputs if value not in self.zeros]
-            if len(rest) == 1 and rest[0] is not None:
-                return self.rows.get(rest[0], rest[0])
-            for row, other in (rest, reversed(rest)):
-                # The sum's shape comes from the other addend: the row may stand there as it is.
-                if row in self.rows and other is not None and self.probe.shapes(other) == self.probe.shapes(out):
-                    node.replace_input_with(list(node.inputs).index(row), self.rows[row])
-            return None
-        if node.op_type in _KEEPS_ROWS and first in self.rows:
-            row = self.rows[first]
-            rank = len(self.probe.shape(row) or (1, 1))
-            before, after = self.probe.shapes(first), self.probe.shapes(out)
+            return self._rows_of_sum(node)
+        if node.op_type in _KEEPS_ROWS and node.inputs[0] in self._rows:
+            row = self._rows[node.inputs[0]]
+            rank = len(self._probe.shape(row) or (1, 1))
+            before, after = self._probe.shapes(node.inputs[0]), self._probe.shapes(node.outputs[0])
             if rank <= 1 and all(a and b and a[-1] == b[-1] for a, b in zip(before, after, strict=True)):
                 return row
         return None
 
-    def _make(self, node: ir.Node, position: int, value: ir.Value) -> None:
-        """Case 4."""
-        if value in self.zeros or value in self.rows:
-            made = fill(self.graph, value, self.rows.get(value), node, self.probe)
-            if made is not None:  # Else it stays what it is: computed by the gate.
-                node.replace_input_with(position, made)
+    def _rows_of_sum(self, node: ir.Node) -> ir.Value | None:
+        """The addend that is not zero; where neither is, an addend of repeated rows is replaced by one row."""
+        addends = [value for value in node.inputs if value not in self._zeros]
+        if len(addends) == 1 and addends[0] is not None:
+            return self._rows.get(addends[0], addends[0])
+        output_shapes = self._probe.shapes(node.outputs[0])
+        for row, addend in (addends, reversed(addends)):
+            # The shape of the sum comes from the other addend, so that the row may broadcast.
+            if row in self._rows and addend is not None and self._probe.shapes(addend) == output_shapes:
+                node.replace_input_with(list(node.inputs).index(row), self._rows[row])
+                self.modified = True
+        return None
 
-    def _give_out(self, node: ir.Node, out: ir.Value) -> None:
+    def _materialize_input(self, node: ir.Node, position: int, value: ir.Value) -> None:
+        """Case 4."""
+        if value in self._zeros or value in self._rows:
+            filled = materialize(self._graph, value, self._rows.get(value), node, self._probe)
+            if filled is not None:  # Otherwise the shape is unknown, and the gate goes on computing the zeros.
+                node.replace_input_with(position, filled)
+                self.modified = True
+
+    def _materialize_output(self, node: ir.Node, output: ir.Value) -> None:
         """Case 4, at an output of the graph, which keeps its name."""
-        made = fill(self.graph, out, self.rows.get(out), node, self.probe)
-        if made is not None:
-            ir.convenience.replace_all_uses_with(out, made, replace_graph_outputs=True)
-            out.name, made.name, made.shape = None, out.name, out.shape
+        filled = materialize(self._graph, output, self._rows.get(output), node, self._probe)
+        if filled is not None:
+            ir.convenience.replace_all_uses_with(output, filled, replace_graph_outputs=True)
+            output.name, filled.name, filled.shape = None, output.name, output.shape
+            self.modified = True

@@ -1,55 +1,66 @@
-"""Scale queries: the scale of a product ahead of a softmax moves to its left side, where fusions of attention look."""
+"""Scale queries: the scale of attention scores moves to the queries, where TensorRT's attention fusion expects it."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from graph_passes.passes.base import GraphPass, ReportedResult
+
 _SCALES = ("Div", "Mul")
-_BETWEEN = frozenset(("Add", "Cast", "Max", "Reshape", "Where"))
-"""What may stand between the scaled scores and their softmax."""
+_BEFORE_SOFTMAX = frozenset(("Add", "Cast", "Max", "Reshape", "Where"))
+"""Operators that may stand between the scaled scores and their softmax."""
 
 
-class ScaleQueries(ir.passes.InPlacePass):
+@dataclasses.dataclass(frozen=True)
+class ScaledQueries:
+    """What `ScaleQueries` changed: names of the products whose queries are scaled now."""
+
+    products: tuple[str, ...]
+
+
+class ScaleQueries(GraphPass[ScaledQueries]):
     """Rewrite `c * (query key^T)` as `(c * query) key^T` wherever a softmax follows.
 
     Cases:
-        1. `Mul` or `Div` by one constant number, on a product that nobody else reads: moved.
-        2. Any other is left: a scale of each head, a product that is read twice, a graph that scales queries already.
+        1. `Mul` or `Div` by one constant number, of a product that nothing else reads: the scale moves.
+        2. Anything else stays: a scale for each head, a product with several readers, queries that are scaled already.
     """
 
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        moved = [node for node in list(model.graph) if _move(node)]
-        return ir.passes.PassResult(model, bool(moved))
+    def call(self, model: ir.Model) -> ReportedResult[ScaledQueries]:
+        products = [product.name or "" for node in list(model.graph) if (product := _move_scale(node)) is not None]
+        return ReportedResult(model, bool(products), ScaledQueries(tuple(products)))
 
 
-def _move(node: ir.Node) -> bool:
-    """Whether the node is a scale of scores, which then has moved."""
-    graph, found = node.graph, _scale(node)
-    if graph is None or found is None:
-        return False
-    scores, scale = found
+def _move_scale(node: ir.Node) -> ir.Node | None:
+    """Case 1, if the node is a scale of scores; returns the product whose queries it scales now."""
+    graph, operands = node.graph, _scale(node)
+    if graph is None or operands is None:
+        return None
+    scores, scale = operands
     product = scores.producer()
     if product is None or product.op_type != "MatMul" or (query := product.inputs[0]) is None:
-        return False
-    if len(scores.uses()) > 1 or scores.is_graph_output() or node.outputs[0].is_graph_output() or not _is_scores(node):
-        return False
-    if not scale.is_initializer():  # the node that gives it may stand behind the product
-        own = ir.node("Constant", [], {"value": ir.convenience.get_const_tensor(scale)})
-        graph.insert_before(product, own)
-        scale = own.outputs[0]
+        return None
+    is_output = scores.is_graph_output() or node.outputs[0].is_graph_output()
+    if len(scores.uses()) > 1 or is_output or not _ends_in_softmax(node):
+        return None
+    if not scale.is_initializer():  # The node that computes it may follow the product.
+        constant = ir.node("Constant", [], {"value": ir.convenience.get_const_tensor(scale)})
+        graph.insert_before(product, constant)
+        scale = constant.outputs[0]
     scaled = ir.node(node.op_type, [query, scale])
     scaled.outputs[0].type, scaled.outputs[0].shape = query.type, query.shape
     graph.insert_before(product, scaled)
     product.replace_input_with(0, scaled.outputs[0])
     node.outputs[0].replace_all_uses_with(scores)
     graph.remove(node, safe=True)
-    return True
+    return product
 
 
 def _scale(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
-    """What a `Mul` or `Div` scales, and the one constant number that it does so by."""
+    """The tensor that a `Mul` or `Div` scales, and the one constant number that scales it."""
     if node.op_type not in _SCALES or node.domain not in ("", "ai.onnx"):
         return None
     first, second = node.inputs
@@ -57,18 +68,19 @@ def _scale(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
         constant = ir.convenience.get_const_tensor(scale) if scale is not None else None
         if scaled is None or scale is None or constant is None:
             continue
-        if constant.size == 1 and len(constant.shape) <= 1:  # of more axes it could widen what it scales
+        if constant.size == 1 and len(constant.shape) <= 1:  # More axes could widen the tensor by broadcasting.
             return scaled, scale
     return None
 
 
-def _is_scores(node: ir.Node) -> bool:
-    """Whether all that reads a node ends in a softmax."""
-    following = list(_following(node))
-    return bool(following) and all(
-        after.op_type == "Softmax" or (after.op_type in _BETWEEN and _is_scores(after)) for after in following
+def _ends_in_softmax(node: ir.Node) -> bool:
+    """Whether every path from a node ends in a softmax."""
+    readers = list(_readers(node))
+    return bool(readers) and all(
+        reader.op_type == "Softmax" or (reader.op_type in _BEFORE_SOFTMAX and _ends_in_softmax(reader))
+        for reader in readers
     )
 
 
-def _following(node: ir.Node) -> Iterator[ir.Node]:
+def _readers(node: ir.Node) -> Iterator[ir.Node]:
     return (use.node for output in node.outputs for use in output.uses())

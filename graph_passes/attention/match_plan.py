@@ -1,0 +1,132 @@
+"""Pair the sites of a plan with the attentions of a graph that has no gates yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from graph_passes.attention.find import GraphSite
+from graph_passes.errors import GraphErrorCode, PlanError
+from graph_passes.plan import Plan, SitePlan
+
+Pair = tuple[SitePlan, GraphSite]
+
+_LISTED = 4
+"""Number of names that a message lists."""
+
+
+def match_plan(plan: Plan, attentions: list[GraphSite]) -> list[Pair]:
+    """Pair each site of a plan with the attentions of a graph that belong to it.
+
+    Cases:
+        1. The exporter recorded module paths: the path of each site is the scope of one attention, up to prefixes of
+           wrappers. A module that the model calls several times is one site with several attentions of one name.
+        2. It recorded none: the graph has as many attentions as the plan has sites, in the same order.
+
+    Raises:
+        PlanError: neither case applies, the numbers of heads or their widths differ, or the heads are removed already.
+    """
+    kept = [len(site.kept) for site in plan.sites if site.kept]
+    if plan.heads_kept < plan.heads and [attention.heads for attention in attentions] == kept:
+        raise PlanError(
+            "the graph seems to be shrunk already: its attentions have as many heads as the plan keeps; use the graph"
+            " that has every head",
+            code=GraphErrorCode.ALREADY_SHRUNK,
+            heads=kept,
+        )
+    by_name = [(site, [found for found in attentions if _same_path(site.name, found.name)]) for site in plan.sites]
+    has_names = any(found for _, found in by_name)
+    pairs = _match_by_name(by_name, attentions) if has_names else _match_in_order(plan, attentions)
+    for site, attention in pairs:
+        if (site.heads, site.head_dim) != (attention.heads, attention.head_dim):
+            raise PlanError(
+                f"site {site.name}: the plan has {site.heads} heads of width {site.head_dim}, the graph"
+                f" {attention.heads} of width {attention.head_dim} ({attention.name or 'nameless'}); use a plan of this"
+                " model",
+                code=GraphErrorCode.SITE_MISMATCH,
+                site=site.name,
+                attention=attention.name,
+                heads=attention.heads,
+                head_dim=attention.head_dim,
+            )
+    return pairs
+
+
+def _match_by_name(by_name: list[tuple[SitePlan, list[GraphSite]]], attentions: list[GraphSite]) -> list[Pair]:
+    """Case 1."""
+    for site, found in by_name:
+        if not found:
+            raise PlanError(
+                f"site {site.name} is no attention of this graph, which has {_names(attentions)}; use a plan of this"
+                " model",
+                code=GraphErrorCode.SITE_MISSING,
+                site=site.name,
+            )
+        if len({attention.name for attention in found}) > 1:
+            raise PlanError(
+                f"site {site.name} matches several attentions of this graph, {_names(found)}; export the graph with"
+                " its gates",
+                code=GraphErrorCode.SITE_AMBIGUOUS,
+                site=site.name,
+                attentions=[attention.name for attention in found],
+            )
+    for attention in attentions:
+        sites = [site.name for site, found in by_name if attention in found]
+        if not sites:
+            raise PlanError(
+                f"the graph's attention {attention.name or '(nameless)'} is not in the plan; use a plan of this model",
+                code=GraphErrorCode.SITE_MISSING,
+                attention=attention.name,
+            )
+        if len(sites) > 1:
+            raise PlanError(
+                f"the graph's attention {attention.name} matches several sites of the plan, {listed(sites)}; use a plan"
+                " of this model",
+                code=GraphErrorCode.SITE_AMBIGUOUS,
+                attention=attention.name,
+                sites=sites,
+            )
+    return [(site, attention) for site, found in by_name for attention in found]
+
+
+def _match_in_order(plan: Plan, attentions: list[GraphSite]) -> list[Pair]:
+    """Case 2."""
+    if len(attentions) != len(plan.sites):
+        raise PlanError(
+            f"the plan has {len(plan.sites)} sites and the graph {len(attentions)} recognized attentions; use a plan of"
+            " this model, or export the graph with its gates",
+            code=GraphErrorCode.SITE_MISMATCH,
+            sites=len(plan.sites),
+            attentions=len(attentions),
+        )
+    pairs = list(zip(plan.sites, attentions, strict=True))
+    for site, attention in pairs:
+        if (site.kind == "cross") != (attention.kind == "cross"):
+            raise PlanError(
+                f"site {site.name}: {site.kind} attention in the plan, but the graph's nameless attention at the same"
+                f" position is {attention.kind}; export the graph with its gates",
+                code=GraphErrorCode.SITE_MISMATCH,
+                site=site.name,
+                kind=attention.kind,
+            )
+    return pairs
+
+
+def _same_path(site: str, scope: str | None) -> bool:
+    """Whether a node's scope lies in a site's module, up to a prefix that one of the two has and the other lacks."""
+    if scope is None:
+        return False
+    site_path, scope_path = site.split("."), scope.split(".")
+    starts = range(max(len(site_path), len(scope_path)))
+    inside = any(scope_path[start : start + len(site_path)] == site_path for start in starts)
+    return inside or any(site_path[start:] == scope_path for start in starts if site_path[start:])
+
+
+def _names(attentions: list[GraphSite]) -> str:
+    return listed(attention.name or "a nameless one" for attention in attentions)
+
+
+def listed(names: Iterable[str]) -> str:
+    """The first names, without repeats, and the number of the others."""
+    distinct = list(dict.fromkeys(names))
+    more = len(distinct) - _LISTED
+    return ", ".join(distinct[:_LISTED]) + (f" and {more} more" if more > 0 else "")

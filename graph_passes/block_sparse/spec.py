@@ -1,0 +1,127 @@
+"""What a block-sparse attention computes, and the tensors that it reads, before any node is built."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+import onnx_ir as ir
+
+from graph_passes.block_sparse.builder import GraphBuilder
+from graph_passes.block_sparse.masks import BlockMask
+from graph_passes.block_sparse.row_buckets import Bucket, buckets, computed, whole
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AttentionSpec:
+    """The fixed facts of one block-sparse attention.
+
+    Attributes:
+        mask: blocks to compute, for the heads of the inputs.
+        head_dim: width of a query and a key.
+        value_dim: width of a value.
+        scale: factor of the scores.
+        causal: whether keys after the query are hidden.
+        persistent: number of last keys, which every query of a head attends to whatever the mask says.
+        full_heads: heads of the mask of pairs: 0 where there is none, 1, or all.
+        dtype: type of the scores.
+    """
+
+    mask: BlockMask
+    head_dim: int
+    value_dim: int
+    scale: float
+    causal: bool
+    persistent: int
+    full_heads: int
+    dtype: ir.DataType
+
+    @functools.cached_property
+    def kept(self) -> np.ndarray:
+        """Blocks to compute, without those that causality hides whole: bool `[head, query block, key block]`."""
+        return computed(self.mask, causal=self.causal)
+
+    @functools.cached_property
+    def buckets(self) -> list[Bucket]:
+        """Rows of the heads that are not whole."""
+        return buckets(self.mask, self.head_dim, causal=self.causal, every=bool(self.persistent))
+
+    @functools.cached_property
+    def whole_heads(self) -> np.ndarray:
+        """Heads that keep every block, which are computed densely, `[head]`."""
+        return np.flatnonzero(whole(self.mask, causal=self.causal))
+
+    @property
+    def block(self) -> int:
+        """Positions along a side of a block."""
+        return self.mask.block
+
+    @property
+    def heads(self) -> int:
+        """Number of heads."""
+        return int(self.mask.kept.shape[0])
+
+    @property
+    def rows(self) -> int:
+        """Number of query blocks."""
+        return int(self.mask.kept.shape[1])
+
+    @property
+    def columns(self) -> int:
+        """Number of key blocks."""
+        return int(self.mask.kept.shape[2])
+
+    @property
+    def hidden(self) -> float:
+        """The score of a hidden key: a quarter of the lowest number, so that the sum of several is still finite."""
+        return float(np.finfo(self.dtype.numpy()).min) / 4
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionInputs:
+    """The inputs of the function, see `block_sparse_attention`."""
+
+    query: ir.Value
+    key: ir.Value
+    value: ir.Value
+    row: ir.Value | None = None
+    full: ir.Value | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Sizes of the inputs, as tensors `[1]`.
+
+    Attributes:
+        queries: number of query positions.
+        keys: number of keys that have a position, that is without persistent ones.
+        missing: memory positions of the mask that the keys do not begin with; None: the mask has no memory.
+        query_blocks: number of blocks that hold the queries.
+        key_blocks: number of blocks that hold the keys and the missing memory.
+    """
+
+    queries: ir.Value
+    keys: ir.Value
+    missing: ir.Value | None
+    query_blocks: ir.Value
+    key_blocks: ir.Value
+
+
+def read_sizes(op: GraphBuilder, spec: AttentionSpec, inputs: AttentionInputs) -> Sizes:
+    """Nodes that read the sizes of the inputs."""
+    queries = op("Shape", inputs.query, start=1, end=2)
+    keys = op("Shape", inputs.key, start=1, end=2)
+    if spec.persistent:
+        keys = op("Sub", keys, op.ints([spec.persistent]))
+    missing = None
+    if spec.mask.memory:
+        remembered = op("Sub", keys, queries)
+        missing = op("Sub", op.ints([spec.mask.memory]), remembered)
+    covered = keys if missing is None else op("Add", keys, missing)
+    return Sizes(queries, keys, missing, _blocks(op, queries, spec.block), _blocks(op, covered, spec.block))
+
+
+def _blocks(op: GraphBuilder, size: ir.Value, block: int) -> ir.Value:
+    """The number of blocks that hold `size` positions, `[1]`."""
+    return op("Div", op("Add", size, op.ints([block - 1])), op.ints([block]))

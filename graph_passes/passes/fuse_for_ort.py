@@ -1,0 +1,45 @@
+"""Fuse for ONNX Runtime: onnxscript's rules for the operators of `com.microsoft`, on every part but block-sparse
+attention."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from graph_passes.passes.base import GraphPass, ReportedResult
+from graph_passes.passes.prefusion import PrepareForFusion
+from graph_passes.passes.remove_idle_expands import RemoveIdleExpands
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedForOrt:
+    """What `FuseForOrt` changed: how often each fusion rule of onnxscript applied, by the rule's name."""
+
+    fusions: Mapping[str, int]
+
+
+class FuseForOrt(GraphPass[FusedForOrt]):
+    """Replace attention, normalization and activation by ONNX Runtime's fused operators.
+
+    Cases:
+        1. The graph is rewritten by `PrepareForFusion`, onnxscript's rules, and `RemoveIdleExpands`, in that order.
+        2. Bodies of local functions are set aside meanwhile: the optimizer would inline them, and its rules would
+           match the attention inside the body of block-sparse attention.
+
+    The caller has to compare the outputs: onnxscript does not prove its rewrites, and raises any exception on graphs
+    that its rules do not expect.
+    """
+
+    def call(self, model: ir.Model) -> ReportedResult[FusedForOrt]:
+        from onnxscript.rewriter.ort_fusions import optimize_for_ort
+
+        PrepareForFusion()(model)
+        functions, imports = dict(model.functions), dict(model.opset_imports)
+        model.functions.clear()
+        fused, counts = optimize_for_ort(model)
+        RemoveIdleExpands()(fused)
+        fused.functions.update(functions)
+        fused.opset_imports.update({domain: imports[domain] for domain, _, _ in functions})
+        return ReportedResult(fused, True, FusedForOrt({name: count for name, count in counts.items() if count}))
