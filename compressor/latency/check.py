@@ -41,9 +41,9 @@ class Timer(Protocol):
         seconds: float,
         /,
         *,
-        rest: Callable[[], None],
-        undecided: Callable[[], bool],
-        tell: ProgressCallback,
+        wait: Callable[[], None],
+        needs_more: Callable[[], bool],
+        on_progress: ProgressCallback,
     ) -> Iterator[np.ndarray]:
         """Seconds of the calls of one pair of rounds after another, `[2, call]`."""
         ...
@@ -191,7 +191,12 @@ def _time_rounds(comparison: _Comparison, times: RoundTimes, listener: Listener,
 
     with listener.stage("timing") as on_progress:
         rounds = timer(
-            call, second, request.seconds, rest=model.endpoint.wait_until_idle, undecided=undecided, tell=on_progress
+            call,
+            second,
+            request.seconds,
+            wait=model.endpoint.wait_until_idle,
+            needs_more=undecided,
+            on_progress=on_progress,
         )
         for pair in rounds:
             times.add(1e3 * pair)

@@ -83,9 +83,10 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         InputError: it is not one, or holds pickled objects.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        # np.load would leave the file open where its content is torn, and returns a bare array for an .npy file.
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             return dict(archive)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(
             f"{path}: not a readable archive of arrays ({one_line(error)}); write it with numpy.savez",
             code=ErrorCode.FILE_UNREADABLE,

@@ -142,7 +142,7 @@ def load_engines(out: Path, paths: Sequence[Path]) -> EngineSet:
     graph = graph_digest(out / "model.onnx")
     for path, metadata in engines.metadata.items():
         metadata.check_file(path)
-        if metadata.model != graph:
+        if metadata.graph_hash != graph:
             raise InputError(
                 f"{path}: the engine was built from another graph than {out / 'model.onnx'}; build it from that one",
                 code=ErrorCode.FILE_MISMATCH,

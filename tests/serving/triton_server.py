@@ -1,11 +1,11 @@
-"""A real Triton server on this machine: the one that `nvidia-pytriton` brings, with its Python backend alone.
+"""A real Triton server on this machine: the one in `nvidia-pytriton`, which has the Python backend only.
 
 `make .venv-triton/ready` installs it into an environment of its own. The server listens on free ports of the loopback:
 
-    with triton.Server(repository) as server:
+    with triton_server.Server(repository) as server:
         grpc.InferenceServerClient(server.grpc)   # 127.0.0.1:PORT; server.http for HTTP
-        server.restart()                          # on the same ports, with what the repository holds then
-        server.kill()                             # as when it crashes
+        server.restart()                          # on the same ports, with the repository's present content
+        server.kill()                             # a crash
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import urllib.request
 from pathlib import Path
 from types import TracebackType
 
-ENVIRONMENT = Path(__file__).parent.parent / ".venv-triton"
-_STARTS, _STOPS = 120.0, 20.0
-"""Seconds that a server may take to be ready, and to end, on a busy machine."""
+ENVIRONMENT = Path(__file__).parents[2] / ".venv-triton"
+_START_SECONDS, _STOP_SECONDS = 120.0, 20.0
+"""Maximum time until a server is ready, and until it has ended, on a busy machine."""
 
 
 def missing() -> str | None:
@@ -36,16 +36,16 @@ def missing() -> str | None:
 
 
 class Server:
-    """A running server; a context that ends it.
+    """A server, running within its context.
 
     Args:
         repository: folder of models; all are loaded.
-        options: more of its own command line, e.g. `--model-control-mode=poll`.
+        options: further options of its command line, e.g. `--model-control-mode=poll`.
 
     Attributes:
         repository: folder of models.
         http, grpc: `127.0.0.1:PORT`.
-        pid: of the server.
+        pid: id of its process.
     """
 
     def __init__(self, repository: Path, *options: str) -> None:
@@ -72,20 +72,20 @@ class Server:
 
     @property
     def log(self) -> str:
-        """What the server has said since its first start."""
+        """The server's log since its first start."""
         return Path(self._log.name).read_text(errors="replace")
 
     def start(self) -> None:
         """Start the server and wait until all models are ready.
 
         Raises:
-            RuntimeError: it ended or did not get ready; the message has the end of its log.
+            RuntimeError: it ended or did not become ready; the message has the end of its log.
         """
         package = next(ENVIRONMENT.glob("lib/python*/site-packages/pytriton/tritonserver"))
         libraries = (ENVIRONMENT / "ready").read_text().strip()
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))},
-            # The backend's stub is the first python3 on the path, and links to the libpython of that one.
+            # The backend's stub is the first python3 on the path, linked to the libpython of that one.
             "PATH": f"{ENVIRONMENT / 'bin'}:/usr/bin:/bin",
             "LD_LIBRARY_PATH": libraries,
             "OMP_NUM_THREADS": "1",
@@ -100,7 +100,7 @@ class Server:
             f"--grpc-port={self._ports[1]}",
             "--allow-metrics=false",
             "--exit-timeout-secs=1",
-            # Shared memory outlives a server that is killed: under a name of its own it can be removed.
+            # Shared memory outlives a server that is killed; a prefix makes it possible to remove it.
             f"--backend-config=python,shm-region-prefix-name={self._shared}",
             *self._options,
         ]
@@ -114,18 +114,18 @@ class Server:
             raise
 
     def stop(self) -> None:
-        """End the server as an operator does, or hard where it does not end."""
+        """Ask the server to end, and kill it if it does not."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:
-                self._process.wait(_STOPS)
+                self._process.wait(_STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 self.kill()
-        for left in Path("/dev/shm").glob(f"{self._shared}*"):
-            left.unlink(missing_ok=True)
+        for segment in Path("/dev/shm").glob(f"{self._shared}*"):
+            segment.unlink(missing_ok=True)
 
     def kill(self) -> None:
-        """End the server without notice."""
+        """Kill the server, as a crash would."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -137,30 +137,30 @@ class Server:
 
     def _wait(self) -> None:
         assert self._process is not None
-        end = time.monotonic() + _STARTS
+        end = time.monotonic() + _START_SECONDS
         while time.monotonic() < end:
             if self._process.poll() is not None:
-                raise RuntimeError(f"the server ended with {self._process.returncode}:\n{self._faults()}")
+                raise RuntimeError(f"the server ended with code {self._process.returncode}:\n{self._log_errors()}")
             with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
                 urllib.request.urlopen(f"http://{self.http}/v2/health/ready", timeout=2).close()
                 return
             time.sleep(0.05)
-        raise RuntimeError(f"the server is not ready after {_STARTS:.0f} s:\n{self._faults()}")
+        raise RuntimeError(f"the server is not ready after {_START_SECONDS:.0f} s:\n{self._log_errors()}")
 
-    def _faults(self) -> str:
-        """The errors in its log, else the end of it."""
+    def _log_errors(self) -> str:
+        """The errors in the log, else its end."""
         return "\n".join(line for line in self.log.splitlines() if line.startswith("E")) or self.log[-3000:]
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports of the loopback that nobody listens on: all are held open until the last is found."""
-    with contextlib.ExitStack() as held:
-        found = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in found:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in found]
+    """Free ports of the loopback; all stay bound until the last is found."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
 
 
 def _die_with_parent() -> None:
-    """No server outlives the tests, however they end (Linux: PR_SET_PDEATHSIG)."""
+    """End the server with the tests, however they end (Linux: PR_SET_PDEATHSIG)."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)

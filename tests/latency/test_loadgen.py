@@ -1,0 +1,68 @@
+"""Scenarios of LoadGen: what they measure, and that they end whatever calls do."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from compressor.config.check import Scenario
+from compressor.latency.loadgen import MIN_QUERIES, ScenarioSettings, run_scenario
+
+pytest.importorskip("mlperf_loadgen")
+
+SETTINGS = ScenarioSettings(batch=4, p50=0.2, bound=10_000.0, rate=5000.0, seconds=0.1, concurrency=4)
+
+
+def call() -> None:
+    time.sleep(1e-4)
+
+
+@pytest.mark.parametrize("scenario", ["SingleStream", "Server"])
+def test_the_tail_is_bounded(scenario: Scenario) -> None:
+    result = run_scenario(scenario, [call], SETTINGS)
+    assert result.holds
+    assert result.queries >= MIN_QUERIES
+    assert result.milliseconds is not None
+    assert result.milliseconds >= 0.1
+    assert (result.rate is not None) is (scenario == "Server")
+    tight = run_scenario(scenario, [call], replace(SETTINGS, bound=1e-3))
+    assert not tight.holds
+    assert tight.observed is not None
+    assert tight.observed > 1e-3
+    assert not tight.unproven
+
+
+def test_without_a_bound_the_tail_is_measured() -> None:
+    result = run_scenario("SingleStream", [call], replace(SETTINGS, bound=None))
+    assert result.holds
+    assert result.observed is not None
+    assert result.observed >= 0.1
+
+
+def test_throughput_is_measured() -> None:
+    result = run_scenario("Offline", [call], replace(SETTINGS, bound=None))
+    assert result.samples_per_second is not None
+    assert 0 < result.samples_per_second < 4 * 4 / 1e-4, "four threads, each with four rows per call"
+
+
+def test_a_scenario_ends_though_more_arrives_than_is_answered() -> None:
+    slow = replace(SETTINGS, p50=0.01, bound=1.0, seconds=0.05)
+    result = run_scenario("Server", [lambda: time.sleep(0.05)], slow)
+    assert not result.holds
+    assert result.bound == 1.0
+    assert result.queries == 0 or (result.observed is not None and result.observed > 1.0)
+
+
+@pytest.mark.parametrize("scenario", ["SingleStream", "Offline"])
+def test_the_error_of_a_call_is_reported_at_once_and_raised_at_the_end(scenario: Any) -> None:
+    reported: list[BaseException] = []
+
+    def fail() -> None:
+        raise RuntimeError("no call")
+
+    with pytest.raises(RuntimeError, match="no call"):
+        run_scenario(scenario, [fail], SETTINGS, reported.append)
+    assert [str(error) for error in reported] == ["no call"]

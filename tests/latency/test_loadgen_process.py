@@ -1,0 +1,111 @@
+"""Scenarios in a process of their own end when a server, a user or the system ends them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from compressor.config.check import CheckRequest
+from compressor.errors import CompressorError, ErrorCode, InputError
+from compressor.latency import CheckPhase, Outcome, artifacts, check, loadgen, loadgen_process
+from tests.command import compress
+from tests.latency.graphs import softmax_graph
+from tests.latency.grpc_server import linear, request_for, serving
+from tests.latency.timers import EQUAL_TIMES
+from tests.latency.verdicts import slowdown
+
+pytest.importorskip("mlperf_loadgen")
+
+
+def test_a_bound_that_few_queries_do_not_prove_is_tried_with_more() -> None:
+    calls = itertools.count()
+
+    def seldom_slow(x: np.ndarray) -> np.ndarray:
+        time.sleep(0.3 if next(calls) % 500 == 499 else 0.0)
+        return linear(x)
+
+    batch = np.ones((1, 4), np.float32)
+    settings = loadgen.ScenarioSettings(batch=1, p50=0.2, bound=200.0, rate=5000.0, seconds=0.1, concurrency=4)
+    few = loadgen.run_scenario("SingleStream", [lambda: seldom_slow(batch)], settings)
+    assert few.unproven
+    with serving({"small": seldom_slow, "dense": linear}) as url:
+        verdict = check(request_for(url, p99=200.0, load_seconds=0.1), timer=EQUAL_TIMES)
+    (more,) = verdict.scenarios
+    assert more.holds, more.why
+    assert more.queries >= loadgen.MORE_QUERIES
+
+
+def test_a_check_bounds_the_latency_of_a_graph(tmp_path: Path) -> None:
+    path = softmax_graph(tmp_path / "graph.onnx")
+    request = CheckRequest(model=path, baseline=path, p99=1e-6, load_seconds=0.1, max_slowdown="100%")
+    verdict = check(request, timer=EQUAL_TIMES)
+    (result,) = verdict.scenarios
+    assert (result.scenario, result.holds) == ("SingleStream", False)
+    assert verdict.outcome is Outcome.FAILED
+    assert len(verdict.failures) == 1
+
+
+def test_a_server_that_dies_in_a_scenario_ends_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    history, start = tmp_path / "history.jsonl", time.monotonic()
+    request = request_for("grpc://127.0.0.1:9", scenario="server", rate=5)
+    with serving(dies_after=32 + 60 + 10) as url:  # the scenario would take two minutes
+        verdict = check(request.model_copy(update={"server": url}), timer=EQUAL_TIMES)
+    artifacts.append_to_history(history, verdict)
+    assert time.monotonic() - start < 60
+    assert (verdict.outcome, verdict.phase) == (Outcome.INTERRUPTED, CheckPhase.SCENARIOS)
+    assert "gone" in verdict.interrupted
+    assert verdict.slowdown is not None
+    assert verdict.scenarios == ()
+    assert artifacts.read_history(history) == [verdict]
+
+
+def test_a_process_that_ends_without_a_result_is_an_error() -> None:
+    request, silent = request_for("grpc://127.0.0.1:9"), itertools.chain  # takes any arguments and sends nothing
+    with pytest.raises(CompressorError) as error:
+        loadgen_process.measure("Server", request, [], slowdown(), worker=silent)
+    assert error.value.code is ErrorCode.PROCESS_ENDED
+    assert (error.value.details["scenario"], error.value.details["exit_code"]) == ("Server", 0)
+
+
+def test_an_error_crosses_to_the_parent_with_its_code() -> None:
+    error = InputError("refused", code=ErrorCode.REQUEST_REFUSED, url="grpc://127.0.0.1:9")
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), copy.code, copy.details) == (InputError, "refused", error.code, error.details)
+
+
+def test_ctrl_c_ends_a_scenario_and_its_process() -> None:
+    with serving() as url:
+        # A shell that runs the tests in the background makes every process that they start ignore Ctrl-C.
+        command = ["env", "--default-signal=INT", sys.executable, "-m", "compressor.cli", "check", "--server", url]
+        command += ["--model", "small", "--baseline", "dense", "--seconds", "0.1", "--max-slowdown", "1000%"]
+        command += ["--scenario", "server", "--rate", "5", "--quiet"]
+        running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        children: list[psutil.Process] = []
+        while len(children) < 2 and running.poll() is None:  # one is Python's resource tracker
+            time.sleep(0.1)
+            children = psutil.Process(running.pid).children()
+        os.killpg(running.pid, signal.SIGINT)
+        _, stderr = running.communicate(timeout=60)
+    assert (running.returncode, stderr) == (130, "compress: interrupted\n")
+    assert not psutil.wait_procs(children, timeout=10)[1]
+
+
+def test_a_scenario_from_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = softmax_graph(tmp_path / "graph.onnx")
+    ended = compress(
+        capfd,
+        *("check", path, "--baseline", path, "--seconds", "0.1", "--max-slowdown", "1000%", "--quiet", "--json"),
+        *("--p99", "10s", "--load-seconds", "0.1"),
+    )
+    assert ended.code == 0, ended.err
+    assert [result["scenario"] for result in ended.json["scenarios"]] == ["SingleStream"]

@@ -1,0 +1,143 @@
+"""Engines on this machine: graphs, engines with narrower inputs, and files that libraries cannot read."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from compressor.config.check import CheckRequest
+from compressor.errors import CompressorError, ErrorCode, InputError, MismatchError, UsageError
+from compressor.latency import check
+from compressor.latency.local_engine import library_errors, load_engine
+from compressor.targets import target
+from compressor.targets.cuda import Device
+from graph_passes import save
+from graph_passes.errors import GraphError
+from tests.latency.graphs import cast_graph, rounding_graph, softmax_graph, text_model
+from tests.latency.timers import EQUAL_TIMES
+from tests.targets.graphs import parsed
+
+
+def test_a_graph_is_checked_against_itself_unoptimized(tmp_path: Path) -> None:
+    path = softmax_graph(tmp_path / "model.onnx")
+    verdict = check(CheckRequest(model=path, baseline=path), timer=EQUAL_TIMES)
+    assert verdict.passed
+    assert (verdict.outputs.expected, verdict.outputs.tolerance) == ("its own unoptimized graph", 1e-4)
+    assert "CPUExecutionProvider" in verdict.host
+
+
+def test_a_graph_that_differs_from_the_expected_one_is_wrong(tmp_path: Path) -> None:
+    right, wrong = softmax_graph(tmp_path / "right.onnx"), softmax_graph(tmp_path / "wrong.onnx", scale=1.5)
+    for expect in ("baseline", str(right)):
+        with pytest.raises(MismatchError) as error:
+            check(CheckRequest(model=wrong, baseline=right, expect=expect), timer=EQUAL_TIMES)
+        assert (error.value.code, error.value.details["model"]) == (ErrorCode.OUTPUTS_DIFFER, str(wrong))
+    assert check(CheckRequest(model=wrong, baseline=right), timer=EQUAL_TIMES).passed
+
+
+def test_integers_may_be_narrower_than_those_of_the_other_model(tmp_path: Path) -> None:
+    wide, narrow = str(cast_graph(tmp_path / "wide.onnx")), str(cast_graph(tmp_path / "narrow.onnx", "int32"))
+    for model, baseline in ((wide, narrow), (narrow, wide)):
+        verdict = check(CheckRequest(model=model, baseline=baseline, expect=baseline), timer=EQUAL_TIMES)
+        assert (verdict.outputs.expected, verdict.outputs.error) == (baseline, 0.0)
+
+
+def test_whole_numbers_of_graphs_are_equal_or_wrong(tmp_path: Path) -> None:
+    model, baseline = rounding_graph(tmp_path / "a.onnx", 29_500.0), rounding_graph(tmp_path / "b.onnx", 30_000.0)
+    np.savez(tmp_path / "ones.npz", x=np.ones((2, 4), np.float32))
+    request = CheckRequest(model=model, baseline=baseline, inputs=tmp_path / "ones.npz", expect="baseline")
+    with pytest.raises(MismatchError) as error:
+        check(request, timer=EQUAL_TIMES)
+    assert (error.value.code, error.value.details["tolerance"]) == (ErrorCode.OUTPUTS_DIFFER, 0.0)
+    assert check(request.model_copy(update={"tolerance": 0.02}), timer=EQUAL_TIMES).passed
+
+
+def test_both_models_take_the_same_inputs(tmp_path: Path) -> None:
+    floats = tmp_path / "floats.onnx"
+    save(parsed("y = Identity (ids)", "float[B, 4] ids", "float[B, 4] y"), floats)
+    graph, ids = softmax_graph(tmp_path / "graph.onnx"), cast_graph(tmp_path / "ids.onnx")
+    for model, dtype in ((graph, None), (floats, "float32")):
+        with pytest.raises(InputError) as error:
+            check(CheckRequest(model=model, baseline=ids), timer=EQUAL_TIMES)
+        assert error.value.code is ErrorCode.TENSOR_MISMATCH
+        assert (error.value.details["tensor"], error.value.details["dtype"]) == ("ids", dtype)
+
+
+def test_texts_are_inputs_of_a_graph(tmp_path: Path) -> None:
+    folder, rows = text_model(tmp_path / "out"), tmp_path / "rows.tsv"
+    rows.write_text("text\n" + "the good film\n" * 40)
+    path = folder / "model.onnx"
+    request = CheckRequest(model=path, baseline=path, inputs=rows, tokenizer=folder, batch=2, seq=8)
+    verdict = check(request, timer=EQUAL_TIMES)
+    assert (verdict.inputs, verdict.seq) == ("32 rows of rows.tsv", 8)
+
+
+def test_a_tensorrt_engine_is_compared_with_its_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a fake GPU: an engine in half precision, whose integers are narrower than those of its graph."""
+    graph, path = cast_graph(tmp_path / "model.onnx"), tmp_path / "engine.plan"
+    path.touch()
+    narrow = target("ort").build(cast_graph(tmp_path / "narrow.onnx", "int32"), tmp_path / "engine.onnx")
+    metadata = SimpleNamespace(precision="fp16", inputs={"ids": "int32"}, profiles={"ids": ((1, 4), (2, 4), (8, 4))})
+    engine = SimpleNamespace(metadata=metadata, session={"runtime": "tensorrt 8.6.1"}, run=narrow.run)
+    monkeypatch.setattr(type(target("trt")), "load", lambda self, path: engine)
+    monkeypatch.setattr("compressor.latency.local_engine.read_metadata", lambda path: metadata)
+    gpu = SimpleNamespace(device=Device("NVIDIA H200", (9, 0), 1 << 37))
+    monkeypatch.setattr("compressor.latency.local_engine.driver", lambda: gpu)
+    verdict = check(CheckRequest(model=path, baseline=graph), timer=EQUAL_TIMES)
+    assert verdict.host == "tensorrt 8.6.1 on NVIDIA H200 (SM 9.0)"
+    assert (verdict.outputs.expected, verdict.outputs.tolerance) == ("its own unoptimized graph", 2e-2)
+    with pytest.raises(UsageError) as error:
+        check(CheckRequest(model=path, baseline=graph, kernel=path), timer=EQUAL_TIMES)
+    assert (error.value.code, error.value.details["field"]) == (ErrorCode.CONTRADICTION, "kernel")
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as error:
+        load_engine(tmp_path / "none.onnx", tmp_path)
+    assert (error.value.code, error.value.details["path"]) == (ErrorCode.FILE_MISSING, tmp_path / "none.onnx")
+
+
+@pytest.mark.parametrize("fault", [AttributeError("'NoneType'"), RuntimeError("no kernel"), IndexError(), OSError(5)])
+def test_the_fault_of_a_library_names_the_file_and_the_reason(fault: Exception) -> None:
+    with pytest.raises(InputError) as error, library_errors(Path("model.onnx")):
+        raise fault
+    assert (error.value.code, error.value.details["path"]) == (ErrorCode.FILE_UNREADABLE, Path("model.onnx"))
+    assert type(fault).__name__ in str(error.value)
+    assert error.value.__cause__ is fault
+
+
+@pytest.mark.parametrize("fault", [UsageError("usage"), GraphError("graph"), MemoryError(), KeyboardInterrupt()])
+def test_other_faults_pass(fault: BaseException) -> None:
+    with pytest.raises(type(fault)) as error, library_errors(Path("model.onnx")):
+        raise fault
+    assert error.value is fault
+
+
+def bit_flips(content: bytes, count: int, seed: int) -> list[bytes]:
+    """Copies of a file with one to three bits flipped each."""
+    rng = np.random.default_rng(seed)
+    copies = []
+    for _ in range(count):
+        damaged = bytearray(content)
+        for position in rng.integers(0, 8 * len(content), rng.integers(1, 4)):
+            damaged[position // 8] ^= 1 << (position % 8)
+        copies.append(bytes(damaged))
+    return copies
+
+
+def test_a_damaged_graph_is_an_input_error(tmp_path: Path) -> None:
+    """A file with flipped bits is checked as it is, or refused with an error of ours, whatever a library raises."""
+    whole, damaged = softmax_graph(tmp_path / "whole.onnx"), tmp_path / "damaged.onnx"
+    outcomes = {"refused": 0, "checked": 0}
+    for content in bit_flips(whole.read_bytes(), 150, seed=0):
+        damaged.write_bytes(content)
+        outcome = "refused"
+        with contextlib.suppress(CompressorError, GraphError):
+            check(CheckRequest(model=damaged, baseline=whole, expect="any"), timer=EQUAL_TIMES)
+            outcome = "checked"
+        outcomes[outcome] += 1
+    assert min(outcomes.values()) > 0, outcomes

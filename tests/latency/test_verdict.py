@@ -1,0 +1,115 @@
+"""Verdicts: outcome, text, and records that earlier versions wrote."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from compressor.latency.verdict import CheckPhase, Outcome, Slowdown, Verdict
+from tests.latency.verdicts import scenario, slowdown, verdict
+
+VERSION_0_1: dict[str, Any] = {
+    "time": "2026-01-02T03:04:05+00:00",
+    "model": "small",
+    "baseline": "dense",
+    "host": "triton 2.51.0 at localhost:8001, over grpc",
+    "inputs": "16 rows of dev.tsv",
+    "batch": 1,
+    "seq": 128,
+    "answers": {"expected": "the baseline", "error": 1e-6, "tolerance": 0.02, "batches": 16},
+    "slowdown": {
+        "baseline_p50": 2.0,
+        "model_p50": 1.0,
+        "baseline_p99": 2.5,
+        "model_p99": 1.5,
+        "slowdown": -0.5,
+        "low": -0.51,
+        "high": -0.49,
+        "confidence": 0.95,
+        "limit": 0.05,
+        "blocks": 40,
+        "calls": 20,
+        "interleaved": True,
+    },
+    "loads": [{"scenario": "SingleStream", "queries": 662, "percentile": 0.99, "observed": 1.5, "bound": 10.0}],
+    "interrupted": "",
+    "machine": {"processor": "AMD EPYC"},
+    "seconds": 24.5,
+}
+"""A line of a history as version 0.1 wrote it."""
+
+
+def test_a_record_of_version_0_1_is_read() -> None:
+    record = Verdict.model_validate_json(json.dumps(VERSION_0_1))
+    assert record.outputs.expected == "the baseline"
+    assert record.slowdown is not None
+    assert record.slowdown.rounds == 40
+    assert [result.scenario for result in record.scenarios] == ["SingleStream"]
+    assert record.outcome is Outcome.PASSED
+    interrupted = Verdict.model_validate({**VERSION_0_1, "interrupted": "gone"})
+    assert (interrupted.outcome, interrupted.phase) == (Outcome.INTERRUPTED, CheckPhase.TIMING)
+
+
+def test_a_record_of_a_later_version_is_read() -> None:
+    assert Verdict.model_validate({**verdict().model_dump(), "temperature": 70}) == verdict()
+
+
+@pytest.mark.parametrize("record", [verdict(), verdict(slowdown=None), verdict(phase=CheckPhase.SCENARIOS)])
+def test_a_record_is_read_as_it_was_written(record: Verdict) -> None:
+    assert Verdict.model_validate_json(record.model_dump_json()) == record
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "holds"), [(-0.1, 0.0, True), (0.0, 0.1, True), (0.05, 0.1, True), (0.06, 0.1, False)]
+)
+def test_a_limit_is_missed_only_beyond_noise(low: float, high: float, holds: bool) -> None:
+    result = slowdown(low=low, high=high, slowdown=(low + high) / 2, limit=0.05)
+    assert result.holds is holds
+    assert verdict(slowdown=result).outcome is (Outcome.PASSED if holds else Outcome.FAILED)
+
+
+def test_the_outcome_is_interrupted_whatever_was_measured() -> None:
+    slow = slowdown(low=0.5, high=0.6, slowdown=0.55)
+    for measured in (None, slow, slowdown()):
+        record = verdict(slowdown=measured, phase=CheckPhase.TIMING, interrupted="gone")
+        assert record.outcome is Outcome.INTERRUPTED
+        assert not record.passed
+        assert "passed" not in "".join(record.lines())
+        assert "gone" in record.lines()[-1]
+
+
+def test_every_missed_bound_is_a_failure() -> None:
+    missed = scenario(holds=False, why="p99 12.000 ms is beyond the bound of 10 ms", observed=12.0)
+    record = verdict(slowdown=slowdown(low=0.1, high=0.3, slowdown=0.2), scenarios=(scenario(), missed))
+    assert len(record.failures) == 2
+    assert record.outcome is Outcome.FAILED
+
+
+@pytest.mark.parametrize(
+    ("observed", "bound", "holds", "unproven"),
+    [(9.0, 10.0, True, False), (9.0, 10.0, False, True), (11.0, 10.0, False, False), (9.0, None, True, False)],
+)
+def test_a_bound_is_unproven_where_the_queries_kept_it(
+    observed: float, bound: float | None, holds: bool, unproven: bool
+) -> None:
+    assert scenario(observed=observed, bound=bound, holds=holds).unproven is unproven
+
+
+def test_lines() -> None:
+    missed = scenario(holds=False, why="too slow", observed=12.0)
+    assert verdict(scenarios=(missed,)).lines() == [
+        "outputs    equal to the baseline within 1.0e-06 (16 batches); inputs: random",
+        "p50        1.000 ms, baseline 1.000 ms (10 pairs of rounds of 20 calls)",
+        "p99        1.000 ms, baseline 1.000 ms (not compared: too noisy)",
+        "slowdown   +0.0% (95%: -1.0% to +1.0%), limit 5.0%: passed",
+        "SingleStream p99 12.000 ms, bound 10 ms (662 queries): FAILED, too slow",
+    ]
+
+
+def test_checks_are_compared_on_one_machine_alone() -> None:
+    here, elsewhere = verdict(), verdict(machine={"processor": "another"})
+    assert here.comparison == verdict(time="later").comparison
+    assert here.comparison != elsewhere.comparison
+    assert isinstance(here.slowdown, Slowdown)

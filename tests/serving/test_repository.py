@@ -1,0 +1,122 @@
+"""A model in a repository: its files, its warm-up, and that it is there whole or not at all."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graph_passes
+from compressor.config.serve import ServeRequest
+from compressor.errors import ErrorCode, UsageError
+from compressor.results import NoteCode
+from compressor.serving import export, triton_config
+from tests import folders
+from tests.targets.graphs import parsed
+
+
+def test_a_model_for_onnx_runtime(out: Path, tmp_path: Path) -> None:
+    exported = export(ServeRequest(out=out, repository=tmp_path / "repository"))
+    assert exported.model == tmp_path / "repository" / "half"
+    assert (exported.backend, exported.device, exported.max_batch) == ("onnxruntime", "cpu", 8)
+    graph = exported.model / "1" / "model.onnx" / "model.onnx"
+    assert graph.read_bytes() == (out / "engine.onnx").read_bytes()
+    assert graph_passes.data_files(graph_passes.load(graph)) == {graph.with_name("engine.onnx.data")}
+    config = triton_config.load(exported.model / "config.pbtxt")
+    assert [(entry.name, list(entry.dims)) for entry in config.input] == [("input_ids", [-1]), ("attention_mask", [-1])]
+    assert [(entry.name, list(entry.dims)) for entry in config.output] == [("logits", [16])]
+    assert {note.code for note in exported.notes} == {NoteCode.SERVER_REQUIREMENT, NoteCode.STORAGE_URI}
+    assert {path.name for path in tmp_path.iterdir()} == {"repository"}
+
+
+def test_the_warm_up_is_the_shortest_and_the_longest_row(out: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.txt").write_text("the good film\nthe film\none two three four five six\n")
+    exported = export(ServeRequest(out=out, repository=tmp_path / "r", data=str(tmp_path / "rows.txt")))
+    config = triton_config.load(exported.model / "config.pbtxt")
+    assert exported.warmups == len(config.model_warmup) == 4
+    tokenizer = folders.tokenizer()
+    for text, requests in (
+        ("the film", config.model_warmup[:2]),
+        ("one two three four five six", config.model_warmup[2:]),
+    ):
+        assert [request.batch_size for request in requests] == [1, 8]
+        for request in requests:
+            tensor = request.inputs["input_ids"]
+            ids = np.frombuffer((exported.model / "warmup" / tensor.input_data_file).read_bytes(), np.int64)
+            assert ids.tolist() == tokenizer(text)["input_ids"]
+            assert list(tensor.dims) == [len(ids)]
+
+
+def test_the_plain_graph_under_the_python_backend(out: Path, tmp_path: Path) -> None:
+    request = ServeRequest(
+        out=out, repository=tmp_path, name="plain", backend="python", plain=True, max_batch=3, threads=2
+    )
+    exported = export(request)
+    assert (exported.model / "1" / "model.onnx" / "model.onnx.data").is_file()
+    assert "class TritonPythonModel" in (exported.model / "1" / "model.py").read_text()
+    assert triton_config.load(exported.model / "config.pbtxt").max_batch_size == 3
+
+
+def test_a_graph_that_fixes_its_batch_is_served_without_batches(out: Path, tmp_path: Path) -> None:
+    shutil.copytree(out, tmp_path / "fixed")
+    (tmp_path / "fixed" / "engine.onnx").unlink()
+    graph_passes.save(parsed("y = Mul (x, x)", "float[2, 3] x", "float[2, 3] y"), tmp_path / "fixed" / "model.onnx")
+    exported = export(ServeRequest(out=tmp_path / "fixed", repository=tmp_path / "r"))
+    config = triton_config.load(exported.model / "config.pbtxt")
+    assert (exported.max_batch, config.max_batch_size, list(config.input[0].dims)) == (0, 0, [2, 3])
+    assert list(config.model_warmup[0].inputs["x"].dims) == [2, 3]
+    assert {NoteCode.NO_BATCHING, NoteCode.RANDOM_INPUTS} <= {note.code for note in exported.notes}
+    with pytest.raises(UsageError) as error:
+        export(ServeRequest(out=tmp_path / "fixed", repository=tmp_path / "r", name="other", max_batch=4))
+    assert (error.value.code, error.value.details["field"]) == (ErrorCode.CONTRADICTION, "max_batch")
+
+
+def refuse(*_: Any) -> str:
+    raise OSError("the disk is full")
+
+
+def test_a_model_is_there_whole_or_as_it_was(out: Path, tmp_path: Path) -> None:
+    request = ServeRequest(out=out, repository=tmp_path / "r", max_batch=2)
+    with pytest.raises(OSError, match="full"):
+        export(request, service=refuse)
+    assert list((tmp_path / "r").iterdir()) == []
+    export(request)
+    with pytest.raises(UsageError) as error:
+        export(request)
+    assert (error.value.code, error.value.details["path"]) == (ErrorCode.OUTPUT_EXISTS, request.model_dir)
+    larger = request.model_copy(update={"force": True, "max_batch": 5})
+    with pytest.raises(OSError, match="full"):
+        export(larger, service=refuse)
+    assert triton_config.load(request.model_dir / "config.pbtxt").max_batch_size == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"r"}
+    export(larger)
+    assert triton_config.load(request.model_dir / "config.pbtxt").max_batch_size == 5
+
+
+def test_a_folder_that_is_no_model_is_not_replaced(out: Path, tmp_path: Path) -> None:
+    request = ServeRequest(out=out, repository=tmp_path / "r", force=True)
+    request.model_dir.mkdir(parents=True)
+    (request.model_dir / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError) as error:
+        export(request)
+    assert (error.value.code, error.value.details["path"]) == (ErrorCode.OUTPUT_EXISTS, request.model_dir)
+    assert [path.name for path in request.model_dir.iterdir()] == ["notes.txt"]
+
+
+def test_a_model_is_written_outside_of_the_repository_where_that_is_possible(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server may watch the repository and would load an incomplete model."""
+    folders_used: list[set[str]] = []
+
+    def watch(repository: Path, *_: Any) -> str:
+        folders_used.append({path.name.partition("-")[0] for path in repository.iterdir()})
+        return "kind: InferenceService\n"
+
+    export(ServeRequest(out=out, repository=tmp_path / "r"), service=watch)
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path)
+    export(ServeRequest(out=out, repository=tmp_path / "r", name="b"), service=watch)
+    assert folders_used == [set(), {".exporting", "half", "kserve.yaml"}]

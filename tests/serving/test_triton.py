@@ -1,0 +1,141 @@
+"""A real Triton server responds with the outputs of the local engine: under load, after a restart, and to a check."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import compressor
+import graph_passes
+from compressor.config.serve import ServeRequest
+from compressor.model_folder import example_inputs
+from compressor.model_folder import load as load_folder
+from compressor.serving import export, input_specs, real_rows
+from compressor.targets.onnxruntime.ort_session import open_session, run_session, session_settings
+from compressor.units import find_sites, keep_all
+from tests import folders
+from tests.command import compress
+from tests.serving import triton_server
+
+Cap = pytest.CaptureFixture[str]
+pytestmark = [
+    pytest.mark.triton,
+    pytest.mark.skipif(triton_server.missing() is not None, reason=str(triton_server.missing())),
+]
+
+
+@pytest.fixture(scope="module")
+def compressed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run: a tiny BERT without its first head."""
+    folder = tmp_path_factory.mktemp("run")
+    model = load_folder(folders.save(folders.bert(), folder / "bert"))
+    whole = keep_all(find_sites(model.model, example_inputs(model, 2, 8)))
+    sites = tuple(replace(site, kept=site.kept[1:], scale=()) for site in whole.sites)
+    whole.model_copy(update={"sites": sites}).save(folder / "plan.json")
+    sizes = {"seconds": 0.01, "batch": "1,4", "seq": "8", "provider": "cpu"}
+    recipe = compressor.Recipe(model=folder / "bert", plan=folder / "plan.json", out=folder / "small", **sizes)
+    compressor.compress(recipe)
+    return folder / "small"
+
+
+@pytest.fixture(scope="module")
+def server(compressed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[triton_server.Server]:
+    repository = tmp_path_factory.mktemp("triton") / "repository"
+    export(ServeRequest(out=compressed, repository=repository, backend="python", threads=1, instances=2))
+    with triton_server.Server(repository) as running:
+        yield running
+
+
+class LocalOutputs:
+    """Requests of many sizes, with the outputs of the engine in this process."""
+
+    def __init__(self, out: Path) -> None:
+        session = open_session(out / "engine.onnx", session_settings("cpu", 1))
+        graph = graph_passes.load(out / "engine.onnx")
+        words = [word for word in folders.WORDS if len(word) > 2]
+        texts = [(" ".join(words[start : start + count]),) for start in range(5) for count in (1, 4, 9)]
+        rows = real_rows(out, graph, input_specs(graph, out), texts, longest=16).feeds
+        self.requests = [
+            {name: np.repeat(value, batch, axis=0) for name, value in row.items()} for row in rows for batch in (1, 3)
+        ]
+        self.outputs = [run_session(session, feeds) for feeds in self.requests]
+
+
+@pytest.fixture(scope="module")
+def local(compressed: Path) -> LocalOutputs:
+    return LocalOutputs(compressed)
+
+
+def compare_outputs(module: Any, url: str, local: LocalOutputs, order: np.ndarray) -> None:
+    """Send requests in this order, as one client, and compare every response."""
+    client = module.InferenceServerClient(url)
+    for index in order:
+        inputs = []
+        for name, value in local.requests[index].items():
+            inputs.append(module.InferInput(name, value.shape, "INT64"))
+            inputs[-1].set_data_from_numpy(value)
+        response = client.infer("small", inputs)
+        for name, expected in local.outputs[index].items():
+            np.testing.assert_allclose(response.as_numpy(name), expected, rtol=1e-5, atol=1e-6)
+    client.close()
+
+
+def test_outputs_under_load_and_after_a_restart(server: triton_server.Server, local: LocalOutputs) -> None:
+    import tritonclient.grpc
+    import tritonclient.http
+
+    rng = np.random.default_rng(0)
+    clients = ((tritonclient.grpc, server.grpc), (tritonclient.http, server.http))
+    for restarted in (False, True):
+        if restarted:
+            server.restart()
+        with ThreadPoolExecutor(8) as pool:
+            orders = [rng.integers(0, len(local.requests), 30) for _ in range(8)]
+            waits = [
+                pool.submit(compare_outputs, *clients[index % 2], local, order) for index, order in enumerate(orders)
+            ]
+            for wait in waits:
+                wait.result(timeout=120)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_check_of_the_server(protocol: str, server: triton_server.Server, compressed: Path, capfd: Cap) -> None:
+    url = f"{protocol}://{getattr(server, protocol)}"
+    words = ("check", "--server", url, "--baseline", "small:1", "--expect", compressed, "--seq", "16", "--quiet")
+    limits = ("--seconds", "0.2", "--max-slowdown", "1000%")
+    ended = compress(capfd, *words, *limits, "--model", "small", "--json")
+    assert (ended.code, ended.json["passed"]) == (0, True), ended.err
+    assert ended.json["host"].startswith("triton 2.51.0 at")
+    ended = compress(capfd, *words, "--model", "small:7")
+    assert (ended.code, ended.error_code, ended.details["model"]) == (10, "model-not-ready", "small:7")
+
+
+def test_the_repository_holds_the_model_alone(server: triton_server.Server) -> None:
+    import tritonclient.grpc
+
+    client = tritonclient.grpc.InferenceServerClient(server.grpc)
+    assert [model.name for model in client.get_model_repository_index().models] == ["small"]
+    config = client.get_model_config("small").config
+    assert (config.max_batch_size, config.dynamic_batching.max_queue_delay_microseconds) == (4, 100)
+    assert len(config.model_warmup) == 2
+    client.close()
+
+
+def test_one_bad_request_spoils_no_other(server: triton_server.Server, local: LocalOutputs) -> None:
+    import tritonclient.grpc
+
+    client = tritonclient.grpc.InferenceServerClient(server.grpc)
+    inputs = []
+    for name in local.requests[0]:
+        inputs.append(tritonclient.grpc.InferInput(name, (1, 40), "INT64"))  # more tokens than the model has positions
+        inputs[-1].set_data_from_numpy(np.ones((1, 40), np.int64))
+    with pytest.raises(tritonclient.utils.InferenceServerException):
+        client.infer("small", inputs)
+    client.close()
+    compare_outputs(tritonclient.grpc, server.grpc, local, np.arange(len(local.requests)))
