@@ -1,4 +1,4 @@
-"""Small edits that rules and passes share: cutting a tensor, giving a node another constant."""
+"""Small edits that rules and passes share: cutting and scaling tensors, giving a node another constant."""
 
 from __future__ import annotations
 
@@ -7,22 +7,29 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from graph_passes.flow.axis_flow import Index, Need
+from graph_passes.flow.indices import Index, Need
 
 
 def ints(content: Sequence[int] | np.ndarray) -> ir.Node:
-    """A node that gives int64 constants."""
+    """A `Constant` node of int64 values, not yet in a graph."""
     return ir.node("Constant", [], {"value": ir.tensor(np.asarray(content, np.int64))})
 
 
 def opset(node: ir.Node) -> int:
-    """Version of the ONNX standard that a node of a graph follows."""
+    """Version of the ONNX operator set that a node of a graph follows."""
     assert node.graph is not None
     return node.version or node.graph.opset_imports.get("", 1)
 
 
 def cut_value(value: ir.Value, axis: int, positions: Index, before: ir.Node) -> ir.Value:
-    """A tensor that holds only `positions` of an axis, made just before a node: by Slice for a run, else by Gather."""
+    """A tensor that holds only some positions of an axis, computed by Slice if they are consecutive, else by Gather.
+
+    Args:
+        value: the tensor to cut.
+        axis: the axis to cut.
+        positions: positions among those that the tensor holds; None: all, and the tensor is returned as it is.
+        before: the node that the new nodes are inserted before.
+    """
     graph = before.graph
     if positions is None or graph is None:
         return value
@@ -40,12 +47,12 @@ def cut_value(value: ir.Value, axis: int, positions: Index, before: ir.Node) -> 
 
 
 def positions_among(index: Index, held: Index) -> Index:
-    """Where the positions of `index` lie among those held (None: all are held)."""
+    """The positions of an index within an axis that holds only the positions `held` (None: all of them)."""
     return index if index is None or held is None else np.searchsorted(held, index)
 
 
 def set_ints(node: ir.Node, position: int, values: Sequence[int] | np.ndarray) -> None:
-    """Replace one input of a node by int64 constants of the same rank."""
+    """Replace one input of a node by int64 constants, in the rank of `values`."""
     assert node.graph is not None
     constant = ints(values)
     node.graph.insert_before(node, constant)
@@ -55,7 +62,7 @@ def set_ints(node: ir.Node, position: int, values: Sequence[int] | np.ndarray) -
 
 
 def cut_tensor(tensor: ir.TensorProtocol, need: Need, name: str) -> ir.LazyTensor:
-    """A tensor cut to the indices needed, read from its file only when it is written."""
+    """A tensor cut to the needed indices; its data are read only when it is written."""
     shape = [size if index is None else len(index) for size, index in zip(tensor.shape.numpy(), need, strict=True)]
 
     def read() -> ir.TensorProtocol:
@@ -69,7 +76,7 @@ def cut_tensor(tensor: ir.TensorProtocol, need: Need, name: str) -> ir.LazyTenso
 
 
 def scale_tensor(tensor: ir.TensorProtocol, axis: int, factors: np.ndarray, name: str) -> ir.LazyTensor:
-    """A tensor multiplied along one axis, computed only when it is written."""
+    """A tensor multiplied along one axis by `factors`, `[size]`; computed only when it is written."""
 
     def read() -> ir.TensorProtocol:
         shape = [1] * len(tensor.shape)

@@ -1,4 +1,4 @@
-"""Make zeros or repeated rows of a known shape, from the sizes of the graph's inputs."""
+"""Zeros or repeated rows of a known shape, computed from the sizes of the graph's inputs."""
 
 from __future__ import annotations
 
@@ -9,29 +9,41 @@ from graph_passes.flow.concrete_shapes import Probe, Shape
 from graph_passes.flow.edit import ints
 
 
-def fill(graph: ir.Graph, like: ir.Value, rows: ir.Value | None, before: ir.Node, probe: Probe) -> ir.Value | None:
-    """Zeros, or rows repeated, in the shape of `like`, made just before a node; None if nothing tells the shape.
+def materialize(
+    graph: ir.Graph, like: ir.Value, rows: ir.Value | None, before: ir.Node, probe: Probe
+) -> ir.Value | None:
+    """A tensor in the shape of another: zeros, or rows that are repeated.
 
     The sizes come from the graph's inputs, else from the first tensor of that shape, so that nothing that a plan drops
     has to be computed for its shape.
+
+    Args:
+        graph: the graph that nodes are added to.
+        like: the tensor whose shape and type the new one has.
+        rows: a tensor that broadcasts to the shape; None: zeros.
+        before: the node that the new nodes are inserted before.
+        probe: the graph's shapes; the new tensor's are added.
+
+    Returns:
+        The new tensor, or None where the graph does not determine the shape.
     """
-    one, other = probe.shapes(like)
-    if not one or not other:
+    first, second = probe.shapes(like)
+    if not first or not second:
         return None
     nodes: list[ir.Node] = []
     parts: list[ir.Value] = []
-    for size in zip(one, other, strict=True):
-        part = _size(graph, size, nodes, probe)
+    for sizes in zip(first, second, strict=True):
+        part = _size(graph, sizes, nodes, probe)
         if part is None:
             break
         parts.append(part)
-    if len(parts) == len(one):
+    if len(parts) == len(first):
         nodes.append(ir.node("Concat", parts, {"axis": 0}))
     else:
-        known = _first_of_shape(graph, (one, other), before, probe)
-        if known is None or known is like:
+        same_shape = _first_of_shape(graph, (first, second), before, probe)
+        if same_shape is None or same_shape is like:
             return None
-        nodes = [ir.node("Shape", [known])]
+        nodes = [ir.node("Shape", [same_shape])]
     shape = nodes[-1].outputs[0]
     dtype = ir.DataType.FLOAT if like.dtype is None else like.dtype
     if rows is None:
@@ -39,37 +51,45 @@ def fill(graph: ir.Graph, like: ir.Value, rows: ir.Value | None, before: ir.Node
         rows = nodes[-1].outputs[0]
     nodes.append(ir.node("Expand", [rows, shape]))
     graph.insert_before(before, nodes)
-    made = nodes[-1].outputs[0]
-    made.dtype = dtype
-    probe.stand_in(made, like)
-    return made
+    result = nodes[-1].outputs[0]
+    result.dtype = dtype
+    probe.copy_shape(result, like)
+    return result
 
 
-def _size(graph: ir.Graph, size: tuple[int, int], nodes: list[ir.Node], probe: Probe) -> ir.Value | None:
-    """One axis's size (in both walks) as a tensor `[1]`: a constant, an input's size, or a product of two of these."""
-    if size[0] == size[1]:
-        nodes.append(ints([size[0]]))
+def _size(graph: ir.Graph, sizes: tuple[int, int], nodes: list[ir.Node], probe: Probe) -> ir.Value | None:
+    """The size of one axis as a tensor `[1]`: a constant, an input's size, or a product of the two.
+
+    Args:
+        graph: the graph.
+        sizes: the size under both assignments.
+        nodes: the list that new nodes are appended to.
+        probe: the graph's shapes.
+    """
+    if sizes[0] == sizes[1]:
+        nodes.append(ints([sizes[0]]))
         return nodes[-1].outputs[0]
     for value in graph.inputs:
-        one, other = probe.shapes(value)
-        for axis, found in enumerate(zip(one or (), other or (), strict=True)):
-            if found[0] == found[1] or size[0] % found[0] or size[1] % found[1]:
+        first, second = probe.shapes(value)
+        for axis, input_sizes in enumerate(zip(first or (), second or (), strict=True)):
+            if input_sizes[0] == input_sizes[1] or sizes[0] % input_sizes[0] or sizes[1] % input_sizes[1]:
                 continue
-            rest = (size[0] // found[0], size[1] // found[1])
-            taken: list[ir.Node] = []
-            factor = _size(graph, rest, taken, probe) if rest != (1, 1) else None
-            if rest != (1, 1) and factor is None:
+            quotients = (sizes[0] // input_sizes[0], sizes[1] // input_sizes[1])
+            factor_nodes: list[ir.Node] = []
+            factor = _size(graph, quotients, factor_nodes, probe) if quotients != (1, 1) else None
+            if quotients != (1, 1) and factor is None:
                 continue
-            sizes = ir.node("Shape", [value])
-            place = ints([axis])
-            nodes.extend([*taken, sizes, place, ir.node("Gather", [sizes.outputs[0], place.outputs[0]], {"axis": 0})])
+            shape, position = ir.node("Shape", [value]), ints([axis])
+            size = ir.node("Gather", [shape.outputs[0], position.outputs[0]], {"axis": 0})
+            nodes.extend([*factor_nodes, shape, position, size])
             if factor is not None:
-                nodes.append(ir.node("Mul", [nodes[-1].outputs[0], factor]))
+                nodes.append(ir.node("Mul", [size.outputs[0], factor]))
             return nodes[-1].outputs[0]
     return None
 
 
 def _first_of_shape(graph: ir.Graph, shapes: tuple[Shape, Shape], before: ir.Node, probe: Probe) -> ir.Value | None:
+    """The first computed tensor of a shape, if there is one before a node."""
     for node in graph:
         if node is before:
             return None

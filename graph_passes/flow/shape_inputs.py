@@ -1,6 +1,6 @@
 """Shape inputs of `Reshape`, `Expand` and `ConstantOfShape`, written as plainly as the graph allows.
 
-Exporters compute them with dozens of nodes. Nearly all of them say no more than: as the input here, this many there.
+Exporters compute them with dozens of nodes, though nearly all of them only copy sizes of the input and state numbers.
 """
 
 from __future__ import annotations
@@ -8,33 +8,42 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from graph_passes.flow.axis_flow import Need, NoRuleError, whole
-from graph_passes.flow.concrete_shapes import Probe
+from graph_passes.flow.concrete_shapes import Probe, Shapes
+from graph_passes.flow.edit import ints
+from graph_passes.flow.indices import Need, whole
+from graph_passes.flow.refusal import RefusalCode
+from graph_passes.flow.rule import NoRuleError
 
 
 def plain_shape(node: ir.Node, source: ir.Value | None, need: Need, probe: Probe) -> list[int | None] | None:
-    """The shape input that gives the node's output the sizes `need`: a number an axis, or None for one computed.
+    """The shape input that gives a node's output the sizes of `need`: a number for each axis, None for a computed size.
 
-    `Reshape`: 0 copies the input's size at the same place, -1 is inferred. `Expand`: 1 leaves the input's size.
+    In a `Reshape`, 0 copies the input's size of the same axis and -1 is inferred; in an `Expand`, 1 keeps the input's
+    size.
+
+    Args:
+        node: the node that reads the shape input.
+        source: the tensor that the node reshapes or expands, or None.
+        need: what the output will hold.
+        probe: the graph's shapes.
 
     Returns:
         The numbers, or None where the output's shape is unknown.
     """
-    out = node.outputs[0]
-    after, other = probe.shapes(out)
-    if after is None or other is None:
+    first, second = probe.shapes(node.outputs[0])
+    if first is None or second is None:
         return None
     before = probe.shapes(source) if source is not None else (None, None)
     numbers: list[int | None] = []
-    for axis, size in enumerate(after):
+    for axis, size in enumerate(first):
         index = need[axis]
-        if size == other[axis]:
+        if size == second[axis]:
             numbers.append(size if index is None else len(index))
-        elif node.op_type == "Expand" and _kept(before, (after, other), axis):
+        elif node.op_type == "Expand" and _same_size_from_last(before, (first, second), axis):
             numbers.append(1)
         elif index is not None:
-            numbers.append(-1)  # The heads share this axis with the batch: what is left for them is inferred.
-        elif node.op_type == "Reshape" and _copied(before, (after, other), axis):
+            numbers.append(-1)  # heads share this axis with the batch, so its size is inferred
+        elif node.op_type == "Reshape" and _same_size(before, (first, second), axis):
             numbers.append(0)
         else:
             numbers.append(None)
@@ -43,70 +52,79 @@ def plain_shape(node: ir.Node, source: ir.Value | None, need: Need, probe: Probe
     return numbers
 
 
-def _copied(before: tuple, after: tuple, axis: int) -> bool:
-    """Whether the input has the output's size at the same place, counted from the first axis."""
-    return all(a is not None and axis < len(a) and a[axis] == b[axis] for a, b in zip(before, after, strict=True))
+def _same_size(before: Shapes, after: Shapes, axis: int) -> bool:
+    """Whether the input has the output's size on the same axis, counted from the first one."""
+    pairs = zip(before, after, strict=True)
+    return all(b is not None and a is not None and axis < len(b) and b[axis] == a[axis] for b, a in pairs)
 
 
-def _kept(before: tuple, after: tuple, axis: int) -> bool:
-    """Whether the input has the output's size at the same place, counted from the last axis."""
+def _same_size_from_last(before: Shapes, after: Shapes, axis: int) -> bool:
+    """Whether the input has the output's size on the same axis, counted from the last one."""
     return all(
-        a is not None and axis - len(b) >= -len(a) and a[axis - len(b)] == b[axis]
-        for a, b in zip(before, after, strict=True)
+        b is not None and a is not None and axis - len(a) >= -len(b) and b[axis - len(a)] == a[axis]
+        for b, a in zip(before, after, strict=True)
     )
 
 
-def _writable(node: ir.Node, numbers: list[int | None]) -> bool:
+def _is_writable(node: ir.Node, numbers: list[int | None]) -> bool:
     return numbers.count(-1) <= (1 if node.op_type == "Reshape" else 0)
 
 
 def check_shape_input(node: ir.Node, source: ir.Value | None, need: Need, probe: Probe) -> None:
-    """Make sure that `set_shape_input` can say what a node's output will hold.
+    """Check that `set_shape_input` can state what a node's output will hold; the arguments are those of `plain_shape`.
 
     Raises:
         NoRuleError: it cannot.
     """
     numbers = plain_shape(node, source, need, probe)
-    if any(index is not None for index in need) and (numbers is None or not _writable(node, numbers)):
-        raise NoRuleError("has a shape that cannot be told")
+    if any(index is not None for index in need) and (numbers is None or not _is_writable(node, numbers)):
+        raise NoRuleError(RefusalCode.UNKNOWN_SHAPE, "has a shape input that cannot be stated for fewer heads")
 
 
 def set_shape_input(node: ir.Node, source: ir.Value | None, need: Need | None, probe: Probe) -> bool:
-    """Give a node the shape input that makes its output hold `need` (None: all). Returns whether anything changed."""
-    position = 0 if node.op_type == "ConstantOfShape" else 1
-    shape = probe.shape(node.outputs[0])
+    """Give a node the shape input that makes its output hold `need`.
+
+    Args:
+        node: the node that reads the shape input.
+        source: the tensor that the node reshapes or expands, or None.
+        need: what the output will hold; None: everything, and the shape input changes only if it becomes a constant.
+        probe: the graph's shapes.
+
+    Returns:
+        Whether the graph changed.
+    """
     if need is None:
-        need = whole(len(shape or ()))
-    cut = any(index is not None for index in need)
+        need = whole(len(probe.shape(node.outputs[0]) or ()))
+    is_cut = any(index is not None for index in need)
     numbers = plain_shape(node, source, need, probe)
-    if numbers is None or not _writable(node, numbers):
-        return False
-    if None in numbers and not cut:
+    if numbers is None or not _is_writable(node, numbers) or (None in numbers and not is_cut):
         return False
     if 0 in numbers or "allowzero" in node.attributes:
         node.attributes.pop("allowzero", None)
-    graph, old = node.graph, node.inputs[position]
-    assert graph is not None
+    position = 0 if node.op_type == "ConstantOfShape" else 1
+    shape_input = node.inputs[position]
+    constant = shape_input.const_value if shape_input is not None else None
+    if None not in numbers and constant is not None and np.array_equal(constant.numpy(), np.array(numbers, np.int64)):
+        return False
+    nodes = _shape_nodes(shape_input, numbers)
+    assert node.graph is not None
+    node.graph.insert_before(node, nodes)
+    node.replace_input_with(position, nodes[-1].outputs[0])
+    return True
+
+
+def _shape_nodes(shape_input: ir.Value | None, numbers: list[int | None]) -> list[ir.Node]:
+    """Nodes that compute a shape, the last one all of it; computed sizes are taken from the present shape input."""
     if None not in numbers:
-        content = ir.tensor(np.array(numbers, np.int64))
-        known = old.const_value if old is not None else None
-        if known is not None and np.array_equal(known.numpy(), content.numpy()):
-            return False
-        constant = ir.node("Constant", [], {"value": content})
-        graph.insert_before(node, constant)
-        node.replace_input_with(position, constant.outputs[0])
-        return True
+        return [ints(np.array(numbers, np.int64))]
     nodes, parts = [], []
     for axis, number in enumerate(numbers):
         if number is None:
             index = ir.node("Constant", [], {"value_ints": [axis]})
-            part = ir.node("Gather", [old, index.outputs[0]], {"axis": 0})
+            part = ir.node("Gather", [shape_input, index.outputs[0]], {"axis": 0})
             nodes.append(index)
         else:
             part = ir.node("Constant", [], {"value_ints": [number]})
         nodes.append(part)
         parts.append(part.outputs[0])
-    joined = ir.node("Concat", parts, {"axis": 0})
-    graph.insert_before(node, [*nodes, joined])
-    node.replace_input_with(position, joined.outputs[0])
-    return True
+    return [*nodes, ir.node("Concat", parts, {"axis": 0})]

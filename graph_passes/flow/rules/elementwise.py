@@ -1,4 +1,4 @@
-"""Operators that compute each output element from the input elements at its own place."""
+"""Operators that compute each output element from the input elements at its own position."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from graph_passes.flow.axis_flow import Flow
+from graph_passes.flow.rule import RuleContext
 from graph_passes.flow.rules.labels import LabelRule, Labels, broadcast
 
 
-def _pointwise(linear: frozenset[int], data: int | None) -> Callable[[ir.Node, Flow], Labels]:
-    """Labels of an operator whose first `data` inputs (None: all of them) are broadcast together."""
+def _pointwise(linear: frozenset[int], operands: int | None) -> Callable[[ir.Node, RuleContext], Labels]:
+    """Labels of an operator whose first `operands` inputs (None: all of them) are broadcast together."""
 
-    def describe(node: ir.Node, flow: Flow) -> Labels:
-        inputs, out = broadcast(node, flow, range(len(node.inputs) if data is None else data))
-        outputs = tuple(out for _ in node.outputs)
-        return Labels(tuple(inputs), outputs, linear)
+    def describe(node: ir.Node, context: RuleContext) -> Labels:
+        inputs, output = broadcast(node, context, range(len(node.inputs) if operands is None else operands))
+        return Labels(tuple(inputs), tuple(output for _ in node.outputs), linear)
 
     return describe
 
 
-def _rule(linear: str = "", data: int | None = None) -> LabelRule:
-    return LabelRule(_pointwise(frozenset(int(position) for position in linear), data))
+def _rule(linear: str = "", operands: int | None = None) -> LabelRule:
+    """A pointwise rule; `linear` lists the positions of the inputs that are factors, one digit each."""
+    return LabelRule(_pointwise(frozenset(int(position) for position in linear), operands))
 
 
 _ONE_INPUT = (
@@ -35,12 +35,12 @@ _BROADCAST = (
 )
 
 RULES = {
-    **{("", op): _rule(data=1) for op in _ONE_INPUT.split()},
+    **{("", op): _rule(operands=1) for op in _ONE_INPUT.split()},
     **{("", op): _rule() for op in _BROADCAST.split()},
-    **{("", op): _rule(linear="0", data=1) for op in ("Cast", "CastLike", "Dropout", "Identity", "Neg")},
-    ("", "Clip"): _rule(data=1),
+    **{("", op): _rule(linear="0", operands=1) for op in ("Cast", "CastLike", "Dropout", "Identity", "Neg")},
+    ("", "Clip"): _rule(operands=1),
     ("", "Mul"): _rule(linear="01"),
     ("", "Div"): _rule(linear="0"),
-    **{("com.microsoft", op): _rule(data=1) for op in ("Gelu", "QuickGelu")},
+    **{("com.microsoft", op): _rule(operands=1) for op in ("Gelu", "QuickGelu")},
     **{("com.microsoft", op): _rule() for op in ("BiasGelu", "FastGelu")},
 }

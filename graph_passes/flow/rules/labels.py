@@ -1,21 +1,24 @@
 """One rule for every operator that treats whole axes alike: elementwise, transposing, reducing, multiplying matrices.
 
 Such an operator is described, like an `einsum`, by a label for each axis of each input and output. An index that an
-output needs on a labelled axis is the index that the inputs need on theirs. Labels that stand only in inputs are
-summed over (indices at which one factor is zero are not needed) or mixed (all of them are needed).
+output needs on a labelled axis is the index that the inputs need on the axes of that label. Labels that only inputs
+have are summed over (indices at which one factor is zero are not needed) or mixed (all of them are needed).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from graph_passes.flow.axis_flow import Demand, Flow, Gain, Index, Need, NoRuleError, SummedGain, simplify, union, whole
+from graph_passes.flow.indices import Index, Need, simplify, union, whole
+from graph_passes.flow.refusal import RefusalCode
+from graph_passes.flow.rule import Demand, Gain, NoRuleError, RuleContext, SummedGain
 
 AxisLabels = tuple[Hashable | None, ...]
+"""The label of each axis of a tensor; None: the axis is broadcast, or new."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,12 +26,12 @@ class Labels:
     """The labels of one node.
 
     Attributes:
-        inputs: labels of each input; None for an input whose content is not data of that kind (a shape, an axis list)
-            or that is absent. A label of None marks an axis that is broadcast.
+        inputs: labels of each input; None for an absent input, and for one that holds no data (a shape, a list of
+            axes).
         outputs: labels of each output.
-        linear: inputs by which the outputs are multiplied: if one of their indices is zero, so is the output's.
+        linear: inputs by which the outputs are multiplied: where an index of such an input is zero, so is the output's.
         summed: labels over which products are summed.
-        mixed: labels along which every output depends on every input index.
+        mixed: labels along which every output index depends on every input index.
     """
 
     inputs: tuple[AxisLabels | None, ...]
@@ -40,34 +43,33 @@ class Labels:
 
 @dataclasses.dataclass(frozen=True)
 class LabelRule:
-    """The rule of an operator whose axes `describe` can label."""
+    """The rule of an operator whose axes `describe` labels."""
 
-    describe: Callable[[ir.Node, Flow], Labels]
+    describe: Callable[[ir.Node, RuleContext], Labels]
     selective: bool = False
 
-    def demand(self, node: ir.Node, outputs: Sequence[Need], flow: Flow) -> Demand:
-        labels = self.describe(node, flow)
-        asked: dict[Hashable, Index] = {}
+    def demand(self, node: ir.Node, outputs: Sequence[Need], context: RuleContext) -> Demand:
+        labels = self.describe(node, context)
+        needed: dict[Hashable, Index] = {}
         for axes, need in zip(labels.outputs, outputs, strict=False):
-            # An optional output that nobody reads has no shape.
+            # The need of an optional output that nobody reads is empty, because its shape is unknown.
             for label, index in zip(axes, need or whole(len(axes)), strict=True):
                 if label is not None:
-                    asked[label] = union(asked[label], index) if label in asked else index
-        for label, gain in flow.sums.get(node, {}).items():
+                    needed[label] = union(needed[label], index) if label in needed else index
+        for label, gain in context.sums.get(node, {}).items():
             if not gain.factors.all():
-                asked[label] = simplify(np.flatnonzero(gain.factors), len(gain.factors))
-        for label in labels.mixed:
-            if asked.get(label) is not None:
-                raise NoRuleError("mixes the heads' axis")
+                needed[label] = simplify(np.flatnonzero(gain.factors), len(gain.factors))
+        if any(needed.get(label) is not None for label in labels.mixed):
+            raise _mixes_heads()
         inputs = tuple(
-            None if axes is None else tuple(asked.get(label) if label is not None else None for label in axes)
+            None if axes is None else tuple(needed.get(label) if label is not None else None for label in axes)
             for axes in labels.inputs
         )
-        held = tuple(tuple(asked.get(label) for label in axes) for axes in labels.outputs)
+        held = tuple(tuple(needed.get(label) for label in axes) for axes in labels.outputs)
         return Demand(inputs, held)
 
-    def gain(self, node: ir.Node, gains: Sequence[Gain | None], flow: Flow) -> list[Gain | None]:
-        labels = self.describe(node, flow)
+    def gain(self, node: ir.Node, gains: Sequence[Gain | None], context: RuleContext) -> list[Gain | None]:
+        labels = self.describe(node, context)
         factors: dict[Hashable, np.ndarray] = {}
         sites: frozenset[str] = frozenset()
         for position, gain in enumerate(gains):
@@ -76,43 +78,73 @@ class LabelRule:
                 continue
             sites |= gain.sites
             if position not in labels.linear:
-                raise NoRuleError("is not a product with the gated tensor")
+                raise NoRuleError(RefusalCode.NOT_LINEAR, "is no product with the gated tensor")
             for label, array in zip(axes, gain.axes, strict=True):
                 if array is None:
                     continue
                 if label is None or label in labels.mixed:
-                    raise NoRuleError("mixes the heads' axis")
+                    raise _mixes_heads()
                 factors[label] = factors[label] * array if label in factors else array
         for label in labels.summed & factors.keys():
-            summed_axes = tuple(
-                axes.index(label) if axes is not None and label in axes else None for axes in labels.inputs
-            )
-            flow.sums.setdefault(node, {})[label] = SummedGain(factors[label], sites, summed_axes)
+            summed_axes = tuple(axes.index(label) if axes and label in axes else None for axes in labels.inputs)
+            context.sums.setdefault(node, {})[label] = SummedGain(factors[label], sites, summed_axes)
         results: list[Gain | None] = []
         for axes in labels.outputs:
             arrays = tuple(factors.get(label) if label not in labels.summed else None for label in axes)
             results.append(Gain(arrays, sites) if any(array is not None for array in arrays) else None)
         return results
 
-    def mixes(self, node: ir.Node, index: int, axis: int, flow: Flow) -> bool:
-        labels = self.describe(node, flow)
-        axes = labels.inputs[index]
+    def carries(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> Iterator[tuple[int, int]]:
+        labels = self.describe(node, context)
+        axes = labels.inputs[position]
+        if axes is None or axes[axis] is None or axes[axis] in labels.mixed:
+            return
+        carriers = [
+            (output, output_axis)
+            for output, output_axes in enumerate(labels.outputs)
+            for output_axis, label in enumerate(output_axes)
+            if label == axes[axis]
+        ]
+        if len(carriers) == 1:  # of several outputs with one label each needs all of it without the others
+            yield carriers[0]
+
+    def mixes(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> bool:
+        labels = self.describe(node, context)
+        axes = labels.inputs[position]
         return axes is not None and axes[axis] in labels.mixed
 
-    def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], flow: Flow) -> None:
+    def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
         pass
 
 
-def broadcast(node: ir.Node, flow: Flow, inputs: Sequence[int]) -> tuple[list[AxisLabels | None], AxisLabels]:
-    """Labels of operands that are broadcast against each other: axes are counted from the last (-1, -2, ...)."""
-    out = flow.shape(node.outputs[0])
-    described: list[AxisLabels | None] = []
+def _mixes_heads() -> NoRuleError:
+    return NoRuleError(RefusalCode.MIXES_HEADS, "mixes the indices of the heads' axis")
+
+
+def broadcast(
+    node: ir.Node, context: RuleContext, positions: Sequence[int]
+) -> tuple[list[AxisLabels | None], AxisLabels]:
+    """Labels of operands that are broadcast against each other.
+
+    Axes are labelled by their position from the last one: -1, -2, ...
+
+    Args:
+        node: the node; its first output has the broadcast shape.
+        context: the graph's shapes.
+        positions: the inputs that are operands.
+
+    Returns:
+        The labels of each input (None for those that are absent or no operands), and those of the output.
+    """
+    output_shape = context.shape(node.outputs[0])
+    inputs: list[AxisLabels | None] = []
     for position, value in enumerate(node.inputs):
-        if value is None or position not in inputs:
-            described.append(None)
+        if value is None or position not in positions:
+            inputs.append(None)
             continue
-        shape = flow.shape(value)
-        described.append(
-            tuple(axis - len(shape) if size == out[axis - len(shape)] else None for axis, size in enumerate(shape))
+        shape = context.shape(value)
+        from_last = [axis - len(shape) for axis in range(len(shape))]
+        inputs.append(
+            tuple(label if size == output_shape[label] else None for label, size in zip(from_last, shape, strict=True))
         )
-    return described, tuple(range(-len(out), 0))
+    return inputs, tuple(range(-len(output_shape), 0))

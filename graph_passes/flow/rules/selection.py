@@ -1,235 +1,159 @@
-"""Operators that take some indices of an axis: slicing, splitting, joining, looking up."""
+"""Operators that divide, join or look up the indices of an axis: Split, Concat, Gather and Trilu."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from graph_passes.flow.axis_flow import Demand, Flow, Gain, Index, Need, NoRuleError, Rule, same, simplify, union, whole
 from graph_passes.flow.edit import cut_value, positions_among, set_ints
+from graph_passes.flow.indices import Index, Need, positions_of, same_index, simplify, union, whole
+from graph_passes.flow.refusal import RefusalCode
+from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule, RuleContext
 from graph_passes.flow.rules.labels import LabelRule, Labels
-
-
-def _all(index: Index, size: int) -> np.ndarray:
-    return np.arange(size) if index is None else index
-
-
-@dataclasses.dataclass(frozen=True)
-class SliceRule:
-    """Slice: output position i of an axis is input position start + i * step."""
-
-    selective: bool = True
-
-    def _taken(self, node: ir.Node, flow: Flow) -> dict[int, np.ndarray | None]:
-        """Input positions taken along each sliced axis; None where they depend on the input's size."""
-        source, shape = node.inputs[0], flow.shape(node.inputs[0])
-        starts, ends, axes, steps = _bounds(node, flow)
-        taken: dict[int, np.ndarray | None] = {}
-        for place, axis in enumerate(int(axis) % len(shape) for axis in axes):
-            if starts is not None and ends is not None and steps is not None and flow.probe.fixed(source, axis):
-                cut = slice(int(starts[place]), _end(int(ends[place]), int(steps[place])), int(steps[place]))
-                taken[axis] = np.arange(shape[axis])[cut]
-            else:
-                taken[axis] = None
-        return taken
-
-    def demand(self, node: ir.Node, outputs: Sequence[Need], flow: Flow) -> Demand:
-        need = list(outputs[0])
-        for axis, taken in self._taken(node, flow).items():
-            if taken is None and need[axis] is not None:
-                raise NoRuleError("takes indices that are computed at run time")
-            if taken is not None:
-                size = flow.shape(node.inputs[0])[axis]
-                need[axis] = simplify(np.sort(taken[_all(need[axis], len(taken))]), size)
-        return Demand((tuple(need), *(None,) * (len(node.inputs) - 1)), tuple(outputs))
-
-    def gain(self, node: ir.Node, gains: Sequence[Gain | None], flow: Flow) -> list[Gain | None]:
-        gain = gains[0]
-        if gain is None:
-            raise NoRuleError("takes its indices from a gate")
-        arrays = list(gain.axes)
-        for axis, taken in self._taken(node, flow).items():
-            array = arrays[axis]
-            if array is not None:
-                if taken is None:
-                    raise NoRuleError("takes indices that are computed at run time")
-                arrays[axis] = array[taken]
-        return [Gain(tuple(arrays), gain.sites)]
-
-    def mixes(self, node: ir.Node, index: int, axis: int, flow: Flow) -> bool:
-        return self._taken(node, flow).get(axis, np.arange(0)) is None
-
-    def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], flow: Flow) -> None:
-        """Cut the heads' axes by index before the node, which then takes all of what is left there."""
-        source, have = node.inputs[0], held[0]
-        assert source is not None
-        assert have is not None
-        taken = self._taken(node, flow)
-        asked = demand.outputs[0]
-        cut = {a: t for a, t in taken.items() if t is not None and (have[a] is not None or asked[a] is not None)}
-        for axis, positions in cut.items():
-            wanted = positions[_all(asked[axis], len(positions))]
-            source = cut_value(source, axis, positions_among(wanted, have[axis]), node)
-        node.replace_input_with(0, source)
-        left = [place for place, axis in enumerate(taken) if axis not in cut]
-        if cut and not left:
-            node.op_type = "Identity"
-            node.resize_inputs(1)
-            node.attributes.clear()
-        elif cut:
-            _slice_only(node, left, list(taken))
-
-
-def _slice_only(node: ir.Node, left: Sequence[int], axes: Sequence[int]) -> None:
-    """Leave out all but some of the axes that a Slice lists."""
-    if "starts" in node.attributes:
-        listed = {name: node.attributes[name].as_ints() for name in ("starts", "ends")} | {"axes": axes}
-        for name, given in listed.items():
-            node.attributes[name] = ir.AttrInt64s(name, [given[place] for place in left])
-        return
-    assert node.graph is not None
-    for position in (1, 2, 4):
-        value = node.inputs[position] if position < len(node.inputs) else None
-        if value is not None:
-            node.replace_input_with(position, cut_value(value, 0, np.array(left), node))
-    set_ints(node, 3, [axes[place] for place in left])
-
-
-def _bounds(node: ir.Node, flow: Flow) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray, np.ndarray | None]:
-    """(starts, ends, axes, steps) of a Slice, attributes before opset 10 and inputs since; None: computed."""
-    if "starts" in node.attributes:
-        first, last = (np.array(node.attributes[name].as_ints()) for name in ("starts", "ends"))
-        axes = node.attributes.get_ints("axes", tuple(range(len(first))))
-        return first, last, np.array(axes), np.ones(len(first), np.int64)
-    count = flow.shape(node.inputs[1])[0]
-    given = [*node.inputs[1:], None, None][:4]
-    starts, ends, axes_, steps = (flow.probe.constant(value) for value in given)
-    if axes_ is None:
-        if given[2] is not None:
-            raise NoRuleError("slices axes that are computed at run time")
-        axes_ = np.arange(count)
-    return starts, ends, axes_, np.ones(count, np.int64) if given[3] is None else steps
-
-
-def _end(end: int, step: int) -> int | None:
-    """A Python slice's end: beyond the first element when stepping back means no end."""
-    return None if step < 0 and end < -(2**31) else end
 
 
 @dataclasses.dataclass(frozen=True)
 class SplitRule:
-    """Split: the outputs lie one after the other on an axis of the input."""
+    """Split: the outputs follow one another along an axis of the input."""
 
     selective: bool = True
 
-    def _axis(self, node: ir.Node, flow: Flow) -> int:
-        return node.attributes.get_int("axis", 0) % len(flow.shape(node.inputs[0]))
+    def _axis(self, node: ir.Node, context: RuleContext) -> int:
+        return node.attributes.get_int("axis", 0) % len(context.shape(node.inputs[0]))
 
-    def demand(self, node: ir.Node, outputs: Sequence[Need], flow: Flow) -> Demand:
-        axis = self._axis(node, flow)
+    def _parts(self, node: ir.Node, context: RuleContext) -> tuple[list[int], list[int]]:
+        """(first positions, sizes) of the outputs on the split axis."""
+        axis = self._axis(node, context)
+        if not all(context.probe.fixed(value, axis) for value in node.outputs):
+            raise NoRuleError(RefusalCode.FREE_SIZE, "splits an axis whose size depends on the graph's inputs")
+        sizes = [context.shape(value)[axis] for value in node.outputs]
+        return [sum(sizes[:part]) for part in range(len(sizes))], sizes
+
+    def _joined(self, node: ir.Node, outputs: Sequence[Need], context: RuleContext) -> np.ndarray:
+        """The positions of the split axis that the outputs need, in the order of the outputs."""
+        axis, (starts, sizes) = self._axis(node, context), self._parts(node, context)
+        return np.concatenate(
+            [start + positions_of(need[axis], size) for start, size, need in zip(starts, sizes, outputs, strict=True)]
+        )
+
+    def demand(self, node: ir.Node, outputs: Sequence[Need], context: RuleContext) -> Demand:
+        split_axis = self._axis(node, context)
         need: list[Index] = []
-        for other in range(len(flow.shape(node.inputs[0]))):
-            if other == axis:
-                parts = [s + _all(out[axis], n) for s, n, out in zip(*self._starts(node, flow), outputs, strict=True)]
-                need.append(simplify(np.concatenate(parts), flow.shape(node.inputs[0])[axis]))
+        for axis, size in enumerate(context.shape(node.inputs[0])):
+            if axis == split_axis:
+                need.append(simplify(self._joined(node, outputs, context), size))
                 continue
-            index = outputs[0][other]
-            for out in outputs[1:]:
-                index = union(index, out[other])
+            index = outputs[0][axis]
+            for output in outputs[1:]:
+                index = union(index, output[axis])
             need.append(index)
-        held = tuple(tuple(out[a] if a == axis else need[a] for a in range(len(need))) for out in outputs)
+        held = tuple(
+            tuple(output[axis] if axis == split_axis else need[axis] for axis in range(len(need))) for output in outputs
+        )
         return Demand((tuple(need), *(None,) * (len(node.inputs) - 1)), held)
 
-    def _starts(self, node: ir.Node, flow: Flow) -> tuple[list[int], list[int]]:
-        axis = self._axis(node, flow)
-        if not all(flow.probe.fixed(value, axis) for value in node.outputs):
-            raise NoRuleError("splits an axis whose size follows the input")
-        sizes = [flow.shape(value)[axis] for value in node.outputs]
-        return [sum(sizes[:place]) for place in range(len(sizes))], sizes
-
-    def gain(self, node: ir.Node, gains: Sequence[Gain | None], flow: Flow) -> list[Gain | None]:
-        gain, axis = gains[0], self._axis(node, flow)
+    def gain(self, node: ir.Node, gains: Sequence[Gain | None], context: RuleContext) -> list[Gain | None]:
+        gain, axis = gains[0], self._axis(node, context)
         if gain is None:
-            raise NoRuleError("takes its sizes from a gate")
+            raise NoRuleError(RefusalCode.NOT_LINEAR, "reads its sizes from a gate")
         results: list[Gain | None] = []
-        for start, size in zip(*self._starts(node, flow), strict=True):
+        for start, size in zip(*self._parts(node, context), strict=True):
             array = gain.axes[axis]
             part = array[start : start + size] if array is not None else None
             results.append(Gain((*gain.axes[:axis], part, *gain.axes[axis + 1 :]), gain.sites))
         return results
 
-    def mixes(self, node: ir.Node, index: int, axis: int, flow: Flow) -> bool:
+    def carries(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> Iterator[tuple[int, int]]:
+        self._parts(node, context)
+        if position == 0 and (axis == self._axis(node, context) or len(node.outputs) == 1):
+            yield from ((output, axis) for output in range(len(node.outputs)))
+
+    def mixes(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> bool:
         return False
 
-    def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], flow: Flow) -> None:
-        axis, have, source = self._axis(node, flow), held[0], node.inputs[0]
-        assert have is not None
+    def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
+        axis, held_axes, source = self._axis(node, context), held[0], node.inputs[0]
+        assert held_axes is not None
         assert source is not None
-        if have[axis] is None and all(out[axis] is None for out in demand.outputs):
+        if held_axes[axis] is None and all(output[axis] is None for output in demand.outputs):
             return
-        starts, sizes = self._starts(node, flow)
-        parts = [s + _all(out[axis], n) for s, n, out in zip(starts, sizes, demand.outputs, strict=True)]
-        whole_axis = np.concatenate(parts)
-        if not np.array_equal(whole_axis, _all(have[axis], sum(sizes))):
-            node.replace_input_with(0, cut_value(source, axis, positions_among(whole_axis, have[axis]), node))
+        _, sizes = self._parts(node, context)
+        joined = self._joined(node, demand.outputs, context)
+        if not np.array_equal(joined, positions_of(held_axes[axis], sum(sizes))):
+            node.replace_input_with(0, cut_value(source, axis, positions_among(joined, held_axes[axis]), node))
+        lengths = [len(positions_of(need[axis], size)) for need, size in zip(demand.outputs, sizes, strict=True)]
         node.attributes.pop("num_outputs", None)
         if "split" in node.attributes:
-            node.attributes["split"] = ir.AttrInt64s("split", [len(part) for part in parts])
+            node.attributes["split"] = ir.AttrInt64s("split", lengths)
         else:
-            set_ints(node, 1, [len(part) for part in parts])
+            set_ints(node, 1, lengths)
 
 
 @dataclasses.dataclass(frozen=True)
 class ConcatRule:
-    """Concat: the inputs lie one after the other on an axis of the output."""
+    """Concat: the inputs follow one another along an axis of the output."""
 
     selective: bool = False
 
-    def _axis(self, node: ir.Node, flow: Flow) -> int:
-        return node.attributes.get_int("axis", 0) % len(flow.shape(node.outputs[0]))
+    def _axis(self, node: ir.Node, context: RuleContext) -> int:
+        return node.attributes.get_int("axis", 0) % len(context.shape(node.outputs[0]))
 
-    def demand(self, node: ir.Node, outputs: Sequence[Need], flow: Flow) -> Demand:
-        axis, out = self._axis(node, flow), outputs[0]
+    def _sizes(self, node: ir.Node, context: RuleContext) -> list[int]:
+        """Sizes of the inputs on the joined axis."""
+        axis = self._axis(node, context)
+        return [context.shape(value)[axis] for value in node.inputs]
+
+    def demand(self, node: ir.Node, outputs: Sequence[Need], context: RuleContext) -> Demand:
+        axis, output = self._axis(node, context), outputs[0]
+        index = output[axis]
         needs: list[Need] = []
         start = 0
-        for value in node.inputs:
-            size = flow.shape(value)[axis]
-            part = out[axis]
-            if part is not None:
-                if value is None or not flow.probe.fixed(value, axis):
-                    raise NoRuleError("joins parts whose sizes follow the input on the heads' axis")
-                inside = part[(part >= start) & (part < start + size)] - start
-                part = simplify(inside, size)
-            needs.append((*out[:axis], part, *out[axis + 1 :]))
+        for value, size in zip(node.inputs, self._sizes(node, context), strict=True):
+            part = index
+            if index is not None:
+                if value is None or not context.probe.fixed(value, axis):
+                    raise _free_parts()
+                part = simplify(index[(index >= start) & (index < start + size)] - start, size)
+            needs.append((*output[:axis], part, *output[axis + 1 :]))
             start += size
-        return Demand(tuple(needs), (out,))
+        return Demand(tuple(needs), (output,))
 
-    def gain(self, node: ir.Node, gains: Sequence[Gain | None], flow: Flow) -> list[Gain | None]:
-        axis, known = self._axis(node, flow), [gain for gain in gains if gain is not None]
-        rank = len(flow.shape(node.outputs[0]))
-        arrays: list[np.ndarray | None] = [None] * rank
-        for other in range(rank):
-            parts = [gain.axes[other] if gain is not None else None for gain in gains]
+    def gain(self, node: ir.Node, gains: Sequence[Gain | None], context: RuleContext) -> list[Gain | None]:
+        joined_axis = self._axis(node, context)
+        arrays: list[np.ndarray | None] = []
+        for axis in range(len(context.shape(node.outputs[0]))):
+            parts = [gain.axes[axis] if gain is not None else None for gain in gains]
             if all(part is None for part in parts):
-                continue
-            if other == axis:
-                sizes = [flow.shape(value)[axis] for value in node.inputs]
-                filled = [np.ones(n) if part is None else part for part, n in zip(parts, sizes, strict=True)]
-                arrays[other] = np.concatenate(filled)
-            elif all(same(part, parts[0]) for part in parts):
-                arrays[other] = parts[0]
+                arrays.append(None)
+            elif axis == joined_axis:
+                sizes = self._sizes(node, context)
+                filled = [np.ones(size) if part is None else part for part, size in zip(parts, sizes, strict=True)]
+                arrays.append(np.concatenate(filled))
+            elif all(same_index(part, parts[0]) for part in parts):
+                arrays.append(parts[0])
             else:
-                raise NoRuleError("joins gated and other tensors")
-        return [Gain(tuple(arrays), frozenset().union(*(gain.sites for gain in known)))]
+                raise NoRuleError(RefusalCode.NOT_LINEAR, "joins gated tensors with ungated ones")
+        return [Gain(tuple(arrays), frozenset().union(*(gain.sites for gain in gains if gain is not None)))]
 
-    def mixes(self, node: ir.Node, index: int, axis: int, flow: Flow) -> bool:
+    def carries(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> Iterator[tuple[int, int]]:
+        joined_axis, sizes = self._axis(node, context), self._sizes(node, context)
+        if axis == joined_axis and not all(context.probe.fixed(value, axis) for value in node.inputs):
+            raise _free_parts()
+        if axis != joined_axis or sizes[position] > 0:
+            yield 0, axis
+
+    def mixes(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> bool:
         return False
 
-    def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], flow: Flow) -> None:
+    def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
         pass
+
+
+def _free_parts() -> NoRuleError:
+    return NoRuleError(RefusalCode.FREE_SIZE, "joins parts whose sizes depend on the graph's inputs on the heads' axis")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,68 +162,83 @@ class GatherRule:
 
     selective: bool = True
 
-    def _parts(self, node: ir.Node, flow: Flow) -> tuple[int, int, np.ndarray | None]:
+    def _lookup(self, node: ir.Node, context: RuleContext) -> tuple[int, int, np.ndarray | None]:
         """(axis of the table, rank of the indices, the indices where they are constant)."""
-        table, indices = flow.shape(node.inputs[0]), flow.shape(node.inputs[1])
+        table, indices = context.shape(node.inputs[0]), context.shape(node.inputs[1])
         axis = node.attributes.get_int("axis", 0) % len(table)
-        constant = flow.probe.constant(node.inputs[1])
-        if constant is not None and (len(indices) > 1 or not flow.probe.fixed(node.inputs[0], axis)):
+        constant = context.probe.constant(node.inputs[1])
+        if constant is not None and (len(indices) > 1 or not context.probe.fixed(node.inputs[0], axis)):
             constant = None
         return axis, len(indices), None if constant is None else np.asarray(constant) % table[axis]
 
-    def demand(self, node: ir.Node, outputs: Sequence[Need], flow: Flow) -> Demand:
-        axis, rank, constant = self._parts(node, flow)
-        out = outputs[0]
-        middle = out[axis : axis + rank]
-        taken: Index = None
-        indices: Need | None = middle
-        if constant is None and any(index is not None for index in middle):
-            raise NoRuleError("looks up heads by indices computed at run time")
+    def demand(self, node: ir.Node, outputs: Sequence[Need], context: RuleContext) -> Demand:
+        axis, rank, constant = self._lookup(node, context)
+        output = outputs[0]
+        index_need = output[axis : axis + rank]
+        table_index: Index = None
+        if constant is None and any(index is not None for index in index_need):
+            raise _computed_indices()
         if constant is not None:
-            # The indices are rewritten with the table, so they are not cut on their own.
-            size = flow.shape(node.inputs[0])[axis]
-            wanted = constant if not middle or middle[0] is None else constant[middle[0]]
-            taken, indices = simplify(np.unique(wanted), size), whole(rank)
-        return Demand(((*out[:axis], taken, *out[axis + rank :]), indices), (out,))
+            # `rewrite` writes new indices with the table, so the need of the old ones is everything.
+            size = context.shape(node.inputs[0])[axis]
+            table_index = simplify(np.unique(_selected(constant, index_need)), size)
+            index_need = whole(rank)
+        return Demand(((*output[:axis], table_index, *output[axis + rank :]), index_need), (output,))
 
-    def gain(self, node: ir.Node, gains: Sequence[Gain | None], flow: Flow) -> list[Gain | None]:
-        axis, rank, constant = self._parts(node, flow)
+    def gain(self, node: ir.Node, gains: Sequence[Gain | None], context: RuleContext) -> list[Gain | None]:
+        axis, rank, constant = self._lookup(node, context)
         gain = gains[0]
         if gain is None or gains[1] is not None:
-            raise NoRuleError("looks up by a gated tensor")
+            raise NoRuleError(RefusalCode.NOT_LINEAR, "looks up by a gated tensor")
         array = gain.axes[axis]
-        middle: tuple[np.ndarray | None, ...] = (None,) * rank
+        looked_up: tuple[np.ndarray | None, ...] = (None,) * rank
         if array is not None:
             if constant is None or rank != 1:
-                raise NoRuleError("looks up heads by indices computed at run time")
-            middle = (array[constant],)
-        return [Gain((*gain.axes[:axis], *middle, *gain.axes[axis + 1 :]), gain.sites)]
+                raise _computed_indices()
+            looked_up = (array[constant],)
+        return [Gain((*gain.axes[:axis], *looked_up, *gain.axes[axis + 1 :]), gain.sites)]
 
-    def mixes(self, node: ir.Node, index: int, axis: int, flow: Flow) -> bool:
-        at, _, constant = self._parts(node, flow)
-        return index == 0 and axis == at and constant is None
+    def carries(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> Iterator[tuple[int, int]]:
+        table_axis, rank, constant = self._lookup(node, context)
+        if position != 0:
+            return
+        if axis != table_axis:
+            yield 0, axis if axis < table_axis else axis + rank - 1
+        elif constant is not None and rank == 1 and len(np.unique(constant)) > 1:
+            yield 0, axis
 
-    def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], flow: Flow) -> None:
-        axis, rank, constant = self._parts(node, flow)
+    def mixes(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> bool:
+        table_axis, _, constant = self._lookup(node, context)
+        return position == 0 and axis == table_axis and constant is None
+
+    def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
+        axis, rank, constant = self._lookup(node, context)
         if constant is None:
             return
-        middle = demand.outputs[0][axis : axis + rank]
-        wanted = constant if not middle or middle[0] is None else constant[middle[0]]
-        have = held[0]
-        assert have is not None
-        positions = np.asarray(positions_among(wanted, have[axis]))
+        indices = _selected(constant, demand.outputs[0][axis : axis + rank])
+        held_axes = held[0]
+        assert held_axes is not None
+        positions = np.asarray(positions_among(indices, held_axes[axis]))
         if not np.array_equal(positions, constant):
             set_ints(node, 1, positions)
 
 
-def _triangle(node: ir.Node, flow: Flow) -> Labels:
-    """Trilu and the like: the last two axes are masked, the leading ones pass."""
-    axes = tuple(range(len(flow.shape(node.inputs[0]))))
+def _selected(indices: np.ndarray, need: Need) -> np.ndarray:
+    """The indices, a scalar or `[n]`, that a part of the output needs."""
+    return indices if not need or need[0] is None else indices[need[0]]
+
+
+def _computed_indices() -> NoRuleError:
+    return NoRuleError(RefusalCode.COMPUTED_VALUE, "looks up heads by indices that are computed at run time")
+
+
+def _triangle(node: ir.Node, context: RuleContext) -> Labels:
+    """Trilu: the last two axes are masked, the leading ones are passed on."""
+    axes = tuple(range(len(context.shape(node.inputs[0]))))
     return Labels((axes, None), (axes,), frozenset((0,)), mixed=frozenset(axes[-2:]))
 
 
 RULES: dict[tuple[str, str], Rule] = {
-    ("", "Slice"): SliceRule(),
     ("", "Split"): SplitRule(),
     ("", "Concat"): ConcatRule(),
     ("", "Gather"): GatherRule(),

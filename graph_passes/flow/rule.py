@@ -1,0 +1,147 @@
+"""What a rule says about one operator: which indices it needs, multiplies, carries and mixes, and how to rewrite it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+import onnx_ir as ir
+
+from graph_passes.flow.concrete_shapes import Probe, Shape
+from graph_passes.flow.indices import Need
+from graph_passes.flow.refusal import RefusalCode
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Gain:
+    """The factors that gates multiply the indices of a tensor by.
+
+    Attributes:
+        axes: for each axis the factor of each index, `[size]`; None: the axis is not gated.
+        sites: names of the sites whose gates contribute to the factors.
+    """
+
+    axes: tuple[np.ndarray | None, ...]
+    sites: frozenset[str]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SummedGain:
+    """A gain along an axis that a node sums over.
+
+    Attributes:
+        factors: factor of each index of the axis, `[size]`.
+        sites: names of the sites whose gates contribute to the factors.
+        axes: the axis of each input of the node that is summed over; None where an input does not have it.
+    """
+
+    factors: np.ndarray
+    sites: frozenset[str]
+    axes: tuple[int | None, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Demand:
+    """What a node needs and produces when only some indices of its outputs are needed.
+
+    Attributes:
+        inputs: what each input must hold; None: the node reads no data from it.
+        outputs: what each output then holds, which may be more than was needed.
+    """
+
+    inputs: tuple[Need | None, ...]
+    outputs: tuple[Need, ...]
+
+
+class NoRuleError(Exception):
+    """A rule cannot pass heads through a node.
+
+    Args:
+        code: the kind of obstacle.
+        why: what is wrong with the node: a clause whose subject is the operator.
+    """
+
+    def __init__(self, code: RefusalCode, why: str) -> None:
+        super().__init__(why)
+        self.code = code
+        self.why = why
+
+
+class RuleContext:
+    """What rules know of the graph that a node belongs to.
+
+    Args:
+        probe: the graph's shapes and constants.
+
+    Attributes:
+        sums: the gain along each label that a node sums over, written by `Rule.gain`, read by `Rule.demand`.
+    """
+
+    def __init__(self, probe: Probe) -> None:
+        self.probe = probe
+        self.sums: dict[ir.Node, dict[Hashable, SummedGain]] = {}
+
+    def shape(self, value: ir.Value | None) -> Shape:
+        """Shape of a tensor under the first assignment of sizes.
+
+        Raises:
+            NoRuleError: the shape is unknown.
+        """
+        shape = self.probe.shape(value)
+        if shape is None:
+            name = value.name if value is not None else "an absent input"
+            raise NoRuleError(RefusalCode.UNKNOWN_SHAPE, f"has a tensor of unknown shape ({name})")
+        return shape
+
+
+class Rule(Protocol):
+    """How one operator passes indices on. All needs are in positions of the unpruned graph."""
+
+    @property
+    def selective(self) -> bool:
+        """Whether `rewrite` accepts inputs that hold more than the node needs; else they are cut before the node."""
+
+    def demand(self, node: ir.Node, outputs: Sequence[Need], context: RuleContext) -> Demand:
+        """What the inputs must hold so that the outputs hold at least `outputs`.
+
+        Raises:
+            NoRuleError: the node cannot compute a part of its outputs.
+        """
+
+    def gain(self, node: ir.Node, gains: Sequence[Gain | None], context: RuleContext) -> list[Gain | None]:
+        """Gains of the outputs, from those of the inputs.
+
+        Raises:
+            NoRuleError: the outputs are not the ungated outputs times a factor for each index.
+        """
+
+    def carries(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> Iterable[tuple[int, int]]:
+        """Output axes that carry the indices of one axis of one input, as pairs of (output, axis).
+
+        An output axis carries an input axis if fewer indices needed there mean fewer indices needed here, while
+        everything else is needed. Two outputs that share an input axis do not carry it: each needs all of it without
+        the other.
+
+        Raises:
+            NoRuleError: the rule does not cover the node.
+        """
+
+    def mixes(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> bool:
+        """Whether output indices depend on all indices of this axis of this input, and are not their sum.
+
+        Raises:
+            NoRuleError: the rule does not cover the node.
+        """
+
+    def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
+        """Change attributes and shape inputs so that the node computes `demand.outputs`.
+
+        Args:
+            node: the node, in its graph.
+            demand: what `demand` returned for the node.
+            held: what each input holds now. Inputs of a selective operator hold at least what it demands; those of any
+                other have been cut to exactly that.
+            context: the shapes of the unpruned graph.
+        """

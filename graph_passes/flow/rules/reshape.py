@@ -1,0 +1,171 @@
+"""Reshape and Flatten: axes are merged and split, so the indices of the heads are regrouped."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from graph_passes.flow.concrete_shapes import Shape
+from graph_passes.flow.indices import Index, Need, simplify, whole
+from graph_passes.flow.refusal import RefusalCode
+from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule, RuleContext
+from graph_passes.flow.shape_inputs import check_shape_input, set_shape_input
+
+
+def axis_groups(before: Shape, after: Shape) -> list[tuple[range, range]]:
+    """Divide a reshape into parts that merge and split axes among themselves, as (input axes, output axes).
+
+    Elements keep their row-major order, so the parts end wherever the products of the leading sizes agree. Axes of one
+    element join the part before them.
+
+    Raises:
+        NoRuleError: the shapes have different numbers of elements.
+    """
+    groups: list[tuple[range, range]] = []
+    i = j = 0
+    while i < len(before) or j < len(after):
+        start = (i, j)
+        inputs = outputs = 1  # products of the sizes in this part
+        if i < len(before) and j < len(after):
+            inputs, outputs, i, j = before[i], after[j], i + 1, j + 1
+        while inputs != outputs or (not i < len(before)) != (not j < len(after)):
+            if i < len(before) and (inputs < outputs or (inputs == outputs and before[i] == 1)):
+                inputs, i = inputs * before[i], i + 1
+            elif j < len(after) and (inputs > outputs or (inputs == outputs and after[j] == 1)):
+                outputs, j = outputs * after[j], j + 1
+            else:
+                break
+        if start == (i, j):
+            why = f"turns {before} into {after}, which have different numbers of elements"
+            raise NoRuleError(RefusalCode.UNSUPPORTED_FORM, why)
+        groups.append((range(start[0], i), range(start[1], j)))
+    return groups
+
+
+@dataclasses.dataclass(frozen=True)
+class ReshapeRule:
+    """Reshape and Flatten: needed indices are regrouped, and widened to a box where they are none."""
+
+    selective: bool = False
+
+    def _groups(self, node: ir.Node, context: RuleContext) -> list[tuple[range, range]]:
+        groups = axis_groups(context.shape(node.inputs[0]), context.shape(node.outputs[0]))
+        _, before = context.probe.shapes(node.inputs[0])
+        _, after = context.probe.shapes(node.outputs[0])
+        if before is None or after is None or axis_groups(before, after) != groups:
+            raise NoRuleError(RefusalCode.FREE_SIZE, "regroups axes differently for inputs of other sizes")
+        return groups
+
+    def demand(self, node: ir.Node, outputs: Sequence[Need], context: RuleContext) -> Demand:
+        before, after = context.shape(node.inputs[0]), context.shape(node.outputs[0])
+        need, held = list(whole(len(before))), list(outputs[0])
+        for ins, outs in self._groups(node, context):
+            sides, kept = _regrouped([held[axis] for axis in outs], _sizes(before, ins), _sizes(after, outs))
+            for axis, index in zip(ins, sides, strict=True):
+                need[axis] = index
+            for axis, index in zip(outs, kept, strict=True):
+                held[axis] = index
+        if node.op_type == "Reshape":
+            check_shape_input(node, node.inputs[0], tuple(held), context.probe)
+        return Demand((tuple(need), None), (tuple(held),))
+
+    def gain(self, node: ir.Node, gains: Sequence[Gain | None], context: RuleContext) -> list[Gain | None]:
+        gain = gains[0]
+        if gain is None:
+            raise NoRuleError(RefusalCode.NOT_LINEAR, "reads its shape from a gate")
+        before, after = context.shape(node.inputs[0]), context.shape(node.outputs[0])
+        arrays: list[np.ndarray | None] = [None] * len(after)
+        for ins, outs in self._groups(node, context):
+            if all(gain.axes[axis] is None for axis in ins):
+                continue
+            box = _outer([gain.axes[axis] for axis in ins], _sizes(before, ins)).reshape(_sizes(after, outs))
+            uniform = (box == box.flat[0]).all()
+            for position, axis in enumerate(outs):
+                # The factors of an axis are the box seen along it, if the box does not change along the other axes.
+                along = np.moveaxis(box, position, 0).reshape(box.shape[position], -1)
+                if (along == along[:, :1]).all() and not uniform:
+                    arrays[axis] = along[:, 0]
+            if not np.array_equal(_outer([arrays[axis] for axis in outs], _sizes(after, outs)), box):
+                if not uniform:
+                    raise NoRuleError(RefusalCode.INSEPARABLE_HEADS, "splits the heads over several axes")
+                arrays[outs[-1]] = np.full(after[outs[-1]], box.flat[0])
+        return [Gain(tuple(arrays), gain.sites)]
+
+    def carries(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> Iterator[tuple[int, int]]:
+        if position != 0:
+            return
+        before, after = context.shape(node.inputs[0]), context.shape(node.outputs[0])
+        ins, outs = next(group for group in self._groups(node, context) if axis in group[0])
+        for output_axis in outs:
+            first: Need = tuple(np.zeros(1, np.int64) if at == output_axis else None for at in outs)
+            try:
+                sides, _ = _regrouped(first, _sizes(before, ins), _sizes(after, outs))
+            except NoRuleError:
+                continue
+            if sides[axis - ins.start] is not None:
+                yield 0, output_axis
+
+    def mixes(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> bool:
+        return False
+
+    def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
+        if node.op_type == "Reshape":
+            set_shape_input(node, node.inputs[0], demand.outputs[0], context.probe)
+
+
+def _sizes(shape: Shape, axes: range) -> Shape:
+    return shape[axes.start : axes.stop]
+
+
+def _regrouped(need: Sequence[Index], before: Shape, after: Shape) -> tuple[Sequence[Index], Sequence[Index]]:
+    """What the input of one part of a reshape must hold, and what its output then holds.
+
+    Args:
+        need: what is needed of each output axis.
+        before: sizes of the input axes.
+        after: sizes of the output axes.
+
+    Raises:
+        NoRuleError: the output would hold something else than some indices of each axis.
+    """
+    if all(index is None for index in need):
+        return whole(len(before)), need
+    if len(before) == len(after) == 1:
+        return need, need
+    sides = _sides(_box(need, after).reshape(before))
+    box = _box(sides, before).reshape(after)
+    kept = _sides(box)
+    if not np.array_equal(_box(kept, after), box):
+        raise NoRuleError(
+            RefusalCode.INSEPARABLE_HEADS, "splits the heads over axes from which single heads cannot be removed"
+        )
+    return sides, kept
+
+
+def _outer(factors: Sequence[np.ndarray | None], sizes: Sequence[int]) -> np.ndarray:
+    """Outer product of the factors of each axis (None: ones)."""
+    product = np.ones(())
+    for factor, size in zip(factors, sizes, strict=True):
+        product = np.multiply.outer(product, np.ones(size) if factor is None else factor)
+    return product
+
+
+def _box(sides: Sequence[Index], sizes: Sequence[int]) -> np.ndarray:
+    """Boolean array that is true where the position on every axis is in that axis's index."""
+    pairs = zip(sides, sizes, strict=True)
+    return _outer([None if side is None else np.isin(np.arange(size), side) for side, size in pairs], sizes) != 0
+
+
+def _sides(box: np.ndarray) -> list[Index]:
+    """The smallest index of each axis such that together they cover every true entry."""
+    rank = box.ndim
+    return [
+        simplify(np.flatnonzero(box.any(axis=tuple(a for a in range(rank) if a != axis))), box.shape[axis])
+        for axis in range(rank)
+    ]
+
+
+RULES: dict[tuple[str, str], Rule] = {("", "Reshape"): ReshapeRule(), ("", "Flatten"): ReshapeRule()}

@@ -1,0 +1,133 @@
+"""Slice: each output position of an axis is an input position between two bounds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from graph_passes.flow.edit import cut_value, positions_among, set_ints
+from graph_passes.flow.indices import Need, positions_of, simplify
+from graph_passes.flow.refusal import RefusalCode
+from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule, RuleContext
+
+
+@dataclasses.dataclass(frozen=True)
+class SliceRule:
+    """Slice: output position i of an axis is input position start + i * step."""
+
+    selective: bool = True
+
+    def _positions(self, node: ir.Node, context: RuleContext) -> dict[int, np.ndarray | None]:
+        """Input positions that each sliced axis takes; None where they depend on the size of the graph's inputs."""
+        source, shape = node.inputs[0], context.shape(node.inputs[0])
+        starts, ends, axes, steps = _bounds(node, context)
+        positions: dict[int, np.ndarray | None] = {}
+        for entry, axis in enumerate(int(axis) % len(shape) for axis in axes):
+            if starts is not None and ends is not None and steps is not None and context.probe.fixed(source, axis):
+                bounds = slice(int(starts[entry]), _end(int(ends[entry]), int(steps[entry])), int(steps[entry]))
+                positions[axis] = np.arange(shape[axis])[bounds]
+            else:
+                positions[axis] = None
+        return positions
+
+    def demand(self, node: ir.Node, outputs: Sequence[Need], context: RuleContext) -> Demand:
+        need = list(outputs[0])
+        for axis, positions in self._positions(node, context).items():
+            if positions is None and need[axis] is not None:
+                raise _computed_bounds()
+            if positions is not None:
+                size = context.shape(node.inputs[0])[axis]
+                need[axis] = simplify(np.sort(positions[positions_of(need[axis], len(positions))]), size)
+        return Demand((tuple(need), *(None,) * (len(node.inputs) - 1)), tuple(outputs))
+
+    def gain(self, node: ir.Node, gains: Sequence[Gain | None], context: RuleContext) -> list[Gain | None]:
+        gain = gains[0]
+        if gain is None:
+            raise NoRuleError(RefusalCode.NOT_LINEAR, "reads its bounds from a gate")
+        arrays = list(gain.axes)
+        for axis, positions in self._positions(node, context).items():
+            array = arrays[axis]
+            if array is not None:
+                if positions is None:
+                    raise _computed_bounds()
+                arrays[axis] = array[positions]
+        return [Gain(tuple(arrays), gain.sites)]
+
+    def carries(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> Iterator[tuple[int, int]]:
+        if position == 0 and not self.mixes(node, position, axis, context):
+            yield 0, axis
+
+    def mixes(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> bool:
+        return self._positions(node, context).get(axis, np.arange(0)) is None
+
+    def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
+        """Cut the heads' axes by index before the node, which then takes everything that remains there."""
+        source, held_axes = node.inputs[0], held[0]
+        assert source is not None
+        assert held_axes is not None
+        positions = self._positions(node, context)
+        needed = demand.outputs[0]
+        cut = {
+            axis: taken
+            for axis, taken in positions.items()
+            if taken is not None and (held_axes[axis] is not None or needed[axis] is not None)
+        }
+        for axis, sliced in cut.items():
+            index = sliced[positions_of(needed[axis], len(sliced))]
+            source = cut_value(source, axis, positions_among(index, held_axes[axis]), node)
+        node.replace_input_with(0, source)
+        uncut = [entry for entry, axis in enumerate(positions) if axis not in cut]
+        if cut and not uncut:
+            node.op_type = "Identity"
+            node.resize_inputs(1)
+            node.attributes.clear()
+        elif cut:
+            _keep_entries(node, uncut, list(positions))
+
+
+def _computed_bounds() -> NoRuleError:
+    return NoRuleError(RefusalCode.COMPUTED_VALUE, "slices by indices that are computed at run time")
+
+
+def _keep_entries(node: ir.Node, entries: Sequence[int], axes: Sequence[int]) -> None:
+    """Keep only some entries of the axes, bounds and steps that a Slice lists."""
+    if "starts" in node.attributes:
+        lists = {name: node.attributes[name].as_ints() for name in ("starts", "ends")} | {"axes": axes}
+        for name, values in lists.items():
+            node.attributes[name] = ir.AttrInt64s(name, [values[entry] for entry in entries])
+        return
+    assert node.graph is not None
+    for position in (1, 2, 4):
+        value = node.inputs[position] if position < len(node.inputs) else None
+        if value is not None:
+            node.replace_input_with(position, cut_value(value, 0, np.array(entries), node))
+    set_ints(node, 3, [axes[entry] for entry in entries])
+
+
+def _bounds(
+    node: ir.Node, context: RuleContext
+) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray, np.ndarray | None]:
+    """(starts, ends, axes, steps) of a Slice: attributes before opset 10, inputs since; None: computed at run time."""
+    if "starts" in node.attributes:
+        starts, ends = (np.array(node.attributes[name].as_ints()) for name in ("starts", "ends"))
+        axes = node.attributes.get_ints("axes", tuple(range(len(starts))))
+        return starts, ends, np.array(axes), np.ones(len(starts), np.int64)
+    count = context.shape(node.inputs[1])[0]
+    inputs = [*node.inputs[1:], None, None][:4]
+    first, last, listed_axes, steps = (context.probe.constant(value) for value in inputs)
+    if listed_axes is None:
+        if inputs[2] is not None:
+            raise NoRuleError(RefusalCode.COMPUTED_VALUE, "slices axes that are computed at run time")
+        listed_axes = np.arange(count)
+    return first, last, listed_axes, np.ones(count, np.int64) if inputs[3] is None else steps
+
+
+def _end(end: int, step: int) -> int | None:
+    """The end of a Python slice: None for a backward slice that runs to the first element."""
+    return None if step < 0 and end < -(2**31) else end
+
+
+RULES: dict[tuple[str, str], Rule] = {("", "Slice"): SliceRule()}
