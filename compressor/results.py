@@ -70,6 +70,26 @@ class NoteCode(StrEnum):
     ROWS_MISSING = "rows-missing"
     """The rows or the model of a run are not on this machine, so the metric was not measured again."""
 
+    # How heads and blocks were selected.
+    NOTHING_REMOVED = "nothing-removed"
+    """A search found no head that may be removed within the loss allowed."""
+    MORE_HEADS_KEPT = "more-heads-kept"
+    """A search could not remove exactly as many heads as requested."""
+    COSTS_DECREASED = "costs-decreased"
+    """Heads cost less than a search assumed, so that it may have missed cheaper ones."""
+    CERTIFIED = "certified"
+    NOT_CERTIFIED = "not-certified"
+    """A certificate was requested, and it covers no removed head."""
+    CERTIFICATION_COST = "certification-cost"
+    MAPS_DIFFER = "maps-differ"
+    """Masks are derived from attention maps of other rows or weights."""
+    MAPS_CROPPED = "maps-cropped"
+    """Attention maps cover longer rows than there are."""
+    BLOCKS_UNREACHED = "blocks-unreached"
+    """Blocks are kept because no row reaches them."""
+    SITES_UNMASKED = "sites-unmasked"
+    """Sites keep every block because masking them would not be faster on this machine."""
+
     # What is checked and served.
     RANDOM_INPUTS = "random-inputs"
     """Inputs were drawn at random because no rows provide them."""
@@ -84,6 +104,12 @@ class NoteCode(StrEnum):
     """The server cannot form batches because the graph fixes its batch size."""
     STORAGE_URI = "storage-uri"
     """The storage URI of a KServe service is a placeholder."""
+
+    # What is measured.
+    SETTINGS_DIFFER = "settings-differ"
+    """Two engines run with different settings, so their times are not comparable."""
+    FUSION_DIFFERS = "fusion-differs"
+    """The runtime fused attention in one of two engines only, so their times are not comparable."""
 
 
 class Note(_Row):

@@ -1,9 +1,9 @@
-"""Two ONNX files, whoever made them: built alike, timed in turn."""
+"""Two ONNX files built for one runtime and timed in turn, and the facts about an engine that reports hold."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,25 +11,26 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from compressor.errors import InputError
+from compressor.errors import ErrorCode, InputError
 from compressor.measure.macs import macs
 from compressor.measure.timing import interleave
 from compressor.progress import Listener, NullListener
 from compressor.results import EngineFacts, Speed
-from compressor.targets import BuildOptions, Engine, Feeds, Precision, Provider, check, span, target
+from compressor.targets import BuildOptions, Engine, Feeds, Precision, Provider, span, target
 from compressor.targets.random_inputs import random_feeds
 from graph_passes import count_parameters, load
 from graph_passes.passes import Normalize
 
 
 @dataclass(frozen=True)
-class Bench:
-    """What a comparison of two graphs found.
+class BenchResult:
+    """The comparison of two graphs.
 
     Attributes:
-        dense, compressed: facts about either engine.
-        speeds: one row a batch size and length.
-        session: runtime, provider and options of both.
+        dense: facts about the first engine.
+        compressed: facts about the second engine.
+        speeds: one row per batch size and length.
+        session: runtime, provider and options of both engines.
     """
 
     dense: EngineFacts
@@ -52,79 +53,113 @@ def bench(
     seconds: float = 10.0,
     seed: int = 0,
     listener: Listener | None = None,
-) -> Bench:
-    """Build two graphs for a runtime and time them against each other on random inputs.
+) -> BenchResult:
+    """Build two graphs for a runtime and time them in turn on random inputs.
 
     Args:
-        dense, compressed: ONNX files with the same inputs.
-        batches, seqs: sizes to time; each of the one with each of the other.
+        dense: the first ONNX file.
+        compressed: the second ONNX file, with the same inputs.
+        batches: batch sizes to time, each with every length.
+        seqs: lengths to time, in tokens.
         runtime: name of the target.
-        precision, provider, threads: see `Build`.
-        kernel: see `BuildOptions`.
-        seconds: about how long to measure each row.
-        seed: of the inputs and the bootstrap.
-        listener: hears of the stages.
+        precision: numeric precision of the engines.
+        provider: device to run on; None: a GPU where there is one.
+        threads: threads per call; None: one per core.
+        kernel: library of `compress kernel`.
+        seconds: approximate duration of each row.
+        seed: of the inputs and of the bootstrap.
+        listener: receives the progress.
 
     Raises:
         GraphError: a file cannot be read.
-        InputError: a graph cannot be run, or not at a size asked for, or the two have different inputs.
-        TargetMissingError: the runtime or the device is not there.
+        InputError: a graph cannot be run at a requested size, or the two graphs have different inputs.
+        UsageError: there is no such target, or options contradict it.
+        TargetMissingError: the runtime or its device is missing.
     """
-    check(runtime, precision, provider, kernel)
-    # What is wrong with a file is said before anything is built of either.
+    chosen, listener = target(runtime), listener or NullListener()
+    chosen.check(precision=precision, provider=provider, kernel=kernel)
+    # Both files are read, and inputs drawn, before anything is built.
     graphs = {path: load(path) for path in (dense, compressed)}
-    tried = {(batch, seq): _feeds(graphs[dense], dense, batch, seq, seed) for batch in batches for seq in seqs}
-    sizes = list(tried)
-    tuning = BuildOptions(batch=span(batch for batch, _ in sizes), seq=span(seq for _, seq in sizes), kernel=kernel)
-    heard = listener or NullListener()
+    sizes = [(batch, seq) for batch in batches for seq in seqs]
+    inputs = {(batch, seq): _feeds(graphs[dense], dense, batch, seq, seed) for batch, seq in sizes}
+    options = BuildOptions(batch=span(batch for batch, _ in sizes), seq=span(seq for _, seq in sizes), kernel=kernel)
     with tempfile.TemporaryDirectory() as folder:
         engines: list[Engine] = []
-        for path in (dense, compressed):
-            with heard.stage(f"build {path.name}"):
-                out = Path(folder) / f"{len(engines)}.onnx"
-                make = target(runtime)
-                engines.append(make(path, out, precision=precision, provider=provider, threads=threads, tuning=tuning))
-        if set(engines[1].inputs) - set(engines[0].inputs):
-            raise InputError(
-                f"{compressed}: it wants {', '.join(engines[1].inputs)}, and {dense} has {', '.join(engines[0].inputs)}"
-                "; compare two graphs of the same model"
-            )
-        for engine, path in zip(engines, (dense, compressed), strict=True):
-            for (batch, seq), feeds in tried.items():
-                require_run(engine, path, feeds, batch, seq)
-        speeds = []
-        for (batch, seq), feeds in tried.items():
-            with heard.stage(f"time batch {batch}, length {seq}") as tell:
-                speeds.append(
-                    interleave(
-                        engines[0], engines[1], feeds, batch=batch, seq=seq, seconds=seconds, seed=seed, tell=tell
+        for number, path in enumerate((dense, compressed)):
+            with listener.stage(f"build {path.name}"):
+                engines.append(
+                    chosen.build(
+                        path,
+                        Path(folder) / f"{number}{chosen.suffixes[0]}",
+                        precision=precision,
+                        provider=provider,
+                        threads=threads,
+                        options=options,
                     )
                 )
-        with heard.stage("measure memory"):
+        _require_same_inputs(engines, dense, compressed)
+        for engine, path in zip(engines, (dense, compressed), strict=True):
+            for (batch, seq), feeds in inputs.items():
+                require_run(engine, path, feeds, batch, seq)
+        speeds = tuple(_speeds(engines, inputs, seconds, seed, listener))
+        with listener.stage("measure memory"):
             first, second = (
                 facts(engine, path, batch=sizes[0][0], seq=sizes[0][1], file=str(path))
                 for engine, path in zip(engines, (dense, compressed), strict=True)
             )
-    return Bench(first, second, tuple(speeds), dict(engines[0].session))
+    return BenchResult(first, second, speeds, dict(engines[0].session))
+
+
+def _speeds(
+    engines: list[Engine], inputs: Mapping[tuple[int, int], Feeds], seconds: float, seed: int, listener: Listener
+) -> Iterator[Speed]:
+    for (batch, seq), feeds in inputs.items():
+        with listener.stage(f"time batch {batch}, length {seq}") as on_progress:
+            yield interleave(
+                engines[0], engines[1], feeds, batch=batch, seq=seq, seconds=seconds, seed=seed, on_progress=on_progress
+            )
+
+
+def _require_same_inputs(engines: list[Engine], dense: Path, compressed: Path) -> None:
+    """Raise InputError where the second graph has an input that the first one lacks."""
+    first, second = (engine.inputs for engine in engines)
+    if set(second) - set(first):
+        raise InputError(
+            f"{compressed}: its inputs are {', '.join(second)}, and those of {dense} are {', '.join(first)}; compare"
+            " two graphs of the same model",
+            code=ErrorCode.TENSOR_MISMATCH,
+            path=compressed,
+            tensors=tuple(sorted(set(second) - set(first))),
+        )
 
 
 def _feeds(model: ir.Model, path: Path, batch: int, seq: int, seed: int) -> dict[str, np.ndarray]:
-    """Random inputs of the size asked for, if the graph does not fix another."""
-    fixed = [(name, value) for name, value in _texts(model) if value != seq]
+    """Random inputs of a requested size.
+
+    Raises:
+        InputError: the graph fixes another size.
+    """
+    fixed = [(name, value) for name, value in _fixed_lengths(model) if value != seq]
     if fixed:
         name, length = fixed[0]
         raise InputError(
-            f"{path}: {name} has the length {length} in the graph, {seq} was asked for (--seq); ask for {length} or"
-            " export the graph with a free length"
+            f"{path}: the graph fixes the length of {name} at {length}, and {seq} was requested (--seq); request"
+            f" {length}, or export the graph with a free length",
+            code=ErrorCode.TENSOR_MISMATCH,
+            path=path,
+            field="seq",
+            tensor=name,
+            value=seq,
+            expected=length,
         )
     try:
         return random_feeds(model, batch, seq, seed=seed)
     except InputError as error:
-        raise InputError(f"{path}: {error} (--batch)") from error
+        raise InputError(f"{path}: {error} (--batch)", code=error.code, path=path, **error.details) from error
 
 
-def _texts(model: ir.Model) -> Iterator[tuple[str, int]]:
-    """Inputs of rows of tokens whose length the graph fixes, with that length."""
+def _fixed_lengths(model: ir.Model) -> Iterator[tuple[str, int]]:
+    """Inputs of token rows whose length the graph fixes, with that length."""
     for value in model.graph.inputs:
         length = value.shape[1] if value.shape is not None and len(value.shape) == 2 else None
         if isinstance(length, int) and value.dtype is not None and not value.dtype.is_floating_point():
@@ -132,24 +167,40 @@ def _texts(model: ir.Model) -> Iterator[tuple[str, int]]:
 
 
 def require_run(engine: Engine, path: Path, feeds: Feeds, batch: int, seq: int) -> None:
-    """Raise InputError unless an engine takes inputs of a size, which is said by its graph's path."""
+    """Raise unless an engine takes inputs of a size.
+
+    Args:
+        engine: the engine.
+        path: its graph, for the message.
+        feeds: inputs of the size.
+        batch: their number of rows.
+        seq: their length in tokens.
+
+    Raises:
+        InputError: the engine cannot run on them.
+    """
     try:
         engine.run(feeds)
     except InputError as error:
         raise InputError(
-            f"{path}: cannot run at batch {batch}, length {seq}, maybe more tokens than it has positions for; ask for"
-            " another size (--batch, --seq; --debug shows what the runtime says)"
+            f"{path}: cannot run at batch {batch}, length {seq}; the model may have fewer positions, request"
+            " another size (--batch, --seq; --debug shows the runtime's message)",
+            code=ErrorCode.RUNTIME_FAILED,
+            path=path,
+            batch=batch,
+            seq=seq,
         ) from error
 
 
 def facts(engine: Engine, graph: Path, *, batch: int, seq: int, file: str | None) -> EngineFacts:
-    """Facts about an engine for the report.
+    """Facts about an engine for a report.
 
     Args:
         engine: the engine.
-        graph: the graph that it was built from; parameters and multiply-accumulates are counted there.
-        batch, seq: size of the random inputs that memory is measured with.
-        file: the name to report, or None where the file is not kept.
+        graph: the graph that it was built from, whose parameters and multiply-accumulates are counted.
+        batch: rows of the random inputs that memory is measured with.
+        seq: their length in tokens.
+        file: name to report, or None where the file is not kept.
     """
     model = load(graph)
     feeds = random_feeds(model, batch, seq)
@@ -168,6 +219,6 @@ def facts(engine: Engine, graph: Path, *, batch: int, seq: int, file: str | None
 
 
 def _files(graph: Path) -> set[Path]:
-    """The graph's file and those of its external data."""
+    """The file of a graph and those of its external data."""
     tensors = (value.const_value for value in load(graph).graph.initializers.values())
     return {graph, *(Path(tensor.path) for tensor in tensors if isinstance(tensor, ir.ExternalTensor))}

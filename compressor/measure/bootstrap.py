@@ -1,4 +1,4 @@
-"""By how much two models differ on a metric, and how sure that is: a bootstrap over rows that both have answered."""
+"""The difference of a metric between two models, with a bootstrap interval over the examples that both have scored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ import numpy as np
 
 
 class Interval(NamedTuple):
-    """Compressed minus dense in the metric's own unit, and the bounds of the bootstrap interval."""
+    """A difference with its bootstrap interval, in the metric's own unit.
+
+    Attributes:
+        difference: compressed minus dense.
+        low: lower bound.
+        high: upper bound.
+    """
 
     difference: float
     low: float
@@ -25,29 +31,30 @@ def paired_interval(
     confidence: float = 0.95,
     resamples: int = 2000,
 ) -> Interval:
-    """Percentile bootstrap of a difference of metrics; each draw takes the same rows from both sides.
+    """Percentile bootstrap of a difference of metrics; each draw takes the same examples from both models.
 
     Args:
-        statistics_dense, statistics_compressed: what the metric is computed from, one row an example
-            `[examples, ...]`, the same examples in the same order.
-        metric: the metric over any rows of them.
+        statistics_dense: statistics of the dense model that the metric is computed from, `[examples, ...]`.
+        statistics_compressed: those of the compressed model, of the same examples in the same order.
+        metric: computes the metric from the statistics of any examples.
         seed: of the draws; the same seed gives the same interval.
-        confidence: share of the draws inside the interval.
+        confidence: coverage of the interval.
         resamples: number of draws.
 
     Raises:
-        ValueError: the two sides have different examples, or none.
+        ValueError: the two models have different numbers of examples, or none.
     """
     if len(statistics_dense) != len(statistics_compressed) or not len(statistics_dense):
         raise ValueError(
-            f"{len(statistics_dense)} rows against {len(statistics_compressed)}; both sides must have answered the same"
+            f"{len(statistics_dense)} examples against {len(statistics_compressed)}: both models must have scored the"
+            " same, and at least one"
         )
     rng = np.random.default_rng(seed)
-    rows = len(statistics_dense)
-    draws = np.empty(resamples)
-    for draw in range(resamples):
-        chosen = rng.integers(0, rows, rows)
-        draws[draw] = metric(statistics_compressed[chosen]) - metric(statistics_dense[chosen])
-    # A draw may leave the metric undefined (one class only): it says nothing about the difference.
-    low, high = np.nanquantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
+    examples = len(statistics_dense)
+    differences = np.empty(resamples)
+    for index in range(resamples):
+        draw = rng.integers(0, examples, examples)
+        differences[index] = metric(statistics_compressed[draw]) - metric(statistics_dense[draw])
+    # A draw may leave the metric undefined (one class only); it is ignored.
+    low, high = np.nanquantile(differences, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Interval(metric(statistics_compressed) - metric(statistics_dense), float(low), float(high))

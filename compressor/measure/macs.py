@@ -1,4 +1,4 @@
-"""Multiply-accumulates of one forward, counted from the shapes in the graph."""
+"""Multiply-accumulates of one forward pass, counted from the shapes in the graph."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from compressor.targets.random_inputs import free_axis, free_sizes
+from compressor.targets.random_inputs import axis_kind, free_sizes
 from graph_passes.block_sparse.function import NAME as BLOCK_SPARSE
 from graph_passes.block_sparse.masks import BlockMask
 from graph_passes.block_sparse.row_buckets import computed, whole
@@ -18,30 +18,31 @@ _PRODUCTS = frozenset(("FusedGemm", "FusedMatMul", "Gemm", "MatMul", "TransposeM
 
 
 def macs(model: ir.Model, batch: int, seq: int) -> int | None:
-    """Multiply-accumulates of one forward at this size of inputs.
+    """Multiply-accumulates of one forward pass at a size of the inputs.
 
     - `MatMul`, `Gemm` and their fused forms `[..., m, k] x [..., k, n]`: elements of the output times `k`.
     - `Conv` with kernel `[out, in / groups, *window]`: elements of the output times `in / groups * prod(window)`.
     - `Einsum` of two operands: the product of the sizes of all its labels.
     - `Attention`, `MultiHeadAttention`, `GroupQueryAttention`: scores and sums, `batch * heads * query * key *
-      (key width + value width)`; and for the `Attention` of `com.microsoft`, its projection of the input too.
-    - `BlockSparseAttention`: the same over the pairs of kept blocks, as far as there are positions.
+      (key width + value width)`; for the `Attention` of `com.microsoft` also its projection of the input.
+    - `BlockSparseAttention`: scores and sums over the pairs of positions in kept blocks.
 
-    Sums without a product (biases, residuals), norms, activations and softmax are not multiply-accumulates and are not
-    counted. Causal masks save nothing here: what is computed is counted, not what is used.
+    Sums without a product (biases, residuals), norms, activations and softmax are no multiply-accumulates. A causal
+    mask saves nothing, because the masked pairs are computed.
 
     Args:
-        model: the graph, fused or not; it is left as it was. Other local functions must have been inlined.
-        batch: size of free leading axes of its inputs.
-        seq: size of every other free axis; memories have as many positions as the model keeps beside it, caches none.
+        model: the graph, fused or not; it stays unchanged. Local functions other than `BlockSparseAttention` must have
+            been inlined.
+        batch: size of free first axes of its inputs.
+        seq: size of every other free axis; memories have the longest length that the model takes, caches are empty.
 
     Returns:
-        The count, or None where the shapes of some product cannot be told.
+        The count; None where the shapes of a product are unknown.
     """
     shapes = _shapes(model, batch, seq)
     total = 0
     for node in model.graph.all_nodes():
-        count = _COUNTS.get(node.op_type, _none)(node, shapes)
+        count = _COUNTS.get(node.op_type, _no_macs)(node, shapes)
         if count is None:
             return None
         total += count
@@ -52,21 +53,22 @@ _Shapes = Callable[[ir.Value | None], Shape | None]
 
 
 def _shapes(model: ir.Model, batch: int, seq: int) -> _Shapes:
-    before = [(value, value.shape) for value in model.graph.inputs]
+    original_shapes = [(value, value.shape) for value in model.graph.inputs]
     sizes = free_sizes(model, batch, seq)
     try:
-        for value, shape in before:
+        for value, shape in original_shapes:
             if shape is not None:
-                free = (isinstance(dim, ir.SymbolicDim) for dim in shape)
-                known = [sizes[free_axis(value, axis)] if loose else shape[axis] for axis, loose in enumerate(free)]
-                value.shape = ir.Shape(known)
+                value.shape = ir.Shape(
+                    sizes[axis_kind(value, axis)] if isinstance(dim, ir.SymbolicDim) else dim
+                    for axis, dim in enumerate(shape)
+                )
         return Probe(model).shape
     finally:
-        for value, shape in before:
+        for value, shape in original_shapes:
             value.shape = shape
 
 
-def _none(node: ir.Node, shapes: _Shapes) -> int:
+def _no_macs(node: ir.Node, shapes: _Shapes) -> int:
     return 0
 
 
@@ -104,12 +106,12 @@ def _attention(node: ir.Node, shapes: _Shapes) -> int | None:
         if second is None:
             return None
         rows, width, value_width = math.prod(first[:2]), second[1], out[2]
-        # The projection makes queries, keys and values; queries and keys are equally wide.
+        # The projection computes queries, keys and values; queries and keys are equally wide.
         return rows * first[2] * width + rows * first[1] * ((width - value_width) // 2 + value_width)
-    if len(first) == 5:  # queries, keys and values packed: [batch, length, heads, 3, width]
+    if len(first) == 5:  # queries, keys and values in one tensor: [batch, length, heads, 3, width]
         return 2 * first[0] * first[1] ** 2 * first[2] * first[4]
     keys = second
-    if keys is None:  # packed side by side: [batch, length, (heads + 2 * kv_heads) * width]
+    if keys is None:  # queries, keys and values concatenated: [batch, length, (heads + 2 * kv_heads) * width]
         return 2 * out[0] * out[1] ** 2 * out[2]
     if len(first) == 4:
         return first[0] * first[1] * first[2] * keys[2] * (first[3] + out[3])
@@ -118,7 +120,7 @@ def _attention(node: ir.Node, shapes: _Shapes) -> int | None:
 
 
 def _block_sparse(node: ir.Node, shapes: _Shapes) -> int | None:
-    query, key, value = (shapes(given) for given in node.inputs[:3])
+    query, key, value = (shapes(tensor) for tensor in node.inputs[:3])
     mask = None if node.inputs[3] is None else node.inputs[3].const_value
     if query is None or key is None or value is None or mask is None:
         return None
@@ -126,10 +128,10 @@ def _block_sparse(node: ir.Node, shapes: _Shapes) -> int | None:
         node.attributes.get_int(name, 0) for name in ("block", "memory", "causal", "persistent")
     )
     blocks = BlockMask(mask.numpy().astype(np.bool_), block, memory)
-    # A head that keeps every block is computed as a dense one: the future too.
+    # A head that keeps every block is computed as dense attention, future positions included.
     kept = computed(blocks, causal=bool(causal)) | whole(blocks, causal=bool(causal))[:, None, None]
     keys = key[1] - persistent
-    # The mask's memory is the longest there is; of a shorter one the first positions are missing.
+    # The mask covers the longest memory; a shorter one lacks the first positions.
     absent = memory - (keys - query[1]) if memory else 0
     rows, columns = (
         np.clip(size - np.arange(count) * block, 0, block)

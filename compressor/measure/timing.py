@@ -1,4 +1,7 @@
-"""Two engines timed in turn, so that whatever the machine does meanwhile happens to both."""
+"""Two engines timed in turn, so that whatever disturbs the machine disturbs both.
+
+Times are taken in rounds: several calls of one engine after another. A pair of rounds is one of each engine.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +11,42 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from compressor.progress import ProgressCallback
-from compressor.results import Latency, Speed
+from compressor.results import Latency, Note, NoteCode, Speed
 from compressor.targets.base import Engine, Feeds
 
-_WARM_UPS = 3
-_BLOCK_SECONDS = 0.1
-"""A block should be longer than the scheduler's time slice, and short beside the whole."""
-_BLOCKS = (10, 100)
-"""Fewest and most pairs of blocks: fewer make no interval."""
-_CALLS = (2, 50)
-"""Fewest and most timed calls a block."""
-_TRIED = 3
-"""Calls that tell how long one takes: a single one may have been disturbed."""
-_LONGEST = 2
-"""Times the seconds that were asked for, after which no block is begun, but for the fewest."""
+WARM_UP_CALLS = 3
+"""Calls of each engine before anything is timed."""
+PROBE_CALLS = 3
+"""Calls of each engine that the number of calls and rounds is planned from; a single call may be disturbed."""
+ROUND_CALLS = (2, 50)
+"""Minimum and maximum number of timed calls in a round."""
+ROUNDS = (10, 100)
+"""Minimum and maximum number of pairs of rounds; fewer give no interval."""
+OVERTIME = 2
+"""Multiple of the requested seconds after which no further pair begins, unless the minimum has not been reached."""
+_ROUND_SECONDS = 0.1
+"""Planned duration of a round: longer than the scheduler's time slice, and short compared to the whole measurement."""
 _QUIET_SECONDS = 0.005
-"""How long all threads of the process must rest for it to count as quiet; twice in a row."""
+"""Duration without computation after which a process counts as idle; twice in a row."""
 _PATIENCE_SECONDS = 1.0
-"""Longest wait for that."""
+"""Longest wait for an idle process."""
 _RESAMPLES = 2000
+
+Clock = Callable[[], float]
+"""Returns seconds that pass."""
+
+
+def wait_until_idle() -> None:
+    """Wait until no thread of this process computes.
+
+    The threads of an ONNX Runtime session spin for tens of milliseconds after a call, in case another one follows. An
+    engine that is timed meanwhile shares its cores with them, and the faster it is, the larger the share of its calls.
+    """
+    quiet, end = 0, time.perf_counter() + _PATIENCE_SECONDS
+    while quiet < 2 and time.perf_counter() < end:
+        spent = time.process_time()
+        time.sleep(_QUIET_SECONDS)
+        quiet = quiet + 1 if time.process_time() - spent < 0.2 * _QUIET_SECONDS else 0
 
 
 def interleave(
@@ -39,125 +59,139 @@ def interleave(
     seconds: float = 10.0,
     seed: int = 0,
     confidence: float = 0.95,
-    tell: ProgressCallback | None = None,
+    on_progress: ProgressCallback | None = None,
+    wait: Callable[[], None] = wait_until_idle,
+    clock: Clock | None = None,
 ) -> Speed:
-    """Time both engines on the same inputs, block by block, the order turned around from one pair to the next.
+    """Time two engines on the same inputs, in pairs of rounds whose order alternates.
 
-    Before each block the other engine's threads come to rest (see `wait_until_idle`), and a call that is not timed fetches the
-    engine's weights back into the caches. Both sides get the same number of blocks and calls. Passing the same engine
-    twice tells how small a difference this machine can resolve at the moment (its ratio is one, and the interval says
-    how surely).
+    Before each round the threads of the other engine come to rest, and a call that is not timed loads the engine's
+    weights into the caches. Both engines get the same number of rounds and calls. The same engine passed twice shows
+    the smallest difference that the machine can resolve: its ratio is one, and the interval says how surely.
 
     Args:
-        dense, compressed: the engines.
-        feeds: one batch.
-        batch, seq: its size, for the record and the throughput.
-        seconds: about how long to measure; never fewer than ten pairs of blocks.
+        dense: the first engine.
+        compressed: the second engine.
+        feeds: one batch of inputs.
+        batch: its number of rows, for the record and the throughput.
+        seq: its length in tokens, for the record; None for a model of images or sound.
+        seconds: approximate duration; at least ten pairs of rounds are timed.
         seed: of the bootstrap.
-        confidence: share of the bootstrap's draws inside the interval.
-        tell: hears of every pair of blocks.
+        confidence: coverage of the bootstrap interval.
+        on_progress: called with (pairs timed, pairs planned).
+        wait: returns when what ran before has come to rest.
+        clock: returns seconds; None: `time.perf_counter`.
 
     Returns:
-        Latencies, and the ratio of the medians with a bootstrap interval over pairs of blocks. `incomparable_reason` says why the two
-        must not be compared, if so.
+        Latencies of both engines, and the ratio of the median times with a bootstrap interval over pairs of rounds.
+        `void` says why the ratio must not be read as a result, or is None.
     """
-    clocks: tuple[list[float | None], list[float | None]] = ([], [])
+    device_seconds: tuple[list[float | None], list[float | None]] = ([], [])
 
-    def call(engine: Engine, clock: list[float | None]) -> None:
+    def call(engine: Engine, device: list[float | None]) -> None:
         engine.run(feeds)
-        clock.append(engine.device_seconds)
+        device.append(engine.device_seconds)
 
-    pairs = alternate_calls(lambda: call(dense, clocks[0]), lambda: call(compressed, clocks[1]), seconds, tell=tell)
+    pairs = alternate_calls(
+        lambda: call(dense, device_seconds[0]),
+        lambda: call(compressed, device_seconds[1]),
+        seconds,
+        wait=wait,
+        on_progress=on_progress,
+        clock=clock,
+    )
     times = 1e3 * np.stack(list(pairs), axis=1)
     low, high = ratio_interval(times, seed, confidence)
     ratio = float(np.median(times[0]) / np.median(times[1]))
+    reason = incomparable_reason(dense, compressed)
     return Speed(
         batch=batch,
         seq=seq,
-        dense=_latency(times[0], batch, clocks[0]),
-        compressed=_latency(times[1], batch, clocks[1]),
+        dense=_latency(times[0], batch, device_seconds[0]),
+        compressed=_latency(times[1], batch, device_seconds[1]),
         ratio=ratio,
-        # The median of all may lie outside the quantiles of the draws where all draws are alike.
+        # The median of all times may lie outside the quantiles of the draws where all draws are alike.
         low=min(low, ratio),
         high=max(high, ratio),
         confidence=confidence,
-        void=incomparable_reason(dense, compressed),
+        void=None if reason is None else reason.text,
     )
 
 
 def alternate_calls(
-    one: Callable[[], object],
-    other: Callable[[], object],
+    first: Callable[[], object],
+    second: Callable[[], object],
     seconds: float,
     *,
-    rest: Callable[[], None] | None = None,
-    undecided: Callable[[], bool] | None = None,
-    tell: ProgressCallback | None = None,
+    wait: Callable[[], None] = wait_until_idle,
+    needs_more: Callable[[], bool] | None = None,
+    on_progress: ProgressCallback | None = None,
+    clock: Clock | None = None,
 ) -> Iterator[np.ndarray]:
-    """Seconds that calls of the one and the other take, `[2, call]`, for one pair of blocks after another.
+    """Time two callables in pairs of rounds whose order alternates.
 
     Args:
-        one, other: do one call each.
-        seconds: about how long to measure, at most twice that; never fewer than ten pairs.
-        rest: waits until what ran before is quiet; else `wait_until_idle`.
-        undecided: is asked once, when all is measured; if so, as many pairs follow, as far as time is left.
-        tell: hears of every pair.
+        first: one call of the first side.
+        second: one call of the second side.
+        seconds: approximate duration, exceeded at most `OVERTIME` times; at least ten pairs are timed.
+        wait: returns when what ran before has come to rest.
+        needs_more: called once, when all planned pairs are timed; if true, the same number follows as far as time
+            permits.
+        on_progress: called with (pairs timed, pairs planned).
+        clock: returns seconds; None: `time.perf_counter`.
+
+    Yields:
+        For each pair of rounds the seconds of every timed call, `[2, calls]`.
     """
-    rest = rest or wait_until_idle
-    for call in (one, other):
-        for _ in range(_WARM_UPS):
+    clock = clock or time.perf_counter
+    for call in (first, second):
+        for _ in range(WARM_UP_CALLS):
             call()
-    start = time.perf_counter()
-    rest()
-    idle = time.perf_counter() - start
-    pair = sum(float(np.median(_block(call, _TRIED, rest))) for call in (one, other))
-    calls = int(np.clip(2 * _BLOCK_SECONDS / pair, *_CALLS))
-    blocks = int(np.clip(seconds / (pair * (calls + 1) + 2 * idle), *_BLOCKS))
-    start, block = time.perf_counter(), 0
-    while block < blocks and (block < _BLOCKS[0] or time.perf_counter() - start < _LONGEST * seconds):
+    start = clock()
+    wait()
+    idle = clock() - start
+    pair = sum(float(np.median(_round(call, PROBE_CALLS, wait, clock))) for call in (first, second))
+    calls = int(np.clip(2 * _ROUND_SECONDS / pair, *ROUND_CALLS))
+    planned = int(np.clip(seconds / (pair * (calls + 1) + 2 * idle), *ROUNDS))
+    start, number = clock(), 0
+    while number < planned and (number < ROUNDS[0] or clock() - start < OVERTIME * seconds):
         times = np.empty((2, calls))
-        for side in (0, 1) if block % 2 == 0 else (1, 0):
-            times[side] = _block((one, other)[side], calls, rest)
-        if tell is not None:
-            tell(block + 1, blocks)
+        for side in (0, 1) if number % 2 == 0 else (1, 0):
+            times[side] = _round((first, second)[side], calls, wait, clock)
+        if on_progress is not None:
+            on_progress(number + 1, planned)
         yield times
-        block += 1
-        if block == blocks and undecided is not None and undecided():
-            blocks, undecided = 2 * blocks, None
+        number += 1
+        if number == planned and needs_more is not None and needs_more():
+            planned, needs_more = 2 * planned, None
 
 
-def wait_until_idle() -> None:
-    """Wait until no thread of this process computes any more.
-
-    The threads of an ONNX Runtime session spin on for tens of milliseconds after a call, in case another comes; an
-    engine that is timed meanwhile has to share its cores with them, and the faster it is, the more of its calls.
-    """
-    quiet, end = 0, time.perf_counter() + _PATIENCE_SECONDS
-    while quiet < 2 and time.perf_counter() < end:
-        spent = time.process_time()
-        time.sleep(_QUIET_SECONDS)
-        quiet = quiet + 1 if time.process_time() - spent < 0.2 * _QUIET_SECONDS else 0
-
-
-def _block(call: Callable[[], object], calls: int, rest: Callable[[], None]) -> list[float]:
-    rest()
+def _round(call: Callable[[], object], calls: int, wait: Callable[[], None], clock: Clock) -> list[float]:
+    """Seconds of each timed call of one round."""
+    wait()
     call()
     times = []
     for _ in range(calls):
-        start = time.perf_counter()
+        start = clock()
         call()
-        times.append(time.perf_counter() - start)
+        times.append(clock() - start)
     return times
 
 
-def _latency(times: np.ndarray, batch: int, clock: list[float | None]) -> Latency:
-    """From the milliseconds of every timed call `[blocks, calls]`, and the device's seconds of every call there was."""
+def _latency(times: np.ndarray, batch: int, device_seconds: list[float | None]) -> Latency:
+    """The latency of one engine.
+
+    Args:
+        times: milliseconds of every timed call `[rounds, calls]`.
+        batch: rows in a call.
+        device_seconds: seconds of every call by the device's clock, warm-up included; None where it has none.
+    """
     p50, p90, p99 = np.quantile(times, [0.5, 0.9, 0.99])
-    blocks, calls = times.shape
-    known = [seconds for seconds in clock[-blocks * (calls + 1) :] if seconds is not None]
+    rounds, calls = times.shape
+    known = [seconds for seconds in device_seconds[-rounds * (calls + 1) :] if seconds is not None]
     device = None
-    if len(known) == blocks * (calls + 1):
-        timed = 1e3 * np.reshape(known, (blocks, calls + 1))[:, 1:]  # the first of a block fetches the weights
+    if len(known) == rounds * (calls + 1):
+        timed = 1e3 * np.reshape(known, (rounds, calls + 1))[:, 1:]  # the first call of a round is not timed
         device = tuple(float(quantile) for quantile in np.quantile(timed, [0.5, 0.9, 0.99]))
     samples = tuple(round(float(sample), 6) for sample in times.ravel())
     return Latency(
@@ -171,41 +205,53 @@ def _latency(times: np.ndarray, batch: int, clock: list[float | None]) -> Latenc
 
 
 def ratio_interval(times: np.ndarray, seed: int, confidence: float) -> tuple[float, float]:
-    """Bounds of dense p50 over compressed p50, for `times` `[2, blocks, calls]`: pairs of blocks are drawn, not calls,
-    for what disturbs one call disturbs its neighbours."""
+    """Bootstrap bounds of the dense median time over the compressed one.
+
+    Pairs of rounds are drawn, not calls, because what disturbs one call disturbs its neighbours.
+
+    Args:
+        times: `[2, rounds, calls]`, dense first.
+        seed: of the draws.
+        confidence: coverage of the interval.
+    """
     rng = np.random.default_rng(seed)
-    blocks = times.shape[1]
-    drawn = rng.integers(0, blocks, (_RESAMPLES, blocks))
-    ratios = [float(np.median(times[0, chosen]) / np.median(times[1, chosen])) for chosen in drawn]
+    rounds = times.shape[1]
+    draws = rng.integers(0, rounds, (_RESAMPLES, rounds))
+    ratios = [float(np.median(times[0, draw]) / np.median(times[1, draw])) for draw in draws]
     low, high = np.quantile(ratios, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
 
 
-def incomparable_reason(dense: Engine, compressed: Engine) -> str | None:
-    """Why the times of two engines must not be compared, or None.
+def incomparable_reason(dense: Engine, compressed: Engine) -> Note | None:
+    """Why the times of two engines must not be compared; None where they may be.
 
-    The runtime must have fused the same share of the attentions that each graph has. One without any needs none.
+    The settings must match, and the runtime must have fused the same share of the attentions of each graph. A graph
+    without attentions has none to fuse.
     """
     if dense.session != compressed.session or dense.precision != compressed.precision:
-        return "the two engines run with different settings"
-    if dense.attentions and compressed.attentions:
-        one, other = (dense.fused, dense.attentions), (compressed.fused, compressed.attentions)
-        if one[0] * other[1] != other[0] * one[1]:
-            return (
-                f"the runtime fused {one[0]} of {one[1]} attentions of the dense graph and {other[0]} of {other[1]} of "
-                "the compressed one"
-            )
+        return Note(text="the two engines run with different settings", code=NoteCode.SETTINGS_DIFFER)
+    if dense.fused * compressed.attentions != compressed.fused * dense.attentions:
+        return Note(
+            text=f"the runtime fused {dense.fused} of {dense.attentions} attentions of the dense graph and"
+            f" {compressed.fused} of {compressed.attentions} of the compressed graph",
+            code=NoteCode.FUSION_DIFFERS,
+        )
     return None
 
 
 def saved_share(speed: Speed, macs_dense: int, macs_compressed: int) -> float:
-    """Share of time saved over share of multiply-accumulates removed.
+    """Share of time saved over share of multiply-accumulates removed; one where time falls as arithmetic does.
 
-    `(1 - p50_compressed / p50_dense) / (1 - macs_compressed / macs_dense)`: one where time falls as arithmetic does.
+    `(1 - p50_compressed / p50_dense) / (1 - macs_compressed / macs_dense)`
+
+    Args:
+        speed: of both engines.
+        macs_dense: multiply-accumulates of the dense graph.
+        macs_compressed: multiply-accumulates of the compressed graph.
 
     Raises:
         ValueError: no multiply-accumulates were removed.
     """
     if macs_compressed >= macs_dense:
-        raise ValueError(f"{macs_dense} multiply-accumulates before, {macs_compressed} after: none were removed")
+        raise ValueError(f"{macs_dense} multiply-accumulates before and {macs_compressed} after: none were removed")
     return (1 - 1 / speed.ratio) / (1 - macs_compressed / macs_dense)

@@ -41,7 +41,7 @@ def time_variants(
         seq=seq,
         seconds=recipe.measure.seconds,
         seed=recipe.selection.seed,
-        tell=on_progress,
+        on_progress=on_progress,
     )
 
 

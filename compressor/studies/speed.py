@@ -24,7 +24,7 @@ from compressor.model_folder import example_inputs
 from compressor.progress import ProgressCallback
 from compressor.run.sizes import timed_lengths
 from compressor.run.variant import rehearsal_plan, require_complete, shrink
-from compressor.selection.options import heads_to_keep
+from compressor.selection.pool import heads_to_keep
 from compressor.selection.search import Head
 from compressor.studies import figures
 from compressor.studies.base import Result, Study
@@ -136,7 +136,7 @@ class SpeedStudy(Study):
         feeds = {name: value.numpy() for name, value in example_inputs(self.subject.folder, batch, seq or 1).items()}
         seed = self.asked.recipe.selection.seed
         found = interleave(
-            self._dense, engine, feeds, batch=batch, seq=seq, seconds=self._seconds, seed=seed, tell=tell
+            self._dense, engine, feeds, batch=batch, seq=seq, seconds=self._seconds, seed=seed, on_progress=tell
         )
         return {
             "heads": len(kept),

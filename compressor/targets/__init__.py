@@ -1,95 +1,76 @@
-"""Runtimes to build for, by name: one file a runtime."""
+"""The runtimes to build for, by name: a package each, registered by one line in `compressor.config.targets`."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol
 
-from compressor.errors import UsageError
-from compressor.targets.base import TOLERANCE, BuildOptions, Engine, Feeds, Precision, Provider, span
-
-
-class Build(Protocol):
-    """What every target offers: a graph in, a loaded engine out.
-
-    Args of the call:
-        onnx: the graph to build; it is not changed.
-        out: where the file that the runtime loads goes.
-        precision: numbers that it computes in.
-        provider: where it runs; None: a GPU where there is one.
-        threads: threads of one call; None: one a core.
-        tuning: what only some runtimes make use of; None: its defaults.
-
-    Raises:
-        TargetMissingError: the runtime or the device is not there.
-        InputError: the runtime cannot read the graph.
-    """
-
-    def __call__(
-        self,
-        onnx: Path,
-        out: Path,
-        *,
-        precision: Precision = "fp32",
-        provider: Provider | None = None,
-        threads: int | None = None,
-        tuning: BuildOptions | None = None,
-    ) -> Engine: ...
+from compressor.config.targets import TARGETS
+from compressor.errors import ErrorCode, InputError, UsageError, nearest
+from compressor.targets.base import TOLERANCE, BuildOptions, Engine, Feeds, Precision, Provider, Target, span
 
 
-# Resolved when asked for: a runtime that is not installed is no reason to fail before.
-_HOMES = {"ort": "compressor.targets.onnxruntime.target", "trt": "compressor.targets.tensorrt.target"}
-TARGETS = tuple(_HOMES)
-ENGINE_FILES = {"ort": "engine.onnx", "trt": "engine.plan"}
-"""Name of the file that each runtime loads."""
+def target(name: str) -> Target:
+    """The target of a name; calling it builds an engine.
 
-
-def target(name: str) -> Build:
-    """The build function of a target.
+    The object exists on any machine: whether its runtime does is for `Target.check` and `Target.missing` to tell.
 
     Raises:
         UsageError: there is no target of this name.
-        TargetMissingError: its runtime is not on this machine.
     """
-    if name not in _HOMES:
-        raise UsageError(f"{name}: there is no such target; use one of {', '.join(TARGETS)}")
-    build: Build = import_module(_HOMES[name]).build
-    return build
+    if name not in TARGETS:
+        raise UsageError(
+            f"{name}: unknown target; {nearest(name, tuple(TARGETS))}",
+            code=ErrorCode.UNKNOWN_NAME,
+            field="target",
+            value=name,
+        )
+    runtime: Target = import_module(TARGETS[name]).TARGET
+    return runtime
+
+
+def target_of(path: Path) -> Target:
+    """The target whose engines are files like this one, by its suffix.
+
+    Raises:
+        InputError: no target has engines with this suffix.
+    """
+    suffixes = {suffix: runtime for runtime in map(target, TARGETS) for suffix in runtime.suffixes}
+    if path.suffix not in suffixes:
+        raise InputError(
+            f"{path}: unknown kind of engine; name a file that ends in {', '.join(suffixes)}",
+            code=ErrorCode.INVALID_VALUE,
+            path=path,
+        )
+    return suffixes[path.suffix]
 
 
 def check(name: str, precision: Precision, provider: Provider | None, kernel: Path | None = None) -> None:
-    """Make sure that a target can be built for here, before any work is done towards it.
-
-    Raises:
-        UsageError: there is no target of this name, or it cannot use this kernel.
-        TargetMissingError: its runtime or device is not on this machine.
-    """
-    target(name)
-    import_module(_HOMES[name]).check(provider, precision, kernel)
+    """Raise where a target cannot be built for on this machine; see `Target.check`."""
+    target(name).check(precision=precision, provider=provider, kernel=kernel)
 
 
 def missing(name: str) -> str | None:
-    """What a target lacks here that only the machine to deploy on needs; None: nothing, or a run needs it all."""
-    if name != "trt":
-        return None
-    from compressor.targets.tensorrt import target as trt
+    """What this machine lacks for a target; see `Target.missing`."""
+    return target(name).missing()
 
-    return trt.missing()
 
+ENGINE_FILES = {name: target(name).engine_file for name in TARGETS}
+"""Target name -> name of the file that its runtime loads."""
 
 __all__ = [
     "ENGINE_FILES",
     "TARGETS",
     "TOLERANCE",
-    "Build",
     "BuildOptions",
     "Engine",
     "Feeds",
     "Precision",
     "Provider",
+    "Target",
     "check",
     "missing",
     "span",
     "target",
+    "target_of",
 ]

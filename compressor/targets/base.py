@@ -1,13 +1,16 @@
-"""What a runtime gives back: an engine that runs, and the facts about the graph that it runs."""
+"""The interface of a target: the object that describes it, the options of a build, and the engine that it returns."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
+
+from compressor.errors import ErrorCode, UsageError
 
 if TYPE_CHECKING:
     from compressor.results import EngineBuild
@@ -15,28 +18,28 @@ if TYPE_CHECKING:
 Precision = Literal["fp32", "fp16", "bf16"]
 Provider = Literal["cpu", "cuda"]
 Feeds = Mapping[str, np.ndarray]
-"""One batch: array by name of graph input."""
+"""One batch of inputs: graph input -> array."""
 
 TOLERANCE: Mapping[Precision, float] = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
-"""Largest relative error at which an engine still computes the function of its graph; bfloat16 has three bits less than
-half precision."""
+"""Largest relative error of an engine against its graph. bfloat16 has three mantissa bits less than half precision."""
 
 Span = tuple[int, int, int]
-"""Least, usual and most of a size."""
+"""Smallest, usual and largest value of a size."""
 
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What one runtime or another can make use of: sizes and limits, where it builds its engines for them (TensorRT).
+    """Sizes that an engine must take, and settings that only some targets use (`Target.options`).
 
     Attributes:
-        batch, seq: sizes of the first axis, and of the other free axes; an engine is fastest at the usual ones.
-        memory: length of the memories and caches, where the graph has any.
-        workspace: bytes that building may take on the device; None: all there are.
-        timing_cache: file that the times of kernels are kept in and taken from; None: one in the user's cache.
-        hardware_compatible: the engine shall run on other GPUs too, from Ampere on.
-        version_compatible: the engine shall run with later versions too, of the same major version.
-        kernel: library that ONNX Runtime on the CPU computes block-sparse attention with; None: the graph's function.
+        batch: sizes of the first axis; a TensorRT engine is fastest at the usual one.
+        seq: sizes of the other free axes, in tokens.
+        memory: lengths of memories and caches, where the graph has any.
+        workspace: bytes of device memory that the build may use; None: all free memory.
+        timing_cache: file of TensorRT's kernel timings, read and updated; None: a file in the user's cache.
+        hardware_compatible: build a TensorRT engine that runs on other GPUs too, from Ampere on.
+        version_compatible: build a TensorRT engine that later versions run too.
+        kernel: library of `compress kernel`, for block-sparse attention in ONNX Runtime on the CPU; None: plain ONNX.
     """
 
     batch: Span = (1, 8, 8)
@@ -50,30 +53,32 @@ class BuildOptions:
 
 
 def span(usual: Iterable[int], also: Iterable[int] = ()) -> Span:
-    """Least, usual and most of the sizes that an engine takes.
+    """The span of sizes that an engine must take.
 
-    The usual one is the middle of those that it is built for, the larger of two; those that it must take `also` only
-    widen the span.
+    Args:
+        usual: sizes that the engine is optimized for; the middle one, of two the larger, becomes the usual size.
+        also: further sizes that the engine must take; they widen the span only.
     """
     sizes = sorted(usual)
-    every = (*sizes, *also)
-    return min(every), sizes[len(sizes) // 2], max(every)
+    total = (*sizes, *also)
+    return min(total), sizes[len(sizes) // 2], max(total)
 
 
 class Engine(Protocol):
-    """One graph, built and loaded.
+    """A graph, built and loaded.
 
     Attributes:
         path: the file that the runtime loads.
-        inputs, outputs: names of the graph's inputs and outputs, in order.
-        precision: numbers that it computes in.
-        attentions: attentions that the graph has; a layer whose attention was removed needs none.
-        fused: how many of them the runtime executes as one operator each.
-        kernels: how many operators of each type the runtime executes.
+        inputs: names of the graph's inputs, in order.
+        outputs: names of the graph's outputs, in order.
+        precision: numeric precision of the engine.
+        attentions: number of attentions in the graph; a layer without heads has none.
+        fused: number of attentions that the runtime executes as one operator each.
+        kernels: number of executed operators by type.
         optimization: what was done to the graph for this runtime, in one line.
-        session: runtime, its version, device and options: all that is needed to build the like again.
-        built: what came of building ahead of time; None where the runtime loads the graph as it is.
-        device_seconds: what the last run took on the device by its own clock, transfers left out; None: not known.
+        session: runtime, version, device and options: everything needed to build an equal engine.
+        built: facts about a build ahead of time; None where the runtime loads the graph itself.
+        device_seconds: time of the last run by the device's clock, transfers excluded; None: unknown.
     """
 
     @property
@@ -100,10 +105,134 @@ class Engine(Protocol):
     def device_seconds(self) -> float | None: ...
 
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
-        """Outputs by name. Inputs that the graph does not have are left out."""
+        """Outputs by name. Feeds that the graph has no input for are ignored."""
         ...
 
     def memory(self, feeds: Feeds) -> int | None:
-        """By how many bytes loading it and running `feeds` grows a fresh process at its peak, or what is taken of the
-        device's memory where it has its own; None: cannot be told."""
+        """Bytes that loading the engine and running `feeds` takes at the peak, on the device where it has memory of its
+        own, else in a fresh process; None: unknown."""
         ...
+
+
+class Target(ABC):
+    """A runtime to build for. Its package defines one object of a subclass, `TARGET`, in `target.py`.
+
+    Calling the object builds an engine, like `build`. Modules that need the runtime are imported by the methods, so
+    that the object exists where the runtime does not.
+
+    Attributes:
+        name: key in `TARGETS`, and value of `--target`.
+        title: the runtime's name for readers, e.g. `ONNX Runtime`.
+        engine_file: name of the file in the folder of a run that `build` writes and the runtime loads.
+        metadata_file: name of the file beside the engine without which it cannot be loaded; None: there is none.
+        suffixes: suffixes of the engine files that `load` takes.
+        providers: devices that its engines run on.
+        options: fields of `BuildOptions` that it uses, besides the sizes.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    engine_file: ClassVar[str]
+    metadata_file: ClassVar[str | None] = None
+    suffixes: ClassVar[tuple[str, ...]]
+    providers: ClassVar[tuple[Provider, ...]]
+    options: ClassVar[frozenset[str]] = frozenset()
+
+    @property
+    def needs_device(self) -> bool:
+        """Whether engines run on a GPU only; without one a run falls back to ONNX Runtime on the CPU."""
+        return "cpu" not in self.providers
+
+    def missing(self) -> str | None:
+        """What only the machine to deploy on must have and this one lacks, in a few words; None: nothing."""
+        return None
+
+    def check_request(self, *, provider: Provider | None = None, kernel: Path | None = None) -> None:
+        """Raise where requested options contradict the target, on any machine.
+
+        Raises:
+            UsageError: the target runs on no such provider, or cannot use a kernel.
+        """
+        if provider is not None and provider not in self.providers:
+            raise UsageError(
+                f"--provider {provider}: {self.title} runs on {' or '.join(self.providers)} only; omit --provider, or"
+                " use --target ort",
+                code=ErrorCode.CONTRADICTION,
+                fields=("provider", "target"),
+                value=provider,
+            )
+        if kernel is not None and "kernel" not in self.options:
+            raise UsageError(
+                f"--kernel {kernel}: {self.title} cannot use it, it is for ONNX Runtime on the CPU; omit --kernel, or"
+                " use --target ort",
+                code=ErrorCode.CONTRADICTION,
+                fields=("kernel", "target"),
+                value=kernel,
+            )
+
+    @abstractmethod
+    def check(
+        self, *, precision: Precision = "fp32", provider: Provider | None = None, kernel: Path | None = None
+    ) -> None:
+        """Raise where engines cannot be built on this machine, before any work is done for them.
+
+        Raises:
+            UsageError: options contradict the target, or the runtime lacks the precision.
+            TargetMissingError: the runtime or its device is missing.
+        """
+
+    @abstractmethod
+    def build(
+        self,
+        onnx: Path,
+        out: Path,
+        *,
+        precision: Precision = "fp32",
+        provider: Provider | None = None,
+        threads: int | None = None,
+        options: BuildOptions | None = None,
+    ) -> Engine:
+        """Build an engine and load it.
+
+        Args:
+            onnx: the graph; its file stays unchanged.
+            out: the file to write, which the runtime loads.
+            precision: numeric precision of the engine.
+            provider: device to run on; None: a GPU where there is one.
+            threads: threads per call; None: one per core.
+            options: sizes and settings of the build; None: the defaults.
+
+        Raises:
+            TargetMissingError: the runtime or its device is missing.
+            InputError: the runtime cannot read the graph or cannot build it.
+        """
+
+    @abstractmethod
+    def load(
+        self, path: Path, *, provider: Provider | None = None, threads: int | None = None, kernel: Path | None = None
+    ) -> Engine:
+        """Load an engine that was built earlier.
+
+        Args:
+            path: the file that `build` wrote.
+            provider: device to run on; None: a GPU where there is one.
+            threads: threads per call; None: one per core.
+            kernel: library of `compress kernel`; None: plain ONNX.
+
+        Raises:
+            TargetMissingError: the runtime or its device is missing.
+            InputError: the file is missing or damaged, or was built for another device or version.
+        """
+
+    def __call__(
+        self,
+        onnx: Path,
+        out: Path,
+        *,
+        precision: Precision = "fp32",
+        provider: Provider | None = None,
+        threads: int | None = None,
+        options: BuildOptions | None = None,
+    ) -> Engine:
+        """Build an engine; see `build`."""
+        return self.build(onnx, out, precision=precision, provider=provider, threads=threads, options=options)

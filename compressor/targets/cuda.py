@@ -1,7 +1,7 @@
-"""The NVIDIA GPU of this machine, through its driver alone: what it is, memory on it, and its clock.
+"""The NVIDIA GPU of this machine, through its driver alone: its name, memory on it, and its clock.
 
-Nothing but `libcuda` is needed, which comes with the driver. TensorRT itself must not be asked whether there is a GPU:
-without one its runtime ends the process.
+Only `libcuda` is needed, which comes with the driver. TensorRT cannot be asked whether there is a GPU: without one its
+runtime ends the process.
 """
 
 from __future__ import annotations
@@ -9,17 +9,22 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+from collections.abc import Callable
 from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_void_p
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from compressor.errors import InputError, TargetMissingError
+from compressor.errors import ErrorCode, InputError, TargetMissingError
 
 _LIBRARY = "libcuda.so.1"
 _OUT_OF_MEMORY = 2
+"""CUDA_ERROR_OUT_OF_MEMORY."""
 _MAJOR, _MINOR = 75, 76
 """CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and MINOR."""
+_NON_BLOCKING = 1
+"""CU_STREAM_NON_BLOCKING."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +32,9 @@ class Device:
     """A GPU.
 
     Attributes:
-        name: as its maker calls it, e.g. `NVIDIA H200`.
+        name: as reported by the driver, e.g. `NVIDIA H200`.
         capability: compute capability, e.g. (9, 0).
-        memory: bytes on it.
+        memory: bytes of its memory.
     """
 
     name: str
@@ -41,15 +46,21 @@ class Device:
 
 
 class CudaDriver:
-    """The driver's calls, on the first GPU, in the context that the CUDA runtime of this process uses too.
+    """Calls of the driver on the first GPU, in the primary context, which the CUDA runtime of this process uses too.
+
+    Args:
+        load: opens the driver's library by name.
+
+    Attributes:
+        device: the GPU.
 
     Raises:
         OSError: there is no driver.
-        InputError: a call fails; the message names it.
+        InputError: a call fails.
     """
 
-    def __init__(self) -> None:
-        self._library = ctypes.CDLL(_LIBRARY)
+    def __init__(self, load: Callable[[str], Any] = ctypes.CDLL) -> None:
+        self._library = load(_LIBRARY)
         self.call("cuInit", 0)
         device, major, minor, memory = c_int(), c_int(), c_int(), c_size_t()
         name = ctypes.create_string_buffer(256)
@@ -63,92 +74,134 @@ class CudaDriver:
         self.call("cuDevicePrimaryCtxRetain", byref(self._context), device)
 
     def call(self, name: str, *args: object) -> None:
-        """One call of the driver."""
-        failed = getattr(self._library, name)(*args)
-        if failed:
-            said = c_char_p()
-            self._library.cuGetErrorString(failed, byref(said))
-            why = (said.value or b"?").decode()
-            mend = "free some of its memory or give smaller sizes" if failed == _OUT_OF_MEMORY else "check the driver"
-            raise InputError(f"the GPU's driver refuses {name} (error {failed}: {why}); {mend}")
+        """Call a function of the driver.
+
+        Raises:
+            InputError: it returns an error; the message holds the driver's text.
+        """
+        status = getattr(self._library, name)(*args)
+        if status:
+            text = c_char_p()
+            self._library.cuGetErrorString(status, byref(text))
+            reason = (text.value or b"?").decode()
+            full = status == _OUT_OF_MEMORY
+            remedy = "free some of its memory or use smaller sizes" if full else "check the driver"
+            raise InputError(
+                f"{name}: the GPU's driver reports error {status} ({reason}); {remedy}",
+                code=ErrorCode.OUT_OF_MEMORY if full else ErrorCode.RUNTIME_FAILED,
+                function=name,
+                status=status,
+            )
 
     def enter(self) -> None:
         """Make the context current in this thread."""
         self.call("cuCtxSetCurrent", self._context)
 
     def free_memory(self) -> int:
-        """Bytes that are free on the GPU."""
+        """Bytes of free memory on the GPU."""
         free, total = c_size_t(), c_size_t()
         self.enter()
         self.call("cuMemGetInfo_v2", byref(free), byref(total))
         return free.value
 
 
-@functools.cache
-def driver() -> CudaDriver:
-    """The driver.
+def open_driver(load: Callable[[str], Any] = ctypes.CDLL) -> CudaDriver:
+    """The driver of this machine's GPU.
+
+    Args:
+        load: opens the driver's library by name.
 
     Raises:
-        TargetMissingError: there is none, or no GPU; the message has what it says itself.
+        TargetMissingError: there is no driver or no usable GPU; the message holds the driver's text.
     """
     try:
-        return CudaDriver()
+        return CudaDriver(load)
     except (OSError, AttributeError) as error:
-        raise TargetMissingError("there is no NVIDIA GPU here, or no driver for it (libcuda)") from error
+        raise TargetMissingError(
+            "there is no NVIDIA GPU here, or no driver for it (libcuda)", code=ErrorCode.DEVICE_MISSING
+        ) from error
     except InputError as error:
-        raise TargetMissingError(f"there is no NVIDIA GPU here that can be used: {error}") from error
+        raise TargetMissingError(
+            f"there is no NVIDIA GPU here that can be used: {error}", code=ErrorCode.DEVICE_MISSING, **error.details
+        ) from error
 
 
-class Stream:
-    """An order of work on the GPU, with two marks to take the time between."""
+@functools.cache
+def driver() -> CudaDriver:
+    """The driver of this machine's GPU, opened once.
 
-    def __init__(self, of: CudaDriver) -> None:
-        of.enter()
-        self._driver = of
+    Raises:
+        TargetMissingError: there is no driver or no usable GPU.
+    """
+    return open_driver()
+
+
+class CudaStream:
+    """A CUDA stream with a start and a stop event.
+
+    Args:
+        driver: of the GPU.
+    """
+
+    def __init__(self, driver: CudaDriver) -> None:
+        driver.enter()
+        self._driver = driver
         self.handle = c_void_p()
-        of.call("cuStreamCreate", byref(self.handle), 1)  # CU_STREAM_NON_BLOCKING
-        self._marks = (c_void_p(), c_void_p())
-        for mark in self._marks:
-            of.call("cuEventCreate", byref(mark), 0)
+        driver.call("cuStreamCreate", byref(self.handle), _NON_BLOCKING)
+        self._start, self._stop = c_void_p(), c_void_p()
+        for event in (self._start, self._stop):
+            driver.call("cuEventCreate", byref(event), 0)
 
-    def mark(self, which: int) -> None:
-        """Note the time when all work given so far is done, as mark 0 or 1."""
-        self._driver.call("cuEventRecord", self._marks[which], self.handle)
+    def record_start(self) -> None:
+        """Record the start event behind all work enqueued so far."""
+        self._driver.call("cuEventRecord", self._start, self.handle)
 
-    def wait(self) -> None:
-        """Until all work given so far is done."""
+    def record_stop(self) -> None:
+        """Record the stop event behind all work enqueued so far."""
+        self._driver.call("cuEventRecord", self._stop, self.handle)
+
+    def synchronize(self) -> None:
+        """Wait until all work enqueued so far has finished."""
         self._driver.call("cuStreamSynchronize", self.handle)
 
-    def seconds(self) -> float:
-        """From mark 0 to mark 1, by the GPU's clock."""
+    def elapsed_seconds(self) -> float:
+        """Seconds from the start event to the stop event, by the GPU's clock."""
         milliseconds = c_float()
-        self._driver.call("cuEventElapsedTime", byref(milliseconds), *self._marks)
+        self._driver.call("cuEventElapsedTime", byref(milliseconds), self._start, self._stop)
         return milliseconds.value / 1e3
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # the driver may be gone at exit
             self._driver.enter()
-            for mark in self._marks:
-                self._driver.call("cuEventDestroy_v2", mark)
+            for event in (self._start, self._stop):
+                self._driver.call("cuEventDestroy_v2", event)
             self._driver.call("cuStreamDestroy_v2", self.handle)
 
 
-class Buffer:
-    """Memory on the GPU, that grows as it must and is given back with the object."""
+class DeviceBuffer:
+    """Memory on the GPU that grows on demand and is freed with the object.
 
-    def __init__(self, of: CudaDriver) -> None:
-        self._driver, self.address, self.size = of, c_void_p(), 0
+    Args:
+        driver: of the GPU.
+
+    Attributes:
+        address: of the first byte.
+        size: in bytes.
+    """
+
+    def __init__(self, driver: CudaDriver) -> None:
+        self._driver, self.address, self.size = driver, c_void_p(), 0
 
     def reserve(self, size: int) -> int:
-        """Make room for `size` bytes, one at least; the address of the first."""
+        """Grow to `size` bytes, at least one, and return the address of the first; growing discards the content."""
         if size > self.size or not self.size:
-            self.release()
+            self.free()
             self._driver.call("cuMemAlloc_v2", byref(self.address), c_size_t(max(size, 1)))
             self.size = max(size, 1)
         return int(self.address.value or 0)
 
-    def upload(self, array: np.ndarray, stream: Stream) -> int:
-        """Copy an array there; it must stay as it is until the stream has been waited for."""
+    def upload(self, array: np.ndarray, stream: CudaStream) -> int:
+        """Copy an array to the GPU and return its address. The array must stay unchanged until `synchronize`."""
         address = self.reserve(array.nbytes)
         if array.nbytes:
             self._driver.call(
@@ -156,15 +209,15 @@ class Buffer:
             )
         return address
 
-    def download(self, array: np.ndarray, stream: Stream) -> None:
-        """Fill an array from there, once the stream has been waited for."""
+    def download(self, array: np.ndarray, stream: CudaStream) -> None:
+        """Fill an array from the GPU; its content is valid once the stream is synchronized."""
         if array.nbytes:
             self._driver.call(
                 "cuMemcpyDtoHAsync_v2", c_void_p(array.ctypes.data), self.address, c_size_t(array.nbytes), stream.handle
             )
 
-    def release(self) -> None:
-        """Give the memory back."""
+    def free(self) -> None:
+        """Free the memory."""
         if self.size:
             self.size = 0
             self._driver.enter()
@@ -172,4 +225,4 @@ class Buffer:
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # the driver may be gone at exit
-            self.release()
+            self.free()

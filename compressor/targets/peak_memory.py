@@ -1,4 +1,4 @@
-"""Peak memory of a graph in ONNX Runtime, measured where nothing else is: in a process of its own."""
+"""Peak memory of a graph in ONNX Runtime, measured in a process that does nothing else."""
 
 from __future__ import annotations
 
@@ -21,13 +21,18 @@ _RUNS = 3
 
 
 def peak_growth(path: Path, session: Mapping[str, Any], feeds: Feeds) -> int | None:
-    """By how many bytes loading and running a graph grows the resident set of a fresh process, at its peak; on CUDA by
-    how many the GPU's free memory shrinks, whoever else uses it.
+    """Bytes by which loading and running a graph grows the resident set of a fresh process at its peak.
 
-    What the process holds before (interpreter, runtime, inputs) is not counted.
+    On CUDA: bytes by which the GPU's free memory shrinks, including what other processes take meanwhile. What the
+    process holds before (interpreter, runtime, inputs) is not counted.
+
+    Args:
+        path: the graph.
+        session: settings of the session, see `ort_session.session_settings`.
+        feeds: one batch of inputs.
 
     Returns:
-        Bytes, or None where the system does not tell (no `/proc`) or the process did not live.
+        The number of bytes; None where the system has no `/proc`, or the process failed.
     """
     if not _STATUS.exists():
         return None
@@ -35,25 +40,26 @@ def peak_growth(path: Path, session: Mapping[str, Any], feeds: Feeds) -> int | N
         np.savez(Path(folder) / "feeds.npz", allow_pickle=False, **feeds)
         request = json.dumps({"path": str(path), "session": dict(session), "feeds": f"{folder}/feeds.npz"})
         command = [sys.executable, "-W", "ignore", "-m", "compressor.targets.peak_memory", request]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return int(done.stdout) if done.returncode == 0 else None
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
+    return int(process.stdout) if process.returncode == 0 else None
 
 
-def _child(request: str) -> int:
+def _measure(request: str) -> int:
+    """What the fresh process does; see `peak_growth`."""
     from compressor.targets.cuda import driver
-    from compressor.targets.onnxruntime.ort_session import PROVIDERS, open_session, run
+    from compressor.targets.onnxruntime.ort_session import PROVIDERS, open_session, run_session
 
-    asked = json.loads(request)
-    with np.load(asked["feeds"]) as archive:
+    arguments = json.loads(request)
+    with np.load(arguments["feeds"]) as archive:
         feeds = dict(archive)
     with contextlib.suppress(OSError):
-        _CLEAR.write_text("5", encoding="ascii")  # sets the peak back to what is held now: imports have peaks too
-    on_gpu = asked["session"]["provider"] == PROVIDERS["cuda"]
+        _CLEAR.write_text("5", encoding="ascii")  # resets the peak, which importing has raised, to the current size
+    on_gpu = arguments["session"]["provider"] == PROVIDERS["cuda"]
     before = driver().free_memory() if on_gpu else _kilobytes("VmRSS")
-    engine = open_session(Path(asked["path"]), asked["session"])
+    session = open_session(Path(arguments["path"]), arguments["session"])
     for _ in range(_RUNS):
-        run(engine, feeds)
-    if on_gpu:  # ONNX Runtime keeps what it has taken once
+        run_session(session, feeds)
+    if on_gpu:  # ONNX Runtime does not return device memory, so what is taken now was taken at the peak
         return max(0, before - driver().free_memory())
     return max(0, _kilobytes("VmHWM") - before) * 1024
 
@@ -64,4 +70,4 @@ def _kilobytes(field: str) -> int:
 
 
 if __name__ == "__main__":
-    print(_child(sys.argv[1]))
+    print(_measure(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""Inputs for any graph: random, and valid as far as the graph itself says what is."""
+"""Random inputs of a graph, valid as far as the graph itself says which inputs are."""
 
 from __future__ import annotations
 
@@ -9,51 +9,59 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
-from compressor.errors import InputError
-from compressor.segment_memory import MEMORY_LENGTH, MAX_POSITIONS
+from compressor.errors import ErrorCode, InputError
+from compressor.segment_memory import MAX_POSITIONS, MEMORY_LENGTH
 
-_CARRIERS = frozenset(("Cast", "Clip", "Concat", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze"))
-_CARRIERS |= {"Transpose", "Unsqueeze", "Where"}
-_FALLBACK_RANGE = 2
-"""Integers that look nothing up may be flags."""
-
+_CARRIERS = frozenset(
+    "Cast Clip Concat Expand Flatten Identity Reshape Slice Squeeze Transpose Unsqueeze Where".split()
+)
+"""Operators whose output holds the ids of their input."""
+_FLAG_RANGE = 2
+"""Range of integers that index no table: they may be flags."""
 
 Axis = Literal["batch", "memory", "past", "length"]
 
 
-def free_axis(value: ir.Value, axis: int) -> Axis:
-    """What a free axis of an input counts: rows, positions of a memory, of a key/value cache, or tokens."""
+def axis_kind(value: ir.Value, axis: int) -> Axis:
+    """What a free axis of an input counts: rows, positions of a memory or of a key/value cache, or tokens."""
     if axis == 0:
         return "batch"
     if axis == 1 and str(value.name).startswith("memory_"):
         return "memory"
-    # A cache is as long as the past; `past_sequence_length + sequence_length` is not the past alone.
+    # A cache is as long as the past; an axis `past_sequence_length + sequence_length` counts new tokens too.
     dim = value.shape[axis] if value.shape is not None else None
     past = isinstance(dim, ir.SymbolicDim) and re.fullmatch(r"past\w*", str(dim.value or ""))
     return "past" if past else "length"
 
 
-def memory_beside(model: ir.Model, seq: int) -> int | None:
-    """Positions of memory that a graph's model keeps and has positions for beside `seq` tokens; None: it does not say.
+def memory_length(model: ir.Model, seq: int) -> int | None:
+    """The longest memory of a model that reads a segment of `seq` tokens; None where the graph's metadata lack it.
 
-    As many as `example_inputs` gives the model itself.
+    `model_folder.example_inputs` gives the PyTorch model memories of the same length.
     """
-    told = [model.metadata_props.get(name, "") for name in (MEMORY_LENGTH, MAX_POSITIONS)]
-    if not all(text.isdecimal() for text in told):
+    limits = [model.metadata_props.get(name, "") for name in (MEMORY_LENGTH, MAX_POSITIONS)]
+    if not all(text.isdecimal() for text in limits):
         return None
-    kept, positions = map(int, told)
-    return max(0, min(kept, positions - seq))
+    longest, positions = map(int, limits)
+    return max(0, min(longest, positions - seq))
 
 
 def free_sizes(model: ir.Model, batch: int, seq: int, memory: int | None = None) -> dict[Axis, int]:
-    """Sizes of the free axes of a graph's inputs; `memory` as in `random_feeds`."""
+    """Sizes of the free axes of a graph's inputs.
+
+    Args:
+        model: the graph.
+        batch: number of rows.
+        seq: number of tokens.
+        memory: positions of memories; None: the longest that the model takes, or `seq` where that is unknown.
+    """
     if memory is None:
-        memory = memory_beside(model, seq)
+        memory = memory_length(model, seq)
     return {"batch": batch, "length": seq, "memory": seq if memory is None else memory, "past": 0}
 
 
 def fixed_batch(model: ir.Model) -> int | None:
-    """The batch that the graph fixes; None where it takes any."""
+    """The batch size that the graph fixes; None where it takes any."""
     shapes = (value.shape for value in model.graph.inputs if not value.is_initializer())
     sizes = (shape[0] for shape in shapes if shape is not None and len(shape) > 1)
     return next((size for size in sizes if isinstance(size, int)), None)
@@ -62,21 +70,21 @@ def fixed_batch(model: ir.Model) -> int | None:
 def random_feeds(
     model: ir.Model, batch: int, seq: int, *, memory: int | None = None, seed: int = 0, padded: bool = False
 ) -> dict[str, np.ndarray]:
-    """One batch for a graph whose inputs are known by name and type alone.
+    """One batch of inputs for a graph of which only names and types of the inputs are known.
 
-    Ids are drawn below the number of rows of every table that they look up; positions count up from zero; masks are
+    Ids are drawn below the number of rows of every table that they index; positions count up from zero; masks are
     ones; key/value caches are empty; everything else is normal noise.
 
     Args:
         model: the graph.
-        batch: size of free leading axes.
-        seq: size of every other free axis, but for those of caches and memories.
-        memory: positions of memories; None: all that the model keeps beside `seq` tokens, `seq` where it does not say.
-        seed: of the draws.
-        padded: mask out the last quarter of every second row (one position at least), where there is a mask.
+        batch: size of free first axes.
+        seq: size of every other free axis, except those of caches and memories.
+        memory: positions of memories; None: the longest that the model takes, or `seq` where that is unknown.
+        seed: of the random numbers.
+        padded: mask the last quarter of every second row, at least one position, where there is a mask.
 
     Raises:
-        InputError: the graph fixes its batch at another size.
+        InputError: the graph fixes another batch size.
     """
     rng = np.random.default_rng(seed)
     sizes = free_sizes(model, batch, seq, memory)
@@ -91,12 +99,17 @@ def _shape(value: ir.Value, sizes: Mapping[Axis, int]) -> tuple[int, ...]:
     shape = []
     for axis, dim in enumerate(value.shape or ()):
         if isinstance(dim, ir.SymbolicDim):
-            shape.append(sizes[free_axis(value, axis)])
+            shape.append(sizes[axis_kind(value, axis)])
         else:
             if axis == 0 and len(value.shape or ()) > 1 and dim != sizes["batch"]:
                 raise InputError(
-                    f"{value.name}: the graph fixes the batch at {dim}, {sizes['batch']} was asked for; ask for {dim}"
-                    " or export the graph with a free batch axis"
+                    f"{value.name}: the graph fixes the batch size at {dim}, and {sizes['batch']} was requested;"
+                    f" request {dim}, or export the graph with a free batch axis",
+                    code=ErrorCode.TENSOR_MISMATCH,
+                    field="batch",
+                    tensor=value.name,
+                    value=sizes["batch"],
+                    expected=dim,
                 )
             shape.append(dim)
     return tuple(shape)
@@ -114,15 +127,15 @@ def _content(value: ir.Value, shape: tuple[int, ...], rng: np.random.Generator, 
         return rng.standard_normal(shape).astype(dtype)
     if "position" in name and shape:
         return np.broadcast_to(np.arange(shape[-1], dtype=dtype), shape).copy()
-    rows = min(_tables(value), default=_FALLBACK_RANGE)
+    rows = min(_table_sizes(value), default=_FLAG_RANGE)
     return rng.integers(0, rows, shape).astype(dtype)
 
 
-def _tables(value: ir.Value) -> Iterator[int]:
-    """Rows of every table that the input is looked up in."""
-    seen, front = {value}, [value]
-    while front:
-        for node, position in front.pop().uses():
+def _table_sizes(value: ir.Value) -> Iterator[int]:
+    """The number of rows of every table that an input indexes."""
+    visited, pending = {value}, [value]
+    while pending:
+        for node, position in pending.pop().uses():
             table = None
             if node.op_type == "Gather" and position == 1 and node.attributes.get_int("axis", 0) == 0:
                 table = node.inputs[0]
@@ -132,6 +145,6 @@ def _tables(value: ir.Value) -> Iterator[int]:
                 rows = table.shape[0] if table.shape is not None and len(table.shape) > 1 else None
                 if isinstance(rows, int) and table.is_initializer():
                     yield rows
-            elif node.op_type in _CARRIERS and node.outputs[0] not in seen:
-                seen.add(node.outputs[0])
-                front.append(node.outputs[0])
+            elif node.op_type in _CARRIERS and node.outputs[0] not in visited:
+                visited.add(node.outputs[0])
+                pending.append(node.outputs[0])

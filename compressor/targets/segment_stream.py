@@ -1,5 +1,4 @@
-"""Read a text through an engine segment by segment, as `AllAttentionForCausalLM` reads it: each with the memories of
-the segments before."""
+"""Read texts through an engine segment by segment, each segment with the memories of the earlier ones."""
 
 from __future__ import annotations
 
@@ -8,18 +7,18 @@ from pathlib import Path
 
 import numpy as np
 
-from compressor.errors import InputError
-from compressor.segment_memory import MEMORY_LENGTH, MAX_POSITIONS, MemoryLimits, memory_names, new_memory_names
+from compressor.errors import ErrorCode, InputError
+from compressor.segment_memory import MAX_POSITIONS, MEMORY_LENGTH, MemoryLimits, memory_names, new_memory_names
 from compressor.targets.base import Engine
 from graph_passes import load
 
 
 def limits(graph: Path) -> MemoryLimits | None:
-    """What the model of a graph remembers; None where it has no memory.
+    """Number and sizes of a graph's memories; None where it has no memory.
 
     Raises:
         GraphError: the file cannot be read.
-        InputError: the width of its memory is not fixed.
+        InputError: the width of its memories is not fixed.
     """
     model = load(graph)
     shapes = {str(value.name): value.shape for value in model.graph.inputs}
@@ -27,58 +26,82 @@ def limits(graph: Path) -> MemoryLimits | None:
         return None
     layers, shape = sum(name.startswith("memory_") for name in shapes), shapes["memory_0"]
     if shape is None or len(shape) != 3 or not isinstance(shape[2], int):
-        sizes = "of no known shape" if shape is None else f"[{', '.join(map(str, shape))}]"
+        sizes = "unknown" if shape is None else f"[{', '.join(map(str, shape))}]"
         raise InputError(
-            f"{graph}: memory_0 is {sizes}, not [batch, memory, width] of a fixed width; export the model again"
+            f"{graph}: the shape of memory_0 is {sizes}, and [batch, memory, width] of a fixed width is needed; export"
+            " the model again",
+            code=ErrorCode.TENSOR_MISMATCH,
+            path=graph,
+            tensor="memory_0",
+            shape=None if shape is None else tuple(map(str, shape)),
         )
     known = {name: int(text) for name, text in model.metadata_props.items() if name in (MEMORY_LENGTH, MAX_POSITIONS)}
     return MemoryLimits(layers, shape[2], known.get(MEMORY_LENGTH), known.get(MAX_POSITIONS))
 
 
 def empty_memories(graph: Path, batch: int) -> dict[str, np.ndarray]:
-    """Memories of a text of which nothing was read yet, `[batch, 0, hidden]`; none where the graph has none."""
-    found = limits(graph)
-    return {} if found is None else dict(zip(memory_names(found.layers), _empty(found, batch), strict=True))
+    """Memories `[batch, 0, hidden]` for the first segment of texts; none where the graph has no memory."""
+    sizes = limits(graph)
+    return {} if sizes is None else dict(zip(memory_names(sizes.layers), _empty(sizes, batch), strict=True))
 
 
-def _empty(found: MemoryLimits, batch: int) -> list[np.ndarray]:
-    return [np.zeros((batch, 0, found.hidden_size), np.float32)] * found.layers
+def _empty(sizes: MemoryLimits, batch: int) -> list[np.ndarray]:
+    return [np.zeros((batch, 0, sizes.hidden_size), np.float32)] * sizes.layers
 
 
 class Stream:
-    """Texts on their way through an engine, one a row.
+    """Reads texts through an engine, one text per row of the batch.
 
     Args:
         engine: built from `graph`.
         graph: an ONNX file with inputs `input_ids`, `memory_0`, ... and outputs `logits`, `new_memory_0`, ...
+
+    Attributes:
+        engine: the engine.
+        limits: number and sizes of its memories.
+        memories: one array `[batch, memory, hidden]` per layer, none before the first segment. Assign it to continue
+            elsewhere in a text; one array `[layer, batch, memory, hidden]` is accepted too.
 
     Raises:
         InputError: the graph has no memory, or one whose width is not fixed.
     """
 
     def __init__(self, engine: Engine, graph: Path) -> None:
-        found = limits(graph)
-        if found is None:
-            raise InputError(f"{graph}: has no memory_0 among its inputs; export a model that reads segment by segment")
-        self.engine, self.limits = engine, found
+        sizes = limits(graph)
+        if sizes is None:
+            raise InputError(
+                f"{graph}: has no input memory_0; export a model that reads segment by segment",
+                code=ErrorCode.TENSOR_MISMATCH,
+                path=graph,
+                tensor="memory_0",
+            )
+        self.engine, self.limits = engine, sizes
         self.memories: Sequence[np.ndarray] | np.ndarray = ()
-        """One a layer, `[batch, memory, hidden]`; none before the first segment. May be set to go on elsewhere, to one
-        array `[layer, batch, memory, hidden]` too."""
 
     def read(self, input_ids: np.ndarray) -> np.ndarray:
-        """Logits `[batch, segment, vocabulary]` of the next segment `[batch, segment]` of every text.
+        """Read the next segment of every text, and keep the new memories.
+
+        Args:
+            input_ids: token ids `[batch, segment]`.
+
+        Returns:
+            Logits `[batch, segment, vocabulary]`.
 
         Raises:
-            InputError: the memories do not fit, or the segment is longer than positions allow; nothing is changed.
+            InputError: the memories do not fit, or the segment is longer than positions allow; `memories` is unchanged.
         """
         if input_ids.ndim != 2 or input_ids.dtype.kind not in "iu" or not input_ids.shape[1]:
             raise InputError(
-                f"a segment of {input_ids.dtype} {list(input_ids.shape)} was given; give token ids [batch, segment]"
+                f"input_ids: {input_ids.dtype} {list(input_ids.shape)}; pass integer token ids [batch, segment], one"
+                " or more per text",
+                code=ErrorCode.TENSOR_MISMATCH,
+                tensor="input_ids",
+                shape=input_ids.shape,
             )
         batch, segment = input_ids.shape
         memories = self.memories if len(self.memories) else _empty(self.limits, batch)
         self.limits.check(batch, segment, [memory.shape for memory in memories])
-        named: Mapping[str, np.ndarray] = dict(zip(memory_names(self.limits.layers), memories, strict=True))
-        outputs = self.engine.run({"input_ids": input_ids.astype(np.int64), **named})
+        inputs: Mapping[str, np.ndarray] = dict(zip(memory_names(self.limits.layers), memories, strict=True))
+        outputs = self.engine.run({"input_ids": input_ids.astype(np.int64), **inputs})
         self.memories = [outputs[name] for name in new_memory_names(self.limits.layers)]
         return outputs["logits"]

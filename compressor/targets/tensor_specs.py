@@ -1,4 +1,4 @@
-"""Inputs and outputs of a graph or of a served model, and the serving protocol's names of their types."""
+"""Names, types and shapes of the inputs and outputs of a graph or of a served model."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from compressor.errors import InputError
+from compressor.errors import ErrorCode, InputError
 
 FREE = -1
-"""An axis of any length."""
-_TYPES = {"FLOAT": "FP32", "FLOAT16": "FP16", "DOUBLE": "FP64", "BFLOAT16": "BF16", "STRING": "BYTES"}
-_TYPES |= {name: name for name in "BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64".split()}
-"""KServe v2's names by ONNX's."""
-_NAMED = {name: ir.DataType[kind] for kind, name in _TYPES.items()}
+"""The size of an axis that can have any length."""
+_KSERVE_TYPES = {"FLOAT": "FP32", "FLOAT16": "FP16", "DOUBLE": "FP64", "BFLOAT16": "BF16", "STRING": "BYTES"}
+_KSERVE_TYPES |= {name: name for name in "BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64".split()}
+"""ONNX element type -> its name in the KServe v2 protocol."""
+_ONNX_TYPES = {name: ir.DataType[kind] for kind, name in _KSERVE_TYPES.items()}
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One input or output.
+    """An input or output.
 
     Attributes:
-        name: the graph's.
-        dtype: the graph's element type.
-        dims: every axis, the batch among them; -1: of any length.
+        name: as in the graph.
+        dtype: element type.
+        dims: size of every axis, the batch among them; -1: any length.
     """
 
     name: str
@@ -36,12 +36,12 @@ class TensorSpec:
 
     @property
     def type(self) -> str:
-        """KServe's name of the element type, `FP32`."""
-        return _TYPES[self.dtype.name]
+        """The element type's name in the KServe v2 protocol, e.g. `FP32`."""
+        return _KSERVE_TYPES[self.dtype.name]
 
     @property
     def has_batch(self) -> bool:
-        """Whether the first axis can be any number of rows."""
+        """Whether the first axis can have any length."""
         return bool(self.dims) and self.dims[0] == FREE
 
     @property
@@ -51,46 +51,73 @@ class TensorSpec:
 
     @property
     def value(self) -> ir.Value:
-        """The same as a graph has it."""
+        """The tensor as a value of an ONNX graph."""
         shape = ir.Shape([size if size != FREE else None for size in self.dims])
         return ir.Value(name=self.name, shape=shape, type=ir.TensorType(self.dtype))
 
 
-def described(name: str, type_: str, dims: Iterable[Any]) -> TensorSpec:
-    """What a server says of an input or output.
+def spec_from_server(name: str, type_: str, dims: Iterable[Any]) -> TensorSpec:
+    """An input or output from the metadata of a served model.
+
+    Args:
+        name: of the tensor.
+        type_: element type's name in the KServe v2 protocol.
+        dims: size of every axis; -1: any length.
 
     Raises:
-        InputError: a type that the protocol does not have.
+        InputError: the protocol has no such type.
     """
-    if type_ not in _NAMED:
-        raise InputError(f"{name}: the server says its type is {type_}, which is none of {', '.join(_NAMED)}")
-    return TensorSpec(name, _NAMED[type_], tuple(map(int, dims)))
-
-
-def inputs_of(model: ir.Model, path: Path) -> tuple[TensorSpec, ...]:
-    """What has to be given: inputs that are no weights.
-
-    Raises:
-        InputError: one has a type or a shape that cannot be served.
-    """
-    return _tensors((value for value in model.graph.inputs if not value.is_initializer()), path)
-
-
-def outputs_of(model: ir.Model, path: Path) -> tuple[TensorSpec, ...]:
-    """What comes out; raises as `inputs_of` does."""
-    return _tensors(model.graph.outputs, path)
-
-
-def _tensors(values: Iterable[ir.Value], path: Path) -> tuple[TensorSpec, ...]:
-    return tuple(_tensor(value, path) for value in values)
-
-
-def _tensor(value: ir.Value, path: Path) -> TensorSpec:
-    if value.dtype is None or value.dtype.name not in _TYPES:
-        told = value.dtype.name if value.dtype else "no type"
+    if type_ not in _ONNX_TYPES:
         raise InputError(
-            f"{path}: {value.name} is {told}, for which serving protocols have no name; export it otherwise"
+            f"{name}: the server reports the type {type_}; supported are {', '.join(_ONNX_TYPES)}",
+            code=ErrorCode.UNSUPPORTED,
+            tensor=name,
+            value=type_,
+        )
+    return TensorSpec(name, _ONNX_TYPES[type_], tuple(map(int, dims)))
+
+
+def input_specs(model: ir.Model, path: Path) -> tuple[TensorSpec, ...]:
+    """The inputs of a graph that are no weights.
+
+    Args:
+        model: the graph.
+        path: its file, for messages.
+
+    Raises:
+        InputError: an input has no shape, or a type that serving protocols lack.
+    """
+    return tuple(_spec(value, path) for value in model.graph.inputs if not value.is_initializer())
+
+
+def output_specs(model: ir.Model, path: Path) -> tuple[TensorSpec, ...]:
+    """The outputs of a graph.
+
+    Args:
+        model: the graph.
+        path: its file, for messages.
+
+    Raises:
+        InputError: an output has no shape, or a type that serving protocols lack.
+    """
+    return tuple(_spec(value, path) for value in model.graph.outputs)
+
+
+def _spec(value: ir.Value, path: Path) -> TensorSpec:
+    if value.dtype is None or value.dtype.name not in _KSERVE_TYPES:
+        kind = value.dtype.name if value.dtype else "unknown"
+        raise InputError(
+            f"{path}: the type of {value.name} is {kind}, which serving protocols lack; export it with another type",
+            code=ErrorCode.UNSUPPORTED,
+            path=path,
+            tensor=value.name,
+            value=kind,
         )
     if value.shape is None:
-        raise InputError(f"{path}: {value.name} has no shape; export the graph again, with shapes")
+        raise InputError(
+            f"{path}: {value.name} has no shape; export the graph again, with shapes",
+            code=ErrorCode.TENSOR_MISMATCH,
+            path=path,
+            tensor=value.name,
+        )
     return TensorSpec(str(value.name), value.dtype, tuple(dim if isinstance(dim, int) else FREE for dim in value.shape))

@@ -1,8 +1,10 @@
-"""Rewrite a graph into ONNX Runtime's fused operators, and believe it only when it computes the same numbers."""
+"""Rewrite a graph into ONNX Runtime's fused operators; the result is used only where it computes the same function."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,93 +14,113 @@ import onnx_ir as ir
 from compressor.errors import CompressorError, InputError
 from compressor.silence_libraries import quiet_tools
 from compressor.targets.base import TOLERANCE, Feeds
-from compressor.targets.onnxruntime.ort_session import one_line, open_session, run
+from compressor.targets.onnxruntime.ort_session import error_line, open_session, run_session
 from compressor.targets.random_inputs import fixed_batch, random_feeds
 from compressor.targets.relative_error import relative_error
 from graph_passes import load, save
-from graph_passes.passes.prefusion import drop_idle_expands, prepare
+from graph_passes.passes import FuseForOrt
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
+Rewrite = Callable[[ir.Model], ir.Model]
 _TRIALS = ((1, 6, False), (2, 9, True), (3, 5, True))
-"""Batch, length, padded: what a fused graph is tried on."""
+"""Batch, length and padding of the inputs that a fused graph is compared on."""
+_log = logging.getLogger(__name__)
 
 
-def fuse(source: Path, out: Path, session: Mapping[str, Any]) -> str:
-    """Write the graph as `out`, fused where that loads and computes the same function.
+@dataclass(frozen=True)
+class Fusion:
+    """The outcome of `fuse`.
 
-    Returns:
-        What was done, in one line; why not, where nothing was.
+    Attributes:
+        fused: whether the graph was written fused; otherwise it was written unchanged.
+        error: largest relative error of the fused graph; None where it could not be built or run.
+        reason: why the graph was not fused; empty where it was.
+    """
+
+    fused: bool
+    error: float | None = None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.fused:
+            return f"fused by onnxscript's rules, equal to the original graph within {self.error:.1e}"
+        return f"not fused beyond ONNX Runtime's own optimizations: {self.reason}"
+
+
+def rewrite_for_ort(model: ir.Model) -> ir.Model:
+    """Fuse a model by `FuseForOrt`; the model is changed."""
+    return FuseForOrt()(model).model
+
+
+def fuse(source: Path, out: Path, settings: Mapping[str, Any], rewrite: Rewrite = rewrite_for_ort) -> Fusion:
+    """Write a graph fused where the result loads and computes the same function, else unchanged.
+
+    Args:
+        source: the graph.
+        out: the file to write.
+        settings: of the session, from `session_settings`.
+        rewrite: fuses a model; it may raise any exception.
 
     Raises:
-        CompressorError: the graph as given cannot be loaded or run.
+        CompressorError: the original graph cannot be loaded or run.
         OSError: `out` cannot be written.
     """
-    plain = open_session(source, {**session, "graph_optimization": "none"})
-    trials, expected = _runnable(plain, trial_feeds(source))
+    plain = open_session(source, {**settings, "graph_optimization": "none"})
+    trials, expected = _expected_outputs(plain, trial_feeds(source))
     del plain
-    model = load(source)
+    error = None
     try:
         with quiet_tools():
-            model = _rewritten(model)
+            model = rewrite(load(source))
         save(model, out)
-        error = _largest_error(out, session, trials, expected)
+        error = _largest_error(out, settings, trials, expected)
         if error <= TOLERANCE["fp32"]:
-            return f"fused by onnxscript's rules, equal to the graph given within {error:.1e}"
-        why = f"the fused graph's outputs differ by {error:.1e}"
-    except CompressorError as fault:
-        why = one_line(fault.__cause__ or fault)
+            _log.debug("%s: fused within %.1e", source, error)
+            return Fusion(fused=True, error=error)
+        reason = f"the outputs of the fused graph differ by {error:.1e}"
+    except CompressorError as failure:
+        reason = error_line(failure.__cause__ or failure)
     except OSError:
         raise
-    except Exception as fault:  # rewriters raise anything on graphs that they do not expect
-        why = f"{type(fault).__name__}: {one_line(fault)}"
+    except Exception as failure:  # rewriters raise any exception on graphs that they do not expect
+        reason = f"{type(failure).__name__}: {error_line(failure)}"
     save(load(source), out)
-    return f"not fused beyond ONNX Runtime's own optimizations, for {why}"
+    _log.debug("%s: not fused: %s", source, reason)
+    return Fusion(fused=False, error=error, reason=reason)
 
 
 def trial_feeds(source: Path) -> Iterator[dict[str, np.ndarray]]:
-    """Random inputs of several sizes, padded ones among them, as many as the graph's fixed axes allow."""
+    """Random inputs of several sizes, with and without padding, at the batch size that the graph fixes if it does."""
     model = load(source)
     fixed = fixed_batch(model)
     for seed, (batch, seq, padded) in enumerate(_TRIALS):
         yield random_feeds(model, fixed or batch, seq, seed=seed, padded=padded)
 
 
-def _runnable(session: InferenceSession, trials: Iterable[Feeds]) -> tuple[list[Feeds], list[dict[str, np.ndarray]]]:
-    """The inputs that the graph can run on, and its outputs; a graph may have fewer positions than the longest asks."""
-    found, refusal = [], None
+def _expected_outputs(
+    session: InferenceSession, trials: Iterable[Feeds]
+) -> tuple[list[Feeds], list[dict[str, np.ndarray]]]:
+    """The inputs that the graph can run on, and its outputs; it may have fewer positions than the longest inputs."""
+    runs, failure = [], None
     for feeds in trials:
         try:
-            found.append((feeds, run(session, feeds)))
+            runs.append((feeds, run_session(session, feeds)))
         except InputError as error:
-            refusal = error
-    if refusal is not None and not found:
-        raise refusal
-    return [feeds for feeds, _ in found], [outputs for _, outputs in found]
-
-
-def _rewritten(model: ir.Model) -> ir.Model:
-    from onnxscript.rewriter.ort_fusions import optimize_for_ort
-
-    prepare(model)
-    # Bodies are held back: the optimizer would inline them, and the rules find attention inside that is none of theirs.
-    functions, imports = dict(model.functions), dict(model.opset_imports)
-    model.functions.clear()
-    fused = optimize_for_ort(model)[0]
-    drop_idle_expands(fused)
-    fused.functions.update(functions)
-    fused.opset_imports.update({domain: imports[domain] for domain, _, _ in functions})
-    return fused
+            failure = error
+    if failure is not None and not runs:
+        raise failure
+    return [feeds for feeds, _ in runs], [outputs for _, outputs in runs]
 
 
 def _largest_error(
-    path: Path, session: Mapping[str, Any], trials: list[Feeds], expected: list[dict[str, np.ndarray]]
+    path: Path, settings: Mapping[str, Any], trials: list[Feeds], expected: list[dict[str, np.ndarray]]
 ) -> float:
-    fused = open_session(path, dict(session))
+    session = open_session(path, settings)
     return max(
-        relative_error(wanted[name], got[name], feeds)
-        for feeds, wanted in zip(trials, expected, strict=True)
-        for got in [run(fused, feeds)]
-        for name in wanted
+        relative_error(reference[name], outputs[name], feeds)
+        for feeds, reference in zip(trials, expected, strict=True)
+        for outputs in [run_session(session, feeds)]
+        for name in reference
     )

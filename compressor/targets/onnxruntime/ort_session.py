@@ -1,4 +1,4 @@
-"""ONNX Runtime sessions: which provider, which options, and what the runtime executes in the end."""
+"""Sessions of ONNX Runtime: the choice of a provider, the settings that are recorded, running, and what is executed."""
 
 from __future__ import annotations
 
@@ -7,184 +7,247 @@ import contextlib
 import functools
 import io
 import json
+import logging
 import os
 import re
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from compressor import silence_libraries
-from compressor.errors import InputError, TargetMissingError, UsageError
+from compressor.errors import ErrorCode, InputError, TargetMissingError, UsageError
 from compressor.targets.base import Feeds, Precision, Provider
 
 try:
     import onnxruntime as ort
 except ImportError as error:
     raise TargetMissingError(
-        "ort: ONNX Runtime is not installed; pip install 'compressor[cpu]' (or [gpu] for CUDA)"
+        "ONNX Runtime is not installed: pip install 'compressor[cpu]', or 'compressor[gpu]' for CUDA",
+        code=ErrorCode.PACKAGE_MISSING,
+        package="onnxruntime",
     ) from error
 
-_ONLY_FATAL = 4
-PROVIDERS: dict[Provider, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+_SEVERITY_FATAL = 4
+PROVIDERS: Mapping[Provider, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+"""ONNX Runtime's names of the providers."""
+_log = logging.getLogger(__name__)
 
 
-def choose(provider: Provider | None, precision: Precision, kernel: Path | None = None) -> Provider:
-    """The provider to run on: the one asked for, else the CPU for a kernel, else CUDA where this machine has it.
+def has_cuda() -> bool:
+    """Whether this machine has an NVIDIA GPU and the installed ONNX Runtime was built for it."""
+    # onnxruntime-gpu lists CUDA on any machine; only the driver's tools show whether there is a device.
+    return PROVIDERS["cuda"] in ort.get_available_providers() and shutil.which("nvidia-smi") is not None
+
+
+def choose_provider(provider: Provider | None, precision: Precision, kernel: Path | None = None) -> Provider:
+    """The provider to run on.
+
+    Args:
+        provider: the requested one; None: the CPU for a kernel, else CUDA where this machine has it, else the CPU.
+        precision: numeric precision that it must compute in.
+        kernel: library of `compress kernel`, which runs on the CPU.
 
     Raises:
-        TargetMissingError: it is not on this machine, or it does not compute in the precision.
+        TargetMissingError: this machine lacks the provider, or the provider does not compute in the precision.
     """
-    # onnxruntime-gpu offers CUDA on any machine; whether there is a device is for the driver to say.
-    there = PROVIDERS["cuda"] in ort.get_available_providers() and shutil.which("nvidia-smi") is not None
-    if provider == "cuda" and not there:
+    cuda = has_cuda()
+    if provider == "cuda" and not cuda:
         raise TargetMissingError(
-            "cuda: ONNX Runtime finds no CUDA device here; pip install 'compressor[gpu]' on a machine with an NVIDIA "
-            "GPU, or use the cpu provider"
+            "cuda: ONNX Runtime finds no CUDA device; use the cpu provider, or pip install 'compressor[gpu]' on a"
+            " machine with an NVIDIA GPU",
+            code=ErrorCode.DEVICE_MISSING,
+            field="provider",
+            value=provider,
         )
     if precision == "bf16":
-        raise TargetMissingError("bf16: ONNX Runtime computes few operators in it; use fp16 or fp32, or --target trt")
-    chosen: Provider = provider or ("cuda" if there and kernel is None else "cpu")
+        raise TargetMissingError(
+            "bf16: ONNX Runtime implements few operators in bfloat16; use fp16 or fp32, or --target trt",
+            code=ErrorCode.UNSUPPORTED,
+            field="precision",
+            value=precision,
+        )
+    chosen: Provider = provider or ("cuda" if cuda and kernel is None else "cpu")
     if precision == "fp16" and chosen == "cpu":
         raise TargetMissingError(
-            "fp16: ONNX Runtime computes in half precision on a GPU only, and this run is on the CPU; use fp32, or "
-            "pip install 'compressor[gpu]' on a machine with an NVIDIA GPU"
+            "fp16: ONNX Runtime computes in half precision on a GPU only, and this run is on the CPU; use fp32, or pip"
+            " install 'compressor[gpu]' on a machine with an NVIDIA GPU",
+            code=ErrorCode.DEVICE_MISSING,
+            field="precision",
+            value=precision,
         )
     return chosen
 
 
-def cores() -> int:
-    """Physical cores that this process may run on: ONNX Runtime gains nothing from a second thread on a core."""
+def usable_cores() -> int:
+    """Physical cores that this process may run on; ONNX Runtime gains nothing from a second thread per core."""
     try:
-        allowed = len(os.sched_getaffinity(0))
+        logical = len(os.sched_getaffinity(0))
     except AttributeError:  # not on Linux
-        allowed = os.cpu_count() or 1
-    return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
+        logical = os.cpu_count() or 1
+    return max(1, min(logical, psutil.cpu_count(logical=False) or logical))
 
 
-def describe(provider: Provider, threads: int | None, kernel: Path | None = None) -> dict[str, Any]:
-    """Runtime and options of a session, as they are recorded: `open_session` takes them from here.
+def session_settings(provider: Provider, threads: int | None, kernel: Path | None = None) -> dict[str, Any]:
+    """Runtime and options of a session, as recorded in reports; `open_session` reads them.
 
     Args:
-        provider: where it runs.
-        threads: of one call; None: one a core.
-        kernel: library of a compiled kernel (see `native`).
+        provider: where the session runs.
+        threads: threads per call; None: one per core.
+        kernel: library of `compress kernel`.
 
     Raises:
-        UsageError: the kernel is not there, or is for another provider.
-        InputError: ONNX Runtime cannot load it.
+        UsageError: the kernel is missing, or is for another provider.
+        InputError: ONNX Runtime cannot load the kernel.
     """
-    described: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "runtime": f"onnxruntime {ort.__version__}",
         "provider": PROVIDERS[provider],
-        "intra_op_threads": threads or cores(),
+        "intra_op_threads": threads or usable_cores(),
         "inter_op_threads": 1,
         "execution_mode": "sequential",
         "graph_optimization": "all",
     }
     if provider == "cuda":
-        # TensorFloat-32 keeps ten bits of a number: it is not fp32.
-        described["provider_options"] = {"use_tf32": "0"}
+        # TensorFloat-32 has ten bits of mantissa: it is not fp32.
+        settings["provider_options"] = {"use_tf32": "0"}
     if kernel is not None:
         if provider != "cpu":
-            raise UsageError(f"--kernel {kernel}: is for the CPU; leave it out, or --provider {provider}")
+            raise UsageError(
+                f"--kernel {kernel}: runs on the CPU; omit --kernel, or --provider {provider}",
+                code=ErrorCode.CONTRADICTION,
+                fields=("kernel", "provider"),
+                value=kernel,
+            )
         if not kernel.is_file():
-            raise UsageError(f"--kernel {kernel}: there is no such file; compress kernel -o {kernel} makes it")
-        described["kernel"] = os.fspath(kernel.resolve())
-        _register(described["kernel"], ort.SessionOptions())
-    return described
+            raise UsageError(
+                f"--kernel {kernel}: no such file; build it with compress kernel -o {kernel}",
+                code=ErrorCode.FILE_MISSING,
+                field="kernel",
+                path=kernel,
+            )
+        settings["kernel"] = os.fspath(kernel.resolve())
+        _register(settings["kernel"], ort.SessionOptions())
+    return settings
 
 
-def open_session(path: Path, session: dict[str, Any], *, profile: Path | None = None) -> ort.InferenceSession:
+def open_session(path: Path, settings: Mapping[str, Any], *, profile: Path | None = None) -> ort.InferenceSession:
     """Load a graph.
 
     Args:
         path: the ONNX file.
-        session: as `describe` gives it; `graph_optimization` may be `none`.
-        profile: prefix of the file to write what was executed to.
+        settings: from `session_settings`; `graph_optimization` may be `none`.
+        profile: prefix of the file to write a profile of the executed operators to; None: no profile.
 
     Raises:
         InputError: ONNX Runtime cannot load the graph.
+        TargetMissingError: ONNX Runtime cannot start the provider.
     """
     options = ort.SessionOptions()
-    options.intra_op_num_threads = session["intra_op_threads"]
-    options.inter_op_num_threads = session["inter_op_threads"]
+    options.intra_op_num_threads = settings["intra_op_threads"]
+    options.inter_op_num_threads = settings["inter_op_threads"]
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     level = ort.GraphOptimizationLevel
-    off = session["graph_optimization"] == "none"
+    off = settings["graph_optimization"] == "none"
     options.graph_optimization_level = level.ORT_DISABLE_ALL if off else level.ORT_ENABLE_ALL
-    options.log_severity_level = _ONLY_FATAL
+    options.log_severity_level = _SEVERITY_FATAL
     if profile is not None:
         options.enable_profiling = True
         options.profile_file_prefix = os.fspath(profile)
-    if "kernel" in session:
-        _register(session["kernel"], options)
-    if session["provider"] == PROVIDERS["cuda"]:
+    if "kernel" in settings:
+        _register(settings["kernel"], options)
+    if settings["provider"] == PROVIDERS["cuda"]:
         _load_cuda()
-    # CUDA leaves the operators that it lacks to the CPU.
-    providers: list[Any] = [(session["provider"], session.get("provider_options", {}))]
-    if session["provider"] != PROVIDERS["cpu"]:
+    # Operators that CUDA lacks run on the CPU.
+    providers: list[Any] = [(settings["provider"], settings.get("provider_options", {}))]
+    if settings["provider"] != PROVIDERS["cpu"]:
         providers.append(PROVIDERS["cpu"])
     try:
-        opened = ort.InferenceSession(os.fspath(path), options, providers=providers)
-    except Exception as error:  # ONNX Runtime's own exceptions share no base but this one
-        mend = "export it again"
-        if "kernel" in session and "float16" in str(error):
-            mend = "the kernel computes in fp32 alone, leave it out (--kernel)"
-        raise InputError(f"{path}: ONNX Runtime cannot load it ({one_line(error)}); {mend}") from error
-    if session["provider"] not in opened.get_providers():
+        session = ort.InferenceSession(os.fspath(path), options, providers=providers)
+    except Exception as error:  # the exceptions of ONNX Runtime share no other base class
+        half = "kernel" in settings and "float16" in str(error)
+        remedy = "the kernel computes in fp32 only, omit it (--kernel)" if half else "export the graph again"
+        raise InputError(
+            f"{path}: ONNX Runtime cannot load it ({error_line(error)}); {remedy}",
+            code=ErrorCode.RUNTIME_FAILED,
+            path=path,
+        ) from error
+    if settings["provider"] not in session.get_providers():
         raise TargetMissingError(
-            f"{session['provider']}: ONNX Runtime could not start it; check the driver and the CUDA libraries, or use "
-            "the cpu provider"
+            f"{settings['provider']}: ONNX Runtime could not start it; check the driver and the CUDA libraries, or use"
+            " the cpu provider",
+            code=ErrorCode.DEVICE_MISSING,
+            field="provider",
+            value=settings["provider"],
         )
-    return opened
+    _log.debug("loaded %s on %s", path, settings["provider"])
+    return session
 
 
 @functools.cache
 def _load_cuda() -> None:
-    """Load the CUDA libraries that pip has installed: the provider looks for them on the system alone."""
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints what it does not find
+    """Load the CUDA libraries that pip has installed; the provider itself searches the system's folders only."""
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints the names of missing libraries
         ort.preload_dlls()
 
 
 def _register(kernel: str, options: ort.SessionOptions) -> None:
-    """Have sessions of these options compute with the kernel."""
+    """Let sessions with these options compute with a kernel."""
     try:
         options.register_custom_ops_library(kernel)
-    except Exception as error:  # ONNX Runtime's own exceptions share no base but this one
+    except Exception as error:  # the exceptions of ONNX Runtime share no other base class
         raise InputError(
-            f"{kernel}: ONNX Runtime cannot load this kernel ({one_line(error)}); compile it here (compress kernel), or"
-            " leave it out"
+            f"{kernel}: ONNX Runtime cannot load this kernel ({error_line(error)}); build it on this machine (compress"
+            " kernel), or omit it",
+            code=ErrorCode.RUNTIME_FAILED,
+            field="kernel",
+            path=Path(kernel),
         ) from error
 
 
-def run(session: ort.InferenceSession, feeds: Feeds) -> dict[str, Any]:
-    """Outputs by name. Inputs that the graph does not have are left out.
+def run_session(session: ort.InferenceSession, feeds: Feeds) -> dict[str, Any]:
+    """Outputs by name. Feeds that the graph has no input for are ignored.
 
     Raises:
-        InputError: an input is missing, or the graph cannot run on these.
+        InputError: an input is missing, or the graph cannot run on these inputs.
     """
     names = [value.name for value in session.get_inputs()]
     try:
         outputs = session.run(None, {name: feeds[name] for name in names})
     except KeyError as error:
-        raise InputError(f"the graph wants an input named {error.args[0]}; give {', '.join(names)}") from error
-    except Exception as error:  # ONNX Runtime's own exceptions share no base but this one
-        raise InputError(f"ONNX Runtime cannot run the graph on these inputs ({one_line(error)})") from error
+        raise InputError(
+            f"{error.args[0]}: the graph has this input, and it is missing; pass {', '.join(names)}",
+            code=ErrorCode.TENSOR_MISMATCH,
+            tensor=error.args[0],
+        ) from error
+    except Exception as error:  # the exceptions of ONNX Runtime share no other base class
+        raise InputError(
+            f"ONNX Runtime cannot run the graph on these inputs ({error_line(error)})", code=ErrorCode.RUNTIME_FAILED
+        ) from error
     return {value.name: output for value, output in zip(session.get_outputs(), outputs, strict=True)}
 
 
-def executed(path: Path, session: dict[str, Any], feeds: Feeds) -> dict[str, int]:
-    """How many operators of each type the runtime executes, after all of its own optimizations."""
+def executed_operators(path: Path, settings: Mapping[str, Any], feeds: Feeds) -> dict[str, int]:
+    """Number of executed operators by type, after all optimizations of the runtime.
+
+    Args:
+        path: the ONNX file.
+        settings: from `session_settings`.
+        feeds: one batch of inputs.
+
+    Raises:
+        InputError: ONNX Runtime cannot load the graph, or cannot run it on these inputs.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        profiled = open_session(path, session, profile=Path(folder) / "profile")
-        with contextlib.ExitStack() as stack:
-            written: list[str] = []
-            stack.callback(lambda: written.append(profiled.end_profiling()))
-            run(profiled, feeds)
-        events = json.loads(Path(written[0]).read_text(encoding="utf-8"))
+        session = open_session(path, settings, profile=Path(folder) / "profile")
+        try:
+            run_session(session, feeds)
+        finally:
+            profile = Path(session.end_profiling())
+        events = json.loads(profile.read_text(encoding="utf-8"))
     nodes = {
         (event["name"], event["args"]["node_index"]): event["args"]["op_name"]
         for event in events
@@ -193,7 +256,7 @@ def executed(path: Path, session: dict[str, Any], feeds: Feeds) -> dict[str, int
     return dict(collections.Counter(nodes.values()))
 
 
-def one_line(error: BaseException) -> str:
-    """An exception's message without ONNX Runtime's prefixes and line breaks, cut where it rambles."""
+def error_line(error: BaseException) -> str:
+    """An exception's message on one line, without the prefixes of ONNX Runtime."""
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from \S+ failed:)?", "", str(error))
     return silence_libraries.one_line(text or type(error).__name__)

@@ -1,17 +1,17 @@
-"""What differs between TensorRT 8.6, 10 and 11: the library is asked by name, here and nowhere else.
+"""Differences between TensorRT 8.6, 10 and 11. What a version has is found by attribute names, in this module only.
 
-1. Types: from 10 on a network is strongly typed, that is it computes in the types that the graph says; 11 has no other.
-   8.6 is given the flags of the types that are in the graph, and every layer that computes its own, unless the graph is
-   quantized; it must compute in them, or where it has no kernel that does, should.
-2. 8.6 has no 64-bit integers, no bfloat16, and reads operator sets up to 17.
-3. cuBLAS and cuDNN are tactic sources until 10; they are left out, for they need not be installed.
-4. Sizes of weights and of activations have been renamed.
+1. Types: from 10 on a network can be strongly typed, that is it computes in the types of the graph; 11 has no other
+   networks. 8.6 gets the flags of the types in the graph, and every layer its own type unless the graph is quantized;
+   the types are required, or preferred where it has no kernel that computes a layer in its type.
+2. 8.6 has no 64-bit integers and no bfloat16, and reads operator sets up to 17.
+3. cuBLAS and cuDNN are tactic sources until 10; they are left out, because they may not be installed.
+4. The attributes for sizes of weights and of activations have been renamed.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -19,35 +19,35 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from compressor.errors import InputError, TargetMissingError, UsageError
+from compressor.errors import ErrorCode, InputError, TargetMissingError, UsageError
 from compressor.targets.base import Precision
 
-_FOREIGN = ("CUBLAS", "CUBLAS_LT", "CUDNN")
-_ARITHMETIC = frozenset(
+_EXTERNAL_TACTICS = ("CUBLAS", "CUBLAS_LT", "CUDNN")
+_ARITHMETIC_LAYERS = frozenset(
     "ACTIVATION CONVOLUTION CUMULATIVE DECONVOLUTION EINSUM ELEMENTWISE FULLY_CONNECTED MATRIX_MULTIPLY NORMALIZATION"
     " PARAMETRIC_RELU POOLING RAGGED_SOFTMAX REDUCE RESIZE SCALE SOFTMAX UNARY".split()
 )
-"""Layers that compute. All others only move numbers about, in whatever type they have."""
+"""Types of layers that compute. All others only move numbers, whatever type they have."""
 
-PREFERRED = {"precision_constraints": "prefer"}
-"""What `config_options` would give if the types of layers were asked for and not required."""
+PREFER_TYPES = {"precision_constraints": "prefer"}
+"""Replaces the constraint of `config_options` where a layer has no kernel in its type."""
 
 
 @dataclass(frozen=True)
-class Api:
-    """What the installed TensorRT has.
+class Features:
+    """What the installed TensorRT supports.
 
     Attributes:
-        version: of the library, not of the bindings, which may be another patch's.
-        strongly_typed: a network keeps the graph's types.
-        wide: it has 64-bit integers, and with them bfloat16 and the operator sets after 17.
-        precisions: numbers that a graph may be in.
-        tactics: names of the tactic sources that are left on.
+        version: of the library; the bindings may be of another patch.
+        strongly_typed: whether networks keep the types of the graph.
+        int64: whether it has 64-bit integers, and with them bfloat16 and operator sets after 17.
+        precisions: numeric precisions that a graph may have.
+        tactics: names of the tactic sources to use.
     """
 
     version: str
     strongly_typed: bool
-    wide: bool
+    int64: bool
     precisions: tuple[Precision, ...]
     tactics: tuple[str, ...]
 
@@ -55,8 +55,11 @@ class Api:
         """Raise UsageError where it does not compute in a precision."""
         if precision not in self.precisions:
             raise UsageError(
-                f"{precision}: TensorRT {self.version} has no such numbers; use {' or '.join(self.precisions)}, or"
-                " TensorRT 10 or newer"
+                f"{precision}: TensorRT {self.version} does not compute in it; use {' or '.join(self.precisions)}, or"
+                " TensorRT 10 or newer",
+                code=ErrorCode.UNSUPPORTED,
+                field="precision",
+                value=precision,
             )
 
 
@@ -64,42 +67,48 @@ def library() -> ModuleType:
     """TensorRT's Python module.
 
     Raises:
-        TargetMissingError: it is not installed, or its libraries are not.
+        TargetMissingError: the module, its libraries or Polygraphy is not installed.
     """
     try:
         import polygraphy  # noqa: F401
         import tensorrt
     except ImportError as error:
         raise TargetMissingError(
-            f"TensorRT's Python packages are not here ({' '.join(str(error).split())}); pip install"
-            " 'compressor[trt]' tensorrt"
+            f"TensorRT's Python packages are not installed ({' '.join(str(error).split())}); pip install"
+            " 'compressor[trt]' tensorrt",
+            code=ErrorCode.PACKAGE_MISSING,
+            package=error.name or "tensorrt",
         ) from error
-    found: ModuleType = tensorrt
-    return found
+    module: ModuleType = tensorrt
+    return module
 
 
-def api(trt: ModuleType) -> Api:
-    """What a TensorRT module has, found by name."""
-    wide = hasattr(trt.DataType, "INT64")
+def features(trt: ModuleType) -> Features:
+    """What a TensorRT module supports, by the names that it has."""
     bfloat = hasattr(trt.DataType, "BF16")
-    return Api(
-        version=_version(str(trt.__version__)),
-        strongly_typed=can_ask_types(trt) or not hasattr(trt.BuilderFlag, "FP16"),
-        wide=wide,
+    return Features(
+        version=library_version(str(trt.__version__)),
+        strongly_typed=has_typing_flag(trt) or not hasattr(trt.BuilderFlag, "FP16"),
+        int64=hasattr(trt.DataType, "INT64"),
         precisions=("fp32", "fp16", "bf16") if bfloat else ("fp32", "fp16"),
-        tactics=tuple(name for name in trt.TacticSource.__members__ if name not in _FOREIGN),
+        tactics=tuple(name for name in trt.TacticSource.__members__ if name not in _EXTERNAL_TACTICS),
     )
 
 
-def can_ask_types(trt: ModuleType) -> bool:
-    """Whether a network has to be told to keep the graph's types: 11 has left the flag without a meaning."""
+def has_typing_flag(trt: ModuleType) -> bool:
+    """Whether a network must be created with the flag that keeps the graph's types: 11 has removed it (case 1)."""
     return hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
 
 
-def _version(bindings: str) -> str:
-    """Of the library that the bindings have loaded, as its header numbers it; theirs where it does not tell."""
+def library_version(bindings: str, load: Callable[[str], Any] = ctypes.CDLL) -> str:
+    """The version of TensorRT's library; that of the bindings where the library does not report one.
+
+    Args:
+        bindings: version of the bindings.
+        load: opens a library by name.
+    """
     try:
-        number = int(ctypes.CDLL(f"libnvinfer.so.{bindings.partition('.')[0]}").getInferLibVersion())
+        number = int(load(f"libnvinfer.so.{bindings.partition('.')[0]}").getInferLibVersion())
     except (OSError, AttributeError):
         number = 0
     if not number:
@@ -108,29 +117,37 @@ def _version(bindings: str) -> str:
     return f"{number // unit}.{number % unit // 100}.{number % 100}"
 
 
-def config_options(trt: ModuleType, of: Api, precision: Precision, *, quantized: bool) -> dict[str, Any]:
-    """Arguments of Polygraphy's `CreateConfig` by version: tactic sources (case 3), on 8.6 types (case 1)."""
-    options: dict[str, Any] = {"tactic_sources": [trt.TacticSource.__members__[name] for name in of.tactics]}
-    if not of.strongly_typed:
+def config_options(trt: ModuleType, supported: Features, precision: Precision, *, quantized: bool) -> dict[str, Any]:
+    """Arguments of Polygraphy's `CreateConfig`: tactic sources (case 3) and, for 8.6, types (case 1).
+
+    Args:
+        trt: TensorRT's module.
+        supported: its features.
+        precision: numeric precision of a graph that is not quantized.
+        quantized: whether the graph has quantization nodes.
+    """
+    options: dict[str, Any] = {"tactic_sources": [trt.TacticSource.__members__[name] for name in supported.tactics]}
+    if not supported.strongly_typed:
         options |= {"fp16": precision == "fp16", "int8": quantized}
         if not quantized:
             options["precision_constraints"] = "obey"
     return options
 
 
-def keep_types(trt: ModuleType, network: Any, types: Mapping[str, ir.DataType]) -> None:
-    """Ask of every layer of a network that is not strongly typed to compute in the type of its result (case 1).
+def set_layer_types(trt: ModuleType, network: Any, types: Mapping[str, ir.DataType]) -> None:
+    """Set the type that each arithmetic layer computes in to the type of its result, for 8.6 (case 1).
 
-    Not of one that is quantized: its results say fp32 where int8 is meant.
+    Not for quantized networks: their results are of type fp32 where int8 is meant.
 
     Args:
-        types: of the graph's tensors, by name: before it is built, such a network may call fp32 what was not set.
-            Layers that the parser adds of its own are taken at their word.
+        trt: TensorRT's module.
+        network: its network. Before the build it may report fp32 for types that were not set.
+        types: element type of the graph's tensors, by name; layers that the parser has added keep the reported type.
     """
     floating = {ir.DataType.FLOAT: trt.DataType.FLOAT, ir.DataType.FLOAT16: trt.DataType.HALF}
     for index in range(network.num_layers):
         layer = network.get_layer(index)
-        if layer.type.name not in _ARITHMETIC or not layer.num_outputs:
+        if layer.type.name not in _ARITHMETIC_LAYERS or not layer.num_outputs:
             continue
         result = layer.get_output(0)
         if result is None or result.is_shape_tensor:
@@ -141,28 +158,31 @@ def keep_types(trt: ModuleType, network: Any, types: Mapping[str, ir.DataType]) 
 
 
 def numpy_type(trt: ModuleType, engine: Any, name: str) -> np.dtype[Any]:
-    """Of an engine's input or output.
+    """NumPy's element type of an engine's input or output.
 
     Raises:
-        InputError: NumPy has no such numbers.
+        InputError: NumPy lacks the type.
     """
     kind = engine.get_tensor_dtype(name)
     try:
         return np.dtype(trt.nptype(kind))
     except TypeError as error:
         raise InputError(
-            f"{name}: is {kind}, which NumPy has not; export the graph with inputs and outputs in fp32"
+            f"{name}: NumPy lacks its type {kind}; export the graph with inputs and outputs in fp32",
+            code=ErrorCode.UNSUPPORTED,
+            tensor=name,
+            value=str(kind),
         ) from error
 
 
 def weight_bytes(trt: ModuleType, engine: Any) -> int | None:
-    """Bytes of an engine's weights on the GPU; None where the version does not tell (case 4)."""
+    """Bytes of an engine's weights on the GPU; None where the version does not report them (case 4)."""
     statistic = getattr(getattr(trt, "EngineStat", None), "TOTAL_WEIGHTS_SIZE", None)
-    told = getattr(engine, "get_engine_stat", None)
-    return None if statistic is None or told is None else int(told(statistic))
+    get_statistic = getattr(engine, "get_engine_stat", None)
+    return None if statistic is None or get_statistic is None else int(get_statistic(statistic))
 
 
 def activation_bytes(engine: Any) -> int:
-    """Bytes that an engine needs beside its weights, at the largest sizes it takes (case 4)."""
+    """Bytes that an engine needs besides its weights, at the largest sizes of its profile (case 4)."""
     renamed = getattr(engine, "device_memory_size_v2", None)
     return int(engine.device_memory_size if renamed is None else renamed)

@@ -1,240 +1,161 @@
-"""A graph as TensorRT reads it: everything that is to be computed in lower precision says so in the graph itself.
+"""The form of a graph that TensorRT reads, with the precision of the engine written into the graph's types.
 
 1. Local functions are inlined: 8.6 reads none.
-2. Lower precision: weights and arithmetic in fp16 or bf16, inputs and outputs as they were. A graph with quantization
-   (`QuantizeLinear`, int8 or fp8) says what it computes in already, and is left as it is.
-3. From 10 on: the scale of scores moves to the queries, where the fusion of attention has to find it (TensorRT's
-   documentation, "Fused Attention"). Quantized graphs are left alone: a product next to its scales is what fuses there.
-4. For 8.6: 64-bit inputs and outputs become 32-bit, and what operator set 18 writes otherwise is written as in 17.
+2. From 10 on: the scale of attention scores moves to the queries, where the fusion of attention expects it (TensorRT's
+   documentation, "Fused Attention"). Not in quantized graphs, where a MatMul fuses with the scales next to it.
+3. For 8.6: operator set 18 is written as 17, and 64-bit inputs and outputs become 32-bit.
+4. fp16 and bf16: weights and arithmetic are converted, inputs and outputs keep their types. The types of a quantized
+   graph (`QuantizeLinear`, int8 or fp8) stay as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-import ml_dtypes
-import numpy as np
-import onnx.defs
 import onnx_ir as ir
-from onnx_ir.passes.common import InlinePass, RemoveUnusedNodesPass, ShapeInferencePass
+from onnx_ir.passes.common import InlinePass, ShapeInferencePass
 
-from compressor.errors import InputError
+from compressor.errors import ErrorCode, InputError
 from compressor.targets.base import BuildOptions, Precision, Span
-from compressor.targets.random_inputs import free_axis, memory_beside
-from compressor.targets.tensorrt.bindings import Api
+from compressor.targets.random_inputs import axis_kind, memory_length
+from compressor.targets.tensorrt.bindings import Features
 from compressor.targets.tensorrt.metadata import Shape
-from graph_passes import load, save
-from graph_passes.passes import ScaleQueries
-from graph_passes.passes.fp16 import halve
+from graph_passes import GraphError, load, save
+from graph_passes.passes import LowerOpset, NarrowIntegers, ReducePrecision, ScaleQueries
+from graph_passes.passes.lower_opset import OPSET as OLDEST_OPSET
 
 _QUANTIZED = frozenset(("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"))
-_OLDEST_OPSET = 17
-_DEFAULTS: Mapping[str, object] = {"antialias": 0, "keep_aspect_ratio_policy": "stretch"}
-"""What set 18 lets `Resize` say, and what it is where nothing is said."""
-_TYPED = (("Cast", "to"), ("EyeLike", "dtype"), ("RandomNormalLike", "dtype"))
-"""Attributes that name a type."""
+_DTYPES: Mapping[Precision, ir.DataType] = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
 
 
-def prepare(source: Path, out: Path, precision: Precision, api: Api) -> tuple[str, bool]:
-    """Write the graph as TensorRT reads it.
+@dataclass(frozen=True)
+class PreparedGraph:
+    """What `prepare` changed.
 
-    Returns:
-        What was done, in one line, and whether the graph is quantized.
+    Attributes:
+        inlined: number of local functions that were inlined.
+        scaled_queries: whether the scale of attention scores was moved to the queries.
+        quantized: whether the graph has quantization nodes, so that its types stay as they are.
+        precision: the precision that the graph was converted to; None: it was not converted.
+        opset: the operator set that the graph was lowered to, with 32-bit inputs and outputs; None: it was not.
+    """
+
+    inlined: int = 0
+    scaled_queries: bool = False
+    quantized: bool = False
+    precision: Precision | None = None
+    opset: int | None = None
+
+    def __str__(self) -> str:
+        changes = [
+            f"{self.inlined} local functions inlined" if self.inlined else "",
+            "queries scaled instead of scores" if self.scaled_queries else "",
+            "quantized types kept" if self.quantized else "",
+            f"converted to {self.precision}, inputs and outputs unchanged" if self.precision else "",
+            f"written in operator set {self.opset} with 32-bit inputs" if self.opset else "",
+        ]
+        return "; ".join(filter(None, changes)) or "graph unchanged"
+
+
+def prepare(source: Path, out: Path, precision: Precision, supported: Features) -> PreparedGraph:
+    """Write a graph in the form that TensorRT reads.
+
+    Args:
+        source: the graph.
+        out: the file to write.
+        precision: numeric precision of the engine.
+        supported: features of the installed TensorRT.
 
     Raises:
         GraphError: the file cannot be read.
-        InputError: it has operators that this TensorRT cannot read.
+        InputError: the graph has an operator set or an operator that this TensorRT cannot read.
     """
     model = load(source)
-    done = []
-    if model.functions:
-        done.append(f"{len(model.functions)} local functions inlined")
+    inlined = len(model.functions)
+    if inlined:
         InlinePass()(model)
     quantized = is_quantized(model)
-    if not api.wide:
-        _lower_opset(model, source, api)
-    elif not quantized and ScaleQueries()(model).modified:
-        done.append("queries scaled in place of scores")
+    if not supported.int64:
+        _lower_opset(model, source, supported.version)
+    scaled = supported.int64 and not quantized and ScaleQueries()(model).modified
+    converted = precision if precision in _DTYPES and not quantized else None
+    if converted is not None:
+        model = ReducePrecision(_DTYPES[converted])(model).model
+    if not supported.int64:
+        NarrowIntegers()(model)
     save(model, out)
-    if quantized:
-        done.append("quantized as it came")
-    elif precision != "fp32":
-        weights = {name: value.const_value for name, value in model.graph.initializers.items()}
-        halve(out)
-        if precision == "bf16":
-            _to_bfloat(out, weights)
-        done.append(f"converted to {precision}, inputs and outputs left as they were")
-    if not api.wide:
-        _narrow(out)
-        done.append(f"written in operator set {_OLDEST_OPSET} with 32-bit inputs")
-    return "; ".join(done) or "the graph as it is", quantized
+    return PreparedGraph(inlined, scaled, quantized, converted, None if supported.int64 else OLDEST_OPSET)
 
 
 def is_quantized(model: ir.Model) -> bool:
-    """Whether a graph says by `QuantizeLinear` what it computes in."""
+    """Whether a graph has quantization nodes."""
     return any(node.op_type in _QUANTIZED for node in model.graph)
 
 
 def element_types(path: Path) -> dict[str, ir.DataType]:
-    """Types of a graph's tensors, by name, as far as they can be told."""
+    """Element types of the tensors that a graph computes, by name, as far as shape inference finds them."""
     model = load(path)
     ShapeInferencePass()(model)
     values = [output for node in model.graph.all_nodes() for output in node.outputs]
     return {str(value.name): value.dtype for value in values if value.dtype is not None}
 
 
-def profile(model: ir.Model, tuning: BuildOptions) -> dict[str, tuple[Shape, Shape, Shape]]:
-    """Least, usual and largest shape of every input: axes that the graph fixes stay as they are.
+def profile(model: ir.Model, options: BuildOptions) -> dict[str, tuple[Shape, Shape, Shape]]:
+    """Smallest, usual and largest shape of every input; axes that the graph fixes keep their size.
 
-    The first axis is the batch; others are the length, but for those of memories and caches (`free_axis`). Memories may
-    be as long as the model keeps them.
+    The first axis is the batch, other axes are the length, except those of memories and caches (`axis_kind`). Memories
+    may be as long as the model's longest one.
+
+    Args:
+        model: the graph.
+        options: with the spans of sizes.
 
     Raises:
-        InputError: there are key/value caches, or memories, and nothing says how long they are.
+        InputError: the graph has key/value caches or memories, and their length is unknown.
     """
-    kept = memory_beside(model, 1) or 0
-    least, usual, most = tuning.memory
-    memory = least, usual or kept, max(most, kept)
-    spans = {"batch": tuning.batch, "length": tuning.seq, "memory": memory, "past": tuning.memory}
-    found = {}
+    longest = memory_length(model, 1) or 0
+    least, usual, most = options.memory
+    memory = least, usual or longest, max(most, longest)
+    spans = {"batch": options.batch, "length": options.seq, "memory": memory, "past": options.memory}
+    shapes = {}
     for value in model.graph.inputs:
         if value.is_initializer():
             continue
-        axes = [_axis(value, axis, dim, spans) for axis, dim in enumerate(value.shape or ())]
-        smallest, middle, largest = (tuple(span[place] for span in axes) for place in range(3))
-        found[str(value.name)] = (smallest, middle, largest)
-    return found
+        axes = [_axis_span(value, axis, dim, spans) for axis, dim in enumerate(value.shape or ())]
+        smallest, middle, largest = (tuple(span[index] for span in axes) for index in range(3))
+        shapes[str(value.name)] = (smallest, middle, largest)
+    return shapes
 
 
-def _axis(value: ir.Value, axis: int, dim: int | ir.SymbolicDim, spans: Mapping[str, Span]) -> Span:
+def _axis_span(value: ir.Value, axis: int, dim: int | ir.SymbolicDim, spans: Mapping[str, Span]) -> Span:
     if isinstance(dim, int):
         return dim, dim, dim
-    kind = free_axis(value, axis)
+    kind = axis_kind(value, axis)
     if not spans[kind][-1]:
         raise InputError(
-            f"{value.name}: is a {'key/value cache' if kind == 'past' else kind}, and nothing says how long it may be;"
-            " export the model without it, or use --target ort"
+            f"{value.name}: a {'key/value cache' if kind == 'past' else kind} whose maximum length is unknown; export"
+            " the model without it, or use --target ort",
+            code=ErrorCode.UNSUPPORTED,
+            tensor=value.name,
+            kind=kind,
         )
     return spans[kind]
 
 
-def _to_bfloat(path: Path, weights: dict[str, ir.TensorProtocol | None]) -> None:
-    """Turn a graph in fp16 into one in bf16: the converter has found out what can be in lower precision.
-
-    Weights are rounded from the numbers that they had before, for bfloat16 reaches further than fp16.
-    """
-    model = load(path)
-    for name, value in model.graph.initializers.items():
-        if value.dtype == ir.DataType.FLOAT16 and value.const_value is not None:
-            given = weights.get(name) or value.const_value
-            value.const_value = ir.Tensor(given.numpy().astype(ml_dtypes.bfloat16), name=name)
-            value.dtype = ir.DataType.BFLOAT16
-    for node in model.graph.all_nodes():
-        for name, attribute in list(node.attributes.items()):
-            if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype == ir.DataType.FLOAT16:
-                tensor = ir.Tensor(attribute.as_tensor().numpy().astype(ml_dtypes.bfloat16))
-                node.attributes[name] = ir.AttrTensor(name, tensor)
-            elif (node.op_type, name) in _TYPED and attribute.as_int() == ir.DataType.FLOAT16:
-                node.attributes[name] = ir.AttrInt64(name, int(ir.DataType.BFLOAT16))
-        for output in node.outputs:
-            if output.dtype == ir.DataType.FLOAT16:
-                output.dtype = ir.DataType.BFLOAT16
-    save(model, path)
-
-
-def _narrow(path: Path) -> None:
-    """64-bit inputs and outputs become 32-bit, with a cast inside."""
-    model = load(path)
-    for value in list(model.graph.inputs):
-        if value.dtype != ir.DataType.INT64 or value.is_initializer():
-            continue
-        uses = list(value.uses())
-        value.dtype = ir.DataType.INT32
-        cast = ir.node("Cast", [value], {"to": int(ir.DataType.INT64)})
-        cast.outputs[0].dtype, cast.outputs[0].shape = ir.DataType.INT64, value.shape
-        for node, place in uses:
-            node.replace_input_with(place, cast.outputs[0])
-        model.graph.insert_before(model.graph[0], cast)
-    for place, value in enumerate(list(model.graph.outputs)):
-        if value.dtype != ir.DataType.INT64:
-            continue
-        cast = ir.node("Cast", [value], {"to": int(ir.DataType.INT32)})
-        name, value.name = value.name, f"{value.name}_int64"
-        cast.outputs[0].name = name
-        cast.outputs[0].dtype, cast.outputs[0].shape = ir.DataType.INT32, value.shape
-        model.graph.append(cast)
-        model.graph.outputs[place] = cast.outputs[0]
-    save(model, path)
-
-
-def _lower_opset(model: ir.Model, source: Path, api: Api) -> None:
-    """Write operator set 18 as 17: axes of reductions are attributes, and an even Split says nothing.
+def _lower_opset(model: ir.Model, source: Path, version: str) -> None:
+    """Write a graph of operator set 18 in set 17.
 
     Raises:
-        InputError: an operator says what only set 18 can.
+        InputError: the operator set or an operator of the graph cannot be written in set 17.
     """
-    opset = model.opset_imports.get("", 0)
-    if opset <= _OLDEST_OPSET:
-        return
-    if opset > _OLDEST_OPSET + 1:
-        raise InputError(
-            f"{source}: is of operator set {opset}, and TensorRT {api.version} reads up to {_OLDEST_OPSET}; export it"
-            " with --opset 18, or build with TensorRT 10 or newer"
-        )
-    ShapeInferencePass()(model)
-    for node in model.graph.all_nodes():
-        if node.domain not in ("", "ai.onnx"):
-            continue
-        if node.op_type.startswith("Reduce") and node.op_type != "ReduceSum":
-            lowered = _lower_reduction(node)
-        elif node.op_type == "Split":
-            lowered = _lower_split(node)
-        else:
-            lowered = node.attributes.get_string("reduction", "none") not in ("max", "min")
-            for name, default in _DEFAULTS.items():
-                if name in node.attributes and node.attributes[name].value == default:
-                    node.attributes.pop(name)
-        if not (lowered and _is_known(node)):
-            raise _unreadable(source, node, api)
-    RemoveUnusedNodesPass()(model)
-    model.opset_imports[""] = _OLDEST_OPSET
-
-
-def _lower_reduction(node: ir.Node) -> bool:
-    """Axes become an attribute; whether they can."""
-    given = node.inputs[1] if len(node.inputs) > 1 else None
-    constant = ir.convenience.get_const_tensor(given) if given is not None else None
-    axes = [] if constant is None else np.atleast_1d(constant.numpy()).tolist()
-    nothing = node.attributes.pop("noop_with_empty_axes", None)
-    if (given is not None and constant is None) or (not axes and nothing is not None and nothing.as_int()):
-        return False
-    if axes:
-        node.attributes["axes"] = ir.AttrInt64s("axes", axes)
-    node.resize_inputs(1)
-    return True
-
-
-def _lower_split(node: ir.Node) -> bool:
-    """Parts need not be counted where they are alike; whether they are."""
-    parts, given = node.attributes.pop("num_outputs", None), node.inputs[0]
-    if parts is None or given is None:
-        return True
-    size = given.shape[node.attributes.get_int("axis", 0)] if given.shape is not None else None
-    return isinstance(size, int) and size % parts.as_int() == 0
-
-
-def _is_known(node: ir.Node) -> bool:
-    """Whether the oldest operator set has an operator, with its attributes and as many inputs."""
     try:
-        schema = onnx.defs.get_schema(node.op_type, _OLDEST_OPSET, "")
-    except onnx.defs.SchemaError:
-        return False
-    return len(node.inputs) <= schema.max_input and set(node.attributes) <= set(schema.attributes)
-
-
-def _unreadable(source: Path, node: ir.Node, api: Api) -> InputError:
-    return InputError(
-        f"{source}: {node.op_type} ({node.name}) is written as only operator set 18 allows, and TensorRT {api.version}"
-        f" reads up to {_OLDEST_OPSET}; build with TensorRT 10 or newer"
-    )
+        LowerOpset()(model)
+    except GraphError as error:
+        raise InputError(
+            f"{source}: {error}; TensorRT {version} reads up to operator set {OLDEST_OPSET}, TensorRT 10 newer ones",
+            code=ErrorCode.UNSUPPORTED,
+            path=source,
+            **error.details,
+        ) from error

@@ -1,104 +1,159 @@
-"""What TensorRT's inspector tells of an engine's layers, and whether attention is computed by fused kernels."""
+"""Layers of a TensorRT engine, from its inspector, and whether fused kernels compute its attentions."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from compressor.results import BuiltLayer
 from compressor.targets.base import Precision
 from graph_passes import GraphSite
 
-_FUSED = re.compile(r"(?<![A-Za-z])(?i:f?mha|ge(mm|mv)_mha|flash_?(attention|attn|fwd)|fused_?attention|sdpa)(?![a-z])")
-_MOVES = re.compile(r"reformat|signal|wait|constant|no_?op", re.IGNORECASE)
-"""Kinds of layers that compute nothing, whatever stands beside them in their names."""
-_GIVEN_NAMES = re.compile(r"\[[^\]]*\]|\{[^}]*\}")
-"""Names of the graph's nodes, that a layer's name repeats: theirs are no kernels."""
-_NODES = re.compile(r"\[ONNX Layer: |\]|\x1f|\x1e")
-"""What stands between the names of nodes in a layer's metadata."""
+_FUSED_KERNEL = re.compile(
+    r"(?<![A-Za-z])(?i:f?mha|ge(mm|mv)_mha|flash_?(attention|attn|fwd)|fused_?attention|sdpa)(?![a-z])"
+)
+_MOVING_KINDS = re.compile(r"reformat|signal|wait|constant|no_?op", re.IGNORECASE)
+"""Kinds of layers that compute nothing, whatever kernels their names mention."""
+_NODE_LISTS = re.compile(r"\[[^\]]*\]|\{[^}]*\}")
+"""Names of graph nodes that a layer's name repeats; they name no kernels."""
+_SEPARATORS = re.compile(r"\[ONNX Layer: |\]|\x1f|\x1e")
+"""What separates the names of graph nodes in a layer's metadata."""
+_SEPARATOR = "\x1e"
 _TURING = (7, 5)
-_HEAD_DIMS = range(16, 257, 8)
+"""First compute capability with fused attention."""
+_FUSED_HEAD_DIMS = range(16, 257, 8)
 
 
-def layers(information: str) -> tuple[BuiltLayer, ...]:
-    """The table of layers, from the inspector's JSON: none where it is none. Before 10 a layer may be its name alone.
+class UnfusedReason(StrEnum):
+    """Why an attention is not fused, as far as it is known."""
 
-    Names of nodes are parted by control characters, which strict JSON has not.
+    CAPABILITY = "capability"
+    PRECISION = "precision"
+    HEAD_DIM = "head-dim"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class AttentionFusion:
+    """How many attentions of an engine are computed by fused kernels.
+
+    Attributes:
+        fused: number of fused attentions.
+        known: number of attentions of which it is known whether they are fused.
+        total: number of attentions in the graph.
+        shows_layers: whether the inspector lists layers at all.
+        unfused: names of attentions that are not fused, where single ones are known.
+        reasons: why attentions are not fused: each kind of reason with a text for readers.
+    """
+
+    fused: int
+    known: int
+    total: int
+    shows_layers: bool = True
+    unfused: tuple[str, ...] = ()
+    reasons: tuple[tuple[UnfusedReason, str], ...] = ()
+
+    def __str__(self) -> str:
+        if not self.total:
+            return "the graph has no attention"
+        if not self.shows_layers:
+            return "it is unknown whether attention is fused: TensorRT's inspector lists no layers"
+        sentences = []
+        if self.fused < self.known:
+            names = f" (not in {', '.join(self.unfused)})" if self.unfused else ""
+            reasons = "; ".join(text for _, text in self.reasons)
+            sentences.append(f"fused attention in {self.fused} of {self.known} attention layers{names}: {reasons}")
+        elif self.fused:
+            sentences.append(f"fused attention in all of {self.known} attention layers")
+        if self.known < self.total:
+            sentences.append(
+                f"it is unknown whether attention is fused in {self.total - self.known} of {self.total} attention"
+                " layers: TensorRT does not list the kernels of the layers that hold them"
+            )
+        return "; ".join(sentences)
+
+
+def parse_layers(information: str) -> tuple[BuiltLayer, ...]:
+    """The layers in the inspector's JSON; none where it cannot be parsed.
+
+    Before TensorRT 10 a layer may be its name alone. Names of nodes are separated by control characters, which strict
+    JSON does not permit.
     """
     try:
-        describe = json.loads(information, strict=False).get("Layers", ())
-        return tuple(BuiltLayer(name=layer) if isinstance(layer, str) else _layer(layer) for layer in describe)
-    except (ValueError, AttributeError, TypeError):  # an engine is worth more than what is told of it
+        entries = json.loads(information, strict=False).get("Layers", ())
+        return tuple(BuiltLayer(name=entry) if isinstance(entry, str) else _layer(entry) for entry in entries)
+    except (ValueError, AttributeError, TypeError):  # an engine without a table of layers is still an engine
         return ()
 
 
-def _layer(describe: Mapping[str, Any]) -> BuiltLayer:
+def _layer(entry: Mapping[str, Any]) -> BuiltLayer:
     return BuiltLayer(
-        name=str(describe.get("Name", "")),
-        kind=str(describe.get("LayerType", "")),
-        tactic=str(describe.get("TacticName", "")),
-        nodes=_NODES.sub("\x1e", str(describe.get("Metadata", ""))),
+        name=str(entry.get("Name", "")),
+        kind=str(entry.get("LayerType", "")),
+        tactic=str(entry.get("TacticName", "")),
+        nodes=_SEPARATORS.sub(_SEPARATOR, str(entry.get("Metadata", ""))),
     )
 
 
 def is_fused(layer: BuiltLayer) -> bool:
     """Whether a layer is one kernel that computes a whole attention."""
-    if _MOVES.search(layer.kind) or layer.name.startswith("Reformatting"):
+    if _MOVING_KINDS.search(layer.kind) or layer.name.startswith("Reformatting"):
         return False
-    own = _GIVEN_NAMES.sub("", layer.name)
+    kernel = _NODE_LISTS.sub("", layer.name)
     for node in _nodes(layer):
-        own = re.sub(rf"(?<!\w){re.escape(node)}(?!\w)", "", own)
-    return any(_FUSED.search(text) for text in (own.rsplit("/", 1)[-1], layer.tactic, layer.kind))
+        kernel = re.sub(rf"(?<!\w){re.escape(node)}(?!\w)", "", kernel)
+    return any(_FUSED_KERNEL.search(text) for text in (kernel.rsplit("/", 1)[-1], layer.tactic, layer.kind))
 
 
-def describe(
-    found: Sequence[BuiltLayer], sites: Sequence[GraphSite], capability: tuple[int, int], precision: Precision
-) -> tuple[int, int, str]:
-    """How many attentions are fused, of how many where that can be told, and a line that says so.
+def attention_fusion(
+    layers: Sequence[BuiltLayer], sites: Sequence[GraphSite], capability: tuple[int, int], precision: Precision
+) -> AttentionFusion:
+    """Which attentions of a graph are computed by fused kernels.
 
-    1. An attention whose node a fused kernel names is kept. One attention may take several kernels.
-    2. A kernel that names no nodes is taken for one of the others; so is any, where none names an attention.
-    3. An attention inside a layer that shows nothing of its kernels: it cannot be told.
-    4. Any other without a kernel was lost; the line says why, as far as it can be known.
+    1. An attention whose node a fused kernel names is fused. One attention may take several kernels.
+    2. A kernel that names no nodes counts for one of the other attentions; so does every kernel where none names an
+       attention.
+    3. An attention inside a layer that does not list its kernels may or may not be fused.
+    4. Every other attention is not fused, for a reason that follows from the GPU, the precision or its heads.
+
+    Args:
+        layers: of the engine.
+        sites: attentions of the graph.
+        capability: compute capability of the GPU.
+        precision: numeric precision of the engine.
     """
-    kernels = [layer for layer in found if is_fused(layer)]
+    kernels = [layer for layer in layers if is_fused(layer)]
     if not sites:
-        return len(kernels), len(kernels), "the graph has no attention"
-    if not found:
-        return 0, 0, "whether attention is fused cannot be told: TensorRT's inspector shows no layers"
-    own = {_node(site) for site in sites}
-    named = own.intersection(node for layer in kernels for node in _nodes(layer))
+        return AttentionFusion(len(kernels), len(kernels), 0)
+    if not layers:
+        return AttentionFusion(0, 0, len(sites), shows_layers=False)
+    attention_nodes = {_node(site) for site in sites}
+    named = attention_nodes.intersection(node for layer in kernels for node in _nodes(layer))
     unnamed = sum(not (named and layer.nodes) for layer in kernels)
-    kept = [site for site in sites if _node(site) in named]
-    opaque = [layer for layer in found if _is_opaque(layer)]
-    clear = [layer for layer in found if layer not in opaque]
-    hidden = [site for site in sites if site not in kept and _is_hidden(site, opaque, clear)]
-    lost = [site for site in sites if site not in kept and site not in hidden] if not unnamed else []
-    count = min(len(sites), len(kept) + unnamed)
-    counted = max(count, len(sites) - len(hidden))
-    lines = []
-    if count < counted:
-        names = [site.name or _node(site) for site in lost]
-        where = f" (not in {', '.join(names)})" if names and kernels else ""
-        reasons = "; ".join(dict.fromkeys(_why(site, capability, precision) for site in lost or sites))
-        lines.append(f"fused attention in {count} of {counted} attention layers{where}: {reasons}")
-    elif kernels:
-        lines.append(f"fused attention kept in each of {counted} attention layers")
-    if counted < len(sites):
-        lines.append(
-            f"whether attention is fused cannot be told of {len(sites) - counted} of {len(sites)} attention layers:"
-            " TensorRT does not show the kernels of the layers that hold them"
-        )
-    return count, counted, "; ".join(lines)
+    fused = [site for site in sites if _node(site) in named]
+    opaque = [layer for layer in layers if _is_opaque(layer)]
+    clear = [layer for layer in layers if layer not in opaque]
+    hidden = [site for site in sites if site not in fused and _is_hidden(site, opaque, clear)]
+    unfused = [site for site in sites if site not in fused and site not in hidden] if not unnamed else []
+    count = min(len(sites), len(fused) + unnamed)
+    return AttentionFusion(
+        fused=count,
+        known=max(count, len(sites) - len(hidden)),
+        total=len(sites),
+        unfused=tuple(site.name or _node(site) for site in unfused) if kernels else (),
+        reasons=tuple(dict.fromkeys(_reason(site, capability, precision) for site in unfused or sites)),
+    )
 
 
 def _is_hidden(site: GraphSite, opaque: Sequence[BuiltLayer], clear: Sequence[BuiltLayer]) -> bool:
-    """Whether an attention is inside a layer that does not show its kernels (case 3).
+    """Whether an attention is inside a layer that does not list its kernels (case 3).
 
-    Such a layer names its first and its last node; where it does not list those between, they are all that no other
-    layer names.
+    Such a layer names its first and its last node; where it does not list those between, they are all nodes that no
+    other layer names.
     """
     node = _node(site)
     if any(node in _nodes(layer) for layer in opaque):
@@ -112,20 +167,25 @@ def _is_opaque(layer: BuiltLayer) -> bool:
 
 
 def _nodes(layer: BuiltLayer) -> list[str]:
-    return [node for node in layer.nodes.split("\x1e") if node]
+    return [node for node in layer.nodes.split(_SEPARATOR) if node]
 
 
 def _node(site: GraphSite) -> str:
-    """The node that gives the heads' outputs."""
+    """The node that computes the heads' outputs."""
     producer = site.output.producer()
     return str(producer.name) if producer is not None else ""
 
 
-def _why(site: GraphSite, capability: tuple[int, int], precision: Precision) -> str:
+def _reason(site: GraphSite, capability: tuple[int, int], precision: Precision) -> tuple[UnfusedReason, str]:
+    """Why an attention is not fused (case 4)."""
     if capability < _TURING:
-        return f"fused attention needs SM 7.5, this GPU has {capability[0]}.{capability[1]}"
+        version = f"{capability[0]}.{capability[1]}"
+        return UnfusedReason.CAPABILITY, f"fused attention needs SM 7.5, and this GPU has {version}"
     if precision == "fp32":
-        return "fused attention needs fp16 or bf16 (--precision)"
-    if site.head_dim not in _HEAD_DIMS:
-        return f"heads {site.head_dim} wide, fused attention takes multiples of 8 from 16 to 256"
-    return "TensorRT does not say why"
+        return UnfusedReason.PRECISION, "fused attention needs fp16 or bf16 (--precision)"
+    if site.head_dim not in _FUSED_HEAD_DIMS:
+        return (
+            UnfusedReason.HEAD_DIM,
+            f"heads are {site.head_dim} wide, and fused attention takes multiples of 8 from 16 to 256",
+        )
+    return UnfusedReason.UNKNOWN, "TensorRT reports no reason"

@@ -1,16 +1,17 @@
-"""What an engine was built from and for, in a file beside it: read and checked before TensorRT sees the engine."""
+"""Metadata of a TensorRT engine: what it was built from and for. Read and checked before TensorRT loads the engine."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
 import pydantic
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
-from compressor.errors import InputError
+from compressor.errors import ErrorCode, InputError
 from compressor.results import EngineBuild
 from compressor.targets.base import Precision
 from compressor.targets.cuda import Device
@@ -18,19 +19,86 @@ from graph_passes import data_files, load
 
 Shape = tuple[int, ...]
 AMPERE = (8, 0)
-"""Compute capability of the first GPUs that engines can be compatible with."""
-_BLOCK = 1 << 20
+"""Compute capability of the first GPUs that hardware-compatible engines run on."""
+REBUILD_HINT = "build it on this machine: compress build OUT --target trt"
+_CHUNK = 1 << 20
 
 
-class Metadata(BaseModel):
-    """An engine's papers.
+class TimingsState(StrEnum):
+    """What became of the kernel timings of earlier builds."""
 
-    `profiles` has the least, the usual and the largest shape of every input; `inputs` the types that the engine takes
-    and `outputs` those that it gives, by name. `attentions` counts those of which can be told whether they are `fused`.
-    `plan` and `model` are hashes of the engine's own file and of the graph.
+    NEW = "new"
+    """There were none."""
+    REUSED = "reused"
+    EMPTY = "empty"
+    DAMAGED = "damaged"
+    OTHER_MACHINE = "other-machine"
+    """They were of another GPU or another version of TensorRT."""
+    REFUSED = "refused"
+    """TensorRT did not accept them."""
+
+
+class TimingsUse(BaseModel):
+    """How a build used the timing cache.
+
+    Attributes:
+        state: what became of earlier timings; all states but `REUSED` and `NEW` discard them.
+        path: the cache's file.
+        machine: version and GPU that discarded timings of another machine are of.
+        save_error: why the new timings could not be saved; None: they were saved.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    state: TimingsState
+    path: Path
+    machine: str | None = None
+    save_error: str | None = None
+
+    def __str__(self) -> str:
+        return "; ".join(self._sentences())
+
+    def _sentences(self) -> list[str]:
+        discarded = f"kernels were timed again because {self.path}"
+        sentences = {
+            TimingsState.NEW: [],
+            TimingsState.REUSED: [f"kernel timings of earlier builds were used ({self.path})"],
+            TimingsState.EMPTY: [f"{discarded} was empty"],
+            TimingsState.DAMAGED: [f"{discarded} was damaged"],
+            TimingsState.OTHER_MACHINE: [f"{discarded} was of {self.machine}"],
+            TimingsState.REFUSED: [f"{discarded} was refused by TensorRT"],
+        }[self.state]
+        if self.save_error is not None:
+            sentences.append(f"kernel timings could not be saved in {self.path} ({self.save_error})")
+        return sentences
+
+
+class EngineMetadata(BaseModel):
+    """What an engine was built from and for.
+
+    Attributes:
+        tensorrt: version of TensorRT.
+        gpu: name of the GPU.
+        capability: its compute capability.
+        precision: numeric precision of the engine.
+        profiles: input -> smallest, usual and largest shape.
+        inputs: input -> NumPy's name of its element type.
+        outputs: output -> NumPy's name of its element type.
+        engine_hash: hash of the engine's file; the JSON key is `plan`.
+        graph_hash: hash of the graph with its external data; the JSON key is `model`.
+        hardware_compatible: whether it runs on other GPUs too, from Ampere on.
+        version_compatible: whether later versions of TensorRT run it too.
+        attentions: number of attentions of which it is known whether they are fused.
+        fused: number of fused attentions.
+        optimization: what was done to the graph, in one line.
+        session: runtime, device and options.
+        built: sizes, duration and layers.
+        timings: how the timing cache was used; None in metadata of version 0.1.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_by_name=True, validate_by_alias=True, serialize_by_alias=True
+    )
 
     version: Literal[1] = 1
     tensorrt: str
@@ -40,8 +108,8 @@ class Metadata(BaseModel):
     profiles: dict[str, tuple[Shape, Shape, Shape]]
     inputs: dict[str, str]
     outputs: dict[str, str]
-    plan: str
-    model: str
+    engine_hash: str = Field(alias="plan")
+    graph_hash: str = Field(alias="model")
     hardware_compatible: bool
     version_compatible: bool
     attentions: int
@@ -49,80 +117,126 @@ class Metadata(BaseModel):
     optimization: str
     session: dict[str, Any]
     built: EngineBuild
+    timings: TimingsUse | None = None
 
-    def check_machine(self, plan: Path, device: Device, tensorrt: str) -> None:
-        """Whether the engine runs on a GPU with a TensorRT.
+    def check_machine(self, path: Path, device: Device, tensorrt: str) -> None:
+        """Raise unless the engine runs on a GPU and with a version of TensorRT.
+
+        Args:
+            path: the engine's file, for messages.
+            device: the GPU.
+            tensorrt: the version.
 
         Raises:
-            InputError: it was built for others.
+            InputError: it was built for another GPU or version.
         """
-        other = (self.gpu, self.capability) != (device.name, device.capability)
-        newer = self.hardware_compatible and min(self.capability, device.capability) >= AMPERE
-        if other and not newer:
-            built = Device(self.gpu, self.capability, 0)
-            raise InputError(f"{plan}: was built for another GPU, {built}, and this is {device}; {MEND}")
-        if tensorrt != self.tensorrt and not (self.version_compatible and follows(tensorrt, self.tensorrt)):
-            raise InputError(f"{plan}: was built by TensorRT {self.tensorrt}, and this is {tensorrt}; {MEND}")
+        same = (self.gpu, self.capability) == (device.name, device.capability)
+        compatible = self.hardware_compatible and min(self.capability, device.capability) >= AMPERE
+        if not same and not compatible:
+            raise InputError(
+                f"{path}: built for another GPU, {Device(self.gpu, self.capability, 0)}, and this is {device};"
+                f" {REBUILD_HINT}",
+                code=ErrorCode.FILE_MISMATCH,
+                path=path,
+                field="gpu",
+                value=device.name,
+            )
+        if tensorrt != self.tensorrt and not (self.version_compatible and runs_engines_of(tensorrt, self.tensorrt)):
+            raise InputError(
+                f"{path}: built by TensorRT {self.tensorrt}, and this is {tensorrt}; {REBUILD_HINT}",
+                code=ErrorCode.FILE_MISMATCH,
+                path=path,
+                field="tensorrt",
+                value=tensorrt,
+            )
 
-    def check_file(self, plan: Path) -> None:
-        """Raise InputError where the engine's file is not the one that was built."""
-        if digest(plan) != self.plan:
-            raise InputError(f"{plan}: is damaged, or was not built with {papers_of(plan).name}; {MEND}")
+    def check_file(self, path: Path) -> None:
+        """Raise InputError unless a file is the engine that was built."""
+        if digest(path) != self.engine_hash:
+            raise InputError(
+                f"{path}: damaged, or not built with {metadata_path(path).name}; {REBUILD_HINT}",
+                code=ErrorCode.FILE_UNREADABLE,
+                path=path,
+            )
 
     def check_shapes(self, shapes: dict[str, Shape]) -> None:
-        """Whether the engine takes inputs of these shapes.
+        """Raise unless the engine takes inputs of these shapes.
+
+        Args:
+            shapes: input -> shape.
 
         Raises:
-            InputError: an input is missing or out of its profile.
+            InputError: an input is missing, or its shape is outside of the profile.
         """
-        for name, (least, _, most) in self.profiles.items():
+        for name, (smallest, _, largest) in self.profiles.items():
             if name not in shapes:
-                raise InputError(f"the engine wants an input named {name}; give {', '.join(self.profiles)}")
-            shape = shapes[name]
-            if len(shape) != len(least) or not all(a <= b <= c for a, b, c in zip(least, shape, most, strict=True)):
                 raise InputError(
-                    f"{name}: is {list(shape)}, and the engine takes {list(least)} to {list(most)}; build it for such"
-                    " sizes too (--batch, --seq)"
+                    f"{name}: the engine has this input, and it is missing; pass {', '.join(self.profiles)}",
+                    code=ErrorCode.TENSOR_MISMATCH,
+                    tensor=name,
+                )
+            shape = shapes[name]
+            bounds = zip(smallest, shape, largest, strict=False)
+            if len(shape) != len(smallest) or not all(low <= size <= high for low, size, high in bounds):
+                raise InputError(
+                    f"{name}: its shape is {list(shape)}, and the engine takes {list(smallest)} to {list(largest)};"
+                    " build it for these sizes too (--batch, --seq)",
+                    code=ErrorCode.TENSOR_MISMATCH,
+                    tensor=name,
+                    shape=shape,
+                    minimum=smallest,
+                    maximum=largest,
                 )
 
-
-MEND = "build it on this machine: compress build OUT --target trt"
-
-
-def papers_of(plan: Path) -> Path:
-    """Where the metadata of an engine lies."""
-    return plan.with_name(f"{plan.name}.json")
+    def write(self, path: Path) -> None:
+        """Write the metadata beside an engine's file."""
+        metadata_path(path).write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
 
-def read(plan: Path) -> Metadata:
-    """The metadata beside an engine.
+def metadata_path(path: Path) -> Path:
+    """The file of an engine's metadata, from the engine's file."""
+    return path.with_name(f"{path.name}.json")
+
+
+def read_metadata(path: Path) -> EngineMetadata:
+    """The metadata of an engine.
+
+    Args:
+        path: the engine's file.
 
     Raises:
-        InputError: there is none, or it cannot be read.
+        InputError: the engine or its metadata is missing, or cannot be read.
     """
-    if not plan.is_file():
-        raise InputError(f"{plan}: no such engine; {MEND}")
-    path = papers_of(plan)
+    if not path.is_file():
+        raise InputError(f"{path}: no such engine; {REBUILD_HINT}", code=ErrorCode.FILE_MISSING, path=path)
+    metadata = metadata_path(path)
     try:
-        return Metadata.model_validate_json(path.read_bytes())
+        return EngineMetadata.model_validate_json(metadata.read_bytes())
     except FileNotFoundError as error:
         raise InputError(
-            f"{plan}: {path.name}, which says what it was built for, is missing beside it; {MEND}"
+            f"{path}: its metadata {metadata.name} are missing; {REBUILD_HINT}",
+            code=ErrorCode.FILE_MISSING,
+            path=metadata,
         ) from error
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"])) or "file"
-        raise InputError(f"{path}: {where}: {' '.join(str(first['msg']).split())}; {MEND}") from error
+        field = ".".join(map(str, first["loc"])) or "file"
+        raise InputError(
+            f"{metadata}: {field}: {' '.join(str(first['msg']).split())}; {REBUILD_HINT}",
+            code=ErrorCode.FILE_UNREADABLE,
+            path=metadata,
+            field=field,
+        ) from error
 
 
 def digest(*paths: Path) -> str:
-    """Hash of files' contents, in order."""
-    found = hashlib.sha256()
+    """Hash of the contents of files, in order."""
+    sha = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:
-            while block := file.read(_BLOCK):
-                found.update(block)
-    return f"sha256:{found.hexdigest()}"
+            while chunk := file.read(_CHUNK):
+                sha.update(chunk)
+    return f"sha256:{sha.hexdigest()}"
 
 
 def graph_digest(graph: Path) -> str:
@@ -130,16 +244,17 @@ def graph_digest(graph: Path) -> str:
     return digest(graph, *sorted(data_files(load(graph))))
 
 
-_NEXT = {8: (8, 9, 10), 9: (9, 10), 10: (10, 11)}
-"""Major versions that run the version-compatible engines of one (TensorRT's documentation, "Engine Compatibility")."""
+_RUNS_ON = {8: (8, 9, 10), 9: (9, 10), 10: (10, 11)}
+"""Major version -> major versions that run its version-compatible engines (TensorRT's documentation, "Engine
+Compatibility")."""
 
 
-def follows(later: str, earlier: str) -> bool:
-    """Whether a TensorRT runs the version-compatible engines of an earlier one."""
-    one, other = parts(later), parts(earlier)
-    return one >= other and one[0] in _NEXT.get(other[0], other[:1])
+def runs_engines_of(later: str, earlier: str) -> bool:
+    """Whether a version of TensorRT runs the version-compatible engines of an earlier one."""
+    newer, older = version_numbers(later), version_numbers(earlier)
+    return newer >= older and newer[0] in _RUNS_ON.get(older[0], older[:1])
 
 
-def parts(version: str) -> list[int]:
-    """A version's numbers, to be compared."""
+def version_numbers(version: str) -> list[int]:
+    """The numbers of a version, for comparison."""
     return [int(part) for part in re.findall(r"\d+", version)]

@@ -1,77 +1,114 @@
-"""TensorRT's timing cache: how fast each kernel was, so that the same inputs give the same engine, and sooner.
+"""TensorRT's timing cache: times of kernels. With it, equal inputs give an equal engine, and builds are faster.
 
-A digest lies beside the file. Where it does not fit, the cache is damaged or another machine's: it is moved away, and
-that is said.
+A file beside the cache holds its digest, and the version and GPU that the times are of. A cache that does not match is
+moved away, and the build reports it.
 """
 
 from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compressor.errors import InputError
+from compressor.errors import ErrorCode, InputError
 from compressor.targets.cuda import Device
-from compressor.targets.tensorrt.metadata import digest
+from compressor.targets.tensorrt.metadata import TimingsState, TimingsUse, digest
 from compressor.workdir import write_json
 from graph_passes.files import beside
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class TimingCache:
-    """A file of timings.
+    """A file of kernel timings.
 
     Attributes:
-        path: where the times are kept.
-        readable: there are any to start from, as far as can be told before TensorRT sees them.
-        told: what a reader must know of it, as the rest of a sentence.
-        machine: TensorRT's version and the GPU that the times are of.
+        use: state of the file, as far as it is known before TensorRT reads it.
+        machine: TensorRT's version and the GPU that new times are of.
     """
 
-    path: Path
-    readable: bool
-    told: str
+    use: TimingsUse
     machine: str
 
-    def give(self, config: Any) -> str:
-        """Let a build start from these times; what a reader must know of them, as the rest of a sentence.
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.use.path
+
+    def apply(self, config: Any) -> TimingsUse:
+        """Let a build start from the times.
 
         Args:
             config: TensorRT's `IBuilderConfig`, with an empty cache.
+
+        Returns:
+            How the cache is used, with the state `REFUSED` where TensorRT does not accept it.
         """
-        if not self.readable:
-            return self.told
+        if self.use.state is not TimingsState.REUSED:
+            return self.use
         times = config.create_timing_cache(self.path.read_bytes())
         if times is not None and config.set_timing_cache(times, False):
-            return self.told
+            return self.use
         config.set_timing_cache(config.create_timing_cache(b""), False)
-        return f", with timings made anew: TensorRT does not take {self.path}"
+        _log.debug("TensorRT does not accept the timing cache %s", self.path)
+        return self.use.model_copy(update={"state": TimingsState.REFUSED})
 
-    def keep(self, config: Any) -> str:
-        """Write the times that a build has ended with; if that fails, why, as the rest of a sentence."""
+    def save(self, config: Any, use: TimingsUse) -> TimingsUse:
+        """Write the times of a finished build.
+
+        Args:
+            config: TensorRT's `IBuilderConfig` after the build.
+            use: how the build used the cache.
+
+        Returns:
+            `use`, with an error where the file could not be written.
+        """
         try:
-            with beside(self.path) as place:
-                place.write_bytes(config.get_timing_cache().serialize())
-            write_json(_seal_of(self.path), {"machine": self.machine, "digest": digest(self.path)})
+            with beside(self.path) as file:
+                file.write_bytes(config.get_timing_cache().serialize())
+            write_json(seal_path(self.path), {"machine": self.machine, "digest": digest(self.path)})
         except OSError as error:
-            return f", its timings not kept in {self.path} ({error.strerror})"
-        return ""
+            return use.model_copy(update={"save_error": str(error.strerror)})
+        return use
 
 
-def opened(path: Path | None, version: str, device: Device) -> TimingCache:
-    """The cache at a path, or the user's own for a TensorRT and a GPU.
+def open_cache(path: Path | None, version: str, device: Device) -> TimingCache:
+    """The timing cache for a version of TensorRT and a GPU; a file that cannot be used is moved away.
+
+    Args:
+        path: its file; None: a file of the version and GPU in the user's cache.
+        version: of TensorRT.
+        device: the GPU.
 
     Raises:
-        InputError: it cannot be written there.
+        InputError: the file cannot be written.
     """
     machine = f"TensorRT {version} on {device}"
     if path is None:
         name = "".join(letter if letter.isalnum() else "-" for letter in f"{version}-{device.name}")
-        path = _home() / "compressor" / f"tensorrt-{name}.cache"
+        path = _user_cache() / "compressor" / f"tensorrt-{name}.cache"
+    _require_writable(path)
+    if not path.is_file():
+        return TimingCache(TimingsUse(state=TimingsState.NEW, path=path), machine)
+    use = _inspect(path, machine)
+    if use.state is not TimingsState.REUSED:
+        _log.debug("timing cache %s is not used: %s", path, use.state)
+        path.replace(path.with_name(f"{path.name}.unusable"))
+    return TimingCache(use, machine)
+
+
+def seal_path(path: Path) -> Path:
+    """The file beside a timing cache that holds its digest and its machine."""
+    return path.with_name(f"{path.name}.json")
+
+
+def _require_writable(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent):
@@ -80,37 +117,30 @@ def opened(path: Path | None, version: str, device: Device) -> TimingCache:
             raise IsADirectoryError(errno.EISDIR, f"{path.name} is a folder")
     except OSError as error:
         raise InputError(
-            f"{path.parent}: cannot keep TensorRT's timings there ({error.strerror}); name another file"
-            " (--timing-cache)"
+            f"{path}: cannot write TensorRT's timing cache ({error.strerror}); name another file (--timing-cache)",
+            code=ErrorCode.FILE_UNWRITABLE,
+            field="timing_cache",
+            path=path,
         ) from error
-    if not path.is_file():
-        return TimingCache(path, False, "", machine)
-    why = _fault(path, machine)
-    if why is None:
-        return TimingCache(path, True, ", with the timings of earlier builds", machine)
-    path.replace(path.with_name(f"{path.name}.unusable"))
-    return TimingCache(path, False, f", with timings made anew: {path} {why}", machine)
 
 
-def _fault(path: Path, machine: str) -> str | None:
-    """Why a cache is not to be used; None where it is."""
+def _inspect(path: Path, machine: str) -> TimingsUse:
+    """Whether the times in a file can be used on a machine."""
     if not path.stat().st_size:
-        return "was empty"
+        return TimingsUse(state=TimingsState.EMPTY, path=path)
     try:
-        sealed = json.loads(_seal_of(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None  # another tool's: TensorRT itself says whether it takes it
+        seal = json.loads(seal_path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:  # written by another tool: whether TensorRT accepts it is seen later
+        return TimingsUse(state=TimingsState.REUSED, path=path)
     except (OSError, ValueError):
-        sealed = None
-    if not isinstance(sealed, dict) or sealed.get("digest") != digest(path):
-        return "was damaged"
-    return None if sealed.get("machine") == machine else f"was of {sealed.get('machine')}"
+        seal = None
+    if not isinstance(seal, dict) or seal.get("digest") != digest(path):
+        return TimingsUse(state=TimingsState.DAMAGED, path=path)
+    if seal.get("machine") != machine:
+        return TimingsUse(state=TimingsState.OTHER_MACHINE, path=path, machine=str(seal.get("machine")))
+    return TimingsUse(state=TimingsState.REUSED, path=path)
 
 
-def _seal_of(path: Path) -> Path:
-    return path.with_name(f"{path.name}.json")
-
-
-def _home() -> Path:
-    named = os.environ.get("XDG_CACHE_HOME")
-    return Path(named) if named else Path.home() / ".cache"
+def _user_cache() -> Path:
+    folder = os.environ.get("XDG_CACHE_HOME")
+    return Path(folder) if folder else Path.home() / ".cache"

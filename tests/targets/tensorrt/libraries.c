@@ -1,5 +1,5 @@
-/* Stand-ins for the libraries that TensorRT's Python bindings link to, and for the driver of a GPU, so that the bindings
-   of every version can be imported, and memory "on the GPU" be used, on a machine without either. */
+/* Stand-ins for the libraries that TensorRT's Python bindings link to and for the driver of a GPU: with them the
+   bindings of every version can be imported, and memory "on the GPU" be used, on a machine without either. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,9 +18,9 @@ static size used, total = 1UL << 34;
 
 int cuInit(int flags) { return getenv("NO_GPU") ? 100 : 0; }
 int cuGetErrorString(int code, const char **text) { *text = code == 2 ? "out of memory" : "no device"; return 0; }
-int cuDeviceGet(int *device, int which) { *device = 0; return 0; }
-int cuDeviceGetName(char *name, int room, int device) { strncpy(name, "NVIDIA Test", room); return 0; }
-int cuDeviceGetAttribute(int *value, int what, int device) { *value = what == 75 ? 9 : 0; return 0; }
+int cuDeviceGet(int *device, int index) { *device = 0; return 0; }
+int cuDeviceGetName(char *name, int length, int device) { strncpy(name, "NVIDIA Test", length); return 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) { *value = attribute == 75 ? 9 : 0; return 0; }
 int cuDeviceTotalMem_v2(size *bytes, int device) { *bytes = total; return 0; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { *context = &used; return 0; }
 int cuCtxSetCurrent(void *context) { return context != &used; }
@@ -31,18 +31,18 @@ int cuEventCreate(void **event, int flags) { *event = malloc(1); return 0; }
 int cuEventRecord(void *event, void *stream) { return 0; }
 int cuEventDestroy_v2(void *event) { free(event); return 0; }
 int cuStreamDestroy_v2(void *stream) { free(stream); return 0; }
-int getInferLibVersion(void) { char *told = getenv("TENSORRT_LIBRARY"); return told ? atoi(told) : 0; }
+int getInferLibVersion(void) { char *version = getenv("TENSORRT_LIBRARY"); return version ? atoi(version) : 0; }
 int cuEventElapsedTime(float *milliseconds, void *from, void *to) { *milliseconds = 1.5f; return 0; }
 int cuMemAlloc_v2(void **address, size bytes)
 {
     if (bytes > total - used)
         return 2;
-    size *made = malloc(bytes + sizeof(size));
-    *made = bytes;
+    size *block = malloc(bytes + sizeof(size));
+    *block = bytes;
     used += bytes;
-    *address = made + 1;
+    *address = block + 1;
     return 0;
 }
-int cuMemFree_v2(void *address) { size *made = (size *)address - 1; used -= *made; free(made); return 0; }
+int cuMemFree_v2(void *address) { size *block = (size *)address - 1; used -= *block; free(block); return 0; }
 int cuMemcpyHtoDAsync_v2(void *to, const void *from, size bytes, void *stream) { memcpy(to, from, bytes); return 0; }
 int cuMemcpyDtoHAsync_v2(void *to, const void *from, size bytes, void *stream) { memcpy(to, from, bytes); return 0; }

@@ -1,7 +1,7 @@
-"""TensorRT's own builder, parser and runtime need a GPU: these take their places and note what they are asked for.
+"""Stand-ins for TensorRT's builder, parser and runtime, which need a GPU. They record what is requested of them.
 
-Everything else (enums, flags, classes) is that of the real bindings, so a name that a version lacks is missed here too.
-A "plan" is the graph that was parsed, and ONNX Runtime runs it on the memory of a stand-in driver.
+Everything else (enums, flags, classes) comes from the real bindings: a name that a version lacks is missing here too.
+A serialized engine is the graph that was parsed; ONNX Runtime runs it on the memory of a stand-in driver.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import numpy as np
 import onnx
 import onnxruntime
 
-ASKED: dict[str, Any] = {}
-"""What the last build was asked for."""
+REQUESTED: dict[str, Any] = {}
+"""Settings of the last build."""
 FAILURES: list[str] = []
-"""Errors to log where an engine is built or loaded next, which then fails."""
+"""Errors to log; each fails one build or load."""
 WARNINGS: list[str] = []
 """Warnings to log before such an error, one each."""
 SHORT = "Skipping tactic 0 due to insuficient memory on requested size of 1024 detected for tactic 0x0."
-"""How TensorRT tells that a kernel was left out for want of memory."""
+"""TensorRT's warning of a kernel that was skipped for insufficient memory."""
 REFUSED: list[str] = []
-"""The error to log where a shape is set, which then is not."""
+"""The error to log when a shape is set, which is then refused."""
 KNOWN = b"timings"
 
 
@@ -81,7 +81,7 @@ class Cache:
     def __init__(self, data: bytes) -> None:
         self.data = data
 
-    def combine(self, other: Cache, ignore_mismatch: bool) -> bool:
+    def combine(self, cache: Cache, ignore_mismatch: bool) -> bool:
         return True
 
     def serialize(self) -> Any:
@@ -98,8 +98,8 @@ class Profile:
     def __init__(self) -> None:
         self.shapes: dict[str, Any] = {}
 
-    def set_shape(self, name: str, least: Any, usual: Any, most: Any) -> None:
-        self.shapes[name] = [list(least), list(usual), list(most)]
+    def set_shape(self, name: str, smallest: Any, usual: Any, largest: Any) -> None:
+        self.shapes[name] = [list(smallest), list(usual), list(largest)]
 
 
 class Config:
@@ -109,7 +109,7 @@ class Config:
 
     def __init__(self) -> None:
         self.flags: set[str] = set()
-        ASKED.update(flags=self.flags, pools={}, profile=None, cache=None, config=self, tactics=None)
+        REQUESTED.update(flags=self.flags, pools={}, profile=None, cache=None, config=self, tactics=None)
 
     def set_flag(self, flag: Any) -> None:
         self.flags.add(flag.name)
@@ -121,25 +121,25 @@ class Config:
         return flag.name in self.flags
 
     def set_memory_pool_limit(self, pool: Any, size: int) -> None:
-        ASKED["pools"][pool.name] = size
+        REQUESTED["pools"][pool.name] = size
 
     def get_memory_pool_limit(self, pool: Any) -> int:
-        return int(ASKED["pools"].get(pool.name, 0))
+        return int(REQUESTED["pools"].get(pool.name, 0))
 
     def set_tactic_sources(self, mask: int) -> None:
-        ASKED["tactics"] = mask
+        REQUESTED["tactics"] = mask
 
     def get_tactic_sources(self) -> int:
-        return int(ASKED["tactics"] or 0)
+        return int(REQUESTED["tactics"] or 0)
 
     def add_optimization_profile(self, profile: Profile) -> None:
-        ASKED["profile"] = profile.shapes
+        REQUESTED["profile"] = profile.shapes
 
     def create_timing_cache(self, data: Any) -> Cache | None:
         return Cache(bytes(data)) if bytes(data) in (b"", KNOWN) else None
 
     def set_timing_cache(self, cache: Cache, ignore_mismatch: bool) -> bool:
-        ASKED["cache"] = cache.data.decode()
+        REQUESTED["cache"] = cache.data.decode()
         self.cache = cache
         return True
 
@@ -156,7 +156,7 @@ class Builder:
     def create_network(self, flags: int = 0) -> Network:
         warnings.warn("a stand-in is deprecated", DeprecationWarning, stacklevel=2)
         members = self.trt.NetworkDefinitionCreationFlag.__members__.items()
-        ASKED["network"] = [name for name, flag in members if flags & (1 << int(flag))]
+        REQUESTED["network"] = [name for name, flag in members if flags & (1 << int(flag))]
         return Network(self.trt, flags)
 
     def create_builder_config(self) -> Config:
@@ -166,7 +166,7 @@ class Builder:
         return Profile()
 
     def build_serialized_network(self, network: Network, config: Config) -> bytes | None:
-        ASKED["layers"] = [layer.precision for layer in network.layers]
+        REQUESTED["layers"] = [layer.precision for layer in network.layers]
         if FAILURES:
             if WARNINGS:
                 self.logger.log(self.trt.Logger.WARNING, WARNINGS.pop(0))
@@ -191,11 +191,11 @@ class Context:
         self.engine, self.shapes, self.addresses = engine, dict[str, Any](), dict[str, int]()
 
     def set_input_shape(self, name: str, shape: Any) -> bool:
-        ASKED["set"] = ASKED.get("set", 0) + 1
+        REQUESTED["set"] = REQUESTED.get("set", 0) + 1
         if REFUSED:
             self.engine.logger.log(self.engine.trt.Logger.ERROR, REFUSED[0])
             return False
-        self.engine.logger.log(self.engine.trt.Logger.ERROR, "said where nobody asks")
+        self.engine.logger.log(self.engine.trt.Logger.ERROR, "an error that is logged where nothing fails")
         self.shapes[name] = tuple(shape)
         return True
 
@@ -239,7 +239,7 @@ class Engine:
     def get_tensor_dtype(self, name: str) -> Any:
         return next(tensor.dtype for tensor in (*self.inputs, *self.outputs) if tensor.name == name)
 
-    def get_engine_stat(self, what: Any) -> int:
+    def get_engine_stat(self, statistic: Any) -> int:
         return 2000
 
     def create_engine_inspector(self) -> Any:
@@ -262,7 +262,7 @@ class Runtime:
 
 
 def install(trt: ModuleType) -> None:
-    """Put the stand-ins into TensorRT's module."""
+    """Replace the classes of TensorRT's module."""
     Builder.trt = Engine.trt = trt
     for name, stand_in in {"Builder": Builder, "OnnxParser": Parser, "Runtime": Runtime}.items():
         setattr(trt, name, stand_in)

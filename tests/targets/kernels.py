@@ -1,4 +1,4 @@
-"""The compiled kernel of block-sparse attention, made once a process where a compiler and headers are at hand."""
+"""The compiled kernel of block-sparse attention, for tests on machines with a compiler and headers."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ import pytest
 from compressor.errors import TargetMissingError
 from compressor.targets.onnxruntime.cpu_kernel import compile_kernel
 
-HEADERS = Path(os.environ.get("ONNXRUNTIME_HEADERS", Path(__file__).parent.parent / ".venv" / "headers" / "usr"))
+_ROOT = Path(__file__).parents[2]
+_USUAL = Path(os.environ.get("ONNXRUNTIME_HEADERS", _ROOT / ".venv" / "headers" / "usr"))
+HEADERS = _USUAL if _USUAL.is_dir() else None
+"""Folder of ONNX Runtime's headers; None: where packages install them."""
 _FOLDER = tempfile.TemporaryDirectory(prefix="kernel-")
 
 
 @functools.cache
 def compiled() -> Path:
-    """The library. Skips the test where it cannot be made."""
+    """The library, compiled once in a test process; skips the test where it cannot be compiled."""
     library = Path(_FOLDER.name) / "block_sparse.so"
     try:
-        compile_kernel(library, HEADERS if HEADERS.is_dir() else None)
+        compile_kernel(library, HEADERS)
     except TargetMissingError as error:
         pytest.skip(str(error))
     return library

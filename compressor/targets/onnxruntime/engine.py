@@ -1,0 +1,195 @@
+"""Engines of ONNX Runtime: a graph fused, loaded, and the operators counted that it executes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from compressor.errors import ErrorCode, InputError
+from compressor.targets.attentions import fusible_attentions
+from compressor.targets.base import Feeds, Precision, Provider
+from compressor.targets.onnxruntime import ort_session
+from compressor.targets.onnxruntime.fusion import Fusion, Rewrite, fuse, rewrite_for_ort, trial_feeds
+from compressor.targets.peak_memory import peak_growth
+from graph_passes import load, save
+from graph_passes.block_sparse.function import NAME, is_block_sparse
+from graph_passes.block_sparse.masks import REACH
+from graph_passes.passes import ReducePrecision
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+
+ATTENTIONS = ("Attention", "GroupQueryAttention", "MultiHeadAttention")
+"""Operator types of ONNX Runtime that compute one whole attention each."""
+_REPORTED = (
+    *ATTENTIONS,
+    *("Softmax", "LayerNormalization", "SimplifiedLayerNormalization", "ReduceMean"),
+    *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "BiasGelu", "FastGelu", "Gelu", "Erf"),
+)
+"""Operator types that `optimization` counts."""
+
+
+@dataclass(frozen=True)
+class OrtEngine:
+    """A graph loaded into ONNX Runtime; see `Engine` for the other attributes.
+
+    Attributes:
+        fusion: what fusing the graph came to; None for an engine that was built earlier.
+        reach: name of an input -> number of positions that the block masks of the graph cover.
+    """
+
+    path: Path
+    precision: Precision
+    attentions: int
+    fused: int
+    kernels: Mapping[str, int]
+    optimization: str
+    session: Mapping[str, Any]
+    fusion: Fusion | None
+    reach: Mapping[str, int]
+    _session: InferenceSession = field(repr=False)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the graph's inputs."""
+        return tuple(value.name for value in self._session.get_inputs())
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the graph's outputs."""
+        return tuple(value.name for value in self._session.get_outputs())
+
+    @property
+    def built(self) -> None:
+        """None: ONNX Runtime loads the graph itself."""
+        return None
+
+    @property
+    def device_seconds(self) -> None:
+        """None: ONNX Runtime does not report it."""
+        return None
+
+    def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
+        """Outputs by name; see `Engine.run`.
+
+        Raises:
+            InputError: an input is missing or longer than the block masks, or the graph cannot run on these inputs.
+        """
+        for name, maximum in self.reach.items():
+            # On a GPU the runtime would read beyond the end of the mask without an error.
+            if name in feeds and feeds[name].shape[1] > maximum:
+                raise InputError(
+                    f"{name}: {feeds[name].shape[1]} positions, the block masks cover {maximum}; pass shorter rows, or"
+                    " learn masks on longer ones (--max-length)",
+                    code=ErrorCode.OUT_OF_RANGE,
+                    tensor=name,
+                    value=feeds[name].shape[1],
+                    maximum=maximum,
+                )
+        return ort_session.run_session(self._session, feeds)
+
+    def memory(self, feeds: Feeds) -> int | None:
+        """Bytes that loading and running the graph takes at the peak; see `Engine.memory`."""
+        return peak_growth(self.path, self.session, feeds)
+
+
+def build_engine(
+    onnx: Path,
+    out: Path,
+    *,
+    precision: Precision = "fp32",
+    provider: Provider | None = None,
+    threads: int | None = None,
+    kernel: Path | None = None,
+    rewrite: Rewrite = rewrite_for_ort,
+) -> OrtEngine:
+    """Fuse a graph for ONNX Runtime and load it.
+
+    Args:
+        onnx: the graph.
+        out: the file to write.
+        precision: numeric precision of the engine.
+        provider: device to run on; None: CUDA where there is a GPU and no kernel.
+        threads: threads per call; None: one per core.
+        kernel: library of `compress kernel`.
+        rewrite: fuses a model.
+
+    Raises:
+        TargetMissingError: the device is missing, or does not compute in the precision.
+        UsageError: the kernel is missing, or is for another device.
+        InputError: ONNX Runtime cannot load or run the graph.
+    """
+    settings = ort_session.session_settings(ort_session.choose_provider(provider, precision, kernel), threads, kernel)
+    fusion = fuse(onnx, out, settings, rewrite)
+    changes = [str(fusion)]
+    if precision == "fp16":
+        save(ReducePrecision()(load(out)).model, out)
+        changes.append("converted to half precision, inputs and outputs unchanged")
+    return _open(out, onnx, settings, precision, changes, fusion)
+
+
+def load_engine(
+    path: Path, *, provider: Provider | None = None, threads: int | None = None, kernel: Path | None = None
+) -> OrtEngine:
+    """Load a graph that `build_engine` wrote; attentions are counted in the graph as it is.
+
+    Args:
+        path: the graph.
+        provider: device to run on; None: CUDA where there is a GPU and no kernel.
+        threads: threads per call; None: one per core.
+        kernel: library of `compress kernel`.
+
+    Raises:
+        TargetMissingError: the device is missing, or does not compute in the graph's precision.
+        InputError: the file is missing, or ONNX Runtime cannot load it.
+    """
+    if not path.is_file():
+        raise InputError(
+            f"{path}: no such engine; build it with compress build", code=ErrorCode.FILE_MISSING, path=path
+        )
+    weights = load(path).graph.initializers.values()
+    precision: Precision = "fp16" if any(value.dtype == ir.DataType.FLOAT16 for value in weights) else "fp32"
+    provider = ort_session.choose_provider(provider, precision, kernel)
+    return _open(path, path, ort_session.session_settings(provider, threads, kernel), precision, ["loaded as built"])
+
+
+def _open(
+    path: Path,
+    source: Path,
+    settings: dict[str, Any],
+    precision: Precision,
+    changes: list[str],
+    fusion: Fusion | None = None,
+) -> OrtEngine:
+    """Load the engine in `path`, whose attentions are counted in `source`."""
+    kernels = ort_session.executed_operators(path, settings, next(trial_feeds(source)))
+    counts = [f"{kernels[name]} {name}" for name in _REPORTED if name in kernels]
+    fused_attentions = sum(kernels.get(name, 0) for name in ATTENTIONS)
+    model = load(source)
+    reach = json.loads(model.metadata_props.get(REACH, "{}"))
+    fusible = fusible_attentions(model)
+    block_sparse = sum(is_block_sparse(node) for node in model.graph)
+    if block_sparse:
+        by = f" ({kernels.get(NAME, 0)} by the kernel of {settings['kernel']})" if "kernel" in settings else ""
+        counts.insert(0, f"{block_sparse} block-sparse attentions{by}")
+    if counts:
+        changes = [*changes, f"runs {', '.join(counts)}"]
+    return OrtEngine(
+        path=path,
+        precision=precision,
+        # A graph that was fused elsewhere may hold attentions that only the runtime recognizes.
+        attentions=max(len(fusible), fused_attentions),
+        fused=fused_attentions,
+        kernels=kernels,
+        optimization="; ".join(changes),
+        session=settings,
+        fusion=fusion,
+        reach=reach,
+        _session=ort_session.open_session(path, settings),
+    )

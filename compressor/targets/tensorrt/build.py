@@ -1,0 +1,144 @@
+"""From a graph to a loaded TensorRT engine with its metadata, and from the engine's file back to a loaded engine."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from compressor.errors import ErrorCode, UsageError
+from compressor.results import EngineBuild
+from compressor.targets.attentions import fusible_attentions
+from compressor.targets.base import BuildOptions, Precision
+from compressor.targets.cuda import CudaDriver
+from compressor.targets.tensorrt import bindings, inspector
+from compressor.targets.tensorrt.builder import EngineBuilder, SerializedEngine, deserialize
+from compressor.targets.tensorrt.engine import TrtEngine
+from compressor.targets.tensorrt.graph import prepare, profile
+from compressor.targets.tensorrt.metadata import AMPERE, EngineMetadata, digest, graph_digest
+from compressor.targets.tensorrt.timing_cache import open_cache
+from graph_passes import load
+
+_log = logging.getLogger(__name__)
+
+
+def build_engine(
+    onnx: Path, out: Path, precision: Precision, options: BuildOptions, driver: CudaDriver, trt: ModuleType
+) -> TrtEngine:
+    """Build an engine, write it with its metadata, and load it.
+
+    Args:
+        onnx: the graph.
+        out: the engine's file.
+        precision: numeric precision of the engine.
+        options: sizes and settings of the build.
+        driver: of the GPU.
+        trt: TensorRT's module.
+
+    Raises:
+        UsageError: the GPU does not support hardware-compatible engines.
+        InputError: TensorRT cannot read the graph or cannot build it.
+    """
+    supported = bindings.features(trt)
+    if options.hardware_compatible and driver.device.capability < AMPERE:
+        raise UsageError(
+            f"--hardware-compatible: needs a GPU from Ampere (SM 8.0) on, and this is {driver.device}",
+            code=ErrorCode.UNSUPPORTED,
+            field="hardware_compatible",
+            value=driver.device.capability,
+        )
+    source = load(onnx)
+    profiles = profile(source, options)
+    with tempfile.TemporaryDirectory(dir=out.parent) as folder:
+        graph = Path(folder) / "graph.onnx"
+        prepared = prepare(onnx, graph, precision, supported)
+        cache = open_cache(options.timing_cache, supported.version, driver.device)
+        builder = EngineBuilder(trt, supported, driver, options, cache, precision, prepared.quantized)
+        start = time.perf_counter()
+        serialized = builder.build(graph, profiles)
+        seconds = time.perf_counter() - start
+    out.write_bytes(serialized.data)
+    engine = deserialize(driver, out)
+    layers = inspector.parse_layers(_layer_information(trt, engine))
+    attention = inspector.attention_fusion(layers, fusible_attentions(load(onnx)), driver.device.capability, precision)
+    timings = str(serialized.timings)
+    steps = [str(prepared), f"built by TensorRT {supported.version}", *([timings] if timings else []), str(attention)]
+    metadata = EngineMetadata(
+        tensorrt=supported.version,
+        gpu=driver.device.name,
+        capability=driver.device.capability,
+        precision=precision,
+        profiles=profiles,
+        inputs=_type_names(trt, engine, profiles),
+        outputs=_type_names(trt, engine, (str(value.name) for value in source.graph.outputs)),
+        engine_hash=digest(out),
+        graph_hash=graph_digest(onnx),
+        hardware_compatible=options.hardware_compatible,
+        version_compatible=options.version_compatible,
+        attentions=attention.known,
+        fused=attention.fused,
+        optimization="; ".join(steps),
+        session=_session(builder, serialized, profiles),
+        built=EngineBuild(
+            seconds=round(seconds, 3),
+            engine_bytes=len(serialized.data),
+            weight_bytes=bindings.weight_bytes(trt, engine),
+            activation_bytes=bindings.activation_bytes(engine),
+            attention=str(attention),
+            layers=layers,
+        ),
+        timings=serialized.timings,
+    )
+    metadata.write(out)
+    _log.debug("built %s in %.1f s: %s", out, seconds, metadata.optimization)
+    return TrtEngine(out, engine, metadata, driver, trt)
+
+
+def load_engine(path: Path, metadata: EngineMetadata, driver: CudaDriver, trt: ModuleType) -> TrtEngine:
+    """Load an engine that was built earlier, if its metadata match this machine.
+
+    Args:
+        path: the engine's file, already known to be the file that was built.
+        metadata: of the engine.
+        driver: of the GPU.
+        trt: TensorRT's module.
+
+    Raises:
+        InputError: the engine was built for another GPU or version of TensorRT, or TensorRT cannot load it.
+    """
+    metadata.check_machine(path, driver.device, bindings.features(trt).version)
+    return TrtEngine(path, deserialize(driver, path), metadata, driver, trt)
+
+
+def _type_names(trt: ModuleType, engine: Any, names: Iterable[str]) -> dict[str, str]:
+    """Input or output -> NumPy's name of its element type."""
+    return {name: bindings.numpy_type(trt, engine, name).name for name in names}
+
+
+def _layer_information(trt: ModuleType, engine: Any) -> str:
+    """The inspector's JSON; empty where an engine of another version has no inspector."""
+    engine_inspector = engine.create_engine_inspector()
+    if engine_inspector is None:
+        return ""
+    return str(engine_inspector.get_engine_information(trt.LayerInformationFormat.JSON))
+
+
+def _session(builder: EngineBuilder, serialized: SerializedEngine, profiles: Any) -> dict[str, Any]:
+    """Runtime, device and options, as recorded in reports."""
+    workspace = serialized.workspace
+    return {
+        "runtime": f"tensorrt {builder.supported.version}",
+        "provider": str(builder.driver.device),
+        "precision": builder.precision,
+        "types": serialized.types.value,
+        "tf32": False,
+        "profile": {name: [list(shape) for shape in shapes] for name, shapes in profiles.items()},
+        "workspace": "all that is free" if workspace is None else f"{workspace >> 20} MiB",
+        "tactic_sources": list(builder.supported.tactics),
+        "hardware_compatible": builder.options.hardware_compatible,
+        "version_compatible": builder.options.version_compatible,
+    }

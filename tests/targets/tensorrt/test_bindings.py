@@ -1,0 +1,53 @@
+"""What differs between the versions of TensorRT, on stand-ins for its objects."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+
+from compressor.errors import ErrorCode, UsageError
+from compressor.targets.tensorrt import bindings
+from tests.targets.tensorrt.machines import NEW, OLD
+
+
+def test_layers_compute_in_the_types_of_the_graph() -> None:
+    kinds: Any = SimpleNamespace(FLOAT="float", HALF="half", INT32="int")
+    outputs = [SimpleNamespace(name=name, dtype="float", is_shape_tensor=name == "size") for name in (*"abc", "size")]
+    layers = [
+        SimpleNamespace(
+            type=SimpleNamespace(name="MATRIX_MULTIPLY"),
+            num_outputs=1,
+            precision=None,
+            get_output=lambda index, output=output: output,
+        )
+        for output in outputs
+    ]
+    network = SimpleNamespace(num_layers=len(layers), get_layer=layers.__getitem__)
+    module: Any = SimpleNamespace(DataType=kinds)
+    bindings.set_layer_types(module, network, {"a": ir.DataType.FLOAT16, "b": ir.DataType.INT64})
+    assert [layer.precision for layer in layers] == ["half", None, "float", None]
+
+
+@pytest.mark.parametrize(
+    ("number", "version"), [(8600, "8.6.0"), (8601, "8.6.1"), (101601, "10.16.1"), (110400, "11.4.0"), (0, "8.6.1")]
+)
+def test_the_version_is_the_librarys(number: int, version: str) -> None:
+    library = SimpleNamespace(getInferLibVersion=lambda: number)
+    assert bindings.library_version("8.6.1", lambda name: library) == version
+
+
+def test_the_version_is_that_of_the_bindings_where_the_library_is_missing() -> None:
+    def absent(name: str) -> Any:
+        raise OSError(name)
+
+    assert bindings.library_version("8.6.1", absent) == "8.6.1"
+
+
+def test_a_precision_that_a_version_lacks_is_refused() -> None:
+    NEW.require("bf16")
+    with pytest.raises(UsageError) as error:
+        OLD.require("bf16")
+    assert (error.value.code, error.value.details["value"]) == (ErrorCode.UNSUPPORTED, "bf16")

@@ -1,0 +1,61 @@
+"""The relative error: its value, and the positions that it ignores."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from compressor.targets.relative_error import as_bytes, relative_error
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("reference", "output", "error"),
+    [
+        ([1.0, -4.0], [1.0, -4.0], 0.0),
+        ([1.0, -4.0], [1.0, -3.0], 0.25),
+        ([0.0, 0.0], [0.0, 0.0], 0.0),
+        ([0.0, 0.0], [0.0, 1e-9], INF),
+        ([1.0, NAN], [1.0, NAN], INF),
+        ([1.0, 2.0], [1.0, NAN], INF),
+        ([NAN, 2.0], [1.0, 2.0], INF),
+        ([1.0, -INF], [1.0, -INF], 0.0),
+        ([1.0, -INF], [1.0, INF], INF),
+        ([1.0, 2.0], [1.0, INF], INF),
+        ([1.0, 2.0], [1.0, 2.0, 3.0], INF),
+    ],
+)
+def test_error_of_numbers(reference: list[float], output: list[float], error: float) -> None:
+    assert relative_error(np.array(reference), np.array(output), {}) == error
+
+
+def test_texts_are_equal_or_not_whether_they_are_bytes_or_str() -> None:
+    texts = np.array(["a", "b"], object)
+    assert relative_error(texts, as_bytes(texts), {}) == 0
+    assert relative_error(texts, np.array(["a", "c"], object), {}) == INF
+
+
+def test_padded_positions_are_ignored() -> None:
+    mask = np.array([[1, 1], [1, 0]])
+    reference = np.ones((2, 2, 3))
+    output = reference.copy()
+    output[1, 1] = NAN
+    assert relative_error(reference, output, {"attention_mask": mask}) == 0
+    assert relative_error(reference, output, {}) == INF
+
+
+def test_outputs_of_a_decoder_are_at_the_decoders_positions() -> None:
+    mask = np.array([[1, 1], [1, 0]])
+    reference = np.ones((2, 2, 3))
+    output = reference.copy()
+    output[1, 1] = NAN
+    feeds = {"attention_mask": mask, "decoder_input_ids": mask}
+    assert relative_error(reference, output, feeds) == INF
+    assert relative_error(reference, output, {**feeds, "decoder_attention_mask": mask}) == 0
+
+
+def test_outputs_of_classes_have_no_positions_though_their_shape_may_be_that_of_a_mask() -> None:
+    mask = np.array([[1, 1], [1, 0]])
+    reference, output = np.ones((2, 2)), np.array([[1, 1], [1, NAN]])
+    assert relative_error(reference, output, {"attention_mask": mask}) == INF

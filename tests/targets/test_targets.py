@@ -1,0 +1,151 @@
+"""The registry of targets, and what every target has in common."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from compressor.errors import ErrorCode, InputError, TargetMissingError, UsageError
+from compressor.targets import TARGETS, BuildOptions, Precision, Provider, span, target, target_of
+
+WITHOUT_TORCH = """
+import importlib, pkgutil, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "transformers", "tensorrt"}:
+            raise ImportError(f"{name} is absent")
+
+sys.meta_path.insert(0, Absent())
+for package in ("compressor.targets", "compressor.measure"):
+    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
+        importlib.import_module(module.name)
+"""
+
+
+@pytest.mark.parametrize("name", TARGETS)
+class TestEveryTarget:
+    def test_its_object_describes_it(self, name: str) -> None:
+        described = target(name)
+        assert described.name == name
+        assert described.title
+        assert described.providers
+        assert described.options <= {field.name for field in fields(BuildOptions)}
+        assert described.needs_device is ("cpu" not in described.providers)
+        assert described.metadata_file != described.engine_file
+
+    def test_its_engine_file_is_found_by_its_suffix(self, name: str) -> None:
+        described = target(name)
+        assert Path(described.engine_file).suffix in described.suffixes
+        assert all(target_of(Path(f"any{suffix}")) is described for suffix in described.suffixes)
+
+    @pytest.mark.parametrize("provider", [None, "cpu", "cuda"])
+    def test_it_refuses_the_providers_that_it_lacks_on_any_machine(self, name: str, provider: Provider | None) -> None:
+        described = target(name)
+        if provider is None or provider in described.providers:
+            described.check_request(provider=provider)
+            return
+        for check in (described.check_request, described.check):
+            with pytest.raises(UsageError) as error:
+                check(provider=provider)
+            assert error.value.code is ErrorCode.CONTRADICTION
+            assert (error.value.details["value"], "target" in error.value.details["fields"]) == (provider, True)
+
+    def test_it_refuses_a_kernel_that_it_cannot_use(self, name: str, tmp_path: Path) -> None:
+        described, kernel = target(name), tmp_path / "kernel.so"
+        if "kernel" in described.options:
+            described.check_request(kernel=kernel)
+            return
+        with pytest.raises(UsageError) as error:
+            described.check_request(kernel=kernel)
+        assert (error.value.code, error.value.details["value"]) == (ErrorCode.CONTRADICTION, kernel)
+
+    def test_it_names_an_engine_that_is_missing(self, name: str, tmp_path: Path) -> None:
+        path = tmp_path / target(name).engine_file
+        with pytest.raises(InputError) as error:
+            target(name).load(path)
+        assert (error.value.code, error.value.details["path"]) == (ErrorCode.FILE_MISSING, path)
+
+
+def test_targets_are_found_by_name() -> None:
+    assert tuple(TARGETS) == ("ort", "trt")
+    with pytest.raises(UsageError) as error:
+        target("tflite")
+    assert (error.value.code, error.value.details["value"]) == (ErrorCode.UNKNOWN_NAME, "tflite")
+
+
+def test_a_file_that_is_no_engine_is_refused() -> None:
+    with pytest.raises(InputError) as error:
+        target_of(Path("model.tflite"))
+    assert error.value.code is ErrorCode.INVALID_VALUE
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "code"),
+    [
+        ("trt", "fp32", ErrorCode.DEVICE_MISSING),
+        ("ort", "fp16", ErrorCode.DEVICE_MISSING),
+        ("ort", "bf16", ErrorCode.UNSUPPORTED),
+    ],
+)
+def test_what_this_machine_lacks_is_found_before_anything_is_read(
+    name: str, precision: Precision, code: ErrorCode, tmp_path: Path
+) -> None:
+    """On a machine without a GPU."""
+    graph, out = tmp_path / "missing.onnx", tmp_path / "engine"
+    for attempt in (
+        lambda: target(name).check(precision=precision),
+        lambda: target(name)(graph, out, precision=precision),
+    ):
+        with pytest.raises(TargetMissingError) as error:
+            attempt()
+        assert error.value.code is code
+    assert not out.exists()
+    assert "tensorrt" not in sys.modules, "TensorRT ends a process that has no GPU"
+
+
+def test_a_target_whose_device_is_missing_says_so() -> None:
+    assert target("ort").missing() is None
+    assert target("trt").missing() is not None
+
+
+def test_targets_and_measurements_import_without_torch_and_without_tensorrt() -> None:
+    process = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", WITHOUT_TORCH], capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 0, process.stderr
+
+
+@pytest.mark.parametrize(
+    ("usual", "also", "expected"),
+    [
+        ((1, 8, 32), (), (1, 8, 32)),
+        ((128, 384), (), (128, 384, 384)),
+        ((8,), (1, 3), (1, 8, 8)),
+        ((4,), (64,), (4, 4, 64)),
+    ],
+)
+def test_the_usual_size_is_the_middle_of_those_optimized_for(
+    usual: tuple[int, ...], also: tuple[int, ...], expected: tuple[int, int, int]
+) -> None:
+    assert span(usual, also) == expected
+
+
+def test_messages(tmp_path: Path) -> None:
+    """What a user reads where a target cannot be used."""
+    with pytest.raises(UsageError) as error:
+        target("ortt")
+    assert str(error.value) == "ortt: unknown target; did you mean ort? choose one of ort, trt"
+    with pytest.raises(UsageError) as error:
+        target("trt").check(provider="cpu")
+    assert str(error.value) == ("--provider cpu: TensorRT runs on cuda only; omit --provider, or use --target ort")
+    with pytest.raises(TargetMissingError) as missing:
+        target("trt").check()
+    assert str(missing.value) == (
+        "trt: there is no NVIDIA GPU here, or no driver for it (libcuda); to build on the machine with the GPU, copy"
+        " the folder of a run there and run compress build OUT --target trt"
+    )
