@@ -4,13 +4,13 @@ BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 JOBS ?= 2
 
-.PHONY: test checked tools test-gpu test-triton demo zoo bench docker-check clean
+.PHONY: test checked tools docs test-gpu test-triton demo zoo bench docker-check clean
 
-# What the tests need is fetched while the code is checked: one waits for the network, the other for the processor.
-# A file's tests share what was made for them, so one process runs them all.
+# What the tests need is downloaded while the code is checked: the network and the processor work side by side.
+# All tests of a file run in one process, since they share fixtures.
 test: .venv/dev
 	@$(MAKE) -s -j2 tools checked
-	COMPRESSOR_REQUIRE_CHROMIUM=$$(sh scripts/chromium.sh required) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not zoo and not gpu" --show-capture=no
+	COMPRESSOR_REQUIRE_CHROMIUM=$$(sh scripts/chromium.sh required) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not zoo and not gpu" --show-capture=no --durations=40
 
 checked: .venv/dev
 	$(BIN)/ruff format --check .
@@ -31,6 +31,10 @@ test-triton: .venv/dev .venv-triton/ready
 # whatever versions; what those warn of is no fault.
 test-gpu:
 	COMPRESSOR_REQUIRE_GPU=1 $(PYTHON) -m pytest -W default -m gpu tests/test_gpu.py
+
+# The tables of the documentation that are made from the code.
+docs: .venv/dev
+	$(BIN)/python -m scripts.docs_tables
 
 demo: .venv/demo
 	$(BIN)/python benchmarks/demo.py

@@ -18,6 +18,7 @@ class Method:
     """One method.
 
     Attributes:
+        description: what it does, in a line of the documentation.
         kind: `gate`: learned by gradient together with the weights; `search`: chosen by evaluating subsets.
         path: `module:class` of its gate or search.
         trains_model: the model's weights learn too.
@@ -25,6 +26,7 @@ class Method:
         penalised: a penalty closes its gates, so it works without a number of heads to keep.
     """
 
+    description: str
     kind: Literal["gate", "search"]
     path: str
     trains_model: bool = False
@@ -37,25 +39,57 @@ class Method:
         return getattr(import_module(module), name)
 
 
-def _gate(path: str, *, trains_model: bool = True, epochs: float = 3.0, penalised: bool = False) -> Method:
-    return Method("gate", f"{_SELECTION}.gates.{path}", trains_model, epochs, penalised)
+def _gate(
+    path: str, description: str, *, trains_model: bool = True, epochs: float = 3.0, penalised: bool = False
+) -> Method:
+    return Method(description, "gate", f"{_SELECTION}.gates.{path}", trains_model, epochs, penalised)
 
 
-def _search(path: str) -> Method:
-    return Method("search", f"{_SELECTION}.search.{path}")
+def _search(path: str, description: str) -> Method:
+    return Method(description, "search", f"{_SELECTION}.search.{path}")
 
 
 METHODS: Mapping[str, Method] = {
-    "dsp": _gate("dsp:DspGate"),
-    "dsp-pipelined": _gate("dsp:DspGate", trains_model=False, epochs=1.0),
-    "ste": _gate("ste:StraightThroughGate"),
-    "hard-concrete": _gate("hard_concrete:HardConcreteGate", penalised=True),
-    "bin-concrete": _gate("bin_concrete:BinConcreteGate", penalised=True),
-    "taylor": _search("taylor:TaylorSearch"),
-    "astar": _search("astar:AStarSearch"),
-    "local": _search("greedy:LocalSearch"),
-    "global": _search("greedy_by_index:GlobalSearch"),
-    "random": _search("random_subsets:RandomSearch"),
+    "dsp": _gate(
+        "dsp:DspGate",
+        "trains model and gates: differentiable subset pruning, a relaxed draw of K heads whose temperature falls until it"
+        " is a hard one (Li et al. 2021)",
+    ),
+    "dsp-pipelined": _gate(
+        "dsp:DspGate", "the same with a frozen model: only the gates learn", trains_model=False, epochs=1.0
+    ),
+    "ste": _gate(
+        "ste:StraightThroughGate",
+        "trains model and gates: the K heads of largest weight at every step, with a straight-through gradient (Li et al."
+        " 2021, baseline)",
+    ),
+    "hard-concrete": _gate(
+        "hard_concrete:HardConcreteGate",
+        "trains model and gates: gates in [0, 1] with a penalty on open ones (Voita et al. 2019)",
+        penalised=True,
+    ),
+    "bin-concrete": _gate(
+        "bin_concrete:BinConcreteGate",
+        "trains model and gates: gates of 0 or 1 with a penalty on open ones (Shim et al. 2021)",
+        penalised=True,
+    ),
+    "taylor": _search(
+        "taylor:TaylorSearch",
+        "drops a share of the heads at a time, least important first, by the gradient of the loss or by the loss itself"
+        " (Michel et al. 2019)",
+    ),
+    "astar": _search(
+        "astar:AStarSearch",
+        "drops the cheapest head and stops considering heads beyond the budget: `paper`, `literal` or `lazy` (Parnami et"
+        " al. 2021)",
+    ),
+    "local": _search(
+        "greedy:LocalSearch", "drops the cheapest of the remaining heads, one at a time (Parnami et al. 2021)"
+    ),
+    "global": _search(
+        "greedy_by_index:GlobalSearch", "drops the cheapest head index in every site at once (Parnami et al. 2021)"
+    ),
+    "random": _search("random_subsets:RandomSearch", "the best of random subsets or orders, as a baseline"),
 }
 """Method name -> method."""
 

@@ -21,7 +21,7 @@ import torch
 
 from compressor import model_folder
 from compressor import report as reports
-from compressor.config.fields import flag_of, usage_error
+from compressor.config.fields import extra_of, flag_of, usage_error
 from compressor.config.run import BUILD_FIELDS, FIELDS, Recipe, current_fields
 from compressor.environment import machine
 from compressor.errors import CompressorError, ErrorCode, InputError
@@ -154,11 +154,14 @@ def load_run(out: Path, fields: Mapping[str, Any]) -> FinishedRun:
 def _recipe(report: Report, fields: Mapping[str, Any]) -> Recipe:
     """The fields of a run's recipe that concern the build, replaced by those of `fields`."""
     stored = current_fields(report.recipe)
-    kept = {name: value for name, value in stored.items() if name in BUILD_FIELDS and value is not None}
+    # The folder may come from elsewhere: a library that it names is code, and comes from the command line alone.
+    kept = {
+        name: value
+        for name, value in stored.items()
+        if name in BUILD_FIELDS and value is not None and not extra_of(FIELDS[name], "runs_code")
+    }
     if "target" in fields and fields["target"] != kept.get("target"):
         kept = {name: kept[name] for name in kept if name in ("batch", "seq", "seconds")}
-    if fields.get("provider") == "cuda" or not Path(kept.get("kernel", "")).is_file():
-        kept.pop("kernel", None)  # a kernel is compiled for the machine of the run
     try:
         return Recipe(**{**kept, **fields, "model": Path(os.devnull), "seed": stored.get("seed", 0)})
     except pydantic.ValidationError as error:
@@ -250,7 +253,7 @@ def _note_build(run: FinishedRun, variants: Mapping[VariantName, Variant], log: 
     engine = run.recipe.engine
     kernel = run.report.recipe.get("kernel")
     if kernel and engine.kernel is None and engine.target == "ort":
-        text = f"the run's kernel, {kernel}, is not used: it is missing, or not for this provider (--kernel)"
+        text = f"the kernel of the run, {kernel}, is not used; name it if you trust it (--kernel)"
         log.add_notes([Note(code=NoteCode.KERNEL_UNUSED, text=text)])
     if "dense" not in variants:
         text = (

@@ -13,8 +13,8 @@ from compressor.errors import MismatchError
 from compressor.run.verify import Case, cases, prove_engine, prove_export, prove_shrunk, require
 from compressor.targets.onnxruntime.engine import build_engine
 from graph_passes import load, save
-from tests.targets.graphs import Pruned, parsed, pruned
 from tests.reports import dense
+from tests.targets.graphs import Pruned, parsed, pruned
 from tests.zoo import text
 
 

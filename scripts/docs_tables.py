@@ -1,0 +1,92 @@
+"""Write the tables of the documentation that are made from the code.
+
+    python -m scripts.docs_tables        # rewrites the pages; a test fails where this was forgotten
+
+A table follows its marker, `<!-- table: NAME -->`, in the page.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from compressor.config.fields import markdown_table, reference_rows
+from compressor.config.methods import METHODS
+from compressor.config.run import FIELDS
+from compressor.selection.options import list_options, option_models
+
+_ROWS = re.compile(r"\A\n?(?:[|].*\n)*\n?")
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table: its page, its name, and what makes it."""
+
+    page: Path
+    name: str
+    make: Callable[[], str]
+
+
+def recipe_table() -> str:
+    """Every key of a recipe."""
+    return markdown_table(("key, flag", "default", "description"), reference_rows(FIELDS))
+
+
+def methods_table() -> str:
+    """Every method."""
+    rows = ((f"`{name}`", method.kind, method.description) for name, method in METHODS.items())
+    return markdown_table(("method", "kind", "description"), rows)
+
+
+def options_table() -> str:
+    """Every option of every method."""
+    return markdown_table(("methods", "option", "default", "description"), _option_rows())
+
+
+def _option_rows() -> Iterator[tuple[str, ...]]:
+    """One row an option; methods with the same options share their rows."""
+    methods: dict[type, list[str]] = {}
+    for name in METHODS:
+        for model in option_models(name):
+            methods.setdefault(model, []).append(name)
+    for model, names in sorted(methods.items(), key=lambda item: len(item[1])):
+        for option in list_options(model):
+            _, _, default = option.assignment.partition("=")
+            choices = ", ".join(f"`{choice}`" for choice in option.choices)
+            description = f"{option.description}{f': {choices}' if choices else ''}"
+            yield ", ".join(f"`{name}`" for name in names), f"`{option.name}`", default, description
+
+
+TABLES = (
+    Table(DOCS / "recipe.md", "recipe", recipe_table),
+    Table(DOCS / "methods.md", "methods", methods_table),
+    Table(DOCS / "methods.md", "options", options_table),
+)
+
+
+def with_tables(page: Path) -> str:
+    """A page with its tables made anew."""
+    text = page.read_text(encoding="utf-8")
+    for table in tables_of(page):
+        marker = f"<!-- table: {table.name} -->\n"
+        before, after = text.split(marker)
+        text = f"{before}{marker}\n{table.make()}\n{_after(after)}"
+    return text
+
+
+def _after(text: str) -> str:
+    """What follows a table, with an empty line between."""
+    rest = _ROWS.sub("", text)
+    return f"\n{rest}" if rest else ""
+
+
+def tables_of(page: Path) -> Iterator[Table]:
+    return (table for table in TABLES if table.page == page)
+
+
+if __name__ == "__main__":
+    for path in sorted({table.page for table in TABLES}):
+        path.write_text(with_tables(path), encoding="utf-8")

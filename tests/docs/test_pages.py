@@ -1,0 +1,57 @@
+"""What the pages say holds: links, commands, Python and tables."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+import pytest
+
+from compressor.cli import cli
+from scripts.docs_tables import TABLES, with_tables
+from tests.docs.pages import COMMANDS, PAGES, ROOT, command_lines
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200
+
+
+def parse(words: list[str]) -> None:
+    """Parse a command line of `compress` without running it."""
+    name = words[0] if words and words[0] in cli.commands else "run"
+    arguments = words[1:] if words and words[0] in cli.commands else words
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["compress", *words])
+        cli.commands[name].make_context(name, list(arguments), obj=None, resilient_parsing=False)
+
+
+@pytest.mark.parametrize("page", COMMANDS, ids=lambda page: page.name)
+def test_commands_exist_with_their_flags(page: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for words in command_lines(page):
+        if words[0] == "compress" and words[1:] not in (["--help"], ["--version"]):
+            try:
+                parse([word for word in words[1:] if word != "..."])
+            except (click.exceptions.Exit, click.ClickException) as error:
+                pytest.fail(f"{page.name}: {' '.join(words)}: {error}")
+        elif words[0] == "make":
+            targets = [word for word in words[1:] if "=" not in word]
+            assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets), words
+        elif words[0] == "python" and "-m" in words:
+            module = words[words.index("-m") + 1]
+            assert module.startswith("tests.") or find_spec(module), words
+
+
+@pytest.mark.parametrize("page", sorted({table.page for table in TABLES}), ids=lambda page: page.name)
+def test_tables_are_those_of_the_code(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text == with_tables(page), "run `make docs` to write the tables"

@@ -1,0 +1,76 @@
+"""The Python in the pages runs as it stands there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from compressor.export import export_reference
+from compressor.model_folder import example_inputs
+from compressor.model_folder import load as load_folder
+from compressor.targets.onnxruntime.ort_session import open_session, run_session, session_settings
+from compressor.units import find_sites, keep_all
+from graph_passes import find_attention, load
+from tests import folders
+from tests.docs.pages import ROOT, python_block
+from tests.latency.graphs import text_model
+from tests.latency.grpc_server import TOKENS, serving
+from tests.models.models import all_attention
+
+
+def test_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders.save(folders.bert(), tmp_path / "model")
+    rows = [f"{index % 2}\tthe {'good' if index % 2 else 'bad'} film {index % 5}" for index in range(40)]
+    (tmp_path / "train.tsv").write_text("\n".join(["label\ttext", *rows, ""]))
+    (tmp_path / "model" / "compress.toml").write_text("steps = 2\nbatch = 1\nseq = 8\nseconds = 0.01\nmax_length = 8\n")
+    monkeypatch.chdir(tmp_path)
+    exec(python_block(ROOT / "README.md"), {})
+    assert (tmp_path / "out" / "report.html").is_file()
+    assert [site.heads for site in find_attention(load("small.onnx"))] == [1]
+
+
+def test_language_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = all_attention(vocab_size=25, num_hidden_layers=1)
+    folder = load_folder(folders.save(model, tmp_path / "lm"))
+    inputs = example_inputs(folder, 2, 8)
+    (tmp_path / "small").mkdir()
+    export_reference(model, keep_all(find_sites(model, inputs)), inputs, tmp_path / "small" / "model.onnx")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(python_block(ROOT / "docs" / "language_models.md"), names)
+    assert len(names["stream"].memories) == 1
+    torch.testing.assert_close(torch.from_numpy(names["logits"]), names["out"].logits, rtol=1e-4, atol=1e-4)
+
+
+def test_the_latency_check(tmp_path: Path) -> None:
+    out = text_model(tmp_path / "out")
+    session = open_session(out / "model.onnx", session_settings("cpu", 1))
+
+    def answer(**feeds: np.ndarray) -> np.ndarray:
+        logits: np.ndarray = run_session(session, feeds)["logits"]
+        return logits
+
+    (tmp_path / "dev.tsv").write_text("text\n" + "the good film\n" * 16)
+    text = python_block(ROOT / "docs" / "latency_check.md")
+    inputs = {"input_ids": TOKENS, "attention_mask": TOKENS}
+    with serving({"small": answer, "dense": answer}, inputs, output="logits") as url:
+        # Bounds that any machine holds, and little time.
+        for documented, tested in (
+            ("grpc://localhost:8001", url),
+            ('tokenizer="out"', 'tokenizer="out", seconds=0.1, load_seconds=0.1'),
+            ('"5%", p99="10ms"', '"1000%", p99="10s"'),
+            ("model_p50 < 20", "model_p50 < 20_000"),
+            ("seconds=10", 'seconds=0.1, max_slowdown="1000%"'),
+        ):
+            assert documented in text
+            text = text.replace(documented, tested)
+        (tmp_path / "test_latency.py").write_text(text)
+        command = [sys.executable, "-m", "pytest", "-q", "--strict-markers", str(tmp_path)]
+        result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "3 passed" in result.stdout, result.stdout + result.stderr

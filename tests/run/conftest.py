@@ -1,0 +1,36 @@
+"""What the tests of a run share: inputs, and one run with everything on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import compressor
+from compressor.results import Report
+from tests.run.listeners import RecordingListener
+from tests.run.runs import learning_recipe, write_inputs
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """The output folder of a run, its report, and what it reported on the way."""
+
+    out: Path
+    report: Report
+    listener: RecordingListener
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model and rows that it can learn; not to be changed."""
+    return write_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+@pytest.fixture(scope="session")
+def finished(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    """One run that learned, proved, scored and timed."""
+    out = tmp_path_factory.mktemp("finished") / "out"
+    listener = RecordingListener()
+    return FinishedRun(out, compressor.compress(learning_recipe(inputs, out, max_drop=0.99), listener), listener)

@@ -1,0 +1,200 @@
+"""Interrupted runs: what they leave, and what the same command resumes from."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import PartialState
+from transformers import BertConfig, BertForSequenceClassification
+
+import compressor
+from compressor.block_masks.mask_selector import MaskSelector
+from compressor.config.run import Recipe
+from compressor.errors import ErrorCode, InputError, UsageError
+from compressor.progress import ProgressCallback, ignore_progress
+from compressor.results import NoteCode
+from compressor.run.learning_store import LearningStore, open_learning_store
+from compressor.run.load import load_model, read_rows
+from compressor.run.plan_source import learn_plan
+from compressor.run.products import LoadedModel, SelectedPlan
+from compressor.tasks import Data
+from tests import folders
+from tests.command import heed_ctrl_c
+from tests.run.conftest import FinishedRun
+from tests.run.listeners import RecordingListener, interrupt
+from tests.run.runs import learning_recipe
+
+
+@pytest.mark.parametrize("stage", ["loading", "dense: building", "learning"])
+def test_an_interrupted_run_leaves_nothing(stage: str, inputs: Path, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        compressor.compress(learning_recipe(inputs, tmp_path / "out"), RecordingListener(stage, interrupt))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_learned_plan_is_not_learned_again(inputs: Path, tmp_path: Path, finished: FinishedRun) -> None:
+    out = tmp_path / "out"
+    listener = RecordingListener("compressed: exporting", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        compressor.compress(learning_recipe(inputs, out, max_drop=0.99), listener)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.partial"]
+    listener = RecordingListener()
+    compressor.compress(learning_recipe(inputs, out, max_drop=0.99), listener)
+    assert NoteCode.RESUMED in listener.codes
+    assert (out / "plan.json").read_bytes() == (finished.out / "plan.json").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def model(inputs: Path) -> tuple[LoadedModel, Data]:
+    recipe = learning_recipe(inputs, Path("out"))
+    loaded = load_model(recipe)
+    return loaded, read_rows(recipe, loaded)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "progress"),
+    [
+        ("done.json", "{}", "learning had finished"),
+        ("checkpoints/checkpoint-3/trainer_state.json", '{"global_step": 3, "max_steps": 9}', "step 3 of 9"),
+        ("blocks/entmax/checkpoint-3/trainer_state.json", '{"global_step": 3, "max_steps": 9}', "step 3 of 9"),
+        ("blocks/maps.safetensors", "", "attention maps"),
+        ("checkpoints/checkpoint-search.npz", "", "a search"),
+    ],
+)
+def test_the_work_of_another_recipe_is_discarded_with_force_only(
+    file: str, content: str, progress: str, inputs: Path, model: tuple[LoadedModel, Data], tmp_path: Path
+) -> None:
+    store = tmp_path / "learning"
+    (store / file).parent.mkdir(parents=True)
+    (store / "key").write_text("another")
+    (store / file).write_text(content)
+    recipe = learning_recipe(inputs, tmp_path / "out")
+    with pytest.raises(UsageError, match=progress) as caught:
+        open_learning_store(recipe, *model, store, PartialState())
+    assert caught.value.code is ErrorCode.RUN_DIFFERS
+    assert (store / file).read_text() == content
+    opened = open_learning_store(recipe.updated(force=True), *model, store, PartialState())
+    assert [note.code for note in opened.notes] == [NoteCode.STARTED_AFRESH]
+    assert [path.name for path in store.iterdir()] == ["key"]
+
+
+def test_the_progress_is_that_of_the_last_complete_checkpoint(
+    inputs: Path, model: tuple[LoadedModel, Data], tmp_path: Path
+) -> None:
+    recipe, store = learning_recipe(inputs, tmp_path / "out"), tmp_path / "learning"
+    assert open_learning_store(recipe, *model, store, PartialState()).notes == ()
+    for step, state in (
+        (9, '{"global_step": 9, "max_steps": 40}'),
+        (10, '{"global_step": 10, "max_steps": 40}'),
+        (20, "{"),
+    ):
+        folder = store / "checkpoints" / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        (folder / "trainer_state.json").write_text(state)
+    (note,) = open_learning_store(recipe, *model, store, PartialState()).notes
+    assert note.code is NoteCode.RESUMED
+    assert "step 10 of 40" in note.text
+
+
+def test_a_run_refuses_the_work_of_another_recipe(inputs: Path, tmp_path: Path) -> None:
+    store = tmp_path / "out.partial" / "learning"
+    store.mkdir(parents=True)
+    store.with_name(".compress").touch()
+    (store / "key").write_text("another")
+    (store / "done.json").write_text("{}")
+    with pytest.raises(UsageError) as caught:
+        compressor.compress(learning_recipe(inputs, tmp_path / "out"))
+    assert caught.value.code is ErrorCode.RUN_DIFFERS
+    assert (store / "done.json").is_file()
+
+
+def test_a_store_without_progress_is_replaced(inputs: Path, model: tuple[LoadedModel, Data], tmp_path: Path) -> None:
+    store = tmp_path / "learning"
+    store.mkdir()
+    (store / "key").write_text("another")
+    opened = open_learning_store(learning_recipe(inputs, tmp_path / "out"), *model, store, PartialState())
+    assert [note.code for note in opened.notes] == [NoteCode.STARTED_AFRESH]
+
+
+@pytest.mark.parametrize("stage", ["exporting", "measuring memory"])
+def test_a_full_disk_leaves_nothing(stage: str, inputs: Path, tmp_path: Path) -> None:
+    def fill() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model.onnx.data")
+
+    recipe = Recipe(model=inputs / "model", out=tmp_path / "out", batch=(1,), seconds=0.01)
+    with pytest.raises(InputError) as caught:
+        compressor.compress(recipe, RecordingListener(stage, fill))
+    assert caught.value.code is ErrorCode.DISK_FULL
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_and_kill_from_outside(inputs: Path, tmp_path: Path) -> None:
+    """In a process of its own: interrupted while learning, resumed, then killed."""
+    out, partial = tmp_path / "out", tmp_path / "out.partial"
+    flags = ["--keep", "1", "--steps", "400", "--batch-size", "8", "--max-length", "8", "--batch", "1", "--seq", "8"]
+    words = [inputs / "model", "--data", inputs / "rows.tsv", *flags, "--seconds", "0.01", "-o", out, "--quiet"]
+    for number, code in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "compressor.cli", *map(str, words)],
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=heed_ctrl_c,
+        )
+        wait_until(lambda: any(partial.glob("learning/checkpoints/checkpoint-*/trainer_state.json")))
+        process.send_signal(number)
+        _, error = process.communicate(timeout=600)
+        assert process.returncode == code, error
+        assert not out.exists()
+        if code == 130:
+            assert str(partial) in error
+            assert len(error.splitlines()) == 1
+    shutil.rmtree(partial)
+
+
+def search(recipe: Recipe, store: Path, on_progress: ProgressCallback = ignore_progress) -> SelectedPlan:
+    """The stage of a run that learns, alone."""
+    loaded = load_model(recipe)
+    data = read_rows(recipe, loaded)
+    opened = open_learning_store(recipe, loaded, data, store, PartialState())
+    return learn_plan(recipe, loaded, data, opened, MaskSelector(recipe, ()), on_progress)
+
+
+def test_an_interrupted_search_resumes(inputs: Path, tmp_path: Path) -> None:
+    """The same command measures no subset twice, and arrives at the same plan."""
+    torch.manual_seed(0)
+    config = BertConfig(**{**folders.SIZES, "num_hidden_layers": 2})
+    folders.save(BertForSequenceClassification(config), tmp_path / "model")
+    recipe = learning_recipe(inputs, tmp_path / "out", model=tmp_path / "model", method="astar", steps=None)
+    whole = search(recipe, tmp_path / "whole")
+
+    def stop(finished: int, total: int) -> None:
+        if finished:
+            interrupt()
+
+    with pytest.raises(KeyboardInterrupt):
+        search(recipe, tmp_path / "store", stop)
+    assert LearningStore(tmp_path / "store").finished(load_model(recipe).folder.model) is None
+    resumed = search(recipe, tmp_path / "store")
+    assert resumed.plan == whole.plan
+    once, again = (selected.curves[-1].values for selected in (whole, resumed))
+    assert again["eval_accuracy"] == once["eval_accuracy"]
+    # The forwards before the interruption count, and so do those that are repeated in order to resume.
+    assert again["forwards"] >= once["forwards"] > 0
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    for _ in range(1200):
+        if condition():
+            return
+        time.sleep(0.05)
+    pytest.fail("the condition never held")
