@@ -1,0 +1,61 @@
+"""A shrunk graph reads as if it had been exported at its size."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+
+from graph_passes.passes import CleanUp
+from tests.graph_passes.graphs import content, graph, operators
+from tests.graph_passes.passes.checks import assert_untouched, rewritten
+
+
+def test_a_gate_of_ones_is_removed() -> None:
+    for product in ('"a.head_gate", x', 'x, "a.head_gate"'):
+        result = rewritten(CleanUp(), graph(f"g = Mul({product})  y = Relu(g)", 'float[8] "a.head_gate"'), tolerance=0)
+        assert result.report.unit_gates == ("a.head_gate",)
+        assert operators(result.model) == ["Relu"]
+        assert not result.model.graph.initializers
+
+
+@pytest.mark.parametrize(("before", "kept"), [("r = Relu(x)", "Relu"), ("r = Identity(x)", "Identity")])
+def test_an_output_that_is_gated_by_ones_keeps_its_name(before: str, kept: str) -> None:
+    model = graph(f'{before}  y = Mul(r, "a.head_gate")', 'float[8] "a.head_gate"')
+    result = rewritten(CleanUp(), model, tolerance=0)
+    assert operators(result.model) == [kept]
+    assert [value.name for value in result.model.graph.outputs] == ["y"]
+
+
+def test_other_products_stay() -> None:
+    model = graph('g = Mul(x, "a.head_gate")  y = Mul(g, ones)', 'float[8] "a.head_gate"', "float[8] ones")
+    gate = model.graph.initializers["a.head_gate"]
+    gate.const_value = ir.tensor([1.0] * 7 + [0.5], dtype=ir.DataType.FLOAT, name=gate.name)
+    model.opset_imports.pop("com.microsoft")
+    assert assert_untouched(CleanUp(), model).unit_gates == ()
+
+
+def test_a_computed_shape_becomes_a_constant() -> None:
+    body = """
+        size = Shape <start = 0, end = 2> (x)  shape = Concat <axis = 0> (size, heads)
+        split = Reshape(x, shape)  y = Transpose <perm = [0, 2, 1, 3]> (split)
+    """
+    result = rewritten(CleanUp(), graph(body, "int64[2] heads = {4, 2}", outputs="float[B, 4, S, 2] y"), tolerance=0)
+    assert operators(result.model) == ["Reshape", "Transpose"]
+    assert len(result.report.shapes) == 1
+    (shape,) = result.model.graph.initializers
+    assert content(result.model, shape).tolist() == [0, 0, 4, 2]
+
+
+def test_a_shape_of_another_tensor_stays_computed() -> None:
+    body = "size = Shape(other)  flat = Reshape(x, size)  y = Relu(flat)"
+    model = graph(body, inputs="float[B, S, 8] x, float[S, B, 8] other", outputs="float[N, M, 8] y")
+    assert operators(CleanUp()(model).model) == ["Shape", "Reshape", "Relu"]
+
+
+def test_unused_parts_are_removed() -> None:
+    body = "a = Identity(x)  y = Relu(a)  unused = Add(x, w)"
+    result = rewritten(CleanUp(), graph(body, "float[8] w"), tolerance=0)
+    assert operators(result.model) == ["Relu"]
+    assert not result.model.graph.initializers
+    assert set(result.model.graph.opset_imports) == {""}
+    assert (result.report.unit_gates, result.report.shapes) == ((), ())
