@@ -113,7 +113,7 @@ def client_overhead(url: str, request: CheckRequest, seconds: float) -> float:
         bare[-1].set_data_from_numpy(array)
     connection = client.InferenceServerClient(url.partition("://")[2])
     calls = (lambda: model.call(encoded), lambda: connection.infer("base", bare, client_timeout=request.deadline))
-    times = np.stack(list(alternate_calls(*calls, seconds, rest=model.wait_until_idle)), axis=1)
+    times = np.stack(list(alternate_calls(*calls, seconds, wait=model.wait_until_idle)), axis=1)
     low, high = ratio_interval(times, 0, 0.95)
     median = np.median(times, axis=(1, 2))
     print(

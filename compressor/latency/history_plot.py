@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from compressor.latency.verdict import Slowdown, Verdict
-from graph_passes.files import beside
+from graph_passes.files import atomic_replace
 
 _MAX_CHECKS, _MAX_TICKS = 100, 8
 
@@ -40,7 +40,7 @@ def plot_history(checks: Sequence[Verdict], last: Verdict, path: Path) -> None:
     lower.xaxis.set_major_locator(MaxNLocator(_MAX_TICKS, integer=True))
     lower.xaxis.set_major_formatter(lambda x, _: labels[int(x)] if x in range(len(labels)) else "")
     lower.tick_params(axis="x", labelsize=7)
-    with beside(path) as temporary:
+    with atomic_replace(path) as temporary:
         figure.savefig(temporary, format=path.suffix[1:].lower())
 
 

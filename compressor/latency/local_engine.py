@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -51,7 +52,7 @@ class LocalEngine:
     host: str
     graph: Path
     lock: contextlib.AbstractContextManager[Any] = field(default_factory=contextlib.nullcontext)
-    concurrency: ClassVar[int] = 4
+    concurrency: int = 4
 
     @cached_property
     def _model(self) -> ir.Model:
@@ -153,10 +154,11 @@ def library_errors(path: Path) -> Iterator[None]:
     """Raise InputError in place of whatever a library raises while it works on a file.
 
     A damaged file that still parses can make any library below (onnx_ir, NumPy, ONNX Runtime's optimizers) raise an
-    exception of any type, far from where the file is read.
+    exception of any type, far from where the file is read. Some print it too, which would mix with results on stdout.
     """
     try:
-        yield
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
     except (CompressorError, GraphPassError, MemoryError):
         raise
     except Exception as error:

@@ -68,7 +68,8 @@ class GrpcProtocol:
     def __init__(self, address: str, model: str, version: str, seconds: float) -> None:
         import tritonclient.grpc as module
 
-        self.module, self.errors = module, (module.InferenceServerException,)
+        self.module: Any = module
+        self.errors: tuple[type[Exception], ...] = (module.InferenceServerException,)
         self._client, self._seconds = module.InferenceServerClient(address), seconds
         self._model, self._version = model, version
 
@@ -120,10 +121,11 @@ class HttpProtocol:
         import tritonclient.http as module
         from geventhttpclient.response import HTTPConnectionClosed
 
-        self.module, self._timeout, self._seconds = module, gevent.Timeout, seconds
+        self.module: Any = module
+        self._timeout, self._seconds = gevent.Timeout, seconds
         self._closed = HTTPConnectionClosed
         # geventhttpclient raises what the sockets raise.
-        self.errors = (module.InferenceServerException, OSError, *_MALFORMED)
+        self.errors: tuple[type[Exception], ...] = (module.InferenceServerException, OSError, *_MALFORMED)
         self._client = module.InferenceServerClient(address, connection_timeout=seconds, network_timeout=seconds)
         self._model, self._version = model, version
 

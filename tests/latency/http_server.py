@@ -47,6 +47,7 @@ def serving_http(
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # else every response waits for a delayed acknowledgement
 
         def do_GET(self) -> None:
             self.respond({**PAGES, **pages}.get(self.path, {}))

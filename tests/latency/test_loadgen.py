@@ -49,7 +49,7 @@ def test_throughput_is_measured() -> None:
 
 
 def test_a_scenario_ends_though_more_arrives_than_is_answered() -> None:
-    slow = replace(SETTINGS, p50=0.01, bound=1.0, seconds=0.05)
+    slow = replace(SETTINGS, p50=0.01, bound=1.0, seconds=0.02, rate=20_000.0)
     result = run_scenario("Server", [lambda: time.sleep(0.05)], slow)
     assert not result.holds
     assert result.bound == 1.0

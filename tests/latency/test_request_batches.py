@@ -25,7 +25,7 @@ def request_with(**fields: Any) -> CheckRequest:
     return CheckRequest(**{"model": "m.onnx", "baseline": "b.onnx", **fields})
 
 
-def arrays_file(folder: Path, **arrays: np.ndarray) -> Path:
+def arrays_file(folder: Path, **arrays: Any) -> Path:
     path = folder / "inputs.npz"
     np.savez(path, **arrays)
     return path

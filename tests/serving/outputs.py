@@ -31,7 +31,7 @@ def tensorrt_engine(
         capability: compute capability of its GPU.
         max_batch: rows per batch at most.
         name: name of the file.
-        fields: further fields of the metadata, `model` (the digest of the graph) among them.
+        fields: further fields of the metadata, `graph_hash` among them.
     """
     folder.mkdir(exist_ok=True)
     path = folder / name
@@ -45,7 +45,7 @@ def tensorrt_engine(
         "profiles": {"input_ids": profile, "attention_mask": profile},
         "inputs": {"input_ids": "int32", "attention_mask": "int32"},
         "outputs": {"logits": "float32"},
-        "plan": digest(path),
+        "engine_hash": digest(path),
         "hardware_compatible": False,
         "version_compatible": False,
         "attentions": 1,

@@ -22,17 +22,17 @@ from tests.serving.outputs import tensorrt_engine
 def built(out: Path, tmp_path: Path) -> Path:
     """The folder of a run with an engine for compute capability 8.0."""
     folder = shutil.copytree(out, tmp_path / "built")
-    tensorrt_engine(folder, (8, 0), 32, model=graph_digest(folder / "model.onnx"))
+    tensorrt_engine(folder, (8, 0), 32, graph_hash=graph_digest(folder / "model.onnx"))
     return folder
 
 
 def other_engine(built: Path, folder: Path, **fields: Any) -> Path:
     """An engine of the same graph for compute capability 9.0."""
-    return tensorrt_engine(folder, (9, 0), 32, model=graph_digest(built / "model.onnx"), **fields)
+    return tensorrt_engine(folder, (9, 0), 32, graph_hash=graph_digest(built / "model.onnx"), **fields)
 
 
 def test_engines_of_several_gpus_stand_side_by_side(built: Path, tmp_path: Path) -> None:
-    hopper = tensorrt_engine(tmp_path / "hopper", (9, 0), 16, model=graph_digest(built / "model.onnx"))
+    hopper = tensorrt_engine(tmp_path / "hopper", (9, 0), 16, graph_hash=graph_digest(built / "model.onnx"))
     request = ServeRequest(
         out=built, repository=tmp_path / "r", name="fast", engine=(hopper,), gpus=(0, 1), storage_uri="s3://models"
     )
@@ -60,7 +60,11 @@ def test_engines_of_several_gpus_stand_side_by_side(built: Path, tmp_path: Path)
 
 def test_a_version_compatible_engine_needs_a_flag_of_the_server(out: Path, tmp_path: Path) -> None:
     built = shutil.copytree(out, tmp_path / "built")
-    fields = {"model": graph_digest(built / "model.onnx"), "version_compatible": True, "outputs": {"logits": "int32"}}
+    fields: dict[str, Any] = {
+        "graph_hash": graph_digest(built / "model.onnx"),
+        "version_compatible": True,
+        "outputs": {"logits": "int32"},
+    }
     tensorrt_engine(built, (8, 0), 32, **fields)
     exported = export(ServeRequest(out=built, repository=tmp_path / "r", storage_uri="s3://models"))
     flag = "--backend-config=tensorrt,version-compatible=true"
@@ -69,7 +73,7 @@ def test_a_version_compatible_engine_needs_a_flag_of_the_server(out: Path, tmp_p
     assert yaml.safe_load(exported.service.read_text())["spec"]["predictor"]["model"]["args"] == [flag]
     (output,) = triton_config.load(exported.model / "config.pbtxt").output
     assert triton_config.pb.DataType.Name(output.data_type) == "TYPE_INT32", "the engine's type, not the graph's"
-    tensorrt_engine(built, (8, 0), 32, model=fields["model"])
+    tensorrt_engine(built, (8, 0), 32, graph_hash=fields["graph_hash"])
     export(ServeRequest(out=built, repository=tmp_path / "r", force=True))
     assert "args" not in yaml.safe_load(exported.service.read_text())["spec"]["predictor"]["model"]
 
@@ -94,11 +98,11 @@ def test_options_without_effect_on_an_engine_are_refused(
 
 def test_an_engine_of_another_graph_or_a_damaged_one_is_refused(built: Path, tmp_path: Path) -> None:
     request = ServeRequest(out=built, repository=tmp_path / "r")
-    path = tensorrt_engine(built, (8, 0), 32, model="sha256:other")
+    path = tensorrt_engine(built, (8, 0), 32, graph_hash="sha256:other")
     with pytest.raises(InputError) as error:
         export(request)
     assert (error.value.code, error.value.details["path"]) == (ErrorCode.FILE_MISMATCH, path)
-    tensorrt_engine(built, (8, 0), 32, model=graph_digest(built / "model.onnx"))
+    tensorrt_engine(built, (8, 0), 32, graph_hash=graph_digest(built / "model.onnx"))
     path.write_bytes(b"cut")
     with pytest.raises(InputError):
         export(request)
