@@ -1,0 +1,186 @@
+"""Timing: rounds alternate, the interval covers the true ratio, and engines that are not comparable are named."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compressor.measure import interleave, saved_share
+from compressor.measure.timing import (
+    OVERTIME,
+    PROBE_CALLS,
+    ROUNDS,
+    WARM_UP_CALLS,
+    alternate_calls,
+    incomparable_reason,
+    wait_until_idle,
+)
+from compressor.results import NoteCode, Speed
+from tests.targets.engines import FakeClock, FakeEngine, NoisyEngine
+
+
+def do_not_wait() -> None:
+    pass
+
+
+def timed(dense: FakeEngine, compressed: FakeEngine, **options: Any) -> tuple[Speed, FakeClock]:
+    """The row of two engines on a clock that only they advance."""
+    clock = FakeClock(dense, compressed)
+    return interleave(dense, compressed, {}, batch=4, seq=8, wait=do_not_wait, clock=clock.read, **options), clock
+
+
+def test_times_are_those_of_each_engine() -> None:
+    speed, _ = timed(FakeEngine(2.0), FakeEngine(1.0))
+    assert speed.ratio == pytest.approx(2.0)
+    assert (speed.low, speed.high) == pytest.approx((2.0, 2.0))
+    assert (speed.dense.p50, speed.dense.p99, speed.compressed.p90) == pytest.approx((2.0, 2.0, 1.0))
+    assert (speed.dense.throughput, speed.compressed.throughput) == pytest.approx((2000.0, 4000.0))
+    assert speed.void is None
+    assert (speed.batch, speed.seq) == (4, 8)
+
+
+def test_rounds_alternate_and_so_does_their_order() -> None:
+    dense, compressed = FakeEngine(30.0), FakeEngine(20.0)
+    speed, clock = timed(dense, compressed, seconds=2.0)
+    calls = clock.calls[2 * WARM_UP_CALLS + 2 * (PROBE_CALLS + 1) :]
+    samples = len(speed.dense.samples)
+    length = samples // (len(calls) // 2 - samples) + 1  # the first call of a round is not timed
+    rounds = [calls[start : start + length] for start in range(0, len(calls), length)]
+    assert all(len(set(engines)) == 1 and len(engines) == length for engines in rounds)
+    order = [engines[0] for engines in rounds]
+    assert order[:6] == [dense, compressed, compressed, dense, dense, compressed]
+    assert order.count(dense) == order.count(compressed) >= ROUNDS[0]
+    assert samples == len(speed.compressed.samples)
+    assert clock.now < 2 * 2.0
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_as_many_rounds_follow_once_where_more_are_needed(more: bool) -> None:
+    clock, timed_then = FakeClock(), []
+
+    def needs_more() -> bool:
+        timed_then.append(len(pairs))
+        return more
+
+    def call() -> None:
+        clock.now += 0.03
+
+    pairs: list[np.ndarray] = []
+    for pair in alternate_calls(call, call, 5.0, wait=do_not_wait, needs_more=needs_more, clock=clock.read):
+        pairs.append(pair)
+    assert len(timed_then) == 1
+    assert len(pairs) == timed_then[0] * (1 + more)
+    assert len({pair.shape for pair in pairs}) == 1
+
+
+def test_progress_counts_pairs_of_rounds() -> None:
+    clock, progress = FakeClock(), []
+
+    def call() -> None:
+        clock.now += 0.03
+
+    def on_progress(done: int, total: int) -> None:
+        progress.append((done, total))
+
+    pairs = list(alternate_calls(call, call, 5.0, wait=do_not_wait, on_progress=on_progress, clock=clock.read))
+    assert progress == [(number + 1, len(pairs)) for number in range(len(pairs))]
+
+
+def test_a_machine_that_slows_down_is_not_timed_for_ever() -> None:
+    clock, calls = FakeClock(), itertools.count()
+
+    def call() -> None:
+        clock.now += 0.001 if next(calls) < 2000 else 0.01
+
+    pairs = list(alternate_calls(call, call, 5.0, wait=do_not_wait, clock=clock.read))
+    assert ROUNDS[0] <= len(pairs) < 40, "fewer than planned"
+    assert clock.now < (OVERTIME + 0.5) * 5.0
+
+
+def test_threads_that_compute_are_waited_for() -> None:
+    done = threading.Event()
+
+    def spin() -> None:
+        end = time.thread_time() + 0.05
+        while time.thread_time() < end:
+            pass
+        done.set()
+
+    threading.Thread(target=spin).start()
+    wait_until_idle()
+    assert done.is_set()
+
+
+def test_an_engine_against_itself_is_as_fast() -> None:
+    engine = FakeEngine(5.0)
+    speed, _ = timed(engine, engine)
+    assert speed.ratio == pytest.approx(1.0)
+    assert speed.void is None
+
+
+def test_the_interval_covers_the_true_ratio_and_shrinks_with_time() -> None:
+    short, _ = timed(NoisyEngine(3.0, 1), NoisyEngine(2.0, 2), seconds=1.0)
+    long, _ = timed(NoisyEngine(3.0, 1), NoisyEngine(2.0, 2), seconds=20.0)
+    for speed in (short, long):
+        assert speed.low <= speed.ratio <= speed.high
+    assert long.low < 1.5 < long.high
+    assert long.high - long.low < short.high - short.low
+    again, _ = timed(NoisyEngine(3.0, 1), NoisyEngine(2.0, 2), seconds=1.0)
+    assert again == short, "the same seed and the same times give the same row"
+
+
+class DeviceEngine(FakeEngine):
+    """An engine that spends half of each call on a device with a clock of its own."""
+
+    def run(self, feeds: Any) -> dict[str, np.ndarray]:
+        self.device_seconds = self.milliseconds / 2e3
+        return super().run(feeds)
+
+
+def test_times_by_the_clock_of_the_device_are_reported_where_it_has_one() -> None:
+    speed, _ = timed(DeviceEngine(4.0), FakeEngine(2.0))
+    assert speed.dense.device == pytest.approx((2.0, 2.0, 2.0))
+    assert speed.compressed.device is None
+
+
+@pytest.mark.parametrize(
+    ("dense", "compressed", "code"),
+    [
+        ({"attentions": 12, "fused": 12}, {"attentions": 5, "fused": 5}, None),
+        ({"attentions": 12, "fused": 12}, {"attentions": 0, "fused": 0}, None),
+        ({"attentions": 12, "fused": 0}, {"attentions": 5, "fused": 0}, None),
+        ({"attentions": 12, "fused": 6}, {"attentions": 4, "fused": 2}, None),
+        ({"attentions": 12, "fused": 12}, {"attentions": 5, "fused": 4}, NoteCode.FUSION_DIFFERS),
+        ({"attentions": 12, "fused": 0}, {"attentions": 5, "fused": 5}, NoteCode.FUSION_DIFFERS),
+        ({"session": {"threads": 1}}, {"session": {"threads": 2}}, NoteCode.SETTINGS_DIFFER),
+        ({"precision": "fp16"}, {"precision": "fp32"}, NoteCode.SETTINGS_DIFFER),
+    ],
+)
+def test_engines_that_are_not_comparable_make_the_row_void(
+    dense: dict[str, Any], compressed: dict[str, Any], code: NoteCode | None
+) -> None:
+    engines = FakeEngine(**dense), FakeEngine(**compressed)
+    reason = incomparable_reason(*engines)
+    assert (None if reason is None else reason.code) == code
+    assert timed(*engines, seconds=0.1)[0].void == (None if reason is None else reason.text)
+
+
+def test_messages() -> None:
+    """What a void row says."""
+    reason = incomparable_reason(FakeEngine(attentions=12, fused=12), FakeEngine(attentions=5, fused=4))
+    assert str(reason) == (
+        "the runtime fused 12 of 12 attentions of the dense graph and 4 of 5 of the compressed graph"
+    )
+
+
+def test_share_of_time_saved_over_share_of_arithmetic_removed() -> None:
+    speed, _ = timed(FakeEngine(10.0), FakeEngine(8.0))
+    assert saved_share(speed, 100, 80) == pytest.approx(1.0)
+    assert saved_share(speed, 100, 60) == pytest.approx(0.5)
+    with pytest.raises(ValueError, match="none were removed"):
+        saved_share(speed, 100, 100)
