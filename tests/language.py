@@ -1,30 +1,20 @@
-"""A generated text, and tiny language models with segment memory that were never saved."""
+"""A generated text, and tiny language models with segment memory for it."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from accelerate import PartialState
 from transformers import PreTrainedTokenizerFast
 
 from compressor.config.train import Training
 from compressor.model_folder import ModelFolder, fingerprint
-from compressor.selection.learn import learn
 from compressor.tasks import Data, open_data
-from compressor.training.checkpoints import digest
-from compressor.training.fit import fit
 from compressor.training.schedule import Schedule
-from compressor.training.tokenizers import characters, words
+from compressor.training.tokenizers import words
 from compressor.training.train import new_model
-from compressor.units import find_sites
 from tests import folders
-from tests.learning import Recipe
 
 WORDS = "one two three four five six seven eight nine ten".split()
 
@@ -101,51 +91,3 @@ UNDROPPED: dict[str, Any] = {"attention_dropout": 0.0, "embedding_dropout": 0.0,
 
 class EndOfPowerError(Exception):
     """Anything that ends a run early."""
-
-
-def learn_gates(path: Path, rows: Data, stop: int | None = None) -> dict[str, Any]:
-    """The result of learning gates and model together, with dropout; the run ends early after the step `stop`."""
-
-    def on_progress(done: int, total: int) -> None:
-        if done == stop:
-            raise EndOfPowerError
-
-    untrained = folder()
-    sites = find_sites(untrained.model, {"input_ids": torch.ones(2, 4, dtype=torch.int64)})
-    recipe = Recipe(options={"optimizer": "lamb", "evaluations": 4}, batch_size=2)
-    learned = learn(untrained.model, sites, rows, recipe, path, on_progress)
-    return {
-        "kept": [site.kept for site in learned.plan.sites],
-        "weights": digest(untrained.model),
-        "curves": [point.model_dump() for point in learned.curves],
-    }
-
-
-def main(path: Path) -> None:
-    """Train in one of several processes, each of which reads its own streams."""
-    untrained = folder(**UNDROPPED)
-    state = PartialState(cpu=True)
-    with state.main_process_first():
-        rows = data(path, untrained)
-    log = fit(untrained.model, rows, schedule(batch_size=2), {}, path / "run", lambda done, total: None)
-    whole = learn_gates(path / "whole", rows)
-    with contextlib.suppress(EndOfPowerError):
-        learn_gates(path / "halved", rows, stop=7)
-    results = {
-        "weights": digest(untrained.model),
-        "norm": float(sum(weight.double().norm() for weight in untrained.model.parameters())),
-        "perplexity": [entry["eval_perplexity"] for entry in log if "eval_perplexity" in entry],
-        "memories": sorted(file.name for file in (path / "halved" / "checkpoint-6").glob("memory_*")),
-        "whole": whole,
-        "resumed": learn_gates(path / "halved", rows),
-    }
-    (path / f"rank{state.process_index}.json").write_text(json.dumps(results))
-    state.destroy_process_group()
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
-
-
-__all__ = ["UNDROPPED", "EndOfPowerError", "characters", "data", "folder", "schedule", "text", "training_request"]

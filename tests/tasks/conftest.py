@@ -1,0 +1,68 @@
+"""Tiny model folders that the tests of a module share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from compressor.model_folder import ModelFolder, load
+from tests import folders
+from tests.tasks.translations import marian, open_pairs, save, sentence, tsv
+
+
+@pytest.fixture(scope="module", autouse=True)
+def single_thread() -> Iterator[None]:
+    """Tiny models are faster without threads, most of all when several processes share the cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
+    """A BERT of two classes."""
+    torch.manual_seed(0)
+    return load(folders.save(folders.bert(), tmp_path_factory.mktemp("classifier")))
+
+
+@pytest.fixture(scope="module")
+def scorer(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
+    """A BERT with one output."""
+    torch.manual_seed(0)
+    return load(folders.save(folders.bert(num_labels=1), tmp_path_factory.mktemp("scorer")))
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
+    """A GPT-2 with a language modelling head."""
+    torch.manual_seed(0)
+    return load(folders.save(folders.gpt2(), tmp_path_factory.mktemp("gpt2")))
+
+
+@pytest.fixture(scope="module")
+def trained_translator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of rows and of a Marian that learned to translate them, word by word."""
+    path = tmp_path_factory.mktemp("translation")
+    rows = tsv(path / "rows.tsv", *("\t".join(sentence(seed)) for seed in range(40)))
+    folder = load(save(marian(), path / "model"), task="translation")
+    torch.manual_seed(0)
+    folder.model.init_weights()
+    data = open_pairs(folder, rows)
+    batch = data.task.collate(list(data.train))
+    optimizer = torch.optim.Adam(folder.model.parameters(), lr=0.02)
+    for _ in range(150):
+        optimizer.zero_grad()
+        folder.model(**batch).loss.backward()
+        optimizer.step()
+    folder.model.save_pretrained(path / "model")
+    return path
+
+
+@pytest.fixture(scope="module")
+def translator(trained_translator: Path) -> ModelFolder:
+    """The trained Marian."""
+    return load(trained_translator / "model", task="translation")

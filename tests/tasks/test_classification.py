@@ -1,0 +1,140 @@
+"""Text classification: rows to tokens and classes, logits to metrics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from datasets import Dataset
+
+from compressor.errors import ErrorCode
+from compressor.model_folder import ModelFolder, fingerprint, load
+from compressor.results import MetricUnit
+from compressor.tasks import Data, open_data, statistics
+from tests import folders
+from tests.faults import fails_with
+from tests.folders import rows_config
+from tests.tasks.rows import forward_of, labelled_rows, token_ids, tsv
+from tests.zoo import FAMILIES
+
+SST2 = Path(__file__).parents[3] / "shared" / "data" / "sst2.tsv.xz"
+MINILM = Path(__file__).parents[3] / "shared" / "models" / "minilm-sst2"
+
+
+def test_one_text(classifier: ModelFolder, tmp_path: Path) -> None:
+    path = tsv(tmp_path / "a.tsv", "1\tgood film", "0\tvery bad", "1\tgood")
+    data = open_data(rows_config(path, path, path), classifier)
+    assert token_ids(data.train) == [[2, 5, 7, 3], [2, 11, 6, 3], [2, 5, 3]]
+    assert list(data.train["labels"]) == [1, 0, 1]
+    batch = data.task.collate([data.train[0], data.train[2]])
+    assert {name: value.tolist() for name, value in batch.items()} == {
+        "input_ids": [[2, 5, 7, 3], [2, 5, 3, 0]],
+        "attention_mask": [[1, 1, 1, 1], [1, 1, 1, 0]],
+        "token_type_ids": [[0, 0, 0, 0], [0, 0, 0, 0]],
+        "labels": [1, 1],
+    }
+    assert torch.isfinite(classifier.model(**batch).loss)
+
+
+def test_two_texts(classifier: ModelFolder, tmp_path: Path) -> None:
+    path = tsv(tmp_path / "a.tsv", "0\tgood\tbad", "1\tbad\tgood", header="label\tpremise\thypothesis")
+    data = open_data(rows_config(path, path, path), classifier)
+    assert token_ids(data.train) == [[2, 5, 3, 6, 3], [2, 6, 3, 5, 3]]
+    assert list(data.train["token_type_ids"][0]) == [0, 0, 0, 1, 1]
+
+
+def test_long_texts_are_truncated(classifier: ModelFolder, tmp_path: Path) -> None:
+    path = tsv(tmp_path / "a.tsv", "0\t" + "good " * 40, "1\tbad")
+    for max_length, lengths in ((6, [6, 3]), (999, [20, 3])):
+        data = open_data(rows_config(path, path, path, max_length=max_length), classifier)
+        assert list(data.train["length"]) == lengths
+
+
+def test_rows_without_labels_are_encoded(classifier: ModelFolder, tmp_path: Path) -> None:
+    path = tsv(tmp_path / "a.tsv", "1\tgood film", "0\tvery bad")
+    data = open_data(rows_config(path, path, path), classifier)
+    rows = Dataset.from_dict({"text": ["good film", "very bad"]})
+    encoded = data.task.encode_unlabelled(rows, "rows")
+    assert token_ids(encoded) == token_ids(data.test)
+    assert list(encoded["labels"]) == [0, 0]
+
+
+def test_a_language_model_that_classifies_gets_padding(tmp_path: Path) -> None:
+    path = folders.save(folders.gpt2(hf.GPT2ForSequenceClassification), tmp_path / "model", with_tokenizer=False)
+    tokenizer = folders.tokenizer()
+    tokenizer.eos_token, tokenizer.pad_token = "[SEP]", None
+    tokenizer.save_pretrained(path)
+    folder = load(path)
+    rows = tsv(tmp_path / "a.tsv", "0\tgood film", "1\tbad")
+    data = open_data(rows_config(rows, rows, rows), folder)
+    batch = data.task.collate(list(data.eval))
+    assert batch["input_ids"].tolist() == [[2, 5, 7, 3], [2, 6, 3, 3]]
+    assert "token_type_ids" not in batch  # GPT-2 has an input of this name for another purpose
+    forward = forward_of(folder.model)
+    single = [forward(data.task.collate([row])) for row in data.eval]
+    assert forward(batch) == pytest.approx(np.concatenate(single), abs=1e-6)
+
+
+def test_a_model_of_several_classes_per_row_is_refused(tmp_path: Path) -> None:
+    folder = load(folders.save(folders.bert(problem_type="multi_label_classification"), tmp_path / "model"))
+    with fails_with(ErrorCode.UNSUPPORTED_MODEL, field="problem_type"):
+        open_data(rows_config(tsv(tmp_path / "a.tsv", *labelled_rows(8))), folder)
+
+
+def test_rows_too_short_for_text_are_refused(classifier: ModelFolder, tmp_path: Path) -> None:
+    path = tsv(tmp_path / "a.tsv", *labelled_rows(8))
+    with fails_with(ErrorCode.OUT_OF_RANGE, field="max_length", value=3, minimum=5):
+        open_data(rows_config(path, max_length=3), classifier)
+
+
+def test_a_loss_leaves_the_fingerprint_as_it_is(classifier: ModelFolder, tmp_path: Path) -> None:
+    path = tsv(tmp_path / "a.tsv", *labelled_rows(8))
+    data = open_data(rows_config(path, path, path), classifier)
+    classifier.model(**data.task.collate(list(data.train)))  # transformers writes the kind of loss to the configuration
+    assert fingerprint(classifier.model) == classifier.fingerprint
+
+
+def test_a_model_without_token_types_gets_none(tmp_path: Path) -> None:
+    distilbert, _ = FAMILIES["distilbert"](0)
+    rows = tsv(tmp_path / "a.tsv", "0\tgood\tbad", "1\tbad\tgood", header="label\tpremise\thypothesis")
+    data = open_data(rows_config(rows, rows, rows), load(folders.save(distilbert, tmp_path / "model")))
+    assert list(data.task.collate(list(data.eval))) == ["input_ids", "attention_mask", "labels"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected", "unit", "heading"),
+    [
+        ("accuracy", 0.6, MetricUnit.POINTS, "accuracy, %"),
+        ("f1", 2 / 3, MetricUnit.POINTS, "f1, %"),
+        ("matthews", 1 / 6, MetricUnit.RAW, "matthews"),
+    ],
+)
+def test_metrics_of_classes(
+    metric: str, expected: float, unit: MetricUnit, heading: str, classifier: ModelFolder, tmp_path: Path
+) -> None:
+    task = open_data(rows_config(tsv(tmp_path / "a.tsv", *labelled_rows(40)), metric=metric), classifier).task
+    predicted, labels = np.array([0, 1, 1, 0, 1]), np.array([0, 1, 0, 1, 1])
+    assert task.score(task.per_example(np.eye(2)[predicted], labels)) == pytest.approx(expected)
+    assert (task.metric, task.metric_unit, task.metric_heading) == (metric, unit, heading)
+    assert (task.higher_is_better, task.metric_maximum) == (True, 1)
+
+
+@pytest.fixture(scope="module")
+def sst2() -> tuple[ModelFolder, Data]:
+    """MiniLM with the dev and test rows; encoding the 67 thousand rows that trained it takes a while."""
+    if not (SST2.exists() and MINILM.exists()):
+        pytest.skip("needs the data sets and models that lie beside the project")
+    folder = load(MINILM)
+    return folder, open_data(rows_config(None, str(SST2), str(SST2), max_length=64), folder)
+
+
+@pytest.mark.parametrize(("every", "accuracy"), [(4, 0.8983), pytest.param(1, 0.898, marks=pytest.mark.zoo)])
+def test_minilm_on_sst2(every: int, accuracy: float, sst2: tuple[ModelFolder, Data]) -> None:
+    folder, data = sst2
+    assert [len(part) for part in (data.train, data.eval, data.test)] == [0, 706, 1_439]
+    rows = data.eval.select(range(0, len(data.eval), every))
+    score = data.task.score(statistics(data.task, rows, forward_of(folder.model)))
+    assert score == pytest.approx(accuracy, abs=5e-4)

@@ -1,0 +1,127 @@
+"""Rows of a run: which split each part comes from, and what is set aside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+
+from compressor.errors import ErrorCode
+from compressor.model_folder import ModelFolder
+from compressor.results import NoteCode
+from compressor.tasks import Data, open_data, training_texts
+from tests.faults import fails_with
+from tests.folders import rows_config
+from tests.tasks.rows import labelled_rows, token_ids, tsv
+
+SPLITS = "split\tlabel\ttext"
+
+
+def sizes(data: Data) -> list[int]:
+    return [len(part) for part in (data.train, data.eval, data.test)]
+
+
+def codes(data: Data) -> list[NoteCode]:
+    return [note.code for note in data.notes]
+
+
+def test_a_split_column_divides_the_rows(classifier: ModelFolder, tmp_path: Path) -> None:
+    rows = ["train\t1\tgood", "train\t0\tbad", "dev\t1\tone", "test\t0\ttwo"]
+    data = open_data(rows_config(tsv(tmp_path / "a.tsv", *rows, header=SPLITS)), classifier)
+    assert sizes(data) == [2, 1, 1]
+    assert codes(data) == [NoteCode.SPLIT_CHOSEN] * 2
+
+
+def test_a_split_whose_labels_are_withheld_is_not_used(
+    classifier: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features = Features({"sentence": Value("string"), "label": ClassLabel(names=["no", "yes"])})
+
+    def rows(*labels: int) -> Dataset:
+        return Dataset.from_dict({"sentence": ["good"] * len(labels), "label": list(labels)}, features=features)
+
+    splits = DatasetDict({"train": rows(0, 1), "validation": rows(0, 1, 0, 1), "test": rows(-1, -1)})
+    monkeypatch.setattr("compressor.tasks.splits.load_dataset", lambda *names: splits)
+    data = open_data(rows_config("glue:sst2"), classifier)
+    assert sizes(data) == [2, 2, 2]
+    assert codes(data) == [NoteCode.SPLIT_CHOSEN, NoteCode.SPLIT_UNUSED, NoteCode.ROWS_SET_ASIDE]
+    with fails_with(ErrorCode.INVALID_ROWS, column="label", value=-1):
+        open_data(rows_config("glue:sst2", test_data="glue:sst2"), classifier)
+
+
+def test_a_file_named_for_two_purposes_is_divided_by_its_splits(classifier: ModelFolder, tmp_path: Path) -> None:
+    rows = ["train\t1\tgood", "train\t0\tbad", "dev\t1\tone"]
+    path = tsv(tmp_path / "a.tsv", *rows, header=SPLITS)
+    data = open_data(rows_config(path, path, tsv(tmp_path / "t.tsv", "0\ttwo")), classifier)
+    assert sizes(data) == [2, 1, 1]
+
+
+def test_test_rows_are_set_aside_from_the_evaluation_rows(classifier: ModelFolder, tmp_path: Path) -> None:
+    train, evaluation = tsv(tmp_path / "a.tsv", *labelled_rows(6)), tsv(tmp_path / "b.tsv", *labelled_rows(20))
+    whole = token_ids(open_data(rows_config(train, evaluation, evaluation), classifier).eval)
+    first, again, reseeded = (open_data(rows_config(train, evaluation), classifier, seed) for seed in (1, 1, 2))
+    assert (len(first.eval), len(first.test)) == (10, 10)
+    assert sorted(token_ids(first.eval) + token_ids(first.test)) == sorted(whole)
+    assert token_ids(first.test) == token_ids(again.test) != token_ids(reseeded.test)
+    assert codes(first) == [NoteCode.ROWS_SET_ASIDE]
+
+
+def test_training_rows_alone_are_divided(classifier: ModelFolder, tmp_path: Path) -> None:
+    data = open_data(rows_config(tsv(tmp_path / "a.tsv", *labelled_rows(40))), classifier)
+    assert sizes(data) == [36, 2, 2]
+    assert codes(data) == [NoteCode.ROWS_SET_ASIDE] * 2
+
+
+def test_evaluation_or_test_rows_alone_suffice(classifier: ModelFolder, tmp_path: Path) -> None:
+    path = tsv(tmp_path / "a.tsv", *labelled_rows(8))
+    data = open_data(rows_config(eval_data=path), classifier)
+    assert (sizes(data), data.train_hash) == ([0, 4, 4], None)
+    data = open_data(rows_config(test_data=path), classifier)
+    assert (sizes(data), data.eval_hash) == ([0, 0, 8], None)
+
+
+def test_the_hash_depends_on_rows_and_not_on_the_file(classifier: ModelFolder, tmp_path: Path) -> None:
+    rows = tsv(tmp_path / "a.tsv", "1\tgood", "0\tbad")
+    (tmp_path / "b.jsonl").write_text('{"text": "good", "label": 1}\n{"text": "bad", "label": 0}\n')
+    swapped = tsv(tmp_path / "c.tsv", "0\tgood", "1\tbad")
+    paths = (rows, str(tmp_path / "b.jsonl"), swapped)
+    hashes = [open_data(rows_config(path, rows, rows), classifier).train_hash for path in paths]
+    assert hashes[0] == hashes[1] != hashes[2]
+    assert str(hashes[0]).startswith("sha256:")
+
+
+def test_training_texts_are_those_of_the_file(tmp_path: Path) -> None:
+    path = tsv(tmp_path / "a.tsv", "1\tgood", "0\tbad")
+    assert training_texts(rows_config(path)) == ["good", "bad"]
+
+
+def test_a_single_row_cannot_be_divided(classifier: ModelFolder, tmp_path: Path) -> None:
+    path = tsv(tmp_path / "a.tsv", "train\t1\ta", "train\t0\tb", "dev\t1\ta", header=SPLITS)
+    with fails_with(ErrorCode.TOO_FEW_ROWS, rows=1, minimum=2, field="test_data"):
+        open_data(rows_config(path), classifier)
+
+
+def test_splits_for_other_purposes_are_refused(classifier: ModelFolder, tmp_path: Path) -> None:
+    path = tsv(tmp_path / "a.tsv", "dev\t1\ta", "test\t0\tb", header=SPLITS)
+    with fails_with(ErrorCode.UNKNOWN_NAME, split="train", splits=("dev", "test")):
+        open_data(rows_config(path), classifier)
+
+
+def test_rows_are_needed(classifier: ModelFolder) -> None:
+    with fails_with(ErrorCode.MISSING_VALUE, field="data"):
+        open_data(rows_config(), classifier)
+
+
+def test_whole_messages(classifier: ModelFolder, tmp_path: Path) -> None:
+    train = tsv(tmp_path / "a.tsv", *labelled_rows(20), header="gold\ttext")
+    with fails_with(ErrorCode.COLUMN_MISSING) as caught:
+        open_data(rows_config(train), classifier)
+    assert str(caught.value) == (
+        f"{train}: no column of labels among gold, text; add 'label', or name the column (--label-column)"
+    )
+    data = open_data(rows_config(train, label_column="gold"), classifier, seed=3)
+    assert [str(note) for note in data.notes] == [
+        "no evaluation data was named: 2 of the training rows, drawn with seed 3, were set aside for it",
+        "no test data was named: 1 of the evaluation rows, drawn with seed 3, were set aside for it",
+    ]

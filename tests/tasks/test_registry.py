@@ -1,0 +1,69 @@
+"""The task of a folder: every task can be named, and every name has one unit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from compressor.errors import ErrorCode, UsageError
+from compressor.model_folder import ModelFolder, load
+from compressor.model_folder.model_class import COMMON_TASKS
+from compressor.results import MetricUnit
+from compressor.tasks import TASKS, make_task
+from compressor.tasks.causal_lm import CausalLM
+from compressor.tasks.registry import metric_named
+from compressor.tasks.segment_streams import CharacterStreams, Streams
+from compressor.training.tokenizers import characters
+from tests import folders, language
+from tests.faults import fails_with
+from tests.folders import rows_config
+
+
+def test_loading_suggests_the_tasks_that_have_rows() -> None:
+    assert dict.fromkeys(task.name for task in TASKS) == dict.fromkeys(COMMON_TASKS)
+
+
+def test_the_first_class_that_accepts_a_folder_is_its_task(gpt2: ModelFolder) -> None:
+    words, letters = language.folder(), language.folder(characters())
+    assert [type(make_task(folder, rows_config())) for folder in (gpt2, words, letters)] == [
+        CausalLM,
+        Streams,
+        CharacterStreams,
+    ]
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.__name__)
+def test_a_metric_has_one_unit_and_one_direction_under_its_name(task: type) -> None:
+    for metric in task.metrics:  # type: ignore[attr-defined]
+        named = metric_named(metric.name)
+        assert (named.unit, named.higher_is_better) == (metric.unit, metric.higher_is_better)
+
+
+def test_shares_are_in_points_and_other_metrics_are_raw() -> None:
+    units = {metric.name: metric.unit for task in TASKS for metric in task.metrics}
+    assert {name for name, unit in units.items() if unit is MetricUnit.POINTS} == {"accuracy", "f1", "exact-match"}
+    assert (MetricUnit.POINTS.scale, MetricUnit.RAW.scale) == (100, 1)
+
+
+def test_unknown_metrics_are_refused(classifier: ModelFolder) -> None:
+    known = ("accuracy", "f1", "matthews")
+    with fails_with(ErrorCode.UNKNOWN_NAME, UsageError, field="metric", value="bleu", known=known):
+        make_task(classifier, rows_config(metric="bleu"))
+    with fails_with(ErrorCode.UNKNOWN_NAME, UsageError, value="bits-per-character", known=("perplexity",)):
+        make_task(language.folder(), rows_config(metric="bits-per-character"))
+    with pytest.raises(UsageError) as caught:
+        metric_named("meteor")
+    assert caught.value.code is ErrorCode.UNKNOWN_NAME
+
+
+def test_a_folder_without_tokenizer_has_no_task(tmp_path: Path) -> None:
+    path = folders.save(folders.bert(), tmp_path, with_tokenizer=False)
+    with fails_with(ErrorCode.FILE_MISSING, path=path):
+        make_task(load(path, needs_processor=False), rows_config())
+
+
+def test_a_task_without_rows_is_refused(tmp_path: Path) -> None:
+    encoder = load(folders.save(folders.bert_encoder(), tmp_path))
+    with fails_with(ErrorCode.UNSUPPORTED_MODEL, task="feature-extraction"):
+        make_task(encoder, rows_config())

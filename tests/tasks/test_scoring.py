@@ -1,0 +1,34 @@
+"""Batches of similar length, and statistics that do not depend on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compressor.model_folder import ModelFolder
+from compressor.tasks import Data, batches, open_data, statistics
+from tests.folders import rows_config
+from tests.tasks.rows import forward_of, labelled_rows, tsv
+
+
+@pytest.fixture
+def data(classifier: ModelFolder, tmp_path: Path) -> Data:
+    return open_data(rows_config(tsv(tmp_path / "a.tsv", *labelled_rows(40))), classifier)
+
+
+def test_every_row_is_in_one_batch_of_rows_of_similar_length(data: Data) -> None:
+    batched = list(batches(data.task, data.train, 8))
+    assert sorted(index for indices, _ in batched for index in indices) == list(range(len(data.train)))
+    widths = [batch["input_ids"].shape[1] for _, batch in batched]
+    assert widths == sorted(widths, reverse=True)
+
+
+def test_statistics_do_not_depend_on_the_batch(data: Data, classifier: ModelFolder) -> None:
+    progress: list[int] = []
+    whole = statistics(data.task, data.train, forward_of(classifier.model), 36)
+    assert np.array_equal(whole, statistics(data.task, data.train, forward_of(classifier.model), 5, progress.append))
+    assert sum(progress) == 36
+    assert whole[:, 1].tolist() == list(data.train["labels"])
+    assert data.task.score(whole) == np.mean(whole[:, 0] == whole[:, 1])
