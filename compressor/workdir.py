@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from compressor.errors import CompressorError, InputError, UsageError
-from graph_passes.files import beside
+from graph_passes.files import atomic_replace
 
 MAPS = Path("blocks", "maps.safetensors")
 """Watched attention maps, in `WorkDir.learning`."""
@@ -180,5 +180,5 @@ def _is_full(error: BaseException | None) -> bool:
 
 def write_json(path: Path, content: object) -> None:
     """Write a file that is there whole or not at all."""
-    with beside(path) as place:
+    with atomic_replace(path) as place:
         place.write_text(json.dumps(content))

@@ -21,7 +21,7 @@ _EXTERNAL_BYTES = 1024
 
 
 @contextlib.contextmanager
-def beside(path: Path) -> Iterator[Path]:
+def atomic_replace(path: Path) -> Iterator[Path]:
     """Where to write a file that shall be there whole or not at all: at the end it is renamed to `path`."""
     place = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -121,8 +121,8 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
     for place in (path, data):
         if place.is_dir():
             raise IsADirectoryError(errno.EISDIR, "is a folder", str(place))
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as beside:
-        written = Path(beside) / path.name
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as atomic_replace:
+        written = Path(atomic_replace) / path.name
         ir.save(model, str(written), external_data=data.name, size_threshold_bytes=_EXTERNAL_BYTES)
         with _undisturbed():
             _put(written, path, data)

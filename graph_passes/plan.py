@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 
 from graph_passes.block_sparse.masks import BlockMask
 from graph_passes.errors import PlanError
-from graph_passes.files import beside
+from graph_passes.files import atomic_replace
 
 Kind = Literal["bidirectional", "causal", "cross"]
 """Kind of an attention: self-attention without and with causality, and attention to another sequence."""
@@ -181,14 +181,14 @@ class Plan(BaseModel):
         path = Path(path)
         if self._masks:
             self._save_masks(path.with_suffix(".safetensors"))
-        with beside(path) as place:
+        with atomic_replace(path) as place:
             place.write_text(
                 json.dumps(self.model_dump(mode="json"), indent=1, sort_keys=True) + "\n", encoding="utf-8"
             )
 
     def _save_masks(self, path: Path) -> None:
         tensors = {name: mask.kept.astype(np.uint8) for name, mask in sorted(self._masks.items())}
-        with beside(path) as place:
+        with atomic_replace(path) as place:
             place.write_bytes(safetensors.numpy.save(tensors))
 
     @classmethod

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 
 import onnx_ir as ir
 
-from graph_passes.attention.gates import find_gates, set_gates
+from graph_passes.attention.gate_initializers import find_gates, set_gates
 from graph_passes.block_sparse.masks import mask_name
 from graph_passes.block_sparse.row_buckets import computed
 from graph_passes.flow.refusal import Refusal

@@ -15,7 +15,7 @@ import pytest
 from compressor.export import export_reference
 from compressor.units import Attention, find_sites, keep_all
 from graph_passes import Plan, load, save, shrink
-from graph_passes.attention.gates import find_gates, set_gates
+from graph_passes.attention.gate_initializers import find_gates, set_gates
 from tests.zoo import FAMILIES, PERSISTENT, VOCABULARY, WITH_MEMORY, random_plan
 
 TOLERANCE = 1e-4

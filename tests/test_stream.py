@@ -30,7 +30,7 @@ from compressor.tasks.segment_streams import Streams, read, reader
 from compressor.units import Site, find_sites, gated, keep_all
 from graph_passes import Plan, Shrunk, save, shrink
 from graph_passes import load as load_graph
-from graph_passes.attention.gates import SUFFIX, set_gates
+from graph_passes.attention.gate_initializers import GATE_SUFFIX, set_gates
 from tests import folders
 from tests.test_models import SMALL, all_attention, ids, share, transformer_xl
 
@@ -160,7 +160,7 @@ def _weight_bytes(path: Path) -> int:
     return sum(
         tensor.nbytes
         for name, tensor in tensors.items()
-        if tensor is not None and tensor.dtype.is_floating_point() and (tensor.size > 1 or name.endswith(SUFFIX))
+        if tensor is not None and tensor.dtype.is_floating_point() and (tensor.size > 1 or name.endswith(GATE_SUFFIX))
     )
 
 

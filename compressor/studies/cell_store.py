@@ -18,7 +18,7 @@ from typing import Any
 
 from compressor.errors import InputError, UsageError
 from compressor.progress import Listener, ProgressCallback
-from graph_passes.files import beside
+from graph_passes.files import atomic_replace
 
 STAMP = "study.json"
 CSV_NAME = "study.csv"
@@ -128,14 +128,14 @@ class StudyFolder:
 
 def write(path: Path, text: str) -> None:
     """Write a file beside its place and rename it."""
-    with beside(path) as place:
+    with atomic_replace(path) as place:
         place.write_text(text, encoding="utf-8", newline="\n")
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """One line a row; the columns are those of all rows, in order of first use."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    with beside(path) as place, place.open("w", encoding="utf-8", newline="") as file:
+    with atomic_replace(path) as place, place.open("w", encoding="utf-8", newline="") as file:
         out = csv.DictWriter(file, columns, lineterminator="\n")
         out.writeheader()
         out.writerows(rows)

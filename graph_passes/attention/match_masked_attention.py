@@ -1,7 +1,7 @@
-"""Find the masked attentions of a graph: what scores are made of, what is added to them, what stands for the mask.
+"""Find the masked attentions of one site: their operands, what else is added to the scores, and the guards around.
 
-Forward from the initializer `<site>.block_mask` to the scores that it is added to; `operands` tells what these are made
-of. `passes.LowerBlockSparse` lists the cases.
+The search goes forward from the initializer `<site>.block_mask` to the scores that it is added to, and from these back
+to what they are computed from, see `operands`. `passes.LowerBlockSparse` lists the cases.
 """
 
 from __future__ import annotations
@@ -11,90 +11,134 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from graph_passes.attention.operands import NoMatchError, Operands, decomposed, is_scores, of_operator
+from graph_passes.attention.operands import (
+    NoMatchError,
+    Operands,
+    is_scores,
+    operands_around_mask,
+    operands_of_operator,
+)
 from graph_passes.block_sparse.masks import BlockMask
 from graph_passes.flow.concrete_shapes import Probe
+from graph_passes.flow.refusal import RefusalCode
 
-# What makes the mask of scores out of the blocks, and the mark of queries that have a key out of that.
+# Operators that turn blocks into a mask of scores, and that into a marker of the queries that have a key.
 _MASK_OPS = frozenset(
     "And Cast CastLike Equal Expand Gather Greater Identity Less Not Pad ReduceMax ReduceSum Reshape Squeeze Transpose "
     "Unsqueeze".split()
 )
 _LAYOUT = frozenset(("Identity", "Reshape", "Transpose"))
 
+_LOWEST = -1e4
+"""Numbers below this one hide a pair."""
+
+Use = tuple[ir.Node, int]
+"""A node and the position of one of its inputs."""
+
 
 @dataclasses.dataclass(eq=False)
 class MaskedAttentionMatch:
-    """One attention: its operands, with all that is added to its scores, and what stands for the mask around it."""
+    """One masked attention.
+
+    Attributes:
+        mask: its block mask, for the heads that the graph still has.
+        blocks: the initializer of the mask.
+        operands: its operands; the addends are those of the model's native mask.
+        dims: widths of a query and of a value.
+        persistent: number of keys after those of the mask that every query attends to.
+        guards: nodes that zero queries without a key, and the input that the attention's output reaches them by.
+        idle: reshapes on the way to the guards that change nothing.
+    """
 
     mask: BlockMask
     blocks: ir.Value
     operands: Operands
     dims: tuple[int, int]
     persistent: int
-    guards: list[tuple[ir.Node, int]]
-    """Nodes that zero queries without a key, and which input the attention's output comes by."""
+    guards: list[Use]
     idle: list[ir.Node]
-    """Reshapes that change nothing."""
 
 
-def match(blocks: ir.Value, planned: BlockMask, probe: Probe) -> list[MaskedAttentionMatch]:
+@dataclasses.dataclass(frozen=True)
+class _MaskUses:
+    """What is made of a mask.
+
+    Attributes:
+        derived: the tensors computed from it.
+        guards: nodes that zero queries without a key, and the input of what they zero.
+        ends: nodes that mask scores, and the input of the mask.
+        persistent: number of keys that the mask lets every query attend to.
+    """
+
+    derived: set[ir.Value]
+    guards: list[Use]
+    ends: list[Use]
+    persistent: int
+
+
+def match_masked_attentions(blocks: ir.Value, planned: BlockMask, probe: Probe) -> list[MaskedAttentionMatch]:
     """The attentions of one site, one for each call of its module.
 
     Args:
-        blocks: its initializer, whose heads may be fewer by now.
-        planned: the mask as the plan has it.
+        blocks: the initializer of the site's mask, which may have fewer heads than the plan's.
+        planned: the plan's mask.
         probe: the graph's shapes.
 
     Raises:
-        NoMatchError: there is an operator in the way.
+        NoMatchError: an operator is in the way.
     """
     tensor = blocks.const_value
     if planned.block == 1:
-        raise NoMatchError(None, "masks single entries, not blocks", "mask")
+        raise _unsupported_mask("masks single entries, not blocks")
     if tensor is None or tensor.dtype != ir.DataType.BOOL:
-        raise NoMatchError(None, "has no content that can be read", "mask")
+        raise _unsupported_mask("has no constant boolean content")
     mask = BlockMask(tensor.numpy(), planned.block, planned.memory)
     if mask.kept.shape[1:] != planned.kept.shape[1:]:
-        raise NoMatchError(None, "has other blocks than the plan's mask", "mask")
-    derived, guards, ends, persistent = _follow(blocks, probe)
-    if not ends:
-        raise NoMatchError(None, "meets no scores", "mask")
-    cores = []
-    for node, position in ends:
+        raise _unsupported_mask("has other blocks than the plan's mask")
+    uses = _follow(blocks, probe)
+    if not uses.ends:
+        raise _unsupported_mask("reaches no scores")
+    matches = []
+    for node, position in uses.ends:
+        is_operator = node.op_type == "Attention"
+        operands = operands_of_operator(node, probe) if is_operator else operands_around_mask(node, position, probe)
+        dims = _check_shapes(node, operands, len(mask.kept), probe)
         addend = node.inputs[position]
         assert addend is not None
-        operands = of_operator(node, probe) if node.op_type == "Attention" else decomposed(node, position, probe)
-        shapes = [probe.shape(one) for one in (operands.query, operands.key, operands.value)]
-        if any(shape is None or len(shape) != 4 for shape in shapes):
-            raise NoMatchError(node, "has operands of other axes than batch, head, position, dim")
-        heads = {shape[1] for shape in shapes if shape is not None}
-        if heads != {len(mask.kept)}:
-            raise NoMatchError(node, f"has {max(heads)} heads, the mask {len(mask.kept)}")
-        own = [
-            one
-            for part in (addend, *operands.addends)
-            for one in ([part] if part not in derived else _own(part, derived, probe))
-        ]
-        dims = shapes[0][3], shapes[2][3]  # type: ignore[index]
-        cores.append(MaskedAttentionMatch(mask, blocks, operands._replace(addends=own), dims, persistent, [], []))
-    for guard, position in guards:
-        core_, idle = _guarded(guard.inputs[position], cores, probe, guard)
-        core_.guards.append((guard, position))
-        core_.idle += idle
-    return cores
+        native = [part for value in (addend, *operands.addends) for part in _native_parts(value, uses.derived, probe)]
+        operands = operands._replace(addends=native)
+        matches.append(MaskedAttentionMatch(mask, blocks, operands, dims, uses.persistent, [], []))
+    for guard, position in uses.guards:
+        guarded, idle = _guarded(guard, position, matches, probe)
+        guarded.guards.append((guard, position))
+        guarded.idle += idle
+    return matches
 
 
-def _follow(
-    blocks: ir.Value, probe: Probe
-) -> tuple[set[ir.Value], list[tuple[ir.Node, int]], list[tuple[ir.Node, int]], int]:
-    """Everything made of the mask: those values, the nodes that zero queries, those that take the mask of scores,
-    and how many keys it lets every query see."""
+def _unsupported_mask(why: str) -> NoMatchError:
+    return NoMatchError(RefusalCode.UNSUPPORTED_MASK, why, op="mask")
+
+
+def _check_shapes(node: ir.Node, operands: Operands, heads: int, probe: Probe) -> tuple[int, int]:
+    """The widths of a query and of a value, after the operands are known to have the mask's heads."""
+    query, key, value = (probe.shape(operand) for operand in (operands.query, operands.key, operands.value))
+    if query is None or key is None or value is None or any(len(shape) != 4 for shape in (query, key, value)):
+        why = "has operands of other axes than batch, head, position, dim"
+        raise NoMatchError(RefusalCode.UNMATCHED_ATTENTION, why, node)
+    operand_heads = {query[1], key[1], value[1]}
+    if operand_heads != {heads}:
+        why = f"has {max(operand_heads)} heads, the mask {heads}"
+        raise NoMatchError(RefusalCode.UNMATCHED_ATTENTION, why, node)
+    return query[3], value[3]
+
+
+def _follow(blocks: ir.Value, probe: Probe) -> _MaskUses:
+    """Everything that is made of a mask, from its initializer forward."""
     derived, guards, ends, persistent = {blocks}, [], [], 0
     stack = list(blocks.uses())
     while stack:
         node, position = stack.pop()
-        if node.op_type == "Where" and position == 0 and not _lowest(node.inputs[2], probe):
+        if node.op_type == "Where" and position == 0 and not _is_lowest(node.inputs[2], probe):
             guards.append((node, 2))
         elif node.op_type == "Mul":
             guards.append((node, 1 - position))
@@ -104,76 +148,93 @@ def _follow(
             if node.op_type == "Pad":
                 pads = probe.constant(node.inputs[1])
                 if pads is None:
-                    raise NoMatchError(node, "pads the mask by sizes that are computed")
+                    why = "pads the mask by sizes that are computed at run time"
+                    raise NoMatchError(RefusalCode.COMPUTED_VALUE, why, node)
                 persistent = int(pads[-1])
             if node.outputs[0] not in derived:
                 derived.add(node.outputs[0])
                 stack += list(node.outputs[0].uses())
         else:
-            raise NoMatchError(node, "reads the mask")
+            raise NoMatchError(RefusalCode.UNSUPPORTED_MASK, "reads the mask", node)
     if any(value.is_graph_output() for value in derived):
-        raise NoMatchError(None, "gives the mask out", "graph output")
-    return derived, guards, ends, persistent
+        raise NoMatchError(RefusalCode.GRAPH_OUTPUT, "returns the mask", op="graph output")
+    return _MaskUses(derived, guards, ends, persistent)
 
 
-def _lowest(value: ir.Value | None, probe: Probe) -> bool:
-    """Whether a tensor holds a type's lowest number alone, or so."""
+def _is_lowest(value: ir.Value | None, probe: Probe) -> bool:
+    """Whether a tensor holds a single number that hides pairs, such as a type's lowest one."""
     while value is not None and (node := value.producer()) is not None and node.op_type == "Expand":
         value = node.inputs[0]
     content = probe.constant(value)
-    return content is not None and content.size == 1 and float(content.reshape(())) < -1e4
+    return content is not None and content.size == 1 and float(content.reshape(())) < _LOWEST
 
 
-def _own(mask: ir.Value, derived: set[ir.Value], probe: Probe) -> Iterator[ir.Value]:
-    """The family's mask within `Where(blocks and its mask, its mask or zero, lowest)`."""
-    where = mask.producer()
+def _native_parts(addend: ir.Value, derived: set[ir.Value], probe: Probe) -> Iterator[ir.Value]:
+    """The parts of an addend of scores that belong to the model's native mask.
+
+    The block mask is joined with the native one as `Where(blocks and native, native or zero, lowest)`.
+
+    Args:
+        addend: what is added to the scores.
+        derived: the tensors computed from the block mask.
+        probe: the graph's shapes.
+    """
+    if addend not in derived:
+        yield addend
+        return
+    where = addend.producer()
     if where is not None and where.op_type == "Add":
         for part in where.inputs:
             assert part is not None
-            yield from _own(part, derived, probe) if part in derived else (part,)
+            yield from _native_parts(part, derived, probe)
         return
     if where is None or where.op_type != "Where" or where.inputs[1] in derived:
-        raise NoMatchError(where, "makes no mask of scores")
-    added, both = where.inputs[1], where.inputs[0]
-    assert added is not None
-    zero = probe.constant(added)
-    if zero is None or zero.any():
-        yield added
+        raise NoMatchError(RefusalCode.UNSUPPORTED_MASK, "computes no mask of scores", where)
+    native, allowed = where.inputs[1], where.inputs[0]
+    assert native is not None
+    content = probe.constant(native)
+    if content is None or content.any():
+        yield native
         return
-    while both is not None and (node := both.producer()) is not None and node.op_type == "And":
-        given = [value for value in node.inputs if value is not None and value not in derived]
-        if len(given) > 1:
-            raise NoMatchError(node, "joins masks that are not of blocks")
-        yield from given
-        both = next((value for value in node.inputs if value in derived), None)
+    while allowed is not None and (node := allowed.producer()) is not None and node.op_type == "And":
+        underived = [value for value in node.inputs if value is not None and value not in derived]
+        if len(underived) > 1:
+            raise NoMatchError(RefusalCode.UNSUPPORTED_MASK, "joins masks that are not computed from the blocks", node)
+        yield from underived
+        allowed = next((value for value in node.inputs if value in derived), None)
 
 
 def _guarded(
-    value: ir.Value | None, cores: list[MaskedAttentionMatch], probe: Probe, guard: ir.Node
+    guard: ir.Node, position: int, matches: list[MaskedAttentionMatch], probe: Probe
 ) -> tuple[MaskedAttentionMatch, list[ir.Node]]:
-    """The attention whose output a guard zeroes, by way of layout and gates, and the reshapes there that do nothing."""
+    """The attention whose output a guard zeroes, and the reshapes in between that change nothing.
+
+    Args:
+        guard: the node that zeroes queries without a key.
+        position: its input that is zeroed, behind changes of layout and gates.
+        matches: the attentions of the site.
+        probe: the graph's shapes.
+    """
     idle: list[ir.Node] = []
+    value = guard.inputs[position]
     while value is not None:
-        for core in cores:
-            if value is core.operands.output:
-                return core, idle
+        for candidate in matches:
+            if value is candidate.operands.output:
+                return candidate, idle
         node = value.producer()
         if node is None:
             break
-        if (
-            node.op_type == "Reshape"
-            and node.inputs[0] is not None
-            and probe.shapes(node.inputs[0]) == probe.shapes(value)
-        ):
+        source = node.inputs[0] if node.inputs else None
+        if node.op_type == "Reshape" and source is not None and probe.shapes(source) == probe.shapes(value):
             idle.append(node)
         if node.op_type in _LAYOUT:
-            value = node.inputs[0]
+            value = source
         elif node.op_type == "Mul":
             # A gate, or another guard.
-            data = [one for one in node.inputs if one is not None and not one.is_initializer()]
+            data = [operand for operand in node.inputs if operand is not None and not operand.is_initializer()]
             value = data[0] if data else None
         elif node.op_type == "Where":
             value = node.inputs[2]
         else:
             break
-    raise NoMatchError(guard, "marks queries of something else than the attention")
+    raise NoMatchError(RefusalCode.UNMATCHED_ATTENTION, "zeroes something else than an output of the attention", guard)

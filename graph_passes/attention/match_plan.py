@@ -33,8 +33,10 @@ def match_plan(plan: Plan, attentions: list[GraphSite]) -> list[Pair]:
             code=GraphErrorCode.ALREADY_SHRUNK,
             heads=kept,
         )
-    by_name = [(site, [found for found in attentions if _same_path(site.name, found.name)]) for site in plan.sites]
-    has_names = any(found for _, found in by_name)
+    by_name = [
+        (site, [attention for attention in attentions if _same_path(site.name, attention.name)]) for site in plan.sites
+    ]
+    has_names = any(matches for _, matches in by_name)
     pairs = _match_by_name(by_name, attentions) if has_names else _match_in_order(plan, attentions)
     for site, attention in pairs:
         if (site.heads, site.head_dim) != (attention.heads, attention.head_dim):
@@ -53,24 +55,24 @@ def match_plan(plan: Plan, attentions: list[GraphSite]) -> list[Pair]:
 
 def _match_by_name(by_name: list[tuple[SitePlan, list[GraphSite]]], attentions: list[GraphSite]) -> list[Pair]:
     """Case 1."""
-    for site, found in by_name:
-        if not found:
+    for site, matches in by_name:
+        if not matches:
             raise PlanError(
                 f"site {site.name} is no attention of this graph, which has {_names(attentions)}; use a plan of this"
                 " model",
                 code=GraphErrorCode.SITE_MISSING,
                 site=site.name,
             )
-        if len({attention.name for attention in found}) > 1:
+        if len({attention.name for attention in matches}) > 1:
             raise PlanError(
-                f"site {site.name} matches several attentions of this graph, {_names(found)}; export the graph with"
+                f"site {site.name} matches several attentions of this graph, {_names(matches)}; export the graph with"
                 " its gates",
                 code=GraphErrorCode.SITE_AMBIGUOUS,
                 site=site.name,
-                attentions=[attention.name for attention in found],
+                attentions=[attention.name for attention in matches],
             )
     for attention in attentions:
-        sites = [site.name for site, found in by_name if attention in found]
+        sites = [site.name for site, matches in by_name if attention in matches]
         if not sites:
             raise PlanError(
                 f"the graph's attention {attention.name or '(nameless)'} is not in the plan; use a plan of this model",
@@ -85,7 +87,7 @@ def _match_by_name(by_name: list[tuple[SitePlan, list[GraphSite]]], attentions: 
                 attention=attention.name,
                 sites=sites,
             )
-    return [(site, attention) for site, found in by_name for attention in found]
+    return [(site, attention) for site, matches in by_name for attention in matches]
 
 
 def _match_in_order(plan: Plan, attentions: list[GraphSite]) -> list[Pair]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from graph_passes.attention.gates import find_gates
+from graph_passes.attention.gate_initializers import find_gates
 from graph_passes.flow.axis_flow import Flow
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.edit import scale_tensor

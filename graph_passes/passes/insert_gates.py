@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graph_passes.attention.find import GraphSite, find_attention
-from graph_passes.attention.gates import find_gates, gate_content, gate_name
+from graph_passes.attention.gate_initializers import find_gates, gate_content, gate_name
 from graph_passes.attention.match_plan import listed, match_plan
 from graph_passes.block_sparse.function import is_block_sparse
 from graph_passes.block_sparse.masks import mask_name

@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from graph_passes.attention.match_masked_attention import MaskedAttentionMatch, match
-from graph_passes.attention.native_mask import FamilyMasks
+from graph_passes.attention.match_masked_attention import MaskedAttentionMatch, match_masked_attentions
+from graph_passes.attention.native_mask import NativeMaskReader
 from graph_passes.attention.operands import NoMatchError
 from graph_passes.block_sparse.function import OPSET, block_sparse_attention, call
 from graph_passes.block_sparse.masks import SUFFIX, BlockMask
@@ -44,7 +44,7 @@ class LowerBlockSparse(GraphPass[LoweredBlockSparse]):
         3. Neither: the site stays dense and masked, and is refused.
 
     The model's native mask becomes a row of keys or a flag for causality, or stays a mask of every pair, see
-    `FamilyMasks`. Nodes that zero the queries without a key are removed: the function returns zero for them.
+    `NativeMaskReader`. Nodes that zero the queries without a key are removed: the function returns zero for them.
 
     Args:
         masks: block mask of each site, for the heads of the unpruned model.
@@ -68,13 +68,13 @@ class LowerBlockSparse(GraphPass[LoweredBlockSparse]):
             return ReportedResult(model, False, LoweredBlockSparse((), ()))
         probe = Probe(model)
         longest = max(max(mask.queries, mask.keys) for mask in self.masks.values())
-        native_masks = FamilyMasks(model, longest, probe)
+        native_masks = NativeMaskReader(model, longest, probe)
         lowered, refused = [], []
         for site in sites:
             try:
-                matches = match(initializers[site], self.masks[site], probe)
+                matches = match_masked_attentions(initializers[site], self.masks[site], probe)
             except NoMatchError as error:
-                refused.append(Refusal(frozenset((site,)), error.op, error.name, error.why))
+                refused.append(error.refusal(site))
                 continue
             for number, masked in enumerate(matches):
                 _lower(model, f"{site}.{number}" if number else site, masked, native_masks)
@@ -83,7 +83,7 @@ class LowerBlockSparse(GraphPass[LoweredBlockSparse]):
         return ReportedResult(model, bool(lowered), LoweredBlockSparse(tuple(lowered), tuple(refused)))
 
 
-def _lower(model: ir.Model, name: str, masked: MaskedAttentionMatch, native_masks: FamilyMasks) -> None:
+def _lower(model: ir.Model, name: str, masked: MaskedAttentionMatch, native_masks: NativeMaskReader) -> None:
     """Replace one attention by a call.
 
     Args:
@@ -95,7 +95,7 @@ def _lower(model: ir.Model, name: str, masked: MaskedAttentionMatch, native_mask
     operands = masked.operands
     product = operands.output.producer()
     assert product is not None
-    native = native_masks.read(operands.addends, product, causal_too=not masked.mask.memory and not masked.persistent)
+    native = native_masks.read(operands.addends, product, allow_causal=not masked.mask.memory and not masked.persistent)
     function = block_sparse_attention(
         masked.mask,
         *masked.dims,

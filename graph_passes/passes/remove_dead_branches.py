@@ -7,7 +7,7 @@ import dataclasses
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from graph_passes.attention.gates import find_gates
+from graph_passes.attention.gate_initializers import find_gates
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.materialize import materialize
 from graph_passes.passes.base import GraphPass, ReportedResult, require_inlined

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from graph_passes import Plan, Shrunk, SitePlan, shrink
-from graph_passes.attention.gates import set_gates
+from graph_passes.attention.gate_initializers import set_gates
 from graph_passes.passes import InsertGates, Normalize
 
 Feeds = Mapping[str, np.ndarray]

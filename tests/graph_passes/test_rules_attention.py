@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from graph_passes import Plan, find_attention, shrink
-from graph_passes.attention.gates import find_gates
+from graph_passes.attention.gate_initializers import find_gates
 from tests.graph_passes.fused import FUSED
 from tests.graph_passes.graphs import (
     assert_same,

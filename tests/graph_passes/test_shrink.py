@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from graph_passes import Plan, count_parameters
-from graph_passes.attention.gates import find_gates
+from graph_passes.attention.gate_initializers import find_gates
 from tests.graph_passes.graphs import plan, shape, shrink_and_compare, site
 from tests.graph_passes.layers import LAYERS
 

@@ -19,7 +19,7 @@ from compressor.errors import ErrorCode, InputError
 from compressor.targets.cuda import Device
 from compressor.targets.tensorrt.metadata import TimingsState, TimingsUse, digest
 from compressor.workdir import write_json
-from graph_passes.files import beside
+from graph_passes.files import atomic_replace
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class TimingCache:
             `use`, with an error where the file could not be written.
         """
         try:
-            with beside(self.path) as file:
+            with atomic_replace(self.path) as file:
                 file.write_bytes(config.get_timing_cache().serialize())
             write_json(seal_path(self.path), {"machine": self.machine, "digest": digest(self.path)})
         except OSError as error:

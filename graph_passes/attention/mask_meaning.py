@@ -1,0 +1,169 @@
+"""What a mask means, found by computing it: whether it says the same as a padding mask and causality.
+
+The part of a graph that builds a mask out of inputs and positions is small. It is run on random paddings, and the
+result is compared with what each input and causality would give. The last run has as many positions as there may be,
+so that a window is not overlooked.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from graph_passes.flow.node_inference import run_node
+
+_logger = logging.getLogger(__name__)
+
+_LENGTHS = (5, 11)
+"""Lengths of the short runs; two inputs of one run have different ones."""
+_BATCH = 4
+_EXPENSIVE = frozenset("Attention Conv Einsum Gemm LayerNormalization MatMul Softmax".split())
+"""Operators that a mask of positions and padding does not use."""
+_MAX_NODES = 300
+_PADDING_MASK = "attention_mask"
+"""Part of the names of the inputs that may be padding masks."""
+_KEPT_SHARE = 0.7
+"""Share of the keys that random padding masks keep."""
+
+
+class MaskMeaning(NamedTuple):
+    """What a mask means.
+
+    Attributes:
+        padding: the graph's input `[batch, key]` that is nonzero for the keys that it keeps; None: it keeps all keys.
+        causal: whether it hides the keys after the query.
+    """
+
+    padding: ir.Value | None
+    causal: bool
+
+
+def mask_meaning(model: ir.Model, value: ir.Value, longest: int) -> MaskMeaning | None:
+    """What a mask means, or None where a padding mask and causality cannot express it.
+
+    Args:
+        model: the graph.
+        value: the mask, as numbers to add to scores or True where a pair is allowed.
+        longest: number of positions for which the meaning must hold.
+    """
+    nodes = _nodes_behind(value)
+    if nodes is None:
+        return None
+    read = {source for node in nodes for source in node.inputs if source is not None}
+    inputs = [source for source in model.graph.inputs if source in read]
+    paddings = [source for source in inputs if _PADDING_MASK in (source.name or "")]
+    meanings = [MaskMeaning(*pair) for pair in itertools.product([None, *paddings], (False, True))]
+    opset = model.graph.opset_imports.get("", 1)
+    rng = np.random.default_rng(0)
+    for lengths, batch in ((_LENGTHS, _BATCH), (_LENGTHS[::-1], _BATCH), ((longest, longest), 1)):
+        feeds = _random_feeds(inputs, lengths, batch, rng)
+        try:
+            content = _computed(value, nodes, feeds, opset)
+        except Exception as error:  # the reference evaluator raises whatever its operators raise
+            _logger.debug("the mask %s cannot be evaluated: %s", value.name, error)
+            return None
+        meanings = [meaning for meaning in meanings if _is_meant(content, meaning, feeds)]
+        if not meanings:
+            return None
+    return meanings[0]
+
+
+def _nodes_behind(value: ir.Value) -> list[ir.Node] | None:
+    """The nodes that compute a value, in order; None if they are too many or do more than a mask needs."""
+    stack, visited = [value.producer()], set[ir.Node]()
+    while stack:
+        node = stack.pop()
+        if node is None or node in visited:
+            continue
+        if node.op_type in _EXPENSIVE or node.domain or len(visited) > _MAX_NODES:
+            return None
+        visited.add(node)
+        stack += [source.producer() for source in node.inputs if source is not None]
+    graph = value.graph
+    return [node for node in graph if node in visited] if isinstance(graph, ir.Graph) else []
+
+
+def _computed(value: ir.Value, nodes: list[ir.Node], feeds: Mapping[ir.Value, np.ndarray], opset: int) -> np.ndarray:
+    """The content of a tensor, computed node by node.
+
+    Each tensor on the way is dropped after its last use: at thousands of positions they would fill gigabytes together.
+
+    Args:
+        value: the tensor.
+        nodes: the nodes that compute it, in order.
+        feeds: contents of the graph's inputs.
+        opset: version of the graph's operator set.
+    """
+    last_readers = {source: node for node in nodes for source in node.inputs}
+    contents = dict(feeds)
+    for node in nodes:
+        inputs = {}
+        for source in node.inputs:
+            if source is not None:
+                stored = source.const_value
+                inputs[source.name or ""] = contents[source] if source in contents or stored is None else stored.numpy()
+        contents.update(zip(node.outputs, run_node(ir.serde.serialize_node(node), inputs, opset), strict=True))
+        for source in node.inputs:
+            if source is not None and last_readers[source] is node:
+                contents.pop(source, None)
+    return contents[value]
+
+
+def _random_feeds(
+    inputs: list[ir.Value], lengths: tuple[int, ...], batch: int, rng: np.random.Generator
+) -> dict[ir.Value, np.ndarray]:
+    """Contents of the graph's inputs: masks that hide random keys (none in the first row of a batch), zeros and ones.
+
+    Args:
+        inputs: the inputs.
+        lengths: the sizes of the symbols other than the batch, in turn.
+        batch: the size of the batch.
+        rng: the source of the contents.
+    """
+    sizes: dict[str, int] = {}
+    feeds = {}
+    for source in inputs:
+        shape = []
+        for axis, dim in enumerate(source.shape or ()):
+            symbol = str(dim)
+            size = dim if isinstance(dim, int) else batch if axis == 0 else sizes.get(symbol)
+            if size is None:
+                size = sizes[symbol] = lengths[len(sizes) % len(lengths)]
+            shape.append(size)
+        dtype = source.dtype.numpy() if source.dtype is not None else np.dtype(np.int64)
+        if _PADDING_MASK in (source.name or ""):
+            content = np.ones(shape, dtype)
+            hidden = slice(int(batch > 1), None)
+            content[hidden] = rng.random(content[hidden].shape) < _KEPT_SHARE
+        else:  # a mask that depends on more of it than its shape matches no padding mask
+            content = rng.integers(0, 2, shape).astype(dtype)
+        feeds[source] = content
+    return feeds
+
+
+def _is_meant(content: np.ndarray, meaning: MaskMeaning, feeds: Mapping[ir.Value, np.ndarray]) -> bool:
+    """Whether a mask allows exactly what a padding mask and causality allow, and adds nothing else."""
+    if content.dtype == np.bool_:
+        allowed = content
+    else:
+        lowest = np.finfo(content.dtype).min
+        allowed = content > lowest / 2
+        if not np.isin(content, (0, lowest)).all() and content[allowed].any():
+            return False
+    if allowed.ndim != 4 or (meaning.causal and allowed.shape[2] != allowed.shape[3]):
+        return False
+    expected = np.ones((1, 1, 1, 1), np.bool_)
+    if meaning.padding is not None:
+        expected = feeds[meaning.padding].astype(np.bool_)[:, None, None, :]
+    if meaning.causal:
+        expected = expected & np.tri(allowed.shape[2], dtype=np.bool_)
+    try:
+        shape = np.broadcast_shapes(expected.shape, allowed.shape)
+    except ValueError:
+        return False
+    return np.array_equal(np.broadcast_to(allowed, shape), np.broadcast_to(expected, shape))

@@ -1,0 +1,61 @@
+"""The name of an attention's site: that of its gate, else the module path that the exporter recorded."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator
+
+import onnx_ir as ir
+
+from graph_passes.attention.gate_initializers import gated_site
+from graph_passes.attention.tracing import LAYOUT
+
+_SCOPES = "pkg.torch.onnx.name_scopes"
+"""Metadata of a node: the module paths that torch's exporter records, from the model down to the node."""
+
+
+def site_name(node: ir.Node, output: ir.Value) -> str | None:
+    """Name of an attention's site, or None where the graph has none.
+
+    Args:
+        node: the softmax or the fused operator, where the exporter recorded its module.
+        output: the tensor of the heads' outputs, which a gate may multiply.
+    """
+    gated = next(_gates_after(output), None)
+    if gated is not None:
+        return gated
+    scopes = node.metadata_props.get(_SCOPES)
+    if scopes:
+        try:
+            paths = [scope for scope in ast.literal_eval(scopes)[:-1] if scope]
+        except (ValueError, SyntaxError):
+            paths = []
+        if paths:
+            return str(paths[-1])
+    parts = (node.name or "").strip("/").split("/")[:-1]
+    return ".".join(parts) or None
+
+
+def block_sparse_site(node: ir.Node, overloads: Collection[str]) -> str | None:
+    """Name of the site of a call of block-sparse attention.
+
+    A module that is called several times has one call under the site's name; the others have a number behind it.
+
+    Args:
+        node: the call.
+        overloads: the overloads of all such calls in the graph.
+    """
+    site, _, number = node.overload.rpartition(".")
+    return (site if number.isdecimal() and site in overloads else node.overload) or None
+
+
+def _gates_after(value: ir.Value) -> Iterator[str]:
+    """Sites whose gates multiply a tensor, directly or after a change of layout."""
+    for node, _ in value.uses():
+        if node.op_type == "Mul":
+            for operand in node.inputs:
+                site = gated_site(operand)
+                if site is not None:
+                    yield site
+        elif node.op_type in LAYOUT | {"Where"}:
+            yield from _gates_after(node.outputs[0])

@@ -1,0 +1,101 @@
+"""Follow activations through the operators around an attention: back to projections, on to the product with values."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from graph_passes.flow.concrete_shapes import Probe
+
+LAYOUT = frozenset(("Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"))
+"""Operators that move or convert elements."""
+PRODUCTS = frozenset(("FusedMatMul", "Gemm", "MatMul"))
+"""Operators that multiply matrices."""
+_POINTWISE = frozenset(("Add", "CastLike", "Clip", "Div", "Dropout", "Max", "Min", "Mul", "Sub", "Tanh", "Where"))
+
+_STEPS = 8
+"""Nodes that `is_computed` looks at before it takes a tensor for computed."""
+
+
+def is_computed(value: ir.Value | None) -> bool:
+    """Whether a tensor depends on the graph's inputs, as far as a few steps back tell."""
+    for _ in range(_STEPS):
+        if value is None or value.is_initializer():
+            return False
+        node = value.producer()
+        if node is None:
+            return True
+        if node.op_type not in ("Cast", "Identity", "Transpose") or not node.inputs:
+            return bool(node.inputs)
+        value = node.inputs[0]
+    return True
+
+
+def product_behind(value: ir.Value | None) -> ir.Node | None:
+    """The product of two activations that scores are computed from, or None."""
+    while value is not None and (node := value.producer()) is not None:
+        if node.op_type in PRODUCTS:
+            return node if all(is_computed(operand) for operand in node.inputs[:2]) else None
+        if node.op_type not in _POINTWISE | LAYOUT:
+            return None
+        operands = node.inputs[1:] if node.op_type == "Where" else node.inputs
+        branches = [operand for operand in operands if is_computed(operand)]
+        if len(branches) > 1:
+            branches = [operand for operand in branches if product_behind(operand) is not None]
+        value = branches[0] if branches else None
+    return None
+
+
+def product_ahead(value: ir.Value) -> ir.Node | None:
+    """The product of probabilities, its left operand, with values, or None."""
+    while True:
+        readers = [node for node, _ in value.uses()]
+        for node in readers:
+            if node.op_type in PRODUCTS and node.inputs[0] is value and is_computed(node.inputs[1]):
+                return node
+        onward = [node for node in readers if node.op_type in _POINTWISE | LAYOUT]
+        if not onward:
+            return None
+        value = onward[-1].outputs[0]
+
+
+def source_activation(value: ir.Value | None) -> ir.Value | None:
+    """The activation that a query or key is projected from."""
+    while value is not None and (node := value.producer()) is not None:
+        operands = [operand for operand in node.inputs if is_computed(operand)]
+        if node.op_type in PRODUCTS and len(operands) == 1:
+            return operands[0]
+        data = [operand for operand in operands if operand is not None and not _is_index(operand)]
+        is_lookup = node.op_type == "Gather" and is_computed(node.inputs[1])
+        if not data or is_lookup or node.op_type == "LayerNormalization":
+            return value
+        value = data[0]
+    return value
+
+
+def _is_index(value: ir.Value) -> bool:
+    """Whether a tensor holds positions, sizes or conditions, but no activations."""
+    return value.dtype in (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL)
+
+
+def separate_heads(value: ir.Value, heads: int, probe: Probe) -> ir.Value | None:
+    """The first tensor `[batch, heads, length, width]` that one `[batch * heads, length, width]` is reshaped to."""
+    while True:
+        onward = [node for node, _ in value.uses() if node.op_type in ("Identity", "Reshape")]
+        if len(onward) != 1:
+            return None
+        value = onward[0].outputs[0]
+        shape = probe.shape(value)
+        if shape is not None and len(shape) == 4 and shape[1] == heads:
+            return value
+
+
+def count_repeats(value: ir.Value | None, probe: Probe) -> int:
+    """How many query heads share one key/value head: by how much an `Expand` after the projection repeats it."""
+    while value is not None and (node := value.producer()) is not None and node.op_type in LAYOUT:
+        before, after = probe.shape(node.inputs[0]), probe.shape(node.outputs[0])
+        if node.op_type == "Expand" and before is not None and after is not None and len(before) == len(after):
+            repeats = [size for old, size in zip(before, after, strict=True) if old == 1 and size > 1]
+            if repeats:
+                return repeats[0]
+        value = node.inputs[0]
+    return 1
