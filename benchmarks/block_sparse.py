@@ -35,7 +35,7 @@ from compressor.block_masks.masks_from_maps import build_masks
 from compressor.config.run import Recipe
 from compressor.measure import interleave
 from compressor.targets.base import Engine, Feeds
-from compressor.targets.onnxruntime.ort_session import describe, open_session, run
+from compressor.targets.onnxruntime.ort_session import open_session, run_session, session_settings
 from compressor.targets.peak_memory import peak_growth
 from graph_passes import BlockMask, Plan, SitePlan, save
 from graph_passes.block_sparse.row_buckets import buckets, whole
@@ -57,11 +57,11 @@ class Loaded:
 
     def __init__(self, model: ir.Model, path: Path, threads: int, kernel: Path | None = None) -> None:
         save(model, path)
-        self.path, self.session = path, describe("cpu", threads, kernel)
+        self.path, self.session = path, session_settings("cpu", threads, kernel)
         self._opened = open_session(path, self.session)
 
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
-        return run(self._opened, feeds)
+        return run_session(self._opened, feeds)
 
     def memory(self, feeds: Feeds) -> int | None:
         return peak_growth(self.path, self.session, feeds)
@@ -166,7 +166,7 @@ def planned(rows: str, length: int, mask: BlockMask, options: argparse.Namespace
         provider="cpu",
     )
     planner, *again = (MaskSelector(recipe, (length,)) for _ in range(4))
-    chosen, _ = planner(Plan(sites=(site,)), {site.name: mask})
+    chosen, _ = planner.select(Plan(sites=(site,)), {site.name: mask})
     gains = np.median([[time.gain for time in each.times(site, mask)] for each in again], axis=0).tolist()
     return {
         "rows": rows,

@@ -32,6 +32,8 @@ class NoteCode(StrEnum):
     """A split was left out because its labels are withheld."""
     ROWS_SET_ASIDE = "rows-set-aside"
     """Evaluation or test rows were taken out of other rows."""
+    TEST_IS_EVAL = "test-is-eval"
+    """No test rows were named, so that the evaluation rows, which select the result, are reported on too."""
     SEGMENT_SHORTENED = "segment-shortened"
     TEXT_COLUMNS = "text-columns"
     """Which columns hold the texts of a task that reads two, and how they are cut."""
@@ -69,6 +71,10 @@ class NoteCode(StrEnum):
     EARLIER_REPORT_KEPT = "earlier-report-kept"
     ROWS_MISSING = "rows-missing"
     """The rows or the model of a run are not on this machine, so the metric was not measured again."""
+
+    EVALUATED = "evaluated"
+    """The metric of an evaluation while a model is trained."""
+    FILE_WRITTEN = "file-written"
 
     # How heads and blocks were selected.
     NOTHING_REMOVED = "nothing-removed"

@@ -22,7 +22,8 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from compressor.cli.study import _DECIDED
-from compressor.config.run import Recipe, make
+from compressor.config.recipe_file import recipe_of as make
+from compressor.config.run import Recipe
 from compressor.config.study import StudyRequest
 from compressor.errors import InputError, UsageError
 from compressor.progress import ProgressCallback
@@ -31,12 +32,13 @@ from compressor.selection import subset_evaluator
 from compressor.selection.learn import METHODS
 from compressor.selection.ray_evaluator import EvaluatorFactory
 from compressor.selection.subset_evaluator import ModelSubsetEvaluator
+from compressor.selection.options import option_names
 from compressor.studies import KINDS, SIZES, StudySize, base, run, study
 from compressor.studies.cell_store import Cell, StudyFolder
 from compressor.studies.context import StudyContext
 from compressor.studies.grid import Grid
 from compressor.studies.results import difference
-from compressor.studies.run_method import check_options, known_options
+from compressor.studies.run_method import check_options
 from tests import folders, learning
 from tests.command import compress
 
@@ -65,7 +67,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of two layers with four heads, and rows of two domains that it can learn."""
     folder = tmp_path_factory.mktemp("study")
     torch.manual_seed(0)
-    sizes = {**folders._sizes(), "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {**folders.SIZES, "num_hidden_layers": 2, "num_attention_heads": 4}
     folders.save(BertForSequenceClassification(BertConfig(**sizes)), folder / "model")
     words = ["one", "two", "three", "four", "five", "six", "seven"]
     rows = [
@@ -557,7 +559,7 @@ def test_a_damaged_cell_is_named(tmp_path: Path) -> None:
 
 
 def test_options_go_to_the_methods_that_have_them() -> None:
-    assert {"cooldown", "evaluations", "pool"} <= known_options("dsp").keys()
+    assert {"cooldown", "evaluations", "pool"} <= set(option_names("dsp"))
     check_options({"cooldown": 0.5, "taylor.share": 0.2}, ["dsp", "taylor"])
     with pytest.raises(UsageError, match=r"did you mean share\?"):
         check_options({"taylor.shar": 0.2}, ["dsp", "taylor"])

@@ -1,7 +1,7 @@
-"""Which blocks of the attention map to drop: watch average maps, cut masks from them, learn on with the masks."""
+"""Which blocks of the attention maps to drop: average the maps, derive masks from them, train the model with them."""
 
 from compressor.block_masks.attention_maps import AttentionMaps
 from compressor.block_masks.collect_maps import collect_attention_maps
-from compressor.block_masks.masks_from_maps import build_masks, density, unreached
+from compressor.block_masks.masks_from_maps import build_masks, density, unreached_share
 
-__all__ = ["AttentionMaps", "build_masks", "collect_attention_maps", "density", "unreached"]
+__all__ = ["AttentionMaps", "build_masks", "collect_attention_maps", "density", "unreached_share"]

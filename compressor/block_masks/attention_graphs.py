@@ -1,7 +1,7 @@
-"""Attention as graphs of their own, to be timed beside each other.
+"""Attention as graphs of its own, so that its forms can be timed against each other.
 
-They read projected queries `[batch, query, head * head_dim]`, keys and values `[batch, key, head * head_dim]`; the
-output has the shape of the queries.
+Inputs are the projected queries `[batch, query, head * head_dim]` and keys and values `[batch, key, head * head_dim]`;
+the output has the shape of the queries.
 """
 
 from __future__ import annotations
@@ -14,31 +14,34 @@ import onnx_ir as ir
 from graph_passes import BlockMask
 from graph_passes.block_sparse.function import block_sparse_attention, call
 
+Shape = tuple[int | str, ...]
+
 
 def dense(
     heads: int,
     dim: int,
     bias: str | None = None,
-    biased: int = 0,
+    bias_heads: int = 0,
     *,
     causal: bool = False,
     dtype: ir.DataType = ir.DataType.FLOAT,
 ) -> ir.Model:
-    """ONNX Runtime's fused attention of every pair.
+    """ONNX Runtime's fused attention over every pair of positions.
 
     Args:
         heads: number of heads.
         dim: width of a head.
-        bias: name of an input `[1, biased, query, key]` that is added to the scores; None: there is none.
-        biased: its heads, 1 or all.
+        bias: name of an input `[1, bias_heads, query, key]` that is added to the scores; None: there is none.
+        bias_heads: heads of that input, 1 or all.
         causal: hide keys after the query.
-        dtype: of all inputs.
+        dtype: type of all inputs.
     """
-    inputs = _inputs(heads * dim, dtype, [(bias, (1, biased, "length", "keys"))] if bias else [])
+    biases: list[tuple[str, Shape]] = [(bias, (1, bias_heads, "length", "keys"))] if bias else []
+    inputs = _inputs(heads * dim, dtype, biases)
     attributes = {"num_heads": heads, "unidirectional": int(causal)}
     # Inputs 3 and 4 are a bias of the projections and a padding mask.
-    given = [*inputs[:3], None, None, inputs[3]] if bias else inputs
-    return _model(inputs, [ir.node("MultiHeadAttention", given, attributes, domain="com.microsoft")], [])
+    operands = [*inputs[:3], None, None, inputs[3]] if bias else inputs
+    return _model(inputs, [ir.node("MultiHeadAttention", operands, attributes, domain="com.microsoft")], [])
 
 
 def sparse(
@@ -51,37 +54,41 @@ def sparse(
     causal: bool = False,
     dtype: ir.DataType = ir.DataType.FLOAT,
 ) -> ir.Model:
-    """Attention of the mask's blocks, with the reshapes that take heads apart and put them together.
+    """Attention over the blocks that a mask keeps, with the reshapes that split and merge the heads.
 
     Args:
-        mask: of all heads.
+        mask: masks of all heads.
         dim: width of a head.
-        row, full, persistent, causal, dtype: see `graph_passes.block_sparse.function.block_sparse_attention`.
+        row: see `graph_passes.block_sparse.function.block_sparse_attention`, as for the arguments below.
+        full: heads of the input of that name; 0: there is none.
+        persistent: number of last keys that every query attends to.
+        causal: hide keys after the query.
+        dtype: type of all inputs.
     """
     heads = len(mask.kept)
-    others: list[tuple[str, tuple[int | str, ...]]] = [("row", (1, 1, 1, "keys"))] if row else []
-    others += [("full", (1, full, "length", "keys"))] if full else []
-    inputs = _inputs(heads * dim, dtype, others)
+    biases: list[tuple[str, Shape]] = [("row", (1, 1, 1, "keys"))] if row else []
+    biases += [("full", (1, full, "length", "keys"))] if full else []
+    inputs = _inputs(heads * dim, dtype, biases)
     function = block_sparse_attention(
         mask, dim, dim, scale=dim**-0.5, causal=causal, row=row, full=full, persistent=persistent, dtype=dtype
     )
-    constants = {
-        "apart": np.array([0, 0, heads, dim]),
-        "together": np.array([0, 0, heads * dim]),
+    arrays = {
+        "split_shape": np.array([0, 0, heads, dim]),
+        "merged_shape": np.array([0, 0, heads * dim]),
         "block_mask": mask.kept,
     }
-    known = {name: ir.Value(name=name, const_value=ir.tensor(held, name=name)) for name, held in constants.items()}
-    apart = [ir.node("Reshape", [value, known["apart"]]) for value in inputs[:3]]
-    node = call(function, [*(split.outputs[0] for split in apart), known["block_mask"], *inputs[3:]])
-    together = ir.node("Reshape", [node.outputs[0], known["together"]])
-    model = _model(inputs, [*apart, node, together], list(known.values()))
+    constants = {name: ir.Value(name=name, const_value=ir.tensor(array, name=name)) for name, array in arrays.items()}
+    split = [ir.node("Reshape", [value, constants["split_shape"]]) for value in inputs[:3]]
+    attention = call(function, [*(node.outputs[0] for node in split), constants["block_mask"], *inputs[3:]])
+    merged = ir.node("Reshape", [attention.outputs[0], constants["merged_shape"]])
+    model = _model(inputs, [*split, attention, merged], list(constants.values()))
     model.functions[function.identifier()] = function
     return model
 
 
-def _inputs(width: int, dtype: ir.DataType, others: Sequence[tuple[str, tuple[int | str, ...]]]) -> list[ir.Value]:
+def _inputs(width: int, dtype: ir.DataType, biases: Sequence[tuple[str, Shape]]) -> list[ir.Value]:
     states = [("query", ("batch", "length", width)), *((name, ("batch", "keys", width)) for name in ("key", "value"))]
-    return [ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype)) for name, shape in (*states, *others)]
+    return [ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype)) for name, shape in (*states, *biases)]
 
 
 def _model(inputs: list[ir.Value], nodes: list[ir.Node], constants: list[ir.Value]) -> ir.Model:

@@ -1,4 +1,4 @@
-"""Average attention maps of a model's sites, on disk and in memory: masks of any density are cut from them later."""
+"""Average attention maps of a model's sites, in memory and on disk: masks of any density can be derived from them."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors
 import safetensors.numpy
 from safetensors import SafetensorError
 
-from compressor.errors import InputError
+from compressor.errors import ErrorCode, InputError
 from compressor.units import Site
 from graph_passes import Kind
-from graph_passes.files import beside
+from graph_passes.files import atomic_replace
 from graph_passes.plan import current_kind
 
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """What was watched.
+    """Attention maps, averaged over rows.
 
     Attributes:
-        maps: site -> float32 `[head, query, key]`: attention, averaged over the examples that have both positions.
-        counts: site -> float32 `[query, key]`: how many examples those are.
+        maps: site -> float32 `[head, query, key]`: attention, averaged over the rows that have both positions.
+        counts: site -> float32 `[query, key]`: the number of these rows.
         kinds: site -> its kind.
         memory: key positions before position 0: column 0 is position `-memory`.
-        model: fingerprint of the weights that were watched.
+        model: fingerprint of the weights that computed the maps.
         data: hash of the rows.
     """
 
@@ -41,71 +42,95 @@ class AttentionMaps:
     data: str | None
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one safetensors file: masks of any density are cut from it later without another pass."""
+        """Write one safetensors file, from which masks of any density can be derived later."""
         path = Path(path)
-        tensors = {f"{site}.map": found for site, found in self.maps.items()}
-        tensors |= {f"{site}.count": found for site, found in self.counts.items()}
-        told = {"kinds": json.dumps(dict(self.kinds)), "memory": str(self.memory)}
-        told |= {name: value for name in ("model", "data") if (value := getattr(self, name))}
-        with beside(path) as place:
-            safetensors.numpy.save_file(tensors, place, metadata=told)
+        tensors = {f"{site}.map": array for site, array in self.maps.items()}
+        tensors |= {f"{site}.count": array for site, array in self.counts.items()}
+        metadata = {"kinds": json.dumps(dict(self.kinds)), "memory": str(self.memory)}
+        metadata |= {name: value for name in ("model", "data") if (value := getattr(self, name))}
+        with atomic_replace(path) as partial:
+            safetensors.numpy.save_file(tensors, partial, metadata=metadata)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> AttentionMaps:
-        """Read what `save` wrote.
+        """Read a file that `save` wrote.
 
         Raises:
-            InputError: there is no such file, or it holds something else.
+            InputError: the file is missing or is not such a file.
         """
         try:
             with safetensors.safe_open(path, "numpy") as file:
-                told = file.metadata() or {}
-                kinds = {site: current_kind(kind) for site, kind in json.loads(told["kinds"]).items()}
+                metadata = file.metadata() or {}
+                kinds = {site: current_kind(kind) for site, kind in json.loads(metadata["kinds"]).items()}
                 maps = {site: file.get_tensor(f"{site}.map") for site in kinds}
                 counts = {site: file.get_tensor(f"{site}.count") for site in kinds}
-                return cls(maps, counts, kinds, int(told["memory"]), told.get("model"), told.get("data"))
+                return cls(maps, counts, kinds, int(metadata["memory"]), metadata.get("model"), metadata.get("data"))
         except FileNotFoundError as error:
-            raise InputError(f"{path}: there are no such maps; give the maps.safetensors of an earlier run") from error
+            raise InputError(
+                f"{path}: no such file of attention maps; use the maps.safetensors of an earlier run",
+                code=ErrorCode.FILE_MISSING,
+                path=Path(path),
+            ) from error
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise InputError(
-                f"{path}: holds no attention maps ({error}); give the maps.safetensors of a run"
+                f"{path}: not a file of attention maps ({error}); use the maps.safetensors of a run",
+                code=ErrorCode.FILE_UNREADABLE,
+                path=Path(path),
             ) from error
 
     @property
     def length(self) -> int:
-        """Positions that the maps reach over."""
+        """Positions that the maps cover."""
         return len(next(iter(self.counts.values())))
 
     def cropped(self, length: int) -> AttentionMaps:
         """The maps of the first `length` positions, and of the memory before them."""
         keys = length + self.memory
-        maps = {site: found[:, :length, :keys] for site, found in self.maps.items()}
-        counts = {site: found[:length, :keys] for site, found in self.counts.items()}
+        maps = {site: array[:, :length, :keys] for site, array in self.maps.items()}
+        counts = {site: array[:length, :keys] for site, array in self.counts.items()}
         return replace(self, maps=maps, counts=counts)
 
     def check(self, sites: Sequence[Site], memory: int) -> None:
-        """Refuse maps of another model's sites.
+        """Refuse maps of other sites than a model's. Its weights may differ, e.g. after training on other rows.
+
+        Args:
+            sites: the model's sites.
+            memory: key positions before position 0 that the model has.
 
         Raises:
-            InputError: they differ in names, kinds, shapes or memory. Weights may differ: those of the model that
-                learned on another data set do.
+            InputError: sites, kinds, numbers of heads, shapes or the memory differ.
         """
         if self.memory != memory:
-            raise InputError(f"maps: of a memory of {self.memory} positions, the model has {memory}; watch its own")
-        strange = next((name for name in self.maps if name not in {site.name for site in sites}), None)
-        if strange is not None:
-            raise InputError(f"maps: of {strange}, which the model has not; give maps of this model")
+            raise _mismatch(
+                f"the maps have a memory of {self.memory} positions, the model one of {memory}", "memory", self.memory
+            )
+        names = {site.name for site in sites}
+        foreign = next((name for name in self.maps if name not in names), None)
+        if foreign is not None:
+            raise _mismatch(f"the model has no site {foreign}", "site", foreign)
+        shape = (self.length, self.length + memory)
         for site in sites:
-            found = self.maps.get(site.name)
-            if found is None or self.kinds[site.name] != site.kind or len(found) != site.heads:
-                has = "no map" if found is None else f"a {self.kinds[site.name]} map of {len(found)} heads"
-                raise InputError(
-                    f"maps: {has} of {site.name}, which has {site.heads} heads of kind {site.kind}; give maps of this"
-                    " model"
-                )
-            reach = (self.length, self.length + memory)
-            if found.shape[1:] != reach or self.counts[site.name].shape != reach:
-                raise InputError(
-                    f"maps: {site.name}: {list(found.shape[1:])} pairs counted {list(self.counts[site.name].shape)}"
-                    f" times, other maps have {list(reach)}; give maps as a run wrote them"
-                )
+            array = self.maps.get(site.name)
+            if array is None:
+                raise _mismatch(f"there is no map of {site.name}", "site", site.name)
+            if self.kinds[site.name] != site.kind:
+                text = f"the map of {site.name} is {self.kinds[site.name]}, the site {site.kind}"
+                raise _mismatch(text, "kind", self.kinds[site.name], site=site.name)
+            if len(array) != site.heads:
+                text = f"the map of {site.name} has {len(array)} heads, the site {site.heads}"
+                raise _mismatch(text, "heads", len(array), site=site.name)
+            for part, pairs in (("map", array.shape[1:]), ("count", self.counts[site.name].shape)):
+                if pairs != shape:
+                    text = f"{site.name}: the {part} covers {list(pairs)} positions, other maps {list(shape)}"
+                    raise _mismatch(text, part, pairs, site=site.name)
+
+
+def _mismatch(text: str, field: str, value: object, **details: Any) -> InputError:
+    """The error of maps that do not belong to the model."""
+    return InputError(
+        f"attention maps: {text}; use maps of this model",
+        code=ErrorCode.FILE_MISMATCH,
+        field=field,
+        value=value,
+        **details,
+    )

@@ -1,20 +1,21 @@
-"""The forms of one site's attention, timed in turn where the model will run.
+"""Time the forms in which an engine can compute the masked attention of one site.
 
 1. whole: the runtime's fused attention without a mask.
 2. masked: the same with the mask as a bias; nothing is skipped.
-3. block-sparse: the blocks that the mask keeps.
+3. block-sparse: only the blocks that the mask keeps.
 
-All three read what the site reads: memory, persistent vectors, what is added to its scores, in the engine's numbers.
-Grouped key/value heads reach each of them repeated, as they do in the graph.
+Every form has the inputs of the site: memory, persistent vectors and biases of the scores, in the precision of the
+engine. Grouped key/value heads are repeated, as in the graph.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -26,24 +27,28 @@ from compressor.block_masks.attention_graphs import dense, sparse
 from compressor.config.run import Recipe
 from compressor.measure.timing import wait_until_idle
 from compressor.targets.base import Feeds
-from compressor.targets.onnxruntime import ort_session as sessions
+from compressor.targets.onnxruntime import ort_session
 from compressor.units.hook import Call, intercepted
 from graph_passes import BlockMask, SitePlan, save
 
+WHOLE, MASKED, BLOCK_SPARSE = "whole", "masked", "block-sparse"
 _SECONDS = 0.15
-"""About how long each form is timed at one length."""
+"""Approximate time spent on each form at one length."""
 _CALLS = 5
-"""Calls of a form at a time, fewer of one that takes long."""
+"""Calls of a form per turn; fewer of a form that takes long."""
 _TYPES = {"fp32": ir.DataType.FLOAT, "fp16": ir.DataType.FLOAT16}
+
+Measure = Callable[[Mapping[str, Any], Feeds], dict[str, float]]
+"""Milliseconds of each form, from the session of each form and the inputs of a call."""
 
 
 @dataclass(frozen=True)
 class AttentionExtras:
-    """What a site's attention reads beside positions, padding and causality, whatever its form.
+    """Inputs of a site's attention besides positions, padding and causality.
 
     Attributes:
-        persistent: last keys, which every query sees.
-        bias: heads of what is added to the score of each pair, 1 or all; 0: nothing is.
+        persistent: number of last keys that every query attends to.
+        bias: heads of the bias that is added to the scores, 1 or all; 0: there is none.
     """
 
     persistent: int = 0
@@ -51,40 +56,40 @@ class AttentionExtras:
 
 
 def find_attention_extras(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dict[str, AttentionExtras]:
-    """The same of every site, by one dry forward on `inputs`."""
-    found: dict[str, AttentionExtras] = {}
+    """Site -> its extra inputs, from one forward on `inputs`."""
+    extras: dict[str, AttentionExtras] = {}
 
     def on_call(call: Call) -> tuple[Tensor, Tensor | None]:
-        bias = max(_bias(call.mask), _bias(call.options.get("position_bias")))
-        found[call.site] = AttentionExtras(getattr(call.module, "persistent", 0), bias)
+        bias = max(_bias_heads(call.mask), _bias_heads(call.options.get("position_bias")))
+        extras[call.site] = AttentionExtras(getattr(call.module, "persistent", 0), bias)
         return call.run()
 
-    training = model.training
+    was_training = model.training
     try:
         model.eval()
         with torch.no_grad(), intercepted(model, on_call, None):
             model(**inputs)
     finally:
-        model.train(training)
-    return found
+        model.train(was_training)
+    return extras
 
 
-def _bias(mask: Tensor | None) -> int:
-    """Heads of a mask `[batch, head, query, key]` that does more than hide; 0 of any other."""
+def _bias_heads(mask: Tensor | None) -> int:
+    """Heads of a mask `[batch, head, query, key]` that changes scores instead of only hiding keys; else 0."""
     if mask is None or mask.dtype == torch.bool:
         return 0
-    seen = mask[mask > torch.finfo(mask.dtype).min / 2]
-    return int(mask.shape[1]) if bool(seen.any()) else 0
+    visible = mask[mask > torch.finfo(mask.dtype).min / 2]
+    return int(mask.shape[1]) if bool(visible.any()) else 0
 
 
 @dataclass(frozen=True)
 class SiteTimes:
-    """One site's forms at one size.
+    """Times of the forms of one site at one size.
 
     Attributes:
-        length: positions of queries, and of keys beside a memory.
-        milliseconds: median time of a call by form; without `block-sparse` where the mask is of single entries, with
-            `masked` at the first batch size alone.
+        length: positions of the queries, and of the keys without the memory.
+        milliseconds: form -> median time of a call. A mask of single entries has no block-sparse form; the masked form
+            is timed at the first batch size alone.
         batch: rows.
     """
 
@@ -94,95 +99,149 @@ class SiteTimes:
 
     @property
     def gain(self) -> float:
-        """Whole over block-sparse, zero where there is none."""
-        sparse = self.milliseconds.get("block-sparse")
-        return self.milliseconds["whole"] / sparse if sparse else 0.0
+        """Time of whole over that of block-sparse attention; 0 without that form."""
+        block_sparse = self.milliseconds.get(BLOCK_SPARSE)
+        return self.milliseconds[WHOLE] / block_sparse if block_sparse else 0.0
 
 
 class AttentionTimer:
-    """Times the forms as a recipe's engine will run.
+    """Times the forms in sessions like those of a recipe's engine.
 
     Args:
         recipe: provider, precision, threads and kernel.
-        beside: what sites read beside positions.
+        extras: site -> its extra inputs; a site that is missing has none.
+        measure: measures the sessions; None: `median_milliseconds`.
     """
 
-    def __init__(self, recipe: Recipe, beside: Mapping[str, AttentionExtras]) -> None:
-        self._beside, self._dtype = beside, _TYPES.get(recipe.engine.precision, ir.DataType.FLOAT)
-        provider = sessions.choose(recipe.engine.provider, recipe.engine.precision, recipe.engine.kernel)
-        self._session = sessions.describe(provider, recipe.engine.threads, recipe.engine.kernel)
+    def __init__(
+        self, recipe: Recipe, extras: Mapping[str, AttentionExtras] | None = None, measure: Measure | None = None
+    ) -> None:
+        engine = recipe.engine
+        provider = ort_session.choose_provider(engine.provider, engine.precision, engine.kernel)
+        self._settings = ort_session.session_settings(provider, engine.threads, engine.kernel)
+        self._dtype = _TYPES.get(engine.precision, ir.DataType.FLOAT)
+        self._extras, self._measure = extras or {}, measure or median_milliseconds
 
     def times(self, site: SitePlan, mask: BlockMask, length: int, batch: int, *, masked: bool) -> SiteTimes:
-        """Time every form.
+        """Time every form of a site.
 
         Args:
-            site: with the heads that it keeps.
-            mask: of those heads.
-            length: positions of queries, and of keys beside a memory.
+            site: the site with the heads that it keeps.
+            mask: the mask of those heads.
+            length: positions of the queries, and of the keys without the memory.
             batch: rows.
-            masked: whether the mask as a bias is among the forms: it holds every pair of every row at once.
+            masked: include the mask as a bias, which holds every pair of positions of every row at once.
         """
-        dtype, what = self._dtype.numpy(), self._beside.get(site.name, AttentionExtras())
-        heads, dim, keys = len(site.kept), site.head_dim, length + mask.memory
-        draw = np.random.default_rng(0)
-        sizes = {"query": length, "key": keys + what.persistent, "value": keys + what.persistent}
-        feeds = {
-            name: draw.standard_normal((batch, size, heads * dim), dtype=np.float32).astype(dtype)
-            for name, size in sizes.items()
-        }
-        causal = site.kind == "causal"
-        allowed = mask.entries(length, keys, memory=mask.memory)
-        past = np.tri(length, keys, mask.memory, dtype=np.bool_) if causal else np.ones((length, keys), np.bool_)
-        allowed, past = (_seen(pairs, what.persistent) for pairs in (allowed & past, past[None]))
-        # Of causality over a memory, or beside a bias, the family's own mask of pairs tells.
-        told = causal and bool(mask.memory or what.persistent or what.bias)
-        full = min(heads, what.bias or int(told))
-        lowest = np.finfo(dtype).min / 2
-        feeds["row"] = np.zeros((1, 1, 1, keys + what.persistent), dtype)
-        if full:
-            feeds["full"] = np.broadcast_to(np.where(past, 0.0, lowest), (1, full, *past.shape[1:])).astype(dtype)
-        forms = {
-            "whole": dense(heads, dim, "full" if full else None, full, causal=causal and not told, dtype=self._dtype),
-        }
-        if masked:
-            feeds["bias"] = np.where(allowed, 0.0, lowest).astype(dtype)[None]
-            forms["masked"] = dense(heads, dim, "bias", heads, dtype=self._dtype)
-        if mask.block > 1:
-            forms["block-sparse"] = sparse(
-                mask,
-                dim,
-                row=True,
-                full=full,
-                persistent=what.persistent,
-                causal=causal and not told,
-                dtype=self._dtype,
-            )
+        case = _Case(site, mask, length, self._extras.get(site.name, AttentionExtras()), self._dtype)
         with tempfile.TemporaryDirectory() as folder:
-            opened = {}
-            for form, model in forms.items():
-                save(model, Path(folder) / f"{form}.onnx")
-                opened[form] = sessions.open_session(Path(folder) / f"{form}.onnx", self._session)
-            return SiteTimes(length, _medians(opened, feeds), batch)
+            sessions = {}
+            for form, model in case.models(masked=masked).items():
+                path = Path(folder) / f"{form}.onnx"
+                save(model, path)
+                sessions[form] = ort_session.open_session(path, self._settings)
+            return SiteTimes(length, self._measure(sessions, case.feeds(batch, masked=masked)), batch)
 
 
-def _seen(pairs: np.ndarray, persistent: int) -> np.ndarray:
-    """Bool `[head, query, key]` with the last keys that every query sees."""
-    return np.pad(pairs, ((0, 0), (0, 0), (0, persistent)), constant_values=True)
+@dataclass(frozen=True)
+class _Case:
+    """The attention of one site at one length.
+
+    Attributes:
+        site: the site with the heads that it keeps.
+        mask: the mask of those heads.
+        length: positions of the queries, and of the keys without the memory.
+        extras: extra inputs of the site.
+        dtype: type of all inputs.
+    """
+
+    site: SitePlan
+    mask: BlockMask
+    length: int
+    extras: AttentionExtras
+    dtype: ir.DataType
+
+    @property
+    def heads(self) -> int:
+        return len(self.site.kept)
+
+    @property
+    def keys(self) -> int:
+        """Positions of the keys, with the memory and without persistent vectors."""
+        return self.length + self.mask.memory
+
+    @property
+    def is_causal(self) -> bool:
+        return self.site.kind == "causal"
+
+    @property
+    def causality_in_mask(self) -> bool:
+        """Whether the family's own mask of pairs holds causality: so with a memory, persistent vectors or a bias."""
+        return self.is_causal and bool(self.mask.memory or self.extras.persistent or self.extras.bias)
+
+    @property
+    def mask_heads(self) -> int:
+        """Heads of the family's own mask of pairs; 0: there is none."""
+        return min(self.heads, self.extras.bias or int(self.causality_in_mask))
+
+    def models(self, *, masked: bool) -> dict[str, ir.Model]:
+        """Form -> its graph."""
+        dim, persistent, full = self.site.head_dim, self.extras.persistent, self.mask_heads
+        causal = self.is_causal and not self.causality_in_mask
+        bias = "full" if full else None
+        models = {WHOLE: dense(self.heads, dim, bias, full, causal=causal, dtype=self.dtype)}
+        if masked:
+            models[MASKED] = dense(self.heads, dim, "mask", self.heads, dtype=self.dtype)
+        if self.mask.block > 1:
+            models[BLOCK_SPARSE] = sparse(
+                self.mask, dim, row=True, full=full, persistent=persistent, causal=causal, dtype=self.dtype
+            )
+        return models
+
+    def feeds(self, batch: int, *, masked: bool) -> dict[str, np.ndarray]:
+        """Inputs of all forms."""
+        dtype, keys = self.dtype.numpy(), self.keys + self.extras.persistent
+        draw = np.random.default_rng(0)
+        feeds = {
+            name: draw.standard_normal((batch, size, self.heads * self.site.head_dim), dtype=np.float32).astype(dtype)
+            for name, size in (("query", self.length), ("key", keys), ("value", keys))
+        }
+        past = np.ones((self.length, self.keys), np.bool_)
+        if self.is_causal:
+            past = np.tri(self.length, self.keys, self.mask.memory, dtype=np.bool_)
+        hidden = np.finfo(dtype).min / 2
+        feeds["row"] = np.zeros((1, 1, 1, keys), dtype)
+        if self.mask_heads:
+            visible = self._with_persistent(past[None])
+            shape = (1, self.mask_heads, *visible.shape[1:])
+            feeds["full"] = np.broadcast_to(np.where(visible, 0.0, hidden), shape).astype(dtype)
+        if masked:
+            visible = self._with_persistent(self.mask.entries(self.length, self.keys, memory=self.mask.memory) & past)
+            feeds["mask"] = np.where(visible, 0.0, hidden)[None].astype(dtype)
+        return feeds
+
+    def _with_persistent(self, pairs: np.ndarray) -> np.ndarray:
+        """Bool `[head, query, key]` with the last keys, which every query attends to."""
+        return np.pad(pairs, ((0, 0), (0, 0), (0, self.extras.persistent)), constant_values=True)
 
 
-def _medians(opened: Mapping[str, object], feeds: Feeds) -> dict[str, float]:
-    """Median milliseconds of a call, the forms timed in turn, a few calls each."""
-    found: dict[str, list[float]] = {form: [] for form in opened}
-    began = time.perf_counter()
-    while min(map(len, found.values())) < _CALLS or time.perf_counter() - began < _SECONDS * len(opened):
-        for form, session in opened.items():
+def median_milliseconds(sessions: Mapping[str, Any], feeds: Feeds) -> dict[str, float]:
+    """Form -> median milliseconds of a call, with a few calls of each form in turn.
+
+    Args:
+        sessions: form -> session.
+        feeds: inputs of a call; a form ignores those that it has no input for.
+    """
+    samples: dict[str, list[float]] = {form: [] for form in sessions}
+    start = time.perf_counter()
+    while min(map(len, samples.values())) < _CALLS or time.perf_counter() - start < _SECONDS * len(sessions):
+        for form, session in sessions.items():
             wait_until_idle()
-            sessions.run(session, feeds)
-            turn = time.perf_counter()
+            ort_session.run_session(session, feeds)
+            turn_start = time.perf_counter()
             for _ in range(_CALLS):
-                start = time.perf_counter()
-                sessions.run(session, feeds)
-                found[form].append(1e3 * (time.perf_counter() - start))
-                if time.perf_counter() - turn > _SECONDS:
+                call_start = time.perf_counter()
+                ort_session.run_session(session, feeds)
+                samples[form].append(1e3 * (time.perf_counter() - call_start))
+                if time.perf_counter() - turn_start > _SECONDS:
                     break
-    return {form: float(np.median(times)) for form, times in found.items()}
+    return {form: float(np.median(times)) for form, times in samples.items()}

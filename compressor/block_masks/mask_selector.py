@@ -1,4 +1,4 @@
-"""Which sites are worth a mask where the model will run, by what each form of their attention takes there."""
+"""Which sites are faster with a mask on the machine of deployment, by the time that each form of attention takes."""
 
 from __future__ import annotations
 
@@ -11,25 +11,36 @@ from typing import Any, Literal
 
 import numpy as np
 
-from compressor.block_masks.attention_timer import AttentionExtras, AttentionTimer, SiteTimes
+from compressor.block_masks.attention_timer import (
+    BLOCK_SPARSE,
+    MASKED,
+    AttentionExtras,
+    AttentionTimer,
+    SiteTimes,
+)
 from compressor.config.run import Recipe
-from compressor.results import SiteBlocks
+from compressor.results import Note, NoteCode, SiteBlocks
 from graph_passes import BlockMask, Plan, SitePlan
 
-PAYS = 1.1
-"""A site is masked where block-sparse attention is at least so many times as fast as whole attention."""
-_SHARES = (0.5, 0.75, 1.0)
-"""Of the longest row: lengths that are timed whatever is asked for, for rows may be shorter than those."""
+MIN_GAIN = 1.1
+"""A site is masked if block-sparse attention is at least so many times as fast as whole attention."""
+_LENGTH_SHARES = (0.5, 0.75, 1.0)
+"""Lengths that are always timed, as shares of the longest row, because rows may be shorter than the requested ones."""
+_LISTED = 3
+"""Most sites that a note names."""
+
+Form = Literal["whole", "masked", "block-sparse"]
 
 
 class MaskSelector:
-    """Times the forms of sites on this machine, as the recipe's engine will run.
+    """Selects the masks that make attention faster on this machine, with the engine that a recipe describes.
 
     Args:
-        recipe: batch sizes, provider, precision, threads, kernel, and whether every site is masked whatever it costs.
-        lengths: to time, beside some up to the longest row.
+        recipe: batch sizes, provider, precision, threads and kernel, and whether every site is masked regardless.
+        lengths: lengths to time, in addition to some up to the longest row.
         longest: positions of the longest row; None: the longest of `lengths`.
-        beside: what sites read beside positions.
+        extras: site -> its inputs besides positions, padding and causality.
+        timer: times the forms; None: sessions like those of the recipe's engine.
     """
 
     def __init__(
@@ -37,125 +48,132 @@ class MaskSelector:
         recipe: Recipe,
         lengths: Sequence[int],
         longest: int | None = None,
-        beside: Mapping[str, AttentionExtras] | None = None,
+        extras: Mapping[str, AttentionExtras] | None = None,
+        timer: AttentionTimer | None = None,
     ) -> None:
         self.recipe, self.longest = recipe, longest or max(lengths, default=1)
-        self.lengths = tuple(sorted({*lengths, *(max(1, round(share * self.longest)) for share in _SHARES)}))
-        self._clock = AttentionTimer(recipe, beside or {})
+        self.lengths = tuple(sorted({*lengths, *(max(1, round(share * self.longest)) for share in _LENGTH_SHARES)}))
+        self._timer = timer or AttentionTimer(recipe, extras)
         self._times: dict[str, tuple[SiteTimes, ...]] = {}
 
     def times(self, site: SitePlan, mask: BlockMask) -> tuple[SiteTimes, ...]:
-        """The forms of a site with the heads that it keeps, at every length and batch size."""
+        """Times of a site with the heads that it keeps, at every length and batch size; measured once.
+
+        Args:
+            site: the site.
+            mask: the mask of all its heads.
+        """
         if site.name not in self._times:
             kept = BlockMask(mask.kept[list(site.kept)], mask.block, mask.memory)
-            first, sizes = self.recipe.measure.batch[0], itertools.product(self.lengths, self.recipe.measure.batch)
+            batches = self.recipe.measure.batch
             self._times[site.name] = tuple(
-                self._clock.times(site, kept, length, batch, masked=batch == first) for length, batch in sizes
+                self._timer.times(site, kept, length, batch, masked=batch == batches[0])
+                for length, batch in itertools.product(self.lengths, batches)
             )
         return self._times[site.name]
 
     @property
     def timed(self) -> dict[str, list[dict[str, Any]]]:
-        """All that was timed, as JSON."""
+        """All times so far, as JSON."""
         return {site: [asdict(time) for time in times] for site, times in self._times.items()}
 
-    def recall(self, planned: Path) -> None:
-        """Take over what an interrupted run timed, from the file of `learn_blocks`, where there is one."""
-        if planned.is_file():
-            for site, times in json.loads(planned.read_text(encoding="utf-8"))["times"].items():
+    def recall(self, path: Path) -> None:
+        """Take over what an interrupted run timed, from the file that `learn_blocks` writes, if it exists."""
+        if path.is_file():
+            for site, times in json.loads(path.read_text(encoding="utf-8"))["times"].items():
                 self._times.setdefault(site, tuple(SiteTimes(**time) for time in times))
 
-    def _longest(self, times: Sequence[SiteTimes]) -> list[SiteTimes]:
-        """Those at the longest length, in the order of the recipe's batch sizes."""
-        return [time for time in times if time.length == max(each.length for each in times)]
+    def select(self, plan: Plan, masks: Mapping[str, BlockMask]) -> tuple[dict[str, BlockMask], tuple[Note, ...]]:
+        """The masks that the model is to be trained with, and notes on the selection.
 
-    def __call__(self, plan: Plan, masks: Mapping[str, BlockMask]) -> tuple[dict[str, BlockMask], tuple[str, ...]]:
-        """Before the model learns with its masks: those that pay, and what a reader must know of the choice.
+        A mask is selected if block-sparse attention is `MIN_GAIN` times as fast at the longest length, and not slower
+        at any other.
 
-        A mask pays where block-sparse attention is `PAYS` times as fast at the longest length, and not slower at any
-        other.
+        Args:
+            plan: the heads that are kept.
+            masks: site -> the mask of all its heads.
         """
         if self.recipe.blocks.mask_all_sites or self.recipe.blocks.block_size == 1:
             return dict(masks), ()
-        chosen, whole = {}, []
+        selected, reasons = {}, []
         for site in plan.sites:
             if site.name not in masks:
                 continue
-            if lack := self._lack(self.times(site, masks[site.name])):
-                whole.append(f"{site.name} ({lack})")
+            if reason := self._slow_size(self.times(site, masks[site.name])):
+                reasons.append(f"{site.name} ({reason})")
             else:
-                chosen[site.name] = masks[site.name]
-        if not whole:
-            return chosen, ()
-        listed = ", ".join(whole[:3]) + (", ..." if len(whole) > 3 else "")
-        return chosen, (
-            f"{len(whole)} of {len(masks)} sites keep every block: block-sparse attention would not pay there on this"
-            f" machine: {listed}; --everywhere masks them all the same",
+                selected[site.name] = masks[site.name]
+        if not reasons:
+            return selected, ()
+        listed = ", ".join(reasons[:_LISTED]) + (", ..." if len(reasons) > _LISTED else "")
+        text = (
+            f"{len(reasons)} of {len(masks)} sites keep every block, because block-sparse attention would not be faster"
+            f" there on this machine: {listed}; --mask-all-sites masks them nevertheless"
         )
-
-    def _lack(self, times: Sequence[SiteTimes]) -> str:
-        """Where block-sparse attention is least fast, if that is too little for a mask to pay; else empty."""
-        most = self._longest(times)
-        lacking = [time for time in times if time.gain < (PAYS if time in most else 1.0)]
-        if not lacking:
-            return ""
-        least = min(lacking, key=lambda time: time.gain)
-        size = f"length {least.length}" + (f", batch {least.batch}" if least.batch > 1 else "")
-        return f"{least.gain:.2f} times as fast at {size}"
+        return selected, (Note(code=NoteCode.SITES_UNMASKED, text=text),)
 
     def lowered(self, plan: Plan) -> frozenset[str]:
-        """Of a plan whose masks stay: the sites where block-sparse attention is faster than a mask as a bias."""
-        found = set()
+        """The masked sites of a plan where block-sparse attention is faster than the mask as a bias."""
+        sites = set()
         for site in plan.sites:
             if site.name in plan.masks and site.kept:
-                times = self._longest(self.times(site, plan.masks[site.name]))[0].milliseconds
-                if times.get("block-sparse", np.inf) < times["masked"]:
-                    found.add(site.name)
-        return frozenset(found)
+                times = _at_longest(self.times(site, plan.masks[site.name]))[0].milliseconds
+                if times.get(BLOCK_SPARSE, np.inf) < times[MASKED]:
+                    sites.add(site.name)
+        return frozenset(sites)
 
-    def told(
+    def site_blocks(
         self,
         plan: Plan,
-        asked: Collection[str],
+        requested: Collection[str],
         lowered: Collection[str],
         dense: Mapping[str, str],
         unprojected: Mapping[str, int] | None = None,
     ) -> tuple[SiteBlocks, ...]:
-        """What became of the blocks of each site that was asked for or has a mask.
+        """The result for each site that was to lose blocks or has a mask.
 
         Args:
-            plan: with the masks that the model learned with.
-            asked: sites whose kind was to lose blocks.
+            plan: with the masks that the model was trained with.
+            requested: sites whose kind was to lose blocks.
             lowered: sites that are block-sparse in the graph.
             dense: site -> why it could not be made block-sparse.
             unprojected: site -> key blocks whose keys and values are not projected.
         """
-        found = []
+        results = []
         for site in plan.sites:
             mask = plan.masks.get(site.name)
-            if (site.name not in asked and mask is None) or not site.kept:
+            if (site.name not in requested and mask is None) or not site.kept:
                 continue
             times = self._times.get(site.name, ())
-            form, why = self._form(site, mask, times, lowered, dense)
+            form, reason = self._form(site, mask, times, lowered, dense)
             unused = (unprojected or {}).get(site.name, 0)
             if unused:
-                why += f"; {unused} key blocks, which no query looks at, are not projected"
-            share = 1.0 if mask is None else _share(mask, site, self.longest)
-            found.append(
+                reason += f"; {unused} key blocks, to which no query attends, are not projected"
+            results.append(
                 SiteBlocks(
                     site=site.name,
                     kind=site.kind,
                     block=self.recipe.blocks.block_size if mask is None else mask.block,
-                    share=share,
+                    share=1.0 if mask is None else _kept_share(mask, site, self.longest),
                     form=form,
-                    why=why,
+                    why=reason,
                     unprojected=unused,
                     milliseconds={
                         time.length: dict(time.milliseconds) for time in times if time.batch == times[0].batch
                     },
                 )
             )
-        return tuple(found)
+        return tuple(results)
+
+    def _slow_size(self, times: Sequence[SiteTimes]) -> str:
+        """The size at which block-sparse attention is least fast, if that is too slow for a mask; else empty."""
+        longest = _at_longest(times)
+        slow = [time for time in times if time.gain < (MIN_GAIN if time in longest else 1.0)]
+        if not slow:
+            return ""
+        slowest = min(slow, key=lambda time: time.gain)
+        batch = f", batch {slowest.batch}" if slowest.batch > 1 else ""
+        return f"{slowest.gain:.2f} times as fast at length {slowest.length}{batch}"
 
     def _form(
         self,
@@ -164,20 +182,32 @@ class MaskSelector:
         times: Sequence[SiteTimes],
         lowered: Collection[str],
         dense: Mapping[str, str],
-    ) -> tuple[Literal["whole", "masked", "block-sparse"], str]:
+    ) -> tuple[Form, str]:
+        """The form in which the engine computes a site, and why."""
         if mask is None:
-            rule = f"{PAYS:g} at the longest length and 1 at the others would pay"
-            return "whole", f"block-sparse attention is {self._lack(times) or 'not faster'}; {rule}"
+            rule = f"it has to be {MIN_GAIN:g} times as fast at the longest length and as fast at the others"
+            return "whole", f"block-sparse attention is {self._slow_size(times) or 'not faster'}; {rule}"
         if site.name in lowered:
-            return "block-sparse", "faster here than the mask as a bias"
+            return "block-sparse", "faster on this machine than the mask as a bias"
         if mask.block == 1:
-            return "masked", "of single entries nothing can be skipped"
-        return "masked", dense.get(site.name, "the mask as a bias is faster here than block-sparse attention")
+            return "masked", "a mask of single entries skips no computation"
+        return "masked", dense.get(site.name, "the mask as a bias is faster on this machine")
 
 
-def _share(mask: BlockMask, site: SitePlan, length: int) -> float:
-    """Share of the kept heads' blocks that the mask keeps over rows of a length; of causal attention, of those that are
-    not the future's."""
+def _at_longest(times: Sequence[SiteTimes]) -> list[SiteTimes]:
+    """The times at the longest length, in the order of the batch sizes."""
+    longest = max(time.length for time in times)
+    return [time for time in times if time.length == longest]
+
+
+def _kept_share(mask: BlockMask, site: SitePlan, length: int) -> float:
+    """Share of the blocks that a mask keeps, over the kept heads and rows of a length; causal sites without the future.
+
+    Args:
+        mask: the mask of all heads.
+        site: the heads that are kept.
+        length: positions of a row.
+    """
     rows, columns = -(-length // mask.block), -(-(length + mask.memory) // mask.block)
     kept = mask.kept[list(site.kept), :rows, :columns]
     if site.kind != "causal":

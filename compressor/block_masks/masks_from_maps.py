@@ -1,4 +1,4 @@
-"""From average maps to masks: the share p of a layer's blocks that get least attention go (attention pruning, 3.2)."""
+"""Masks from average maps: drop the share p of a layer's blocks that get least attention (attention pruning, 3.2)."""
 
 from __future__ import annotations
 
@@ -18,83 +18,99 @@ def build_masks(
     *,
     seed: int | None = None,
     count_causal_zeros: bool = False,
-    weigh_by_rows: bool = False,
-    empty_rows: bool = False,
+    weight_by_count: bool = False,
+    allow_empty_rows: bool = False,
 ) -> dict[str, BlockMask]:
     """Masks of every site whose kind loses a share of its blocks.
 
-    Of a layer's n blocks, over all its kept heads together, exactly `round(p n)` go: those of least mean attention,
-    ties by index. Every row of blocks keeps its strongest, unless `empty_rows` lets it go too, so fewer go where p
-    leaves less than one a row. Blocks that no example reaches are not counted and stay; nor are a causal site's blocks
-    of the future, which are never computed. A block's score is the mean over its entries that count.
+    Of the n blocks of a layer, over all its kept heads together, exactly `round(p n)` are dropped: those of least mean
+    attention, ties by index. Every row of blocks keeps its strongest block, unless `allow_empty_rows` is set, so fewer
+    are dropped where p leaves less than one per row. Blocks that no row of the data reaches are not counted and are
+    kept; nor are the future blocks of a causal site, which are never computed. The score of a block is the mean over
+    its entries that count.
 
     Args:
-        maps: of this model.
-        plan: the heads that are there.
-        shares: kind -> p, from 0 to 1; a kind that is not named loses nothing.
-        block: positions along a block's side; 1 cuts single entries.
-        seed: draw the order in which blocks go instead (the paper's baseline).
-        count_causal_zeros: count the future, too, as the paper's own code does.
-        weigh_by_rows: a pair's attention counts as many times as there are examples that have it. What goes is then
-            what all examples together look at least, so that texts shorter than the maps keep more of what they use.
-        empty_rows: a row may lose every block: in that head its queries attend to nothing and give zero. A row's
-            strongest block can be weaker than any that another head has to do without for it.
+        maps: average maps of this model.
+        plan: the heads that are kept.
+        shares: kind -> p, from 0 to 1; a kind that is missing loses nothing.
+        block: positions along the side of a block; 1 drops single entries.
+        seed: drop blocks in a random order instead (the paper's baseline).
+        count_causal_zeros: count future blocks too, as the paper's own code does.
+        weight_by_count: weight the attention of a pair of positions by the number of rows that have it. Then the blocks
+            of least total attention over all rows are dropped, so that rows shorter than the maps keep more of what
+            they use.
+        allow_empty_rows: allow a row to lose every block: its queries attend to nothing in that head, and their output
+            is zero. The strongest block of a row can be weaker than any block that another head has to lose for it.
 
     Raises:
         ValueError: a share outside 0 to 1.
     """
     for kind, share in shares.items():
         if not 0.0 <= share <= 1.0:
-            raise ValueError(f"{kind} loses a share of {share:g} of its blocks; give 0 to 1")
-    return {
-        site.name: _site(
-            maps.maps[site.name] * _weights(maps, site.name) if weigh_by_rows else maps.maps[site.name],
-            _counted(maps, site.name, count_causal_zeros),
+            raise ValueError(f"{kind}: {share:g} is not a share of blocks; use 0 to 1")
+    masks = {}
+    for number, site in enumerate(plan.sites):
+        if not shares.get(site.kind, 0.0) > 0.0 or not site.kept:
+            continue
+        attention = maps.maps[site.name]
+        masks[site.name] = _site_mask(
+            attention * _count_weights(maps, site.name) if weight_by_count else attention,
+            _counted(maps, site.name, causal_zeros=count_causal_zeros),
             site.kept,
             shares[site.kind],
             block,
             _past(maps, site.name),
             maps.memory,
             None if seed is None else np.random.default_rng([seed, number]),
-            empty_rows,
+            allow_empty_rows=allow_empty_rows,
         )
-        for number, site in enumerate(plan.sites)
-        if shares.get(site.kind, 0.0) > 0.0 and site.kept
-    }
+    return masks
 
 
 def density(mask: BlockMask, maps: AttentionMaps, site: str, kept: tuple[int, ...]) -> np.ndarray:
-    """Share `[kept head]` of the blocks that count which the mask keeps."""
-    counted = _blocks(_counted(maps, site, False).astype(np.float64), mask.block) > 0
-    found: np.ndarray = (mask.kept[list(kept)] & counted).sum((1, 2)) / max(1, counted.sum())
-    return found
+    """Share `[kept head]` of the counted blocks that a mask keeps.
+
+    Args:
+        mask: mask of all heads of the site.
+        maps: average maps of the model.
+        site: name of the site.
+        kept: the heads that are kept.
+    """
+    counted = _blocks(_counted(maps, site).astype(np.float64), mask.block) > 0
+    shares: np.ndarray = (mask.kept[list(kept)] & counted).sum((1, 2)) / max(1, counted.sum())
+    return shares
 
 
-def unreached(maps: AttentionMaps, sites: Iterable[str], block: int) -> float:
-    """Share of the blocks which no example reaches, of those that attention can use: no share is taken of them, and
-    they stay."""
+def unreached_share(maps: AttentionMaps, sites: Iterable[str], block: int) -> float:
+    """Share of the blocks that attention can use but no row reaches: these are not counted, and are kept.
+
+    Args:
+        maps: average maps of the model.
+        sites: names of some sites.
+        block: positions along the side of a block.
+    """
     usable, reached = 0, 0
     for site in sites:
         usable += int((_blocks(_past(maps, site).astype(np.float64), block) > 0).sum())
-        reached += int((_blocks(_counted(maps, site, False).astype(np.float64), block) > 0).sum())
+        reached += int((_blocks(_counted(maps, site).astype(np.float64), block) > 0).sum())
     return 1.0 - reached / usable if usable else 0.0
 
 
-def _counted(maps: AttentionMaps, site: str, causal_zeros: bool) -> np.ndarray:
-    """Bool `[query, key]`: pairs that the attention can use and some example has."""
+def _counted(maps: AttentionMaps, site: str, *, causal_zeros: bool = False) -> np.ndarray:
+    """Bool `[query, key]`: pairs of positions that attention can use and some row has."""
     reached = maps.counts[site] > 0
     return reached if causal_zeros else reached & _past(maps, site)
 
 
-def _weights(maps: AttentionMaps, site: str) -> np.ndarray:
-    """Share `[query, key]` of the examples that have a pair, of the most that have any."""
+def _count_weights(maps: AttentionMaps, site: str) -> np.ndarray:
+    """Rows that have a pair `[query, key]`, as a share of the rows that have the most frequent pair."""
     counts = maps.counts[site]
-    found: np.ndarray = counts / max(1.0, float(counts.max(initial=0.0)))
-    return found
+    weights: np.ndarray = counts / max(1.0, float(counts.max(initial=0.0)))
+    return weights
 
 
 def _past(maps: AttentionMaps, site: str) -> np.ndarray:
-    """Bool `[query, key]`: pairs that causality leaves, all of them where there is none."""
+    """Bool `[query, key]`: pairs that causality permits; all of them if the site is not causal."""
     queries, keys = maps.counts[site].shape
     if maps.kinds[site] != "causal":
         return np.ones((queries, keys), dtype=np.bool_)
@@ -102,7 +118,7 @@ def _past(maps: AttentionMaps, site: str) -> np.ndarray:
     return past
 
 
-def _site(
+def _site_mask(
     attention: np.ndarray,
     counted: np.ndarray,
     heads: tuple[int, ...],
@@ -111,32 +127,53 @@ def _site(
     past: np.ndarray,
     memory: int,
     draw: np.random.Generator | None,
-    empty_rows: bool,
+    *,
+    allow_empty_rows: bool,
 ) -> BlockMask:
+    """The mask of one site.
+
+    Args:
+        attention: `[head, query, key]`.
+        counted: bool `[query, key]`: pairs that count.
+        heads: the heads that are kept.
+        share: share of the counted blocks that are dropped.
+        block: positions along the side of a block.
+        past: bool `[query, key]`: pairs that causality permits.
+        memory: key positions before position 0.
+        draw: draws the order in which blocks are dropped; None: by attention.
+        allow_empty_rows: a row may lose every block.
+    """
     entries = _blocks(counted.astype(np.float64), block)
     scores = np.stack([_blocks(attention[head] * counted, block) for head in heads]) / np.maximum(entries, 1.0)
     order = scores if draw is None else draw.random(scores.shape)
     population = np.broadcast_to(entries > 0, scores.shape)
-    present = _blocks(past.astype(np.float64), block) > 0
-    seen = population & present
-    free = population.copy()
-    if not empty_rows:
-        # Of equals the last is the strongest, as the first goes first.
-        strongest = seen.shape[2] - 1 - np.where(seen, order, -1.0)[..., ::-1].argmax(axis=2)
-        head, row = np.nonzero(seen.any(axis=2))
-        free[head, row, strongest[head, row]] = False
-    places = np.flatnonzero(free)
-    least = places[np.argsort(order.ravel()[places], kind="stable")]
+    computed = _blocks(past.astype(np.float64), block) > 0
+    removable = population.copy()
+    if not allow_empty_rows:
+        removable &= ~_strongest(order, population & computed)
+    candidates = np.flatnonzero(removable)
+    weakest_first = candidates[np.argsort(order.ravel()[candidates], kind="stable")]
     kept = np.ones(scores.shape, dtype=np.bool_)
-    kept.ravel()[least[: round(share * population.sum())]] = False
-    whole = np.zeros((len(attention), *kept.shape[1:]), dtype=np.bool_)
-    whole[list(heads)] = kept & present
-    return BlockMask(whole, block, memory)
+    kept.ravel()[weakest_first[: round(share * population.sum())]] = False
+    mask = np.zeros((len(attention), *kept.shape[1:]), dtype=np.bool_)
+    mask[list(heads)] = kept & computed
+    return BlockMask(mask, block, memory)
+
+
+def _strongest(order: np.ndarray, counted: np.ndarray) -> np.ndarray:
+    """Bool `[head, query block, key block]`: the strongest counted block of each row; of equal ones the last, because
+    the first is dropped first."""
+    last = counted.shape[2] - 1
+    columns = last - np.where(counted, order, -1.0)[..., ::-1].argmax(axis=2)
+    head, row = np.nonzero(counted.any(axis=2))
+    strongest = np.zeros(counted.shape, dtype=np.bool_)
+    strongest[head, row, columns[head, row]] = True
+    return strongest
 
 
 def _blocks(entries: np.ndarray, block: int) -> np.ndarray:
-    """Sums over blocks of `[query, key]`, the last ones shorter."""
+    """Sums of `[query, key]` over blocks; the last blocks may be smaller."""
     queries, keys = entries.shape
     rows, columns = np.arange(0, queries, block), np.arange(0, keys, block)
-    found: np.ndarray = np.add.reduceat(np.add.reduceat(entries, rows, axis=0), columns, axis=1)
-    return found
+    sums: np.ndarray = np.add.reduceat(np.add.reduceat(entries, rows, axis=0), columns, axis=1)
+    return sums

@@ -1,114 +1,65 @@
-"""Learn with fewer blocks: watch the maps, cut masks, let the planner choose sites, and train on with the masks."""
+"""Train with fewer blocks: average the maps, derive masks, select the sites to mask, and train with the masks."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
-from accelerate import PartialState
+from pydantic import TypeAdapter
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.block_masks.attention_maps import AttentionMaps
-from compressor.block_masks.collect_maps import collect_attention_maps, remembered
-from compressor.block_masks.masks_from_maps import build_masks, unreached
-from compressor.errors import InputError, UsageError
-from compressor.model_folder import fingerprint
-from compressor.model_folder.example_inputs import token_limit
-from compressor.progress import ProgressCallback
-from compressor.results import CurvePoint
-from compressor.selection.learn import schedule_options
+from compressor.block_masks.collect_maps import collect_attention_maps
+from compressor.block_masks.maps_of_run import load_maps, notes_on_maps, store_copy
+from compressor.block_masks.mask_selector import MaskSelector
+from compressor.block_masks.mask_settings import mask_length, shares_by_kind
+from compressor.block_masks.masks_from_maps import build_masks, unreached_share
 from compressor.config.run import Recipe
-from compressor.selection.options import defaults, read_options
-from compressor.selection.plan_and_curves import joint_curves
+from compressor.progress import ProgressCallback
+from compressor.results import AnyNote, CurvePoint, Note, NoteCode
+from compressor.selection.checks import TRAINING_WITH_MASKS
+from compressor.selection.options import ScheduleOptions, read_options
+from compressor.selection.plan_and_curves import training_curves
 from compressor.tasks import Data
 from compressor.tasks.segment_streams import Streams
-from compressor.training.fit import fit, processes
-from compressor.training.schedule import Schedule
+from compressor.training.checkpoints import Checkpoints
+from compressor.training.fit import fit
+from compressor.training.processes import process_count, process_state
 from compressor.units import Site, gated
 from compressor.units.entmax import with_entmax
-from compressor.workdir import write_json
-from graph_passes import BlockMask, Kind, Plan, SitePlan
+from compressor.workdir import MAPS, write_json
+from graph_passes import BlockMask, Plan
 
 EPOCHS = 3.0
-"""Passes over the rows where the recipe does not say."""
+"""Passes over the training rows where the recipe does not set them."""
+_ENTMAX, _CHECKPOINTS, _PLAN, _PLANNED = "entmax", "checkpoints", "plan.json", "planned.json"
+"""Checkpoints of the stages, and the selected masks with notes and times."""
+_NOTES = TypeAdapter(tuple[AnyNote, ...])
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class MaskedTraining:
-    """What was learned.
+    """The result of training with masks.
 
     Attributes:
-        plan: with the masks.
-        curves: what was measured while the model learned with them.
-        notes: what a reader must know.
+        plan: the plan with the masks.
+        curves: what was measured during training; empty if no site is masked.
+        notes: what a reader of the plan must know.
     """
 
     plan: Plan
     curves: tuple[CurvePoint, ...]
-    notes: tuple[str, ...]
-
-
-class Chooser(Protocol):
-    """Of all masks those that pay where the model will run, and what a reader must know of the choice."""
-
-    def __call__(self, plan: Plan, masks: Mapping[str, BlockMask]) -> tuple[Mapping[str, BlockMask], Sequence[str]]: ...
-
-    @property
-    def timed(self) -> Any:
-        """What the choice rests on, as JSON."""
-        ...
-
-
-def shares(recipe: Recipe, sites: Sequence[Site | SitePlan]) -> dict[Kind, float]:
-    """The share that goes of each kind of attention in the model.
-
-    Raises:
-        UsageError: a kind that the model has not.
-    """
-    kinds = list(dict.fromkeys(site.kind for site in sites))
-    for kind in recipe.blocks.drop_blocks_by_kind:
-        if kind not in kinds:
-            raise UsageError(f"--prune {kind}: the model has no such attention; it has {', '.join(kinds)}")
-    return {kind: recipe.blocks.drop_blocks_by_kind.get(kind, recipe.blocks.drop_blocks or 0.0) for kind in kinds}
-
-
-def reach(model: PreTrainedModel, data: Data, recipe: Recipe) -> int:
-    """Positions that masks reach over: the longest row that there can be, whether or not one is there."""
-    if isinstance(data.task, Streams):
-        return max(1, *(length - 1 for length in data.train["length"]))
-    longest = token_limit(model)
-    return recipe.rows.max_length if longest is None else min(recipe.rows.max_length, longest)
-
-
-def opened_maps(path: Path, model: PreTrainedModel, sites: Sequence[Site], length: int) -> AttentionMaps:
-    """Maps of an earlier run.
-
-    Args:
-        path: their file.
-        model: to cut masks for.
-        sites: its sites.
-        length: positions that the masks have to reach over.
-
-    Raises:
-        InputError: there are none, they are another model's, or too short.
-    """
-    maps = AttentionMaps.load(path)
-    maps.check(sites, remembered(model))
-    if maps.length < length:
-        raise InputError(
-            f"{path}: the maps reach over {maps.length} positions, rows have up to {length}; lower --max-length, or"
-            " watch longer rows"
-        )
-    return maps
+    notes: tuple[Note, ...]
 
 
 def learn_blocks(
@@ -118,133 +69,159 @@ def learn_blocks(
     recipe: Recipe,
     plan: Plan,
     store: Path,
-    planner: Chooser,
-    tell: ProgressCallback,
+    selector: MaskSelector,
+    on_progress: ProgressCallback,
     *,
     start: Mapping[str, Tensor] | None = None,
 ) -> MaskedTraining:
-    """Cut masks for a model with the heads of `plan`, and train it with them, in place.
+    """Derive masks for a model with the heads of `plan`, and train it with them, in place.
 
-    The maps are kept as `maps.safetensors` in `store`, so that an interrupted run does not watch again and masks of
-    other densities can be cut from them.
+    The maps are stored in `store`, so that an interrupted run does not compute them again and masks of other densities
+    can be derived from them.
 
     Args:
-        model: with the weights that maps are watched of.
+        model: with the weights that the maps are computed with.
         sites: its sites.
-        data: rows to watch and to learn from.
+        data: rows for the maps and for training.
         recipe: shares, block size, schedule.
-        plan: the heads that are there.
-        store: keeps the maps, and checkpoints.
-        planner: chooses among the masks.
-        tell: called with (step, steps).
-        start: weights to learn on from; None: those that the maps are of.
+        plan: the heads that are kept.
+        store: folder of maps, selected masks and checkpoints.
+        selector: selects among the masks.
+        on_progress: called with (step, steps).
+        start: weights to train from; None: those that the maps are computed with.
 
     Raises:
-        UsageError: an option or a share that does not fit the model.
-        InputError: maps of another model, or shorter than the rows.
+        UsageError: an option or a share does not fit the model.
+        InputError: the maps are of another model, or shorter than the rows.
     """
-    state = PartialState()
-    share, length = shares(recipe, sites), reach(model, data, recipe)
-    kept = store / "maps.safetensors"
-    if recipe.blocks.maps is not None:
-        maps = opened_maps(recipe.blocks.maps, model, sites, length)
-        if state.is_main_process and not kept.is_file():
-            store.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(recipe.blocks.maps, kept)
-    elif kept.is_file():
-        maps = AttentionMaps.load(kept)
-    else:
-        if torch.cuda.is_available():
-            model.to(state.device)
-        with _sharp(model, data, recipe, plan, store, tell) if recipe.blocks.entmax else nullcontext():
-            maps = collect_attention_maps(
-                model,
-                sites,
-                data,
-                plan,
-                length=length,
-                batch_size=recipe.selection.batch_size,
-                rows=recipe.blocks.map_rows,
-                seed=recipe.selection.seed,
-            )
-        if state.is_main_process:
-            store.mkdir(parents=True, exist_ok=True)
-            maps.save(kept)
-            shutil.rmtree(store / "entmax", ignore_errors=True)  # nothing goes on from there any more
+    state = process_state()
+    shares, length = shares_by_kind(recipe, sites), mask_length(model, data, recipe)
+    maps = _maps(model, sites, data, recipe, plan, store, length, on_progress)
     state.wait_for_everyone()
-    notes = []
-    if recipe.blocks.maps is not None:
-        own = (("rows", maps.data, data.train_hash), ("weights", maps.model, fingerprint(model)))
-        others = [what for what, has, mine in own if has != mine]
-        if others:
-            notes.append(f"masks are cut from the maps of other {' and '.join(others)} ({recipe.blocks.maps})")
-    if maps.length > length:
-        notes.append(f"the maps reach over {maps.length} positions, rows over {length}: the first {length} count")
-        maps = maps.cropped(length)
+    notes = list(notes_on_maps(maps, model, data, length, recipe.blocks.maps))
+    maps = maps.cropped(length)
     masks = build_masks(
         maps,
         plan,
-        share,
+        shares,
         recipe.blocks.block_size,
         seed=recipe.selection.seed if recipe.blocks.random_blocks else None,
         count_causal_zeros=recipe.blocks.count_causal_zeros,
-        weigh_by_rows=recipe.blocks.weight_by_count,
-        empty_rows=recipe.blocks.allow_empty_rows,
+        weight_by_count=recipe.blocks.weight_by_count,
+        allow_empty_rows=recipe.blocks.allow_empty_rows,
     )
-    if left := unreached(maps, masks, recipe.blocks.block_size):
-        notes.append(
-            f"{left:.1%} of the blocks are reached by no row that was watched: no share is taken of them, they stay"
-            " (smaller blocks, --block-size, follow short rows closer)"
+    if unreached := unreached_share(maps, masks, recipe.blocks.block_size):
+        text = (
+            f"{unreached:.1%} of the blocks are kept because no row that was read reaches them; smaller blocks"
+            " (--block-size) follow short rows more closely"
         )
-    # Every process, and a run that goes on, learns with what the main process planned once: times differ.
-    planned = store / "planned.json"
-    if state.is_main_process and not planned.is_file():
-        chosen, why = planner(plan, masks)
-        plan.masked(chosen).save(store / "plan.json")
-        write_json(planned, {"notes": [*notes, *why], "times": planner.timed})
+        notes.append(Note(code=NoteCode.BLOCKS_UNREACHED, text=text))
+    # Times vary, so every process, and a run that is resumed, trains with what the main process selected once.
+    if state.is_main_process and not (store / _PLANNED).is_file():
+        _select(plan, masks, selector, notes, store)
     state.wait_for_everyone()
-    masked, told = Plan.load(store / "plan.json"), tuple(json.loads(planned.read_text())["notes"])
+    masked = Plan.load(store / _PLAN)
+    stored_notes = _NOTES.validate_python(json.loads((store / _PLANNED).read_text(encoding="utf-8"))["notes"])
     if not masked.masks:
-        return MaskedTraining(masked, (), told)
+        return MaskedTraining(masked, (), stored_notes)
     if start is not None:
         model.load_state_dict(start)
-    curves = retrain(model, data, recipe, masked, store / "checkpoints", tell)
-    return MaskedTraining(masked, curves, told)
+    curves = train_with_masks(model, data, recipe, masked, store / _CHECKPOINTS, on_progress)
+    return MaskedTraining(masked, curves, stored_notes)
+
+
+def _maps(
+    model: PreTrainedModel,
+    sites: Sequence[Site],
+    data: Data,
+    recipe: Recipe,
+    plan: Plan,
+    store: Path,
+    length: int,
+    on_progress: ProgressCallback,
+) -> AttentionMaps:
+    """The maps of the recipe or of an interrupted run, else new ones, which are stored."""
+    state, path = process_state(), store / MAPS.name
+    if recipe.blocks.maps is not None:
+        maps = load_maps(recipe.blocks.maps, model, sites, length)
+        if state.is_main_process:
+            store_copy(recipe.blocks.maps, path)
+        return maps
+    if path.is_file():
+        return AttentionMaps.load(path)
+    if torch.cuda.is_available():
+        model.to(state.device)
+    entmax = recipe.blocks.entmax
+    with _entmax_weights(model, data, recipe, plan, store, on_progress) if entmax else nullcontext():
+        maps = collect_attention_maps(
+            model,
+            sites,
+            data,
+            plan,
+            length=length,
+            batch_size=recipe.selection.batch_size,
+            rows=recipe.blocks.map_rows,
+            seed=recipe.selection.seed,
+        )
+    if state.is_main_process:
+        store.mkdir(parents=True, exist_ok=True)
+        maps.save(path)
+        shutil.rmtree(store / _ENTMAX, ignore_errors=True)  # nothing resumes from there any more
+    return maps
+
+
+def _select(
+    plan: Plan, masks: Mapping[str, BlockMask], selector: MaskSelector, notes: Sequence[Note], store: Path
+) -> None:
+    """Select among the masks and store the plan with them, the notes and the times."""
+    selected, reasons = selector.select(plan, masks)
+    _log.debug("%d of %d sites are masked", len(selected), len(masks))
+    plan.masked(selected).save(store / _PLAN)
+    stored = [note.model_dump(mode="json") for note in (*notes, *reasons)]
+    write_json(store / _PLANNED, {"notes": stored, "times": selector.timed})
 
 
 @contextmanager
-def _sharp(
-    model: PreTrainedModel, data: Data, recipe: Recipe, plan: Plan, store: Path, tell: ProgressCallback
+def _entmax_weights(
+    model: PreTrainedModel, data: Data, recipe: Recipe, plan: Plan, store: Path, on_progress: ProgressCallback
 ) -> Iterator[None]:
-    """The model as it becomes when it learns with entmax in place of softmax; its own weights again afterwards."""
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    """The model trained with entmax instead of softmax; its own weights are restored on exit."""
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     try:
         with with_entmax(model):
-            retrain(model, data, recipe, plan, store / "entmax", tell)
+            train_with_masks(model, data, recipe, plan, store / _ENTMAX, on_progress)
             yield
     finally:
-        model.load_state_dict(before)
+        model.load_state_dict(weights)
 
 
-def retrain(
-    model: PreTrainedModel, data: Data, recipe: Recipe, plan: Plan, checkpoints: Path, tell: ProgressCallback
+def train_with_masks(
+    model: PreTrainedModel, data: Data, recipe: Recipe, plan: Plan, checkpoint_dir: Path, on_progress: ProgressCallback
 ) -> tuple[CurvePoint, ...]:
-    """Train a model in place with the masks and heads of `plan`, at the recipe's pace; the best evaluation wins.
+    """Train a model in place with the heads and masks of `plan`; it ends with the weights of the best evaluation.
+
+    Args:
+        model: the model.
+        data: rows to train on and to evaluate on.
+        recipe: schedule and its options.
+        plan: heads and masks.
+        checkpoint_dir: where checkpoints are written, and found again.
+        on_progress: called with (step, steps).
 
     Returns:
         What was measured, by step.
     """
-    known = defaults(schedule_options)  # a head method's own options had their turn
-    paced = {name: value for name, value in recipe.selection.options.items() if name in known}
-    (pace,) = read_options("learning with masks", paced, schedule_options)
-    rows = recipe.selection.batch_size * processes()
-    steps = recipe.selection.steps or math.ceil((recipe.selection.epochs or EPOCHS) * len(data.train) / rows)
-    schedule = Schedule(steps, recipe.selection.batch_size, recipe.selection.learning_rate, recipe.selection.seed, **pace)
+    selection = recipe.selection
+    pace = read_options(TRAINING_WITH_MASKS, selection.options, ScheduleOptions)
+    rows = selection.batch_size * process_count()
+    steps = selection.steps or math.ceil((selection.epochs or EPOCHS) * len(data.train) / rows)
+    schedule = pace.schedule(steps, selection.batch_size, selection.learning_rate, selection.seed)
     masks = sorted(
         (name, mask.block, hashlib.sha256(mask.kept.tobytes()).hexdigest()) for name, mask in plan.masks.items()
     )
     if not isinstance(data.task, Streams):
         data = replace(data, task=data.task.chooser)
+    checkpoints = Checkpoints(checkpoint_dir, {"masks": masks, **pace.model_dump()})
     with gated(model, plan):
-        log = fit(model, data, schedule, {"masks": masks, **pace}, checkpoints, tell)
-    return joint_curves(log, data.task.metric)
+        log = fit(model, data, schedule, checkpoints, on_progress=on_progress)
+    return training_curves(log, data.task.metric)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import shlex
 
 from compressor import model_folder
-from compressor.block_masks.train_masked import shares
+from compressor.block_masks.mask_settings import shares_by_kind
 from compressor.config.run import Recipe
 from compressor.model_folder import example_inputs
 from compressor.results import MissingTarget
 from compressor.run.products import LoadedModel
 from compressor.run.sizes import timed_lengths
-from compressor.selection.learn import check_budget, check_options, heads_to_keep, pool_of
+from compressor.selection.checks import check_budget, check_options
+from compressor.selection.pool import heads_to_keep, pool_of
 from compressor.targets import target
 from compressor.tasks import Data, open_data
 from compressor.units import find_sites
@@ -41,7 +42,7 @@ def load_model(recipe: Recipe) -> LoadedModel:
     example_inputs(folder, 1, max(seq or 1 for seq in timed_lengths(recipe.measure, folder)))
     if recipe.selection.keep is not None:
         heads_to_keep(recipe.selection.keep, sum(site.heads for site in pool_of(sites, recipe.selection.options)))
-    shares(recipe, sites)
+    shares_by_kind(recipe, sites)
     if recipe.blocks.entmax and recipe.blocks.drops_any:
         entmax_function()
     command = shlex.join(["compress", "build", str(recipe.output.out), "--target", engine.target])

@@ -15,7 +15,9 @@ from compressor.progress import ProgressCallback
 from compressor.results import Note, NoteCode
 from compressor.run.learning_store import LearningStore
 from compressor.run.products import LoadedModel, SelectedPlan
-from compressor.selection.learn import Learned, known_options, learn
+from compressor.selection.learn import learn
+from compressor.selection.options import option_names
+from compressor.selection.plan_and_curves import Learned
 from compressor.tasks import Data
 from compressor.units import check_plan, keep_all
 from graph_passes import Plan
@@ -132,7 +134,7 @@ def _learn(
     if recipe.selects_heads:
         selection = recipe.selection
         if recipe.blocks.drops_any:  # options of learning with masks are not the method's
-            known = known_options(selection.method)
+            known = option_names(selection.method)
             options = {name: value for name, value in selection.options.items() if name in known}
             selection = selection.model_copy(update={"options": options})
         heads = learn(network, sites, data, selection, store.checkpoints, on_progress)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from compressor.block_masks.train_masked import opened_maps, reach
+from compressor.block_masks.maps_of_run import load_maps
+from compressor.block_masks.mask_settings import mask_length
 from compressor.config.run import Recipe
 from compressor.config.sections import MeasureConfig
 from compressor.errors import ErrorCode, InputError, UsageError
@@ -35,10 +36,10 @@ def work_out_sizes(recipe: Recipe, model: LoadedModel, data: Data | None, follow
     folder = model.folder
     mask_reach = _mask_reach(recipe, folder, data, followed)
     if followed is None and recipe.blocks.maps is not None and mask_reach is not None:
-        opened_maps(recipe.blocks.maps, folder.model, model.sites, mask_reach)
+        load_maps(recipe.blocks.maps, folder.model, model.sites, mask_reach)
     longest_row = mask_reach
     if mask_reach is not None and data is not None:
-        row = min(reach(folder.model, data, recipe), _longest(data))
+        row = min(mask_length(folder.model, data, recipe), _longest(data))
         if row > mask_reach:
             raise InputError(
                 f"a row has {row} tokens, but the masks of the plan cover {mask_reach}; cut rows"
@@ -94,7 +95,7 @@ def timed_lengths(
 def _mask_reach(recipe: Recipe, folder: ModelFolder, data: Data | None, followed: SelectedPlan | None) -> int | None:
     """Positions that the masks of the plan cover, or will cover; None where there are none."""
     if followed is None and data is not None and recipe.blocks.drops_any:
-        return reach(folder.model, data, recipe)
+        return mask_length(folder.model, data, recipe)
     masks = followed.plan.masks.values() if followed is not None else ()
     limits = [token_limit(folder.model), *(size for mask in masks for size in (mask.queries, mask.keys))]
     return min(size for size in limits if size is not None) if masks else None

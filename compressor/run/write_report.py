@@ -10,7 +10,7 @@ from typing import Any
 import graph_passes
 from compressor import report as reports
 from compressor.block_masks.mask_selector import MaskSelector
-from compressor.block_masks.train_masked import shares
+from compressor.block_masks.mask_settings import shares_by_kind
 from compressor.config.recipe_file import command_line
 from compressor.config.run import Recipe
 from compressor.environment import machine
@@ -136,7 +136,7 @@ def _evidence(scores: Sequence[Score]) -> Mapping[str, Any]:
 
 def _site_blocks(recipe: Recipe, plan: Plan, compressed: Variant, selector: MaskSelector) -> tuple[SiteBlocks, ...]:
     """The blocks of every site from which some were to be dropped."""
-    share = shares(recipe, plan.sites)
+    share = shares_by_kind(recipe, plan.sites)
     requested = {site.name for site in plan.sites if share[site.kind] > 0}
     dense = {name: str(refusal) for refusal in compressed.graph.dense for name in refusal.sites}
-    return selector.told(plan, requested, compressed.graph.lowered, dense, compressed.graph.unused)
+    return selector.site_blocks(plan, requested, compressed.graph.lowered, dense, compressed.graph.unused)

@@ -1,4 +1,4 @@
-"""How much the loss of one example depends on one head's gate (Michel et al. 2019, equation 2)."""
+"""How much the loss of an example depends on the gate of each head (Michel et al. 2019, equation 2)."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ def sensitivity(
     mask: Tensor,
     batches: Iterable[Mapping[str, Tensor]],
 ) -> Tensor:
-    """I_h `[heads]`: the mean over examples of |dL(x)/dgate_h|, the absolute value taken for each example.
+    """I_h `[heads]`: the mean over examples of |dL(x)/dgate_h|, the absolute value taken per example.
 
-    By the chain rule dL/dgate_h = Att_h(x) . dL/dAtt_h(x), summed over the positions of the example (and over the
-    calls of a site that one forward calls several times). One gate an example and head makes the sum autograd's work.
+    By the chain rule dL/dgate_h = Att_h(x) . dL/dAtt_h(x), summed over the positions of the example (and over the calls
+    of a site that one forward calls several times). One gate per example and head lets autograd compute the sum.
 
     Args:
         model: not changed; evaluated without dropout.
         sites: its sites.
-        mask: `[heads]`, bool: the heads that are still there. The others are at zero in the forward.
-        batches: collated batches with the model's labels (`Task.loss_inputs`); where none is `labels`, one a row.
+        mask: `[heads]`, bool: the heads that remain; the others are zero in the forward.
+        batches: collated batches with the model's labels (`Task.loss_inputs`). A batch without `labels` has one label
+            per row under another name.
 
     Returns:
-        float64, zero for the heads that are gone.
+        float64, zero for the heads outside `mask`.
     """
     total = torch.zeros(mask.shape, dtype=torch.float64)
-    seen = 0
+    examples = 0
     was_training = model.training
     model.eval()
     gates: dict[str, Tensor] = {}
-    shifted = not model.config.is_encoder_decoder
+    is_shifted = not model.config.is_encoder_decoder
 
     def apply(name: str, out: Tensor) -> Tensor:
         return out * gates[name][:, None, :, None].to(out.dtype)
@@ -47,29 +48,29 @@ def sensitivity(
     try:
         with hooked(model, apply):
             for batch in batches:
-                there = {name: tensor.to(model.device) for name, tensor in batch.items()}
-                rows = len(next(iter(there.values())))
+                inputs = {name: tensor.to(model.device) for name, tensor in batch.items()}
+                rows = len(next(iter(inputs.values())))
                 gate = mask.to(model.device, torch.float32).repeat(rows, 1).requires_grad_()
                 parts = torch.split(gate, [site.heads for site in sites], dim=1)
                 gates.update({site.name: part for site, part in zip(sites, parts, strict=True)})
-                loss = model(**there).loss
+                loss = model(**inputs).loss
                 (gradient,) = torch.autograd.grad(loss, gate)
-                own = _examples_loss(there["labels"], shifted) if "labels" in there else rows
-                total += (gradient.abs() * own).double().sum(0).cpu()
-                seen += rows
+                factor = _loss_factor(inputs["labels"], is_shifted=is_shifted) if "labels" in inputs else rows
+                total += (gradient.abs() * factor).double().sum(0).cpu()
+                examples += rows
     finally:
         model.train(was_training)
-    return torch.where(mask, total / max(seen, 1), 0.0)
+    return torch.where(mask, total / max(examples, 1), 0.0)
 
 
-def _examples_loss(labels: Tensor, shifted: bool) -> Tensor:
-    """Factor `[rows, 1]` from d(batch loss) to d(example's own loss).
+def _loss_factor(labels: Tensor, *, is_shifted: bool) -> Tensor:
+    """Factor `[rows, 1]` from d(loss of the batch) to d(loss of an example).
 
-    The batch's loss is the mean over all its labels, an example's own loss the mean over its labels. One label a row
-    makes this the number of rows; with a label a token rows differ. A decoder alone shifts its labels by one, so that
-    the first has no loss; a decoder beside an encoder shifts its inputs.
+    The loss of the batch is the mean over all its labels, the loss of an example the mean over its own labels. With one
+    label per row the factor is the number of rows; with one label per token rows differ. A decoder-only model shifts
+    its labels by one, so that the first has no loss; an encoder-decoder model shifts its inputs.
     """
     if labels.dim() < 2 or labels.is_floating_point():
         return labels.new_full((len(labels), 1), len(labels), dtype=torch.float32)
-    counted = (labels[:, int(shifted) :] != _IGNORED).sum(1, keepdim=True).float()
+    counted = (labels[:, int(is_shifted) :] != _IGNORED).sum(1, keepdim=True).float()
     return torch.where(counted > 0, counted.sum() / counted.clamp(min=1.0), 0.0)

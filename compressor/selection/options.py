@@ -1,67 +1,198 @@
-"""What a recipe asks of learning, read and checked."""
+"""Options of methods: one frozen model for each method beside its class, and the models that methods share.
+
+`--options name=value` sets a field of the method's own model or of a shared one: a gate has `ScheduleOptions` and
+`PoolOptions`, a search `SampleOptions`. The tables of the documentation are made from these fields.
+"""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, get_type_hints
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+import pydantic
+from pydantic import Field
 
-from compressor.errors import UsageError, nearest
+from compressor.config.fields import Config, FieldConflictError, choices_of, describe_fault, markdown_table
+from compressor.config.methods import METHODS
+from compressor.errors import ErrorCode, UsageError, nearest
+from compressor.training.schedule import MixedPrecision, Schedule
+from graph_passes.plan import Kind
+
+StepShare = Annotated[float, Field(ge=0, le=1)]
+"""A share of the optimizer steps."""
 
 
-def heads_to_keep(keep: int | str, heads: int, flag: str = "--keep") -> int:
-    """The count that `keep` asks for of `heads`: a count (36, "36") or a share ("50%", rounded to the nearest head).
+class MethodOptions(Config):
+    """Base of the options of a method. A field holds its default, its range and its description."""
+
+
+class ScheduleOptions(MethodOptions):
+    """Options of every method that trains, and of training with masks; see `Schedule`."""
+
+    warmup: StepShare = Field(0.06, description="share of the steps in which the learning rate rises")
+    weight_decay: float = Field(0.01, ge=0, description="weight decay of the model's matrices")
+    max_grad_norm: float = Field(1.0, gt=0, description="maximum norm of the model's gradient")
+    evaluations: int = Field(12, ge=1, description="evenly spaced evaluations; each writes a checkpoint")
+    points: int = Field(60, ge=1, description="evenly spaced points of the curves in the report")
+    mixed_precision: MixedPrecision = Field("no", description="precision of matrix products; no: float32")
+    optimizer: Literal["adamw", "lamb"] = Field("adamw", description="optimizer")
+    scheduler: Literal["linear", "cosine"] = Field("linear", description="decay of the learning rate after the warm-up")
+    final_learning_rate: float = Field(0.0, ge=0, description="learning rate at the end")
+
+    def schedule(self, steps: int, batch_size: int, learning_rate: float, seed: int) -> Schedule:
+        """The schedule of a run with these options.
+
+        Args:
+            steps: optimizer steps.
+            batch_size: rows per step and process.
+            learning_rate: peak learning rate of the model.
+            seed: seed of every random draw.
+
+        Raises:
+            UsageError: the final learning rate is above the peak.
+        """
+        return Schedule(steps, batch_size, learning_rate, seed, **self.model_dump())
+
+
+class PoolOptions(MethodOptions):
+    """The option of every gate that says which heads compete."""
+
+    pool: Literal["model", "kind", Kind] = Field(
+        "model",
+        description="heads that compete: those of the whole model, of each kind of attention for its share, or of one"
+        " kind, which keep then counts while the heads of other kinds stay",
+    )
+
+
+class SampleOptions(MethodOptions):
+    """Options of every search."""
+
+    rows: int = Field(10_000, gt=0, description="maximum number of training rows that importance is averaged over")
+    mixed_precision: MixedPrecision = Field(
+        "no", description="precision of matrix products in evaluations; no: float32"
+    )
+    pool: Literal["model", Kind] = Field(
+        "model",
+        description="heads that are searched: those of the whole model, or of one kind of attention, which keep then"
+        " counts while the heads of other kinds stay",
+    )
+
+
+_M = TypeVar("_M", bound=MethodOptions)
+
+
+def option_models(method: str) -> tuple[type[MethodOptions], ...]:
+    """The models of a method's options: its own, then the shared ones."""
+    registered = METHODS[method]
+    own: type[MethodOptions] = registered.load().options_class
+    return (own, ScheduleOptions, PoolOptions) if registered.kind == "gate" else (own, SampleOptions)
+
+
+def option_names(method: str) -> tuple[str, ...]:
+    """Names of all options of a method, its own first."""
+    return tuple(name for model in option_models(method) for name in model.model_fields)
+
+
+def default_options(method: str) -> dict[str, Any]:
+    """All options of a method at their defaults, its own first."""
+    return {name: value for model in option_models(method) for name, value in model().model_dump().items()}
+
+
+def check_option_names(subject: str, options: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Refuse options that do not exist.
+
+    Raises:
+        UsageError: one is not among `names`; the most similar name is suggested. `subject` is what they belong to.
+    """
+    for name, value in options.items():
+        if name not in names:
+            raise UsageError(
+                f"option {name}={value!r} of {subject}: unknown; {nearest(name, sorted(names))}",
+                code=ErrorCode.UNKNOWN_NAME,
+                field=name,
+                value=value,
+                subject=subject,
+            )
+
+
+def read_options(subject: str, options: Mapping[str, Any], model: type[_M]) -> _M:
+    """The options of one model among `options`, which may hold those of other models too.
 
     Args:
-        keep: what was asked for.
-        heads: of the whole model.
-        flag: where, for the message.
+        subject: what the options belong to, for the message: a method, or `training with masks`.
+        options: name -> value as a recipe holds it.
+        model: whose fields are read.
 
     Raises:
-        UsageError: it is neither, or out of range.
+        UsageError: a value cannot be read, is out of its range, or contradicts another.
     """
-    text = str(keep).strip()
     try:
-        count = round(heads * float(text[:-1]) / 100) if text.endswith("%") else int(text)
-    except (ValueError, OverflowError) as error:
-        raise UsageError(f"{flag} {text!r}: neither a count nor a share; give a number such as 36, or 50%") from error
-    if not 0 <= count <= heads:
-        raise UsageError(
-            f"{flag} {text}: there are {heads} heads to choose from; give a number from 0 to {heads}, or 0% to 100%"
+        return model(**{name: value for name, value in options.items() if name in model.model_fields})
+    except pydantic.ValidationError as error:
+        raise _usage_error(subject, error, model) from error
+
+
+def _usage_error(subject: str, error: pydantic.ValidationError, model: type[MethodOptions]) -> UsageError:
+    fault = error.errors(include_url=False)[0]
+    cause = fault.get("ctx", {}).get("error")
+    if isinstance(cause, FieldConflictError):
+        return UsageError(
+            f"options of {subject}: {cause.text(str)}",
+            code=cause.code,
+            field=cause.fields[0],
+            fields=cause.fields,
+            subject=subject,
         )
-    return count
+    name, value = str(fault["loc"][0]), fault["input"]
+    code, message = describe_fault(fault)
+    hint = "" if ";" in message else f" ({model.model_fields[name].description})"
+    return UsageError(
+        f"option {name}={value!r} of {subject}: {message}{hint}", code=code, field=name, value=value, subject=subject
+    )
 
 
-def defaults(make: Callable[..., Any]) -> dict[str, Any]:
-    """The options of a method, the keyword-only parameters of what makes it, at their defaults."""
-    found = inspect.signature(make).parameters.values()
-    return {option.name: option.default for option in found if option.kind is inspect.Parameter.KEYWORD_ONLY}
+@dataclass(frozen=True)
+class Option:
+    """One option, as the documentation lists it.
 
-
-def read_options(method: str, options: Mapping[str, Any], *makers: Callable[..., Any]) -> list[dict[str, Any]]:
-    """The options of a method, each of the type that its owner declares, the defaults filled in: one table a maker.
-
-    Raises:
-        UsageError: an option that no maker has, or a value of the wrong type.
+    Attributes:
+        name: its name in `--options`.
+        default: its value where it is not set; None where it depends on other options.
+        description: what it does.
+        choices: the values that it chooses among; empty where it takes any of its type.
     """
-    known = [defaults(make) for make in makers]
-    names = sorted(name for table in known for name in table)
-    for name in options:
-        if name not in names:
-            raise UsageError(f"option {name!r} of {method}: unknown; {nearest(name, names)}")
-    tables = []
-    for make, table in zip(makers, known, strict=True):
-        hints = get_type_hints(make.__init__ if inspect.isclass(make) else make, include_extras=True)
-        given = {name: _typed(method, name, options[name], hints[name]) for name in table if name in options}
-        tables.append({**table, **given})
-    return tables
+
+    name: str
+    default: Any
+    description: str
+    choices: tuple[Any, ...] = ()
+
+    @property
+    def assignment(self) -> str:
+        """`name=default` as `--options` reads it; the name alone where there is no fixed default."""
+        if self.default is None:
+            return self.name
+        text = f"{self.default:.4g}" if isinstance(self.default, float) else str(self.default)
+        return f"{self.name}={text}"
 
 
-def _typed(method: str, name: str, value: Any, kind: Any) -> Any:
-    try:
-        return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False)).validate_python(value)
-    except ValidationError as error:
-        fault = error.errors()[0]["msg"]
-        raise UsageError(f"option {name}={value!r} of {method}: {fault}; mend its value") from error
+def list_options(*models: type[MethodOptions]) -> tuple[Option, ...]:
+    """The options of some models, in order; `list_options(*option_models(method))` are all options of a method."""
+    return tuple(
+        Option(name, field.default, field.description or "", choices_of(field))
+        for model in models
+        for name, field in model.model_fields.items()
+    )
+
+
+def options_table(method: str) -> str:
+    """A Markdown table of all options of a method: name, default, description with choices."""
+    return markdown_table(("option", "default", "description"), _rows(list_options(*option_models(method))))
+
+
+def _rows(options: Sequence[Option]) -> Iterator[tuple[str, str, str]]:
+    for option in options:
+        _, _, default = option.assignment.partition("=")
+        choices = ", ".join(f"`{choice}`" for choice in option.choices)
+        yield f"`{option.name}`", default, f"{option.description}{f': {choices}' if choices else ''}"

@@ -1,17 +1,37 @@
-"""What came out of learning: heads as a plan, the log as curves."""
+"""The result of learning: kept heads as a plan, the log as curves."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from compressor.results import CurvePoint
 from compressor.config.sections import SelectionConfig
-
+from compressor.results import CurvePoint, Note
+from compressor.selection.certify import Certificate
 from compressor.selection.search import Head, Step
 from compressor.tasks.base import Data, Task
 from compressor.units import Site, keep_only
 from graph_passes import Plan
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A plan and how it was learned.
+
+    Attributes:
+        plan: every site with the heads that are kept. The caller adds the fingerprint of the model.
+        curves: what was measured meanwhile, by step.
+        trained: whether the weights of the model changed.
+        notes: what a reader of the plan must know, e.g. what was certified.
+        certificate: what was proven of a search; None where nothing was to be certified.
+    """
+
+    plan: Plan
+    curves: tuple[CurvePoint, ...]
+    trained: bool
+    notes: tuple[Note, ...] = ()
+    certificate: Certificate | None = None
 
 
 def all_heads(sites: Sequence[Site]) -> tuple[Head, ...]:
@@ -20,20 +40,37 @@ def all_heads(sites: Sequence[Site]) -> tuple[Head, ...]:
 
 
 def to_plan(
-    sites: Sequence[Site], kept: Mapping[Head, float], recipe: SelectionConfig, options: Mapping[str, Any], data: Data
+    sites: Sequence[Site],
+    scales: Mapping[Head, float],
+    selection: SelectionConfig,
+    options: Mapping[str, Any],
+    data: Data,
 ) -> Plan:
-    """The plan that keeps the heads `kept`, each at its scale."""
-    made = {"method": recipe.method, "options": dict(options), "seed": recipe.seed, "data": data.train_hash}
-    return keep_only(sites, kept).model_copy(update=made)
+    """The plan that keeps the heads of `scales` and records how they were selected.
+
+    Args:
+        sites: the model's sites, in call order.
+        scales: kept head -> its scale.
+        selection: method and seed.
+        options: every option of the method, defaults included.
+        data: its training rows were learned from.
+    """
+    evidence = {
+        "method": selection.method,
+        "options": dict(options),
+        "seed": selection.seed,
+        "data": data.train_hash,
+    }
+    return keep_only(sites, scales).model_copy(update=evidence)
 
 
-def joint_curves(log: Sequence[Mapping[str, Any]], metric: str) -> tuple[CurvePoint, ...]:
-    """The trainer's log as points; `overlap` is the share of the heads kept at the end that were already kept then."""
-    shown = ("loss", "learning_rate", f"eval_{metric}")
+def training_curves(log: Sequence[Mapping[str, Any]], metric: str) -> tuple[CurvePoint, ...]:
+    """The log of `fit` as points; `overlap` is the share of the finally kept heads that were already kept then."""
+    names = ("loss", "learning_rate", f"eval_{metric}")
     final = set(next((entry["kept"] for entry in reversed(log) if "kept" in entry), ()))
     points: dict[int, dict[str, float]] = {}
     for entry in log:
-        values = {name: float(entry[name]) for name in shown if name in entry}
+        values = {name: float(entry[name]) for name in names if name in entry}
         if "kept" in entry:
             values.update(entry["gate"])
             values["overlap"] = len(final & set(entry["kept"])) / len(final) if final else 1.0
@@ -43,11 +80,12 @@ def joint_curves(log: Sequence[Mapping[str, Any]], metric: str) -> tuple[CurvePo
 
 
 def search_curves(steps: Sequence[Step], task: Task) -> tuple[CurvePoint, ...]:
-    """A search's steps as points: how many heads were left, and the metric in its own direction."""
+    """The steps of a search as points: the number of heads that remain, and the metric in its own direction."""
+    sign = 1.0 if task.higher_is_better else -1.0
     points = []
     for number, step in enumerate(steps):
         values = {name: value for name, value in step.values.items() if name != "metric"}
         if "metric" in step.values:
-            values[f"eval_{task.metric}"] = step.values["metric"] * (1.0 if task.higher_is_better else -1.0)
+            values[f"eval_{task.metric}"] = step.values["metric"] * sign
         points.append(CurvePoint(step=number, values={**values, "heads": float(len(step.kept))}))
     return tuple(points)

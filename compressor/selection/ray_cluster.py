@@ -1,148 +1,258 @@
-"""Ray: reached or started, watched, and ended so that nothing of it stays."""
+"""Ray, started or joined by a process of its own, and ended without a trace."""
 
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import psutil
 
-from compressor.errors import TargetMissingError
+from compressor.errors import ErrorCode, TargetMissingError
 
-_CONNECTED, _ANSWERED, _ENDED = 5, 20, 2
-"""Seconds to reach an address, for a cluster behind it to answer, and for processes to end."""
-_SMALLEST_STORE = 80 * 2**20
-"""Ray takes no less memory for what processes share."""
-
-
-def reachable(ray: str) -> None:
-    """Raise TargetMissingError where it can be known at once that `connected` would."""
-    if not installed():
-        raise TargetMissingError(f"ray {ray}: Ray is not installed; pip install 'compressor[distributed]'")
-    host, _, port = ray.rpartition(":")
-    if _count(ray) is None:
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECTED).close()
-        except OSError as error:
-            raise _no_answer(ray, error.strerror or str(error)) from error
+_CONNECT_SECONDS = 5
+"""Time to reach an address."""
+_SHUTDOWN_SECONDS, _EXIT_SECONDS = 20, 2
+"""Time for Ray to shut down, and for its processes to end after that."""
+_MIN_STORE = 80 * 2**20
+"""The least memory that Ray takes for objects that processes share."""
+_log = logging.getLogger(__name__)
 
 
-def installed() -> bool:
+@dataclass(frozen=True)
+class RaySettings:
+    """How Ray is used.
+
+    Attributes:
+        cores: cores that a worker reserves.
+        restarts: times that a worker that died is restarted before the run fails.
+        start_seconds: time for workers to start.
+        answer_seconds: time for a cluster behind an address to answer.
+    """
+
+    cores: float = 1
+    restarts: int = 3
+    start_seconds: float = 300
+    answer_seconds: float = 20
+
+
+def is_installed() -> bool:
     """Whether Ray is on this machine; it is not imported."""
     return importlib.util.find_spec("ray") is not None
 
 
-@contextmanager
-def connected(where: str, shared: int) -> Iterator[None]:
-    """Ray, connected or on this machine alone; nothing of it stays.
+def check_reachable(where: str) -> None:
+    """Refuse what can be known at once not to work.
+
+    Raises:
+        TargetMissingError: Ray is not installed, or nothing listens at the address.
+    """
+    if not is_installed():
+        raise TargetMissingError(
+            f"--ray {where}: Ray is not installed; pip install 'compressor[distributed]'",
+            code=ErrorCode.PACKAGE_MISSING,
+            field="ray",
+            value=where,
+            package="ray",
+        )
+    if _local_workers(where) is None:
+        host, _, port = where.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+        except OSError as error:
+            raise _unavailable(where, error.strerror or str(error)) from error
+
+
+class RayProcess:
+    """The process that Ray is driven from; nothing of it remains after the context.
 
     Args:
         where: `local`, as many workers as this machine has cores; `local:4`; `HOST:PORT` of a cluster that this machine
             is a node of.
-        shared: bytes that the workers share.
+        settings: how Ray is used.
+        shared_bytes: bytes that the workers share.
+
+    Raises:
+        TargetMissingError: Ray does not start, or no cluster answers.
     """
-    count = _count(where)
-    quiet: dict[str, Any] = {"logging_level": "critical", "configure_logging": False, "log_to_driver": False}
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    terminates = signal.getsignal(signal.SIGTERM)
-    in_main = threading.current_thread() is threading.main_thread()
-    with ExitStack() as stack:
-        if count is None:
-            _probe(where)
-            asked: dict[str, Any] = {"address": where}
-        else:
-            if "ray" not in sys.modules:  # which reads them once
-                # The first, named for other systems, keeps Ray on the loopback device; a token keeps out who else is
-                # there.
-                os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-                os.environ.setdefault("RAY_AUTH_MODE", "token")
-                os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-            folder = tempfile.TemporaryDirectory(prefix="compress-", ignore_cleanup_errors=True)
-            asked = {
-                "address": "local",
-                "num_cpus": count,
-                "include_dashboard": False,
-                "object_store_memory": max(_SMALLEST_STORE, 3 * shared),
-                "_temp_dir": stack.enter_context(folder),
-            }
-        import ray
-        import ray._private.worker as connection
 
-        # Whatever is logged, Ray tells stdout of workers that died: that is where the result goes.
-        prints = connection.print_to_stdstream
-        connection.print_to_stdstream = lambda *what, **how: None
-        before = _processes()
+    def __init__(self, where: str, settings: RaySettings, shared_bytes: int) -> None:
+        self._where = where
+        # Longer names would exceed the limit on paths of sockets.
+        self._folder = tempfile.TemporaryDirectory(prefix="compress-", ignore_cleanup_errors=True)
+        self._log_path = Path(self._folder.name) / "driver.log"
+        self._connection, remote = Pipe()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_waiting = False
         try:
-            try:
-                ray.init(**asked, **quiet)
-            except Exception as error:
-                raise _no_answer(where, said(error)) from error
-            if in_main:  # Ray's own handler ends the process on the spot, and its files would stay
-                signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-            yield
-        finally:
-            started = _processes() - before
-            ray.shutdown()
-            connection.print_to_stdstream = prints
-            # Interrupted while it starts, Ray leaves some of its processes waiting for the others, for a minute.
-            for process in psutil.wait_procs(started, timeout=_ENDED)[1]:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
-            if in_main:
-                signal.signal(signal.SIGTERM, terminates)
+            with remote, self._log_path.open("wb") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "compressor.selection.ray_driver", str(remote.fileno()), where],
+                    pass_fds=[remote.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=_environment(where),
+                    start_new_session=True,  # a terminal sends Ctrl-C to this process alone
+                )
+            self._connect(settings, shared_bytes)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> RayProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def request(self, name: str, *arguments: Any, **options: Any) -> Any:
+        """The result of a method of `ray_driver.Driver`.
+
+        Raises:
+            TargetMissingError: the process ended.
+            Exception: what the method raised.
+        """
+        self._send(name, *arguments, **options)
+        succeeded, answer = self._receive()
+        if not succeeded:
+            raise _unpickled(answer)
+        return answer
+
+    def close(self) -> None:
+        """End Ray and the process, and remove their files."""
+        self._connection.close()  # an idle process ends by that
+        if self._process is not None:
+            _end(self._process, self._folder.name, interrupt=self._is_waiting)
+        self._folder.cleanup()
+
+    def _connect(self, settings: RaySettings, shared_bytes: int) -> None:
+        workers = _local_workers(self._where)
+        if workers is None:
+            arguments: dict[str, Any] = {"address": self._where}
+        else:
+            arguments = {
+                "address": "local",
+                "num_cpus": workers,
+                "include_dashboard": False,
+                "object_store_memory": max(_MIN_STORE, 3 * shared_bytes),
+                "_temp_dir": self._folder.name,
+            }
+        self._send("connect", arguments)
+        # Ray may wait for a long time for a cluster that does not answer.
+        seconds = settings.answer_seconds if workers is None else settings.start_seconds
+        if not self._connection.poll(seconds):
+            raise _unavailable(self._where, f"no answer for {seconds:g} s")
+        succeeded, answer = self._receive()
+        if not succeeded:
+            raise _unavailable(self._where, str(_unpickled(answer)))
+        _log.debug("--ray %s: connected", self._where)
+
+    def _send(self, name: str, *arguments: Any, **options: Any) -> None:
+        self._is_waiting = True
+        with suppress(BrokenPipeError):  # the process ended, which receiving shows
+            self._connection.send((name, arguments, options))
+
+    def _receive(self) -> tuple[bool, Any]:
+        """Whether the request succeeded, and its result or the pickled error."""
+        try:
+            succeeded, answer = self._connection.recv()
+        except (EOFError, ConnectionResetError) as error:
+            lines = [line.strip() for line in self._log_path.read_text(errors="replace").splitlines() if line.strip()]
+            raise _unavailable(self._where, lines[-1][:200] if lines else "its process ended") from error
+        self._is_waiting = False
+        return succeeded, answer
 
 
-def _probe(where: str) -> None:
-    """Connect in a process of its own first: Ray may wait for long, or end the process that asks."""
-    code = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False)"
-    try:
-        tried = subprocess.run(
-            [sys.executable, "-c", code, where], capture_output=True, text=True, timeout=_ANSWERED, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise _no_answer(where, f"nothing for {_ANSWERED} s") from error
-    if tried.returncode:
-        raise _no_answer(where, said(tried.stderr))
+def _unpickled(error: bytes) -> Exception:
+    from ray import cloudpickle
+
+    unpickled: Exception = cloudpickle.loads(error)
+    return unpickled
 
 
-def _processes() -> set[psutil.Process]:
-    """Processes of Ray that descend from this one."""
-    found = set()
-    for process in psutil.Process().children(recursive=True):
+def _environment(where: str) -> dict[str, str]:
+    """Variables of the driver: it imports what this process can import."""
+    defaults = {"RAY_USAGE_STATS_ENABLED": "0"}
+    if _local_workers(where) is not None:
+        # The first, named for other systems, keeps Ray on the loopback device; the others keep strangers out.
+        defaults |= {
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        }
+    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+    return {**defaults, **os.environ, "PYTHONPATH": path}
+
+
+def _end(process: subprocess.Popen[bytes], folder: str, *, interrupt: bool) -> None:
+    """End the driver and what Ray started.
+
+    Args:
+        process: the driver, whose connection is closed.
+        folder: folder of the session of Ray.
+        interrupt: whether the driver is busy, so that it does not see that.
+    """
+    started = _descendants(process)
+    if interrupt:
+        process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_SHUTDOWN_SECONDS)
+    started |= _descendants(process) | _processes_in(folder)
+    process.kill()
+    process.wait()
+    # Interrupted while it starts, Ray leaves processes that wait for the others.
+    for remaining in psutil.wait_procs(started, timeout=_EXIT_SECONDS)[1]:
+        with suppress(psutil.NoSuchProcess):
+            remaining.kill()
+
+
+def _descendants(process: subprocess.Popen[bytes]) -> set[psutil.Process]:
+    with suppress(psutil.Error):
+        return set(psutil.Process(process.pid).children(recursive=True))
+    return set()
+
+
+def _processes_in(folder: str) -> set[psutil.Process]:
+    """Processes of Ray whose parent has ended: their command line names the folder of their session."""
+    processes = set()
+    for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if "ray" in " ".join(process.cmdline()):
-                found.add(process)
-    return found
+            if any(folder in word for word in process.cmdline()):
+                processes.add(process)
+    return processes
 
 
-def _no_answer(where: str, why: str) -> TargetMissingError:
-    if _count(where) is not None:
-        return TargetMissingError(f"ray {where}: Ray did not start ({why}); leave --ray out to search without it")
+def _unavailable(where: str, reason: str) -> TargetMissingError:
+    if _local_workers(where) is not None:
+        message = f"--ray {where}: Ray did not start ({reason}); omit --ray to search in this process"
+        return TargetMissingError(message, code=ErrorCode.RUNTIME_FAILED, field="ray", value=where, reason=reason)
     return TargetMissingError(
-        f"ray {where}: no Ray cluster answers there ({why}); start one (ray start --head), let this machine join it, or"
-        " say local"
+        f"--ray {where}: no Ray cluster answers there ({reason}); start one (ray start --head), let this machine join"
+        " it, or use --ray local",
+        code=ErrorCode.SERVER_UNREACHABLE,
+        field="ray",
+        value=where,
+        reason=reason,
     )
 
 
-def _count(where: str) -> int | None:
-    """Workers asked for on this machine; None: an address."""
+def _local_workers(where: str) -> int | None:
+    """Number of workers on this machine; None: `where` is an address."""
     name, _, count = where.partition(":")
     if name != "local":
         return None
     return int(count) if count else len(os.sched_getaffinity(0))
-
-
-def said(error: object) -> str:
-    """The last line of what is often a page."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:200] if lines else type(error).__name__

@@ -1,18 +1,18 @@
-"""The trials of a search spread over processes and machines with Ray.
+"""The evaluations of a search distributed over processes and machines with Ray.
 
 The evaluation rows are divided, not the subsets: each worker runs every new subset on its share of the batches, and the
-parts are put together row by row. A batch is then evaluated as one process alone would: with the same subsets beside
-each other, from the same record. So the numbers do not depend on how many workers there are nor on which is done
-first, no record is made twice, and a search that asks for one subset at a time is spread like any other.
+parts are put together row by row. A batch is evaluated as a single process would: with the same subsets in a forward,
+from the same recorded activations. So the numbers depend neither on the number of workers nor on which finishes first,
+nothing is recorded twice, and a search that evaluates one subset at a time is distributed like any other.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,54 +20,71 @@ from accelerate import PartialState
 from datasets import Dataset
 from transformers import PreTrainedModel
 
-from compressor.errors import TargetMissingError, UsageError
-from compressor.selection.ray_cluster import connected, reachable, said
+from compressor.errors import ErrorCode, UsageError
+from compressor.selection.measure_subsets import Measurement
+from compressor.selection.ray_cluster import RayProcess, RaySettings, check_reachable
+from compressor.selection.ray_worker import WorkerSetup
 from compressor.selection.search import Head
-from compressor.selection.subset_evaluator import ModelSubsetEvaluator
-from compressor.tasks.base import Data
+from compressor.selection.subset_evaluator import EvaluatorFactory, ModelSubsetEvaluator
+from compressor.tasks.base import Data, Task
 from compressor.tasks.scoring import batches
 from compressor.training.schedule import MixedPrecision
 from compressor.units import Site
 
-EvaluatorFactory = Callable[..., ModelSubsetEvaluator]
-"""Called as `ModelSubsetEvaluator` is."""
 
-_RESTARTS = 3
-"""Times that a worker may die before the run gives up."""
-_STARTED = 300
-"""Seconds for workers to start."""
-_CORES = 1
-"""That a worker takes: more rows at once are better spread than computed by several threads."""
+class WorkerPool(Protocol):
+    """Workers that each measure subsets on a share of the rows."""
+
+    def start(self, model: PreTrainedModel, maximum: int) -> int:
+        """The number of workers, at most `maximum`; the first call starts them."""
+        ...
+
+    def share(self, content: Any) -> Any:
+        """A handle under which every worker finds `content`."""
+        ...
+
+    def release(self, handle: Any) -> None:
+        """Forget shared content."""
+        ...
+
+    def measure(self, requests: Sequence[tuple[Any, ...]]) -> list[Measurement]:
+        """The measurement of each worker; a request holds the handles of a `WorkerSetup` and of rows, and the other
+        arguments of `RayWorker.measure`."""
+        ...
 
 
 @contextmanager
-def evaluator_factory(ray: str | None) -> Iterator[EvaluatorFactory]:
-    """What makes the trials of a search: on this process alone, or on workers that end with the context.
+def evaluator_factory(where: str | None, settings: RaySettings | None = None) -> Iterator[EvaluatorFactory]:
+    """A factory of evaluators that measure in this process, or on workers that end with the context.
 
     Args:
-        ray: None: no workers. `local`: one a core of this machine; `local:4`: four. `HOST:PORT`: one a core of the
-            cluster that answers there and that this machine is a node of; one a GPU where the model is on one.
+        where: None: no workers. `local`: one per core of this machine; `local:4`: four. `HOST:PORT`: one per core of
+            the cluster that answers there and that this machine is a node of. With the model on a GPU: one per GPU.
+        settings: how Ray is used.
 
     Raises:
-        UsageError: asked for in each of several processes.
+        UsageError: each of several processes of `accelerate launch` calls it.
         TargetMissingError: Ray is not installed, does not start or does not answer; or workers keep dying.
     """
-    if ray is None:
+    if where is None:
         yield ModelSubsetEvaluator
         return
-    reachable(ray)
+    check_reachable(where)
     if PartialState(cpu=not torch.cuda.is_available()).num_processes > 1:
-        raise UsageError(f"ray {ray}: spreads a search by itself; start it without accelerate launch")
-    with ExitStack() as stack:
-        yield partial(RaySubsetEvaluator, _Workers(ray, stack))
+        raise UsageError(
+            f"--ray {where}: it distributes a search by itself; run it without accelerate launch",
+            code=ErrorCode.CONTRADICTION,
+            field="ray",
+            value=where,
+        )
+    with RayPool(where, settings or RaySettings()) as pool:
+        yield factory_of(pool)
 
 
-class RaySubsetEvaluator(ModelSubsetEvaluator):
-    """`ModelSubsetEvaluator` whose evaluations are made by workers; sensitivity is measured here."""
+def factory_of(pool: WorkerPool) -> EvaluatorFactory:
+    """A factory of evaluators that measure on the workers of a pool."""
 
-    def __init__(
-        self,
-        workers: _Workers,
+    def make(
         model: PreTrainedModel,
         sites: Sequence[Site],
         data: Data,
@@ -75,144 +92,123 @@ class RaySubsetEvaluator(ModelSubsetEvaluator):
         rows: int,
         seed: int,
         mixed_precision: MixedPrecision = "no",
-    ) -> None:
-        super().__init__(model, sites, data, batch_size, rows, seed, mixed_precision)
-        dealt = [indices for indices, _ in batches(data.task, data.eval, batch_size)]
-        count = workers.start(model, len(dealt))
-        self._workers = workers
-        # A share's rows, in order, make the same batches again: all are full but the very last.
-        self._rows = [sorted(itertools.chain(*dealt[worker::count])) for worker in range(count)]
-        self._shared = workers.share((model, tuple(sites), data.task, batch_size, mixed_precision))
-        self._shares = [workers.share(_in_memory(data.eval.select(share))) for share in self._rows]
+    ) -> ModelSubsetEvaluator:
+        setup = WorkerSetup(model, tuple(sites), data.task, batch_size, mixed_precision)
+        measurer = DistributedMeasurer(pool, setup, data.eval)
+        return ModelSubsetEvaluator(model, sites, data, batch_size, rows, seed, mixed_precision, measurer=measurer)
+
+    return make
+
+
+class DistributedMeasurer:
+    """Measures subsets on the workers of a pool.
+
+    Args:
+        pool: the workers.
+        setup: the model and how it is evaluated.
+        rows: the evaluation rows.
+    """
+
+    def __init__(self, pool: WorkerPool, setup: WorkerSetup, rows: Dataset) -> None:
+        batch_rows = _batch_rows(setup.task, rows, setup.batch_size)
+        workers = pool.start(setup.model, len(batch_rows))
+        self._pool, self._rows = pool, len(rows)
+        # The rows of a share, in order, make the same batches again: all but the last one are full.
+        self._shares = [sorted(itertools.chain(*batch_rows[worker::workers])) for worker in range(workers)]
+        self._setup = pool.share(setup)
+        self._contents = [pool.share(_in_memory(rows.select(share))) for share in self._shares]
         self._recorded: frozenset[Head] | None = None
+        for handle in (self._setup, *self._contents):
+            weakref.finalize(self, pool.release, handle)
 
-    def _measure(self, subsets: Sequence[frozenset[Head]], record: bool) -> tuple[Sequence[np.ndarray], float]:
+    def measure(self, subsets: Sequence[frozenset[Head]], base: frozenset[Head] | None) -> Measurement:
+        """See `Measurer`."""
+        record = base is not None
         if record:
-            self._recorded = self._base
-        asked = [(self._shared, share, tuple(subsets), self._recorded, record) for share in self._shares]
-        found = self._workers.measure(asked)
-        first, spent = found[0][0], 0.0
-        whole = np.empty((len(subsets), len(self._data.eval), first.shape[-1]), first.dtype)
-        for rows, (statistics, forwards) in zip(self._rows, found, strict=True):
-            whole[:, rows] = statistics
-            spent += forwards * len(rows) / len(self._data.eval)
-        return list(whole), spent
+            self._recorded = base
+        requests = [(self._setup, content, tuple(subsets), self._recorded, record) for content in self._contents]
+        measured = self._pool.measure(requests)
+        first, forwards = measured[0].statistics[0], 0.0
+        statistics = np.empty((len(subsets), self._rows, first.shape[-1]), first.dtype)
+        for share, part in zip(self._shares, measured, strict=True):
+            statistics[:, share] = part.statistics
+            forwards += part.forwards * len(share) / self._rows
+        return Measurement(statistics, forwards)
 
 
-class _Workers:
-    """Ray, from the first trials on until the context ends, and the workers that it runs."""
+class RayPool:
+    """Workers of Ray, from the first evaluator until the context ends.
 
-    def __init__(self, ray: str, stack: ExitStack) -> None:
-        self.ray, self._stack = ray, stack
-        self._actors: list[Any] = []
+    Args:
+        where: where they run, see `evaluator_factory`.
+        settings: how Ray is used.
+    """
 
-    def start(self, model: PreTrainedModel, most: int) -> int:
-        """Workers at hand, `most` at most; the first call starts them."""
-        on_gpu = model.device.type == "cuda"
-        if not self._actors:
-            self._stack.enter_context(connected(self.ray, sum(tensor.nbytes for tensor in model.state_dict().values())))
-            import ray
+    def __init__(self, where: str, settings: RaySettings) -> None:
+        self._where, self._settings = where, settings
+        self._stack = ExitStack()
+        self._process: RayProcess | None = None
+        self._workers = 0
+        self._handles = itertools.count()
+        self._released: list[int] = []
 
-            free = int(ray.available_resources().get("GPU" if on_gpu else "CPU", 0))
-            if not free:
-                raise TargetMissingError(
-                    f"ray {self.ray}: no {'GPU' if on_gpu else 'core'} is free; wait, or add nodes"
-                )
-            make: Any = ray.remote(_Worker)
-            make = make.options(
-                num_cpus=_CORES, num_gpus=int(on_gpu), max_restarts=_RESTARTS, max_task_retries=_RESTARTS
+    def __enter__(self) -> RayPool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process = None
+        self._stack.close()
+
+    def start(self, model: PreTrainedModel, maximum: int) -> int:
+        """See `WorkerPool`.
+
+        Raises:
+            TargetMissingError: Ray or its workers do not start.
+        """
+        maximum = max(1, maximum)
+        if self._process is None:
+            shared_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
+            self._process = self._stack.enter_context(RayProcess(self._where, self._settings, shared_bytes))
+            self._workers = self._process.request(
+                "start_workers",
+                maximum,
+                self._settings.cores,
+                self._settings.restarts,
+                self._settings.start_seconds,
+                on_gpu=model.device.type == "cuda",
             )
-            self._actors = [make.remote() for _ in range(min(free, max(1, most)))]
-            try:
-                ray.get([actor.ready.remote() for actor in self._actors], timeout=_STARTED)
-            except ray.exceptions.RayError as error:
-                raise TargetMissingError(
-                    f"ray {self.ray}: {len(self._actors)} workers did not all start ({said(error)}); every node needs"
-                    " this version of compressor, and a free core for each"
-                ) from error
-        return min(len(self._actors), max(1, most))
+        return min(self._workers, maximum)
 
-    def share(self, value: Any) -> list[Any]:
-        """A value that every worker can ask for; in a list, a reference is passed on and not looked up."""
-        import ray
+    def share(self, content: Any) -> int:
+        """See `WorkerPool`."""
         from ray import cloudpickle
 
-        return [ray.put(cloudpickle.dumps(value))]
+        assert self._process is not None
+        handle = next(self._handles)
+        self._process.request("share", handle, cloudpickle.dumps(content))
+        return handle
 
-    def measure(self, asked: Sequence[tuple[Any, ...]]) -> list[tuple[np.ndarray, float]]:
-        """What each worker answers, in their order."""
-        return self._get([actor.measure.remote(*what) for actor, what in zip(self._actors, asked, strict=False)])
+    def release(self, handle: int) -> None:
+        """See `WorkerPool`; it may be called while a request is in progress, so the next request tells the driver."""
+        self._released.append(handle)
 
-    def _get(self, answers: Sequence[Any]) -> Any:
-        import ray
+    def measure(self, requests: Sequence[tuple[Any, ...]]) -> list[Measurement]:
+        """See `WorkerPool`.
 
-        try:
-            return ray.get(answers)
-        except ray.exceptions.RayTaskError as error:
-            # What was raised in a worker is raised here: the same error, with the same line for the user.
-            raise error.cause from error
-        except ray.exceptions.RayError as error:
-            raise TargetMissingError(
-                f"ray {self.ray}: a worker died and {_RESTARTS} restarts did not help ({said(error)}); see that it"
-                " has memory for the model and its rows, or give fewer workers (local:1)"
-            ) from error
-
-
-class _Worker:
-    """One process of Ray. What it needs to know comes with each question, so one that was restarted can go on."""
-
-    def __init__(self) -> None:
-        torch.set_num_threads(_CORES)
-        self._share: Any = None
-        self._trials: _Share | None = None
-
-    def ready(self) -> None: ...
-
-    def measure(
-        self,
-        shared: list[Any],
-        share: list[Any],
-        subsets: Sequence[frozenset[Head]],
-        base: frozenset[Head] | None,
-        record: bool,
-    ) -> tuple[np.ndarray, float]:
-        """Statistics `[subsets, rows, k]` of this share of the rows, and the forwards over it that they took."""
-        if self._trials is None or self._share != share:
-            import ray
-            from ray import cloudpickle
-
-            model, sites, task, *how = cloudpickle.loads(ray.get(shared[0]))
-            rows = cloudpickle.loads(ray.get(share[0]))
-            self._trials = _Share(model, sites, Data(rows, rows, rows, task, (), None, None), *how)
-            self._share = share
-        return self._trials.measure(subsets, base, record)
+        Raises:
+            TargetMissingError: workers keep dying.
+        """
+        assert self._process is not None
+        released, self._released = self._released, []
+        measured: list[Measurement] = self._process.request("measure", released, requests)
+        return measured
 
 
-class _Share(ModelSubsetEvaluator):
-    """One worker's part of the trials; it keeps records and no results."""
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        sites: Sequence[Site],
-        data: Data,
-        batch_size: int,
-        mixed_precision: MixedPrecision,
-    ) -> None:
-        super().__init__(model, sites, data, batch_size, 0, 0, mixed_precision)
-        self._recorded: frozenset[Head] | None = None
-
-    def measure(
-        self, subsets: Sequence[frozenset[Head]], base: frozenset[Head] | None, record: bool
-    ) -> tuple[np.ndarray, float]:
-        # A worker in the place of another has to record what that one had, or other subsets would share a forward.
-        record = record or base != self._recorded
-        if base is not None:
-            self._base = self._recorded = base
-        statistics, forwards = self._measure(subsets, record)
-        return np.stack(statistics), forwards
+def _batch_rows(task: Task, rows: Dataset, batch_size: int) -> list[list[int]]:
+    """The rows of each batch that a single process would make."""
+    return [indices for indices, _ in batches(task, rows, batch_size)]
 
 
 def _in_memory(rows: Dataset) -> Dataset:
-    """The same rows without the files that they may be mapped from, which another machine has not."""
+    """The same rows without the files that they may be mapped from, which another machine lacks."""
     return Dataset.from_dict(rows.to_dict(), features=rows.features)

@@ -19,7 +19,7 @@ from compressor.errors import UsageError, nearest
 from compressor.measure.bootstrap import Interval
 from compressor.progress import ProgressCallback
 from compressor.results import MetricUnit
-from compressor.selection.search import AStarSearch, Head, RandomSearch, Step
+from compressor.selection.search import AStarOptions, AStarSearch, Head, RandomOptions, RandomSearch, Step
 from compressor.selection.search.base import metric_drop
 from compressor.selection.search.random_subsets import random_walk
 from compressor.selection.subset_evaluator import ModelSubsetEvaluator
@@ -76,7 +76,7 @@ class AStar(Study):
         subject, heads = self.subject, self.subject.heads
         seen, unseen = self._searched(), subject.trials(subject.data.test, self.folder.scratch("test.npz"))
         steps = []
-        for step in AStarSearch(variant=cell.asked["variant"]).choose(seen, None, budget):
+        for step in AStarSearch(AStarOptions(variant=cell.asked["variant"])).choose(seen, None, budget):
             steps.append(step)
             tell(len(heads) - len(step.kept), len(heads))
         for step in steps:  # one by one: each runs only what it drops
@@ -98,14 +98,13 @@ class AStar(Study):
             "kept": sorted(last.kept),
             "costs": [[*head, cost, _state(head, last)] for head, cost in sorted(costs.items())],
             "test_difference": difference(task, [dense], [chosen]),
-            "notes": list(last.notes),
+            "notes": [note.text for note in last.notes],
         }
 
     def _random(self, cell: Cell, budget: float, tell: ProgressCallback) -> Result:
         trials = self._searched()
-        orders = RandomSearch(trials=self.asked.size.trials, seed=self.asked.recipe.selection.seed).orders(
-            self.subject.heads
-        )
+        options = RandomOptions(trials=self.asked.size.trials, seed=self.asked.recipe.selection.seed)
+        orders = RandomSearch(options).orders(self.subject.heads)
         walks = []
         for number, order in enumerate(orders):
             walks.append(random_walk(trials, order, budget))

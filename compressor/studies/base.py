@@ -11,9 +11,8 @@ from compressor.config.fields import flag_of
 from compressor.config.study import StudyRequest
 from compressor.errors import InputError, UsageError
 from compressor.progress import ProgressCallback
-from compressor.selection.learn import pool_of
-from compressor.selection.options import heads_to_keep
-from compressor.selection.ray_cluster import reachable
+from compressor.selection.pool import heads_to_keep, pool_of
+from compressor.selection.ray_cluster import check_reachable
 from compressor.studies.cell_store import Cell, StudyFolder
 from compressor.studies.context import StudyContext
 from compressor.studies.results import Findings
@@ -115,4 +114,4 @@ def check_asked(kind: str, study: type[Study], asked: StudyRequest) -> None:
     if asked.ray is not None and not study.spreads:
         raise UsageError(f"--ray {asked.ray}: study {kind} evaluates nothing that Ray could spread; leave it out")
     if asked.ray is not None:
-        reachable(asked.ray)
+        check_reachable(asked.ray)

@@ -11,7 +11,8 @@ from typing import Any, ClassVar, get_args
 import numpy as np
 
 from compressor.block_masks import AttentionMaps, build_masks, collect_attention_maps, density
-from compressor.block_masks.train_masked import reach, retrain, shares
+from compressor.block_masks.mask_settings import mask_length, shares_by_kind
+from compressor.block_masks.train_masked import train_with_masks
 from compressor.config.run import Recipe
 from compressor.config.study import StudyRequest
 from compressor.errors import UsageError, nearest
@@ -104,7 +105,7 @@ class Blocks(Study):
             kept = {name: density(mask, maps, name, plan[name].kept).tolist() for name, mask in plan.masks.items()}
         subject.fresh(None if asked.blocks.from_original_weights else weights)
         pace = asked.updated(steps=subject.steps(), seed=seed, options=self._pace())
-        retrain(subject.model, data, pace, plan, work / "checkpoints", tell)
+        train_with_masks(subject.model, data, pace, plan, work / "checkpoints", tell)
         return {**self._measured(plan), "density": kept}
 
     def _asked(self, kind: str, share: float) -> Recipe:
@@ -117,7 +118,7 @@ class Blocks(Study):
         return self.asked.recipe.updated(**shares)
 
     def _cut(self, maps: AttentionMaps, plan: Plan, asked: Recipe, drawn: int | None = None) -> dict[str, BlockMask]:
-        share = shares(asked, self.subject.sites)
+        share = shares_by_kind(asked, self.subject.sites)
         return build_masks(
             maps,
             plan,
@@ -125,8 +126,8 @@ class Blocks(Study):
             asked.blocks.block_size,
             seed=drawn,
             count_causal_zeros=asked.blocks.count_causal_zeros,
-            weigh_by_rows=asked.blocks.weight_by_count,
-            empty_rows=asked.blocks.allow_empty_rows,
+            weight_by_count=asked.blocks.weight_by_count,
+            allow_empty_rows=asked.blocks.allow_empty_rows,
         )
 
     def _pace(self) -> dict[str, Any]:
@@ -152,7 +153,7 @@ class Blocks(Study):
             texts = data.task.encode_unlabelled(rows, named[other])
             data = replace(data, train=texts, train_hash=rows_hash(texts))
         subject.fresh(self.folder.scratch(f"{DENSE}-s{seed}.safetensors"))
-        length = reach(subject.model, subject.data, recipe)
+        length = mask_length(subject.model, subject.data, recipe)
         found = collect_attention_maps(
             subject.model,
             subject.sites,
@@ -162,7 +163,7 @@ class Blocks(Study):
             batch_size=recipe.selection.batch_size,
             rows=recipe.blocks.map_rows,
             seed=seed,
-            tell=tell,
+            on_progress=tell,
         )
         found.save(path)
         return found

@@ -18,16 +18,15 @@ from compressor.config.study import StudySize
 from compressor.errors import InputError
 from compressor.model_folder import example_inputs
 from compressor.selection.plan_and_curves import all_heads
-from compressor.selection.ray_evaluator import EvaluatorFactory
 from compressor.selection.search import Head
-from compressor.selection.subset_evaluator import ModelSubsetEvaluator
+from compressor.selection.subset_evaluator import EvaluatorFactory, ModelSubsetEvaluator
 from compressor.tasks import Data, open_data
 from compressor.tasks.data import rows_hash
 from compressor.tasks.scoring import statistics
 from compressor.tasks.segment_streams import Streams, read, reader
 from compressor.units import find_sites, gated
 from graph_passes import Plan
-from graph_passes.files import beside
+from graph_passes.files import atomic_replace
 
 
 class StudyContext:
@@ -87,7 +86,7 @@ class StudyContext:
 
     def save(self, weights: Path) -> None:
         """Keep the model's weights for later cells; the file is there whole or not at all."""
-        with beside(weights) as place:
+        with atomic_replace(weights) as place:
             safetensors.torch.save_model(self.model, str(place))
 
     def answers(self, plan: Plan, rows: Dataset) -> np.ndarray:
@@ -108,14 +107,14 @@ class StudyContext:
     def trials(self, rows: Dataset, store: Path) -> ModelSubsetEvaluator:
         """Subsets of the model as it is, scored on `rows` by what the task chooses heads by.
 
-        `store` keeps what was measured, see `ModelTrials.remember`.
+        `store` keeps what was measured, see `ModelSubsetEvaluator.store_in`.
         """
         data = replace(self.data, eval=rows, task=self.data.task.chooser)
         recipe = self.recipe
         made = self.make_trials(
             self.model, self.sites, data, recipe.selection.batch_size, self.size.sample, recipe.selection.seed
         )
-        made.remember(store)
+        made.store_in(store)
         return made
 
     def steps(self, epochs: float | None = None) -> int:

@@ -10,11 +10,12 @@ import numpy as np
 
 from compressor.config.study import StudyRequest
 from compressor.progress import ProgressCallback
+from compressor.selection.options import default_options
 from compressor.studies import figures
 from compressor.studies.base import Result, Study
 from compressor.studies.cell_store import Cell
 from compressor.studies.results import Findings, Picture, Table
-from compressor.studies.run_method import check_options, choose, kept_heads, known_options, options_of
+from compressor.studies.run_method import check_options, choose, kept_heads, options_of
 
 _ANNEALED, _HELD = "annealed", "held"
 _EVALUATIONS = 12
@@ -42,7 +43,7 @@ class Dynamics(Study):
     def run(self, cell: Cell, work: Path, tell: ProgressCallback) -> Result:
         subject, data = self.subject, self.subject.data
         subject.fresh()
-        options: dict[str, Any] = {**known_options("dsp"), **options_of(subject, "dsp")}
+        options: dict[str, Any] = {**default_options("dsp"), **options_of(subject, "dsp")}
         if not {"evaluations", "dsp.evaluations"} & subject.recipe.selection.options.keys():
             options["evaluations"] = max(options["evaluations"], _EVALUATIONS)
         if cell.asked["way"] == _HELD:

@@ -12,11 +12,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from compressor.config.methods import METHODS
 from compressor.config.study import StudyRequest
 from compressor.errors import UsageError, nearest
 from compressor.progress import ProgressCallback
-from compressor.selection.gates import GATES
-from compressor.selection.learn import METHODS
 from compressor.studies import figures
 from compressor.studies.base import Result, Study
 from compressor.studies.cell_store import Cell
@@ -41,7 +40,7 @@ class Grid(Study):
     def check(cls, asked: StudyRequest) -> None:
         for method in cls.values(asked, "methods"):
             if method not in METHODS:
-                raise UsageError(f"--methods {method}: unknown; {nearest(method, METHODS)}")
+                raise UsageError(f"--methods {method}: unknown; {nearest(method, list(METHODS))}")
         check_options(asked.recipe.selection.options, cls.values(asked, "methods"))
 
     def cells(self) -> list[Cell]:
@@ -80,7 +79,7 @@ class Grid(Study):
             "test": data.task.score(test),
             "answers": test.tolist(),
             "curves": [point.model_dump() for point in found.curves],
-            "notes": list(found.notes),
+            "notes": [note.text for note in found.notes],
         }
 
     def findings(self, results: Sequence[Result]) -> Findings:
@@ -182,7 +181,7 @@ def told_difference(task: Any, dense: Sequence[Result], cells: Sequence[Result])
 
 
 def _joint(method: str) -> bool:
-    return method in GATES and GATES[method].trains_model
+    return method in METHODS and METHODS[method].trains_model
 
 
 def _heads(cells: Sequence[Result]) -> str:

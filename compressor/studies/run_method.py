@@ -9,7 +9,9 @@ from typing import Any
 
 from compressor.errors import UsageError, nearest
 from compressor.progress import ProgressCallback
-from compressor.selection.learn import Learned, known_options, learn
+from compressor.selection.learn import learn
+from compressor.selection.options import option_names
+from compressor.selection.plan_and_curves import Learned
 from compressor.studies.context import StudyContext
 from graph_passes import Plan
 
@@ -27,12 +29,12 @@ def check_options(
     Raises:
         UsageError: one is unknown, or decided.
     """
-    known = sorted({name for method in methods for name in known_options(method)})
+    known = sorted({name for method in methods for name in option_names(method)})
     for name in options:
         method, dot, own = name.rpartition(".")
         if dot and method not in methods:
             raise UsageError(f"option {name!r}: {method} is not studied; {nearest(method, methods)}")
-        among = sorted(known_options(method)) if dot else known
+        among = sorted(option_names(method)) if dot else known
         if own not in among:
             raise UsageError(f"option {name!r} of {method or ', '.join(methods)}: unknown; {nearest(own, among)}")
         if dot and own == "pool":
@@ -47,7 +49,7 @@ def options_of(subject: StudyContext, method: str) -> dict[str, Any]:
     size, asked = subject.size, subject.recipe.selection.options
     paced = {"evaluations": size.evaluations, "rows": size.sample, "trials": size.trials}
     mine = {name.removeprefix(f"{method}."): value for name, value in asked.items() if name.startswith(f"{method}.")}
-    return {name: value for name, value in {**paced, **asked, **mine}.items() if name in known_options(method)}
+    return {name: value for name, value in {**paced, **asked, **mine}.items() if name in option_names(method)}
 
 
 def choose(

@@ -1,31 +1,50 @@
-"""Differentiable subset pruning (Li, Cotterell, Sachan 2021): a relaxed draw of K heads, cooled until it is one."""
+"""Differentiable subset pruning (Li, Cotterell, Sachan 2021): a relaxed draw of K heads, cooled until it is hard."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Self
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from compressor.errors import UsageError
+from compressor.config.fields import FieldConflictError
+from compressor.errors import ErrorCode
 from compressor.selection.gates import base
+from compressor.selection.options import MethodOptions, StepShare
 
 _TINY = torch.finfo(torch.float64).tiny
 
 
-def soft_top(weights: Tensor, keep: int, temperature: float) -> Tensor:
-    """The relaxed K-hot vector `[heads]` of (perturbed) `weights` `[heads]`: equations 14 to 18 of the paper.
+class DspOptions(MethodOptions):
+    """Options of `dsp` and `dsp-pipelined`; the temperatures are the paper's for BERT.
 
-    The entries sum to `keep` exactly; a single one can exceed 1 while the temperature is above zero. The update of
-    the weights is not divided by the temperature, as in the released code.
+    For translation the paper holds the learning rate: `gate_schedule="constant"`, `tau_ini=0.1`,
+    `gate_learning_rate=0.2`.
     """
-    gates = torch.zeros_like(weights)
-    for _ in range(keep):
-        share = torch.softmax(weights / temperature, dim=-1)
-        gates = gates + share
-        weights = weights + torch.log(torch.clamp(1.0 - share, min=_TINY))
-    return gates
+
+    tau_ini: float = Field(1000.0, description="first temperature")
+    tau_end: float = Field(1e-8, gt=0, description="last temperature")
+    cooldown: StepShare = Field(
+        2 / 3, description="share of the steps in which the temperature falls, linearly in its logarithm"
+    )
+    gate_learning_rate: base.GateLearningRate = 0.5
+    gate_schedule: Literal["linear", "constant"] = Field(
+        "linear", description="whether that learning rate falls linearly to zero or stays"
+    )
+    gate_max_grad_norm: base.GateMaxGradNorm = 1.0
+
+    @model_validator(mode="after")
+    def _temperature_falls(self) -> Self:
+        if self.tau_end > self.tau_ini:
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"<tau_ini> {self.tau_ini:g}, <tau_end> {self.tau_end:g}: the temperature cannot rise; choose a"
+                " smaller tau_end",
+                *("tau_ini", "tau_end"),
+            )
+        return self
 
 
 class DspGate(base.RankedGate):
@@ -35,56 +54,63 @@ class DspGate(base.RankedGate):
         layers: heads of each site, in site order.
         keep: heads to keep, from none to all; at both ends there is no choice to learn and the gates are constant.
         steps: optimizer steps of the run; cooldown and learning rate follow them.
-        seed: seeds the start and every step's noise.
-        tau_ini, tau_end: first and last temperature (the paper's BERT values).
-        cooldown: share of the steps over which the temperature falls, log-linearly.
-        gate_learning_rate: peak learning rate of the head weights.
-        gate_schedule: `linear`: decayed to zero; `constant`: held, as the paper does for translation, with tau_ini 0.1
-            and gate_learning_rate 0.2.
-        gate_max_grad_norm: bound on the norm of the weights' gradient, which reaches 1/(4 tau) near a tie.
+        seed: seed of the initial weights and of the noise of every step.
+        options: temperatures and learning rate.
 
     Raises:
-        UsageError: an option out of its range.
+        UsageError: `keep` is out of range.
     """
 
+    options_class = DspOptions
+
     def __init__(
-        self,
-        layers: Sequence[int],
-        keep: int,
-        steps: int,
-        seed: int,
-        *,
-        tau_ini: float = 1000.0,
-        tau_end: float = 1e-8,
-        cooldown: float = 2 / 3,
-        gate_learning_rate: float = 0.5,
-        gate_schedule: Literal["linear", "constant"] = "linear",
-        gate_max_grad_norm: float = 1.0,
+        self, layers: Sequence[int], keep: int, steps: int, seed: int, options: DspOptions | None = None
     ) -> None:
-        super().__init__(base.initial(layers, seed), keep, steps, seed, gate_learning_rate, gate_max_grad_norm)
-        if not 0 < tau_end <= tau_ini:
-            raise UsageError(f"tau_ini {tau_ini}, tau_end {tau_end}: temperatures fall and stay above 0; mend them")
-        self.tau_ini, self.tau_end, self.gate_schedule = tau_ini, tau_end, gate_schedule
-        self.cooldown_steps = base.share_of(steps, "cooldown", cooldown)
+        options = options or DspOptions()
+        super().__init__(
+            base.initial(layers, seed),
+            keep,
+            steps,
+            seed,
+            learning_rate=options.gate_learning_rate,
+            # Near a tie the gradient reaches 1 / (4 tau).
+            max_grad_norm=options.gate_max_grad_norm,
+        )
+        self.options, self.cooldown_steps = options, round(options.cooldown * steps)
 
     def temperature(self, step: int) -> float:
         """Temperature at `step`: log-linear from `tau_ini` at step 0 to `tau_end` at the end of the cooldown."""
+        first, last = self.options.tau_ini, self.options.tau_end
         if step >= self.cooldown_steps:
-            return self.tau_end
-        return self.tau_ini * (self.tau_end / self.tau_ini) ** (step / self.cooldown_steps)
+            return last
+        return first * (last / first) ** (step / self.cooldown_steps)
 
     def sample(self, step: int) -> Tensor:
-        if not self.choice:
+        if not self.has_choice:
             return self.fixed()
         uniform = base.noise(self.heads, self.seed, step).to(self.weight.device)
         gumbel = -torch.log(-torch.log(torch.clamp(uniform, min=_TINY)))
         return soft_top(self.weight + gumbel, self.keep, self.temperature(step))
 
     def is_settled(self, step: int) -> bool:
-        return not self.choice or step >= self.cooldown_steps
+        return not self.has_choice or step >= self.cooldown_steps
 
     def learning_rate_at(self, step: int) -> float:
-        return 1.0 if self.gate_schedule == "constant" else super().learning_rate_at(step)
+        return 1.0 if self.options.gate_schedule == "constant" else super().learning_rate_at(step)
 
     def readings(self, step: int) -> dict[str, float]:
         return {"temperature": self.temperature(step)}
+
+
+def soft_top(weights: Tensor, keep: int, temperature: float) -> Tensor:
+    """The relaxed K-hot vector `[heads]` of (perturbed) `weights` `[heads]`: equations 14 to 18 of the paper.
+
+    The entries sum to `keep` exactly; a single entry can exceed 1 while the temperature is above zero. The update of
+    the weights is not divided by the temperature, as in the released code.
+    """
+    gates = torch.zeros_like(weights)
+    for _ in range(keep):
+        share = torch.softmax(weights / temperature, dim=-1)
+        gates = gates + share
+        weights = weights + torch.log(torch.clamp(1.0 - share, min=_TINY))
+    return gates

@@ -5,56 +5,53 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from compressor.selection.gates import base
-from compressor.selection.gates.concrete import ConcreteGate
+from compressor.selection.gates import base, concrete
+from compressor.selection.options import MethodOptions
 
 
-class HardConcreteGate(ConcreteGate):
-    """Concrete gates stretched over [gamma, zeta] and clipped to [0, 1]; a head that stays is deployed at scale 1.
+class HardConcreteOptions(MethodOptions):
+    """Options of `hard-concrete`.
 
-    The defaults are those with which Li et al. 2021 ran this baseline (penalty, learning rate, seeded small start), but
-    for `cooldown`: they adjust the number of heads after training, which is `cooldown=1`.
+    The defaults are those with which Li et al. 2021 ran this baseline (penalty, learning rate, small seeded start),
+    except for `cooldown`: they adjust the number of heads after training, which is `cooldown=1`.
+    """
+
+    penalty: concrete.Penalty = 0.0015
+    penalty_warmup: concrete.PenaltyWarmup = 0.0
+    cooldown: concrete.Cooldown = 2 / 3
+    initial: concrete.Initial = 0.0
+    beta: concrete.Beta = 0.333
+    gamma: float = Field(-0.1, lt=0, description="lower end of the interval that gates are stretched over")
+    zeta: float = Field(1.1, gt=1, description="upper end of that interval")
+    gate_learning_rate: base.GateLearningRate = 0.1
+    gate_max_grad_norm: base.GateMaxGradNorm = 1.0
+
+
+class HardConcreteGate(concrete.ConcreteGate):
+    """Concrete gates stretched over [gamma, zeta] and clipped to [0, 1]; a kept head is deployed at scale 1.
 
     Args:
         layers: heads of each site, in site order.
-        initial: `log_alpha` of every head at the start, before the small seeded noise that tells them apart.
+        keep: heads to keep, from none to all; None: those that end up open.
+        steps: optimizer steps of the run.
+        seed: seed of the noise of every step, and of the small noise on the initial weights that breaks ties.
+        options: penalty, distribution and learning rate.
 
-    The others are `ConcreteGate`'s.
+    Raises:
+        UsageError: `keep` is out of range.
     """
 
+    options_class = HardConcreteOptions
+
     def __init__(
-        self,
-        layers: Sequence[int],
-        keep: int | None,
-        steps: int,
-        seed: int,
-        *,
-        penalty: float = 0.0015,
-        penalty_warmup: float = 0.0,
-        cooldown: float = 2 / 3,
-        initial: float = 0.0,
-        beta: float = 0.333,
-        gamma: float = -0.1,
-        zeta: float = 1.1,
-        gate_learning_rate: float = 0.1,
-        gate_max_grad_norm: float = 1.0,
+        self, layers: Sequence[int], keep: int | None, steps: int, seed: int, options: HardConcreteOptions | None = None
     ) -> None:
-        super().__init__(
-            initial + base.initial(layers, seed),
-            keep,
-            steps,
-            seed,
-            penalty=penalty,
-            penalty_warmup=penalty_warmup,
-            cooldown=cooldown,
-            beta=beta,
-            gamma=gamma,
-            zeta=zeta,
-            gate_learning_rate=gate_learning_rate,
-            gate_max_grad_norm=gate_max_grad_norm,
-        )
+        options = options or HardConcreteOptions()
+        start = options.initial + base.initial(layers, seed)
+        super().__init__(start, keep, steps, seed, **options.model_dump(exclude={"initial"}))
 
     def draw(self, uniform: Tensor) -> Tensor:
         stretched = self.concrete(uniform) * (self.zeta - self.gamma) + self.gamma

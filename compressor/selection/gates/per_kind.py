@@ -9,22 +9,28 @@ from torch import Tensor, nn
 
 from compressor.selection.gates.base import Gate
 
+_SEED_STRIDE = 7_919
+"""Distance between the seeds of two pools."""
+
 
 class PooledGate(Gate):
-    """One gate a pool, acting as one gate over the whole model.
+    """One gate per pool, which act as one gate over the whole model.
+
+    Pools are numbered in the order of their first site, so seeds do not depend on the pools' names.
 
     Args:
-        make: called with (layers, keep, seed) for each pool.
+        make: called with (layers, keep, seed) of each pool.
         layers: heads of each site, in site order.
         pools: the pool of each site, e.g. its kind.
-        keep: heads to keep over all pools that learn, shared out by `shares`; None: as many as each leaves open.
-        seed: each pool draws from a seed of its own.
-        only: the one pool that learns, the others keep every head; None: all learn.
+        keep: heads to keep over all pools that learn, divided among them by `divide_heads`; None: as many as each
+            leaves open.
+        seed: seed of the first pool; every further pool has its own.
+        only: the only pool that learns, while the others keep every head; None: all learn.
     """
 
     def __init__(
         self,
-        make: Callable[..., Gate],
+        make: Callable[[Sequence[int], int | None, int], Gate],
         layers: Sequence[int],
         pools: Sequence[str],
         keep: int | None,
@@ -35,18 +41,18 @@ class PooledGate(Gate):
         names = list(dict.fromkeys(pools)) if only is None else [only]
         members = [[site for site, pool in enumerate(pools) if pool == name] for name in names]
         sizes = [sum(layers[site] for site in member) for member in members]
-        keeps: Sequence[int | None] = [None] * len(sizes) if keep is None else shares(keep, sizes)
-        # The first pool's seed is the run's own: a model of one pool gives the plan of the gate alone.
+        keeps: Sequence[int | None] = [None] * len(sizes) if keep is None else divide_heads(keep, sizes)
+        # The first pool has the run's own seed: a model with one pool gives the same plan as the gate alone.
         self.parts = nn.ModuleList(
-            make([layers[site] for site in member], count, seed + 7_919 * number)
+            make([layers[site] for site in member], count, seed + _SEED_STRIDE * number)
             for number, (member, count) in enumerate(zip(members, keeps, strict=True))
         )
-        rest = [site for site, pool in enumerate(pools) if pool not in names]
-        self.whole = sum(layers[site] for site in rest)
+        fixed = [site for site, pool in enumerate(pools) if pool not in names]
+        self.fixed_heads = sum(layers[site] for site in fixed)
         heads = torch.arange(sum(layers)).split(list(layers))
-        order = torch.cat([heads[site] for member in (*members, rest) for site in member])
-        # Where each head of the model lies in the pools laid end to end.
-        self.register_buffer("where", torch.argsort(order), persistent=False)
+        order = torch.cat([heads[site] for member in (*members, fixed) for site in member])
+        # Index of each head of the model in the concatenated pools.
+        self.register_buffer("index", torch.argsort(order), persistent=False)
         first = self._gates[0]
         self.heads, self.steps = sum(layers), first.steps
         self.learning_rate, self.max_grad_norm = first.learning_rate, first.max_grad_norm
@@ -55,19 +61,19 @@ class PooledGate(Gate):
     def _gates(self) -> list[Gate]:
         return [part for part in self.parts if isinstance(part, Gate)]
 
-    def _laid_out(self, parts: list[Tensor]) -> Tensor:
-        where = self.where
-        assert isinstance(where, Tensor)
-        return torch.cat([*parts, parts[0].new_ones(self.whole)])[where]
+    def _in_site_order(self, parts: list[Tensor]) -> Tensor:
+        index = self.index
+        assert isinstance(index, Tensor)
+        return torch.cat([*parts, parts[0].new_ones(self.fixed_heads)])[index]
 
     def sample(self, step: int) -> Tensor:
-        return self._laid_out([gate.sample(step) for gate in self._gates])
+        return self._in_site_order([gate.sample(step) for gate in self._gates])
 
     def harden(self) -> Tensor:
-        return self._laid_out([gate.harden() for gate in self._gates])
+        return self._in_site_order([gate.harden() for gate in self._gates])
 
     def scale(self) -> Tensor:
-        return self._laid_out([gate.scale() for gate in self._gates])
+        return self._in_site_order([gate.scale() for gate in self._gates])
 
     def penalty(self, step: int) -> Tensor:
         return torch.stack([gate.penalty(step) for gate in self._gates]).sum()
@@ -83,15 +89,15 @@ class PooledGate(Gate):
 
     def counts(self) -> dict[str, float]:
         parts = [gate.counts() for gate in self._gates]
-        return {name: sum(part[name] for part in parts) + self.whole for name in parts[0]}
+        return {name: sum(part[name] for part in parts) + self.fixed_heads for name in parts[0]}
 
 
-def shares(keep: int, sizes: Sequence[int]) -> list[int]:
-    """`keep` shared out over pools in proportion to their `sizes`, by largest remainder; ties go to the first."""
+def divide_heads(keep: int, sizes: Sequence[int]) -> list[int]:
+    """`keep` divided among pools in proportion to their `sizes`, by largest remainder; the first pool wins a tie."""
     total = sum(sizes)
     exact = [keep * size / total for size in sizes]
     counts = [int(share) for share in exact]
-    by_rest = sorted(range(len(sizes)), key=lambda pool: counts[pool] - exact[pool])
-    for pool in by_rest[: keep - sum(counts)]:
+    by_remainder = sorted(range(len(sizes)), key=lambda pool: counts[pool] - exact[pool])
+    for pool in by_remainder[: keep - sum(counts)]:
         counts[pool] += 1
     return counts

@@ -1,4 +1,4 @@
-"""Straight-through top-K, a baseline of Li, Cotterell, Sachan 2021, section 4.2.3: K heads at every step, no noise."""
+"""Straight-through top-K, a baseline of Li, Cotterell, Sachan 2021, section 4.2.3: K heads in every step, no noise."""
 
 from __future__ import annotations
 
@@ -7,37 +7,47 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from compressor.selection.gates import base
+from compressor.selection.options import MethodOptions
+
+
+class StraightThroughOptions(MethodOptions):
+    """Options of `ste`; the learning rate is that of the released code."""
+
+    gate_learning_rate: base.GateLearningRate = 0.5
+    gate_max_grad_norm: base.GateMaxGradNorm = 1.0
 
 
 class StraightThroughGate(base.RankedGate):
-    """Forward the hard top-K of the weights, backward as if that were the identity.
+    """Forward: the hard top-K of the weights; backward: the gradient of the identity.
 
-    The K heads of a step are those that it would be deployed with, so every checkpoint may be the result. Which K they
-    are can change until the learning rate has decayed.
+    The K heads of a step are those that the model would be deployed with, so every checkpoint may be the result. Which
+    K they are can change until the learning rate has decayed.
 
     Args:
         layers: heads of each site, in site order.
         keep: heads to keep, from none to all.
         steps: optimizer steps of the run.
-        seed: of the start.
-        gate_learning_rate: peak learning rate of the head weights (0.5 in the released code), decayed linearly to zero.
-        gate_max_grad_norm: bound on the norm of the weights' gradient.
+        seed: seed of the initial weights.
+        options: learning rate, which decays linearly to zero.
 
     Raises:
-        UsageError: an option out of its range.
+        UsageError: `keep` is out of range.
     """
 
+    options_class = StraightThroughOptions
+
     def __init__(
-        self,
-        layers: Sequence[int],
-        keep: int,
-        steps: int,
-        seed: int,
-        *,
-        gate_learning_rate: float = 0.5,
-        gate_max_grad_norm: float = 1.0,
+        self, layers: Sequence[int], keep: int, steps: int, seed: int, options: StraightThroughOptions | None = None
     ) -> None:
-        super().__init__(base.initial(layers, seed), keep, steps, seed, gate_learning_rate, gate_max_grad_norm)
+        options = options or StraightThroughOptions()
+        super().__init__(
+            base.initial(layers, seed),
+            keep,
+            steps,
+            seed,
+            learning_rate=options.gate_learning_rate,
+            max_grad_norm=options.gate_max_grad_norm,
+        )
 
     def sample(self, step: int) -> Tensor:
         return base.straight_through(self.scale(), self.weight)

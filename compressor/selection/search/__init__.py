@@ -1,32 +1,23 @@
-"""Searches by evaluation, one file a search. To add one: write the file, add one line to `SEARCHES`."""
+"""Searches that evaluate subsets, one file a search. To add one: write its file, add one line to `config.methods`."""
 
-from collections.abc import Callable
-
-from compressor.selection.search.astar import AStarSearch
+from compressor.selection.search.astar import AStarOptions, AStarSearch
 from compressor.selection.search.base import Head, Search, Step, SubsetEvaluator
 from compressor.selection.search.greedy import LocalSearch
 from compressor.selection.search.greedy_by_index import GlobalSearch
-from compressor.selection.search.random_subsets import RandomSearch
-from compressor.selection.search.taylor import TaylorSearch
-
-SEARCHES: dict[str, Callable[..., Search]] = {
-    "taylor": TaylorSearch,
-    "astar": AStarSearch,
-    "local": LocalSearch,
-    "global": GlobalSearch,
-    "random": RandomSearch,
-}
-"""Method name -> search, called with its options."""
+from compressor.selection.search.random_subsets import RandomOptions, RandomSearch
+from compressor.selection.search.taylor import TaylorOptions, TaylorSearch
 
 __all__ = [
-    "SEARCHES",
+    "AStarOptions",
     "AStarSearch",
     "GlobalSearch",
     "Head",
     "LocalSearch",
+    "RandomOptions",
     "RandomSearch",
     "Search",
     "Step",
     "SubsetEvaluator",
+    "TaylorOptions",
     "TaylorSearch",
 ]

@@ -1,4 +1,4 @@
-"""A* pruning (Parnami, Singh, Joshi 2021): drop the cheapest head, look no more at those beyond the budget."""
+"""A* pruning (Parnami, Singh, Joshi 2021): remove the cheapest head and eliminate those beyond the budget."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
+from pydantic import Field
+
+from compressor.results import Note, NoteCode
+from compressor.selection.options import MethodOptions
 from compressor.selection.search.base import (
     Head,
+    Search,
     Step,
     SubsetEvaluator,
     head_label,
@@ -18,105 +23,131 @@ from compressor.selection.search.base import (
 )
 
 
-class AStarSearch:
-    """The algorithm of figure 6. A head's cost is how far the metric falls below that of all heads if it goes too.
+class AStarOptions(MethodOptions):
+    """Options of `astar`.
 
-    Each iteration accepts the head of least cost where that is below the budget, negative costs counting as zero, and
-    then walks the others in ascending order of cost: those for whom the sum of what they cost more than the accepted
-    head exceeds what is left of the budget are eliminated. Equal heads go in (site, head) order. With a number to keep
-    there is no budget, and nothing is eliminated.
+    Variants:
 
-    Args:
-        variant: `paper`: costs count from all heads, as in figure 7 and table 3. `literal`: figure 6 to the letter,
-            which takes every accepted head's cost off the budget again. `lazy`: as `paper`, but a head is measured
-            again only while what it last cost puts it first, and is walked by at that. Where costs only grow that is a
-            lower bound, and the head accepted is the cheapest one, as in `paper`. Under a budget a walk by lower bounds
-            may leave heads in that one by costs eliminates; where costs add up, none of them would have gone anyway.
+    - `paper`: costs count from all heads, as in figure 7 and table 3.
+    - `literal`: figure 6 to the letter, which subtracts the cost of every removed head from the budget again.
+    - `lazy`: as `paper`, but a head is evaluated again only while its last cost is the lowest; elimination uses the
+      last costs. Where costs only grow these are lower bounds and the removed head is the cheapest one, as in `paper`.
+      With a budget, elimination by lower bounds may keep candidates that elimination by costs would not; where costs
+      add up, none of them would have been removed anyway.
     """
 
-    def __init__(self, *, variant: Literal["paper", "literal", "lazy"] = "paper") -> None:
-        self.variant = variant
+    variant: Literal["paper", "literal", "lazy"] = Field("paper", description="how costs and the budget are counted")
 
-    def choose(self, trials: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Step]:
+
+class AStarSearch(Search[AStarOptions]):
+    """The algorithm of figure 6. The cost of a head is how far the metric falls below that of all heads if it is
+    removed too.
+
+    Each iteration removes the head of least cost if that is below the budget, where negative costs count as zero. Then
+    it visits the other candidates in ascending order of cost: once the sum of what they cost more than the removed head
+    exceeds what remains of the budget, they are eliminated. Equal heads are visited in (site, head) order. With a
+    number to keep there is no budget, and nothing is eliminated.
+
+    Args:
+        options: the variant.
+    """
+
+    options_class = AStarOptions
+
+    def choose(self, evaluator: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Step]:
         limit = require_end("astar", keep, budget)
-        costs = _Costs(trials, lazy=self.variant == "lazy")
-        kept, remaining, left = frozenset(trials.heads), limit, trials.heads
-        yield Step(kept, _values(trials, kept, remaining), notes=_no_budget(limit))
-        while left and len(kept) > (keep or 0) and remaining > 0:
-            first, searches = costs.cheapest(kept, left)
+        literal = self.options.variant == "literal"
+        costs = _Costs(evaluator, lazy=self.options.variant == "lazy")
+        kept, remaining, candidates = frozenset(evaluator.heads), limit, evaluator.heads
+        yield Step(kept, _values(evaluator, kept, remaining), notes=_zero_budget(limit))
+        while candidates and len(kept) > (keep or 0) and remaining > 0:
+            first, searches = costs.cheapest(kept, candidates)
             cost = max(0.0, costs.last[first])
-            if keep is None and not cost < (remaining if self.variant == "literal" else limit):
-                notes = (
-                    (nothing_removed_note(head_label(first), cost, limit),) if len(kept) == len(trials.heads) else ()
+            if keep is None and not cost < (remaining if literal else limit):
+                values = _values(
+                    evaluator, kept, remaining, searches=searches, candidates=len(candidates), **costs.decreases
                 )
-                values = _values(trials, kept, remaining, searches=searches, candidates=len(left), **costs.fallen)
-                yield Step(kept, values, costs.of(left), kept - frozenset(left), (*costs.notes, *notes))
+                removed_none = len(kept) == len(evaluator.heads)
+                notes = (nothing_removed_note(head_label(first), cost, limit),) if removed_none else ()
+                eliminated = kept - frozenset(candidates)
+                yield Step(kept, values, costs.of(candidates), eliminated, (*costs.notes, *notes))
                 return
             kept = kept - {first}
-            remaining = metric_drop(remaining if self.variant == "literal" else limit, cost)
-            others = sorted((head for head in left if head != first), key=costs.last.__getitem__)
-            inside = frozenset(_within(others, costs.last, cost, remaining))
-            shown = costs.of(left)
-            left = tuple(head for head in trials.heads if head in inside)
-            values = _values(trials, kept, remaining, searches=searches, candidates=len(left), **costs.fallen)
-            yield Step(kept, values, shown, kept - inside, costs.notes)
+            remaining = metric_drop(remaining if literal else limit, cost)
+            ranked = sorted((head for head in candidates if head != first), key=costs.last.__getitem__)
+            affordable = frozenset(_affordable(ranked, costs.last, cost, remaining))
+            considered = costs.of(candidates)
+            candidates = tuple(head for head in evaluator.heads if head in affordable)
+            values = _values(
+                evaluator, kept, remaining, searches=searches, candidates=len(candidates), **costs.decreases
+            )
+            yield Step(kept, values, considered, kept - affordable, costs.notes)
 
 
-def _within(rank: Sequence[Head], costs: Mapping[Head, float], cost: float, remaining: float) -> Sequence[Head]:
-    """The heads at the front of `rank` whose increments I_y = E_y - C_x add up to no more than what remains."""
+def _affordable(ranked: Sequence[Head], costs: Mapping[Head, float], cost: float, remaining: float) -> Sequence[Head]:
+    """The first heads of `ranked` whose increments I_y = E_y - C_x sum to no more than what remains of the budget."""
     total = 0.0
-    for place, head in enumerate(rank):
+    for number, head in enumerate(ranked):
         total = round(total + max(cost, costs[head]) - cost, 12)
         if total > remaining:
-            return rank[:place]
-    return rank
+            return ranked[:number]
+    return ranked
 
 
 class _Costs:
-    """What each head cost when it was last measured."""
+    """The last measured cost of each head."""
 
-    def __init__(self, trials: SubsetEvaluator, *, lazy: bool) -> None:
-        self.trials, self.lazy = trials, lazy
+    def __init__(self, evaluator: SubsetEvaluator, *, lazy: bool) -> None:
+        self.evaluator, self.lazy = evaluator, lazy
         self.last: dict[Head, float] = {}
-        self._baseline = trials.evaluate(frozenset(trials.heads))
-        self._again = self._fell = 0
+        self._baseline = evaluator.evaluate(frozenset(evaluator.heads))
+        self._repeats = self._decreases = 0
 
-    def cheapest(self, kept: frozenset[Head], left: Sequence[Head]) -> tuple[Head, int]:
-        """The head of least cost of `left`, which are in (site, head) order, and how many were measured to know it."""
+    def cheapest(self, kept: frozenset[Head], candidates: Sequence[Head]) -> tuple[Head, int]:
+        """The candidate of least cost, and how many candidates were evaluated to find it.
+
+        Args:
+            kept: the heads before this step.
+            candidates: some of them, in (site, head) order.
+        """
         fresh: set[Head] = set()
-        while (first := min(left, key=lambda head: self.last.get(head, -math.inf))) not in fresh:
-            ask = [first] if self.lazy and first in self.last else left
-            for head, metric in zip(ask, self.trials.evaluate_without(kept, ask), strict=True):
+        while (first := min(candidates, key=lambda head: self.last.get(head, -math.inf))) not in fresh:
+            batch = [first] if self.lazy and first in self.last else candidates
+            for head, metric in zip(batch, self.evaluator.evaluate_without(kept, batch), strict=True):
                 cost = metric_drop(self._baseline, metric)
-                self._again += head in self.last
-                self._fell += cost < self.last.get(head, cost)
+                self._repeats += head in self.last
+                self._decreases += cost < self.last.get(head, cost)
                 self.last[head] = cost
-            fresh.update(ask)
+            fresh.update(batch)
         return first, len(fresh)
 
     def of(self, heads: Sequence[Head]) -> dict[Head, float]:
         return {head: self.last[head] for head in heads}
 
     @property
-    def fallen(self) -> dict[str, float]:
-        """How often the premise broke."""
-        return {"fell": float(self._fell)} if self.lazy else {}
+    def decreases(self) -> dict[str, float]:
+        """How often a cost decreased, against the premise of `lazy`; the key is that of stored curves."""
+        return {"fell": float(self._decreases)} if self.lazy else {}
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        if not self.lazy or not self._fell:
+    def notes(self) -> tuple[Note, ...]:
+        if not self.lazy or not self._decreases:
             return ()
-        return (
-            f"lazy A*: {self._fell} of the {self._again} heads that were measured again cost less than before, where"
-            " the search takes it that what a head costs only grows; variant=paper measures every head",
+        text = (
+            f"lazy A*: {self._decreases} of the {self._repeats} heads that were evaluated again cost less than before,"
+            " although the search assumes that costs only grow; variant=paper evaluates every head"
         )
+        return (Note(code=NoteCode.COSTS_DECREASED, text=text),)
 
 
-def _values(trials: SubsetEvaluator, kept: frozenset[Head], remaining: float, **values: float) -> dict[str, float]:
+def _values(evaluator: SubsetEvaluator, kept: frozenset[Head], remaining: float, **values: float) -> dict[str, float]:
     budget = {"budget_left": remaining} if remaining < float("inf") else {}
-    return step_values(trials, kept, **budget, **values)
+    return step_values(evaluator, kept, **budget, **values)
 
 
-def _no_budget(limit: float) -> tuple[str, ...]:
-    """Figure 6 takes a head only for less than the budget, so nothing for nothing."""
-    return () if limit else ("no head was removed: astar takes heads that cost less than --max-drop, which is 0",)
+def _zero_budget(limit: float) -> tuple[Note, ...]:
+    """Figure 6 removes a head only for less than the budget, so a budget of zero permits nothing."""
+    if limit:
+        return ()
+    text = "no head was removed: astar removes heads that cost less than --max-drop, which is 0"
+    return (Note(code=NoteCode.NOTHING_REMOVED, text=text),)

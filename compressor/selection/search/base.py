@@ -1,31 +1,35 @@
-"""What a search asks of a model, and what it gives back: a subset of heads, found by evaluation alone."""
+"""The interface of a search: it evaluates subsets of heads of a frozen model and yields the steps of its removal."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
-from compressor.errors import UsageError
+from compressor.errors import ErrorCode, UsageError
+from compressor.results import Note, NoteCode
+from compressor.selection.options import MethodOptions
 
 Head = tuple[str, int]
-"""A head for life: the name of its site and its id in the untouched model."""
+"""A head: the name of its site and its index in the original model."""
+OptionsT = TypeVar("OptionsT", bound=MethodOptions)
 
 
 class SubsetEvaluator(Protocol):
-    """The frozen model, as a search sees it. Dropout is off; a subset is evaluated once and remembered."""
+    """The frozen model as a search sees it. Dropout is off; every subset is evaluated once and then cached."""
 
     heads: tuple[Head, ...]
     """All heads in (site, head) order, the order in which ties are broken."""
 
     @property
     def count(self) -> int:
-        """Evaluations made so far, the remembered ones not counted again."""
+        """Number of different subsets that were evaluated."""
         ...
 
     @property
     def forwards(self) -> float:
-        """What they cost: forwards of the whole model over all evaluation rows that would have taken as much."""
+        """Cost of these evaluations, in forwards of the whole model over all evaluation rows."""
         ...
 
     def evaluate(self, kept: frozenset[Head]) -> float:
@@ -33,15 +37,18 @@ class SubsetEvaluator(Protocol):
         ...
 
     def evaluate_without(self, kept: frozenset[Head], heads: Sequence[Head]) -> list[float]:
-        """`evaluate` of `kept` without each of `heads`, one at a time, in their order; cheaper than one by one."""
+        """`evaluate` of `kept` without each one of `heads`, in their order; cheaper than separate calls."""
         ...
 
     def evaluate_all(self, subsets: Iterable[frozenset[Head]]) -> list[float]:
-        """`evaluate` of each, in their order: the evaluations do not depend on each other."""
+        """`evaluate` of each subset, in their order; the evaluations do not depend on each other."""
         ...
 
     def sensitivity(self, kept: frozenset[Head]) -> Mapping[Head, float]:
-        """Mean over training rows of |dL/dgate| of each head, the heads outside `kept` at zero (`sensitivity.py`)."""
+        """Mean over training rows of |dL/dgate| of each head, with the heads outside `kept` at zero.
+
+        See `gradient_importance`.
+        """
         ...
 
 
@@ -50,73 +57,98 @@ class Step:
     """One decision of a search; the last may be to stop.
 
     Attributes:
-        kept: the heads that stay after it.
-        values: what a curve shows, e.g. `metric`, larger is better; what the searches share is in `step_values`.
-        costs: what the decision was based on: how far the metric falls below that of all heads if this head goes too.
-        eliminated: heads that stay for good, as the search looks at them no more.
-        notes: what a reader of the result must know, were this the last step.
+        kept: the heads that are kept after it.
+        values: values for the curves, e.g. `metric`, larger is better; `step_values` has those that all searches share.
+        costs: the basis of the decision: how far the metric falls below that of all heads if this head is removed too.
+        eliminated: heads that are kept for good, because the search no longer considers them.
+        notes: what a reader of the result must know if this is the last step.
     """
 
     kept: frozenset[Head]
     values: Mapping[str, float]
     costs: Mapping[Head, float] = field(default_factory=dict)
     eliminated: frozenset[Head] = frozenset()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
-class Search(Protocol):
-    """A method that chooses heads without learning. Its options are its constructor's."""
+class Search(ABC, Generic[OptionsT]):
+    """A method that selects heads by evaluating subsets, without training.
 
-    def choose(self, trials: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Step]:
-        """The way from all heads down to the chosen ones, told as it is found; the last step holds the choice.
+    Args:
+        options: None: the defaults.
 
-        The first step holds all heads. Every step's heads are among those of the step before.
+    Attributes:
+        options_class: class of its options; `MethodOptions` itself where it has none.
+        options: its options.
+    """
+
+    options_class: type[OptionsT]
+
+    def __init__(self, options: OptionsT | None = None) -> None:
+        self.options = options or self.options_class()
+
+    @abstractmethod
+    def choose(self, evaluator: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Step]:
+        """The steps from all heads down to the selected ones; the last step holds the result.
+
+        The first step holds all heads. The heads of every step are among those of the step before.
 
         Args:
-            trials: the model.
-            keep: exactly how many heads to keep; None: as few as the budget allows.
-            budget: by how much the metric may fall below that of all heads, in its own unit; not looked at where
-                `keep` is given. One of the two is.
+            evaluator: the model.
+            keep: exactly how many heads to keep; None: as few as the budget permits.
+            budget: how far the metric may fall below that of all heads, in its own unit; ignored if `keep` is set.
 
         Raises:
-            UsageError: neither is given, or the method cannot work by the one that is.
+            UsageError: neither is set, or the method cannot work by the one that is.
         """
-        ...
 
 
-def step_values(trials: SubsetEvaluator, kept: frozenset[Head], **values: float) -> dict[str, float]:
-    """The values of a step that every search tells: the metric of `kept`, and the work done until then."""
-    metric = trials.evaluate(kept)
-    return {"metric": metric, **values, "evaluations": float(trials.count), "forwards": float(trials.forwards)}
+def step_values(evaluator: SubsetEvaluator, kept: frozenset[Head], **values: float) -> dict[str, float]:
+    """The values of a step that all searches share: the metric of `kept`, and the evaluations until then."""
+    metric = evaluator.evaluate(kept)
+    return {"metric": metric, **values, "evaluations": float(evaluator.count), "forwards": float(evaluator.forwards)}
 
 
 def metric_drop(before: float, after: float) -> float:
-    """How far the metric fell, in its unit. Of two shares of some rows it has no digits beyond what is rounded off."""
+    """How far the metric fell, in its unit, without the rounding errors of a difference of two shares."""
     return round(before - after, 12)
 
 
 def require_end(method: str, keep: int | None, budget: float | None) -> float:
-    """The budget, infinite where heads are counted.
+    """The budget; infinity if the number of heads is fixed.
 
     Raises:
-        UsageError: neither is given, or the budget is negative.
+        UsageError: neither is set, or the budget is negative.
     """
     if keep is not None:
         return float("inf")
     if budget is None:
         raise UsageError(
-            f"{method} needs an end; say how many heads to keep with --keep, or their cost with --max-drop"
+            f"{method} needs a stopping rule; set the number of heads (--keep) or the loss allowed (--max-drop)",
+            code=ErrorCode.MISSING_VALUE,
+            field="keep",
+            fields=("keep", "max_drop"),
+            method=method,
         )
     if not budget >= 0:
-        raise UsageError(f"max_drop {budget:g}: what heads may cost; give 0 or more")
+        raise UsageError(
+            f"--max-drop {budget:g}: the loss of the metric that is allowed; choose 0 or more",
+            code=ErrorCode.OUT_OF_RANGE,
+            field="max_drop",
+            value=budget,
+        )
     return budget
 
 
 def head_label(head: Head) -> str:
-    """A head as a reader knows it."""
+    """A head as a reader knows it: `head 3 of encoder.layer.0.attention`."""
     return f"head {head[1]} of {head[0]}"
 
 
-def nothing_removed_note(what: str, cost: float, budget: float) -> str:
-    """The note of a search that leaves every head where it is."""
-    return f"no head was removed: {what} costs least, {cost:.4g} of the metric, and {budget:g} may be lost (--max-drop)"
+def nothing_removed_note(candidate: str, cost: float, budget: float) -> Note:
+    """The note of a search that keeps every head, because the cheapest candidate costs more than the budget."""
+    return Note(
+        code=NoteCode.NOTHING_REMOVED,
+        text=f"no head was removed: {candidate} costs least, {cost:.4g} of the metric, and {budget:g} is allowed"
+        " (--max-drop)",
+    )

@@ -1,10 +1,12 @@
-"""Local pruning (Parnami et al. 2021, section 3.2): try every head that is left, drop the cheapest, begin again."""
+"""Local pruning (Parnami et al. 2021, section 3.2): evaluate every remaining head, remove the cheapest, repeat."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from compressor.selection.options import MethodOptions
 from compressor.selection.search.base import (
+    Search,
     Step,
     SubsetEvaluator,
     head_label,
@@ -15,30 +17,28 @@ from compressor.selection.search.base import (
 )
 
 
-class LocalSearch:
+class LocalSearch(Search[MethodOptions]):
     """Greedy removal of the head after which the metric is best; of equal heads the first in (site, head) order.
 
-    By a budget it goes on while the cheapest head leaves the metric within it.
+    With a budget it continues while the cheapest head leaves the metric within the budget.
     """
 
-    def choose(self, trials: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Step]:
+    options_class = MethodOptions
+
+    def choose(self, evaluator: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Step]:
         limit = require_end("local", keep, budget)
-        kept = frozenset(trials.heads)
-        baseline = trials.evaluate(kept)
-        yield Step(kept, step_values(trials, kept))
+        kept = frozenset(evaluator.heads)
+        baseline = evaluator.evaluate(kept)
+        yield Step(kept, step_values(evaluator, kept))
         while len(kept) > (keep or 0):
-            left = [head for head in trials.heads if head in kept]
-            costs = {
-                h: metric_drop(baseline, m) for h, m in zip(left, trials.evaluate_without(kept, left), strict=True)
-            }
-            cheapest = min(left, key=costs.__getitem__)
+            candidates = [head for head in evaluator.heads if head in kept]
+            metrics = evaluator.evaluate_without(kept, candidates)
+            costs = {head: metric_drop(baseline, metric) for head, metric in zip(candidates, metrics, strict=True)}
+            cheapest = min(candidates, key=costs.__getitem__)
             if keep is None and costs[cheapest] > limit:
-                notes = (
-                    (nothing_removed_note(head_label(cheapest), costs[cheapest], limit),)
-                    if len(left) == len(trials.heads)
-                    else ()
-                )
-                yield Step(kept, step_values(trials, kept, searches=len(left)), costs, notes=notes)
+                removed_none = len(candidates) == len(evaluator.heads)
+                notes = (nothing_removed_note(head_label(cheapest), costs[cheapest], limit),) if removed_none else ()
+                yield Step(kept, step_values(evaluator, kept, searches=len(candidates)), costs, notes=notes)
                 return
             kept = kept - {cheapest}
-            yield Step(kept, step_values(trials, kept, searches=len(left)), costs)
+            yield Step(kept, step_values(evaluator, kept, searches=len(candidates)), costs)

@@ -5,66 +5,80 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import Field
 
-from compressor.errors import UsageError
-from compressor.selection.search.base import Head, Step, SubsetEvaluator, metric_drop, require_end, step_values
+from compressor.results import Note, NoteCode
+from compressor.selection.options import MethodOptions
+from compressor.selection.search.base import (
+    Head,
+    Search,
+    Step,
+    SubsetEvaluator,
+    metric_drop,
+    require_end,
+    step_values,
+)
 
 
-class RandomSearch:
-    """The best of random subsets, or the longest of random ways down that stay within the budget.
+class RandomOptions(MethodOptions):
+    """Options of `random`."""
+
+    trials: int = Field(100, ge=1, description="number of random subsets, or of random orders with a budget")
+    seed: int = Field(0, ge=0, description="seed of the draws, in place of the recipe's")
+
+
+class RandomSearch(Search[RandomOptions]):
+    """The best of random subsets; with a budget, the longest of random removals that stay within it.
+
+    With a number to keep, every trial is one subset, and the subset of the best metric is selected. With a budget,
+    every trial is an order of all heads that is followed until the next head would exceed the budget; the order that
+    removes most heads is selected, of equal ones the one of the better metric.
 
     Args:
-        trials: how many are tried. With a number to keep each is one subset, and the one of the best metric wins; by a
-            budget each is an order of all heads, followed until the next head would exceed it, and the one that
-            removes most wins, of equal ones that of the better metric.
-        seed: of the draws; the recipe's where none is given.
-
-    Raises:
-        UsageError: no tries.
+        options: number of trials and seed.
     """
 
-    def __init__(self, *, trials: PositiveInt = 100, seed: NonNegativeInt = 0) -> None:
-        if trials < 1:
-            raise UsageError(f"trials {trials}: random ways to try; give 1 or more")
-        self.trials, self.seed = trials, seed
+    options_class = RandomOptions
 
-    def choose(self, trials: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Step]:
+    def choose(self, evaluator: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Step]:
         limit = require_end("random", keep, budget)
-        everything = frozenset(trials.heads)
-        yield Step(everything, step_values(trials, everything))
-        orders = self.orders(trials.heads)
+        everything = frozenset(evaluator.heads)
+        yield Step(everything, step_values(evaluator, everything))
+        orders = self.orders(evaluator.heads)
         if keep is not None:
-            gone = len(trials.heads) - keep
-            subsets = [everything - frozenset(order[:gone]) for order in orders]
-            metrics = trials.evaluate_all(subsets)
-            if gone:
+            removed = len(evaluator.heads) - keep
+            subsets = [everything - frozenset(order[:removed]) for order in orders]
+            metrics = evaluator.evaluate_all(subsets)
+            if removed:
                 best = subsets[int(np.argmax(metrics))]
-                yield Step(best, step_values(trials, best, searches=len(subsets)))
+                yield Step(best, step_values(evaluator, best, searches=len(subsets)))
             return
-        walks = [random_walk(trials, order, limit) for order in orders]
-        best_order = max(range(len(walks)), key=lambda n: (len(walks[n]), walks[n][-1:]))
-        kept, gone = everything, len(walks[best_order])
-        for head in orders[best_order][:gone]:
+        walks = [random_walk(evaluator, order, limit) for order in orders]
+        longest = max(range(len(walks)), key=lambda number: (len(walks[number]), walks[number][-1:]))
+        kept, removed = everything, len(walks[longest])
+        for head in orders[longest][:removed]:
             kept = kept - {head}
-            yield Step(kept, step_values(trials, kept))
-        if not gone:
-            note = f"no head was removed: none that begins one of {len(orders)} random orders costs {limit:g} or less"
-            yield Step(kept, step_values(trials, kept), notes=(f"{note} (--max-drop)",))
+            yield Step(kept, step_values(evaluator, kept))
+        if not removed:
+            text = (
+                f"no head was removed: the first head of each of {len(orders)} random orders costs more than {limit:g}"
+            )
+            note = Note(code=NoteCode.NOTHING_REMOVED, text=f"{text} (--max-drop)")
+            yield Step(kept, step_values(evaluator, kept), notes=(note,))
 
     def orders(self, heads: Sequence[Head]) -> list[list[Head]]:
-        """The orders in which heads are removed, one a try."""
-        draw = np.random.default_rng(self.seed)
-        return [[heads[place] for place in draw.permutation(len(heads))] for _ in range(self.trials)]
+        """The order of removal of each trial."""
+        draw = np.random.default_rng(self.options.seed)
+        return [[heads[index] for index in draw.permutation(len(heads))] for _ in range(self.options.trials)]
 
 
-def random_walk(trials: SubsetEvaluator, order: Sequence[Head], budget: float) -> list[float]:
-    """The metric after each head of `order` that can go before one more would cost more than `budget`."""
-    kept = frozenset(trials.heads)
-    baseline, metrics = trials.evaluate(kept), []
+def random_walk(evaluator: SubsetEvaluator, order: Sequence[Head], budget: float) -> list[float]:
+    """The metric after each removal in `order`, up to the last that costs no more than `budget` in all."""
+    kept = frozenset(evaluator.heads)
+    baseline, metrics = evaluator.evaluate(kept), []
     for head in order:
         kept = kept - {head}
-        metric = trials.evaluate(kept)
+        metric = evaluator.evaluate(kept)
         if metric_drop(baseline, metric) > budget:
             break
         metrics.append(metric)

@@ -1,4 +1,4 @@
-"""Michel, Levy, Neubig 2019: drop the least important heads, a tenth at a time."""
+"""Michel, Levy, Neubig 2019: remove the least important heads, a tenth at a time."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-from compressor.errors import UsageError
+from pydantic import Field
+
+from compressor.selection.options import MethodOptions
 from compressor.selection.search.base import (
     Head,
+    Search,
     Step,
     SubsetEvaluator,
     metric_drop,
@@ -18,82 +21,91 @@ from compressor.selection.search.base import (
 )
 
 
-class TaylorSearch:
+class TaylorOptions(MethodOptions):
+    """Options of `taylor`. `loss` ranks by the loss of metric when one head alone is removed, the order that the paper
+    compares with (section 4.2)."""
+
+    by: Literal["gradient", "loss"] = Field("gradient", description="measure of importance")
+    normalize: bool | None = Field(
+        None, description="divide importance by the l2 norm of its site's; default: true for gradient, as in the paper"
+    )
+    rescore: bool | None = Field(
+        None, description="measure importance anew before every step; default: true for gradient, as in the paper"
+    )
+    share: float = Field(0.1, gt=0, le=1, description="heads removed per step, as a share of all heads")
+
+
+class TaylorSearch(Search[TaylorOptions]):
     """Greedy removal by importance I_h = E_x |Att_h(x) . dL/dAtt_h(x)| (equation 2 and the one after it).
 
-    By a budget it goes on while the metric stays within it.
+    With a budget it continues while the metric stays within the budget.
 
     Args:
-        by: what importance is: the gradient's (above), or the loss of metric when this head alone is removed (the
-            order that the paper compares with, section 4.2).
-        normalize: divide a head's importance by the l2 norm of its site's. None as in the paper: gradients alone.
-        rescore: measure importance again before every step, with what is left, else once. None: gradients alone.
-        share: heads removed a step, as a share of all heads of the model.
-
-    Raises:
-        UsageError: an option out of its range.
+        options: measure of importance, and heads per step.
     """
 
-    def __init__(
-        self,
-        *,
-        by: Literal["gradient", "loss"] = "gradient",
-        normalize: bool | None = None,
-        rescore: bool | None = None,
-        share: float = 0.1,
-    ) -> None:
-        if not 0 < share <= 1:
-            raise UsageError(f"share {share}: heads removed a step; give a number above 0 and up to 1")
-        self.by, self.share = by, share
-        self.normalize = by == "gradient" if normalize is None else normalize
-        self.rescore = by == "gradient" if rescore is None else rescore
+    options_class = TaylorOptions
 
-    def choose(self, trials: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Step]:
+    @property
+    def normalizes(self) -> bool:
+        """Whether importance is divided by the norm of its site's."""
+        return self.options.by == "gradient" if self.options.normalize is None else self.options.normalize
+
+    @property
+    def rescores(self) -> bool:
+        """Whether importance is measured anew before every step."""
+        return self.options.by == "gradient" if self.options.rescore is None else self.options.rescore
+
+    def choose(self, evaluator: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Step]:
         limit = require_end("taylor", keep, budget)
-        kept = frozenset(trials.heads)
-        baseline = trials.evaluate(kept)
-        yield Step(kept, step_values(trials, kept))
-        at_once = max(1, round(self.share * len(trials.heads)))
+        kept = frozenset(evaluator.heads)
+        baseline = evaluator.evaluate(kept)
+        yield Step(kept, step_values(evaluator, kept))
+        per_step = max(1, round(self.options.share * len(evaluator.heads)))
         importance: Mapping[Head, float] = {}
         while len(kept) > (keep or 0):
-            if self.rescore or not importance:
-                importance = self._importance(trials, kept)
-            rank = ranked(importance, kept, trials.heads, self.normalize)
-            gone = rank[: min(at_once, len(kept) - (keep or 0))]
-            lost = metric_drop(baseline, trials.evaluate(kept - frozenset(gone)))
-            if keep is None and lost > limit:
-                if len(kept) == len(trials.heads):
-                    what = f"the first step ({len(gone)} of {len(kept)} heads, a smaller --options share takes fewer)"
-                    yield Step(kept, step_values(trials, kept), notes=(nothing_removed_note(what, lost, limit),))
+            if self.rescores or not importance:
+                importance = self._importance(evaluator, kept)
+            ranking = rank_heads(importance, kept, evaluator.heads, normalize=self.normalizes)
+            removed = ranking[: min(per_step, len(kept) - (keep or 0))]
+            cost = metric_drop(baseline, evaluator.evaluate(kept - frozenset(removed)))
+            if keep is None and cost > limit:
+                if len(kept) == len(evaluator.heads):
+                    step = f"the first step ({len(removed)} of {len(kept)} heads; fewer with a smaller --options share)"
+                    yield Step(kept, step_values(evaluator, kept), notes=(nothing_removed_note(step, cost, limit),))
                 return
-            kept = kept - frozenset(gone)
-            yield Step(kept, step_values(trials, kept))
+            kept = kept - frozenset(removed)
+            yield Step(kept, step_values(evaluator, kept))
 
-    def _importance(self, trials: SubsetEvaluator, kept: frozenset[Head]) -> Mapping[Head, float]:
-        if self.by == "gradient":
-            return trials.sensitivity(kept)
-        left = [head for head in trials.heads if head in kept]
-        whole = trials.evaluate(kept)
-        return {h: metric_drop(whole, m) for h, m in zip(left, trials.evaluate_without(kept, left), strict=True)}
+    def _importance(self, evaluator: SubsetEvaluator, kept: frozenset[Head]) -> Mapping[Head, float]:
+        if self.options.by == "gradient":
+            return evaluator.sensitivity(kept)
+        heads = [head for head in evaluator.heads if head in kept]
+        whole = evaluator.evaluate(kept)
+        metrics = evaluator.evaluate_without(kept, heads)
+        return {head: metric_drop(whole, metric) for head, metric in zip(heads, metrics, strict=True)}
 
 
-def ranked(
-    importance: Mapping[Head, float], kept: frozenset[Head], heads: tuple[Head, ...], normalize: bool
+def rank_heads(
+    importance: Mapping[Head, float], kept: frozenset[Head], heads: tuple[Head, ...], *, normalize: bool
 ) -> list[Head]:
-    """The heads `kept`, least important first.
+    """The heads `kept`, least important first. Of equal heads the later one in (site, head) order comes first.
 
-    Heads already gone are left out before the site's norm is taken; a site whose norm is zero scores zero. Of equal
-    heads the later one in (site, head) order goes first, as the earlier one is kept by every method.
+    Args:
+        importance: importance of every head.
+        kept: the heads to rank; the norm of a site covers these alone.
+        heads: all heads in (site, head) order.
+        normalize: divide by the l2 norm of the site; a site whose norm is zero scores zero.
     """
-    left = [head for head in heads if head in kept]
+    ranking = [head for head in heads if head in kept]
     norms: dict[str, float] = {}
-    for site, _ in left:
-        norms.setdefault(site, math.sqrt(sum(importance[head] ** 2 for head in left if head[0] == site)))
+    for site, _ in ranking:
+        norms.setdefault(site, math.sqrt(sum(importance[head] ** 2 for head in ranking if head[0] == site)))
 
     def score(head: Head) -> float:
         if not normalize:
             return importance[head]
         return importance[head] / norms[head[0]] if norms[head[0]] else 0.0
 
-    left.reverse()
-    return sorted(left, key=score)
+    ranking.reverse()
+    return sorted(ranking, key=score)

@@ -1,0 +1,75 @@
+"""The attention maps of a run: those of an earlier run, those that an interrupted run stored, or new ones."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from compressor.block_masks.attention_maps import AttentionMaps
+from compressor.block_masks.collect_maps import memory_length
+from compressor.errors import ErrorCode, InputError
+from compressor.model_folder import fingerprint
+from compressor.results import Note, NoteCode
+from compressor.tasks import Data
+from compressor.units import Site
+
+
+def load_maps(path: Path, model: PreTrainedModel, sites: Sequence[Site], length: int) -> AttentionMaps:
+    """Maps of an earlier run.
+
+    Args:
+        path: their file.
+        model: the model that masks are derived for.
+        sites: its sites.
+        length: positions that the masks have to cover.
+
+    Raises:
+        InputError: the file cannot be read, or its maps are of another model or too short.
+    """
+    maps = AttentionMaps.load(path)
+    maps.check(sites, memory_length(model))
+    if maps.length < length:
+        raise InputError(
+            f"{path}: the maps cover {maps.length} positions, rows have up to {length}; lower --max-length, or use maps"
+            " of longer rows",
+            code=ErrorCode.TOO_LONG,
+            path=path,
+            length=length,
+            maximum=maps.length,
+        )
+    return maps
+
+
+def store_copy(source: Path, path: Path) -> None:
+    """Copy maps of an earlier run into this one, unless it has some."""
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, path)
+
+
+def notes_on_maps(
+    maps: AttentionMaps, model: PreTrainedModel, data: Data, length: int, source: Path | None
+) -> tuple[Note, ...]:
+    """What a reader must know about the maps that masks are derived from.
+
+    Args:
+        maps: the maps.
+        model: the model that masks are derived for.
+        data: its rows.
+        length: positions that the masks cover.
+        source: the file of an earlier run; None: the maps are this run's.
+    """
+    notes = []
+    if source is not None:
+        origins = (("rows", maps.data, data.train_hash), ("weights", maps.model, fingerprint(model)))
+        differing = [name for name, of_maps, of_run in origins if of_maps != of_run]
+        if differing:
+            text = f"masks are derived from the maps of other {' and '.join(differing)} ({source})"
+            notes.append(Note(code=NoteCode.MAPS_DIFFER, text=text))
+    if maps.length > length:
+        text = f"the maps cover {maps.length} positions, rows have at most {length}: only the first {length} are used"
+        notes.append(Note(code=NoteCode.MAPS_CROPPED, text=text))
+    return tuple(notes)

@@ -1,0 +1,73 @@
+"""Checks of a configuration before anything is computed."""
+
+from __future__ import annotations
+
+from compressor.config.methods import METHODS
+from compressor.config.sections import SelectionConfig
+from compressor.errors import ErrorCode, UsageError
+from compressor.selection.certify import split_rows
+from compressor.selection.options import ScheduleOptions, check_option_names, option_models, option_names, read_options
+from compressor.selection.ray_cluster import check_reachable
+from compressor.tasks.base import Data
+
+TRAINING_WITH_MASKS = "training with masks"
+"""What the options of the schedule belong to where no method reads them, for messages."""
+
+
+def check_options(selection: SelectionConfig, *, heads: bool = True, blocks: bool = False) -> None:
+    """Check the options as learning will read them, without a model.
+
+    Args:
+        selection: method and options.
+        heads: heads are selected, so the options of the method are read.
+        blocks: the model trains with masks afterwards, so the options of the schedule are read.
+
+    Raises:
+        UsageError: an option does not exist, cannot be read or is out of range.
+        TargetMissingError: the requested Ray workers are not available.
+    """
+    names = option_names(selection.method) if heads else ()
+    options = dict(selection.options)
+    if blocks:
+        schedule = set(ScheduleOptions.model_fields)
+        _check_schedule(TRAINING_WITH_MASKS, selection)
+        if not heads:
+            check_option_names(TRAINING_WITH_MASKS, options, tuple(ScheduleOptions.model_fields))
+        options = {name: value for name, value in options.items() if name in names or name not in schedule}
+    if not heads:
+        return
+    check_option_names(selection.method, options, names)
+    for model in option_models(selection.method):
+        read_options(selection.method, options, model)
+    if METHODS[selection.method].kind == "gate":
+        _check_schedule(selection.method, selection)
+    elif selection.ray is not None:
+        check_reachable(selection.ray)
+
+
+def _check_schedule(subject: str, selection: SelectionConfig) -> None:
+    pace = read_options(subject, selection.options, ScheduleOptions)
+    pace.schedule(1, selection.batch_size, selection.learning_rate, selection.seed)
+
+
+def check_budget(selection: SelectionConfig, data: Data) -> None:
+    """Check the loss allowed against the metric and the number of rows.
+
+    Raises:
+        UsageError: the metric cannot fall so far, or it cannot be certified.
+        InputError: too few rows for a certificate.
+    """
+    if selection.max_drop is None:
+        return
+    task = data.task.chooser if selection.keep is None and selection.searches else data.task
+    if selection.max_drop >= task.metric_maximum:
+        raise UsageError(
+            f"--max-drop {selection.max_drop:g}: {task.metric} is at most {task.metric_maximum:g}, so any result would"
+            " pass; choose less, e.g. 0.01",
+            code=ErrorCode.OUT_OF_RANGE,
+            field="max_drop",
+            value=selection.max_drop,
+            metric=task.metric,
+        )
+    if selection.certify is not None:
+        split_rows(data.eval, data.task, selection.max_drop, selection.certify, selection.seed)

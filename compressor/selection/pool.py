@@ -1,0 +1,64 @@
+"""Which heads compete, and how many of them are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from compressor.errors import ErrorCode, UsageError
+from compressor.units import Site
+from graph_passes.plan import Kind
+
+
+def pool_of(sites: Sequence[Site], options: Mapping[str, Any]) -> list[Site]:
+    """The sites among whose heads a method with these options chooses: those of option `pool`.
+
+    Raises:
+        UsageError: the model has no attention of this kind.
+    """
+    pool = options.get("pool", "model")
+    if pool not in get_args(Kind):
+        return list(sites)
+    members = [site for site in sites if site.kind == pool]
+    if not members:
+        kinds = tuple(dict.fromkeys(site.kind for site in sites))
+        raise UsageError(
+            f"option pool={pool}: the model has no attention of this kind; choose among {', '.join(kinds)}",
+            code=ErrorCode.UNSUPPORTED_MODEL,
+            field="pool",
+            value=pool,
+            choices=kinds,
+        )
+    return members
+
+
+def heads_to_keep(keep: int | str, heads: int, flag: str = "--keep") -> int:
+    """The number of heads that `keep` describes: a count (36, "36"), or a share ("50%", rounded to the nearest head).
+
+    Args:
+        keep: a count or a share.
+        heads: the number of heads to choose from.
+        flag: the flag that set it, for the message.
+
+    Raises:
+        UsageError: it is neither, or out of range.
+    """
+    text = str(keep).strip()
+    try:
+        count = round(heads * float(text[:-1]) / 100) if text.endswith("%") else int(text)
+    except (ValueError, OverflowError) as error:
+        raise UsageError(
+            f"{flag} {text!r}: neither a count nor a share; give a number such as 36, or 50%",
+            code=ErrorCode.INVALID_VALUE,
+            field="keep",
+            value=keep,
+        ) from error
+    if not 0 <= count <= heads:
+        raise UsageError(
+            f"{flag} {text}: there are {heads} heads to choose from; give a number from 0 to {heads}, or 0% to 100%",
+            code=ErrorCode.OUT_OF_RANGE,
+            field="keep",
+            value=keep,
+            maximum=heads,
+        )
+    return count

@@ -1,0 +1,147 @@
+"""Select heads by evaluation: run a search over subsets of a frozen model, and certify its steps if requested."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from compressor.config.methods import METHODS
+from compressor.config.sections import SelectionConfig
+from compressor.errors import ErrorCode, UsageError
+from compressor.progress import ProgressCallback
+from compressor.results import Note, NoteCode
+from compressor.selection.certify import Certificate, certify, removal_steps, split_rows
+from compressor.selection.options import (
+    MethodOptions,
+    SampleOptions,
+    check_option_names,
+    option_models,
+    option_names,
+    read_options,
+)
+from compressor.selection.plan_and_curves import Learned, all_heads, search_curves, to_plan
+from compressor.selection.pool import pool_of
+from compressor.selection.search import Search, Step
+from compressor.selection.subset_evaluator import EvaluatorFactory, ModelSubsetEvaluator, PooledSubsetEvaluator
+from compressor.tasks.base import Data
+from compressor.units import Site
+
+
+def run_search(
+    model: PreTrainedModel,
+    sites: Sequence[Site],
+    data: Data,
+    selection: SelectionConfig,
+    keep: int | None,
+    checkpoint_dir: Path,
+    on_progress: ProgressCallback,
+    make_evaluator: EvaluatorFactory = ModelSubsetEvaluator,
+) -> Learned:
+    """Run the search of `selection.method` and keep the heads of its last step, or of its last certified step.
+
+    Args:
+        model: not changed.
+        sites: its sites, in call order.
+        data: encoded rows, with the task that heads are selected by.
+        selection: method, options, loss allowed, confidence of a certificate, seed.
+        keep: number of heads to keep; None: as few as the loss allowed permits.
+        checkpoint_dir: where evaluations are stored, and found again.
+        on_progress: called with (heads removed, heads to remove at most).
+        make_evaluator: makes the evaluator of subsets.
+
+    Raises:
+        UsageError: an option does not exist or is out of range, or no head can be removed within the loss allowed.
+        InputError: too few rows for a certificate.
+    """
+    search, sample = _read(selection)
+    unseen = None
+    if selection.certify is not None:
+        budget = _certified_budget(selection, keep)
+        searched, unseen = split_rows(data.eval, data.task, budget, selection.certify, selection.seed)
+        data = replace(data, eval=searched)
+    if torch.cuda.is_available():
+        model.to("cuda")  # type: ignore[arg-type]
+
+    def evaluator_of(rows: Data, name: str) -> ModelSubsetEvaluator:
+        evaluator = make_evaluator(
+            model, sites, rows, selection.batch_size, sample.rows, selection.seed, sample.mixed_precision
+        )
+        evaluator.store_in(checkpoint_dir / f"checkpoint-{name}.npz")
+        return evaluator
+
+    pool = PooledSubsetEvaluator(evaluator_of(data, "search"), all_heads(pool_of(sites, selection.options)))
+    steps = []
+    for step in search.choose(pool, keep, selection.max_drop):
+        steps.append(replace(step, kept=step.kept | pool.always_kept))
+        on_progress(len(pool.heads) - len(step.kept), len(pool.heads) - (keep or 0))
+    last, certificate, notes = steps[-1], None, steps[-1].notes
+    if unseen is not None:
+        steps = removal_steps(steps)
+        evaluator = evaluator_of(replace(data, eval=unseen), "unseen")
+        certificate = _certify(steps, evaluator, selection, len(data.eval))
+        notes = (*notes, certificate.note(steps), _certification_cost(evaluator))
+        last = steps[certificate.steps - 1]
+    elif keep is None and len(last.kept) == len(steps[0].kept):
+        raise _nothing_removed(last, selection)
+    options = {**search.options.model_dump(), **sample.model_dump()}
+    plan = to_plan(sites, dict.fromkeys(last.kept, 1.0), selection, options, data)
+    return Learned(plan, search_curves(steps, data.task), trained=False, notes=notes, certificate=certificate)
+
+
+def _read(selection: SelectionConfig) -> tuple[Search[MethodOptions], SampleOptions]:
+    """The configured search and how it measures."""
+    name, given = selection.method, selection.options
+    check_option_names(name, given, option_names(name))
+    own = read_options(name, given, option_models(name)[0])
+    if "seed" in type(own).model_fields and "seed" not in own.model_fields_set:
+        own = own.model_copy(update={"seed": selection.seed})
+    search: Search[MethodOptions] = METHODS[name].load()(own)
+    return search, read_options(name, given, SampleOptions)
+
+
+def _certified_budget(selection: SelectionConfig, keep: int | None) -> float:
+    """The loss allowed, which a certificate needs; it excludes a fixed number of heads."""
+    if keep is not None or selection.max_drop is None:
+        raise UsageError(
+            f"--certify {selection.certify:g}: it certifies the loss of a search; set the loss allowed (--max-drop) and"
+            " omit --keep",
+            code=ErrorCode.CONTRADICTION,
+            field="certify",
+            fields=("certify", "max_drop", "keep"),
+            value=selection.certify,
+        )
+    return selection.max_drop
+
+
+def _certify(
+    steps: Sequence[Step], evaluator: ModelSubsetEvaluator, selection: SelectionConfig, searched_rows: int
+) -> Certificate:
+    assert selection.certify is not None
+    assert selection.max_drop is not None
+
+    def losses(step: Step) -> np.ndarray:
+        predicted, labels = evaluator.statistics(step.kept).T
+        return (predicted != labels).astype(np.float64)
+
+    return certify(steps, losses, selection.max_drop, selection.certify, searched_rows)
+
+
+def _certification_cost(evaluator: ModelSubsetEvaluator) -> Note:
+    text = f"certifying took {evaluator.count} evaluations, {evaluator.forwards:.1f} forwards over the unseen rows"
+    return Note(code=NoteCode.CERTIFICATION_COST, text=text)
+
+
+def _nothing_removed(last: Step, selection: SelectionConfig) -> UsageError:
+    reason = next(note for note in last.notes if note.code is NoteCode.NOTHING_REMOVED)
+    return UsageError(
+        f"{reason}; raise --max-drop",
+        code=ErrorCode.NOTHING_REMOVED,
+        field="max_drop",
+        value=selection.max_drop,
+        method=selection.method,
+    )

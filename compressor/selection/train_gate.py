@@ -1,0 +1,78 @@
+"""Select heads by gradient: train a gate, with the model or in front of a frozen one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from compressor.config.methods import METHODS
+from compressor.config.sections import SelectionConfig
+from compressor.progress import ProgressCallback
+from compressor.selection.gates import Gate, PooledGate
+from compressor.selection.options import PoolOptions, ScheduleOptions, check_option_names, option_names, read_options
+from compressor.selection.plan_and_curves import Learned, all_heads, to_plan, training_curves
+from compressor.tasks.base import Data
+from compressor.training.checkpoints import Checkpoints
+from compressor.training.fit import GateSetup, fit
+from compressor.training.processes import process_count
+from compressor.units import Site
+
+
+def train_gate(
+    model: PreTrainedModel,
+    sites: Sequence[Site],
+    data: Data,
+    selection: SelectionConfig,
+    keep: int | None,
+    checkpoint_dir: Path,
+    on_progress: ProgressCallback,
+) -> Learned:
+    """Train the gate of `selection.method` and keep the heads that it selects, at their scales.
+
+    Args:
+        model: trained in place, unless the method is pipelined.
+        sites: its sites, in call order.
+        data: encoded rows, with the task that heads are selected by.
+        selection: method, options, schedule, seed.
+        keep: number of heads to keep; None: as many as the penalty leaves open.
+        checkpoint_dir: where checkpoints are written, and found again.
+        on_progress: called with (step, steps).
+
+    Raises:
+        UsageError: an option does not exist or is out of range.
+    """
+    method, name, given = METHODS[selection.method], selection.method, selection.options
+    make = method.load()
+    check_option_names(name, given, option_names(name))
+    own = read_options(name, given, make.options_class)
+    pace, pool = read_options(name, given, ScheduleOptions), read_options(name, given, PoolOptions)
+    rows = selection.batch_size * process_count()
+    steps = selection.steps or math.ceil((selection.epochs or method.epochs) * len(data.train) / rows)
+    schedule = pace.schedule(steps, selection.batch_size, selection.learning_rate, selection.seed)
+
+    def make_gate(layers: Sequence[int], count: int | None, seed: int) -> Gate:
+        gate: Gate = make(layers, count, steps, seed, own)
+        return gate
+
+    layers, kinds = [site.heads for site in sites], [site.kind for site in sites]
+    if pool.pool == "model":
+        gate = make_gate(layers, keep, selection.seed)
+    else:
+        only = None if pool.pool == "kind" else pool.pool
+        gate = PooledGate(make_gate, layers, kinds, keep, selection.seed, only=only)
+    options = {**own.model_dump(), **pace.model_dump(), **pool.model_dump()}
+    log = fit(
+        model,
+        data,
+        schedule,
+        Checkpoints(checkpoint_dir, {"keep": keep, **options}),
+        gating=GateSetup(gate, sites, trains_model=method.trains_model),
+        on_progress=on_progress,
+    )
+    heads, mask = all_heads(sites), gate.harden().tolist()
+    scales = {head: scale for head, scale, kept in zip(heads, gate.scale().tolist(), mask, strict=True) if kept}
+    plan = to_plan(sites, scales, selection, options, data)
+    return Learned(plan, training_curves(log, data.task.metric), method.trains_model)
