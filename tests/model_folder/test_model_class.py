@@ -1,0 +1,73 @@
+"""The class as which a folder is loaded, and its task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compressor.errors import ErrorCode, UsageError
+from compressor.model_folder import load
+from compressor.model_folder.model_class import COMMON_TASKS
+from tests import folders
+from tests.faults import fails_with
+from tests.model_folder.edits import edit_config
+from tests.zoo import FAMILIES
+
+
+@pytest.mark.parametrize(
+    ("entries", "task"),
+    [
+        ({}, "text-classification"),
+        ({"problem_type": "regression"}, "regression"),
+        ({"problem_type": "multi_label_classification"}, "text-classification"),
+    ],
+)
+def test_the_task_follows_from_the_class(folder: Path, entries: dict[str, Any], task: str) -> None:
+    edit_config(folder, **entries)
+    assert load(folder).task == task
+
+
+def test_one_output_is_a_regression(tmp_path: Path) -> None:
+    assert load(folders.save(folders.bert(num_labels=1), tmp_path)).task == "regression"
+
+
+def test_a_language_model(tmp_path: Path) -> None:
+    path = folders.save(folders.gpt2(), tmp_path)
+    assert load(path).task == "causal-lm"
+    assert load(path, task="causal-lm").model.lm_head is not None
+
+
+def test_a_requested_task_wins(tmp_path: Path) -> None:
+    bart, _ = FAMILIES["bart"](0)
+    path = folders.save(bart, tmp_path, with_tokenizer=False)
+    assert load(path, needs_processor=False).task == "fill-mask"
+    assert load(path, task="text2text-generation", needs_processor=False).task == "text2text-generation"
+    assert load(path, task="translation", needs_processor=False).task == "translation"
+
+
+def test_an_unknown_task_is_refused(folder: Path) -> None:
+    with fails_with(ErrorCode.UNKNOWN_NAME, UsageError, field="task", value="juggling") as caught:
+        load(folder, task="juggling")
+    assert all(task in str(caught.value) for task in COMMON_TASKS)
+
+
+def test_a_task_that_the_family_lacks_is_refused(folder: Path) -> None:
+    with fails_with(ErrorCode.UNSUPPORTED_MODEL, UsageError, field="task", family="bert"):
+        load(folder, task="text2text-generation")
+
+
+@pytest.mark.parametrize("name", ["BertForJuggling", None, "BertConfig"])
+def test_a_folder_without_a_class_of_transformers_is_refused(folder: Path, name: str | None) -> None:
+    edit_config(folder, architectures=None if name is None else [name])
+    path = folder / "config.json"
+    with fails_with(ErrorCode.UNSUPPORTED_MODEL, path=path, field="architectures", value=name or ""):
+        load(folder)
+
+
+def test_a_missing_head_is_refused(tmp_path: Path) -> None:
+    path = folders.save(folders.bert_encoder(), tmp_path)
+    assert load(path).task == "feature-extraction"
+    with fails_with(ErrorCode.WEIGHTS_MISSING, path=path, model_class="BertForSequenceClassification"):
+        load(path, task="text-classification")

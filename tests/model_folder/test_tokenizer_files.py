@@ -1,0 +1,35 @@
+"""The files that an application needs beside the engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import transformers as hf
+
+from compressor.model_folder import load, save_companions
+
+
+def test_companions_are_configuration_tokenizer_and_licence(folder: Path, tmp_path: Path) -> None:
+    (folder / "LICENSE").write_text("free")
+    (folder / "code.py").write_text("")
+    out = tmp_path / "out"
+    out.mkdir()
+    save_companions(load(folder), out)
+    assert {file.name for file in out.iterdir()} == {
+        "LICENSE",
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    assert hf.AutoTokenizer.from_pretrained(out)("good film")["input_ids"] == [2, 5, 7, 3]
+
+
+def test_names_that_the_rows_gave_the_classes_are_saved(folder: Path, tmp_path: Path) -> None:
+    loaded = load(folder)
+    loaded.config.id2label = {0: "bad", 1: "good"}
+    out = tmp_path / "out"
+    out.mkdir()
+    save_companions(loaded, out)
+    config = json.loads((out / "config.json").read_text())
+    assert (config["id2label"], config["label2id"]) == ({"0": "bad", "1": "good"}, {"bad": 0, "good": 1})
