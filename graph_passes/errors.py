@@ -1,4 +1,4 @@
-"""What can go wrong with a graph or a plan: a code for programs, and one line that says what, why and how to mend."""
+"""The errors of graphs and plans: a code for programs, and one line for people (what, why, how to mend)."""
 
 from enum import StrEnum
 from typing import Any
@@ -11,6 +11,10 @@ class GraphErrorCode(StrEnum):
     FILE_MISSING = "file-missing"
     FILE_UNREADABLE = "file-unreadable"
     """A file is damaged, or holds something else than its name says."""
+    UNSAFE_PATH = "unsafe-path"
+    """A graph's data lie outside the graph's folder."""
+    INVALID_PLAN = "invalid-plan"
+    """A plan breaks its schema, or one of its masks has an impossible shape."""
     UNSUPPORTED_OPSET = "unsupported-opset"
     """A graph is of an operator set that a pass cannot rewrite."""
     UNSUPPORTED_OPERATOR = "unsupported-operator"
@@ -33,9 +37,9 @@ class GraphPassError(Exception):
     """Base of every error that this package raises on purpose.
 
     Args:
-        message: one line: what, why, how to mend.
-        code: what went wrong.
-        details: what it happened to, by name, e.g. `site="encoder.layer.0"`, `path=Path("plan.json")`.
+        message: one line: what is wrong, why, and how to mend it.
+        code: the kind of fault.
+        details: what is affected, by name, e.g. `site="encoder.layer.0"`, `path=Path("plan.json")`.
     """
 
     def __init__(self, message: str = "", *, code: GraphErrorCode = GraphErrorCode.UNSPECIFIED, **details: Any) -> None:
@@ -45,8 +49,8 @@ class GraphPassError(Exception):
 
 
 class PlanError(GraphPassError):
-    """A plan that does not read, does not validate, or belongs to another model."""
+    """A plan cannot be read, breaks its schema, or belongs to another model."""
 
 
 class GraphError(GraphPassError):
-    """An ONNX file that does not read: truncated, data missing or outside its folder, not a graph of a transformer."""
+    """An ONNX graph cannot be read or rewritten: truncated, data missing or unsafe, operators not supported."""

@@ -1,9 +1,10 @@
-"""Read and write ONNX files: weights stay on disk until they are written, and nothing is half read or half written."""
+"""Read and write ONNX files: weights stay on disk until they are needed, and files are replaced whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import signal
 import tempfile
@@ -14,41 +15,51 @@ import google.protobuf.message
 import onnx
 import onnx_ir as ir
 
-from graph_passes.errors import GraphError
+from graph_passes.errors import GraphError, GraphErrorCode
 
-# Weights above this many bytes go into the data file; smaller ones (shapes, scalars) stay with the graph.
+_logger = logging.getLogger(__name__)
+
 _EXTERNAL_BYTES = 1024
+"""Weights above this size go into the data file; smaller ones (shapes, scalars) stay with the graph."""
 
 
 @contextlib.contextmanager
 def atomic_replace(path: Path) -> Iterator[Path]:
-    """Where to write a file that shall be there whole or not at all: at the end it is renamed to `path`."""
-    place = path.with_name(f".{path.name}.{os.getpid()}")
+    """Replace a file as a whole or not at all.
+
+    Yields:
+        A temporary path in the same folder to write to. It is renamed to `path` at the end, or deleted after an error.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        yield place
-        place.replace(path)
+        yield temporary
+        temporary.replace(path)
     finally:
-        place.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def load(path: str | os.PathLike[str]) -> ir.Model:
-    """Read a graph; its external weights are mapped, not read.
+    """Read a graph. Its external weights are mapped from their file, not read.
 
     Raises:
-        GraphError: the file is missing, truncated or no ONNX graph, or its external data is missing, too short, or lies
+        GraphError: the file is missing, truncated or no ONNX graph, or its external data are missing, too short, or
             outside the graph's folder.
     """
     path = Path(path)
     if not path.is_file():
-        raise GraphError(f"{path}: there is no such ONNX file; give the path of a .onnx file")
+        raise GraphError(
+            f"{path}: there is no such ONNX file; give the path of a .onnx file",
+            code=GraphErrorCode.FILE_MISSING,
+            path=path,
+        )
     try:
         proto = onnx.load(path, load_external_data=False)
         _check_names(proto.graph, path)
         model = ir.from_proto(proto)
     except (google.protobuf.message.DecodeError, ValueError, TypeError, KeyError, RuntimeError, OSError) as error:
-        raise GraphError(f"{path}: not a readable ONNX file, maybe truncated; export or copy it again") from error
+        raise _unreadable(path, "not a readable ONNX file, maybe truncated") from error
     if not model.graph.num_nodes() or not model.graph.outputs:
-        raise GraphError(f"{path}: the graph has no nodes or no outputs, maybe truncated; export or copy it again")
+        raise _unreadable(path, "the graph has no nodes or no outputs, maybe truncated")
     folder = path.parent.resolve()
     for graph in model.graphs():
         for value in graph.initializers.values():
@@ -57,18 +68,24 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
             for attribute in node.attributes.values():
                 if attribute.type == ir.AttributeType.TENSOR:
                     _check_tensor(attribute.value, folder, path)
+    _logger.debug("%s: %d nodes", path, model.graph.num_nodes())
     return model
 
 
+def _unreadable(path: Path, fault: str, **details: str | None) -> GraphError:
+    message = f"{path}: {fault}; export or copy it again"
+    return GraphError(message, code=GraphErrorCode.FILE_UNREADABLE, path=path, **details)
+
+
 def _check_names(graph: onnx.GraphProto, path: Path) -> None:
-    """Every tensor that a node reads has to come from somewhere."""
-    known = {value.name for value in (*graph.input, *graph.initializer)}
-    known.update(sparse.values.name for sparse in graph.sparse_initializer)
+    """Check that every tensor that a node reads is an input, an initializer or the output of a node before it."""
+    defined = {value.name for value in (*graph.input, *graph.initializer)}
+    defined.update(sparse.values.name for sparse in graph.sparse_initializer)
     for node in graph.node:
-        missing = [name for name in node.input if name and name not in known]
-        if missing:
-            raise GraphError(f"{path}: {node.op_type} reads {missing[0]}, which nothing gives; export or copy it again")
-        known.update(node.output)
+        undefined = [name for name in node.input if name and name not in defined]
+        if undefined:
+            raise _unreadable(path, f"{node.op_type} reads {undefined[0]}, which no node computes", tensor=undefined[0])
+        defined.update(node.output)
 
 
 def data_files(model: ir.Model) -> frozenset[Path]:
@@ -78,75 +95,103 @@ def data_files(model: ir.Model) -> frozenset[Path]:
 
 
 def _check_tensor(tensor: object, folder: Path, path: Path) -> None:
-    """Make sure that a tensor has the data that its shape and type speak of."""
+    """Check that a tensor has as many data as its shape and type say.
+
+    Args:
+        tensor: an initializer or the value of an attribute.
+        folder: the graph's folder, without links.
+        path: the graph, for messages.
+    """
     if isinstance(tensor, ir.ExternalTensor):
-        _bind(tensor, folder, path)
+        _bind_external(tensor, folder, path)
     elif isinstance(tensor, ir.serde.TensorProtoTensor) and tensor.dtype != ir.DataType.STRING:
         try:
             tensor.numpy()
         except (ValueError, TypeError, AssertionError) as error:
-            raise GraphError(f"{path}: {tensor.name} has other data than its shape; export or copy it again") from error
+            fault = f"the data of {tensor.name} do not have the size of its shape"
+            raise _unreadable(path, fault, tensor=tensor.name) from error
 
 
-def _bind(tensor: ir.ExternalTensor, folder: Path, path: Path) -> None:
-    """Bind a tensor to its folder, after its file is known to hold it."""
+def _bind_external(tensor: ir.ExternalTensor, folder: Path, path: Path) -> None:
+    """Bind an external tensor to the graph's folder, after checking that its file is there and holds all of it."""
     location = Path(str(tensor.location).replace("\\", "/"))
-    target = (folder / location).resolve()
+    data_path = (folder / location).resolve()
     if location.is_absolute() or not Path(os.path.normpath(folder / location)).is_relative_to(folder):
         raise GraphError(
-            f"{path}: the data of {tensor.name} lies outside the graph's folder ({location}); move it beside the graph"
+            f"{path}: the data of {tensor.name} lie outside the graph's folder ({location}); move them into the folder",
+            code=GraphErrorCode.UNSAFE_PATH,
+            path=path,
+            tensor=tensor.name,
+            location=location,
         )
-    if not target.is_relative_to(folder):
+    if not data_path.is_relative_to(folder):
         raise GraphError(
-            f"{path}: its data file {location} is a link to a file that lies outside the graph's folder; put the file"
-            " itself there"
+            f"{path}: its data file {location} is a link to a file outside the graph's folder; move that file into the"
+            " folder",
+            code=GraphErrorCode.UNSAFE_PATH,
+            path=path,
+            tensor=tensor.name,
+            location=location,
         )
-    if not target.is_file():
-        raise GraphError(f"{path}: its data file {location} is missing; copy it beside the graph")
+    if not data_path.is_file():
+        raise GraphError(
+            f"{path}: its data file {location} is missing; copy it beside the graph",
+            code=GraphErrorCode.FILE_MISSING,
+            path=path,
+            tensor=tensor.name,
+            location=location,
+        )
     offset, length = tensor.offset or 0, tensor.length
-    needed = offset + (tensor.nbytes if length is None else length)
-    if offset < 0 or (length is not None and length != tensor.nbytes) or target.stat().st_size < needed:
-        raise GraphError(f"{path}: its data file {location} is too short for {tensor.name}; copy or export it again")
+    end = offset + (tensor.nbytes if length is None else length)
+    if offset < 0 or (length is not None and length != tensor.nbytes) or data_path.stat().st_size < end:
+        raise _unreadable(path, f"its data file {location} is too short for {tensor.name}", tensor=tensor.name)
     tensor.base_dir = str(folder)
 
 
 def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
-    """Write a graph as `path` and its weights as `path` + `.data`, each once; written beside and renamed at the end.
+    """Write a graph as `path` and its weights as `path` + `.data`. Files that are there are replaced at the end.
 
     Raises:
-        OSError: the disk is full or the folder cannot be written; nothing is left behind.
+        OSError: the disk is full, or the folder cannot be written; former files stay and nothing else is left behind.
     """
     path = Path(path)
     data = path.with_name(f"{path.name}.data")
-    for place in (path, data):
-        if place.is_dir():
-            raise IsADirectoryError(errno.EISDIR, "is a folder", str(place))
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as atomic_replace:
-        written = Path(atomic_replace) / path.name
+    for target in (path, data):
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "is a folder", str(target))
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+        written = Path(folder) / path.name
         ir.save(model, str(written), external_data=data.name, size_threshold_bytes=_EXTERNAL_BYTES)
-        with _undisturbed():
-            _put(written, path, data)
+        with _signals_blocked():
+            _replace_pair(written, path, data)
+    _logger.debug("%s: written, %d nodes", path, model.graph.num_nodes())
 
 
-def _put(written: Path, path: Path, data: Path) -> None:
-    """Move a graph and its weights from where they were written to their place, or leave what stood there."""
-    made, old = written.with_name(data.name), written.with_name("old")
+def _replace_pair(written: Path, path: Path, data: Path) -> None:
+    """Move a graph and its data file to their paths; after an error the former files are there again.
+
+    Args:
+        written: the graph in a temporary folder, its data file beside it.
+        path: the graph's path.
+        data: the path of its data file.
+    """
+    written_data, former_data = written.with_name(data.name), written.with_name("former")
     with contextlib.suppress(FileNotFoundError):
-        data.rename(old)
+        data.rename(former_data)
     try:
-        if made.is_file() and made.stat().st_size:
-            made.rename(data)
+        if written_data.is_file() and written_data.stat().st_size:
+            written_data.rename(data)
         written.replace(path)
     except BaseException:
         data.unlink(missing_ok=True)
-        if old.exists():
-            old.rename(data)
+        if former_data.exists():
+            former_data.rename(data)
         raise
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Ctrl-C waits: between two renames a graph would stand beside the weights of another."""
+def _signals_blocked() -> Iterator[None]:
+    """Delay Ctrl-C: between the two renames a graph stands beside the weights of another one."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield

@@ -1,7 +1,8 @@
-"""The plan: the one thing that passes from learning to the graph.
+"""The pruning plan: which heads of each attention site are kept, and by which masks.
 
-A plan names every attention site by its module path, the heads kept there under their original ids, and one scale a
-kept head. It is JSON with a published schema (`Plan.model_json_schema()`), and every reader validates it whole.
+Learning writes it, the graph passes read it. A plan names every attention site by its module path, the heads kept there
+under their original ids, and one scale for each kept head. It is JSON with a published schema
+(`Plan.model_json_schema()`); every reader validates all of it.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from pydantic_core import ErrorDetails
 from safetensors import SafetensorError
 
 from graph_passes.block_sparse.masks import BlockMask
-from graph_passes.errors import PlanError
+from graph_passes.errors import GraphErrorCode, PlanError
 from graph_passes.files import atomic_replace
 
 Kind = Literal["bidirectional", "causal", "cross"]
-"""Kind of an attention: self-attention without and with causality, and attention to another sequence."""
+"""Kind of an attention: self-attention without and with a causal mask, and attention to another sequence."""
 
 _FORMER_KINDS: Mapping[str, Kind] = {"encoder": "bidirectional", "decoder": "causal"}
-"""What files written by version 0.1 call the kinds of self-attention."""
+"""Kinds under the names that version 0.1 wrote."""
 
 
 def current_kind(name: Any) -> Any:
-    """The current name of a kind read from a file; any other value is returned as it is."""
+    """A kind read from a file, under its current name; any other value is returned unchanged."""
     return _FORMER_KINDS.get(name, name) if isinstance(name, str) else name
 
 
@@ -42,19 +43,23 @@ _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 @dataclass(frozen=True, config=_STRICT)
 class SitePlan:
-    """What happens at one attention site.
+    """The plan of one attention site.
 
     Attributes:
         name: module path of the attention module, e.g. `bert.encoder.layer.0.attention.self`.
         kind: `bidirectional`, `causal` (both self-attention) or `cross`.
-        heads: query heads of the untouched model.
-        kv_heads: key/value heads of the untouched model; divides `heads`.
+        heads: number of query heads of the unpruned model.
+        kv_heads: number of key/value heads of the unpruned model; divides `heads`.
         head_dim: width of one head's value vector.
-        kept: original ids of the heads kept, ascending. Empty: the whole attention goes.
-        scale: the gate of each kept head, in the order of `kept`. Left out: all ones.
-        mask: name of a tensor in `plan.safetensors` beside the plan, or None: every pair of positions is computed.
-        block: of the mask: positions along each side of a block.
-        memory: of the mask: key positions before position 0.
+        kept: original ids of the kept heads, ascending. Empty: the whole attention is removed.
+        scale: the gate of each kept head, in the order of `kept`; by default all ones.
+        mask: name of a tensor in the `.safetensors` file beside the plan; None: every pair of positions is computed.
+        block: positions along each side of a block of the mask.
+        memory: number of key positions before position 0 that the mask covers.
+
+    Raises:
+        ValueError: `kv_heads` does not divide `heads`, a kept head does not exist or is repeated, or there is not one
+            scale for each kept head.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -74,35 +79,33 @@ class SitePlan:
         if list(self.kept) != sorted(set(self.kept)):
             raise ValueError(f"{self.name}: kept heads {list(self.kept)} must be ascending and without repeats")
         if self.kept and self.kept[-1] >= self.heads:
-            raise ValueError(
-                f"{self.name}: head {self.kept[-1]} is out of range, the site has heads 0 to {self.heads - 1}"
-            )
+            last = self.heads - 1
+            raise ValueError(f"{self.name}: head {self.kept[-1]} is out of range, the site has heads 0 to {last}")
         if not self.scale and self.kept:
             object.__setattr__(self, "scale", (1.0,) * len(self.kept))
         if len(self.scale) != len(self.kept):
-            raise ValueError(
-                f"{self.name}: {len(self.scale)} scales for {len(self.kept)} kept heads; give one a kept head"
-            )
+            raise ValueError(f"{self.name}: {len(self.scale)} scales for {len(self.kept)} kept heads")
 
     @property
     def dropped(self) -> tuple[int, ...]:
-        """Original ids of the heads that go, ascending."""
+        """Original ids of the heads that are removed, ascending."""
         return tuple(head for head in range(self.heads) if head not in self.kept)
 
     @property
     def gate(self) -> tuple[float, ...]:
-        """One gate a head `[heads]`: the scale where kept, zero where dropped."""
+        """The gate of each head, `[heads]`: its scale if it is kept, else zero."""
         scale = dict(zip(self.kept, self.scale, strict=True))
         return tuple(scale.get(head, 0.0) for head in range(self.heads))
 
 
 class Plan(BaseModel):
-    """Every site of one model, and where the choice came from.
+    """The plan of every site of one model, and where it came from.
 
     Attributes:
-        sites: one entry a site, in the order in which the model calls them.
-        model: fingerprint of the model's weights and configuration (`sha256:...`), or None for any model.
-        method: how the heads were chosen (`dsp`, `taylor`, ...), or None.
+        version: version of the file format.
+        sites: one entry for each site, in the order in which the model calls them.
+        model: fingerprint of the model's weights and configuration (`sha256:...`); None: the plan is for any model.
+        method: the method that chose the heads (`dsp`, `taylor`, ...), or None.
         options: the method's options.
         seed: the run's seed.
         data: hash of the training rows (`sha256:...`), or None.
@@ -124,40 +127,47 @@ class Plan(BaseModel):
     @pydantic.model_validator(mode="after")
     def _names_are_unique(self) -> Self:
         names = [site.name for site in self.sites]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"site {twice[0]} is listed twice; give each site one entry")
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ValueError(f"site {repeated[0]} is listed twice, but a site has one entry")
         return self
 
     @property
     def heads(self) -> int:
-        """Heads of the untouched model, over all sites."""
+        """Number of heads of the unpruned model, over all sites."""
         return sum(site.heads for site in self.sites)
 
     @property
     def heads_kept(self) -> int:
-        """Heads kept, over all sites."""
+        """Number of kept heads, over all sites."""
         return sum(len(site.kept) for site in self.sites)
 
     @property
     def masks(self) -> Mapping[str, BlockMask]:
-        """The masks of the sites that have one, by the site's name."""
+        """The masks by name of the site, for the sites that have one."""
         return self._masks
 
     def masked(self, masks: Mapping[str, BlockMask]) -> Plan:
-        """The plan with these masks, by the site's name, and no others.
+        """A copy of the plan with these masks, by name of the site, and no others.
 
         Raises:
-            PlanError: a site that the plan lacks, or a mask for other heads than its site has.
+            PlanError: a mask is for a site that the plan lacks, or has another number of heads than its site.
         """
-        named = {site.name: site for site in self.sites}
+        sites_by_name = {site.name: site for site in self.sites}
         for name, mask in masks.items():
-            if name not in named:
-                raise PlanError(f"a mask for {name}, which is no site of the plan; give masks of this model")
-            if len(mask.kept) != named[name].heads:
+            if name not in sites_by_name:
                 raise PlanError(
-                    f"{name}: a mask for {len(mask.kept)} heads, the site has {named[name].heads}; give masks of this"
-                    " model"
+                    f"there is a mask for {name}, which is no site of the plan; use masks of this model",
+                    code=GraphErrorCode.SITE_MISSING,
+                    site=name,
+                )
+            if len(mask.kept) != sites_by_name[name].heads:
+                raise PlanError(
+                    f"{name}: the mask has {len(mask.kept)} heads, the site {sites_by_name[name].heads}; use masks of"
+                    " this model",
+                    code=GraphErrorCode.SITE_MISMATCH,
+                    site=name,
+                    heads=len(mask.kept),
                 )
         sites = tuple(
             dataclasses.replace(site, mask=site.name, block=masks[site.name].block, memory=masks[site.name].memory)
@@ -176,79 +186,113 @@ class Plan(BaseModel):
         raise KeyError(name)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan as JSON, and its masks as `<name>.safetensors` beside it; the same plan always gives the same
-        bytes. Written beside and renamed, the masks first."""
+        """Write the plan as JSON, and its masks as `<name>.safetensors` beside it.
+
+        The same plan always gives the same bytes. Each file replaces a former one atomically, the masks first.
+        """
         path = Path(path)
         if self._masks:
-            self._save_masks(path.with_suffix(".safetensors"))
-        with atomic_replace(path) as place:
-            place.write_text(
-                json.dumps(self.model_dump(mode="json"), indent=1, sort_keys=True) + "\n", encoding="utf-8"
-            )
-
-    def _save_masks(self, path: Path) -> None:
-        tensors = {name: mask.kept.astype(np.uint8) for name, mask in sorted(self._masks.items())}
-        with atomic_replace(path) as place:
-            place.write_bytes(safetensors.numpy.save(tensors))
+            tensors = {name: mask.kept.astype(np.uint8) for name, mask in sorted(self._masks.items())}
+            with atomic_replace(path.with_suffix(".safetensors")) as temporary:
+                temporary.write_bytes(safetensors.numpy.save(tensors))
+        text = json.dumps(self.model_dump(mode="json"), indent=1, sort_keys=True) + "\n"
+        with atomic_replace(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         """Read and validate a plan and its masks.
 
         Raises:
-            PlanError: a file is missing, is not JSON, or breaks the schema; one line says where.
+            PlanError: a file is missing, is not JSON, or breaks the schema; the message says where.
         """
+        path = Path(path)
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8")
         except FileNotFoundError as error:
-            raise PlanError(f"{path}: there is no such plan; give the path of a plan.json") from error
+            raise PlanError(
+                f"{path}: there is no such plan; give the path of a plan.json",
+                code=GraphErrorCode.FILE_MISSING,
+                path=path,
+            ) from error
         except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise PlanError(f"{path}: cannot be read as a plan ({why}); give the path of a plan.json") from error
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise PlanError(
+                f"{path}: cannot be read as a plan ({reason}); give the path of a plan.json",
+                code=GraphErrorCode.FILE_UNREADABLE,
+                path=path,
+            ) from error
         try:
             plan = cls.model_validate_json(text)
         except pydantic.ValidationError as error:
-            raise PlanError(f"{path}: {_fault(error.errors()[0])}; mend the plan or learn it again") from error
+            fault = error.errors()[0]
+            raise PlanError(
+                f"{path}: {_describe(fault)}; correct the plan or learn it again",
+                code=GraphErrorCode.INVALID_PLAN,
+                path=path,
+                field=_field(fault),
+                value=fault["input"],
+            ) from error
         if not any(site.mask for site in plan.sites):
             return plan
-        return plan.masked(_load_masks(Path(path).with_suffix(".safetensors"), plan.sites))
+        return plan.masked(_load_masks(path.with_suffix(".safetensors"), plan.sites))
 
 
 def _load_masks(path: Path, sites: Iterable[SitePlan]) -> dict[str, BlockMask]:
+    """The masks of the sites that have one, by name of the site."""
     try:
         tensors = safetensors.numpy.load(path.read_bytes())
     except FileNotFoundError as error:
         raise PlanError(
-            f"{path}: there is no such file, and the plan's masks lie in it; put it beside the plan"
+            f"{path}: there is no such file, but it holds the plan's masks; put it beside the plan",
+            code=GraphErrorCode.FILE_MISSING,
+            path=path,
         ) from error
     except (OSError, SafetensorError) as error:
-        raise PlanError(f"{path}: cannot be read as masks ({error}); learn the plan again") from error
+        raise PlanError(
+            f"{path}: cannot be read as masks ({error}); learn the plan again",
+            code=GraphErrorCode.FILE_UNREADABLE,
+            path=path,
+        ) from error
     masks = {}
     for site in sites:
-        if site.mask is not None:
-            kept = tensors.get(site.mask)
-            if kept is None:
-                raise PlanError(f"{path}: the mask {site.mask} of {site.name} is missing; learn the plan again")
-            try:
-                masks[site.name] = BlockMask(kept.astype(np.bool_), site.block, site.memory)
-            except ValueError as error:
-                raise PlanError(f"{path}: {site.mask}: {error}") from error
+        if site.mask is None:
+            continue
+        kept = tensors.get(site.mask)
+        if kept is None:
+            raise PlanError(
+                f"{path}: the mask {site.mask} of site {site.name} is missing; learn the plan again",
+                code=GraphErrorCode.MASK_MISSING,
+                path=path,
+                site=site.name,
+            )
+        try:
+            masks[site.name] = BlockMask(kept.astype(np.bool_), site.block, site.memory)
+        except ValueError as error:
+            raise PlanError(
+                f"{path}: {site.mask}: {error}", code=GraphErrorCode.INVALID_PLAN, path=path, site=site.name
+            ) from error
     return masks
 
 
-def _fault(error: ErrorDetails) -> str:
-    """What is wrong with a plan, in the words of one who has never seen the code that reads it."""
-    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).lstrip(".")
-    said = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    match error["type"]:
+def _field(fault: ErrorDetails) -> str:
+    """Where a plan breaks the schema, e.g. `sites[0].kept`; empty for the whole plan."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).lstrip(".")
+
+
+def _describe(fault: ErrorDetails) -> str:
+    """What is wrong with a plan, for people who do not know pydantic."""
+    field = _field(fault)
+    message = fault["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    match fault["type"]:
         case "json_invalid":
-            return f"is not JSON ({said.removeprefix('Invalid JSON: ')})"
+            return f"is not JSON ({message.removeprefix('Invalid JSON: ')})"
         case "missing":
-            return f"{where} is missing"
+            return f"{field} is missing"
         case "extra_forbidden" | "unexpected_keyword_argument":
-            return f"{where} is no key of a plan"
+            return f"{field} is no key of a plan"
         case "value_error":
-            return said
-        case "literal_error" if where == "version":
-            return f"version {error['input']!r:.40} is not read, only version 1"
-    return f"{where or 'the plan'} is {error['input']!r:.40} and {said}"
+            return message
+        case "literal_error" if field == "version":
+            return f"version {fault['input']!r:.40} cannot be read, only version 1"
+    return f"{field or 'the plan'} is {fault['input']!r:.40} and {message}"

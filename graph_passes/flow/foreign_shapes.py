@@ -31,7 +31,7 @@ def foreign_shape(node: ir.Node, shapes: Mapping[ir.Value, Shape]) -> Shape | No
         shapes: the known shapes of the tensors before it.
     """
     if node.op_type in OLD_COMPARES and node.domain in ("", "ai.onnx"):
-        operands = [shapes[value] for value in node.inputs if value in shapes]
+        operands = [shapes[value] for value in node.inputs if value is not None and value in shapes]
         with contextlib.suppress(ValueError):
             return np.broadcast_shapes(*operands) if len(operands) == 2 else None
         return None

@@ -92,13 +92,13 @@ def _infer_standard(
     constants: dict[ir.Value, np.ndarray],
 ) -> dict[str, onnx.TypeProto]:
     """Types of a node's outputs by their names, by ONNX's own inference; the arguments are those of `infer`."""
-    inputs = [value for value in node.inputs if value is not None and value.name]
-    contents = {value.name: constants[value] for value in inputs if value in constants}
+    inputs = {value.name: value for value in node.inputs if value is not None and value.name}
+    contents = {name: constants[value] for name, value in inputs.items() if value in constants}
     try:
         return onnx.shape_inference.infer_node_outputs(
             onnx.defs.get_schema(node.op_type, _opset(node, model), node.domain),
             ir.serde.serialize_node(node),
-            {value.name: types[value] for value in inputs if value in types},
+            {name: types[value] for name, value in inputs.items() if value in types},
             {name: onnx.numpy_helper.from_array(content, name) for name, content in contents.items()},
             opset_imports=[onnx.helper.make_opsetid(domain, v) for domain, v in model.graph.opset_imports.items()],
             ir_version=model.ir_version,
