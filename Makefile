@@ -30,7 +30,7 @@ test-triton: .venv/dev .venv-triton/ready
 # On a machine with an NVIDIA GPU, TensorRT and onnxruntime-gpu: in PYTHON's own environment, which has to have them, in
 # whatever versions; what those warn of is no fault.
 test-gpu:
-	COMPRESSOR_REQUIRE_GPU=1 $(PYTHON) -m pytest -W default -m gpu tests/test_gpu.py
+	COMPRESSOR_REQUIRE_GPU=1 $(PYTHON) -m pytest -W default -m gpu tests/targets/test_gpu.py
 
 # The tables of the documentation that are made from the code.
 docs: .venv/dev

@@ -16,8 +16,8 @@ from compressor.targets.relative_error import relative_error
 from compressor.targets.segment_stream import Stream
 from compressor.units import find_sites, keep_all
 from graph_passes import load, shrink
+from tests.targets.segment_models import TOLERANCE, build, plan_of
 from tests.test_models import all_attention, ids, transformer_xl
-from tests.test_stream import TOLERANCE, built, keeping
 
 TEXT = 12
 
@@ -39,10 +39,10 @@ def stream(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     sites = find_sites(model, inputs)
     plan = keep_all(sites)
     if kept == "pruned":
-        plan = keeping(sites, [(0, 2, 3), (1,)], np.random.default_rng(0))
+        plan = plan_of(sites, [(0, 2, 3), (1,)], np.random.default_rng(0))
     folder: Path = tmp_path_factory.mktemp("stream")
     export_reference(model, plan, inputs, folder / "reference.onnx")
-    return Stream(*built(shrink(load(folder / "reference.onnx"), plan), folder))
+    return Stream(*build(shrink(load(folder / "reference.onnx"), plan), folder))
 
 
 @settings(max_examples=20, deadline=None)
