@@ -1,4 +1,7 @@
-"""Attention sites of a model: find them, gate them, watch them. One hook serves every family that has it."""
+"""Attention sites of a model: find them, gate their heads, mask their maps, observe their outputs.
+
+Every family that calls transformers' attention interface is served by one hook; see `compressor.units.hook`.
+"""
 
 from compressor.units.find import Site, find_sites
 from compressor.units.gating import check_plan, gated, keep_all, keep_only

@@ -1,4 +1,4 @@
-"""Attention by entmax-1.5 in place of softmax (Peters et al. 2019): maps with true zeros, to cut masks from."""
+"""Attention with entmax-1.5 instead of softmax (Peters et al. 2019), whose maps contain true zeros."""
 
 from __future__ import annotations
 
@@ -10,44 +10,47 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from compressor.errors import SiteRefusedError, TargetMissingError
+from compressor.errors import ErrorCode, SiteRefusedError, TargetMissingError
 from compressor.units.hook import Call, family, intercepted, unwrap
 
 _TOLERANCE = 1e-4
-_LARGE = 8.0
+_PROBE_SCORE = 8.0
+"""Largest score in the comparison with softmax: caps and attention sinks show at this size, whatever the weights."""
 
 
 def entmax_function() -> Callable[..., Tensor]:
-    """`entmax15(scores, dim)`.
+    """The function `entmax15(scores, dim)` of the package `entmax`.
 
     Raises:
-        TargetMissingError: the package `entmax` is not installed.
+        TargetMissingError: the package is not installed.
     """
     try:
         from entmax import entmax15
     except ImportError as error:
-        raise TargetMissingError("entmax: not installed; pip install 'compressor[entmax]'") from error
-    found: Callable[..., Tensor] = entmax15
-    return found
+        raise TargetMissingError(
+            "entmax: not installed; pip install 'compressor[entmax]'", code=ErrorCode.PACKAGE_MISSING, package="entmax"
+        ) from error
+    function: Callable[..., Tensor] = entmax15
+    return function
 
 
 @contextmanager
 def with_entmax(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
-    """The model with every attention map made by entmax-1.5, for training and for watching; softmax again afterwards.
+    """The model with entmax-1.5 instead of softmax in every attention, for training and for collecting maps.
 
-    Enter it before `gated` and `hooked`. At each site's first call the same computation with softmax must equal the
-    family's own, so that nothing else that a family does is lost.
+    Enter it before `gated` and `hooked`. The first call of each site checks that the same computation with softmax
+    equals the family's own attention, so nothing else that a family computes is lost. On exit the model is restored.
 
     Raises:
         TargetMissingError: the package `entmax` is not installed.
-        SiteRefusedError: on a call: the family's attention is not a softmax of scaled products and a mask.
+        SiteRefusedError: on a call: the family's attention is more than a softmax of scaled products and a mask.
     """
     entmax15 = entmax_function()
     checked: set[str] = set()
 
     def on_call(call: Call) -> tuple[Tensor, Tensor | None]:
         if call.site not in checked:
-            _check(call, family(unwrap(model)))
+            _check_softmax(call, family(unwrap(model)))
             checked.add(call.site)
         scores, value = _scores(call)
         weights = entmax15(scores.float(), dim=-1).to(scores.dtype)
@@ -59,30 +62,41 @@ def with_entmax(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
 
 
 def _scores(call: Call) -> tuple[Tensor, Tensor]:
-    """Scores `[batch, head, query, key]` and values with a row a query head."""
+    """Scores `[batch, head, query, key]`, and values `[batch, head, key, head_dim]` repeated for grouped heads."""
     groups = call.query.shape[1] // call.key.shape[1]
     key, value = (states.repeat_interleave(groups, dim=1) for states in (call.key, call.value))
     scaling = call.options.get("scaling")
     scores = call.query @ key.transpose(2, 3) * (call.query.shape[-1] ** -0.5 if scaling is None else scaling)
-    for added in (call.mask, call.options.get("position_bias")):
-        scores = scores if added is None else scores + added[..., : key.shape[2]]
+    for bias in (call.mask, call.options.get("position_bias")):
+        scores = scores if bias is None else scores + bias[..., : key.shape[2]]
     return scores, value
 
 
-def _check(call: Call, name: str) -> None:
-    """Compare on scores of several units: caps and sinks show there, whatever the weights are."""
+def _check_softmax(call: Call, name: str) -> None:
+    """Check that softmax over `_scores` equals the family's attention, on queries scaled to scores of `_PROBE_SCORE`.
+
+    Args:
+        call: the call of a site.
+        name: the family, for the error message.
+
+    Raises:
+        SiteRefusedError: it does not.
+    """
     training = call.module.training
     with torch.no_grad():
         products, _ = _scores(replace(call, mask=None))
-        query = call.query * (_LARGE / products.abs().max().clamp(min=1e-6))
-        tried = replace(call, query=query, options={**call.options, "dropout": 0.0})
+        query = call.query * (_PROBE_SCORE / products.abs().max().clamp(min=1e-6))
+        probe = replace(call, query=query, options={**call.options, "dropout": 0.0})
         call.module.training = False
-        out, _ = tried.run()
+        output, _ = probe.run()
         call.module.training = training
-        scores, value = _scores(tried)
-        plain = (scores.float().softmax(dim=-1).to(value.dtype) @ value).transpose(1, 2)
-        if not torch.allclose(out, plain, atol=_TOLERANCE * float(value.abs().max()), rtol=_TOLERANCE):
+        scores, value = _scores(probe)
+        expected = (scores.float().softmax(dim=-1).to(value.dtype) @ value).transpose(1, 2)
+        if not torch.allclose(output, expected, atol=_TOLERANCE * float(value.abs().max()), rtol=_TOLERANCE):
             raise SiteRefusedError(
                 f"{name}: {call.site}: its attention is more than a softmax of scaled products and a mask, so entmax"
-                " cannot stand in for it; watch its own maps (without --entmax)"
+                " cannot replace it; derive masks from its own maps (without --entmax)",
+                code=ErrorCode.SITE_REFUSED,
+                site=call.site,
+                family=name,
             )

@@ -1,25 +1,33 @@
-"""Find the attention sites of a model by one dry forward that records which modules call the hook."""
+"""Find the attention sites of a model by one forward that records which modules call the attention interface."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from compressor.errors import SiteRefusedError
+from compressor.errors import ErrorCode, SiteRefusedError
 from compressor.units.hook import Attention, Call, family, intercepted, unwrap
 from graph_passes import Kind
 
-WORKING = (
+logger = logging.getLogger(__name__)
+
+SUPPORTED = (
     "BERT, RoBERTa, DistilBERT, ELECTRA, ModernBERT, GPT-2, Llama, Qwen3, T5, BART, Marian, ViT, CLIP, Whisper, "
     "All-attention, Transformer-XL and every other family that calls transformers' attention interface"
 )
-_ELSEWHERE = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
-"""Names under which the attention modules of transformers are handed a second sequence to attend to."""
+"""The families that work, for error messages."""
+_CROSS_INPUTS = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
+"""Arguments by which transformers' attention modules receive a second sequence to attend to."""
+
+ForwardArguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments of one forward of a module."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +39,7 @@ class Site:
         kind: `bidirectional`, `causal` (both self-attention) or `cross`.
         heads: query heads.
         kv_heads: key/value heads; divides `heads`.
-        head_dim: width of one head's value vector.
+        head_dim: width of the value vector of one head.
     """
 
     name: str
@@ -42,90 +50,122 @@ class Site:
 
 
 def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Attention | None = None) -> list[Site]:
-    """The model's attention sites, in the order in which one forward first calls them.
+    """The attention sites of a model, in the order in which a forward first calls them.
 
-    A module that the forward calls several times (layers that share weights) is one site. Attention that takes
-    another way than the hook beside attention that takes it (LongT5's local encoder) is not listed.
+    A module that one forward calls several times (layers that share weights) is one site. In a family where only a
+    part of the attention goes through the hook (LongT5 has local attention of its own), only that part is listed.
 
     Args:
-        model: a transformers model; it runs once in evaluation mode without gradients and is left as it was.
-        inputs: keyword arguments of its forward, at least two positions long so that causality shows.
-        attention: look while running `eager` or `sdpa`; None: what the family itself would run.
+        model: a transformers model; runs once in evaluation mode without gradients, and is restored afterwards.
+        inputs: keyword arguments of its forward, at least two positions long so that causality can be detected.
+        attention: run the model with `eager` or `sdpa` attention; None: with the model's configured one.
 
     Raises:
-        SiteRefusedError: no attention call reached the hook; the message names the family and what works.
+        SiteRefusedError: no attention call reached the hook.
     """
     bare = unwrap(model)
     sites: dict[str, Site] = {}
-    arguments: dict[nn.Module, dict[str, Any]] = {}
+    with ExitStack() as contexts:
+        arguments = contexts.enter_context(_recorded_arguments(bare))
 
-    def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        arguments[module] = {"args": args, **kwargs}
+        def on_call(call: Call) -> tuple[Tensor, Tensor | None]:
+            output, weights = call.run()
+            if call.site not in sites:
+                sites[call.site] = _site(call, output, arguments.get(call.module, ((), {})))
+            return output, weights
 
-    def on_call(call: Call) -> tuple[Tensor, Tensor | None]:
-        out, weights = call.run()
-        if call.site not in sites:
-            sites[call.site] = _site(call, out, arguments.get(call.module, {}))
-        return out, weights
-
-    handles = [module.register_forward_pre_hook(remember, with_kwargs=True) for module in bare.modules()]
-    modes = [(module, module.training) for module in bare.modules()]
-    try:
-        bare.eval()
-        with torch.no_grad(), intercepted(bare, on_call, attention):
-            bare(**inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, training in modes:
-            module.training = training
+        contexts.enter_context(_evaluation_mode(bare))
+        contexts.enter_context(torch.no_grad())
+        contexts.enter_context(intercepted(bare, on_call, attention))
+        bare(**inputs)
     if not sites:
-        form = f" as {attention}" if attention else ""
+        implementation = f" as {attention}" if attention else ""
         raise SiteRefusedError(
-            f"{family(bare)}: its attention{form} does not go through transformers' attention interface, so its heads "
-            f"cannot be gated; what works: {WORKING}"
+            f"{family(bare)}: its attention{implementation} does not go through transformers' attention interface, so"
+            f" its heads cannot be gated; supported families: {SUPPORTED}",
+            code=ErrorCode.SITE_REFUSED,
+            family=family(bare),
+            attention=attention,
         )
+    logger.debug("%s: %d attention sites with %d heads", family(bare), len(sites), sum(s.heads for s in sites.values()))
     return list(sites.values())
 
 
-def _site(call: Call, out: Tensor, arguments: Mapping[str, Any]) -> Site:
+@contextmanager
+def _recorded_arguments(model: nn.Module) -> Iterator[dict[nn.Module, ForwardArguments]]:
+    """The arguments of the latest forward of every module, filled in while the model runs."""
+    arguments: dict[nn.Module, ForwardArguments] = {}
+
+    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        arguments[module] = args, kwargs
+
+    handles = [module.register_forward_pre_hook(record, with_kwargs=True) for module in model.modules()]
+    try:
+        yield arguments
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode; afterwards each module is in its former mode."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _site(call: Call, output: Tensor, arguments: ForwardArguments) -> Site:
     heads, kv_heads = call.query.shape[1], call.key.shape[1]
-    if out.dim() != 4 or out.shape[2] != heads or heads % kv_heads:
+    if output.dim() != 4 or output.shape[2] != heads or heads % kv_heads:
         raise SiteRefusedError(
-            f"{call.site}: its attention returns {list(out.shape)} for {heads} query and {kv_heads} key/value heads, "
-            "not [batch, query, head, head_dim]; this family cannot be gated"
+            f"{call.site}: its attention returns {list(output.shape)} for {heads} query and {kv_heads} key/value"
+            " heads, not [batch, query, head, head_dim]; this family cannot be gated",
+            code=ErrorCode.SITE_REFUSED,
+            site=call.site,
+            shape=tuple(output.shape),
         )
     groups = getattr(call.module, "num_key_value_groups", 1)
-    if kv_heads == heads and groups > 1:  # the family repeated the key/value heads itself
+    if kv_heads == heads and groups > 1:  # the family repeats the key/value heads before it calls the interface
         kv_heads = heads // groups
-    return Site(call.site, _kind(call, arguments), heads, kv_heads, out.shape[3])
+    return Site(call.site, _kind(call, arguments), heads, kv_heads, output.shape[3])
 
 
-def _kind(call: Call, arguments: Mapping[str, Any]) -> Kind:
-    names = inspect.signature(type(call.module).forward).parameters
-    positional = dict(zip(list(names)[1:], arguments.get("args", ()), strict=False))
-    given = {**positional, **{name: value for name, value in arguments.items() if name in names}}
-    if any(given.get(name) is not None for name in _ELSEWHERE):
+def _kind(call: Call, arguments: ForwardArguments) -> Kind:
+    if _has_second_sequence(call.module, arguments):
         return "cross"
     if call.query.shape[2] == call.key.shape[2]:
-        return "causal" if _causal(call) else "bidirectional"
-    # More keys than queries: a memory before them or vectors that are always seen, where the module itself is causal.
-    own = call.mask is not None and getattr(call.module, "is_causal", False)
-    return "causal" if own and _causal(call) else "cross"
+        return "causal" if _is_causal(call) else "bidirectional"
+    # More keys than queries in self-attention: a memory before them, or persistent vectors that every query sees.
+    is_self_attention = call.mask is not None and getattr(call.module, "is_causal", False)
+    return "causal" if is_self_attention and _is_causal(call) else "cross"
 
 
-def _causal(call: Call) -> bool:
-    """Whether no query sees a later key, in any row."""
+def _has_second_sequence(module: nn.Module, arguments: ForwardArguments) -> bool:
+    """Whether a module received another sequence to attend to, under a parameter of its own: modules of
+    self-attention may receive the same argument in `**kwargs` and ignore it."""
+    args, kwargs = arguments
+    names = list(inspect.signature(type(module).forward).parameters)[1:]  # without `self`
+    by_name = {**dict(zip(names, args, strict=False)), **kwargs}
+    return any(name in names and by_name.get(name) is not None for name in _CROSS_INPUTS)
+
+
+def _is_causal(call: Call) -> bool:
+    """Whether no query attends to a later key, in any row."""
     flag = call.options.get("is_causal")
     flag = getattr(call.module, "is_causal", True) if flag is None else flag
-    if call.mask is None:  # SDPA's own flag then decides; eager attention would see everything
+    if call.mask is None:  # SDPA's own flag decides; eager attention without a mask attends to everything
         return bool(flag) and call.implementation == "sdpa"
     if call.mask.dim() != 4 or not flag:
         return False
     hidden = ~call.mask if call.mask.dtype == torch.bool else call.mask < torch.finfo(call.mask.dtype).min / 2
     length = call.query.shape[2]
-    hidden = hidden.expand(-1, -1, length, -1)  # a mask of padding alone has one row for every query
+    hidden = hidden.expand(-1, -1, length, -1)  # a mask of padding alone has one row for all queries
     later = torch.ones(length, length, dtype=torch.bool, device=hidden.device).triu(1)
-    # The queries' own keys come after a memory of any length.
+    # The keys of the queries' own positions follow a memory of any length.
     starts = range(hidden.shape[3] - length + 1)
     return any(bool(hidden[..., start : start + length][..., later].all()) for start in starts)

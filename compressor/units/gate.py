@@ -1,4 +1,4 @@
-"""What joint learning asks of a gate: one number a head, learned together with the model, and a mask at the end."""
+"""The interface of a gate: one learned multiplier per head, trained together with the model."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from torch import Tensor, nn
 
 
 class Gate(nn.Module, ABC):
-    """One gate a head, over all heads of a model in (site, head) order.
+    """One multiplier per head, over all heads of a model in (site, head) order.
 
-    Its parameters learn with the model, under their own learning rate. It must be a pure function of them and of the
-    step: noise is drawn anew from the run's seed and the step, so that every process of a distributed run draws the
-    same, and an interrupted run draws again what it drew before.
+    Its parameters are trained with the model, at their own learning rate. Every output is a pure function of the
+    parameters and the step: noise is drawn from a generator seeded by the run's seed and the step, so all processes
+    of a distributed run draw the same noise, and a resumed run repeats the draws of the interrupted one.
 
     Attributes:
         heads: heads of the whole model.
         steps: optimizer steps of the run.
         learning_rate: peak learning rate of the gate's parameters.
-        max_grad_norm: bound on the norm of the gate's own gradient, clipped apart from the model's.
+        max_grad_norm: maximum norm of the gate's gradient, which is clipped separately from the model's.
     """
 
     heads: int
@@ -33,28 +33,31 @@ class Gate(nn.Module, ABC):
 
     @abstractmethod
     def harden(self) -> Tensor:
-        """Mask `[heads]`, bool: the heads kept if learning ended now. No noise; exactly as many as asked for."""
+        """Boolean mask `[heads]` of the heads that are kept if training ends now, without noise.
+
+        A gate with a budget keeps exactly that many heads.
+        """
 
     def scale(self) -> Tensor:
-        """Gates `[heads]` at evaluation and in the plan: zero where `harden` drops the head."""
+        """Gates `[heads]` in evaluation and in the plan; zero for the heads that `harden` drops."""
         return self.harden().to(torch.float64)
 
     def penalty(self, step: int) -> Tensor:
-        """Scalar added to the task's loss; zero where the gate needs no push towards fewer heads."""
+        """Scalar added to the loss of the task; zero for a gate that needs no pressure towards fewer heads."""
         return torch.zeros((), dtype=torch.float64, device=next(self.parameters()).device)
 
     def learning_rate_at(self, step: int) -> float:
-        """Factor on `learning_rate` at `step`: falls linearly to zero."""
+        """Factor on `learning_rate` at `step`; decreases linearly to zero."""
         return max(0.0, 1.0 - step / self.steps)
 
     def is_settled(self, step: int) -> bool:
-        """Whether the choice has settled at `step`, so that a checkpoint of it may be the result."""
+        """Whether the selected heads no longer depend on annealing at `step`, so a checkpoint may be the result."""
         return step >= self.steps
 
     def readings(self, step: int) -> dict[str, float]:
-        """Settings at `step` for the curves, e.g. a temperature; pools share them."""
+        """Values for the training curves that are common to all pools of a gate, e.g. the temperature at `step`."""
         return {}
 
     def counts(self) -> dict[str, float]:
-        """Numbers of heads for the curves, e.g. how many gates are open; over pools they add up."""
+        """Values for the training curves that are summed over pools, e.g. the number of open gates."""
         return {}

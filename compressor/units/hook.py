@@ -1,9 +1,9 @@
-"""The one place where attention calls are intercepted.
+"""Interception of attention calls, for every family on transformers' attention interface.
 
-Every family on transformers' attention interface asks it for a function on each call and hands over its own eager
-function as the default. While a context is open the question is answered with the same function, wrapped. The
-configuration keeps the name it had (`eager`, `sdpa`): families and mask makers compare that name, and a new one would
-change what they compute or drop the causal mask.
+On each call, an attention module looks up a function in `AttentionInterface`, with its own eager function as the
+default. While `intercepted` is open, the lookup returns the same function, wrapped. The configured name (`eager`,
+`sdpa`) does not change: modules and mask builders branch on it, and a new name would change what they compute or drop
+the causal mask.
 """
 
 from __future__ import annotations
@@ -12,26 +12,36 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
-from compressor.errors import InputError, SiteRefusedError, UsageError
+from compressor.errors import ErrorCode, InputError, SiteRefusedError, UsageError
 
 Attention = Literal["eager", "sdpa"]
+"""Implementation of attention in transformers."""
 OutputHook = Callable[[str, Tensor], Tensor]
-"""Site name and its output `[batch, query, head, head_dim]` -> the output to go on with."""
+"""Called with a site's name and its output `[batch, query, head, head_dim]`; returns the output to continue with."""
 WeightsHook = Callable[[str, Tensor], None]
-"""Site name and its attention map `[batch, head, query, key]`."""
+"""Called with a site's name and its attention map `[batch, head, query, key]`."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One attention call on its way: what the family handed over and what it would run.
+    """One attention call: its arguments, and the function that the family would call.
 
-    `query` is `[batch, head, query, head_dim]`, `key` and `value` `[batch, key/value head, key, head_dim]`.
+    Attributes:
+        site: module path of the attention module.
+        module: the attention module.
+        implementation: configured name of the attention function, e.g. `sdpa`.
+        function: the attention function.
+        query: `[batch, head, query, head_dim]`.
+        key: `[batch, key/value head, key, head_dim]`.
+        value: `[batch, key/value head, key, head_dim]`.
+        mask: `[batch, 1 or head, query, key]`, boolean (True: visible) or added to the scores; None: no mask.
+        options: further keyword arguments of the function, e.g. `scaling`.
     """
 
     site: str
@@ -45,7 +55,7 @@ class Call:
     options: dict[str, Any]
 
     def run(self) -> tuple[Tensor, Tensor | None]:
-        """The family's own output `[batch, query, head, head_dim]` and its map, where the function returns one."""
+        """The output `[batch, query, head, head_dim]`, and the attention map where the function returns one."""
         return self.function(self.module, self.query, self.key, self.value, self.mask, **self.options)
 
 
@@ -53,7 +63,17 @@ class Call:
 def intercepted(
     model: nn.Module, on_call: Callable[[Call], tuple[Tensor, Tensor | None]], attention: Attention | None
 ) -> Iterator[None]:
-    """Route every attention call of `model` through `on_call`; restore everything on exit. Contexts may be nested."""
+    """Route every attention call of `model` through `on_call`; restore everything on exit. Contexts can be nested.
+
+    Args:
+        model: a transformers model, bare or wrapped for training.
+        on_call: replaces the attention function; `Call.run` is the original.
+        attention: run every attention as `eager` or `sdpa`; None: as configured.
+
+    Raises:
+        UsageError: `attention` is unknown, or, on a call, the model runs under DataParallel.
+        SiteRefusedError: the family does not support SDPA, or is configured for attention that has no hook.
+    """
     names = {module: name for name, module in unwrap(model).named_modules()}
     original = AttentionInterface.get_interface
 
@@ -74,13 +94,15 @@ def intercepted(
         if site is None:  # a call of another model
             if getattr(module, "_is_replica", False):
                 raise UsageError(
-                    "the model runs under DataParallel, whose copies cannot be gated; start one process a device "
-                    "with `accelerate launch`"
+                    "the model runs under DataParallel, whose replicas cannot be gated; start one process per device "
+                    "with `accelerate launch`",
+                    code=ErrorCode.UNSUPPORTED,
+                    value="DataParallel",
                 )
             return function(module, query, key, value, attention_mask, **options)
         return on_call(Call(site, module, implementation, function, query, key, value, attention_mask, options))
 
-    with _attention(unwrap(model), attention):
+    with _attention_implementation(unwrap(model), attention):
         AttentionInterface.get_interface = get_interface  # type: ignore[method-assign, assignment]
         try:
             yield
@@ -96,85 +118,108 @@ def hooked(
     attention: Attention | None = None,
     on_weights: WeightsHook | None = None,
 ) -> Iterator[None]:
-    """Send the output of every attention call through `on_output`, right before the output projection.
+    """Pass the output of every attention call through `on_output`, right before the output projection.
 
-    Works in training and evaluation. The model itself is not edited.
+    Works in training and in evaluation. The model itself is not modified.
 
     Args:
         model: a transformers model, bare or wrapped for training (DistributedDataParallel).
-        on_output: gets the site's name and `[batch, query, head, head_dim]`, returns what to go on with.
-        attention: run every attention as `eager` or `sdpa`; None: as the family itself would.
-        on_weights: gets the site's name and its map `[batch, head, query, key]`; needs eager attention.
+        on_output: replaces the output of a site.
+        attention: run every attention as `eager` or `sdpa`; None: as configured.
+        on_weights: receives the attention map of a site; needs eager attention.
 
     Raises:
-        SiteRefusedError: the family has no SDPA that computes the same, or returns no map.
+        SiteRefusedError: the family does not support SDPA, or, on a call, returns no attention map for `on_weights`.
     """
 
     def on_call(call: Call) -> tuple[Tensor, Tensor | None]:
-        out, weights = call.run()
+        output, weights = call.run()
         if on_weights is not None:
             if weights is None:
                 raise SiteRefusedError(
-                    f"{call.site}: {call.implementation} attention returns no map; ask for attention='eager'"
+                    f"{call.site}: {call.implementation} attention returns no map; use attention='eager'",
+                    code=ErrorCode.SITE_REFUSED,
+                    site=call.site,
+                    attention=call.implementation,
                 )
             on_weights(call.site, weights)
-        return on_output(call.site, out), weights
+        return on_output(call.site, output), weights
 
     with intercepted(model, on_call, attention):
         yield
 
 
 def unwrap(model: nn.Module) -> PreTrainedModel:
-    """The model inside the wrappers of training, so that sites carry the same names with and without."""
+    """The transformers model inside the wrappers of training, so that site names do not depend on them.
+
+    Raises:
+        InputError: there is no transformers model inside.
+    """
     inner: Any = model
     while not isinstance(inner, PreTrainedModel):
         inner = getattr(inner, "module", None) or getattr(inner, "_orig_mod", None)
         if inner is None:
-            raise InputError(f"{type(model).__name__} is no transformers model; give a PreTrainedModel")
+            raise InputError(
+                f"{type(model).__name__} is not a transformers model; use a PreTrainedModel",
+                code=ErrorCode.UNSUPPORTED_MODEL,
+                value=type(model).__name__,
+            )
     return inner
 
 
 def family(model: PreTrainedModel) -> str:
-    """The model's type as transformers names it (`bert`), else the name of its class."""
+    """The model type in transformers (`bert`), or the name of the model's class where it has none."""
     return model.config.model_type or type(model).__name__
 
 
 def configs(model: PreTrainedModel) -> list[PreTrainedConfig]:
-    """Every configuration that a part of `model` reads, each once: encoder and decoder often hold copies."""
-    found: dict[int, PreTrainedConfig] = {}
+    """All configurations that parts of `model` read, each once; encoder and decoder often hold copies."""
+    by_id: dict[int, PreTrainedConfig] = {}
 
     def add(config: Any) -> None:
-        if isinstance(config, PreTrainedConfig) and id(config) not in found:
-            found[id(config)] = config
+        if isinstance(config, PreTrainedConfig) and id(config) not in by_id:
+            by_id[id(config)] = config
             for name in config.sub_configs:
                 add(getattr(config, name, None))
 
     for module in model.modules():
         add(getattr(module, "config", None))
-    return list(found.values())
+    return list(by_id.values())
 
 
 @contextmanager
-def _attention(model: PreTrainedModel, attention: Attention | None) -> Iterator[None]:
-    if attention not in ("eager", "sdpa", None):
-        raise UsageError(f"attention {attention!r} is unknown; use 'eager' or 'sdpa'")
+def _attention_implementation(model: PreTrainedModel, attention: Attention | None) -> Iterator[None]:
+    """The model configured for `attention`; afterwards every configuration has its former value."""
+    if attention not in (*get_args(Attention), None):
+        raise UsageError(
+            f"attention {attention!r}: unknown; use 'eager' or 'sdpa'",
+            code=ErrorCode.UNKNOWN_NAME,
+            field="attention",
+            value=attention,
+        )
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     if attention == "sdpa" and not all(part._supports_sdpa for part in parts):
         raise SiteRefusedError(
-            f"{family(model)}: SDPA does not compute this family's attention; ask for attention='eager'"
+            f"{family(model)}: SDPA does not compute the attention of this family; use attention='eager'",
+            code=ErrorCode.SITE_REFUSED,
+            family=family(model),
+            attention="sdpa",
         )
-    before = [(config, config._attn_implementation) for config in configs(model)]
-    other = sorted({str(name) for _, name in before} - {"eager", "sdpa", "None"})
-    if attention is None and other:
+    configured = [(config, config._attn_implementation) for config in configs(model)]
+    unhooked = sorted({str(name) for _, name in configured} - {*get_args(Attention), "None"})
+    if attention is None and unhooked:
         raise SiteRefusedError(
-            f"{family(model)}: {other[0]} attention cannot be gated; load the model with attn_implementation='sdpa'"
+            f"{family(model)}: {unhooked[0]} attention cannot be gated; load the model with attn_implementation='sdpa'",
+            code=ErrorCode.SITE_REFUSED,
+            family=family(model),
+            attention=unhooked[0],
         )
-    # The property's setter would write the same name into every configuration below, wherever it was.
-    for config, _ in before:
+    # The property's setter would also write the name into all sub-configurations, whatever theirs is.
+    for config, _ in configured:
         if attention is not None:
             config._attn_implementation_internal = attention
     try:
         yield
     finally:
-        for config, name in before:
+        for config, name in configured:
             config._attn_implementation_internal = name

@@ -1,8 +1,9 @@
-"""Mask a model's attention: pairs of positions that a block mask leaves out are computed as if they were padding."""
+"""Mask a model's attention: pairs of positions that a block mask excludes are computed as if they were padding."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -11,137 +12,180 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from compressor.errors import InputError
+from compressor.errors import ErrorCode, InputError
 from compressor.units.hook import Attention, Call, family, intercepted, unwrap
-from graph_passes import BlockMask, Plan
+from graph_passes import BlockMask, Kind, Plan
 from graph_passes.block_sparse.masks import MASK
 
+logger = logging.getLogger(__name__)
+
 _HIDDEN = torch.finfo(torch.float16).min / 2
-"""What scores that are left out have added, whatever the precision: the sum is finite in half precision too, where a
-softmax over a row of infinities would be no number, and zero times that none either."""
+"""Added to the scores of excluded pairs, in every precision. The sum stays finite in half precision; a softmax over a
+row of infinities would be NaN, and NaN times zero is NaN."""
 
 
 @contextmanager
 def masked(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = None) -> Iterator[PreTrainedModel]:
-    """The model whose sites attend only where the plan's masks say; a site without a mask attends as ever.
+    """The model whose sites attend only to the pairs of positions that the plan's masks include.
 
-    The mask comes first: padding and causality still exclude what they exclude, so that a pair left out never lets the
-    future in. A query that may attend to nothing, as its row's keys are all padding, gives zero.
+    A site without a mask is unchanged. Masks apply in addition to padding and causality, so a query never sees a later
+    key because of a mask. A query that may attend to nothing, e.g. because its row consists of padding, outputs zero.
 
-    Positions are told apart thus: a segment's position 0 is where its memory ends; where keys are kept from earlier
-    calls, queries come after as many positions as the cache has seen, of which it may hold the last alone (a sliding
-    window) or have room for more (a static cache); those of cross-attention are where the self-attention before them
-    was. Persistent vectors are seen by every query.
-
-    Inside the context each site with a mask carries a buffer `block_mask` `[head, query block, key block]`, so an
-    export holds it as an initializer. Afterwards the model is as it was.
+    Inside the context, each site with a mask has a buffer `block_mask` `[head, query block, key block]`, which becomes
+    an initializer of an exported graph. On exit the model is restored. See `_QueryPositions` for the positions to
+    which a mask applies in models with a memory or a cache.
 
     Args:
         model: a transformers model.
-        plan: whose masks; its heads are not looked at, see `gated`.
-        attention: run every attention as `eager` or `sdpa`; None: as the family itself would.
+        plan: the masks; its heads have no effect here, see `gated`.
+        attention: run every attention as `eager` or `sdpa`; None: as configured.
 
     Raises:
-        InputError: a mask for a module that the model lacks. What can only be seen on a call is raised by the call:
-            other heads, more positions than the mask has.
+        InputError: a mask for a module that the model lacks. On a call: a mask for another number of heads, or more
+            positions than the mask covers.
     """
     bare = unwrap(model)
     modules, masks = dict(bare.named_modules()), plan.masks
-    kinds = {site.name: site.kind for site in plan.sites}
     for name in masks:
         if name not in modules:
-            raise InputError(f"mask: {family(bare)} has no module {name}; give masks that were learned on this model")
-
-    past = 0
-    seen: int | None = None
-
-    def on_model(module: object, args: object, given: dict[str, Any]) -> None:
-        nonlocal seen
-        cache = given.get("past_key_values")
-        seen = int(cache.get_seq_length()) if isinstance(cache, Cache) else None
+            raise InputError(
+                f"mask: {family(bare)} has no module {name}; use masks that were learned on this model",
+                code=ErrorCode.PLAN_MISMATCH,
+                site=name,
+            )
+    positions = _QueryPositions({site.name: site.kind for site in plan.sites})
 
     def on_call(call: Call) -> tuple[Tensor, Tensor | None]:
-        nonlocal past
-        kind = kinds.get(call.site)
-        before = seen if kind == "causal" else None
-        if before is not None:
-            past = before
-        elif kind != "cross":
-            past = 0 if _segments(call) else _context(call) - call.query.shape[2]
+        past, cached = positions.advance(call)
         mask = masks.get(call.site)
         if mask is None:
             return call.run()
-        restricted, alive = _restricted(call, mask, past, cached=before is not None)
-        out, weights = restricted.run()
-        return out * alive, weights
+        masked_call, attends = _masked_call(call, mask, past, cached=cached)
+        output, weights = masked_call.run()
+        return output * attends, weights
 
     with ExitStack() as undo:
         for name, mask in masks.items():
             modules[name].register_buffer(MASK, torch.tensor(mask.kept, device=bare.device), persistent=False)
             undo.callback(delattr, modules[name], MASK)
-        undo.callback(bare.register_forward_pre_hook(on_model, with_kwargs=True).remove)
+        undo.callback(bare.register_forward_pre_hook(positions.on_forward, with_kwargs=True).remove)
         undo.enter_context(intercepted(model, on_call, attention))
+        logger.debug("%s: masks at %d sites", family(bare), len(masks))
         yield model
 
 
-def _segments(call: Call) -> bool:
-    """Whether keys before the queries' own are a segment's memory; in all other families they are positions."""
+class _QueryPositions:
+    """Counts the positions that precede the queries of each attention call.
+
+    1. Causal attention with a key/value cache: the positions that the cache has seen. It may hold the last of them
+       only (a sliding window) or have room for more (a static cache).
+    2. A segment of a model with memory: none; position 0 is where the memory ends.
+    3. Other self-attention: the keys in excess of the queries.
+    4. Cross-attention: as in the self-attention before it.
+
+    Args:
+        kinds: kind of each site by name.
+    """
+
+    def __init__(self, kinds: Mapping[str, Kind]) -> None:
+        self._kinds = kinds
+        self._past = 0
+        self._cached: int | None = None  # positions in the cache of the current forward; None: no cache
+
+    def on_forward(self, module: object, args: object, kwargs: dict[str, Any]) -> None:
+        """A pre-forward hook of the model: read the length of its cache."""
+        cache = kwargs.get("past_key_values")
+        self._cached = int(cache.get_seq_length()) if isinstance(cache, Cache) else None
+
+    def advance(self, call: Call) -> tuple[int, bool]:
+        """Positions before the queries of the next call, and whether its keys come from a cache."""
+        kind = self._kinds.get(call.site)
+        if kind == "causal" and self._cached is not None:  # case 1
+            self._past = self._cached
+            return self._past, True
+        if kind != "cross":  # cases 2 and 3
+            self._past = 0 if _reads_segments(call) else _context_length(call) - call.query.shape[2]
+        return self._past, False
+
+
+def _reads_segments(call: Call) -> bool:
+    """Whether keys before those of the queries are a segment's memory; in other families they are positions."""
     return getattr(call.module, "reads_segments", False)
 
 
-def _context(call: Call) -> int:
-    """Keys that are positions: all but the persistent ones."""
+def _context_length(call: Call) -> int:
+    """Number of keys that have a position: all but the persistent vectors."""
     return call.key.shape[2] - getattr(call.module, "persistent", 0)
 
 
-def _restricted(call: Call, mask: BlockMask, past: int, *, cached: bool) -> tuple[Call, Tensor]:
-    """The call, its queries after `past` others, with the mask in its own; and `[batch, query, head, 1]` of whether a
-    query has any key left."""
+def _masked_call(call: Call, mask: BlockMask, past: int, *, cached: bool) -> tuple[Call, Tensor]:
+    """Add a block mask to the mask of a call.
+
+    Args:
+        call: the call.
+        mask: the block mask of its site.
+        past: positions before the queries.
+        cached: whether the keys come from a cache.
+
+    Returns:
+        The call with both masks, and `[batch, query, head, 1]`: one where a query has any key left, else zero.
+    """
     heads, queries, keys = call.query.shape[1], call.query.shape[2], call.key.shape[2]
-    context = _context(call)
-    persistent, memory = keys - context, context - queries if _segments(call) else 0
-    # A window's cache lacks the first positions; a static one goes on behind the last, and the family hides that.
+    context = _context_length(call)
+    persistent, memory = keys - context, context - queries if _reads_segments(call) else 0
+    # The cache of a sliding window lacks the first positions. A static cache extends beyond the last one; the family's
+    # own mask hides the excess.
     end = past + queries if cached else context - memory
     first = max(0, end - context) if cached else -memory
-    _check(call.site, mask, heads, past + queries, end, memory)
-    kept = getattr(call.module, MASK)
-    assert isinstance(kept, Tensor)
-    rows = (torch.arange(queries, device=kept.device) + past) // mask.block
-    columns = (torch.arange(context, device=kept.device) + (mask.memory + first)) // mask.block
+    _check_coverage(call.site, mask, heads, past + queries, end, memory)
+    blocks = getattr(call.module, MASK)
+    assert isinstance(blocks, Tensor)
+    rows = (torch.arange(queries, device=blocks.device) + past) // mask.block
+    columns = (torch.arange(context, device=blocks.device) + (mask.memory + first)) // mask.block
     if cached:
-        columns = columns.clamp(max=kept.shape[2] - 1)
-    allowed = kept.index_select(1, rows).index_select(2, columns)[None]
+        columns = columns.clamp(max=blocks.shape[2] - 1)
+    allowed = blocks.index_select(1, rows).index_select(2, columns)[None]
     if persistent:
         allowed = torch.nn.functional.pad(allowed, (0, persistent), value=True)
     lowest = torch.finfo(call.query.dtype).min / 2
-    given = call.mask
-    if given is None and call.implementation == "sdpa" and _flag(call):
+    family_mask = call.mask
+    if family_mask is None and call.implementation == "sdpa" and _sdpa_is_causal(call):
         earlier = past - first if cached else keys - queries
-        given = torch.ones(queries, keys, dtype=torch.bool, device=kept.device).tril(earlier)[None, None]
-    added = call.query.new_zeros(())
-    if given is not None:
-        allowed = allowed & (given if given.dtype == torch.bool else given > lowest)
-        added = added if given.dtype == torch.bool else given
+        family_mask = torch.ones(queries, keys, dtype=torch.bool, device=blocks.device).tril(earlier)[None, None]
+    bias = call.query.new_zeros(())
+    if family_mask is not None:
+        allowed = allowed & (family_mask if family_mask.dtype == torch.bool else family_mask > lowest)
+        bias = bias if family_mask.dtype == torch.bool else family_mask
     options = {**call.options, **({"is_causal": False} if "is_causal" in call.options else {})}
-    restricted = replace(call, mask=torch.where(allowed, added, _HIDDEN), options=options)
-    alive = allowed.any(dim=3)[..., None].transpose(1, 2)
-    return restricted, alive.to(call.query.dtype)
+    masked_call = replace(call, mask=torch.where(allowed, bias, _HIDDEN), options=options)
+    attends = allowed.any(dim=3)[..., None].transpose(1, 2)
+    return masked_call, attends.to(call.query.dtype)
 
 
-def _flag(call: Call) -> bool:
-    """Whether SDPA hides later keys by itself where it is given no mask."""
+def _sdpa_is_causal(call: Call) -> bool:
+    """Whether SDPA hides later keys by itself when it receives no mask."""
     flag = call.options.get("is_causal")
     return bool(getattr(call.module, "is_causal", True) if flag is None else flag) and call.query.shape[2] > 1
 
 
-def _check(site: str, mask: BlockMask, heads: int, queries: int, keys: int, memory: int) -> None:
+def _check_coverage(site: str, mask: BlockMask, heads: int, queries: int, keys: int, memory: int) -> None:
+    """Raise InputError unless a mask covers the heads and positions of a call."""
     if len(mask.kept) != heads:
-        raise InputError(f"{site}: a mask for {len(mask.kept)} heads, the model has {heads}; give masks of this model")
+        raise InputError(
+            f"{site}: the mask has {len(mask.kept)} heads, the model {heads}; use masks of this model",
+            code=ErrorCode.PLAN_MISMATCH,
+            site=site,
+            planned=len(mask.kept),
+            actual=heads,
+        )
     if torch.compiler.is_compiling() or any(isinstance(size, torch.SymInt) for size in (queries, keys, memory)):
-        return  # an export of any length: the graph cannot be given more than the mask has
+        return  # an export with dynamic lengths: the graph itself rejects more positions than its mask has
     if queries > mask.queries or keys > mask.keys or memory > mask.memory:
         raise InputError(
-            f"{site}: {queries} queries and {keys} keys after {memory} remembered; the mask reaches over"
-            f" {mask.queries}, {mask.keys} and {mask.memory}: shorten the rows (--max-length), or cut masks from longer"
-            " maps"
+            f"{site}: {queries} queries and {keys} keys after a memory of {memory}, but the mask covers {mask.queries},"
+            f" {mask.keys} and {mask.memory}; shorten the rows (--max-length), or derive masks from longer maps",
+            code=ErrorCode.TOO_LONG,
+            site=site,
+            actual=(queries, keys, memory),
+            maximum=(mask.queries, mask.keys, mask.memory),
         )
