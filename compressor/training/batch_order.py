@@ -1,4 +1,4 @@
-"""The order in which rows are seen: worked out before training starts, so that it depends on nothing but the seed."""
+"""The order in which a training reads its rows, fixed before it starts by the seed alone."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Sequence
 import numpy as np
 
 _POOL = 50
-"""Batches that are sorted by length together: long enough to save padding, short enough to stay random."""
+"""Batches whose rows are sorted by length together: large enough to save padding, small enough to stay random."""
 
 
 def row_order(lengths: Sequence[int], batch_size: int, batches: int, seed: int) -> list[int]:
-    """Row numbers for `batches` batches of `batch_size`, laid end to end.
+    """Row numbers of `batches` consecutive batches of `batch_size`.
 
-    Every epoch visits each row once in a new random order. Within pools of 50 batches rows are sorted by length, so
-    that a batch pads little; the batches of a pool are then shuffled again.
+    Every epoch visits each row once in a new random order. Within pools of 50 batches, rows are sorted by length so
+    that batches need little padding; the batches of a pool are then shuffled.
 
     Args:
         lengths: tokens of each row.
-        batch_size: rows a batch.
-        batches: batches in all.
-        seed: seeds the draw.
+        batch_size: rows per batch.
+        batches: number of batches.
+        seed: seed of the random order.
 
     Returns:
         `batches * batch_size` row numbers.

@@ -1,68 +1,99 @@
-"""Finding an interrupted run again, and only that one."""
+"""The checkpoints of a run: how an interrupted run is recognized and resumed."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from compressor.errors import UsageError
+from compressor.errors import ErrorCode, UsageError
+
+logger = logging.getLogger(__name__)
 
 _RUN = "run.json"
 _STATE = "trainer_state.json"
+_LISTED = 3
+"""Most differences between two runs that a message names."""
 
 
-def claim(folder: Path, settings: Mapping[str, Any], *, refuse_others: bool = False, memories: int = 0) -> str | None:
-    """Make `folder` the place of the run that `settings` describe and find its newest checkpoint.
+@dataclass(frozen=True)
+class Checkpoints:
+    """The checkpoint folder of a run.
 
-    A checkpoint of other settings is thrown away, or refused: going on from it would give what no single command gives.
+    Attributes:
+        folder: where checkpoints are written; checkpoints of the same run are resumed.
+        settings: what determines the run besides model, rows, schedule and gate, e.g. the options of a method, as JSON.
+        refuse_others: raise an error if the folder has checkpoints of another run, instead of deleting them.
+    """
+
+    folder: Path
+    settings: Mapping[str, Any]
+    refuse_others: bool = False
+
+
+def claim(
+    folder: Path, settings: Mapping[str, Any], *, refuse_others: bool = False, memory_files: int = 0
+) -> Path | None:
+    """Assign `folder` to the run that `settings` describe and find its newest checkpoint.
+
+    Checkpoints of another run are deleted or refused: no single command computes what resuming them would give.
 
     Args:
-        memories: processes that each write their `memory_file`.
+        folder: the checkpoint folder.
+        settings: everything that determines the run, as JSON.
+        refuse_others: raise an error if the folder has checkpoints of another run.
+        memory_files: number of processes that each write a `memory_file`.
 
     Returns:
-        The checkpoint to resume from, or None to start anew.
+        The checkpoint to resume, or None to start from the beginning.
 
     Raises:
-        UsageError: there is a checkpoint of other settings (`refuse_others`).
+        UsageError: there are checkpoints of another run (`refuse_others`).
     """
-    said = json.dumps(settings, indent=1, sort_keys=True, default=str)
+    description = json.dumps(settings, indent=1, sort_keys=True, default=str)
     run = folder / _RUN
-    if not run.exists() or (before := run.read_text(encoding="utf-8")) != said:
-        if refuse_others and run.exists() and any(folder.glob("checkpoint-*")):
-            raise UsageError(
-                f"{folder}: the checkpoints are of another run ({_differences(json.loads(before), json.loads(said))});"
-                " ask for the same, name another folder to write, or start anew (--force)"
-            )
+    former = run.read_text(encoding="utf-8") if run.exists() else None
+    if former != description:
+        if refuse_others and former is not None and any(folder.glob("checkpoint-*")):
+            raise _other_run(folder, json.loads(former), json.loads(description))
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        run.write_text(said, encoding="utf-8")
-    found = newest(folder, memories)
-    return None if found is None else str(found)
+        run.write_text(description, encoding="utf-8")
+    checkpoint = newest(folder, memory_files)
+    if checkpoint is not None:
+        logger.debug("resuming %s", checkpoint)
+    return checkpoint
 
 
-def newest(folder: Path, memories: int = 0) -> Path | None:
-    """The last whole checkpoint; one that was cut short is removed. `memories` as in `claim`."""
+def newest(folder: Path, memory_files: int = 0) -> Path | None:
+    """The last complete checkpoint of a folder; incomplete ones after it are deleted.
+
+    Args:
+        folder: the checkpoint folder.
+        memory_files: number of processes that each write a `memory_file`.
+    """
     for checkpoint in sorted(folder.glob("checkpoint-*"), key=lambda path: -int(path.name.split("-")[1])):
-        if _whole(checkpoint, memories):
+        if _is_complete(checkpoint, memory_files):
             return checkpoint
         shutil.rmtree(checkpoint)
     return None
 
 
 def memory_file(checkpoint: Path, process: int) -> Path:
-    """What the streams of one process remember: each has streams of its own."""
+    """The file with the segment memories of one process, which reads streams of its own."""
     return checkpoint / f"memory_{process}.safetensors"
 
 
 def digest(model: nn.Module) -> str:
-    """`sha256:...` over every tensor of `model`: the same start is part of being the same run."""
+    """`sha256:...` of all tensors of a model by name; two runs that start from different weights are different runs."""
     sha = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         sha.update(name.encode())
@@ -70,23 +101,30 @@ def digest(model: nn.Module) -> str:
     return f"sha256:{sha.hexdigest()}"
 
 
-def _whole(checkpoint: Path, memories: int) -> bool:
-    """Whether a checkpoint was written to its end: the state is the first process's last file, other processes write
-    theirs beside it."""
+def _is_complete(checkpoint: Path, memory_files: int) -> bool:
+    """Whether all files of a checkpoint were written.
+
+    The trainer's state is the last file of the first process; the other processes write their memories independently.
+    """
     try:
         json.loads((checkpoint / _STATE).read_text(encoding="utf-8"))
-        for process in range(memories):
-            with safe_open(memory_file(checkpoint, process), "pt"):  # checks the file's size too
+        for process in range(memory_files):
+            with safe_open(memory_file(checkpoint, process), "pt"):  # also checks the size of the file
                 pass
     except (OSError, ValueError, SafetensorError):
         return False
     return True
 
 
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any], most: int = 3) -> str:
-    """What two settings differ in, as far as it fits on a line: `layers 4, now 6`; the rows or the start if no word."""
-    simple = [name for name in {**before, **now} if not isinstance(now.get(name), (dict, list))]
-    told = [
-        f"{name} {before.get(name)}, now {now.get(name)}" for name in simple if before.get(name) != now.get(name)
-    ] or [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    return "; ".join(told[:most])
+def _other_run(folder: Path, former: Mapping[str, Any], current: Mapping[str, Any]) -> UsageError:
+    """The error for checkpoints of a run with other settings; it names what differs, single values first."""
+    changed = [name for name in {**former, **current} if former.get(name) != current.get(name)]
+    values = [name for name in changed if not isinstance(current.get(name), (dict, list))]
+    listed = [f"{name} {former.get(name)}, now {current.get(name)}" for name in values] or changed
+    return UsageError(
+        f"{folder}: the checkpoints are of another run ({'; '.join(listed[:_LISTED])}); repeat its settings, choose"
+        " another output folder, or start from the beginning (--force)",
+        code=ErrorCode.RUN_DIFFERS,
+        path=folder,
+        fields=tuple(changed),
+    )

@@ -1,4 +1,4 @@
-"""A model with a gate on every head, for the time that both learn."""
+"""A model and its gate while both are trained."""
 
 from __future__ import annotations
 
@@ -13,34 +13,37 @@ from transformers import PreTrainedModel
 
 from compressor.units import Site, hooked
 from compressor.units.gate import Gate
-from graph_passes.attention.gates import GATE
+from graph_passes.attention.gate_initializers import GATE_NAME
 
 _WRAPPED = ("forward", "_original_forward")
-"""What accelerate sets on a model that it prepares for mixed precision."""
+"""Attributes that accelerate sets on a model that it prepares for mixed precision."""
 
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """Keep `model` as it is while a gate on it learns: no gradient for its parameters, no new batch statistics."""
-    learnt = [weight for weight in model.parameters() if weight.requires_grad]
-    counting = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
-    for weight in learnt:
+    """Keep `model` unchanged while a gate on it is trained: no gradients, and no updates of batch statistics."""
+    trainable = [weight for weight in model.parameters() if weight.requires_grad]
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    for weight in trainable:
         weight.requires_grad_(False)
-    for module in counting:
-        module.track_running_stats = False
+    for norm in norms:
+        norm.track_running_stats = False
     try:
         yield
     finally:
-        for weight in learnt:
+        for weight in trainable:
             weight.requires_grad_(True)
-        for module in counting:
-            module.track_running_stats = True
+        for norm in norms:
+            norm.track_running_stats = True
 
 
 @contextmanager
 def restore_model_state(model: PreTrainedModel) -> Iterator[None]:
-    """Put back what a trainer changes beside the weights: it turns the cache off, a loss may note its problem type, and
-    mixed precision wraps `forward`, which would then compute, and be exported, in bfloat16."""
+    """Restore what a trainer changes besides the weights.
+
+    A trainer disables the cache, a loss may set the problem type, and mixed precision wraps `forward`, which would then
+    compute, and be exported, in bfloat16.
+    """
     was_training, config = model.training, dict(vars(model.config))
     forward = {name: vars(model)[name] for name in _WRAPPED if name in vars(model)}
     try:
@@ -55,22 +58,31 @@ def restore_model_state(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def attach_gate(model: PreTrainedModel, gate: Gate, sites: Sequence[Site], step: Callable[[], int]) -> Iterator[None]:
-    """Hang `gate` on `model` and multiply every site's heads by it: sampled in training, hard in evaluation."""
-    now: dict[str, Tensor] = {}
+    """Make `gate` a submodule of `model` and multiply the heads of every site by it.
+
+    Gates are sampled in training and hard in evaluation.
+
+    Args:
+        model: the model.
+        gate: one multiplier per head of `sites`.
+        sites: the sites of the model, in call order.
+        step: returns the current optimizer step.
+    """
+    gates_of_site: dict[str, Tensor] = {}
 
     def draw(module: nn.Module, args: Any) -> None:
         gates = gate.sample(step()) if module.training else gate.scale()
         parts = torch.split(gates, [site.heads for site in sites])
-        now.update({site.name: part[:, None] for site, part in zip(sites, parts, strict=True)})
+        gates_of_site.update({site.name: part[:, None] for site, part in zip(sites, parts, strict=True)})
 
-    def apply(name: str, out: Tensor) -> Tensor:
-        return out * now[name].to(out.dtype)
+    def multiply(name: str, output: Tensor) -> Tensor:
+        return output * gates_of_site[name].to(output.dtype)
 
-    model.add_module(GATE, gate)  # on the model, so that distributed wrappers see its parameters
+    model.add_module(GATE_NAME, gate)  # a submodule, so that distributed wrappers see its parameters
     handle = model.register_forward_pre_hook(draw)
     try:
-        with hooked(model, apply):
+        with hooked(model, multiply):
             yield
     finally:
         handle.remove()
-        delattr(model, GATE)
+        delattr(model, GATE_NAME)

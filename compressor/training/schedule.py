@@ -1,4 +1,4 @@
-"""How long and how fast a run trains."""
+"""The length of a training, and its optimizer and learning rate."""
 
 from __future__ import annotations
 
@@ -6,30 +6,33 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from compressor.errors import UsageError
+from compressor.errors import ErrorCode, UsageError
 
 MixedPrecision = Literal["no", "bf16"]
-"""What matrices are multiplied in, weights staying float32: float32, or bfloat16."""
+"""Precision of matrix products, with float32 weights: float32 or bfloat16."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long and how fast a run trains.
+    """The length of a training, and its optimizer and learning rate.
 
     Attributes:
         steps: optimizer steps.
-        batch_size: rows, or streams side by side, a step and process.
-        learning_rate: the model's peak learning rate, after a linear warm-up.
-        seed: of the rows' order, of dropout and of the gate's noise.
-        warmup: share of the steps over which the model's learning rate rises.
-        weight_decay: the optimizer's, on the model's matrices.
-        max_grad_norm: bound on the norm of the model's gradient.
-        evaluations: evaluations over the run, evenly spaced, with hard gates; a checkpoint goes with each.
-        points: points of the curves, evenly spaced.
-        mixed_precision: what matrices are multiplied in.
-        optimizer: `adamw`, or `lamb` (You et al. 2020), whose rate each matrix scales by its own norm, up to 10.
-        scheduler: how the rate falls after the warm-up, `linear` or `cosine`.
-        final_learning_rate: where it ends.
+        batch_size: rows, or parallel streams of text, per step and process.
+        learning_rate: peak learning rate of the model, after a linear warm-up.
+        seed: seed of the order of rows, of dropout and of the gate's noise.
+        warmup: share of the steps in which the learning rate of the model rises.
+        weight_decay: weight decay of the model's matrices.
+        max_grad_norm: maximum norm of the model's gradient.
+        evaluations: evenly spaced evaluations with hard gates; each writes a checkpoint.
+        points: evenly spaced points of the training curves.
+        mixed_precision: precision of matrix products.
+        optimizer: `adamw` or `lamb` (You et al. 2020), which scales each matrix's rate by its norm, up to 10.
+        scheduler: shape of the decrease of the learning rate after the warm-up, `linear` or `cosine`.
+        final_learning_rate: learning rate at the last step.
+
+    Raises:
+        UsageError: a value is out of its range.
     """
 
     steps: int
@@ -47,28 +50,35 @@ class Schedule:
     final_learning_rate: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.warmup <= 1:
-            raise UsageError(f"warmup {self.warmup}: a share of the steps; give a number from 0 to 1")
-        if self.weight_decay < 0 or self.max_grad_norm <= 0:
+        self._require("warmup", 0 <= self.warmup <= 1, "a share of the steps from 0 to 1")
+        self._require("weight_decay", self.weight_decay >= 0, "0 or more")
+        self._require("max_grad_norm", self.max_grad_norm > 0, "more than 0")
+        self._require("evaluations", self.evaluations >= 1, "1 or more")
+        self._require("points", self.points >= 1, "1 or more")
+        self._require(
+            "final_learning_rate",
+            0 <= self.final_learning_rate <= self.learning_rate,
+            f"from 0 to the peak learning rate, {self.learning_rate:g}",
+        )
+
+    def _require(self, field: str, holds: bool, range_: str) -> None:
+        """Raise UsageError unless a field is in its range."""
+        if not holds:
+            value = getattr(self, field)
             raise UsageError(
-                f"weight_decay {self.weight_decay}, max_grad_norm {self.max_grad_norm}: one must be at least 0 and the"
-                " other above it; raise them"
-            )
-        if self.evaluations < 1 or self.points < 1:
-            raise UsageError(f"evaluations {self.evaluations}, points {self.points}: give 1 or more of each")
-        if not 0 <= self.final_learning_rate <= self.learning_rate:
-            raise UsageError(
-                f"final_learning_rate {self.final_learning_rate}: the rate falls to it from {self.learning_rate}; give"
-                " a number from 0 to that"
+                f"{field} {value}: out of range; give a number that is {range_}",
+                code=ErrorCode.OUT_OF_RANGE,
+                field=field,
+                value=value,
             )
 
     def pace(self, step: int) -> float:
-        """Factor on `learning_rate` at `step`: a linear warm-up from zero, then down to the final rate."""
+        """Factor on `learning_rate` at `step`: a linear warm-up from zero, then a decrease to the final rate."""
         rise = round(self.warmup * self.steps)
         if step < rise:
             return step / rise
-        left = max(0.0, (self.steps - step) / max(1, self.steps - rise))
+        remaining = max(0.0, (self.steps - step) / max(1, self.steps - rise))
         if self.scheduler == "cosine":
-            left = 0.5 * (1 - math.cos(math.pi * left))
+            remaining = 0.5 * (1 - math.cos(math.pi * remaining))
         final = self.final_learning_rate / self.learning_rate
-        return final + (1 - final) * left
+        return final + (1 - final) * remaining

@@ -1,4 +1,4 @@
-"""Tokenizers made from a text: its words, or its letters."""
+"""Tokenizers built from a text: of its words, or of the letters."""
 
 from __future__ import annotations
 
@@ -9,40 +9,41 @@ from collections.abc import Iterable
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from compressor.errors import InputError
+from compressor.errors import ErrorCode, InputError
 
 UNKNOWN, END = "<unk>", "<eos>"
 
 
 def words(texts: Iterable[str], size: int | None = None) -> PreTrainedTokenizerFast:
-    """Every word between spaces a token, the most frequent first; `<eos>` stands for the end of a line.
+    """A tokenizer with one token per whitespace-separated word, most frequent first; `<eos>` ends a line.
 
     Args:
         texts: lines or rows.
-        size: most tokens, `<unk>` and `<eos>` among them; None: all words.
+        size: maximum number of tokens, including `<unk>` and `<eos>`; None: all words.
 
     Raises:
-        InputError: there is no word.
+        InputError: the texts contain no word.
     """
     counts = Counter(word for text in texts for word in text.split())
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
     if not ranked:
-        raise InputError("the text holds no word; give more text")
-    known = list(dict.fromkeys([UNKNOWN, END, *ranked]))[:size]
-    made = Tokenizer(models.WordLevel({word: index for index, word in enumerate(known)}, unk_token=UNKNOWN))
-    made.normalizer = normalizers.Replace("\n", f" {END} ")
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token=UNKNOWN, eos_token=END)
+        raise InputError("the text contains no word; give more text", code=ErrorCode.INVALID_ROWS)
+    vocabulary = list(dict.fromkeys([UNKNOWN, END, *ranked]))[:size]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(vocabulary)}, unk_token=UNKNOWN))
+    tokenizer.normalizer = normalizers.Replace("\n", f" {END} ")
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=UNKNOWN, eos_token=END)
 
 
 def characters() -> PreTrainedTokenizerFast:
-    """The letters a to z and the space: text is lower-cased, and a run of anything else is one space.
+    """A tokenizer of the letters a to z and the space; text is lower-cased, and runs of anything else become a space.
 
-    The alphabet of text8, whose own text is left as it is; digits are not spelled out, as they were to make text8.
+    This is the alphabet of text8, whose text it leaves unchanged. Unlike in the preparation of text8, digits are not
+    spelled out.
     """
-    known = [" ", *string.ascii_lowercase]
-    made = Tokenizer(models.WordLevel({letter: index for index, letter in enumerate(known)}, unk_token=" "))
-    made.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Replace(Regex("[^a-z]+"), " ")])
-    made.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    made.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=made)
+    vocabulary = [" ", *string.ascii_lowercase]
+    tokenizer = Tokenizer(models.WordLevel({letter: index for index, letter in enumerate(vocabulary)}, unk_token=" "))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Replace(Regex("[^a-z]+"), " ")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)

@@ -1,4 +1,4 @@
-"""A language model with segment memory from scratch: from a text to a complete model folder."""
+"""`compress train`: a language model with segment memory, trained from scratch to a complete model folder."""
 
 from __future__ import annotations
 
@@ -7,45 +7,53 @@ import math
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from accelerate import PartialState
 from transformers import PreTrainedModel
 
 from compressor.config.train import Training
 from compressor.model_folder import ModelFolder, fingerprint
 from compressor.models import AllAttentionConfig, AllAttentionForCausalLM, TransformerXLConfig, TransformerXLForCausalLM
-from compressor.progress import Listener, NullListener, ProgressCallback
+from compressor.progress import Listener, NullListener, ProgressCallback, ignore_progress
+from compressor.results import Note, NoteCode
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks import Data, open_data, training_texts
 from compressor.tasks.segment_streams import Streams, read, reader
 from compressor.training import tokenizers
+from compressor.training.checkpoints import Checkpoints
 from compressor.training.fit import fit
-from compressor.training.schedule import Schedule
+from compressor.training.processes import process_state
+from compressor.training.schedule import MixedPrecision, Schedule
 from compressor.workdir import WorkDir, open_workdir
 
 FILE_NAME = "training.json"
-"""What a training leaves beside the model: what was asked for, the metric, the curves."""
+"""The file in the model folder with the configuration of its training, the metric and the curves."""
 
 _CHECKPOINTS = "checkpoints"
-_SLOWER = (
-    "lower the learning rate (--learning-rate) or warm it up for longer (--warmup), and start anew with --force or in"
-    " another folder"
+_POINTS = 60
+"""Points of the curves, unless there are more evaluations."""
+_REMEDY = (
+    "lower the learning rate (--learning-rate) or lengthen its warm-up (--warmup), and start from the beginning with"
+    " --force or in another folder"
 )
+
+Log = list[dict[str, Any]]
+"""Entries of a training log, each with its `step`."""
 
 
 @dataclass(frozen=True)
-class Trained:
-    """What came out.
+class TrainingResult:
+    """The outcome of a training.
 
     Attributes:
         metric: `perplexity` or `bits-per-character`.
-        eval: of the text that the best checkpoint was chosen on.
-        test: of the text that is reported on.
-        tokens: in the text that was learnt from.
-        vocabulary: tokens that the model knows.
-        parameters: of the model; `stack` are those of its layers, embeddings left out.
+        eval: the metric on the evaluation text, at the selected checkpoint.
+        test: the metric on the test text.
+        tokens: tokens of the training text.
+        vocabulary: number of tokens of the tokenizer.
+        parameters: parameters of the model.
+        stack: parameters of its layers, without embeddings.
     """
 
     metric: str
@@ -57,133 +65,164 @@ class Trained:
     stack: int
 
 
-def train(recipe: Training, listener: Listener | None = None) -> Trained:
-    """Train a model from scratch and write its folder, which appears whole or not at all.
+def train(training: Training, listener: Listener | None = None) -> TrainingResult:
+    """Train a model from scratch and write its folder, which appears only when it is complete.
 
-    An interrupted training goes on where its last checkpoint was. Under `accelerate launch` every process trains on
-    streams of its own; the helper processes end after that.
+    An interrupted training resumes from its last checkpoint. Under `accelerate launch`, each process trains on streams
+    of its own; the processes other than the main one exit after that.
+
+    Args:
+        training: the configuration.
+        listener: receives stages and notes; None: nothing is reported.
 
     Raises:
         InputError: the text cannot be used.
-        UsageError: the folder is there, or holds checkpoints of another training.
-        DivergedError: the loss or the metric is no finite number any more; the last checkpoint stays.
+        UsageError: the folder exists, or has checkpoints of another training.
+        DivergedError: the loss or the metric is not finite; the last checkpoint remains.
     """
-    state = PartialState(cpu=not torch.cuda.is_available())
-    if not state.is_main_process:
-        store = WorkDir(recipe.out.absolute()).learning
-        _fit(recipe, *_start(recipe), store, NullListener(), lambda done, total: None)
-        sys.exit(0)
-    listen = listener or NullListener()
-    with open_workdir(recipe.out, force=recipe.force) as work:
-        with listen.stage("reading the text"):
-            folder, data = _start(recipe)
+    listener = listener or NullListener()
+    if not process_state().is_main_process:
+        _train_in_helper(training)
+    with open_workdir(training.out, force=training.force) as work:
+        with listener.stage("reading the text"):
+            folder, data = _prepare(training)
         for note in data.notes:
-            listen.note(note)
-        with listen.stage(f"training {recipe.architecture}") as tell:
-            log = _fit(recipe, folder, data, work.learning, listen, tell)
-        with listen.stage("reading the test text"):
-            found = _found(folder, data, log, recipe.batch_size)
+            listener.note(note)
+        with listener.stage(f"training {training.architecture}") as on_progress:
+            log = _fit(training, folder, data, work.learning, listener, on_progress)
+        with listener.stage("reading the test text"):
+            result = _evaluate(folder, data, log, training.batch_size)
         with quiet_transformers():
             folder.model.save_pretrained(work.result)
             folder.processor.save_pretrained(work.result)
-        told = {"asked": recipe.model_dump(mode="json"), "found": asdict(found), "log": log}
-        (work.result / FILE_NAME).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        record = {"training": training.model_dump(mode="json"), "result": asdict(result), "log": log}
+        (work.result / FILE_NAME).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         work.finish()
-    return found
+    return result
 
 
-def new_model(recipe: Training, tokens: int, end: int | None = None) -> PreTrainedModel:
-    """A model of the recipe's sizes with the seed's random weights, for `tokens` tokens."""
+def new_model(training: Training, vocabulary: int, end_token: int | None = None) -> PreTrainedModel:
+    """A model of the configured sizes, with random weights drawn from the seed.
+
+    Args:
+        training: architecture, sizes, dropout and seed.
+        vocabulary: number of tokens.
+        end_token: id of the token that ends a line; None: there is none.
+    """
     sizes: dict[str, Any] = {
-        "vocab_size": tokens,
-        "hidden_size": recipe.hidden,
-        "num_hidden_layers": recipe.layers,
-        "num_attention_heads": recipe.heads,
-        "memory_length": recipe.memory,
-        "max_position_embeddings": max(4096, recipe.memory + 4 * recipe.segment),
-        "attention_dropout": recipe.attention_dropout,
-        "embedding_dropout": recipe.embedding_dropout,
-        "hidden_dropout": recipe.hidden_dropout,
-        "eos_token_id": end,
+        "vocab_size": vocabulary,
+        "hidden_size": training.hidden,
+        "num_hidden_layers": training.layers,
+        "num_attention_heads": training.heads,
+        "memory_length": training.memory,
+        "max_position_embeddings": max(4096, training.memory + 4 * training.segment),
+        "attention_dropout": training.attention_dropout,
+        "embedding_dropout": training.embedding_dropout,
+        "hidden_dropout": training.hidden_dropout,
+        "eos_token_id": end_token,
     }
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
-        if recipe.architecture == "all-attention":
-            return AllAttentionForCausalLM(AllAttentionConfig(num_persistent=recipe.persistent, **sizes))
-        return TransformerXLForCausalLM(TransformerXLConfig(intermediate_size=recipe.persistent, **sizes))
+        torch.manual_seed(training.seed)
+        if training.architecture == "all-attention":
+            return AllAttentionForCausalLM(AllAttentionConfig(num_persistent=training.persistent, **sizes))
+        return TransformerXLForCausalLM(TransformerXLConfig(intermediate_size=training.persistent, **sizes))
 
 
-def _start(recipe: Training) -> tuple[ModelFolder, Data]:
-    """The untrained model with its tokenizer, and the texts."""
-    notes: tuple[str, ...] = ()
-    if recipe.eval_data is not None and recipe.test_data is None:
-        recipe = recipe.model_copy(update={"test_data": recipe.eval_data})
-        notes = ("no test data was given: the test text is that of --eval-data, which the checkpoint is chosen on",)
-    if recipe.level == "character":
+def schedule_of(training: Training) -> Schedule:
+    """The schedule of a training, with the precision that suits this machine."""
+    return Schedule(
+        steps=training.steps,
+        batch_size=training.batch_size,
+        learning_rate=training.learning_rate,
+        seed=training.seed,
+        warmup=training.warmup,
+        weight_decay=training.weight_decay,
+        max_grad_norm=training.max_grad_norm,
+        evaluations=training.evaluations,
+        points=max(training.evaluations, _POINTS),
+        mixed_precision=_mixed_precision(training),
+        optimizer=training.optimizer,
+        scheduler="cosine",
+        final_learning_rate=training.final_learning_rate,
+    )
+
+
+def _mixed_precision(training: Training) -> MixedPrecision:
+    """The configured precision; `auto` is bfloat16 where the device computes it natively.
+
+    A V100 or T4 emulates bfloat16, more slowly than it computes in float32.
+    """
+    if training.mixed_precision != "auto":
+        return training.mixed_precision
+    native = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+    return "bf16" if native else "no"
+
+
+def _prepare(training: Training) -> tuple[ModelFolder, Data]:
+    """The untrained model with its tokenizer, and the encoded texts."""
+    rows, notes = training.rows, ()
+    if rows.eval_data is not None and rows.test_data is None:
+        rows = rows.model_copy(update={"test_data": rows.eval_data})
+        text = "no test data was given: the test text is that of --eval-data, which selects the checkpoint"
+        notes = (Note(text=text, code=NoteCode.TEST_IS_EVAL),)
+    if training.level == "character":
         tokenizer = tokenizers.characters()
     else:
-        tokenizer = tokenizers.words(training_texts(recipe.rows), recipe.vocabulary)
+        tokenizer = tokenizers.words(training_texts(rows), training.vocabulary)
     with quiet_transformers():
-        model = new_model(recipe, len(tokenizer), tokenizer.eos_token_id)
+        model = new_model(training, len(tokenizer), tokenizer.eos_token_id)
     family = model.config.model_type
-    folder = ModelFolder(recipe.out, model, tokenizer, model.config, fingerprint(model), "causal-lm", family)
-    data = open_data(recipe.rows, folder, recipe.seed)
+    folder = ModelFolder(training.out, model, tokenizer, model.config, fingerprint(model), "causal-lm", family)
+    data = open_data(rows, folder, training.seed)
     return folder, replace(data, notes=(*notes, *data.notes))
 
 
+def _train_in_helper(training: Training) -> None:
+    """Take part in a training as one of several processes, other than the main one, then exit."""
+    checkpoints = WorkDir(training.out.absolute()).learning
+    _fit(training, *_prepare(training), checkpoints, NullListener(), ignore_progress)
+    sys.exit(0)
+
+
 def _fit(
-    recipe: Training, folder: ModelFolder, data: Data, store: Path, listen: Listener, tell: ProgressCallback
-) -> list[dict[str, object]]:
-    precision: Literal["no", "bf16"] = "no" if recipe.mixed_precision == "no" else "bf16"
-    native = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-    if recipe.mixed_precision == "auto" and not native:
-        precision = "no"
-    schedule = Schedule(
-        steps=recipe.steps,
-        batch_size=recipe.batch_size,
-        learning_rate=recipe.learning_rate,
-        seed=recipe.seed,
-        warmup=recipe.warmup,
-        weight_decay=recipe.weight_decay,
-        max_grad_norm=recipe.max_grad_norm,
-        evaluations=recipe.evaluations,
-        points=max(recipe.evaluations, 60),
-        mixed_precision=precision,
-        optimizer=recipe.optimizer,
-        scheduler="cosine",
-        final_learning_rate=recipe.final_learning_rate,
-    )
-    asked = recipe.model_dump(mode="json", exclude={"out", "force"})
+    training: Training,
+    folder: ModelFolder,
+    data: Data,
+    learning: Path,
+    listener: Listener,
+    on_progress: ProgressCallback,
+) -> Log:
+    """Train the model of `folder` in place, with checkpoints in the folder `learning`."""
     metric = data.task.metric
 
-    def measured(step: int, value: float) -> None:
-        listen.note(f"step {step} of {recipe.steps}: {metric} {value:.4g}")
+    def on_evaluation(step: int, value: float) -> None:
+        text = f"step {step} of {training.steps}: {metric} {value:.4g}"
+        listener.note(Note(text=text, code=NoteCode.EVALUATED))
 
+    settings = training.model_dump(mode="json", exclude={"out", "force"})
     folder.model.train()
     return fit(
         folder.model,
         data,
-        schedule,
-        asked,
-        store / _CHECKPOINTS,
-        tell,
-        measured=measured,
-        refuse_others=not recipe.force,
-        mend=_SLOWER,
+        schedule_of(training),
+        Checkpoints(learning / _CHECKPOINTS, settings, refuse_others=not training.force),
+        on_progress=on_progress,
+        on_evaluation=on_evaluation,
+        remedy=_REMEDY,
     )
 
 
-def _found(folder: ModelFolder, data: Data, log: list[dict[str, object]], streams: int) -> Trained:
+def _evaluate(folder: ModelFolder, data: Data, log: Log, streams: int) -> TrainingResult:
+    """The result of a training: the trained model reads the test text in parallel streams."""
     task, model = data.task, folder.model.eval()
     assert isinstance(task, Streams)
-    best = [float(str(entry[f"eval_{task.metric}"])) for entry in log if f"eval_{task.metric}" in entry]
-    stack = sum(weight.numel() for weight in model.model.layers.parameters())
-    return Trained(
+    key = f"eval_{task.metric}"
+    return TrainingResult(
         metric=task.metric,
-        eval=min(best, default=math.nan),
+        eval=min((float(entry[key]) for entry in log if key in entry), default=math.nan),
         test=task.score(read(task, data.test, reader(model), streams)),
         tokens=sum(data.train["length"]) - len(data.train) + 1,
         vocabulary=model.config.vocab_size,
         parameters=model.num_parameters(),
-        stack=stack,
+        stack=sum(weight.numel() for weight in model.model.layers.parameters()),
     )

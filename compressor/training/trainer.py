@@ -1,4 +1,4 @@
-"""transformers' Trainer with or without a gate on every head: groups, pace, penalty, clipping, checkpoints."""
+"""transformers' Trainer for a model with or without a gate: parameter groups, rates, penalty, checkpoints."""
 
 from __future__ import annotations
 
@@ -12,111 +12,99 @@ import torch
 from pytorch_optimizer import Lamb
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer
 
-from compressor.errors import DivergedError
+from compressor.training.callbacks import require_finite
 from compressor.training.schedule import Schedule
 from compressor.units.gate import Gate
-from graph_passes.attention.gates import GATE
+from graph_passes.attention.gate_initializers import GATE_NAME
 
 WEIGHTS = "model.safetensors"
+_EPSILON = 1e-8
 
-Labelled = Callable[[dict[str, Any]], dict[str, Any]]
-
-
-class Clip(TrainerCallback):
-    """Clips the gate's gradient on its own: near a tie it is so large that a joint norm would stop the model."""
-
-    def __init__(self, gate: Gate | None, max_grad_norm: float) -> None:
-        self.gate, self.max_grad_norm = gate, max_grad_norm
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        own = set(self.gate.parameters()) if self.gate is not None else set()
-        rest = [weight for weight in kwargs["model"].parameters() if weight not in own]
-        norms = [nn.utils.clip_grad_norm_(rest, self.max_grad_norm)]
-        if self.gate is not None:
-            norms.append(nn.utils.clip_grad_norm_(list(own), self.gate.max_grad_norm))
-        for norm in norms:
-            require_finite(norm, "gradient's norm", state.global_step)
+LossInputs = Callable[[dict[str, Any]], dict[str, Any]]
+"""Converts a collated batch to the form from which the model computes its loss (`Task.loss_inputs`)."""
+Groups = list[dict[str, Any]]
+"""Parameter groups of an optimizer."""
 
 
-def require_finite(value: Tensor, name: str, step: int) -> None:
-    """Stop before a step that would leave no number in the weights.
+def lamb(groups: Any, learning_rate: float, betas: tuple[float, float]) -> Lamb:
+    """The optimizer LAMB (You et al. 2020, algorithm 2), with weight decay inside the norm of the update.
 
-    Raises:
-        DivergedError: `value` is no finite number.
+    The scaling function phi of a tensor's own norm is, as in the library, that norm up to 10 and 10 beyond. The
+    persistent vectors of a layer exceed 10, so each step changes them by a smaller fraction than a small matrix.
+
+    There is no bias correction, as in version 3 of the paper; the library's would be partial.
+
+    Args:
+        groups: parameters or parameter groups.
+        learning_rate: learning rate of groups without their own.
+        betas: decay rates of the first and second moment.
     """
-    if not math.isfinite(number := float(value)):
-        raise DivergedError(f"step {step + 1}: the {name} is {number}")
-
-
-def lamb(groups: Any, rate: float, betas: tuple[float, float]) -> Lamb:
-    """LAMB as in You et al. 2020, algorithm 2: the norm of the update, by which a rate is scaled, is with its decay.
-
-    The other scale, phi of a tensor's own norm, is that norm up to 10 and 10 beyond, as the library has it: the many
-    persistent vectors of a layer lie beyond, so each step moves them by less of their size than a small matrix.
-
-    No bias correction, as in the paper's third version: the library would do it in part.
-    """
-    return Lamb(groups, lr=rate, betas=betas, weight_decouple=False, adam_debias=True)
+    return Lamb(groups, lr=learning_rate, betas=betas, weight_decouple=False, adam_debias=True)
 
 
 class GateTrainer(Trainer):
-    """Trains a model, and the gate that it carries as its submodule `head_gate`, if it does.
+    """Trains a model, and the gate in its submodule `head_gate` if there is one.
 
-    Rows are visited in the order in which `train_dataset` lists them. Weights are saved by `state_dict` names, so that
-    what a checkpoint restores is every tensor of the model and the gate, or an error.
+    Rows are read in the order of `train_dataset`. Weights are saved by the names of `state_dict`, so that a checkpoint
+    restores every tensor of model and gate or fails.
 
     Args:
-        gate: one number a head, or None.
-        schedule: rates and their pace.
-        labelled: makes of a collated batch what the model computes its loss from (`Task.loss_inputs`).
-        kwargs: transformers' own.
+        gate: one multiplier per head; None: there is none.
+        schedule: optimizer and learning rate.
+        loss_inputs: converts a collated batch to the model's arguments.
+        kwargs: arguments of transformers' Trainer.
     """
 
-    def __init__(self, *, gate: Gate | None, schedule: Schedule, labelled: Labelled, **kwargs: Any) -> None:
-        self.gate, self.schedule, self.labelled = gate, schedule, labelled
+    def __init__(self, *, gate: Gate | None, schedule: Schedule, loss_inputs: LossInputs, **kwargs: Any) -> None:
+        self.gate, self.schedule, self.loss_inputs = gate, schedule, loss_inputs
         super().__init__(**kwargs)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         if self.optimizer is None:
-            decayed = set(self.get_decay_parameter_names(self._whole))
-            named = [(n, p) for n, p in self._whole.named_parameters() if p.requires_grad]
-            mine = [(n, p) for n, p in named if not n.startswith(f"{GATE}.")]
-            groups: list[dict[str, Any]] = [
-                {"params": [p for n, p in mine if n in decayed], "weight_decay": self.schedule.weight_decay},
-                {"params": [p for n, p in mine if n not in decayed], "weight_decay": 0.0},
-            ]
-            if self.gate is not None:
-                own = [p for n, p in named if n.startswith(f"{GATE}.")]
-                groups.append({"params": own, "weight_decay": 0.0, "lr": self.gate.learning_rate})
-            groups = [group for group in groups if group["params"]]  # a frozen model has none
-            rate, betas, eps = self.schedule.learning_rate, (self.args.adam_beta1, self.args.adam_beta2), 1e-8
+            groups, rate = self._parameter_groups(), self.schedule.learning_rate
+            betas = self.args.adam_beta1, self.args.adam_beta2
             if self.schedule.optimizer == "lamb":
-                if self.gate is not None:
-                    groups[-1] |= {"adam": True, "eps": eps}  # a gate's weights are no matrix: no rate by their norm
+                if self.gate is not None:  # a gate's weights are not a matrix whose norm could scale the rate
+                    groups[-1] |= {"adam": True, "eps": _EPSILON}
                 self.optimizer = lamb(groups, rate, betas)
             else:
-                self.optimizer = torch.optim.AdamW(groups, lr=rate, betas=betas, eps=eps, fused=True)
+                self.optimizer = torch.optim.AdamW(groups, lr=rate, betas=betas, eps=_EPSILON, fused=True)
         return self.optimizer
+
+    def _parameter_groups(self) -> Groups:
+        """The trained parameters: of the model with and without weight decay, then of the gate."""
+        decayed = set(self.get_decay_parameter_names(self._gated_model))
+        trained = [(name, weight) for name, weight in self._gated_model.named_parameters() if weight.requires_grad]
+        of_model = [(name, weight) for name, weight in trained if not name.startswith(f"{GATE_NAME}.")]
+        groups: Groups = [
+            {"params": [w for name, w in of_model if name in decayed], "weight_decay": self.schedule.weight_decay},
+            {"params": [w for name, w in of_model if name not in decayed], "weight_decay": 0.0},
+        ]
+        if self.gate is not None:
+            of_gate = [weight for name, weight in trained if name.startswith(f"{GATE_NAME}.")]
+            groups.append({"params": of_gate, "weight_decay": 0.0, "lr": self.gate.learning_rate})
+        return [group for group in groups if group["params"]]  # a frozen model has none
 
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> torch.optim.lr_scheduler.LRScheduler:
         if self.lr_scheduler is None:
-            made = self.create_optimizer()
-            paces: list[Callable[[int], float]] = [self.schedule.pace for _ in made.param_groups]
+            trained = self.create_optimizer()
+            paces: list[Callable[[int], float]] = [self.schedule.pace for _ in trained.param_groups]
             if self.gate is not None:
                 paces[-1] = self._pace_of_gate  # its group is the last
-            self.lr_scheduler = LambdaLR(made, paces)
+            self.lr_scheduler = LambdaLR(trained, paces)
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
     def _pace_of_gate(self, step: int) -> float:
+        """Factor on the gate's learning rate at `step`."""
         assert self.gate is not None
         pace = self.gate.learning_rate_at(step)
         if self.schedule.optimizer == "lamb":
-            # LAMB leaves Adam's bias correction to the warm-up, which gates do not have.
+            # LAMB relies on the warm-up in place of Adam's bias correction; gates have no warm-up.
             first, second = self.args.adam_beta1, self.args.adam_beta2
             pace *= math.sqrt(1 - second ** (step + 1)) / (1 - first ** (step + 1))
         return pace
@@ -127,27 +115,28 @@ class GateTrainer(Trainer):
         return loss
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        found = super().compute_loss(model, self.labelled(inputs), *args, **kwargs)
+        """The loss of the task plus the gate's penalty, and the outputs if they are requested."""
+        result = super().compute_loss(model, self.loss_inputs(inputs), *args, **kwargs)
         if self.gate is None or not model.training:
-            return found
-        push: Tensor = self.gate.penalty(self.state.global_step)
-        if isinstance(found, tuple):
-            return found[0] + push.to(found[0].dtype), found[1]
-        return found + push.to(found.dtype)
+            return result
+        penalty: Tensor = self.gate.penalty(self.state.global_step)
+        if isinstance(result, tuple):
+            return result[0] + penalty.to(result[0].dtype), result[1]
+        return result + penalty.to(result.dtype)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         folder = Path(output_dir or str(self.args.output_dir))
         folder.mkdir(parents=True, exist_ok=True)
-        safetensors.torch.save_model(self._whole, str(folder / WEIGHTS))
+        safetensors.torch.save_model(self._gated_model, str(folder / WEIGHTS))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        safetensors.torch.load_model(self._whole, str(Path(resume_from_checkpoint) / WEIGHTS))
+        safetensors.torch.load_model(self._gated_model, str(Path(resume_from_checkpoint) / WEIGHTS))
 
     def _load_best_model(self) -> None:
         self._load_from_checkpoint(str(self.state.best_model_checkpoint))
 
     @property
-    def _whole(self) -> nn.Module:
-        """The model with its gate, out of any distributed wrapper."""
+    def _gated_model(self) -> nn.Module:
+        """The model with its gate, without distributed wrappers."""
         assert isinstance(self.model, nn.Module)
         return self.model

@@ -1,0 +1,125 @@
+"""Callbacks of transformers' Trainer: the current step, clipping of gradients, curves and progress."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import TrainerCallback
+
+from compressor.errors import DivergedError, ErrorCode
+from compressor.progress import ProgressCallback
+from compressor.units.gate import Gate
+
+EvaluationCallback = Callable[[int, float], None]
+"""Called with (step, metric) after an evaluation."""
+
+
+class StepCounter(TrainerCallback):
+    """The current optimizer step, for code that runs inside a forward or an evaluation.
+
+    Attributes:
+        step: number of finished optimizer steps.
+    """
+
+    def __init__(self) -> None:
+        self.step = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.step = state.global_step  # not zero in a resumed run
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.step = state.global_step
+
+
+class ClipGradients(TrainerCallback):
+    """Clips the gradients of model and gate separately.
+
+    Near a tie of two heads the gradient of a gate is so large that a joint norm would stop the training of the model.
+
+    Args:
+        gate: the gate, which is a submodule of the model; None: there is none.
+        max_grad_norm: maximum norm of the model's gradient.
+    """
+
+    def __init__(self, gate: Gate | None, max_grad_norm: float) -> None:
+        self.gate, self.max_grad_norm = gate, max_grad_norm
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        gate_weights = set(self.gate.parameters()) if self.gate is not None else set()
+        model_weights = [weight for weight in kwargs["model"].parameters() if weight not in gate_weights]
+        norms = [nn.utils.clip_grad_norm_(model_weights, self.max_grad_norm)]
+        if self.gate is not None:
+            norms.append(nn.utils.clip_grad_norm_(list(gate_weights), self.gate.max_grad_norm))
+        for norm in norms:
+            require_finite(norm, "gradient norm", state.global_step)
+
+
+class RunCallback(TrainerCallback):
+    """Reports the progress of a run and adds the gate's readings to its log.
+
+    Args:
+        gate: the gate; None: there is none.
+        metric: name of the metric.
+        on_progress: called after every step.
+        on_evaluation: called after every evaluation; None: nothing is called.
+    """
+
+    def __init__(
+        self,
+        gate: Gate | None,
+        metric: str,
+        on_progress: ProgressCallback,
+        on_evaluation: EvaluationCallback | None,
+    ) -> None:
+        self.gate, self.metric, self.on_progress, self.on_evaluation = gate, metric, on_progress, on_evaluation
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step >= state.max_steps:  # the last step is evaluated and saved, whatever the intervals
+            control.should_log = control.should_evaluate = control.should_save = True
+        self.on_progress(state.global_step, state.max_steps)
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # Every checkpoint contains the history, so that the curves of a resumed run are complete.
+        if self.gate is not None and state.log_history and "loss" in (entry := state.log_history[-1]):
+            entry["gate"] = {**self.gate.readings(state.global_step), **self.gate.counts()}
+            entry["kept"] = torch.nonzero(self.gate.harden()).flatten().tolist()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.on_evaluation is not None:
+            self.on_evaluation(state.global_step, kwargs["metrics"][f"eval_{self.metric}"])
+
+
+def require_finite(value: Tensor, quantity: str, finished_steps: int) -> None:
+    """Check a number before a step would write NaN into the weights.
+
+    Args:
+        value: the number, a scalar tensor.
+        quantity: what it is, for the error message.
+        finished_steps: optimizer steps before the current one.
+
+    Raises:
+        DivergedError: `value` is not finite.
+    """
+    if not math.isfinite(number := float(value)):
+        raise diverged(finished_steps + 1, quantity, number)
+
+
+def diverged(step: int, quantity: str, value: float) -> DivergedError:
+    """The error for a quantity that is not finite.
+
+    Args:
+        step: the optimizer step at which it was computed, counted from 1.
+        quantity: what it is, e.g. `loss`.
+        value: NaN or an infinity.
+    """
+    return DivergedError(
+        f"step {step}: the {quantity} is {value}",
+        code=ErrorCode.NOT_FINITE,
+        step=step,
+        quantity=quantity,
+        value=value,
+    )

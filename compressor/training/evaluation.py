@@ -1,0 +1,65 @@
+"""The metric of an evaluation during training, and whether its checkpoint may be the result."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import EvalPrediction
+
+from compressor.tasks.base import Task
+from compressor.training.arguments import SELECTION_METRIC
+from compressor.training.callbacks import StepCounter, diverged
+from compressor.units.gate import Gate
+
+
+class Evaluation:
+    """Computes the metric of a task from the outputs of a model.
+
+    Args:
+        model: its weights are checked before a checkpoint is written.
+        task: its metric selects the best checkpoint.
+        gate: no checkpoint is selected before the gate has settled; None: there is no gate.
+        counter: the current step.
+        steps: optimizer steps of the run.
+    """
+
+    def __init__(self, model: nn.Module, task: Task, gate: Gate | None, counter: StepCounter, steps: int) -> None:
+        self._model, self._task, self._gate, self._counter, self._steps = model, task, gate, counter, steps
+
+    def row_statistics(self, outputs: Any, labels: Tensor) -> Tensor:
+        """Statistics `[rows, k]` of one batch; the logits of a language model would not fit in memory.
+
+        Args:
+            outputs: the model's outputs, or the only one.
+            labels: labels of the batch, `[rows, ...]`.
+        """
+        task = self._task
+        by_name = dict(zip(task.outputs, outputs if isinstance(outputs, tuple) else (outputs,), strict=False))
+        statistics = task.per_example(task.logits(by_name), labels.cpu().numpy())
+        return torch.from_numpy(statistics).to(labels.device)
+
+    def metrics(self, prediction: EvalPrediction) -> dict[str, float]:
+        """The metric by name, and the number that selects the best checkpoint.
+
+        Raises:
+            DivergedError: a weight or the metric is not finite. It is raised before the checkpoint is written, which
+                would otherwise count as a good one.
+        """
+        step, statistics = self._counter.step, np.asarray(prediction.predictions)
+        for name, weight in self._model.named_parameters():
+            finite = torch.isfinite(weight)
+            if not finite.all():
+                raise diverged(step, f"weight {name}", float(weight[~finite].flatten()[0]))
+        metric = self._task.score(statistics) if np.isfinite(statistics).all() else math.nan
+        if not math.isfinite(metric):
+            raise diverged(step, self._task.metric, metric)
+        selection = metric if self._task.higher_is_better else -metric
+        return {self._task.metric: metric, SELECTION_METRIC: selection if self._is_eligible(step) else float("-inf")}
+
+    def _is_eligible(self, step: int) -> bool:
+        """Whether the checkpoint of this step may be the result: the selected heads change until the gate settles."""
+        return self._gate is None or self._gate.is_settled(step) or step >= self._steps
