@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import functools
 import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,6 +27,13 @@ from compressor.measure.timing import alternate_calls
 from compressor.progress import Listener, NullListener, ProgressCallback
 from compressor.results import Note, NoteCode
 
+_LABELS = {
+    CheckPhase.LOADING: "loading the models",
+    CheckPhase.COMPARING: "comparing the outputs",
+    CheckPhase.TIMING: "timing",
+    CheckPhase.CONFIRMING: "comparing the outputs again",
+}
+"""Progress lines of the phases; scenarios have a line each."""
 _log = logging.getLogger(__name__)
 
 
@@ -113,7 +119,7 @@ def check(request: CheckRequest, listener: Listener | None = None, timer: Timer 
     if request.scenarios:
         loadgen.library()  # before any work, if it is missing
     with ExitStack() as stack:
-        with listener.stage("loading the models"):
+        with _phase(CheckPhase.LOADING, listener):
             comparison = _load(request, stack)
         if comparison.batches.random:
             listener.note(
@@ -122,12 +128,18 @@ def check(request: CheckRequest, listener: Listener | None = None, timer: Timer 
                     code=NoteCode.RANDOM_INPUTS,
                 )
             )
-        with listener.stage("comparing the outputs"):
+        with _phase(CheckPhase.COMPARING, listener):
             expected, outputs, agreement = _compare_outputs(comparison)
         measured = _measure(comparison, expected, listener, timer)
         verdict = _verdict(comparison, agreement, measured, time.perf_counter() - start)
         _save_baseline(comparison, verdict, outputs, measured.times, listener)
     return verdict
+
+
+def _phase(phase: CheckPhase, listener: Listener) -> AbstractContextManager[ProgressCallback]:
+    """The progress line of a phase."""
+    _log.debug("phase %s", phase)
+    return listener.stage(_LABELS[phase])
 
 
 def _load(request: CheckRequest, stack: ExitStack) -> _Comparison:
@@ -162,15 +174,13 @@ def _measure(comparison: _Comparison, expected: ExpectedOutputs, listener: Liste
     """Run the phases that measure, as far as no error interrupts them."""
     saved = comparison.baseline.rounds if isinstance(comparison.baseline, Baseline) else None
     measured = _Measurements(RoundTimes(saved), [])
-    phases = {
-        CheckPhase.TIMING: functools.partial(_time_rounds, comparison, measured.times, listener, timer),
-        CheckPhase.SCENARIOS: functools.partial(_run_scenarios, comparison, measured, listener),
-        CheckPhase.CONFIRMING: functools.partial(_confirm_outputs, comparison, expected),
-    }
     try:
-        for measured.phase, run in phases.items():
-            _log.debug("phase %s", measured.phase)
-            run()
+        measured.phase = CheckPhase.TIMING
+        _time_rounds(comparison, measured.times, listener, timer)
+        measured.phase = CheckPhase.SCENARIOS
+        _run_scenarios(comparison, measured, listener)
+        measured.phase = CheckPhase.CONFIRMING
+        _confirm_outputs(comparison, expected, listener)
         measured.phase = CheckPhase.DONE
     except MismatchError:
         raise
@@ -189,7 +199,7 @@ def _time_rounds(comparison: _Comparison, times: RoundTimes, listener: Listener,
         slowdown = _slowdown(request, times)
         return slowdown is not None and slowdown.low <= request.max_slowdown < slowdown.high
 
-    with listener.stage("timing") as on_progress:
+    with _phase(CheckPhase.TIMING, listener) as on_progress:
         rounds = timer(
             call,
             second,
@@ -205,16 +215,18 @@ def _time_rounds(comparison: _Comparison, times: RoundTimes, listener: Listener,
 def _run_scenarios(comparison: _Comparison, measured: _Measurements, listener: Listener) -> None:
     """Run LoadGen's scenarios, each in a process of its own."""
     request, slowdown = comparison.request, _slowdown(comparison.request, measured.times)
-    for scenario in request.scenarios if slowdown is not None else ():
-        assert slowdown is not None
+    if slowdown is None:
+        return
+    for scenario in request.scenarios:
         with listener.stage(f"LoadGen, {scenario}"):
             result = loadgen_process.measure(scenario, request, comparison.batches.feeds, slowdown)
             measured.scenarios.append(result)
 
 
-def _confirm_outputs(comparison: _Comparison, expected: ExpectedOutputs) -> None:
+def _confirm_outputs(comparison: _Comparison, expected: ExpectedOutputs, listener: Listener) -> None:
     """Compare the outputs once more: a model may change, or fail under load."""
-    expected.compare(comparison.model.endpoint.name, comparison.model.outputs())
+    with _phase(CheckPhase.CONFIRMING, listener):
+        expected.compare(comparison.model.endpoint.name, comparison.model.outputs())
 
 
 def _slowdown(request: CheckRequest, times: RoundTimes) -> Slowdown | None:

@@ -131,7 +131,7 @@ def _settings(scenario: Scenario, request: CheckRequest, times: Slowdown, concur
 def _send_error(pipe: Connection, error: BaseException) -> None:
     """Send an error to the parent; one of a library may hold what cannot be pickled."""
     if not isinstance(error, CompressorError):
-        error = CompressorError(f"{type(error).__name__}: {one_line(error)}")
+        error = CompressorError(f"{type(error).__name__}: {one_line(error)}", code=ErrorCode.CHECK_INTERRUPTED)
     pipe.send(error)
 
 
