@@ -69,7 +69,8 @@ class GrpcProtocol:
         import tritonclient.grpc as module
 
         self.module: Any = module
-        self.errors: tuple[type[Exception], ...] = (module.InferenceServerException,)
+        self._exception = module.InferenceServerException
+        self.errors: tuple[type[Exception], ...] = (self._exception,)
         self._client, self._seconds = module.InferenceServerClient(address), seconds
         self._model, self._version = model, version
 
@@ -97,7 +98,7 @@ class GrpcProtocol:
         return [output.name for output in response.get_response().outputs]
 
     def fault(self, error: Exception) -> Fault:
-        status = str(error.status()).rpartition(".")[2] if isinstance(error, self.errors) else ""
+        status = str(error.status()).rpartition(".")[2] if isinstance(error, self._exception) else ""
         faults = {
             "INVALID_ARGUMENT": Fault.REFUSED,
             "DEADLINE_EXCEEDED": Fault.TIMEOUT,

@@ -82,8 +82,8 @@ def test_a_picture_shows_comparable_checks_alone(suffix: str, tmp_path: Path) ->
     last = verdict()
     checks = [verdict(batch=8), verdict(slowdown=None), verdict(time="2025-12-31T23:59:59+00:00"), last]
     assert comparable(checks, last) == checks[2:]
-    for shown in (checks, []):
-        plot_history(shown, last, tmp_path / f"history{suffix}")
+    for history in (checks, []):
+        plot_history(history, last, tmp_path / f"history{suffix}")
     content = (tmp_path / f"history{suffix}").read_bytes()
     assert content.startswith(b"<?xml" if suffix == ".svg" else b"\x89PNG")
     assert [path.name for path in tmp_path.iterdir()] == [f"history{suffix}"]

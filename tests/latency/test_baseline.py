@@ -119,13 +119,13 @@ def test_times_of_another_machine_are_compared_by_force_alone(
 
 
 def test_times_of_other_inputs_are_not_compared() -> None:
-    others = (
+    different = (
         BATCHES[::-1],
         BATCHES[:2],
         [{"z": batch["x"]} for batch in BATCHES],
         [{"x": batch["x"].astype(np.float64)} for batch in BATCHES],
     )
-    for batches in others:
+    for batches in different:
         with pytest.raises(InputError) as error:
             check_comparable(baseline(), Path("b.json"), batches, HOST, force=True)
         assert (error.value.code, error.value.details["differences"]) == (ErrorCode.FILE_MISMATCH, ("inputs",))
