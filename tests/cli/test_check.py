@@ -9,7 +9,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from compressor.latency import artifacts
+from compressor.errors import ErrorCode
+from compressor.latency import CheckPhase, artifacts
 from tests.command import compress
 from tests.latency.graphs import softmax_graph
 from tests.latency.grpc_server import linear, serving
@@ -56,8 +57,9 @@ def test_a_slower_model_is_exit_code_7(tmp_path: Path, capfd: Cap) -> None:
     command = ("--model", "small", "--baseline", "dense", "--seconds", "0.1", "--quiet", "--junit", junit)
     with serving({"small": slow, "dense": linear}) as url:
         ended = compress(capfd, "check", "--server", url, *command, "--max-slowdown", "0%")
-    assert ended.code == 7
-    assert "the limit is 0.0%" in ended.error
+    assert (ended.code, ended.error_code) == (7, ErrorCode.TOO_SLOW)
+    assert ended.details["verdict"].slowdown.limit == 0.0
+    assert "slower than dense" in ended.error
     assert suite_of(junit).get("failures") == "1"
 
 
@@ -67,7 +69,7 @@ def test_wrong_outputs_are_exit_code_5(graph: Path, tmp_path: Path, capfd: Cap) 
     np.savez(outputs, y=np.zeros((4, 3), np.float32))
     options = ("--inputs", inputs, "--expect", outputs, "--junit", junit)
     ended = compress(capfd, "check", graph, "--baseline", graph, *QUICK, *options)
-    assert ended.code == 5
+    assert (ended.code, ended.error_code) == (5, ErrorCode.OUTPUTS_DIFFER)
     assert str(outputs) in ended.error
     assert suite_of(junit).get("failures") == "1"
 
@@ -80,7 +82,11 @@ def test_a_server_that_dies_midway_is_exit_code_10(tmp_path: Path, capfd: Cap) -
             *("check", "--server", url, "--model", "small", "--baseline", "dense", "--seconds", "60", "--quiet"),
             *("--history", history, "--max-slowdown", "1000%"),
         )
-    assert ended.code == 10
+    assert (ended.code, ended.error_code, ended.details["phase"]) == (
+        10,
+        ErrorCode.CHECK_INTERRUPTED,
+        CheckPhase.TIMING,
+    )
     assert "gone" in ended.error
     (record,) = artifacts.read_history(history)
     assert record.interrupted
@@ -112,27 +118,30 @@ def test_times_of_another_machine_are_compared_by_force_alone(graph: Path, tmp_p
     record = json.loads(saved.read_text())
     elsewhere.write_text(json.dumps({**record, "machine": {**record["machine"], "processor": "another"}}))
     refused = compress(capfd, "check", graph, "--baseline", elsewhere, *QUICK)
-    assert refused.code == 3
-    assert "processor another" in refused.error
+    assert (refused.code, refused.error_code) == (3, ErrorCode.FILE_MISMATCH)
+    assert refused.details["differences"] == ("processor",)
     assert compress(capfd, "check", graph, "--baseline", elsewhere, *QUICK, "--force").code == 0
     assert compress(capfd, "check", graph, "--baseline", saved, *QUICK, "--batch", "2").code == 3
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "message"),
+    ("words", "exit_code", "code", "field"),
     [
-        (["--baseline", "dense.onnx"], 2, "--model is missing"),
-        (["model.onnx"], 2, "--baseline is missing"),
-        (["model.onnx", "--model", "small", "--baseline", "dense"], 2, "name either an ONNX file, or a model with"),
-        (["model.onnx", "--server", "grpc://localhost:8001", "--baseline", "dense"], 2, "name either an ONNX file"),
-        (["none.onnx", "--baseline", "dense.onnx"], 3, "none.onnx: no such file"),
-        (["m.onnx", "--baseline", "d.onnx", "--max-slowdown", "5"], 2, "--max-slowdown '5': out of range"),
-        (["m.onnx", "--baseline", "d.onnx", "--scenario", "fast"], 2, "--scenario 'fast': unknown scenario fast"),
-        (["m.onnx", "--baseline", "d.onnx", "--plot", "p.svg"], 2, "--plot: the picture shows a history"),
-        (["m.onnx", "--baseline", "d.onnx", "--slowdown", "5%"], 2, "no such option: --slowdown"),
+        (["--baseline", "d.onnx"], 2, ErrorCode.MISSING_VALUE, "model"),
+        (["m.onnx"], 2, ErrorCode.MISSING_VALUE, "baseline"),
+        (["m.onnx", "--model", "small", "--baseline", "dense"], 2, ErrorCode.CONTRADICTION, "model"),
+        (["m.onnx", "--server", "grpc://localhost:8001", "--baseline", "dense"], 2, ErrorCode.CONTRADICTION, "server"),
+        (["m.onnx", "--baseline", "d.onnx", "--max-slowdown", "5"], 2, ErrorCode.OUT_OF_RANGE, "max_slowdown"),
+        (["m.onnx", "--baseline", "d.onnx", "--scenario", "fast"], 2, ErrorCode.UNKNOWN_NAME, "scenario"),
+        (["m.onnx", "--baseline", "d.onnx", "--plot", "p.svg"], 2, ErrorCode.CONTRADICTION, "plot"),
+        (["none.onnx", "--baseline", "d.onnx"], 3, ErrorCode.FILE_MISSING, None),
+        (["m.onnx", "--baseline", "d.onnx", "--slowdown", "5%"], 2, None, None),
     ],
 )
-def test_bad_input_is_one_line(words: list[str], code: int, message: str, capfd: Cap) -> None:
+def test_bad_input_is_one_line(
+    words: list[str], exit_code: int, code: ErrorCode | None, field: str | None, capfd: Cap
+) -> None:
     ended = compress(capfd, "check", *words, "--quiet")
-    assert (ended.code, ended.out) == (code, "")
-    assert ended.error.startswith(message) or message in ended.error
+    assert (ended.code, ended.out) == (exit_code, "")
+    assert ended.error
+    assert (ended.error_code, ended.details.get("field")) == (code, field)
