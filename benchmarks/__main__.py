@@ -7,12 +7,12 @@ SCRIPTS = (["benchmarks.speed"], ["benchmarks.apply"], ["benchmarks.hook_overhea
 
 
 def main() -> int:
-    """Print each command and what it prints; the exit code of the first that fails, else 0."""
+    """Print each command and its output, and return the exit status of the first one that fails, else 0."""
     for script in SCRIPTS:
         print(f"\n$ python -m {' '.join(script)}", flush=True)
-        done = subprocess.run([sys.executable, "-m", *script], check=False)
-        if done.returncode:
-            return done.returncode
+        process = subprocess.run([sys.executable, "-m", *script], check=False)
+        if process.returncode:
+            return process.returncode
     return 0
 
 

@@ -1,10 +1,11 @@
-"""What `compress apply` takes on a BERT-large shape: wall time and peak memory against the size of the graph.
+"""Wall time and peak memory of `compress apply` on a graph of BERT-large's shape, against the size of the graph.
 
     python -m benchmarks.apply
 
-24 layers of 16 heads of 64, width 1024, random weights, about 1.3 GB in external data; half of the heads go. The
-command runs in a process of its own, whose peak resident set is read when it ends. That counts the interpreter with its
-libraries, and the pages of the weights that are mapped from their file, which the system may drop at any time.
+24 layers of 16 heads of 64, width 1024, random weights, about 1.3 GB of external data; half of the heads are removed.
+The command runs in a process of its own, whose peak resident set is read when it ends. The peak includes the
+interpreter with its libraries, and pages of weights that are mapped from their file, which the system may drop at any
+time.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from typing import Any
 from benchmarks.machine import machine
 
 LARGE: dict[str, Any] = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096}
-SECONDS, TIMES = 30.0, 1.3
+MAX_SECONDS, MAX_MEMORY = 30.0, 1.3
+"""Allowed wall time, and peak memory as a multiple of the size of the graph."""
 
 
 def export(folder: Path, layers: int) -> None:
@@ -40,8 +42,8 @@ def export(folder: Path, layers: int) -> None:
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     sites = find_sites(model, inputs)
     rng = np.random.default_rng(0)
-    stays = rng.permutation(16 * layers) < 8 * layers
-    kept = [tuple(np.flatnonzero(row).tolist()) for row in stays.reshape(layers, 16)]
+    mask = rng.permutation(16 * layers) < 8 * layers
+    kept = [tuple(np.flatnonzero(row).tolist()) for row in mask.reshape(layers, 16)]
     entries = [
         SitePlan(site.name, site.kind, site.heads, site.kv_heads, site.head_dim, heads)
         for site, heads in zip(sites, kept, strict=True)
@@ -51,7 +53,7 @@ def export(folder: Path, layers: int) -> None:
 
 
 def main() -> None:
-    """Print the time, the memory and the sizes."""
+    """Print times, peak memory and sizes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--runs", type=int, default=3)
@@ -62,7 +64,7 @@ def main() -> None:
         return
     print(machine("onnx-ir", "numpy"))
     with tempfile.TemporaryDirectory() as name:
-        # The model is made in a process of its own: a child's peak starts from what its parent held.
+        # The graph is exported in another process, because the peak of a child starts from the memory of its parent.
         make = [sys.executable, "-m", "benchmarks.apply", "--layers", str(options.layers), "--export", name]
         subprocess.run(make, check=True, stderr=subprocess.DEVNULL)
         graph, plan = Path(name) / "dense.onnx", Path(name) / "plan.json"
@@ -76,11 +78,12 @@ def main() -> None:
             seconds = time.perf_counter() - start
             if status:
                 sys.exit("compress apply failed")
-            peak, left = used.ru_maxrss * 1024, sum(file.stat().st_size for file in graph.parent.glob("small.onnx*"))
+            peak = used.ru_maxrss * 1024
+            small_size = sum(file.stat().st_size for file in graph.parent.glob("small.onnx*"))
             print(
-                f"{size / 1e9:.2f} GB to {left / 1e9:.2f} GB:"
-                f" {seconds:.1f} s (allowed {SECONDS:g}), peak {peak / 1e9:.2f} GB = {peak / size:.2f} x the file"
-                f" (allowed {TIMES})",
+                f"{size / 1e9:.2f} GB to {small_size / 1e9:.2f} GB:"
+                f" {seconds:.1f} s (allowed {MAX_SECONDS:g}), peak {peak / 1e9:.2f} GB = {peak / size:.2f} x the file"
+                f" (allowed {MAX_MEMORY})",
                 flush=True,
             )
 

@@ -1,9 +1,9 @@
-"""What the attention hook, or a whole method that learns gates with the model, costs a training step.
+"""The cost of a training step with the attention hook, or with a method that learns gates together with the model.
 
-Times one training step (forward, backward, clipping, AdamW) of a BERT of MiniLM's shape, bare and gated, in turn in one
-process. Gated is: under the hook with a learnable number on every head; or, for a method, with its gate sampled,
-penalised, clipped and learned, half of the heads to be kept. The ratio printed is the median over pairs of neighbouring
-steps, so that a machine that slows down for a while slows both sides; its interval is a bootstrap over the pairs.
+Times training steps (forward, backward, clipping, AdamW) of a BERT of MiniLM's shape, bare and gated in turn, in one
+process. Gated steps run under the hook with a learnable number for every head; or, for a method, with its gate sampled,
+penalised, clipped and learned, to keep half of the heads. The ratio printed is the median over pairs of neighbouring
+steps, so that whatever disturbs the machine disturbs both; its interval is a bootstrap over the pairs.
 
     python -m benchmarks.hook_overhead --steps 40
     python -m benchmarks.hook_overhead --steps 40 --method dsp ste hard-concrete bin-concrete
@@ -21,15 +21,15 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification
 
-from compressor.selection.gates import GATES
+from compressor.config.methods import METHODS
 from compressor.training.gated_model import attach_gate
 from compressor.units import Site, find_sites, hooked
 
-LIMIT = {"hook": 1.10, **{name: 1.15 for name, method in GATES.items() if method.trains_model}}
+LIMIT = {"hook": 1.10, **{name: 1.15 for name, method in METHODS.items() if method.trains_model}}
 
 
-def make(batch: int, seq: int) -> tuple[BertForSequenceClassification, dict[str, Tensor]]:
-    """MiniLM's shape (6 layers, width 384, 12 heads of 32) with random weights, and a padded batch `[batch, seq]`."""
+def make_model(batch: int, seq: int) -> tuple[BertForSequenceClassification, dict[str, Tensor]]:
+    """A model of MiniLM's shape (6 layers, width 384, 12 heads of 32), and a padded batch `[batch, seq]`."""
     torch.manual_seed(0)
     config = BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536)
     mask = torch.ones(batch, seq, dtype=torch.int64)
@@ -38,8 +38,13 @@ def make(batch: int, seq: int) -> tuple[BertForSequenceClassification, dict[str,
     return BertForSequenceClassification(config).train(), inputs
 
 
-class WithNumbers:
-    """A learnable number on every head."""
+class HookedModel:
+    """The model under the hook, with a learnable number for every head.
+
+    Args:
+        model: the model.
+        sites: its attentions.
+    """
 
     def __init__(self, model: BertForSequenceClassification, sites: list[Site]) -> None:
         self.gates = {site.name: nn.Parameter(torch.ones(site.heads, 1)) for site in sites}
@@ -47,33 +52,52 @@ class WithNumbers:
         self.model = model
 
     def at(self, step: int) -> AbstractContextManager[None]:
+        """The model as it is in a step."""
         return hooked(self.model, lambda name, out: out * self.gates[name])
 
     def penalty(self, step: int) -> Tensor | float:
+        """What is added to the loss."""
         return 0.0
 
 
-class WithGate:
-    """The gate of a method, as in a run of `steps` steps that keeps half of the heads."""
+class GatedModel:
+    """The model with the gate of a method, as in a run that keeps half of the heads.
+
+    Args:
+        name: of the method.
+        model: the model.
+        sites: its attentions.
+        steps: training steps of the run.
+    """
 
     def __init__(self, name: str, model: BertForSequenceClassification, sites: list[Site], steps: int) -> None:
         layers = [site.heads for site in sites]
-        self.gate = GATES[name].make(layers, sum(layers) // 2, steps, 0)
+        self.gate = METHODS[name].load()(layers, sum(layers) // 2, steps, 0)
         self.weights = list(self.gate.parameters())
         self.model, self.sites = model, sites
 
     def at(self, step: int) -> AbstractContextManager[None]:
+        """The model as it is in a step."""
         return attach_gate(self.model, self.gate, self.sites, lambda: step)
 
     def penalty(self, step: int) -> Tensor | float:
+        """What is added to the loss."""
         return self.gate.penalty(step).float()
 
 
 def measure(kind: str, steps: int, warm_up: int, batch: int, seq: int) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds of each bare and each gated step, `[steps]` both; which goes first alternates."""
-    model, inputs = make(batch, seq)
+    """Seconds of each bare and each gated step, `[steps]` both; the order alternates.
+
+    Args:
+        kind: `hook`, or the name of a method.
+        steps: timed steps of each kind.
+        warm_up: steps of each kind before them.
+        batch: rows in a step.
+        seq: tokens in a row.
+    """
+    model, inputs = make_model(batch, seq)
     sites = find_sites(model, inputs)
-    gates = WithNumbers(model, sites) if kind == "hook" else WithGate(kind, model, sites, warm_up + steps)
+    gates = HookedModel(model, sites) if kind == "hook" else GatedModel(kind, model, sites, warm_up + steps)
     weights = list(model.parameters())
     optimizer = torch.optim.AdamW([*weights, *gates.weights], lr=1e-5)
     labels = torch.arange(batch) % 2
@@ -101,7 +125,7 @@ def measure(kind: str, steps: int, warm_up: int, batch: int, seq: int) -> tuple[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--method", nargs="+", default=["hook"], choices=LIMIT, help="what to time beside a bare step")
+    parser.add_argument("--method", nargs="+", default=["hook"], choices=LIMIT, help="what to compare with a bare step")
     parser.add_argument("--steps", type=int, default=40, help="timed steps of each kind")
     parser.add_argument("--warm-up", type=int, default=5, help="untimed steps of each kind")
     parser.add_argument("--batch", type=int, default=8)
@@ -111,7 +135,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     print(f"machine       {platform.machine()}, {options.threads} threads, torch {torch.__version__}")
     print(f"step          batch {options.batch}, {options.seq} tokens, {options.steps} steps of each kind in turn")
-    dear = []
+    exceeded = []
     for kind in options.method:
         bare, gated = measure(kind, options.steps, options.warm_up, options.batch, options.seq)
         ratios = gated / bare
@@ -122,9 +146,9 @@ def main() -> None:
         print(f"{kind:13} {1e3 * np.median(gated):8.1f} ms median")
         print(f"ratio         {ratio:8.3f}   95% interval {low:.3f} to {high:.3f}   limit {LIMIT[kind]:.2f}")
         if ratio > LIMIT[kind]:
-            dear.append(f"{kind} costs {ratio - 1:.1%} of a step; the limit is {LIMIT[kind] - 1:.0%}")
-    if dear:
-        raise SystemExit("; ".join(dear))
+            exceeded.append(f"{kind} costs {ratio - 1:.1%} of a step; the limit is {LIMIT[kind] - 1:.0%}")
+    if exceeded:
+        raise SystemExit("; ".join(exceeded))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What block-sparse attention is worth in a whole model: time and peak memory of a BERT of BERT-base's shape.
+"""Block-sparse attention in a whole model: time and peak memory of a BERT of the shape of BERT-base.
 
-    python -m benchmarks.long_texts                        # 384, 2048 and 4096 tokens, 90% of the blocks gone
+    python -m benchmarks.long_texts                        # 384, 2048 and 4096 tokens, without 90% of the blocks
     python -m benchmarks.long_texts --length 2048 --share 0.5 --rows uniform --seconds 60
 
-Weights are random and masks are drawn: neither changes the time, but for how uneven the rows are (`--rows`). Dense and
-compressed go through the same export, passes and build; dense in the forms that ONNX Runtime has for it: `attention`
-written out, which its fused `Attention` computes from whole maps, and `sdpa`, whichever operator that becomes.
+Weights and masks are random, which does not change the time, except for the distribution of blocks over rows
+(`--rows`). Dense and compressed models have the same export, passes and build; dense models in two forms of attention:
+`eager`, which ONNX Runtime fuses into its `Attention` of whole maps, and `sdpa`, in whichever operators that exports to.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from compressor.units.hook import Attention
 from graph_passes import BlockMask, Plan, load, save, shrink
 
 GOALS = {384: 1.0, 2048: 1.25, 4096: 1.6}
-"""Times faster at least, with 90% of the blocks gone."""
+"""Tokens -> minimum speedup without 90% of the blocks."""
 
 
 def masks(plan: Plan, length: int, options: argparse.Namespace) -> dict[str, BlockMask]:
-    """One drawn for each site."""
+    """A random mask for each site."""
     draw = ragged if options.rows == "ragged" else uniform
     rng, blocks = np.random.default_rng(options.seed), -(-length // options.block)
     return {
@@ -45,7 +45,7 @@ def masks(plan: Plan, length: int, options: argparse.Namespace) -> dict[str, Blo
 
 
 def measure(shape: str, length: int, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """A line for each form of dense attention."""
+    """Build and time the models of one length; return a line for each form of dense attention."""
     torch.manual_seed(options.seed)
     config = BertConfig(**SHAPES[shape], max_position_embeddings=max(512, length))
     model = BertForSequenceClassification(config).eval()
@@ -68,7 +68,7 @@ def measure(shape: str, length: int, options: argparse.Namespace) -> list[dict[s
                 Path(folder) / f"{name}-{form}.onnx",
                 provider="cpu",
                 threads=options.threads,
-                tuning=BuildOptions(kernel=options.kernel),
+                options=BuildOptions(kernel=options.kernel),
             )
             print(f"{length} {name} {form}: {engines[name, form].optimization}", file=sys.stderr)
         compressed = engines["compressed", "eager"]
@@ -81,7 +81,7 @@ def measure(shape: str, length: int, options: argparse.Namespace) -> list[dict[s
             speed = interleave(
                 dense, compressed, feeds, batch=options.batch, seq=length, seconds=options.seconds, seed=options.seed
             )
-            held = dense.memory(feeds) or 0
+            dense_peak = dense.memory(feeds) or 0
             lines.append(
                 {
                     "tokens": length,
@@ -90,8 +90,8 @@ def measure(shape: str, length: int, options: argparse.Namespace) -> list[dict[s
                     "block-sparse p50, ms": f"{speed.compressed.p50:.0f}",
                     "times faster": f"{speed.ratio:.2f} ({speed.low:.2f} to {speed.high:.2f})",
                     "goal": GOALS.get(length, ""),
-                    "peak memory, MiB": f"{held / 2**20:.0f} to {peak / 2**20:.0f}",
-                    "less": f"{100 * (1 - peak / held):.0f}%" if held else "",
+                    "peak memory, MiB": f"{dense_peak / 2**20:.0f} to {peak / 2**20:.0f}",
+                    "less": f"{100 * (1 - peak / dense_peak):.0f}%" if dense_peak else "",
                     "GMACs": " to ".join(f"{count / 1e9:.1f}" if count else "?" for count in counts),
                     "fused": f"{dense.fused}/{dense.attentions}, {compressed.fused}/{compressed.attentions}",
                 }
@@ -105,12 +105,12 @@ def main() -> None:
     parser.add_argument("--shape", choices=list(SHAPES), default="base")
     parser.add_argument("--length", nargs="+", type=int, default=[384, 2048, 4096])
     parser.add_argument("--block", type=int, default=64)
-    parser.add_argument("--share", type=float, default=0.9, help="of the blocks that are gone")
+    parser.add_argument("--share", type=float, default=0.9, help="share of the blocks that are dropped")
     parser.add_argument("--rows", choices=("uniform", "ragged"), default="ragged")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--kernel", type=Path, help="library of compress kernel; else the function of plain ONNX")
-    parser.add_argument("--seconds", type=float, default=30.0, help="about how long to measure each line")
+    parser.add_argument("--kernel", type=Path, help="library of compress kernel; default: the function in plain ONNX")
+    parser.add_argument("--seconds", type=float, default=30.0, help="approximate time to measure each line")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     lines = [line for length in options.length for line in measure(options.shape, length, options)]

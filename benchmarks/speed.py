@@ -1,10 +1,10 @@
-"""What pruned heads are worth on ONNX Runtime: share of time saved over share of multiply-accumulates removed.
+"""The speed of pruned models on ONNX Runtime: share of time saved over share of multiply-accumulates removed.
 
     python -m benchmarks.speed                      # MiniLM and BERT-base shapes, batch 1 and 8, 128 tokens
     python -m benchmarks.speed --shape minilm --seconds 60
 
-Weights are random: they do not change the time. Heads are drawn over the whole model, so that layers keep different
-numbers and some keep none. Dense and compressed go through the same export, passes and build.
+Weights are random, which does not change the time. Heads are drawn over the whole model, so that layers keep different
+numbers of heads and some keep none. Dense and compressed models take the same path to an engine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from benchmarks.machine import machine
 from compressor.export import export_reference
 from compressor.measure import interleave, macs, saved_share
-from compressor.report import Speed
+from compressor.results import Speed
 from compressor.targets import Engine, target
 from compressor.targets.random_inputs import random_feeds
 from compressor.units import find_sites
@@ -39,7 +39,12 @@ GOAL = 0.85
 
 
 def plans(shape: str, seed: int) -> tuple[BertForSequenceClassification, dict[str, torch.Tensor], dict[int, Plan]]:
-    """A model, a batch, and a plan for each number of heads kept, all of them first."""
+    """A model, a batch, and the plans by the number of heads that they keep, every head first.
+
+    Args:
+        shape: key of `SHAPES`.
+        seed: of the weights, the batch and the heads.
+    """
     torch.manual_seed(seed)
     model = BertForSequenceClassification(BertConfig(**SHAPES[shape])).eval()
     ids = torch.randint(5, 30000, (2, 8))
@@ -48,7 +53,7 @@ def plans(shape: str, seed: int) -> tuple[BertForSequenceClassification, dict[st
     sites = find_sites(model, inputs)
     heads = [(site, head) for site in range(len(sites)) for head in range(sites[site].heads)]
     order = np.random.default_rng(seed).permutation(len(heads))
-    made = {}
+    plan_of = {}
     for kept in (len(heads), *KEPT[shape]):
         chosen = {heads[position] for position in order[:kept]}
         entries = [
@@ -62,19 +67,27 @@ def plans(shape: str, seed: int) -> tuple[BertForSequenceClassification, dict[st
             )
             for index, site in enumerate(sites)
         ]
-        made[kept] = Plan(sites=tuple(entries))
-    return model, inputs, made
+        plan_of[kept] = Plan(sites=tuple(entries))
+    return model, inputs, plan_of
 
 
 def row(
     shape: str, plan: Plan, speed: Speed, engines: tuple[Engine, Engine], counts: tuple[int, int]
 ) -> dict[str, Any]:
-    """One line of the table."""
+    """One row of the table.
+
+    Args:
+        shape: key of `SHAPES`.
+        plan: of the compressed engine.
+        speed: of both engines.
+        engines: dense and compressed.
+        counts: multiply-accumulates of both graphs.
+    """
     dense, compressed = engines
-    same = dense is compressed
+    is_same = dense is compressed
     return {
         "model": shape,
-        "heads": "dense twice" if same else f"{plan.heads_kept}/{plan.heads}",
+        "heads": "dense twice" if is_same else f"{plan.heads_kept}/{plan.heads}",
         "a layer": " ".join(str(len(site.kept)) for site in plan.sites),
         "batch": speed.batch,
         "dense p50, ms": f"{speed.dense.p50:.2f}",
@@ -82,7 +95,7 @@ def row(
         "times faster": f"{speed.ratio:.3f} ({speed.low:.3f} to {speed.high:.3f})",
         "time saved": f"{100 * (1 - 1 / speed.ratio):.1f}%",
         "MACs removed": f"{100 * (1 - counts[1] / counts[0]):.1f}%",
-        "share": "" if same else f"{saved_share(speed, *counts):.3f}",
+        "share": "" if is_same else f"{saved_share(speed, *counts):.3f}",
         "fused": f"{dense.fused}/{dense.attentions}, {compressed.fused}/{compressed.attentions}",
         "void": speed.void or "",
     }
@@ -90,27 +103,27 @@ def row(
 
 def measure(shape: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Every row of one shape."""
-    model, inputs, made = plans(shape, options.seed)
+    model, inputs, plan_of = plans(shape, options.seed)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         engines: dict[int, Engine] = {}
         graphs = {}
-        for kept, plan in made.items():
+        for kept, plan in plan_of.items():
             reference, graph = (Path(folder) / f"{kept}-{name}.onnx" for name in ("reference", "shrunk"))
             export_reference(model, plan, inputs, reference, attention=options.attention)
             save(shrink(load(reference), plan).model, graph)
             graphs[kept] = load(graph)
             engines[kept] = target("ort")(graph, Path(folder) / f"{kept}.onnx", provider="cpu", threads=options.threads)
             print(f"{shape} {kept}: {engines[kept].optimization}", file=sys.stderr)
-        whole = next(iter(made))
+        every = next(iter(plan_of))
         for batch in options.batch:
-            feeds = random_feeds(graphs[whole], batch, options.seq, seed=options.seed)
-            for kept, plan in made.items():
-                pair = (engines[whole], engines[kept])
+            feeds = random_feeds(graphs[every], batch, options.seq, seed=options.seed)
+            for kept, plan in plan_of.items():
+                pair = (engines[every], engines[kept])
                 speed = interleave(
                     *pair, feeds, batch=batch, seq=options.seq, seconds=options.seconds, seed=options.seed
                 )
-                counts = [macs(graphs[side], batch, options.seq) for side in (whole, kept)]
+                counts = [macs(graphs[heads], batch, options.seq) for heads in (every, kept)]
                 assert counts[0] is not None
                 assert counts[1] is not None
                 rows.append(row(shape, plan, speed, pair, (counts[0], counts[1])))
@@ -132,11 +145,11 @@ def main() -> None:
     parser.add_argument("--seq", type=int, default=128)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--attention", choices=("eager", "sdpa"), default="eager")
-    parser.add_argument("--seconds", type=float, default=60.0, help="about how long to measure each row")
+    parser.add_argument("--seconds", type=float, default=60.0, help="approximate duration of each row")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     options = parser.parse_args()
-    rows = [line for shape in options.shape for line in measure(shape, options)]
+    rows = [row for shape in options.shape for row in measure(shape, options)]
     if options.json:
         print(json.dumps(rows, indent=1))
         return
