@@ -11,7 +11,7 @@ from pydantic import BeforeValidator
 
 from compressor.config.fields import FieldConflictError, InvalidValueError, as_list, config_field
 from compressor.config.request import OutputFile, Request
-from compressor.config.values import AbsolutePath, Count, Names, NonNegative, Positive
+from compressor.config.values import AbsolutePath, Count, Names, Natural, NonNegative, Positive
 from compressor.errors import ErrorCode, nearest
 
 Scenario = Literal["SingleStream", "Server", "Offline"]
@@ -99,7 +99,7 @@ class CheckRequest(Request):
     text_columns: Names = config_field(INPUTS, "columns of the texts; default: recognized by name", ())
     batch: Count = config_field(INPUTS, "rows per call", 1)
     seq: Count = config_field(INPUTS, "tokens per row; texts are cut or padded", 128)
-    seed: int = config_field(INPUTS, "seed of random inputs and of the bootstrap", 0)
+    seed: Natural = config_field(INPUTS, "seed of random inputs and of the bootstrap", 0)
 
     expect: Name | None = config_field(
         OUTPUTS,

@@ -99,6 +99,7 @@ def test_a_saved_baseline_is_known_by_its_suffix() -> None:
         ({"batch": 0}, ErrorCode.OUT_OF_RANGE, "batch"),
         ({"seq": "many"}, ErrorCode.INVALID_VALUE, "seq"),
         ({"threads": 0}, ErrorCode.OUT_OF_RANGE, "threads"),
+        ({"seed": -1}, ErrorCode.OUT_OF_RANGE, "seed"),
         ({"scenario": "multistream"}, ErrorCode.UNKNOWN_NAME, "scenario"),
         ({"p99": "1ms", "scenario": "offline"}, ErrorCode.CONTRADICTION, "p99"),
         ({"rate": 5}, ErrorCode.CONTRADICTION, "rate"),
