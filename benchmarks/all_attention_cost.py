@@ -1,8 +1,8 @@
-"""What heads are worth in All-attention and in Transformer-XL: figure 1 of Shim et al. 2021, computed.
+"""The cost of heads in All-attention and in Transformer-XL: figure 1 of Shim et al. 2021, computed.
 
     python -m benchmarks.all_attention_cost
 
-Multiply-accumulates and parameters are a layer's, without the embedding and the logits.
+Multiply-accumulates and parameters are those of one layer, without embedding and logits.
 """
 
 from __future__ import annotations
@@ -19,11 +19,15 @@ from compressor.studies.results import Picture
 
 
 def layer_macs(kept: int, heads: int, width: int, inner: int, segment: int, *, persistent: bool) -> int:
-    """Multiply-accumulates of a layer over one segment with a memory as long, `kept` of `heads` heads left.
+    """Multiply-accumulates of a layer over one segment with a memory of the same length.
 
     Args:
-        inner: persistent vectors a head, or the feed-forward layer's width.
-        persistent: which of the two.
+        kept: heads of the layer.
+        heads: heads of a dense layer.
+        width: width of the model.
+        inner: persistent vectors per head, or the width of the feed-forward layer.
+        segment: positions of the segment.
+        persistent: whether `inner` counts persistent vectors.
     """
     head, keys = width // heads, 2 * segment
     projections = (2 * segment + 3 * keys) * width * head  # query and output; key, value and position
@@ -33,39 +37,43 @@ def layer_macs(kept: int, heads: int, width: int, inner: int, segment: int, *, p
 
 
 WIDTH, HEADS, INNER, SEGMENT = 512, 8, 2048, 192
-"""Of a layer in the paper, for words."""
+"""Sizes of a layer in the paper, for words."""
 SIZES = f"width {WIDTH}, {HEADS} heads, {INNER} vectors or units, segment and memory {SEGMENT}"
 
 Lines = dict[str, dict[str, list[tuple[float, float]]]]
-"""Of each quantity and architecture, percents of the heads dropped and of the quantity left."""
+"""Quantity -> architecture -> points (percentage of heads dropped, percentage of the quantity that remains)."""
 
 
 def lines() -> Lines:
-    """Share of multiply-accumulates and of parameters that is left, at the paper's width, heads and segment."""
+    """Shares of multiply-accumulates and of parameters that remain, at the sizes of the paper."""
     width, heads, inner, segment = WIDTH, HEADS, INNER, SEGMENT
-    left: Lines = {"% of MACs left": {}, "% of parameters left": {}}
+    remaining: Lines = {"% of MACs left": {}, "% of parameters left": {}}
     for name, persistent in (("All-attention", True), ("Transformer-XL", False)):
         counts = range(1, heads + 1)
         macs = {kept: layer_macs(kept, heads, width, inner, segment, persistent=persistent) for kept in counts}
         sizes = {kept: _parameters(kept, width, heads, inner, persistent=persistent) for kept in counts}
-        for told, values in zip(left, (macs, sizes), strict=True):
+        for quantity, values in zip(remaining, (macs, sizes), strict=True):
             line = [(100 * (1 - kept / heads), 100 * value / values[heads]) for kept, value in values.items()]
-            left[told][name] = line
-    return left
+            remaining[quantity][name] = line
+    return remaining
 
 
 def figure1() -> Picture:
-    """The lines drawn."""
-    left = lines()
-    half = [f"{line[HEADS // 2 - 1][1]:.0f}{told} in {name}" for told, of in left.items() for name, line in of.items()]
-    told = f"Computed at {SIZES}. At half: {', '.join(half)}."
-    figure = figures.curves(list(left.items()), "heads dropped, %")
-    return Picture("figure1", "What dropped heads take along", told, figure, wide=True)
+    """The lines as a picture."""
+    quantities = lines()
+    half = [
+        f"{line[HEADS // 2 - 1][1]:.0f}{quantity} in {name}"
+        for quantity, architectures in quantities.items()
+        for name, line in architectures.items()
+    ]
+    description = f"Computed at {SIZES}. At half: {', '.join(half)}."
+    figure = figures.curves(list(quantities.items()), "heads dropped, %")
+    return Picture("figure1", "What dropped heads take along", description, figure, wide=True)
 
 
 @functools.cache
 def _parameters(kept: int, width: int, heads: int, inner: int, *, persistent: bool) -> int:
-    """Parameters of one layer of the implementation."""
+    """Parameters of one layer of `compressor.models`."""
     shared: dict[str, Any] = {
         "vocab_size": 2,
         "hidden_size": width,
@@ -84,10 +92,14 @@ def _parameters(kept: int, width: int, heads: int, inner: int, *, persistent: bo
 
 def main() -> None:
     """Print the lines as a table."""
-    drawn = {f"{told} in {name}": line for told, of in lines().items() for name, line in of.items()}
+    columns = {
+        f"{quantity} in {name}": line
+        for quantity, architectures in lines().items()
+        for name, line in architectures.items()
+    }
     rows = [
-        {"heads dropped": f"{dropped:g}%", **{name: f"{line[at][1]:.1f}" for name, line in drawn.items()}}
-        for at, (dropped, _) in reversed(list(enumerate(next(iter(drawn.values())))))
+        {"heads dropped": f"{dropped:g}%", **{name: f"{line[index][1]:.1f}" for name, line in columns.items()}}
+        for index, (dropped, _) in reversed(list(enumerate(next(iter(columns.values())))))
     ]
     print("command: python -m benchmarks.all_attention_cost")
     print(f"computed for a layer over one segment, {SIZES}\n")

@@ -1,12 +1,12 @@
-"""How far an All-attention stream in ONNX Runtime is from PyTorch's, and segments from the text read whole.
+"""Errors of an All-attention stream in ONNX Runtime against PyTorch, and of segments against the text read whole.
 
     python -m benchmarks.all_attention_stream             # the paper's width, heads and vectors in 2 layers
     python -m benchmarks.all_attention_stream --layers 16
 
-Random weights, dense and with half of the heads removed (`even` of every layer, `uneven` wherever they are drawn). The
-text is streamed with a memory of one segment through the graph and through PyTorch, where the dropped heads are gated;
-then with a memory that holds it all, whole and in segments, both through the graph. How far apart they are with the
-memory of one segment tells that they could differ.
+Weights are random; models are dense or without half of their heads (`even`: of every layer, `uneven`: a random half).
+The text is streamed with a memory of one segment through the graph and through PyTorch, where dropped heads are gated;
+then with a memory of the whole text, whole and in segments, both through the graph. The difference with a memory of one
+segment shows that memory has an effect.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ State = list[np.ndarray]
 
 
 def model_of(layers: int, memory: int, seed: int) -> AllAttentionForCausalLM:
-    """The paper's width, heads and persistent vectors, the same weights whatever the memory.
+    """A model of the width, heads and persistent vectors of the paper, with the same weights for any memory.
 
-    They are drawn so large that logits hang on what the layers add, as in a model that has learnt.
+    Weights are so large that the layers decide the logits, as in a trained model.
     """
     torch.manual_seed(seed)
     config = AllAttentionConfig(vocab_size=1000, num_hidden_layers=layers, memory_length=memory, initializer_range=0.1)
@@ -53,7 +53,7 @@ def model_of(layers: int, memory: int, seed: int) -> AllAttentionForCausalLM:
 
 
 def stream_of(model: AllAttentionForCausalLM, plan: Plan, folder: Path) -> Stream:
-    """A runner of the model's graph, shrunk by `plan`."""
+    """A stream through the graph of a model, shrunk by a plan."""
     ids = torch.ones(2, 5, dtype=torch.int64)
     names = memory_names(model.config.num_hidden_layers)
     memories = {name: torch.randn(2, 7, model.config.hidden_size) for name in names}
@@ -64,38 +64,39 @@ def stream_of(model: AllAttentionForCausalLM, plan: Plan, folder: Path) -> Strea
 
 
 def through_graph(stream: Stream, text: np.ndarray, segment: int) -> Iterator[State]:
-    """What a text `[batch, tokens]` leaves after each segment."""
+    """The state after each segment of a text `[batch, tokens]`, computed by the graph."""
     stream.memories = ()
     for ids in np.split(text, range(segment, text.shape[1], segment), axis=1):
         yield [stream.read(ids), *stream.memories]
 
 
 def through_pytorch(model: AllAttentionForCausalLM, text: np.ndarray, segment: int) -> Iterator[State]:
-    """The same without a graph."""
+    """The state after each segment of a text `[batch, tokens]`, computed by PyTorch."""
     memories: tuple[torch.Tensor, ...] | None = None
     for ids in torch.from_numpy(text).split(segment, dim=1):
         with torch.no_grad():
-            out = model(ids, memories=memories)
-        memories = out.memories
-        yield [value.numpy() for value in (out.logits, *out.memories)]
+            outputs = model(ids, memories=memories)
+        memories = outputs.memories
+        yield [value.numpy() for value in (outputs.logits, *outputs.memories)]
 
 
-def apart(right: Iterable[State], other: Iterable[State]) -> tuple[float, float]:
+def largest_errors(expected: Iterable[State], states: Iterable[State]) -> tuple[float, float]:
     """Largest relative error of logits, and of memories."""
     errors = [
-        [relative_error(one, two, {}) for one, two in zip(a, b, strict=True)] for a, b in zip(right, other, strict=True)
+        [relative_error(reference, value, {}) for reference, value in zip(references, values, strict=True)]
+        for references, values in zip(expected, states, strict=True)
     ]
     return max(logits for logits, *_ in errors), max(max(memories) for _, *memories in errors)
 
 
 def joined(states: Iterable[State]) -> State:
-    """The segments' logits as one, with the memories of the last."""
+    """The logits of all segments as one, with the memories of the last."""
     every = list(states)
     return [np.concatenate([logits for logits, *_ in every], axis=1), *every[-1][1:]]
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, str]]:
-    """Every row."""
+    """Stream the text through every model; return the rows of the table."""
     tokens = options.segment * options.segments
     text = np.random.default_rng(options.seed).integers(1000, size=(1, tokens))
     forgets, remembers = (model_of(options.layers, memory, options.seed) for memory in (options.segment, tokens))
@@ -106,17 +107,17 @@ def measure(options: argparse.Namespace) -> list[dict[str, str]]:
             stream = stream_of(forgets, plan, Path(folder))
             short = list(through_graph(stream, text, options.segment))
         with gated(forgets, plan):
-            streamed = apart(through_pytorch(forgets, text, options.segment), short)
+            streamed = largest_errors(through_pytorch(forgets, text, options.segment), short)
         with tempfile.TemporaryDirectory() as folder:
             stream = stream_of(remembers, plan, Path(folder))
             whole = list(through_graph(stream, text, tokens))
-            parts = apart(whole, [joined(through_graph(stream, text, options.segment))])
-        told = {
+            parts = largest_errors(whole, [joined(through_graph(stream, text, options.segment))])
+        comparisons = {
             "ONNX Runtime and PyTorch": streamed,
             "segments that remember all, and whole": parts,
             "segments that remember one, and whole": (relative_error(whole[0][0], joined(short)[0], {}), None),
         }
-        for compared, (logits, memories) in told.items():
+        for compared, (logits, memories) in comparisons.items():
             rows.append(
                 {
                     "plan": name,

@@ -25,13 +25,14 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from benchmarks.grid import MODEL
 from benchmarks.machine import machine
-from benchmarks.question_answering import Request
 from compressor.block_masks import collect_attention_maps
 from compressor.cli.console import Console
+from compressor.config.sections import RowsConfig
 from compressor.model_folder import example_inputs, load
 from compressor.silence_libraries import quiet_transformers
 from compressor.tasks import open_data
 from compressor.tasks.splits import named_splits
+from compressor.training.checkpoints import Checkpoints
 from compressor.training.fit import fit
 from compressor.training.schedule import Schedule
 from compressor.units import find_sites, keep_all
@@ -78,7 +79,7 @@ def make(length: int, out: Path, args: argparse.Namespace) -> None:
             stretch(length, place)
         join(args.data, length, args.rows, rows)
         folder = load(place)
-        data = open_data(Request(str(rows), length, 0), folder)
+        data = open_data(RowsConfig(data=str(rows), max_length=length, stride=0), folder)
         schedule = Schedule(
             steps=args.steps,
             batch_size=args.batch_size,
@@ -91,7 +92,8 @@ def make(length: int, out: Path, args: argparse.Namespace) -> None:
             points=1,
             mixed_precision="bf16",
         )
-        fit(folder.model.train(), data, schedule, asdict(schedule), Path(scratch) / "checkpoints", tell)
+        checkpoints = Checkpoints(Path(scratch) / "checkpoints", asdict(schedule))
+        fit(folder.model.train(), data, schedule, checkpoints, on_progress=tell)
         sites = find_sites(folder.model, example_inputs(folder, batch=2, seq=8))
         maps = collect_attention_maps(folder.model, sites, data, keep_all(sites), length=length, batch_size=1)
         maps.save(out)

@@ -5,7 +5,7 @@
 
 Weights and masks are random, which does not change the time, except for the distribution of blocks over rows
 (`--rows`). Dense and compressed models have the same export, passes and build; dense models in two forms of attention:
-`eager`, which ONNX Runtime fuses into its `Attention` of whole maps, and `sdpa`, in whichever operators that exports to.
+`eager`, which ONNX Runtime fuses into its `Attention` of whole maps, and `sdpa`, with the operators of its export.
 """
 
 from __future__ import annotations

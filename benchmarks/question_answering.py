@@ -1,18 +1,18 @@
 """MiniLM learns to answer SQuAD's questions: a dense model to compress, with its exact match and F1.
 
-    python -m benchmarks.question_answering --size small    # the model, into build/question_answering/small/model
-    python -m benchmarks.question_answering --size tiny     # one minute, learns nothing worth having
+    python -m benchmarks.question_answering --size small    # writes build/question_answering/small/model
+    python -m benchmarks.question_answering --size tiny     # one minute; learns nothing useful
     python -m benchmarks.question_answering --size small --shares 0 0.5 0.8 0.9 --block 16 32
     cd build/question_answering/small && compress model --data rows.jsonl --max-length 384 --keep 50% -o half
 
-With `--shares` comes table 10 of attention pruning: the model learns on with masks that drop each share of its blocks
-(0: with none, for as many steps), is planned and built (`--kernel`: with the compiled kernel), and its engine is scored
-and timed beside the dense one. What is done already is not done again.
+`--shares` adds table 10 of attention pruning: the model continues to learn with masks that drop each share of its
+blocks (0: without masks, for as many steps), its engine is built (with `--kernel`: with the compiled kernel), scored,
+and timed against the dense one. Finished lines are not computed again.
 
-The encoder is that of a folder that classifies (`--encoder`), under a fresh head for spans. The rows of a size are
-drawn from the data once and lie beside the model, so that what begins with it reports on the same ones: train and dev
-rows of the data, and as test rows a part of its dev rows that the checkpoint, the best by F1 on the others, was not
-chosen on. A run that was interrupted goes on from its last checkpoint when it is started again.
+The encoder comes from a folder that classifies (`--encoder`) and gets a new head for spans. The rows of a size are
+drawn once and saved beside the model, so that every run that starts from it reports on the same ones: train and dev
+rows of the data, and as test rows a part of the dev rows on which the checkpoint, the best by F1, was not chosen. An
+interrupted run resumes from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ from benchmarks.machine import machine
 from benchmarks.speed import table
 from compressor import compress
 from compressor.cli.console import Console
-from compressor.config.run import Recipe, flag_of
+from compressor.config.fields import flag_of
+from compressor.config.run import Recipe
+from compressor.config.sections import RowsConfig
 from compressor.model_folder import ModelFolder, load
 from compressor.silence_libraries import quiet_transformers
 from compressor.studies.cell_store import write
@@ -43,6 +45,7 @@ from compressor.studies.grid import told_difference
 from compressor.targets import BuildOptions, target
 from compressor.tasks import Data, open_data, statistics
 from compressor.tasks.splits import named_splits
+from compressor.training.checkpoints import Checkpoints
 from compressor.training.fit import fit
 from compressor.training.schedule import MixedPrecision, Schedule
 
@@ -51,8 +54,21 @@ SHARED = Path(__file__).parents[2] / "shared"
 
 @dataclass(frozen=True)
 class Size:
-    """Rows and schedule of one `--size`: `train` is the most that is learned from, None for all; `again` are the steps
-    that the model learns on for with masks, or without to compare."""
+    """Rows and schedule of one `--size`.
+
+    Attributes:
+        train: maximum number of training rows; None: all.
+        dev: evaluation rows.
+        test: test rows.
+        max_length: tokens of a window.
+        stride: tokens that windows share.
+        steps: optimizer steps of the dense model.
+        again: further steps with masks, or without them as a baseline.
+        batch: rows per step.
+        evaluations: evaluations of each training.
+        learning_rate: peak learning rate.
+        mixed_precision: precision of matrix products.
+    """
 
     train: int | None
     dev: int
@@ -74,29 +90,14 @@ SIZES = {
 }
 
 
-@dataclass(frozen=True)
-class Request:
-    """Which rows to use; see `compressor.tasks.DataRequest`."""
-
-    data: str
-    max_length: int
-    stride: int
-    eval_data: str | None = None
-    test_data: str | None = None
-    text_columns: tuple[str, ...] = ()
-    label_column: str | None = None
-    metric: str | None = None
-    seed: int = 0
-
-
 def start(encoder: Path, folder: Path) -> None:
-    """Write the model folder as it is before learning: the encoder in full precision, and a head of random weights."""
+    """Write the untrained model folder: the encoder in full precision, and a head of random weights."""
     AutoModelForQuestionAnswering.from_pretrained(encoder, num_labels=2, dtype=torch.float32).save_pretrained(folder)
     AutoTokenizer.from_pretrained(encoder).save_pretrained(folder)
 
 
 def draw(source: Path, size: Size, path: Path) -> None:
-    """Write the rows of the size, one an object a line."""
+    """Write the rows of a size as JSON lines."""
     splits = named_splits(str(source))
     train, dev = (splits[name].shuffle(seed=0) for name in ("train", "dev"))
     parts = {
@@ -110,14 +111,15 @@ def draw(source: Path, size: Size, path: Path) -> None:
                 file.write(json.dumps({"split": split, **row}) + "\n")
 
 
-def opened(path: Path, size: Size) -> tuple[ModelFolder, Data]:
-    """The model folder, and the rows that lie beside it."""
+def open_model(path: Path, size: Size) -> tuple[ModelFolder, Data]:
+    """The model folder, and the rows beside it."""
     folder = load(path)
-    return folder, open_data(Request(str(path.with_name("rows.jsonl")), size.max_length, size.stride), folder)
+    rows = RowsConfig(data=str(path.with_name("rows.jsonl")), max_length=size.max_length, stride=size.stride)
+    return folder, open_data(rows, folder)
 
 
 def learn(folder: ModelFolder, data: Data, size: Size, checkpoints: Path) -> None:
-    """Train in place, from the last checkpoint on where there is one, and end at the best."""
+    """Train in place from the last checkpoint, if there is one; the best checkpoint remains."""
     schedule = Schedule(
         steps=size.steps,
         batch_size=size.batch,
@@ -130,49 +132,60 @@ def learn(folder: ModelFolder, data: Data, size: Size, checkpoints: Path) -> Non
         points=size.evaluations,
         mixed_precision=size.mixed_precision,
     )
-    with Console().stage("learning to answer") as tell:
-        log = fit(folder.model.train(), data, schedule, asdict(size), checkpoints, tell)
+    with Console().stage("learning to answer") as progress:
+        log = fit(folder.model.train(), data, schedule, Checkpoints(checkpoints, asdict(size)), on_progress=progress)
     for entry in log:
         if (name := f"eval_{data.task.metric}") in entry:
             print(f"step {entry['step']}: {data.task.metric} on {len(data.eval)} dev rows {100 * entry[name]:.2f}")
 
 
 def score(folder: ModelFolder, data: Data) -> None:
-    """Print exact match and F1 on the test rows, with how sure they are: a bootstrap's 95%."""
+    """Print exact match and F1 on the test rows, with 95% intervals of a bootstrap."""
     model = folder.model.eval()
 
     def forward(batch: dict[str, Tensor]) -> np.ndarray:
-        return data.task.scored(model(**{name: tensor.to(model.device) for name, tensor in batch.items()}))
+        return data.task.logits(model(**{name: tensor.to(model.device) for name, tensor in batch.items()}))
 
     began = time.perf_counter()
     with torch.inference_mode():
-        found = 100 * statistics(data.task, data.test, forward)
-    draws = np.random.default_rng(0).integers(0, len(found), (1000, len(found)))
-    ends = np.quantile(found[draws].mean(1), [0.025, 0.975], axis=0)
+        answers = 100 * statistics(data.task, data.test, forward)
+    draws = np.random.default_rng(0).integers(0, len(answers), (1000, len(answers)))
+    ends = np.quantile(answers[draws].mean(1), [0.025, 0.975], axis=0)
     for column, name in ((1, "exact match"), (0, "F1")):
         low, high = ends[:, column]
-        print(f"{name} on {len(found)} test rows: {found[:, column].mean():.2f} (95%: {low:.2f} to {high:.2f})")
+        print(f"{name} on {len(answers)} test rows: {answers[:, column].mean():.2f} (95%: {low:.2f} to {high:.2f})")
     print(f"scored in {time.perf_counter() - began:.0f} s", flush=True)
 
 
-_CUT = ("weigh_by_rows", "empty_rows")
-_HOW = ("everywhere", *_CUT, "kernel")
-"""Flags of this script that are those of the runs with masks."""
+_RANKING = ("weight_by_count", "allow_empty_rows")
+_MASK_FLAGS = ("mask_all_sites", *_RANKING, "kernel")
+"""Flags of this script that runs with masks have, too."""
 
 
 def compressed(model: Path, size: Size, share: float, block: int, args: argparse.Namespace) -> dict[str, Any]:
-    """One line of the table, and the engine's answers `[row, (F1, exact match)]`: cut, learn on, plan, build, time, and
-    score the engine."""
-    how = "".join(f"-{name}" for name in _HOW if getattr(args, name))
+    """Drop a share of the blocks, continue to learn, build, time and score the engine.
+
+    Args:
+        model: the dense model folder.
+        size: rows and schedule.
+        share: of the blocks to drop; 0: no masks.
+        block: positions along the side of a block.
+        args: flags of this script.
+
+    Returns:
+        `line`, a line of the table; `answers` `[row, (F1, exact match)]` of the engine; and the `settings`, by which a
+        result that was saved earlier is recognized.
+    """
+    flags = "".join(f"-{name}" for name in _MASK_FLAGS if getattr(args, name))
     steps = "" if args.again is None else f"-{args.again}"
-    out = model.with_name((f"p{share:g}-b{block}{how}" if share else "p0") + steps)
-    line, rows = out.with_name(f"{out.name}.json"), model.with_name("rows.jsonl")
+    out = model.with_name((f"p{share:g}-b{block}{flags}" if share else "p0") + steps)
+    file, rows = out.with_name(f"{out.name}.json"), model.with_name("rows.jsonl")
     settings = {**asdict(size), "seconds": args.seconds}
-    if line.is_file() and (kept := json.loads(line.read_text()))["settings"] == settings:
-        return dict(kept)
-    asked: dict[str, Any] = {"keep": "100%"}
+    if file.is_file() and (stored := json.loads(file.read_text()))["settings"] == settings:
+        return dict(stored)
+    masks: dict[str, Any] = {"keep": "100%"}
     if share:
-        asked = {"blocks": share, "block_size": block, **{name: getattr(args, name) for name in _HOW}}
+        masks = {"drop_blocks": share, "block_size": block, **{name: getattr(args, name) for name in _MASK_FLAGS}}
     recipe = Recipe.model_validate(
         {
             "model": model,
@@ -188,26 +201,26 @@ def compressed(model: Path, size: Size, share: float, block: int, args: argparse
             "seconds": args.seconds,
             "out": out,
             "force": True,
-            **asked,
+            **masks,
         }
     )
     report = compress(recipe, Console())
-    _, data = opened(model, size)
+    _, data = open_model(model, size)
     with tempfile.TemporaryDirectory() as scratch:
-        tuning = BuildOptions(kernel=recipe.kernel)
-        engine = target("ort")(out / "model.onnx", Path(scratch) / "engine.onnx", provider="cpu", tuning=tuning)
+        options = BuildOptions(kernel=recipe.engine.kernel)
+        engine = target("ort")(out / "model.onnx", Path(scratch) / "engine.onnx", provider="cpu", options=options)
 
         def forward(batch: dict[str, Tensor]) -> np.ndarray:
-            return data.task.scored(engine.run({name: value.numpy() for name, value in batch.items()}))
+            return data.task.logits(engine.run({name: value.numpy() for name, value in batch.items()}))
 
         answers = statistics(data.task, data.test, forward)
     f1, exact = 100 * answers.mean(axis=0)[:2]
     (speed,) = report.speeds
-    peaks = [side.peak_memory_bytes or 0 for side in (report.dense, report.compressed)]
-    found = {
+    peaks = [facts.peak_memory_bytes or 0 for facts in (report.dense, report.compressed)]
+    line = {
         "p": f"{share:g}",
         "block": block if share else "",
-        "cut": " ".join(flag_of(name) for name in _CUT if share and getattr(args, name)),
+        "cut": " ".join(flag_of(name) for name in _RANKING if share and getattr(args, name)),
         "block-sparse": f"{sum(site.form == 'block-sparse' for site in report.blocks)} of {len(report.plan.sites)}",
         "exact match": f"{exact:.2f}",
         "F1": f"{f1:.2f}",
@@ -215,28 +228,53 @@ def compressed(model: Path, size: Size, share: float, block: int, args: argparse
         "times faster": f"{speed.ratio:.2f} ({speed.low:.2f} to {speed.high:.2f})",
         "peak memory, MiB": " to ".join(f"{peak / 2**20:.0f}" for peak in peaks),
     }
-    kept = {"settings": settings, "line": found, "answers": answers.tolist()}
-    write(line, json.dumps(kept))
-    return kept
+    result = {"settings": settings, "line": line, "answers": answers.tolist()}
+    write(file, json.dumps(result))
+    return result
+
+
+def train(args: argparse.Namespace, size: Size, out: Path) -> None:
+    """Write the dense model and its rows to `out`, from its `partial` folder if a run was interrupted."""
+    partial = out / "partial"
+    if not (partial / "started").exists():
+        with quiet_transformers():
+            start(args.encoder, partial / "model")
+        draw(args.data, size, partial / "rows.jsonl")
+        (partial / "started").touch()
+    began = time.perf_counter()
+    folder, data = open_model(partial / "model", size)
+    learn(folder, data, size, partial / "checkpoints")
+    print(f"{folder.model.num_parameters():,} parameters, {time.perf_counter() - began:.0f} s", flush=True)
+    with quiet_transformers():
+        folder.model.to("cpu").save_pretrained(partial / "model")  # type: ignore[arg-type]
+    (partial / "rows.jsonl").replace(out / "rows.jsonl")
+    (partial / "model").rename(out / "model")
+    shutil.rmtree(partial)
 
 
 def main() -> None:
-    """Learn, unless the model is there already, and print exact match and F1."""
+    """Train the model unless it exists, print exact match and F1, and the table of `--shares`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--data", type=Path, default=SHARED / "data" / "squad.jsonl.xz")
     parser.add_argument("--encoder", type=Path, default=SHARED / "models" / "minilm-sst2")
-    parser.add_argument("--shares", type=float, nargs="+", default=[], help="of the blocks to drop, for the table")
-    parser.add_argument("--block", type=int, nargs="+", default=[16, 32], help="positions along a block's side")
-    parser.add_argument("--everywhere", action="store_true", help="mask every site, whether or not it pays here")
     parser.add_argument(
-        "--weigh-by-rows", action="store_true", help="rank blocks by the attention of all rows together"
+        "--shares", type=float, nargs="+", default=[], help="shares of the blocks to drop, for the table"
     )
-    parser.add_argument("--empty-rows", action="store_true", help="let a row of blocks lose every one")
-    parser.add_argument("--again", type=int, metavar="STEPS", help="learn on for so many steps; else the size's")
-    parser.add_argument("--kernel", type=Path, help="library of compress kernel; else the function of plain ONNX")
-    parser.add_argument("--seconds", type=float, default=20.0, help="about how long to time each engine")
-    parser.add_argument("--out", type=Path, default=Path("build/question_answering"), help="a folder a size")
+    parser.add_argument("--block", type=int, nargs="+", default=[16, 32], help="positions along the side of a block")
+    parser.add_argument(
+        "--mask-all-sites", action="store_true", help="mask every site, even if that is not faster here"
+    )
+    parser.add_argument(
+        "--weight-by-count", action="store_true", help="rank blocks by the attention of all rows together"
+    )
+    parser.add_argument("--allow-empty-rows", action="store_true", help="allow a row of blocks to lose all of them")
+    parser.add_argument("--again", type=int, metavar="STEPS", help="further steps; default: those of the size")
+    parser.add_argument("--kernel", type=Path, help="library of compress kernel; default: the function in plain ONNX")
+    parser.add_argument("--seconds", type=float, default=20.0, help="approximate time of each measurement")
+    parser.add_argument(
+        "--out", type=Path, default=Path("build/question_answering"), help="parent of a folder per size"
+    )
     args = parser.parse_args()
     for path, flag in ((args.data, "--data"), (args.encoder, "--encoder")):
         if not path.exists():
@@ -247,23 +285,10 @@ def main() -> None:
         size = replace(size, again=args.again)
     print(f"size {args.size}: {size}\n{machine('torch', 'transformers')}", flush=True)
     set_seed(0)
-    done, partial = out / "model", out / "partial"
-    if not done.exists():
-        if not (partial / "started").exists():
-            with quiet_transformers():
-                start(args.encoder, partial / "model")
-            draw(args.data, size, partial / "rows.jsonl")
-            (partial / "started").touch()
-        began = time.perf_counter()
-        folder, data = opened(partial / "model", size)
-        learn(folder, data, size, partial / "checkpoints")
-        print(f"{folder.model.num_parameters():,} parameters, {time.perf_counter() - began:.0f} s", flush=True)
-        with quiet_transformers():
-            folder.model.to("cpu").save_pretrained(partial / "model")  # type: ignore[arg-type]
-        (partial / "rows.jsonl").replace(out / "rows.jsonl")
-        (partial / "model").rename(done)
-        shutil.rmtree(partial)
-    folder, data = opened(done, size)
+    model = out / "model"
+    if not model.exists():
+        train(args, size, out)
+    folder, data = open_model(model, size)
     if torch.cuda.is_available():
         folder.model.to("cuda")  # type: ignore[arg-type]
     for note in data.notes:
@@ -272,10 +297,10 @@ def main() -> None:
     lines: list[dict[str, Any]] = []
     dense: dict[str, Any] | None = None
     for share, block in dict.fromkeys((share, block if share else 0) for block in args.block for share in args.shares):
-        cell = compressed(done, size, share, block, args)
+        cell = compressed(model, size, share, block, args)
         dense = dense if share else cell
-        lost = told_difference(data.task, [dense], [cell]) if share and dense else ""
-        lines.append({**cell["line"], "F1 minus p = 0": lost})
+        difference = told_difference(data.task, [dense], [cell]) if share and dense else ""
+        lines.append({**cell["line"], "F1 minus p = 0": difference})
         print(lines[-1], flush=True)
     if lines:
         print(f"\n{len(data.test)} test rows, {size.max_length} tokens, batch 1; dense to compressed, 95% intervals\n")

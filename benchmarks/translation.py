@@ -1,16 +1,16 @@
-"""A small Marian for German to English, learned from nothing on Multi30k: a dense model to compress, and its BLEU.
+"""A small Marian for German to English, trained from scratch on Multi30k: a dense model to compress, and its BLEU.
 
-    python -m benchmarks.translation --size small      # the model, into build/translation/small/model
-    python -m benchmarks.translation --size tiny       # one minute, learns nothing worth having
-    python -m benchmarks.translation --size small --pools model encoder decoder cross --keeps 50% 25%
+    python -m benchmarks.translation --size small      # writes build/translation/small/model
+    python -m benchmarks.translation --size tiny       # one minute; learns nothing useful
+    python -m benchmarks.translation --size small --pools model bidirectional causal cross --keeps 50% 25%
     compress build/translation/small/model --task translation --data multi30k_deen.tsv.xz --keep 50%
 
-With `--pools`, methods choose among the heads of the whole model or of one kind of attention, the others whole (table
-3b and figure 6b of Li et al. 2021, figure 4 of Michel et al. 2019): a grid study in a folder a pool, whose cells are
-not run again once they are done. Joint methods go on from the model, searches and pipelined ones from the dense run.
+With `--pools`, methods select among the heads of the whole model or of one kind of attention, and keep the others
+(table 3b and figure 6b of Li et al. 2021, figure 4 of Michel et al. 2019): a grid study in a folder for each pool;
+finished cells are not run again. Joint methods start from the model, searches and pipelined ones from the dense run.
 
-One BPE vocabulary serves both languages. The checkpoint of the least loss on the validation rows is kept; BLEU is that
-of `compressor.tasks.translation`. A run that was interrupted goes on from its last checkpoint when it is started again.
+Both languages share a BPE vocabulary. The checkpoint with the least loss on the validation rows is kept; BLEU is that
+of `compressor.tasks.translation`. An interrupted run resumes from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from benchmarks.machine import machine
 from compressor.cli.console import Console
 from compressor.config.run import Recipe
+from compressor.config.sections import RowsConfig
 from compressor.config.study import StudyRequest
 from compressor.model_folder import ModelFolder, load
 from compressor.silence_libraries import quiet_transformers
@@ -53,7 +54,21 @@ DATA = Path(__file__).parents[2] / "shared" / "data" / "multi30k_deen.tsv.xz"
 
 @dataclass(frozen=True)
 class Size:
-    """Model and schedule of one `--size`; `rows` is the most that is evaluated of each split, None for all."""
+    """Model and schedule of one `--size`.
+
+    Attributes:
+        vocabulary: tokens.
+        width: width of the model.
+        layers: layers per side.
+        heads: heads per attention.
+        inner: width of the feed-forward layers.
+        dropout: of every kind.
+        steps: optimizer steps.
+        evaluations: evaluations of the training.
+        batch: rows per step.
+        learning_rate: peak learning rate.
+        rows: maximum number of rows that are scored of each split; None: all.
+    """
 
     vocabulary: int
     width: int
@@ -75,38 +90,27 @@ SIZES = {
 }
 
 
-@dataclass(frozen=True)
-class Request:
-    """Which rows to use; see `compressor.tasks.DataRequest`."""
-
-    data: str
-    eval_data: str | None = None
-    test_data: str | None = None
-    text_columns: tuple[str, ...] = ("de", "en")
-    label_column: str | None = None
-    metric: str | None = None
-    max_length: int = 96
-    stride: int = 0
-    seed: int = 0
-
-
 def tokenizer(texts: list[str], size: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE, so that no text is out of its vocabulary, and an end mark behind every text."""
-    made = Tokenizer(models.BPE())
-    made.normalizer = normalizers.NFC()
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    made.decoder = decoders.ByteLevel()
-    marks = ["<pad>", "</s>"]
+    """Byte-level BPE, in whose vocabulary any text is, with an end token after every text."""
+    tokens = Tokenizer(models.BPE())
+    tokens.normalizer = normalizers.NFC()
+    tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokens.decoder = decoders.ByteLevel()
+    special = ["<pad>", "</s>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    learner = trainers.BpeTrainer(vocab_size=size, special_tokens=marks, initial_alphabet=alphabet, show_progress=False)
-    made.train_from_iterator(texts, learner)
-    made.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    learner = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    tokens.train_from_iterator(texts, learner)
+    tokens.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     names = ["input_ids", "attention_mask"]
-    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="</s>", model_input_names=names)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokens, pad_token="<pad>", eos_token="</s>", model_input_names=names
+    )
 
 
 def start(size: Size, data: Path, folder: Path) -> None:
-    """Write the model folder as it is before learning: the tokenizer of the training rows, and random weights."""
+    """Write the untrained model folder: the tokenizer of the training rows, and random weights."""
     splits = named_splits(str(data))
     rows = splits[pick(splits, "train") or next(iter(splits))]
     words = tokenizer([*rows["de"], *rows["en"]], size.vocabulary)
@@ -133,14 +137,14 @@ def start(size: Size, data: Path, folder: Path) -> None:
     words.save_pretrained(folder)
 
 
-def opened(path: Path, data: Path) -> tuple[ModelFolder, Data]:
-    """The model folder, and the rows as its tokenizer encodes them."""
+def open_model(path: Path, data: Path) -> tuple[ModelFolder, Data]:
+    """The model folder, and the rows encoded by its tokenizer."""
     folder = load(path, task="translation")
-    return folder, open_data(Request(str(data)), folder)
+    return folder, open_data(RowsConfig(data=str(data), text_columns=("de", "en"), max_length=96), folder)
 
 
 def learn(folder: ModelFolder, data: Data, size: Size, checkpoints: Path) -> None:
-    """Train in place, from the last checkpoint on where there is one, and end at the best."""
+    """Train in place from the last checkpoint, if there is one; the best checkpoint remains."""
     every = size.steps // size.evaluations
     trainer = Trainer(
         model=folder.model,
@@ -186,16 +190,16 @@ def score(folder: ModelFolder, data: Data, size: Size) -> None:
     device = model.device
 
     def forward(batch: dict[str, Tensor]) -> np.ndarray:
-        there = {name: tensor.to(device) for name, tensor in batch.items()}
-        found: np.ndarray = model(**there, use_cache=False).logits.float().cpu().numpy()
-        return found
+        inputs = {name: tensor.to(device) for name, tensor in batch.items()}
+        logits: np.ndarray = model(**inputs, use_cache=False).logits.float().cpu().numpy()
+        return logits
 
     for name, rows in (("validation", data.eval), ("test", data.test)):
         began = time.perf_counter()
-        some = rows if size.rows is None else rows.select(range(size.rows))
+        part = rows if size.rows is None else rows.select(range(size.rows))
         with torch.inference_mode():
-            found = data.task.score(statistics(data.task, some, forward))
-        print(f"BLEU on {len(some)} {name} rows: {found:.2f} ({time.perf_counter() - began:.0f} s)", flush=True)
+            bleu = data.task.score(statistics(data.task, part, forward))
+        print(f"BLEU on {len(part)} {name} rows: {bleu:.2f} ({time.perf_counter() - began:.0f} s)", flush=True)
 
 
 GRID = {
@@ -203,11 +207,11 @@ GRID = {
     "small": Grid("small", 10_000, 64, 128, 1.0, 100, (1,), ("50%", "25%"), 2, 500, 20, 10, 3.0),
     "paper": Grid("paper", None, None, None, 3.0, 1500, (1, 2, 3), ("75%", "50%", "25%"), 4, 10_000, 100, 10, 10.0),
 }
-"""How much of a study of pools."""
+"""Sizes of the studies of pools."""
 
 
 def study_pools(args: argparse.Namespace, model: Path, out: Path) -> None:
-    """A grid study a pool, and one table of all of them."""
+    """Run a grid study for each pool, and print one table of all of them."""
     size = GRID[args.size]
     axes = {"methods": tuple(args.methods), "keeps": tuple(args.keeps or size.keeps)}
     print(f"\n{size}; seeds {size.seeds}\n\n| pool | method | heads kept | BLEU | minus dense |\n|---|---|---|---|---|")
@@ -224,22 +228,39 @@ def study_pools(args: argparse.Namespace, model: Path, out: Path) -> None:
             out=out / f"grid-{pool}",
         )
         study("grid", StudyRequest(recipe, size, axes=axes), Console())
-        cells = [json.loads(path.read_text()) for path in sorted(recipe.out.glob("cells/*.json"))]
+        cells = [json.loads(path.read_text()) for path in sorted(recipe.output.out.glob("cells/*.json"))]
         dense = np.mean([cell["test"] for cell in cells if cell["asked"]["method"] == "dense"])
         groups: dict[tuple[str, int], list[float]] = {}
         for cell in cells:
             groups.setdefault((cell["asked"]["method"], cell["heads"]), []).append(cell["test"])
-        for (method, heads), found in sorted(groups.items(), key=lambda group: (group[0][0] != "dense", group[0])):
-            apart = "" if method == "dense" else f"{np.mean(found) - dense:+.2f}"
-            print(f"| {pool} | {method} | {heads} | {np.mean(found):.2f} | {apart} |", flush=True)
+        for (method, heads), scores in sorted(groups.items(), key=lambda group: (group[0][0] != "dense", group[0])):
+            difference = "" if method == "dense" else f"{np.mean(scores) - dense:+.2f}"
+            print(f"| {pool} | {method} | {heads} | {np.mean(scores):.2f} | {difference} |", flush=True)
+
+
+def train(data_file: Path, size: Size, out: Path) -> None:
+    """Write the dense model to `out`, from its `partial` folder if a run was interrupted."""
+    partial = out / "partial"
+    if not (partial / "started").exists():
+        with quiet_transformers():
+            start(size, data_file, partial / "model")
+        (partial / "started").touch()
+    began = time.perf_counter()
+    folder, data = open_model(partial / "model", data_file)
+    learn(folder, data, size, partial / "checkpoints")
+    print(f"{folder.model.num_parameters():,} parameters, {time.perf_counter() - began:.0f} s", flush=True)
+    with quiet_transformers():
+        folder.model.save_pretrained(partial / "model")
+    (partial / "model").rename(out / "model")
+    shutil.rmtree(partial)
 
 
 def main() -> None:
-    """Learn, unless the model is there already, and print BLEU; or compare methods on it."""
+    """Train the model unless it exists, and print BLEU, or compare methods on it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--data", type=Path, default=DATA)
-    parser.add_argument("--out", type=Path, default=Path("build/translation"), help="a folder a size")
+    parser.add_argument("--out", type=Path, default=Path("build/translation"), help="parent of a folder per size")
     parser.add_argument("--pools", nargs="+", default=(), choices=("model", "kind", "bidirectional", "causal", "cross"))
     parser.add_argument("--methods", nargs="+", default=("dsp", "ste", "hard-concrete", "dsp-pipelined", "taylor"))
     parser.add_argument("--keeps", nargs="+", help="default: those of the size")
@@ -250,24 +271,13 @@ def main() -> None:
     size, out = SIZES[args.size], args.out / args.size
     print(f"size {args.size}: {size}\n{machine('torch', 'transformers', 'sacrebleu')}", flush=True)
     set_seed(0)
-    done, partial = out / "model", out / "partial"
-    if not done.exists():
-        if not (partial / "started").exists():
-            with quiet_transformers():
-                start(size, args.data, partial / "model")
-            (partial / "started").touch()
-        began = time.perf_counter()
-        folder, data = opened(partial / "model", args.data)
-        learn(folder, data, size, partial / "checkpoints")
-        print(f"{folder.model.num_parameters():,} parameters, {time.perf_counter() - began:.0f} s", flush=True)
-        with quiet_transformers():
-            folder.model.save_pretrained(partial / "model")
-        (partial / "model").rename(done)
-        shutil.rmtree(partial)
+    model = out / "model"
+    if not model.exists():
+        train(args.data, size, out)
     if args.pools:
-        study_pools(args, done, out)
+        study_pools(args, model, out)
         return
-    folder, data = opened(done, args.data)
+    folder, data = open_model(model, args.data)
     if torch.cuda.is_available():
         folder.model.to("cuda")  # type: ignore[arg-type]
     for note in data.notes:
