@@ -153,7 +153,7 @@ class TargetMissingError(CompressorError):
 
 
 class SlowdownError(CompressorError):
-    """A latency gate: the model is slower than its baseline allows, or misses an absolute bound."""
+    """A model is slower than its baseline allows, or misses a latency bound."""
 
     exit_code = 7
 
