@@ -1,4 +1,4 @@
-"""Tiny random models of the families that must work, with inputs of three rows, the last one padded.
+"""Tiny random models of the supported families, with inputs of three rows, of which the last one is padded.
 
 Sizes differ from one another (batch 3, lengths 7 and 5, memories of 10, four heads of 8, width 32 or 24) so that no
 axis can pass for another.
@@ -26,7 +26,7 @@ PERSISTENT, MEMORY = 6, 10
 
 
 def text(batch: int = BATCH, length: int = LENGTH, seed: int = 0) -> dict[str, Tensor]:
-    """Token ids `[batch, length]` and a mask whose last row ends two positions early."""
+    """Token ids `[batch, length]` and a mask whose last row is two positions shorter."""
     generator = torch.Generator().manual_seed(seed)
     mask = torch.ones(batch, length, dtype=torch.int64)
     mask[-1, -2:] = 0
@@ -35,7 +35,7 @@ def text(batch: int = BATCH, length: int = LENGTH, seed: int = 0) -> dict[str, T
 
 
 def pair(batch: int = BATCH, length: int = LENGTH, target: int = TARGET, seed: int = 0) -> dict[str, Tensor]:
-    """Source and target of an encoder-decoder, padded both."""
+    """Source and target of an encoder-decoder, both padded."""
     decoder = text(batch, target, seed + 1)
     return {**text(batch, length, seed), **{f"decoder_{name}": value for name, value in decoder.items()}}
 
@@ -46,7 +46,7 @@ def pixels(batch: int = BATCH, seed: int = 0) -> dict[str, Tensor]:
 
 
 def speech(batch: int = BATCH, target: int = TARGET, seed: int = 0) -> dict[str, Tensor]:
-    """Mel features `[batch, mel, 2 * positions]` (Whisper takes no other length) and target ids."""
+    """Mel features `[batch, mel, 2 * positions]`, the one length that Whisper takes, and target ids."""
     generator = torch.Generator().manual_seed(seed)
     features = torch.randn(batch, 10, 2 * 11, generator=generator)
     decoder = text(batch, target, seed)
@@ -214,7 +214,7 @@ def transformer_xl() -> PreTrainedModel:
 
 
 def segment() -> dict[str, Tensor]:
-    """Token ids `[batch, length]` that follow others, of which every layer remembers `[batch, memory, hidden]`."""
+    """Token ids `[batch, length]`, and a memory of earlier ones for each layer, `[batch, memory, hidden]`."""
     generator = torch.Generator().manual_seed(0)
     memories = {name: torch.randn(BATCH, MEMORY, 32, generator=generator) for name in memory_names(3)}
     return {"input_ids": text()["input_ids"], **memories}
@@ -230,14 +230,14 @@ def _family(model: Callable[[], PreTrainedModel], inputs: Callable[[], dict[str,
     def make(seed: int = 0) -> Case:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            made = model().eval()
-            # At its usual size a random model's head moves the output by less than rounding does.
-            for name, parameter in made.named_parameters():
+            instance = model().eval()
+            # With usual weights, a head of a random model changes the output by less than rounding does.
+            for name, parameter in instance.named_parameters():
                 if parameter.dim() > 1:
                     torch.nn.init.normal_(parameter, std=0.2)
                 elif name.endswith("bias"):
                     torch.nn.init.normal_(parameter, std=0.1)
-        return made, inputs()
+        return instance, inputs()
 
     return make
 
@@ -264,11 +264,11 @@ WITH_MEMORY: dict[str, Callable[[int], Case]] = {
     "all_attention": _family(all_attention, segment),
     "transformer_xl": _family(transformer_xl, segment),
 }
-"""Those that remember, on a segment in the middle of a text."""
+"""Families with memory, on a segment in the middle of a text."""
 
 
 def random_plan(sites: Sequence[Site], rng: np.random.Generator) -> Plan:
-    """Random heads kept at random scales; one site keeps none, one a single head, one every head."""
+    """A plan that keeps random heads at random scales: no head at one site, one head at another, every head at a third."""
     counts = [int(rng.integers(0, site.heads + 1)) for site in sites]
     chosen = rng.permutation(len(sites))
     for index, count in zip(chosen, (0, 1, None), strict=False):

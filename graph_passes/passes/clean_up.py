@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from graph_passes.attention.gates import SUFFIX
+from graph_passes.attention.gate_initializers import gated_site
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.shape_inputs import set_shape_input
 from graph_passes.passes.base import GraphPass, ReportedResult
@@ -65,15 +65,27 @@ def _remove_unit_gates(graph: ir.Graph) -> list[str]:
             continue
         for gate, factor in (tuple(node.inputs), tuple(reversed(node.inputs))):
             if gate is not None and factor is not None and _is_unit_gate(gate):
-                ir.convenience.replace_all_uses_with(node.outputs[0], factor, replace_graph_outputs=True)
-                graph.remove(node, safe=True)
+                _bypass(graph, node, factor)
                 removed.append(gate.name or "")
                 break
     return removed
 
 
+def _bypass(graph: ir.Graph, product: ir.Node, factor: ir.Value) -> None:
+    """Let the readers of a product read one factor. An output of the graph keeps its name and type."""
+    output = product.outputs[0]
+    if output.is_graph_output():
+        identity = ir.node("Identity", [factor])  # The elimination of identities decides whether it can go.
+        graph.insert_before(product, identity)
+        factor = identity.outputs[0]
+        factor.type, factor.shape = output.type, output.shape
+        factor.name, output.name = output.name, None
+    ir.convenience.replace_all_uses_with(output, factor, replace_graph_outputs=True)
+    graph.remove(product, safe=True)
+
+
 def _is_unit_gate(value: ir.Value) -> bool:
     """Whether a tensor is a gate whose elements are all one."""
-    if not value.is_initializer() or not (value.name or "").endswith(SUFFIX) or value.const_value is None:
+    if gated_site(value) is None or value.const_value is None:
         return False
     return bool(np.all(value.const_value.numpy() == 1))

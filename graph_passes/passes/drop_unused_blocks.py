@@ -44,8 +44,9 @@ class DropUnusedBlocks(GraphPass[DroppedBlocks]):
             return ReportedResult(model, False, DroppedBlocks({}))
         probe = Probe(model)
         dropped = {node.overload: _drop(model, node, probe) for node in calls}
-        common.RemoveUnusedNodesPass()(model)
         report = DroppedBlocks({site: count for site, count in dropped.items() if count})
+        if report.sites:
+            common.RemoveUnusedNodesPass()(model)
         return ReportedResult(model, bool(report.sites), report)
 
 

@@ -25,7 +25,7 @@ class FuseForOrt(GraphPass[FusedForOrt]):
 
     Cases:
         1. The graph is rewritten by `PrepareForFusion`, onnxscript's rules, and `RemoveIdleExpands`, in that order.
-        2. Bodies of local functions are set aside meanwhile: the optimizer would inline them, and its rules would
+        2. Bodies of local functions are set aside while those rules run: the optimizer would inline them, and would
            match the attention inside the body of block-sparse attention.
 
     The caller has to compare the outputs: onnxscript does not prove its rewrites, and raises any exception on graphs

@@ -79,7 +79,8 @@ class LowerBlockSparse(GraphPass[LoweredBlockSparse]):
             for number, masked in enumerate(matches):
                 _lower(model, f"{site}.{number}" if number else site, masked, native_masks)
             lowered.append(site)
-        common.RemoveUnusedNodesPass()(model)
+        if lowered:
+            common.RemoveUnusedNodesPass()(model)
         return ReportedResult(model, bool(lowered), LoweredBlockSparse(tuple(lowered), tuple(refused)))
 
 

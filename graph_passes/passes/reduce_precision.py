@@ -106,7 +106,7 @@ def _with_weights(model: ir.Model) -> onnx.ModelProto:
         if tensor.data_location == onnx.TensorProto.EXTERNAL and content is not None:
             tensor.raw_data = content.tobytes()
             tensor.ClearField("external_data")
-            tensor.ClearField("data_location")
+            tensor.data_location = onnx.TensorProto.DEFAULT
     return proto
 
 

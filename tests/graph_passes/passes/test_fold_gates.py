@@ -40,7 +40,7 @@ def test_a_weight_is_scaled_behind_a_transpose_or_a_cast(weight: str) -> None:
     set_gate(model, range(1, 9))
     folded = rewritten(FoldGates(), model).model
     axis = content(model, "W").shape.index(8)
-    factors = np.arange(1, 9).reshape([-1 if place == axis else 1 for place in range(2)])
+    factors = np.arange(1, 9).reshape([-1 if dim == axis else 1 for dim in range(2)])
     np.testing.assert_allclose(content(folded, "W"), content(model, "W") * factors, rtol=1e-6)
 
 

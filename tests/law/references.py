@@ -1,0 +1,111 @@
+"""Reference graphs of the families of `tests.zoo`, exported once in a test process."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from compressor.export import export_reference
+from compressor.units import Attention, find_sites, keep_all
+from graph_passes import BlockMask, Plan, load, save, shrink
+from graph_passes.attention.gate_initializers import set_gates
+from tests.zoo import FAMILIES, VOCABULARY, WITH_MEMORY
+
+_FOLDER = tempfile.TemporaryDirectory(prefix="references-")
+MEMORY = 8
+"""Positions of memory that the masks of a family with memory cover."""
+
+
+class Reference:
+    """The reference graph of one family, with every gate open.
+
+    Args:
+        family: of `tests.zoo`, one with memory where it has one.
+        opset: operator set.
+        attention: form of attention.
+
+    Attributes:
+        sites: the sites of the model.
+        path: the graph.
+        inputs: the inputs of the export.
+        dense: number of elements of each weight of the model in the graph, shrunk by a plan that keeps every head.
+    """
+
+    def __init__(self, family: str, opset: int, attention: Attention) -> None:
+        model, inputs = (FAMILIES | WITH_MEMORY)[family](0)
+        self.sites = find_sites(model, inputs, attention=attention)
+        self.path = Path(_FOLDER.name) / f"{family}-{opset}-{attention}.onnx"
+        export_reference(model, keep_all(self.sites), inputs, self.path, opset=opset, attention=attention)
+        self.inputs = {name: value.numpy() for name, value in inputs.items()}
+        self._weights = frozenset(model.state_dict())
+        self.dense = self.weights(shrink(load(self.path), keep_all(self.sites)).model)
+
+    def weights(self, model: ir.Model) -> dict[str, int]:
+        """Number of elements of each of the model's weights that a graph contains."""
+        return weight_sizes(model, self._weights)
+
+    def feeds(self) -> Iterator[dict[str, np.ndarray]]:
+        """The inputs of the export, and inputs of another batch size and other lengths, with padding in both; memories
+        that are full, and half full."""
+        yield self.inputs
+        rng = np.random.default_rng(1)
+        lengths = {"input_ids": 11, "attention_mask": 11, "decoder_input_ids": 4, "decoder_attention_mask": 4}
+        feeds: dict[str, np.ndarray] = {}
+        for name, value in self.inputs.items():
+            if name.startswith("memory_"):
+                feeds[name] = rng.standard_normal((2, value.shape[1] // 2, value.shape[2])).astype(value.dtype)
+            elif name not in lengths:
+                feeds[name] = rng.standard_normal((2, *value.shape[1:])).astype(value.dtype)
+            elif "mask" in name:
+                feeds[name] = np.ones((2, lengths[name]), value.dtype)
+                feeds[name][1, -2:] = 0
+            else:
+                feeds[name] = rng.integers(5, VOCABULARY - 1, (2, lengths[name])).astype(value.dtype)
+        if "input_ids" in feeds:
+            feeds["input_ids"][:, 3] = VOCABULARY - 1  # CLIP reads its embedding at the end token.
+        yield feeds
+
+
+@functools.cache
+def reference(family: str, opset: int, attention: Attention) -> Reference:
+    """The reference graph of a family; an export takes seconds."""
+    return Reference(family, opset, attention)
+
+
+def weight_sizes(model: ir.Model, names: Collection[str]) -> dict[str, int]:
+    """Number of elements of each of these initializers that a graph contains."""
+    tensors = {name: value.const_value for name, value in model.graph.initializers.items() if name in names}
+    return {name: tensor.size for name, tensor in tensors.items() if tensor is not None}
+
+
+@functools.cache
+def masked_reference(family: str, attention: Attention, opset: int) -> tuple[Plan, Path]:
+    """A plan with every head and random masks of every site but the last, and the reference graph with the masks."""
+    model, inputs = FAMILIES[family](0)
+    sites, rng = find_sites(model, inputs), np.random.default_rng(2)
+    memory = MEMORY if family == "all_attention" else 0
+    masks = {site.name: BlockMask(rng.random((site.heads, 4, 4 + memory // 8)) < 0.5, 8, memory) for site in sites[:-1]}
+    masks[sites[0].name].kept[1] = False
+    plan = keep_all(sites).masked(masks)
+    path = Path(_FOLDER.name) / f"masked-{family}-{opset}-{attention}.onnx"
+    export_reference(model, plan, inputs, path, attention=attention, opset=opset)
+    return plan, path
+
+
+def gated(path: Path, plan: Plan) -> Path:
+    """A copy of a reference graph that computes with the gates of a plan."""
+    model = load(path)
+    set_gates(model.graph, plan)
+    return written(model, f"gated-{path.name}")
+
+
+def written(model: ir.Model, name: str) -> Path:
+    """A graph as a file, which the next graph of this name replaces."""
+    path = Path(_FOLDER.name) / name
+    save(model, path)
+    return path
