@@ -12,25 +12,25 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from compressor.errors import CompressorError, InputError, UsageError
+from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
 from graph_passes.files import atomic_replace
 
 MAPS = Path("blocks", "maps.safetensors")
-"""Watched attention maps, in `WorkDir.learning`."""
+"""Attention maps, in `WorkDir.learning`."""
 _STAMP = ".compress"
 _OURS = (("report.json", "plan.json"), ("training.json",))
-"""Files by which a folder that a run wrote, or a training, is known."""
+"""Files that a run, or a training, leaves in its folder."""
 
 
 class WorkDir:
     """The folders of one run.
 
     Attributes:
-        out: what the user asked for; it is not there, or is what stood there before, until `finish`.
+        out: the folder to write; until `finish` it does not exist, or has its former content.
         path: `<out>.partial`.
         result: what becomes `out`.
-        scratch: graphs and engines that nobody keeps.
-        learning: checkpoints and what was learned; all that an interrupted run leaves behind.
+        scratch: graphs and engines that are not kept.
+        learning: checkpoints and what was learned; the only part that an interrupted run leaves.
     """
 
     def __init__(self, out: Path) -> None:
@@ -45,22 +45,24 @@ class WorkDir:
         free = shutil.disk_usage(self.path).free
         if free < needed:
             raise InputError(
-                f"{self.path}: {free / 1e9:.2f} GB are free and the run needs {needed / 1e9:.2f}; free some space, or"
-                " write elsewhere (-o)"
+                f"{self.path}: {free / 1e9:.2f} GB are free, but the run needs {needed / 1e9:.2f}; free some space, or"
+                " write to another folder (-o)",
+                code=ErrorCode.DISK_FULL,
+                path=self.path,
             )
 
     def finish(self) -> None:
-        """Make `result` the output folder: it is there whole, or what stood there before is."""
+        """Make `result` the output folder, completely or not at all."""
         for file in self.result.rglob("*"):
-            if file.is_file():  # safetensors writes for its owner alone, and who serves the folder may be another
+            if file.is_file():  # safetensors writes files for their owner alone, but another user may serve them
                 shutil.copymode(self.path / _STAMP, file)
         replace_folder(self.result, self.out, aside=_aside(self.out))
         shutil.rmtree(self.path, ignore_errors=True)
 
 
 def replace_folder(new: Path, out: Path, *, aside: Path) -> None:
-    """Make the folder `new` the folder `out`; what stood there goes, by way of `aside`, or stays if that fails."""
-    # Ctrl-C between the two renames would leave nothing under the name.
+    """Make the folder `new` the folder `out`; a former one is removed by way of `aside`, or stays if that fails."""
+    # Ctrl-C between the two renames would leave no folder of that name.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         if out.exists():
@@ -78,13 +80,13 @@ def replace_folder(new: Path, out: Path, *, aside: Path) -> None:
 
 @contextlib.contextmanager
 def open_workdir(out: Path, *, force: bool) -> Iterator[WorkDir]:
-    """The work folder of a run that will write `out`; what cannot be resumed is removed when the run ends.
+    """The work folder of a run that writes `out`; what cannot be resumed is removed when the run ends.
 
     Raises:
-        UsageError: `out` is there and may not be replaced.
-        InputError: another run is at work there, the folder cannot be written, or the disk is full.
+        UsageError: `out` exists and may not be replaced.
+        InputError: another run writes there, the folder cannot be written, or the disk is full.
     """
-    out = Path(os.path.abspath(out))  # noqa: PTH100  (a last `..` or `.` must go, a symbolic link must not)
+    out = Path(os.path.abspath(out))  # noqa: PTH100  (`..` and `.` are resolved, symbolic links are not)
     work = WorkDir(out)
     _check_ours(work.path)
     work.path.mkdir(parents=True, exist_ok=True)
@@ -103,13 +105,15 @@ def open_workdir(out: Path, *, force: bool) -> Iterator[WorkDir]:
         try:
             yield work
         except KeyboardInterrupt as interrupt:
-            hint = f"; the same command goes on from {work.path}" if _leave(work) else ""
+            hint = f"; the same command resumes from {work.path}" if _leave(work) else ""
             raise KeyboardInterrupt(f"interrupted{hint}") from interrupt
         except Exception as error:
             kept = f" (what was learned is kept in {work.path})" if _leave(work) else ""
             if _is_full(error):
                 raise InputError(
-                    f"{work.path}: the disk is full; free some space and run the same command again{kept}"
+                    f"{work.path}: the disk is full; free some space and run the same command again{kept}",
+                    code=ErrorCode.DISK_FULL,
+                    path=work.path,
                 ) from error
             if kept and isinstance(error, CompressorError):
                 raise type(error)(f"{error}{kept}", code=error.code, **error.details) from error
@@ -117,7 +121,7 @@ def open_workdir(out: Path, *, force: bool) -> Iterator[WorkDir]:
 
 
 def _leave(work: WorkDir) -> bool:
-    """Remove what cannot be resumed; say whether anything can."""
+    """Remove what cannot be resumed; whether anything can."""
     for folder in (work.result, work.scratch):
         shutil.rmtree(folder, ignore_errors=True)
     ended = (work.learning / "done.json", work.learning / MAPS)
@@ -128,7 +132,7 @@ def _leave(work: WorkDir) -> bool:
 
 
 def _recover(out: Path) -> None:
-    """Put back what a run that was killed between its two last renames had moved aside."""
+    """Restore the folder of a run that was killed between its last two renames."""
     old = _aside(out)
     if old.exists() and not out.exists():
         old.rename(out)
@@ -143,24 +147,40 @@ def _check_target(out: Path, force: bool) -> None:
     if not out.exists():
         return
     if not force:
-        raise UsageError(f"{out}: is there already; add --force to replace it, or name another folder (-o)")
+        raise UsageError(
+            f"{out}: exists; add --force to replace it, or write to another folder (-o)",
+            code=ErrorCode.OUTPUT_EXISTS,
+            path=out,
+        )
     if not out.is_dir() or not any(all((out / name).is_file() for name in names) for names in _OURS):
-        raise UsageError(f"{out}: no run wrote this folder, so --force does not replace it; name another (-o)")
+        raise UsageError(
+            f"{out}: no run wrote this folder, so --force does not replace it; write to another folder (-o)",
+            code=ErrorCode.OUTPUT_EXISTS,
+            path=out,
+        )
 
 
 def _check_ours(path: Path) -> None:
     if path.exists() and not (path / _STAMP).is_file() and (not path.is_dir() or any(path.iterdir())):
-        raise InputError(f"{path}: stands in the way and no run has left it; move it, or name another output (-o)")
+        raise InputError(
+            f"{path}: exists, but no run left it; move it, or write to another folder (-o)",
+            code=ErrorCode.OUTPUT_EXISTS,
+            path=path,
+        )
 
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the folder for this run. The lock goes with the process, however that ends."""
+    """Lock the folder for this run. The lock ends with the process."""
     handle = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise InputError(f"{path}: another run is at work there; wait for it, or name another output (-o)") from error
+        raise InputError(
+            f"{path}: another run is writing there; wait for it, or write to another folder (-o)",
+            code=ErrorCode.FOLDER_BUSY,
+            path=path,
+        ) from error
     else:
         yield
     finally:
@@ -168,7 +188,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _is_full(error: BaseException | None) -> bool:
-    """Whether a full disk is behind an error: libraries in C++ and Rust report it as text, in types of their own."""
+    """Whether a full disk caused an error: libraries in C++ and Rust report it as text, with types of their own."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return True
@@ -179,6 +199,6 @@ def _is_full(error: BaseException | None) -> bool:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write a file that is there whole or not at all."""
-    with atomic_replace(path) as place:
-        place.write_text(json.dumps(content))
+    """Write a file completely or not at all."""
+    with atomic_replace(path) as temporary:
+        temporary.write_text(json.dumps(content))

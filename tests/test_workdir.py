@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from compressor.errors import GateError, InputError, UsageError
+from compressor.errors import MetricDropError, InputError, UsageError
 from compressor.workdir import open_workdir
 
 
@@ -61,7 +61,7 @@ def test_a_stranger_in_the_way_is_not_touched(tmp_path: Path) -> None:
 
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:
-    with open_workdir(tmp_path / "out", force=False), pytest.raises(InputError, match="another run is at work"):  # noqa: SIM117
+    with open_workdir(tmp_path / "out", force=False), pytest.raises(InputError, match="another run is writing"):  # noqa: SIM117
         with open_workdir(tmp_path / "out", force=False):
             pass
 
@@ -78,8 +78,8 @@ def test_an_error_leaves_nothing(tmp_path: Path, fault: BaseException) -> None:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (KeyboardInterrupt(), "interrupted; the same command goes on from"),
-        (GateError("too bad"), r"too bad \(what was learned is kept in"),
+        (KeyboardInterrupt(), "interrupted; the same command resumes from"),
+        (MetricDropError("too bad"), r"too bad \(what was learned is kept in"),
     ],
 )
 def test_what_was_learned_survives_an_error(tmp_path: Path, fault: BaseException, message: str) -> None:
@@ -98,7 +98,7 @@ def test_what_was_learned_survives_an_error(tmp_path: Path, fault: BaseException
         Exception("Error while serializing: I/O error: No space left on device (os error 28)"),
     ],
 )
-def test_a_full_disk_is_named_whoever_meets_it(tmp_path: Path, fault: Exception) -> None:
+def test_a_full_disk_is_named(tmp_path: Path, fault: Exception) -> None:
     with (
         pytest.raises(InputError, match="the disk is full; free some space"),
         open_workdir(tmp_path / "out", force=False),
@@ -107,9 +107,9 @@ def test_a_full_disk_is_named_whoever_meets_it(tmp_path: Path, fault: Exception)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_too_little_space_is_said_before_the_work(tmp_path: Path) -> None:
+def test_too_little_space_ends_the_run_before_its_work(tmp_path: Path) -> None:
     with (
-        pytest.raises(InputError, match="GB are free and the run needs"),
+        pytest.raises(InputError, match="GB are free, but the run needs"),
         open_workdir(tmp_path / "o", force=False) as work,
     ):
         work.reserve(1 << 60)
@@ -119,8 +119,8 @@ def test_too_little_space_is_said_before_the_work(tmp_path: Path) -> None:
 def test_a_kill_leaves_the_lock_free_and_the_old_output_whole(tmp_path: Path) -> None:
     out = tmp_path / "out"
     code = (
-        "import os, signal, sys; from pathlib import Path; from compressor.workdir import opened\n"
-        "with opened(Path(sys.argv[1]), force=False) as work:\n"
+        "import os, signal, sys; from pathlib import Path; from compressor.workdir import open_workdir\n"
+        "with open_workdir(Path(sys.argv[1]), force=False) as work:\n"
         "    (work.result / 'plan.json').write_text('half'); os.kill(os.getpid(), signal.SIGKILL)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(out)]).returncode == -9

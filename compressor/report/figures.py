@@ -1,6 +1,6 @@
-"""The pictures of the page, one function each, as inline SVG that takes its colours from the page.
+"""The pictures of the page as inline SVG, one function each; the page defines their colours.
 
-No string from a report reaches a picture: only numbers do, so that nothing in a name can be read as markup.
+Pictures contain numbers only, no strings of a report, so that no name can be read as markup.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def ratios(speeds: Sequence[Speed]) -> Markup:
         ends = [1.0, *(end for speed in speeds for end in (speed.low, speed.high, speed.ratio) if math.isfinite(end))]
         room = 0.06 * (max(ends) - min(ends)) or 0.1
         axes.set(xlim=(min(ends) - room, max(ends) + room), ylim=(0.4, len(speeds) + 0.6))
-        axes.set_yticks(list(rows), [formatting.where(speed) for speed in speeds])
+        axes.set_yticks(list(rows), [formatting.inputs_label(speed) for speed in speeds])
         axes.set_xlabel("times the speed of dense")
         axes.grid(axis="x")
         axes.set_axisbelow(True)
@@ -134,8 +134,8 @@ def inline(figure: Figure) -> Markup:
     # Hundredths of a pixel are enough inside a tag; between tags stand the numbers that people read.
     svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\.\d\d)\d+", r"\1", tag[0]), re.sub(r"\s+", " ", svg))
     # Ids are shared by the whole page: two pictures with the same frame must not both own its clip path.
-    own = hashlib.sha256(svg.encode()).hexdigest()[:8]
-    svg = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{own}-", svg)
+    prefix = hashlib.sha256(svg.encode()).hexdigest()[:8]
+    svg = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
     for sentinel, colour in _ON_PAGE.items():
         svg = svg.replace(sentinel, colour)
     return Markup(svg)

@@ -1,4 +1,4 @@
-"""`report.json` and `report.html` in a folder: written beside and renamed, read back with every fault in one line."""
+"""`report.json` and `report.html` of a folder, written atomically and read with every fault in one line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pydantic
 
-from compressor.errors import InputError
+from compressor.errors import ErrorCode, InputError
 from compressor.results import Report
 
 JSON_NAME = "report.json"
@@ -21,23 +21,23 @@ def write(report: Report, folder: str | os.PathLike[str]) -> Path:
         Path of `report.html`.
 
     Raises:
-        pydantic.ValidationError: the report breaks its own schema (it was made by copying, which does not check).
-        OSError: the folder cannot be written; whatever stood there before is left as it was.
+        pydantic.ValidationError: the report violates its schema (copying a model does not validate it).
+        OSError: the folder cannot be written; the former files stay as they were.
     """
-    # The page needs matplotlib, which takes long to import and which readers of the data do not need.
+    # Imported here: the page needs matplotlib, which takes long to import, and reading the data does not.
     from compressor.report.html import render
 
     report = Report.model_validate(report.model_dump())
     folder = Path(folder)
     texts = {folder / JSON_NAME: to_json(report), folder / HTML_NAME: render(report)}
-    beside = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in texts}
+    temporary = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in texts}
     try:
         for path, text in texts.items():
-            beside[path].write_text(text, encoding="utf-8", newline="\n")
+            temporary[path].write_text(text, encoding="utf-8", newline="\n")
         for path in texts:
-            beside[path].replace(path)
+            temporary[path].replace(path)
     finally:
-        for path in beside.values():
+        for path in temporary.values():
             path.unlink(missing_ok=True)
     return folder / HTML_NAME
 
@@ -53,18 +53,29 @@ def load(path: str | os.PathLike[str]) -> Report:
     try:
         data = path.read_bytes()
     except FileNotFoundError as fault:
-        raise InputError(f"{path}: no report there; give the folder of a finished run") from fault
+        raise InputError(
+            f"{path}: no such report; name the folder of a finished run", code=ErrorCode.FILE_MISSING, path=path
+        ) from fault
     except OSError as fault:
-        raise InputError(f"{path}: cannot read the report ({fault.strerror}); mend the file's permissions") from fault
+        raise InputError(
+            f"{path}: cannot read the report ({fault.strerror}); correct the permissions of the file",
+            code=ErrorCode.FILE_UNREADABLE,
+            path=path,
+        ) from fault
     try:
         return Report.model_validate_json(data)
     except pydantic.ValidationError as fault:
         first = fault.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "report"
-        why = " ".join(str(first["msg"]).split())
-        raise InputError(f"{path}: {where}: {why}; run compress again to write it anew") from fault
+        field = ".".join(str(part) for part in first["loc"]) or "report"
+        reason = " ".join(str(first["msg"]).split())
+        raise InputError(
+            f"{path}: {field}: {reason}; run compress again to write it",
+            code=ErrorCode.FILE_UNREADABLE,
+            path=path,
+            field=field,
+        ) from fault
 
 
 def to_json(report: Report) -> str:
-    """The report as text; the same bytes for the same report. Keys keep their order, for stages are told in theirs."""
+    """The report as text; the same bytes for the same report. Keys keep their order, which is that of the stages."""
     return report.model_dump_json(indent=1) + "\n"

@@ -1,4 +1,4 @@
-"""Numbers as people read them: in the verdict, on the page and in the terminal alike."""
+"""Numbers as text, alike in the verdict, on the page and in the terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from compressor.results import MetricUnit, Score, Speed
-from graph_passes import Plan
 
 
 def count(number: int | None) -> str:
@@ -47,7 +46,7 @@ def seconds(number: float) -> str:
 
 
 def significant(number: float) -> str:
-    """Three significant digits without an exponent, a true minus sign, and words for what is no number."""
+    """Three significant digits without an exponent, with a true minus sign; words for infinity and NaN."""
     if not math.isfinite(number):
         return "not a number" if math.isnan(number) else "∞" if number > 0 else "−∞"
     digits = 2 - math.floor(math.log10(abs(number))) if number else 0
@@ -69,69 +68,59 @@ def change(dense: float | None, compressed: float | None) -> str:
     return f"{percent:+.1f}%".replace("-", "−")
 
 
-def ends(low: float, high: float, *, places: int = 2, signed: bool = False) -> str:
+def range_text(low: float, high: float, *, places: int = 2, signed: bool = False) -> str:
     """The ends of an interval: `1.28 to 1.34`, or with signs `−1.40 to +0.20`."""
     sign = "+" if signed else ""
     return f"{low:{sign}.{places}f} to {high:{sign}.{places}f}".replace("-", "−")
 
 
-def interval(told: str, confidence: float) -> str:
+def interval_text(ends: str, confidence: float) -> str:
     """`1.28 to 1.34` -> `95% interval 1.28 to 1.34`."""
-    return f"{100 * confidence:g}% interval {told}"
+    return f"{100 * confidence:g}% interval {ends}"
 
 
-def where(speed: Speed) -> str:
-    """The size of the inputs of a speed row."""
+def inputs_label(speed: Speed) -> str:
+    """The size of the inputs of a row of speeds: `batch 8, length 128`."""
     return f"batch {speed.batch}" + (f", length {speed.seq}" if speed.seq else "")
 
 
 def ratio(speed: Speed) -> str:
     """`1.31× (95% interval 1.28 to 1.34)`."""
-    return f"{speed.ratio:.2f}× ({interval(ends(speed.low, speed.high), speed.confidence)})"
+    return f"{speed.ratio:.2f}× ({interval_text(range_text(speed.low, speed.high), speed.confidence)})"
 
 
-def metric(score: Score) -> str:
-    """The metric's name, as words."""
+def metric_name(score: Score) -> str:
+    """The name of a metric in words."""
     return score.metric.replace("_", " ")
 
 
-def level(score: Score, value: float) -> str:
-    """A value of the score's metric: shares of one in hundredths, anything else in its own unit."""
+def metric_value(score: Score, value: float) -> str:
+    """A value of a score's metric, in its unit."""
     return f"{100 * value:.1f}" if score.unit is MetricUnit.POINTS else significant(value)
 
 
-def moved(score: Score) -> tuple[str, str]:
-    """Compressed minus dense and the ends of its interval: `−0.6 points`, `−1.4 to +0.2`; or in the metric's unit."""
+def difference_and_range(score: Score) -> tuple[str, str]:
+    """Compressed minus dense and its interval, in the unit of the metric: `−0.6 points`, `−1.4 to +0.2`."""
     share = score.unit is MetricUnit.POINTS
     scale, unit, places = (100, " points", 1) if share else (1, "", _places(score.low, score.high))
-    told = f"{scale * score.difference:+.{places}f}".replace("-", "−")
-    return f"{told}{unit}", ends(scale * score.low, scale * score.high, places=places, signed=True)
+    difference = f"{scale * score.difference:+.{places}f}".replace("-", "−")
+    return f"{difference}{unit}", range_text(scale * score.low, scale * score.high, places=places, signed=True)
 
 
 def difference(score: Score) -> str:
     """`−0.6 points (95% interval −1.4 to +0.2)`."""
-    told, between = moved(score)
-    return f"{told} ({interval(between, score.confidence)})"
-
-
-def emptied(asked: Plan, done: Plan) -> str:
-    """Heads that a plan keeps and that went nevertheless, as a note; empty where there are none."""
-    gone = [
-        f"{site.name} {', '.join(str(head) for head in site.kept if head not in done[site.name].kept)}"
-        for site in asked.sites
-        if site.kept != done[site.name].kept
-    ]
-    return f"heads that lost every block are dropped like any other: {'; '.join(gone)}" if gone else ""
+    points, ends = difference_and_range(score)
+    return f"{points} ({interval_text(ends, score.confidence)})"
 
 
 def _places(low: float, high: float) -> int:
-    """Decimals that tell the ends of an interval apart: two significant digits of its width, two at least."""
+    """Decimals that distinguish the ends of an interval: two significant digits of its width, at least two."""
     width = high - low
     return min(max(1 - math.floor(math.log10(width)), 2), 6) if 0 < width < math.inf else 3
 
 
 def toml(recipe: Mapping[str, Any]) -> str:
-    """A recipe as the text of `compress.toml`; what is None is left out, for TOML has no such value."""
+    """A recipe as the text of `compress.toml`; fields that are None are omitted, since TOML has no such value."""
     return "".join(f"{_key(key)} = {_value(value)}\n" for key, value in recipe.items() if value is not None)
 
 
@@ -147,5 +136,5 @@ def _value(value: object) -> str:
         return f"[{', '.join(_value(item) for item in value if item is not None)}]"
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
-    # JSON's strings, numbers and booleans are TOML's too, but for the delete character, which TOML wants escaped.
+    # Strings, numbers and booleans are written alike in JSON and TOML, except the delete character, which TOML escapes.
     return json.dumps(value, ensure_ascii=False, default=str).replace("\x7f", "\\u007f")

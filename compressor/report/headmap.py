@@ -1,4 +1,4 @@
-"""The layer x head map as a table: one for each kind of attention, rows in the order in which the model calls them."""
+"""The map of layers and heads: a table for each kind of attention, with rows in call order."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from graph_passes import Kind, Plan, SitePlan
 
 _TITLES: dict[Kind, str] = {
-    "bidirectional": "Encoder self-attention",
-    "causal": "Decoder self-attention",
+    "bidirectional": "Bidirectional self-attention",
+    "causal": "Causal self-attention",
     "cross": "Cross-attention",
 }
 
@@ -18,15 +18,15 @@ class Cell:
     """One head. `state` is `kept`, `dropped` or `absent` (the layer has no head of this number)."""
 
     state: str
-    told: str = ""
-    """What the tooltip says: site, head, scale."""
+    tooltip: str = ""
+    """Site, head and scale."""
     group: bool = False
     """The first query head of its key/value head, where several share one: a gap is drawn before it."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One site: `label` is what tells its name from its neighbours', `name` all of it."""
+    """One site: `label` is the part of its name that differs from the other rows, `name` the whole name."""
 
     label: str
     name: str
@@ -37,7 +37,7 @@ class Row:
 
 @dataclass(frozen=True)
 class HeadMap:
-    """The map of one kind. `pattern` is what the rows' names share, with `*` for the label."""
+    """The map of one kind. `pattern` is the common part of the rows' names, with `*` for the label."""
 
     title: str
     pattern: str
@@ -48,7 +48,7 @@ class HeadMap:
 
 
 def head_maps(plan: Plan) -> list[HeadMap]:
-    """One map a kind, kinds in order of first call."""
+    """One map per kind, in the order of the first call."""
     kinds = dict.fromkeys(site.kind for site in plan.sites)
     return [_head_map(_TITLES[kind], [site for site in plan.sites if site.kind == kind]) for kind in kinds]
 
@@ -67,7 +67,7 @@ def _head_map(title: str, sites: list[SitePlan]) -> HeadMap:
 
 
 def _shared(names: list[list[str]]) -> tuple[int, int]:
-    """How many leading and how many trailing parts all names share, at least one part being left to each."""
+    """Numbers of leading and of trailing parts that all names share; at least one part of each name remains."""
     room = min(map(len, names)) - 1 if len(names) > 1 else 0
     before = next((at for at in range(room) if len({name[at] for name in names}) > 1), room)
     after = next((at for at in range(room - before) if len({name[-1 - at] for name in names}) > 1), room - before)
@@ -79,8 +79,8 @@ def _cells(site: SitePlan, width: int) -> tuple[Cell, ...]:
     cells = []
     for head, gate in enumerate(site.gate):
         kept = head in site.kept
-        told = f"{site.name}, head {head}: " + (f"kept, scale {gate:.4g}" if kept else "dropped")
+        tooltip = f"{site.name}, head {head}: " + (f"kept, scale {gate:.4g}" if kept else "dropped")
         if served > 1:
-            told += f"; key/value head {head // served}"
-        cells.append(Cell("kept" if kept else "dropped", told, served > 1 and head > 0 and head % served == 0))
+            tooltip += f"; key/value head {head // served}"
+        cells.append(Cell("kept" if kept else "dropped", tooltip, served > 1 and head > 0 and head % served == 0))
     return (*cells, *[Cell("absent")] * (width - site.heads))

@@ -1,4 +1,4 @@
-"""The report as one page that needs nothing but itself: no script, no font, no picture from elsewhere."""
+"""The report as one self-contained page: no scripts, no fonts, no external pictures."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from markupsafe import Markup
 from compressor.report import figures, formatting
 from compressor.report.headmap import head_maps
 from compressor.report.templates import environment
-from compressor.report.verdict import headline_scores, readable, tone
+from compressor.report.verdict import headline_scores, tone, valid_rows
 from compressor.results import Report, Speed
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture and the words that stand for it."""
+    """A picture with its title and the text that describes it."""
 
     title: str
-    told: str
+    description: str
     svg: Markup | None
 
 
 def render(report: Report) -> str:
-    """The page. Everything that comes out of the report is escaped; only the pictures, made of numbers, are not."""
+    """The page. Every value of the report is escaped; only the pictures, which contain numbers alone, are not."""
     return (
         _templates()
         .get_template("page.html")
@@ -50,14 +50,14 @@ def render(report: Report) -> str:
 @functools.cache
 def _templates() -> jinja2.Environment:
     templates = environment("report")
-    templates.globals["words"] = formatting
-    templates.globals["named"] = _named
+    templates.globals["formatting"] = formatting
+    templates.globals["facts_of"] = _facts_of
     templates.filters["data"] = _data
     return templates
 
 
-def _named(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Names and values for a list of facts: text bare, anything else as JSON."""
+def _facts_of(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Names and values for a list of facts: texts as they are, anything else as JSON."""
     return [
         (
             name.replace("_", " "),
@@ -73,15 +73,15 @@ def _data(value: object) -> str:
 
 def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
     """Each stage's time as a percentage of the longest."""
-    longest = max((taken for taken in seconds.values() if math.isfinite(taken)), default=0.0)
+    longest = max((duration for duration in seconds.values() if math.isfinite(duration)), default=0.0)
     return {
-        stage: 100 * taken / longest if longest > 0 and 0 <= taken <= longest else 0.0
-        for stage, taken in seconds.items()
+        stage: 100 * duration / longest if longest > 0 and 0 <= duration <= longest else 0.0
+        for stage, duration in seconds.items()
     }
 
 
 def _tiles(report: Report) -> list[tuple[str, str, str]]:
-    """The few numbers that everyone looks for: name, number, what it stands on."""
+    """The main numbers of the report: name, number, and what it is based on."""
     plan, dense, compressed = report.plan, report.dense, report.compressed
     layers = f"{len(plan.sites)} attention layer{'s' if len(plan.sites) != 1 else ''}"
     tiles = [
@@ -92,20 +92,24 @@ def _tiles(report: Report) -> list[tuple[str, str, str]]:
             f"{formatting.count(dense.parameters)} → {formatting.count(compressed.parameters)}",
         ),
     ]
-    rows = sorted(readable(report.speeds), key=lambda row: row.ratio)
+    rows = sorted(valid_rows(report.speeds), key=lambda row: row.ratio)
     for row in (rows[:1] + rows[-1:])[: len(rows)]:
-        ground = f"{formatting.ends(row.low, row.high)} ({100 * row.confidence:g}%)"
-        tiles.append((f"speed, batch {row.batch}" + (f" × {row.seq}" if row.seq else ""), f"{row.ratio:.2f}×", ground))
+        basis = f"{formatting.range_text(row.low, row.high)} ({100 * row.confidence:g}%)"
+        tiles.append((f"speed, batch {row.batch}" + (f" × {row.seq}" if row.seq else ""), f"{row.ratio:.2f}×", basis))
     for score in headline_scores(report.scores)[:2]:
-        moved, ends = formatting.moved(score)
+        difference, ends = formatting.difference_and_range(score)
         tiles.append(
-            (f"{formatting.metric(score)}, {score.split} rows", moved, f"{ends} ({100 * score.confidence:g}%)")
+            (
+                f"{formatting.metric_name(score)}, {score.split} rows",
+                difference,
+                f"{ends} ({100 * score.confidence:g}%)",
+            )
         )
     return tiles
 
 
 def _curves(report: Report) -> list[Figure]:
-    """One picture a logged quantity: loss first, then temperature, evaluations, the rest by name."""
+    """One picture per logged quantity: loss first, then temperature, evaluations, and the others by name."""
     names = {name for point in report.curves for name in point.values}
 
     def rank(name: str) -> tuple[int, str]:
@@ -118,25 +122,25 @@ def _curves(report: Report) -> list[Figure]:
 def _curve(report: Report, name: str) -> Figure:
     logged = [(point.step, point.values[name]) for point in report.curves if name in point.values]
     points = [(step, value) for step, value in logged if math.isfinite(value)]
-    told = f"not drawn: none of its {len(logged)} points is a finite number"
+    description = f"not drawn: none of its {len(logged)} points is a finite number"
     if points:
         (first, start), (last, end) = points[0], points[-1]
-        told = f"{start:.3g} at step {first}"
-        told += f", {end:.3g} at step {last}" if len(points) > 1 else ""
+        description = f"{start:.3g} at step {first}"
+        description += f", {end:.3g} at step {last}" if len(points) > 1 else ""
     if 0 < len(points) < len(logged):
-        told += f"; {len(logged) - len(points)} of {len(logged)} points are no finite number and are not drawn"
+        description += f"; {len(logged) - len(points)} of {len(logged)} points are no finite number and are not drawn"
     svg = figures.curve(*zip(*points, strict=True)) if points else None
-    return Figure(name.replace("_", " "), told, svg)
+    return Figure(name.replace("_", " "), description, svg)
 
 
 def _latencies(speed: Speed) -> Figure:
     end = figures.axis_end(speed)
-    counts = {side: len(engine.samples) for side, engine in _engines(speed).items()}
-    told = f"{counts['dense']} dense and {counts['compressed']} compressed calls, in turn"
+    counts = {variant: len(engine.samples) for variant, engine in _engines(speed).items()}
+    description = f"{counts['dense']} dense and {counts['compressed']} compressed calls, in turn"
     beyond = [sample for engine in _engines(speed).values() for sample in engine.samples if sample > end]
     if beyond:
-        told += f"; {len(beyond)} beyond the axis, the slowest {formatting.ms(max(beyond))}"
-    return Figure(formatting.where(speed), told, figures.latencies(speed))
+        description += f"; {len(beyond)} beyond the axis, the slowest {formatting.ms(max(beyond))}"
+    return Figure(formatting.inputs_label(speed), description, figures.latencies(speed))
 
 
 def _engines(speed: Speed) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Pages that need nothing but themselves, in one frame: no script, no font, no picture from elsewhere."""
+"""Self-contained pages in one frame: no scripts, no fonts, no external pictures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import jinja2
 
 
 def environment(package: str) -> jinja2.Environment:
-    """Templates of `compressor.<package>`, which extend `frame.html`; what they fill in is escaped."""
+    """Templates of `compressor.<package>`, which extend `frame.html`; every value is escaped."""
     folders = [jinja2.PackageLoader("compressor", folder) for folder in dict.fromkeys((package, "report"))]
     return jinja2.Environment(
         loader=jinja2.ChoiceLoader(folders),

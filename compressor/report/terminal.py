@@ -16,7 +16,7 @@ _STYLES = {"good": "bold green", "mixed": "bold yellow", "bad": "bold red"}
 
 
 def summary(report: Report) -> RenderableType:
-    """The verdict, then dense against compressed. Names are plain text: brackets in them are not rich's markup."""
+    """The verdict, then dense against compressed. Names are plain text, so that brackets in them are no markup."""
     table = Table(box=None, pad_edge=False)
     table.add_column("")
     for column in ("dense", "compressed", "change"):
@@ -26,9 +26,9 @@ def summary(report: Report) -> RenderableType:
     style = _STYLES[tone(report.plan, report.speeds, report.proofs, report.drop_status, report.refused, report.missing)]
     lines: list[RenderableType] = [Text(report.verdict, style=style), Text(), table]
     for form in dict.fromkeys(site.form for site in report.blocks):
-        same = [site for site in report.blocks if site.form == form]
-        why = same[0].why if len({site.why for site in same}) == 1 else f"{same[0].site}, for one: {same[0].why}"
-        lines.append(Text(f"{form}: {len(same)} of {len(report.blocks)} attention layers ({why})"))
+        sites = [site for site in report.blocks if site.form == form]
+        reason = sites[0].why if len({site.why for site in sites}) == 1 else f"e.g. {sites[0].site}: {sites[0].why}"
+        lines.append(Text(f"{form}: {len(sites)} of {len(report.blocks)} attention layers ({reason})"))
     lines += [Text(f"refused: {refusal.what}: {refusal.why}", style="yellow") for refusal in report.refused]
     return Group(*lines)
 
@@ -46,25 +46,25 @@ def _rows(report: Report) -> list[tuple[str, str, str, str]]:
         rows.append(_row("peak memory", dense.peak_memory_bytes, compressed.peak_memory_bytes, formatting.size))
     if dense.built is not None and compressed.built is not None:
         rows.append(_row("engine", dense.built.engine_bytes, compressed.built.engine_bytes, formatting.size))
-        before, after = (f"{side.fused} of {side.attentions}" for side in (dense, compressed))
+        before, after = (f"{engine.fused} of {engine.attentions}" for engine in (dense, compressed))
         rows.append(("attentions fused", before, after, ""))
     for speed in report.speeds:
-        told = formatting.ratio(speed) if speed.void is None else f"void: {speed.void}"
+        ratio = formatting.ratio(speed) if speed.void is None else f"void: {speed.void}"
         rows.append(
             (
-                f"p50, {formatting.where(speed)}",
+                f"p50, {formatting.inputs_label(speed)}",
                 formatting.ms(speed.dense.p50),
                 formatting.ms(speed.compressed.p50),
-                told,
+                ratio,
             )
         )
     for score in headline_scores(report.scores):
-        levels = formatting.level(score, score.dense), formatting.level(score, score.compressed)
-        rows.append((f"{formatting.metric(score)}, {score.split}", *levels, formatting.difference(score)))
+        levels = formatting.metric_value(score, score.dense), formatting.metric_value(score, score.compressed)
+        rows.append((f"{formatting.metric_name(score)}, {score.split}", *levels, formatting.difference(score)))
     return rows
 
 
 def _row(
-    name: str, dense: int | None, compressed: int | None, say: Callable[[int | None], str]
+    name: str, dense: int | None, compressed: int | None, format_number: Callable[[int | None], str]
 ) -> tuple[str, str, str, str]:
-    return name, say(dense), say(compressed), formatting.change(dense, compressed)
+    return name, format_number(dense), format_number(compressed), formatting.change(dense, compressed)

@@ -1,4 +1,4 @@
-"""The verdict: one honest sentence from the facts, with whatever went wrong in its first words."""
+"""The verdict: one sentence from the facts, which begins with whatever went wrong."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from compressor.report import formatting
-from compressor.results import DropStatus, MissingTarget, EngineFacts, Proof, Refusal, Score, SiteBlocks, Speed
+from compressor.results import DropStatus, EngineFacts, MissingTarget, Proof, Refusal, Score, SiteBlocks, Speed
 from graph_passes import Plan
 
 Tone = Literal["good", "mixed", "bad"]
@@ -26,15 +26,24 @@ def verdict(
     max_drop: float | None = None,
     missing: MissingTarget | None = None,
 ) -> str:
-    """What was won, or that nothing was, in one sentence. The arguments are the report's fields of the same names.
+    """What was gained, or that nothing was, in one sentence.
 
     Args:
-        missing: as in the report: another runtime stood in for the one asked for.
-        max_drop: what `--max-drop` allowed, as it was given; named when the metric fell by more.
+        plan: the plan as it was carried out.
+        dense: facts about the dense engine.
+        compressed: facts about the compressed engine.
+        speeds: times of both.
+        scores: the metric of both.
+        proofs: comparisons of the products of the run.
+        drop_status: whether the metric fell by more than `max_drop`.
+        refused: sites that could not be shrunk.
+        blocks: sites from which blocks were to be dropped.
+        max_drop: the loss of the metric that the run allows.
+        missing: the requested target, if another one was measured.
     """
-    alarm = alarms(plan, speeds, proofs, drop_status)
+    warnings = warnings_of(plan, speeds, proofs, drop_status)
     if missing is not None:
-        alarm.insert(0, f"no {missing.target} engine was built, ONNX Runtime stood in for it")
+        warnings.insert(0, f"no {missing.target} engine was built and ONNX Runtime was measured instead")
     clauses = [
         _heads(plan, dense, compressed) + _blocks(blocks, len(plan.sites)),
         _speed(speeds),
@@ -47,32 +56,32 @@ def verdict(
     if any(not proof.holds for proof in proofs):
         clauses.insert(0, clauses.pop(3))
     sentence = "; ".join(clause for clause in clauses if clause)
-    sentence = f"{', '.join(alarm)}: {sentence}" if alarm else sentence
+    sentence = f"{', '.join(warnings)}: {sentence}" if warnings else sentence
     return sentence[0].upper() + sentence[1:] + "."
 
 
-def alarms(plan: Plan, speeds: Sequence[Speed], proofs: Sequence[Proof], drop_status: DropStatus) -> list[str]:
-    """What a reader must hear first, worst first; empty when the run won what it set out for."""
-    found = []
+def warnings_of(plan: Plan, speeds: Sequence[Speed], proofs: Sequence[Proof], drop_status: DropStatus) -> list[str]:
+    """What a reader must know first, worst first; empty if the run gained what was requested."""
+    warnings = []
     if any(not proof.holds for proof in proofs):
-        found.append("numbers differ")
+        warnings.append("numbers differ")
     if drop_status is DropStatus.FAILED:
-        found.append("the metric fell too far")
+        warnings.append("the metric fell too far")
     if plan.heads_kept == plan.heads and not _masked(plan):
-        return [*found, "nothing was learned" if plan.method is None else "nothing was dropped"]
-    rows = readable(speeds)
+        return [*warnings, "nothing was learned" if plan.method is None else "nothing was dropped"]
+    rows = valid_rows(speeds)
     faster = sum(row.low > 1 for row in rows)
     if not rows:
-        found.append("speed not known")
+        warnings.append("speed unknown")
     elif all(row.high < 1 for row in rows):
-        found.append("slower")
+        warnings.append("slower")
     elif not faster:
-        found.append("not faster")
+        warnings.append("not faster")
     elif faster < len(rows):
-        found.append(f"faster at {faster} of {len(rows)} sizes only")
+        warnings.append(f"faster at {faster} of {len(rows)} sizes only")
     if not proofs:
-        found.append("not proven")
-    return found
+        warnings.append("not proven")
+    return warnings
 
 
 def tone(
@@ -83,30 +92,30 @@ def tone(
     refused: Sequence[Refusal],
     missing: MissingTarget | None = None,
 ) -> Tone:
-    """How the verdict is to be taken: `bad` if the result must not be used, `mixed` if it won less than asked."""
+    """How to read the verdict: `bad` if the result must not be used, `mixed` if it gained less than requested."""
     if drop_status is DropStatus.FAILED or any(not proof.holds for proof in proofs):
         return "bad"
-    return "mixed" if missing or refused or alarms(plan, speeds, proofs, drop_status) else "good"
+    return "mixed" if missing or refused or warnings_of(plan, speeds, proofs, drop_status) else "good"
 
 
-def readable(speeds: Sequence[Speed]) -> list[Speed]:
-    """The rows that may be read as a result."""
+def valid_rows(speeds: Sequence[Speed]) -> list[Speed]:
+    """The rows that are results: those that are not void."""
     return [speed for speed in speeds if speed.void is None]
 
 
 def headline_scores(scores: Sequence[Score]) -> list[Score]:
-    """The scores to quote: those on test rows, which nothing was chosen on, else those on evaluation rows."""
+    """The scores to quote: those on test rows, on which nothing was chosen, else those on evaluation rows."""
     return [score for score in scores if score.split == "test"] or list(scores)
 
 
 def _heads(plan: Plan, dense: EngineFacts, compressed: EngineFacts) -> str:
     before, after = formatting.count(dense.parameters), formatting.count(compressed.parameters)
-    moved = formatting.change(dense.parameters, compressed.parameters).lstrip("+−")
+    change = formatting.change(dense.parameters, compressed.parameters).lstrip("+−")
     if dense.parameters == compressed.parameters:
         parameters = f"the same {before} parameters"
     else:
         fewer = "fewer" if compressed.parameters < dense.parameters else "more"
-        parameters = f"{moved} {fewer} parameters ({before} → {after})"
+        parameters = f"{change} {fewer} parameters ({before} → {after})"
     if plan.heads_kept == plan.heads and _masked(plan):
         return f"all {plan.heads} heads and {parameters}"
     if plan.heads_kept == plan.heads:
@@ -123,38 +132,39 @@ def _blocks(blocks: Sequence[SiteBlocks], layers: int) -> str:
     if not masked:
         return ", every block of every attention map" if blocks else ""
     share = sum(site.share for site in masked) / len(masked)
-    told = f", {100 * share:.0f}% of the blocks of {len(masked)} of {layers} attention layers kept"
+    text = f", {100 * share:.0f}% of the blocks of {len(masked)} of {layers} attention layers kept"
     bias = sum(site.form == "masked" for site in masked)
-    return told + (f" ({bias} of them by a mask that skips nothing)" if bias else "")
+    return text + (f" ({bias} of them by a mask that saves no computation)" if bias else "")
 
 
 def _speed(speeds: Sequence[Speed]) -> str:
-    rows = sorted(readable(speeds), key=lambda row: row.ratio)
+    rows = sorted(valid_rows(speeds), key=lambda row: row.ratio)
     if not rows:
         return f"speed void ({speeds[0].void})" if speeds else "speed not measured"
-    told = f"{rows[0].ratio:.2f}× as fast as dense at {_at(rows[0])}"
+    text = f"{rows[0].ratio:.2f}× as fast as dense at {_at(rows[0])}"
     if len(rows) > 1:
-        told += f" {'and' if len(rows) == 2 else 'up to'} {rows[-1].ratio:.2f}× at {_at(rows[-1])}"
+        text += f" {'and' if len(rows) == 2 else 'up to'} {rows[-1].ratio:.2f}× at {_at(rows[-1])}"
     void = len(speeds) - len(rows)
-    return f"{told}, {void} of {len(speeds)} sizes void" if void else told
+    return f"{text}, {void} of {len(speeds)} sizes void" if void else text
 
 
 def _at(row: Speed) -> str:
-    return f"{formatting.where(row)} ({formatting.interval(formatting.ends(row.low, row.high), row.confidence)})"
+    interval = formatting.interval_text(formatting.range_text(row.low, row.high), row.confidence)
+    return f"{formatting.inputs_label(row)} ({interval})"
 
 
 def _metric(scores: Sequence[Score]) -> str:
-    told = [
-        f"{formatting.metric(score)} on the {score.split} rows {formatting.level(score, score.dense)} → "
-        f"{formatting.level(score, score.compressed)}, {formatting.difference(score)}"
+    texts = [
+        f"{formatting.metric_name(score)} on the {score.split} rows {formatting.metric_value(score, score.dense)} → "
+        f"{formatting.metric_value(score, score.compressed)}, {formatting.difference(score)}"
         + ("" if score.higher_is_better else ", lower is better")
         for score in headline_scores(scores)
     ]
-    return "; ".join(told) or "no metric measured"
+    return "; ".join(texts) or "no metric measured"
 
 
 def _drop(metric: str, max_drop: float | None) -> str:
-    return f"{metric}, worse than --max-drop{'' if max_drop is None else f' {max_drop:g}'} allows"
+    return f"{metric}, more than --max-drop{'' if max_drop is None else f' {max_drop:g}'} allows"
 
 
 def _proof(proofs: Sequence[Proof]) -> str:

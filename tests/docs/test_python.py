@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from compressor import AllAttentionConfig, AllAttentionForCausalLM
 from compressor.export import export_reference
 from compressor.model_folder import example_inputs
 from compressor.model_folder import load as load_folder
@@ -21,7 +22,6 @@ from tests import folders
 from tests.docs.pages import ROOT, python_block
 from tests.latency.graphs import text_model
 from tests.latency.grpc_server import TOKENS, serving
-from tests.models.models import all_attention
 
 
 def test_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +36,8 @@ def test_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_language_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = all_attention(vocab_size=25, num_hidden_layers=1)
+    sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4, "num_persistent": 5}
+    model = AllAttentionForCausalLM(AllAttentionConfig(vocab_size=25, memory_length=6, **sizes))
     folder = load_folder(folders.save(model, tmp_path / "lm"))
     inputs = example_inputs(folder, 2, 8)
     (tmp_path / "small").mkdir()

@@ -20,7 +20,7 @@ from compressor.results import DropStatus, NoteCode, ProofStage
 from compressor.run import verify
 from graph_passes import Plan, Refusal, Shrunk
 from tests.command import compress as command
-from tests.law.families import FAMILIES
+from tests.zoo import FAMILIES
 from tests.run.conftest import FinishedRun
 from tests.run.listeners import RecordingListener
 from tests.run.runs import learning_recipe

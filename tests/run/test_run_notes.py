@@ -1,50 +1,60 @@
-"""What a run tells beside its numbers."""
+"""Notes of a run."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from compressor.config.run import Recipe
+from compressor.results import NoteCode
 from compressor.run import run_notes
 from graph_passes import BlockMask, Plan, SitePlan
 
 
-def recipe(**more: object) -> Recipe:
-    return Recipe.model_validate({"model": Path("model"), "out": Path("out"), **more})
+@pytest.mark.parametrize(
+    ("learns", "fields", "flags"),
+    [
+        (True, {"block_size": 32, "kernel": "k.so"}, ("--block-size", "--kernel")),
+        (True, {"block_size": 32, "drop_blocks": 0.5, "data": "rows.tsv"}, ()),
+        (False, {"mask_all_sites": True, "entmax": True}, ("--mask-all-sites", "--entmax")),
+        (False, {"kernel": "k.so"}, ()),  # the masks of a plan may use it
+        (True, {"workspace": 3}, ("--workspace",)),
+        (True, {"workspace": 3, "target": "trt"}, ()),
+        (True, {"data": "rows.tsv", "method": "taylor", "keep": 1, "steps": 5}, ("--steps",)),
+    ],
+)
+def test_fields_without_effect(learns: bool, fields: dict[str, Any], flags: tuple[str, ...]) -> None:
+    notes = list(run_notes.of_unused_fields(Recipe(model="model", **fields), None, learns=learns))
+    assert [note.code for note in notes] == ([NoteCode.NO_EFFECT] if flags else [])
+    assert all(flag in notes[0].text for flag in flags)
+
+
+def test_a_length_beyond_the_model_is_noted() -> None:
+    recipe = Recipe(model="model", data="rows.tsv", keep=1, max_length=512)
+    (note,) = run_notes.of_unused_fields(recipe, 128, learns=True)
+    assert note.code is NoteCode.LENGTH_LIMITED
+    assert not list(run_notes.of_unused_fields(recipe, None, learns=True))
 
 
 @pytest.mark.parametrize(
-    ("learns", "asked", "said"),
-    [
-        (
-            True,
-            {"block_size": 32, "kernel": "k.so"},
-            "no blocks are to go (--blocks, --prune): --block-size and --kernel",
-        ),
-        (True, {"block_size": 32, "blocks": 0.5, "data": "rows.tsv"}, ""),
-        (False, {"everywhere": True, "entmax": True}, "no masks are learned: --everywhere and --entmax"),
-        (False, {"kernel": "k.so"}, ""),  # a plan may bring masks
-    ],
+    ("lengths", "maximum", "shorter"),
+    [((16, None), None, ""), ((8, 16, 12), None, "8, 12"), ((8, 12), 12, "8"), ((24,), 40, "")],
 )
-def test_what_had_no_effect(learns: bool, asked: dict[str, object], said: str) -> None:
-    found = list(run_notes.unused(recipe(**asked), None, learns=learns))
-    assert found == ([f"{said} had no effect"] if said else [])
-
-
-@pytest.mark.parametrize(
-    ("lengths", "longest", "said"),
-    [
-        ((16, None), None, ""),
-        ((8, 16, 12), None, "the masks are of rows of up to 16 tokens; at 8, 12 their beginning counts"),
-        ((8, 12), 12, "the masks are of rows of up to 12 tokens; at 8 their beginning counts"),
-        ((24,), 40, ""),
-    ],
-)
-def test_lengths_that_masks_are_not_of(lengths: tuple[int | None, ...], longest: int | None, said: str) -> None:
+def test_masks_longer_than_what_is_measured(lengths: tuple[int | None, ...], maximum: int | None, shorter: str) -> None:
     whole = Plan(sites=(SitePlan("a", "bidirectional", 2, 2, 4, (0, 1)),))
     masked = whole.masked({"a": BlockMask(np.ones((2, 2, 2), np.bool_), 8)})
-    assert list(run_notes.aligned(masked, lengths, longest)) == ([said] if said else [])
-    assert not list(run_notes.aligned(whole, lengths, longest))
+    notes = list(run_notes.of_masks(masked, lengths, maximum))
+    assert [note.code for note in notes] == ([NoteCode.MASKS_LONGER] if shorter else [])
+    assert all(f"at length {shorter} only" in note.text for note in notes)
+    assert not list(run_notes.of_masks(whole, lengths, maximum))
+
+
+def test_heads_without_blocks_are_named() -> None:
+    requested = Plan(sites=(SitePlan("a", "bidirectional", 3, 3, 4, (0, 1, 2)),))
+    carried_out = Plan(sites=(SitePlan("a", "bidirectional", 3, 3, 4, (1,)),))
+    (note,) = run_notes.of_emptied_heads(requested, carried_out)
+    assert note.code is NoteCode.HEADS_EMPTIED
+    assert "a 0, 2" in note.text
+    assert not list(run_notes.of_emptied_heads(requested, requested))

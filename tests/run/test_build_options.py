@@ -1,0 +1,41 @@
+"""Engines are built for every size that a run proves, times and scores."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compressor.config.run import Recipe
+from compressor.run.build_options import build_options
+
+LENGTHS = (128, 384)
+PROVEN = [{"input_ids": np.zeros((3, 5)), "memory_0": np.zeros((3, 7, 4))}]
+
+
+@pytest.fixture
+def recipe() -> Recipe:
+    return Recipe(model="model", batch=(8, 1, 32), seq=LENGTHS, workspace=64, target="trt")
+
+
+def rows(length: list[int], beams: int = 1, max_new_tokens: int = 0) -> Any:
+    """Test rows of these lengths, of a task that generates."""
+    return SimpleNamespace(test={"length": length}, task=SimpleNamespace(beams=beams, max_new_tokens=max_new_tokens))
+
+
+def test_sizes_that_are_timed_are_the_usual_ones(recipe: Recipe) -> None:
+    options = build_options(recipe, LENGTHS, PROVEN)
+    assert (options.batch, options.seq, options.memory) == ((1, 8, 32), (1, 384, 384), (0, 7, 7))
+    assert options.workspace == 64 << 20
+
+
+def test_rows_that_are_scored_fit(recipe: Recipe) -> None:
+    options = build_options(recipe, LENGTHS, PROVEN, rows([400, 9]))
+    assert (options.batch, options.seq) == ((1, 8, 32), (1, 384, 400))
+
+
+def test_beams_and_generated_tokens_fit(recipe: Recipe) -> None:
+    options = build_options(recipe, LENGTHS, PROVEN, rows([9], beams=5, max_new_tokens=512))
+    assert (options.batch, options.seq) == ((1, 8, 5 * 32), (1, 384, 512))

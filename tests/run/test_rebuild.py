@@ -1,0 +1,212 @@
+"""A run whose target is missing leaves proven graphs, and `compress build` builds engines from its folder."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import compressor
+from compressor import report as reports
+from compressor.block_masks.mask_selector import MaskSelector
+from compressor.config.run import Recipe
+from compressor.errors import ErrorCode, MismatchError, UsageError
+from compressor.model_folder import example_inputs, load
+from compressor.results import DropStatus, NoteCode
+from compressor.run import verify
+from compressor.run.rebuild import load_run, rebuild, replace_engine
+from compressor.units import find_sites, keep_all
+from graph_passes import BlockMask, save
+from tests.command import compress
+from tests.run.listeners import RecordingListener
+from tests.targets.engines import FakeEngine
+from tests.targets.graphs import parsed
+from tests.targets.kernels import compiled
+
+Cap = pytest.CaptureFixture[str]
+QUICK = ("--seconds", "0.01", "--batch", "2", "--quiet")
+
+
+@pytest.fixture(scope="module")
+def finished(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run for TensorRT on a machine without a GPU."""
+    out = tmp_path_factory.mktemp("trt") / "out"
+    fields: dict[str, Any] = {"batch": (1, 2), "seq": (8,), "seconds": 0.01}
+    report = compressor.compress(Recipe(model=inputs / "model", out=out, target="trt", precision="fp16", **fields))
+    assert report.missing is not None
+    return out
+
+
+@pytest.fixture
+def copy(finished: Path, tmp_path: Path) -> Path:
+    """A copy of the folder, as if on another machine."""
+    return Path(shutil.copytree(finished, tmp_path / "copy"))
+
+
+def test_a_run_without_its_target_leaves_proven_graphs(finished: Path) -> None:
+    report = reports.load(finished)
+    assert (report.target, report.precision, report.recipe["target"], report.recipe["precision"]) == (
+        *("ort", "fp32"),
+        *("trt", "fp16"),
+    )
+    assert report.missing is not None
+    assert report.missing.target == "trt"
+    assert report.missing.command == f"compress build {finished} --target trt"
+    assert all(proof.holds for proof in report.proofs)
+    assert set(report.graphs) == {"model.onnx", "dense.onnx"}
+    assert all((finished / name).is_file() for name in (*report.graphs, "engine.onnx"))
+    assert NoteCode.TARGET_MISSING in [note.code for note in report.notes]
+
+
+def test_the_command_fails_with_what_is_missing(
+    finished: Path, tmp_path: Path, capfd: Cap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = reports.load(finished)
+    monkeypatch.setattr("compressor.run.pipeline.compress", lambda recipe, listener: report)
+    done = compress(capfd, tmp_path, "--target", "trt", "-o", tmp_path / "out", "--quiet")
+    assert (done.code, done.error_code) == (6, ErrorCode.DEVICE_MISSING)
+    assert done.details["target"] == "trt"
+    assert report.missing is not None
+    assert report.missing.command in done.error
+
+
+def test_a_build_without_its_target_leaves_the_folder(copy: Path, capfd: Cap) -> None:
+    before = {path.name: path.stat().st_mtime_ns for path in copy.iterdir()}
+    done = compress(capfd, "build", copy, "--target", "trt")
+    assert (done.code, done.error_code) == (6, ErrorCode.DEVICE_MISSING)
+    assert {path.name: path.stat().st_mtime_ns for path in copy.iterdir()} == before
+
+
+def test_a_folder_of_another_machine_is_built(finished: Path, copy: Path, capfd: Cap) -> None:
+    (copy / "engine.onnx").unlink()
+    done = compress(capfd, "build", copy, "--target", "ort", *QUICK, "--json")
+    assert done.code == 0, done.err
+    report = reports.load(copy)
+    assert report.model_dump(mode="json") == done.json
+    assert (report.missing, report.target, report.recipe["batch"]) == (None, "ort", [2])
+    assert [(row.batch, row.seq) for row in report.speeds] == [(2, 8)]
+    assert len(report.proofs) == 6
+    assert all(proof.holds for proof in report.proofs)
+    assert NoteCode.TARGET_MISSING not in [note.code for note in report.notes]
+    assert (copy / "engine.onnx").is_file()
+    assert {path.name for path in copy.iterdir()} == {path.name for path in finished.iterdir()}
+
+
+def test_a_metric_that_fell_has_not_recovered_by_a_build(copy: Path, capfd: Cap) -> None:
+    report = reports.load(copy)
+    failed = {"drop_status": DropStatus.FAILED, "recipe": {**report.recipe, "max_drop": 0.01}}
+    reports.write(report.model_copy(update=failed), copy)
+    done = compress(capfd, "build", copy, "--target", "ort", *QUICK)
+    assert (done.code, done.error_code) == (4, ErrorCode.METRIC_FELL)
+    assert (reports.load(copy).drop_status, reports.load(copy).target) == (DropStatus.FAILED, "ort")
+
+
+def test_a_folder_without_a_dense_graph_is_built_and_compared_with_nothing(copy: Path) -> None:
+    before = reports.load(copy)
+    graphs = {"model.onnx": before.graphs["model.onnx"]}
+    reports.write(before.model_copy(update={"graphs": graphs}), copy)
+    (copy / "dense.onnx").unlink()
+    for name in ("engine.plan", "engine.plan.json"):
+        (copy / name).touch()
+    report = rebuild(copy, {"target": "ort"}, RecordingListener())
+    assert (report.dense.parameters, report.dense.macs) == (before.dense.parameters, before.dense.macs)
+    assert (report.dense.peak_memory_bytes, report.dense.optimization, report.speeds) == (None, "not built", ())
+    assert NoteCode.NO_DENSE_GRAPH in [note.code for note in report.notes]
+    assert (copy / "engine.plan.json").is_file(), "the engine of another target stays"
+
+
+def test_a_folder_that_is_not_the_runs_is_refused(finished: Path, copy: Path, tmp_path: Path, capfd: Cap) -> None:
+    def refusal(folder: Path, *flags: str) -> tuple[int, str | None, Path | None]:
+        done = compress(capfd, "build", folder, *flags)
+        return done.code, done.error_code, done.details.get("path")
+
+    shutil.copy(copy / "dense.onnx", copy / "model.onnx")
+    assert refusal(copy, "--target", "ort") == (3, ErrorCode.FILE_MISMATCH, copy / "model.onnx")
+    (copy / "dense.onnx").unlink()
+    shutil.copy(finished / "model.onnx", copy / "model.onnx")
+    assert refusal(copy, "--target", "ort") == (3, ErrorCode.FILE_MISSING, copy / "dense.onnx")
+    assert refusal(tmp_path)[:2] == (3, ErrorCode.FILE_MISSING)
+    assert refusal(copy, "--batch", "0")[0] == 2
+
+
+@pytest.mark.parametrize("moves", range(4))
+def test_an_engine_is_replaced_with_its_report_or_not_at_all(
+    moves: int, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted at the weights, at either file of the report, and at the graph."""
+    names = ["engine.onnx", "engine.onnx.data"]
+
+    def write_engine(name: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        for file in names:
+            (folder / file).write_text(name)
+        return folder
+
+    def interrupted_after(moves: Iterator[bool]) -> None:
+        def move(self: Path, to: Path) -> Path:
+            if not next(moves, False):
+                raise KeyboardInterrupt
+            return replace(self, to)
+
+        replace = Path.replace
+        monkeypatch.setattr(Path, "replace", move)
+
+    out = write_engine("old")
+    report = {name: reports.load(finished).model_copy(update={"verdict": name}) for name in ("old", "new")}
+    reports.write(report["old"], out)
+    interrupted_after(iter([True] * moves))
+    with pytest.raises(KeyboardInterrupt):
+        replace_engine(write_engine("new"), out, "ort", report["new"])
+    assert not (out / "engine.onnx").exists(), "a graph is never beside the weights or the report of another"
+    monkeypatch.undo()
+    replace_engine(write_engine("new"), out, "ort", report["new"])
+    assert {(out / name).read_text() for name in names} == {"new"}
+    assert reports.load(out).verdict == "new"
+
+
+def test_a_graph_of_a_fixed_batch_is_proven_at_it(finished: Path, tmp_path: Path) -> None:
+    save(parsed("y = Mul(x, x)", "float[4, S] x", "float[4, S] y"), tmp_path / "model.onnx")
+    reports.write(reports.load(finished).model_copy(update={"graphs": {}}), tmp_path)
+    cases = load_run(tmp_path, {"seq": (8,)}).cases
+    assert [case.feeds["x"].shape for case in cases] == [(4, 5), (4, 8)]
+
+
+def test_an_engine_is_not_proven_on_nothing(tmp_path: Path) -> None:
+    save(parsed("y = Mul(x, x)", "float[4, S] x", "float[4, S] y"), tmp_path / "model.onnx")
+    with pytest.raises(MismatchError) as error:
+        verify.prove_engine(tmp_path / "model.onnx", FakeEngine(), (), "dense")
+    assert error.value.code is ErrorCode.OUTPUTS_DIFFER
+
+
+def test_the_kernel_of_a_run_is_used_where_it_is_named_again(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library is code: the folder of a run, which may come from elsewhere, does not decide that it is loaded."""
+    monkeypatch.setattr(MaskSelector, "lowered", lambda self, plan: frozenset(plan.masks))
+    library, out, listener = tmp_path / "kernel.so", tmp_path / "out", RecordingListener()
+    shutil.copy(compiled(), library)
+    folder = load(inputs / "model")
+    plan = keep_all(find_sites(folder.model, example_inputs(folder, 2, 8)))
+    (site,) = plan.sites
+    mask = BlockMask(np.tri(2, dtype=np.bool_)[None].repeat(site.heads, 0), 8)
+    plan.masked({site.name: mask}).save(tmp_path / "plan.json")
+    sizes: dict[str, Any] = {"batch": (1,), "seq": (16,), "seconds": 0.01}
+    recipe = Recipe(model=inputs / "model", plan=tmp_path / "plan.json", out=out, kernel=library, **sizes)
+    report = compressor.compress(recipe, listener)
+    assert all(proof.holds for proof in report.proofs)
+    assert report.compressed.optimization.count(f"1 by the kernel of {library.resolve()}") == 1
+    named = rebuild(out, {"kernel": library}, listener)
+    assert named.session["kernel"] == str(library.resolve())
+    assert NoteCode.KERNEL_UNUSED not in [note.code for note in named.notes]
+    unnamed = rebuild(out, {}, listener)
+    assert "kernel" not in unnamed.session
+    assert NoteCode.KERNEL_UNUSED in [note.code for note in unnamed.notes]
+    library.unlink()
+    with pytest.raises(UsageError) as error:
+        rebuild(out, {"kernel": library}, listener)
+    assert (error.value.code, error.value.details["path"]) == (ErrorCode.FILE_MISSING, library)
