@@ -116,7 +116,7 @@ def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
         if lost:
             for name in (reports.JSON_NAME, reports.HTML_NAME):
                 shutil.copyfile(out / name, out / f"run-{name}")
-        _replace_engine(Path(scratch) / "compressed", out, engine.target, report)
+        replace_engine(Path(scratch) / "compressed", out, engine.target, report)
     return report
 
 
@@ -315,7 +315,7 @@ def _report(
     return before.model_copy(update=changes)
 
 
-def _replace_engine(built: Path, out: Path, name: str, report: Report) -> None:
+def replace_engine(built: Path, out: Path, name: str, report: Report) -> None:
     """Move what was built into the folder of a run, with its report.
 
     The file without which nothing loads the engine is removed first and moved last, after the report: the metadata of a

@@ -264,6 +264,15 @@ def test_the_loss_allowed_is_part_of_the_key_of_a_search_without_a_number() -> N
     assert key(max_drop=0.01, keep=3) == key(max_drop=0.02, keep=3)
 
 
+def test_the_content_of_a_kernel_decides_which_masks_pay(tmp_path: Path) -> None:
+    keys = set()
+    for name, content in (("a", b"1"), ("b", b"1"), ("b", b"2")):
+        (tmp_path / name).write_bytes(content)
+        recipe = Recipe(model="m", data="rows.tsv", drop_blocks=0.5, kernel=tmp_path / name)
+        keys.add(recipe.learning_key())
+    assert len(keys) == 2
+
+
 def test_lambda_is_the_penalty_beside_the_other_options(tmp_path: Path) -> None:
     (tmp_path / "compress.toml").write_text(
         'data = "d"\nmethod = "bin-concrete"\noptions = { initial = 0, penalty = 1 }'

@@ -1,0 +1,25 @@
+"""`compress kernel` compiles a library once, and replaces it only with `--force`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from compressor.errors import ErrorCode
+from tests.command import compress
+from tests.targets.kernels import HEADERS, compiled
+
+
+def test_a_library_is_compiled_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    compiled()
+    include = () if HEADERS is None else ("--include", HEADERS)
+    out = tmp_path / "kernel.so"
+    done = compress(capfd, "kernel", "-o", out, *include, "--json", "--quiet")
+    assert done.code == 0, done.err
+    assert done.json["error"] < 1e-5
+    library = out.read_bytes()
+    again = compress(capfd, "kernel", "-o", out, *include)
+    assert (again.code, again.error_code) == (2, ErrorCode.OUTPUT_EXISTS)
+    assert out.read_bytes() == library
+    assert [path.name for path in tmp_path.iterdir()] == ["kernel.so"]
