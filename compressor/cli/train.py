@@ -1,4 +1,4 @@
-"""`compress train`: a language model with segment memory, from scratch. Every flag is one field of `Training`."""
+"""`compress train`: train a language model with segment memory from scratch. Each flag is a field of `Training`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ from compressor.config.train import Training, training_of
 def train(console: Console, out: str, **flags: Any) -> None:
     """Train a language model that reads its text in segments with a memory, and write the model folder OUT.
 
-    The same command resumes an interrupted training. The tokenizer consists of the words or the letters of the text.
+    The same command resumes an interrupted training. The tokens are the words or the letters of the text.
     """
-    if flags["data"] is None:
-        raise click.UsageError("Missing option '--data'.")
     training = training_of(out=out, **{name: value for name, value in flags.items() if value is not None})
+    from compressor.results import Note, NoteCode
     from compressor.training.train import FILE_NAME
     from compressor.training.train import train as run
 
@@ -37,4 +36,4 @@ def train(console: Console, out: str, **flags: Any) -> None:
         f" {training.steps} steps"
     )
     console.result(Text(summary), {"out": str(training.out), **asdict(result)})
-    console.note(f"the curves are in {training.out / FILE_NAME}")
+    console.note(Note(text=f"the training curves are in {training.out / FILE_NAME}", code=NoteCode.FILE_WRITTEN))

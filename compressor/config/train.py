@@ -1,4 +1,8 @@
-"""What `compress train` is asked to do: one frozen model, one flag a field. The defaults for words are Shim et al.'s."""
+"""The configuration of `compress train`: one frozen model, one flag per field.
+
+The defaults for words are those of Shim et al. 2021 ("Layer-wise Pruning of Transformer Attention Heads for Efficient
+Language Modeling").
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,14 @@ from pydantic import Field
 from compressor.config.fields import Config, FieldConflictError, config_field, flag_of, usage_error
 from compressor.config.sections import RowsConfig
 from compressor.config.values import Count, Names, Natural, NonNegative, Positive
-from compressor.errors import ErrorCode
+from compressor.errors import ErrorCode, UsageError
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 MODEL, DATA, TRAINING, OUTPUT = "Model", "Data", "Training", "Output"
 
 
 class Training(Config):
-    """Everything that decides what a training from scratch computes. Frozen, and validated where it is constructed.
+    """The configuration of a training from scratch. It is frozen, and validated where it is constructed.
 
     Raises:
         pydantic.ValidationError: a field is out of its range, or two fields contradict each other.
@@ -94,7 +98,7 @@ class Training(Config):
 
     @property
     def rows(self) -> RowsConfig:
-        """The texts as rows of a language model."""
+        """The texts as rows of a language model: a row is a segment."""
         return RowsConfig(
             data=self.data,
             eval_data=self.eval_data,
@@ -106,11 +110,19 @@ class Training(Config):
 
 
 def training_of(**flags: Any) -> Training:
-    """The training that flags describe.
+    """The configuration that flags describe.
+
+    Args:
+        flags: values by field name; a flag that is not set is absent.
 
     Raises:
-        UsageError: a value is out of its range; one line says which.
+        UsageError: a value is missing, out of its range or contradicts another one.
     """
+    for name, field in Training.model_fields.items():
+        if field.is_required() and name not in flags:
+            raise UsageError(
+                f"{flag_of(name)}: missing; name {field.description}", code=ErrorCode.MISSING_VALUE, field=name
+            )
     try:
         return Training(**flags)
     except pydantic.ValidationError as error:

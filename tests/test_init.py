@@ -1,0 +1,15 @@
+"""The public surface of the package; that importing it is light is tested with the structure of the code."""
+
+from __future__ import annotations
+
+import pytest
+
+import compressor
+from compressor.units import find_sites
+
+
+def test_public_names_are_loaded_when_they_are_used() -> None:
+    assert set(compressor.__all__) <= set(dir(compressor))
+    assert compressor.find_sites is find_sites
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        compressor.nothing  # noqa: B018

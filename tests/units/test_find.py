@@ -1,0 +1,132 @@
+"""Sites are found in every family, with their kinds and sizes, whatever the inputs are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from compressor.errors import ErrorCode, InputError, SiteRefusedError
+from compressor.units import Site, find_sites, hooked
+from tests.faults import fails_with
+from tests.units.states import are_equal, forward, recorder, snapshot
+from tests.zoo import FAMILIES, pair, text
+
+FOUR = (4, 4, 8)
+GROUPED = (4, 2, 8)
+ENCODER, DECODER, BOTH = ["bidirectional"] * 3, ["causal"] * 3, ["bidirectional"] * 2 + ["causal", "cross"] * 2
+SITES: dict[str, tuple[list[str], str, tuple[int, int, int]]] = {
+    "bert": (ENCODER, "bert.encoder.layer.0.attention.self", FOUR),
+    "roberta": (ENCODER, "roberta.encoder.layer.0.attention.self", FOUR),
+    "distilbert": (ENCODER, "distilbert.transformer.layer.0.attention", FOUR),
+    "electra": (ENCODER, "electra.encoder.layer.0.attention.self", FOUR),
+    "modernbert": (ENCODER, "model.layers.0.attn", FOUR),
+    "gpt2": (DECODER, "transformer.h.0.attn", FOUR),
+    "llama": (DECODER, "model.layers.0.self_attn", GROUPED),
+    "qwen3": (DECODER, "model.layers.0.self_attn", GROUPED),
+    "t5": (BOTH, "encoder.block.0.layer.0.SelfAttention", FOUR),
+    "bart": (BOTH, "model.encoder.layers.0.self_attn", FOUR),
+    "marian": (BOTH, "model.encoder.layers.0.self_attn", FOUR),
+    "vit": (ENCODER, "vit.layers.0.attention", FOUR),
+    "clip_text": (DECODER, "text_model.encoder.layers.0.self_attn", FOUR),
+    "whisper": (BOTH, "model.encoder.layers.0.self_attn", FOUR),
+    "all_attention": (DECODER, "model.layers.0.attention", FOUR),
+    "transformer_xl": (DECODER, "model.layers.0.attention", FOUR),
+}
+SMALL = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "intermediate_size": 44,
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_sites_are_found_in_call_order(name: str) -> None:
+    model, inputs = FAMILIES[name](0)
+    kinds, first, sizes = SITES[name]
+    sites = find_sites(model, inputs)
+    assert [site.kind for site in sites] == kinds
+    assert sites[0].name == first
+    assert {(site.heads, site.kv_heads, site.head_dim) for site in sites} == {sizes}
+    assert find_sites(model, inputs, attention="eager") == find_sites(model, inputs, attention="sdpa") == sites
+
+
+def test_layers_that_share_weights_are_one_site() -> None:
+    config = hf.AlbertConfig(**{**SMALL, "num_hidden_layers": 3}, embedding_size=20)
+    model = hf.AlbertForSequenceClassification(config).eval()
+    name = "albert.encoder.albert_layer_groups.0.albert_layers.0.attention"
+    assert find_sites(model, text()) == [Site(name, "bidirectional", 4, 4, 8)]
+    calls: list[str] = []
+    with hooked(model, recorder(calls)):
+        forward(model, text())
+    assert calls == [name] * 3
+
+
+UNSUPPORTED: dict[str, Callable[[], PreTrainedModel]] = {
+    "deberta-v2": lambda: hf.DebertaV2ForSequenceClassification(hf.DebertaV2Config(**SMALL)),
+    "mpnet": lambda: hf.MPNetForSequenceClassification(hf.MPNetConfig(**SMALL)),
+    "xlnet": lambda: hf.XLNetForSequenceClassification(
+        hf.XLNetConfig(vocab_size=99, d_model=32, n_layer=1, n_head=4, d_inner=44)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_a_family_without_the_attention_interface_is_refused(name: str) -> None:
+    model = UNSUPPORTED[name]()
+    before = snapshot(model)
+    with fails_with(ErrorCode.SITE_REFUSED, SiteRefusedError, family=name, attention=None):
+        find_sites(model, text())
+    assert are_equal(before, snapshot(model))
+
+
+def test_the_message_of_a_refusal_names_what_is_supported() -> None:
+    with pytest.raises(SiteRefusedError) as error:
+        find_sites(UNSUPPORTED["mpnet"](), text())
+    assert str(error.value) == (
+        "mpnet: its attention does not go through transformers' attention interface, so its heads cannot be gated;"
+        " supported families: BERT, RoBERTa, DistilBERT, ELECTRA, ModernBERT, GPT-2, Llama, Qwen3, T5, BART, Marian,"
+        " ViT, CLIP, Whisper, All-attention, Transformer-XL and every other family that calls transformers' attention"
+        " interface"
+    )
+
+
+def test_what_is_no_transformers_model_is_refused() -> None:
+    with fails_with(ErrorCode.UNSUPPORTED_MODEL, InputError, value="Linear"):
+        find_sites(torch.nn.Linear(2, 2), {})
+
+
+def test_a_mask_of_padding_alone_is_not_causal() -> None:
+    model = hf.LayoutLMModel(hf.LayoutLMConfig(**SMALL))
+    assert [site.kind for site in find_sites(model, text())] == ["bidirectional"]
+
+
+def test_cross_attention_is_recognized_at_equal_lengths() -> None:
+    model, _ = FAMILIES["bart"](0)
+    assert [site.kind for site in find_sites(model, pair(length=6, target=6))] == BOTH
+
+
+@pytest.mark.parametrize("inputs", [text(1, 7), text(3, 2), {"input_ids": torch.full((2, 6), 8)}])
+def test_sites_do_not_depend_on_the_inputs(inputs: dict[str, Tensor]) -> None:
+    for name, kind in (("bert", "bidirectional"), ("gpt2", "causal")):
+        assert {site.kind for site in find_sites(FAMILIES[name](0)[0], inputs)} == {kind}
+
+
+def test_wrappers_of_training_do_not_show_in_names() -> None:
+    model, inputs = FAMILIES["bert"](0)
+    wrapped = torch.nn.DataParallel(model)
+    assert find_sites(wrapped, inputs) == find_sites(model, inputs)
+
+
+def test_the_model_is_restored_after_an_error() -> None:
+    model, _ = FAMILIES["t5"](0)
+    before = snapshot(model.train())
+    with pytest.raises(ValueError, match="input_ids"):
+        find_sites(model, {})
+    assert are_equal(before, snapshot(model))
