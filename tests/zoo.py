@@ -267,8 +267,8 @@ WITH_MEMORY: dict[str, Callable[[int], Case]] = {
 """Families with memory, on a segment in the middle of a text."""
 
 
-def random_plan(sites: Sequence[Site], rng: np.random.Generator) -> Plan:
-    """A plan that keeps random heads at random scales: no head at one site, one head at another, every head at a third."""
+def random_plan(sites: Sequence[Site | SitePlan], rng: np.random.Generator) -> Plan:
+    """A plan that keeps random heads at random scales: none at one site, one at another, every head at a third."""
     counts = [int(rng.integers(0, site.heads + 1)) for site in sites]
     chosen = rng.permutation(len(sites))
     for index, count in zip(chosen, (0, 1, None), strict=False):

@@ -74,9 +74,8 @@ def test_other_sites_stay(layer: MaskedLayer) -> None:
 
 def test_keys_with_another_reader_stay() -> None:
     model = lowered(MaskedLayer(random_mask(0.7, unused=(1, 2))))
-    projected = next(
-        node.outputs[0] for node in model.graph if node.op_type == "MatMul" and node.inputs[1].name == "Wk"
-    )  # type: ignore[union-attr]
+    (product, _), *_ = model.graph.initializers["Wk"].uses()
+    projected = product.outputs[0]
     projected.type, projected.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(["B", "S", 8])
     model.graph.append(ir.node("Relu", [projected]))
     output = model.graph[-1].outputs[0]
