@@ -15,6 +15,7 @@ from compressor.errors import ErrorCode, UsageError
 from compressor.results import NoteCode
 from compressor.serving import export, triton_config
 from tests import folders
+from tests.serving.outputs import run_folder
 from tests.targets.graphs import parsed
 
 
@@ -120,3 +121,34 @@ def test_a_model_is_written_outside_of_the_repository_where_that_is_possible(
     monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path)
     export(ServeRequest(out=out, repository=tmp_path / "r", name="b"), service=watch)
     assert folders_used == [set(), {".exporting", "half", "kserve.yaml"}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "code"),
+    [
+        ({"recipe": {"target": "trt"}}, {}, NoteCode.ENGINE_MISSING),
+        ({"session": {"provider": "CPUExecutionProvider", "kernel": "k.so"}}, {}, NoteCode.KERNEL_NOT_SERVED),
+        ({}, {"backend": "python"}, NoteCode.SERVER_REQUIREMENT),
+        ({}, {"device": "gpu"}, NoteCode.SERVER_REQUIREMENT),
+    ],
+)
+def test_notes_say_how_the_served_model_differs(
+    fields: dict[str, Any], options: dict[str, Any], code: NoteCode, tmp_path: Path
+) -> None:
+    out = run_folder(tmp_path / "out", **fields)
+    plain = export(ServeRequest(out=run_folder(tmp_path / "plain"), repository=tmp_path / "r")).notes
+    notes = export(ServeRequest(out=out, repository=tmp_path / "r", **options)).notes
+    assert [note.code for note in notes if note not in plain] == [code]
+
+
+@pytest.mark.parametrize(
+    ("fields", "device"),
+    [
+        ({}, "cpu"),
+        ({"session": {"provider": "CUDAExecutionProvider"}}, "gpu"),
+        ({"target": "trt"}, "gpu"),
+    ],
+)
+def test_a_model_is_placed_where_its_run_measured(fields: dict[str, Any], device: str, tmp_path: Path) -> None:
+    out = run_folder(tmp_path / "out", **fields)
+    assert export(ServeRequest(out=out, repository=tmp_path / "r", backend="onnxruntime")).device == device
