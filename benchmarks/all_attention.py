@@ -125,11 +125,11 @@ class Study:
         `seconds` in the result is the time this took, or None if an interrupted run was resumed.
         """
         began, uninterrupted = time.monotonic(), not any(work.iterdir())
-        torch.manual_seed(cell.asked["seed"])
+        torch.manual_seed(cell.settings["seed"])
         model = self._model(cell).to(self.device)
         sites = find_sites(model, {"input_ids": torch.zeros(2, 8, dtype=torch.int64, device=self.device)})
         plan, notes = keep_all(sites), list[str]()
-        if cell.asked["kind"] in ("pruned", "ablated"):
+        if cell.settings["kind"] in ("pruned", "ablated"):
             selection = self._selection(cell)
             learned = learn(model, sites, self.data, selection, work / "checkpoints", on_progress)
             plan, notes = learned.plan, [str(note) for note in learned.notes]
@@ -151,24 +151,24 @@ class Study:
     def _model(self, cell: Cell) -> Any:
         """The model of a cell before its training: random weights, or those of the dense model of its seed."""
         config = self._config(self.model_folder.config.vocab_size)
-        if cell.asked["kind"] == "transformer-xl":
+        if cell.settings["kind"] == "transformer-xl":
             fields = {name: getattr(config, name) for name in ("vocab_size", "num_hidden_layers", "memory_length")}
-            width, heads = cell.asked["width"], self.size.heads
+            width, heads = cell.settings["width"], self.size.heads
             return TransformerXLForCausalLM(
                 TransformerXLConfig(hidden_size=width, num_attention_heads=heads, **fields, **self._dropouts())
             )
         model = AllAttentionForCausalLM(config)
-        if cell.asked["kind"] != "dense":
+        if cell.settings["kind"] != "dense":
             safetensors.torch.load_model(model, str(self._dense_weights(cell)))
         return model
 
     def _dense_weights(self, cell: Cell) -> Path:
-        return self.folder.scratch(f"dense-s{cell.asked['seed']}.safetensors")
+        return self.folder.scratch(f"dense-s{cell.settings['seed']}.safetensors")
 
     def _selection(self, cell: Cell) -> SelectionConfig:
         """How the gates of a cell learn."""
         options = {
-            "penalty": cell.asked["penalty"],
+            "penalty": cell.settings["penalty"],
             "gate_learning_rate": self.size.gate_rate,
             **pace(self.size.pruning, self.size.precision),
         }
@@ -176,23 +176,23 @@ class Study:
             update={
                 "method": "bin-concrete",
                 "keep": None,
-                "options": {**options, **ABLATIONS.get(cell.asked["name"], {})},
+                "options": {**options, **ABLATIONS.get(cell.settings["name"], {})},
                 "steps": self.size.pruning,
                 "learning_rate": AGAIN,
-                "seed": cell.asked["seed"],
+                "seed": cell.settings["seed"],
             }
         )
 
     def _train(self, model: Any, cell: Cell, work: Path, on_progress: ProgressCallback) -> None:
         """Train a model without gates; a Transformer-XL as long, and at the same rates, as dense plus pruned models."""
-        phases = {"dense": (PEAK,), "longer": (AGAIN,)}.get(cell.asked["kind"], (PEAK, AGAIN))
+        phases = {"dense": (PEAK,), "longer": (AGAIN,)}.get(cell.settings["kind"], (PEAK, AGAIN))
         for rate in phases:
             steps = self.size.steps if rate == PEAK else self.size.pruning
-            seed, precision = cell.asked["seed"], self.size.precision
+            seed, precision = cell.settings["seed"], self.size.precision
             schedule = Schedule(steps, self.size.batch, rate, seed, **pace(steps, precision))
             checkpoints = Checkpoints(work / f"checkpoints-{rate:g}", {"cell": cell.name})
             fit(model, self.data, schedule, checkpoints, on_progress=on_progress)
-        if cell.asked["kind"] == "dense":
+        if cell.settings["kind"] == "dense":
             weights = self._dense_weights(cell)
             partial = weights.with_suffix(".writing")
             safetensors.torch.save_model(model, str(partial))

@@ -31,7 +31,7 @@ def describe(study: Study, name: str, cells: list[dict[str, Any]]) -> str:
 
 def findings_of(study: Study, cells: list[dict[str, Any]], description: str) -> Findings:
     """Tables 1 or 2 and 3, figures 1 and 3."""
-    order = [cell.asked["name"] for cell in study.cells((0,))]
+    order = [cell.settings["name"] for cell in study.cells((0,))]
     groups: dict[str, list[dict[str, Any]]] = {}
     for cell in sorted(cells, key=lambda cell: (order.index(cell["asked"]["name"]), cell["asked"]["seed"])):
         groups.setdefault(cell["asked"]["name"], []).append(cell)

@@ -30,34 +30,34 @@ class Ablate(Study):
     spreads = True
 
     @classmethod
-    def check(cls, asked: StudyRequest) -> None:
-        if asked.recipe.selection.options:
+    def check(cls, request: StudyRequest) -> None:
+        if request.recipe.selection.options:
             raise UsageError("--options: study ablate has no method, so no options; leave them out")
 
     def cells(self) -> list[Cell]:
-        return [Cell(f"layer-{place}", {"layer": place}) for place in range(len(self.subject.sites))]
+        return [Cell(f"layer-{index}", {"layer": index}) for index in range(len(self.context.sites))]
 
     def run(self, cell: Cell, work: Path, tell: ProgressCallback) -> Result:
-        subject = self.subject
-        subject.fresh()
-        site, task = subject.sites[cell.asked["layer"]], subject.data.task.chooser
-        everything = frozenset(subject.heads)
+        context = self.context
+        context.fresh()
+        site, task = context.sites[cell.settings["layer"]], context.data.task.chooser
+        everything = frozenset(context.heads)
         mine = [(site.name, head) for head in range(site.heads)]
-        chosen_on = subject.trials(subject.data.eval, work / "eval.npz")
-        reported = subject.trials(subject.data.test, work / "test.npz")
+        chosen_on = context.trials(context.data.eval, work / "eval.npz")
+        reported = context.trials(context.data.test, work / "test.npz")
         reported.evaluate_without(everything, mine)
         tell(1, 3)
         dense = reported.statistics(everything)
         alone = []
         for head in mine:
             without = reported.statistics(everything - {head})
-            found = difference(task, [dense], [without], CONFIDENCE)
-            alone.append({"head": head[1], "test": task.score(without), "difference": found})
+            result = difference(task, [dense], [without], CONFIDENCE)
+            alone.append({"head": head[1], "test": task.score(without), "difference": result})
         tell(2, 3)
         rest = everything - set(mine)
         # Larger is better here, whatever the metric; of equal heads the first.
         best = mine[int(np.argmax(chosen_on.evaluate_all([rest | {head} for head in mine])))]
-        one = reported.evaluate(rest | {best})
+        metric = reported.evaluate(rest | {best})
         single = reported.statistics(rest | {best})
         return {
             "site": site.name,
@@ -65,30 +65,34 @@ class Ablate(Study):
             "alone": alone,
             "best": {
                 "head": best[1],
-                "test": one if task.higher_is_better else -one,
+                "test": metric if task.higher_is_better else -metric,
                 "difference": difference(task, [dense], [single], CONFIDENCE),
             },
         }
 
     def findings(self, results: Sequence[Result]) -> Findings:
         cells = sorted(results, key=lambda cell: cell["asked"]["layer"])
-        task = self.subject.data.task.chooser
+        task = self.context.data.task.chooser
         metric, heading, by = task.metric, task.metric_heading, task.metric_unit.scale
-        dropped = {(cell["site"], one["head"]): Interval(*one["difference"]) for cell in cells for one in cell["alone"]}
-        scores = [by * one["test"] for cell in cells for one in cell["alone"]]
-        sure = {head: found for head, found in dropped.items() if found.low > 0 or found.high < 0}
+        dropped = {
+            (cell["site"], single["head"]): Interval(*single["difference"])
+            for cell in cells
+            for single in cell["alone"]
+        }
+        scores = [by * single["test"] for cell in cells for single in cell["alone"]]
+        sure = {head: result for head, result in dropped.items() if result.low > 0 or result.high < 0}
         rows = []
         for cell in cells:
-            for kind, found in (*(("without", one) for one in cell["alone"]), ("only", cell["best"])):
-                far = Interval(*found["difference"])
+            for kind, result in (*(("without", single) for single in cell["alone"]), ("only", cell["best"])):
+                far = Interval(*result["difference"])
                 rows.append(
                     {
                         "layer": cell["asked"]["layer"],
                         "site": cell["site"],
                         "what": kind,
-                        "head": found["head"],
+                        "head": result["head"],
                         "metric": metric,
-                        "test": found["test"],
+                        "test": result["test"],
                         **far._asdict(),
                         "significant": far.low > 0 or far.high < 0,
                         "seconds": cell["seconds"],
@@ -105,8 +109,8 @@ class Ablate(Study):
         )
         level = 100 * CONFIDENCE
         title = f"{heading}: one head left in a layer, the best by the evaluation rows, on the test rows"
-        changes = self.subject.map({head: by * found.difference for head, found in dropped.items()})
-        certain = self.subject.map({head: float(head in sure) for head in dropped}) == 1.0
+        changes = self.context.map({head: by * result.difference for head, result in dropped.items()})
+        certain = self.context.map({head: float(head in sure) for head in dropped}) == 1.0
         return Findings(
             rows,
             [Table(title, ("layer", "best head", "test", f"minus dense ({level:g}%)"), lines)],

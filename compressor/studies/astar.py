@@ -43,16 +43,16 @@ class AStar(Study):
     spreads = True
 
     @classmethod
-    def check(cls, asked: StudyRequest) -> None:
-        for variant in cls.values(asked, "variants"):
+    def check(cls, request: StudyRequest) -> None:
+        for variant in cls.values(request, "variants"):
             if variant not in VARIANTS:
                 raise UsageError(f"--variants {variant}: unknown; {nearest(variant, VARIANTS)}")
-        if asked.recipe.selection.options:
+        if request.recipe.selection.options:
             raise UsageError("--options: study astar takes none; its variants are --variants, its budgets --budgets")
 
     def cells(self) -> list[Cell]:
-        task = self.subject.data.task.chooser
-        if task.metric_unit is MetricUnit.RAW and "budgets" not in self.asked.axes:
+        task = self.context.data.task.chooser
+        if task.metric_unit is MetricUnit.RAW and "budgets" not in self.request.axes:
             raise UsageError(
                 f"study astar: budgets of {task.metric} are in its own unit, not in points; name some (--budgets)"
             )
@@ -67,28 +67,28 @@ class AStar(Study):
         ]
 
     def run(self, cell: Cell, work: Path, tell: ProgressCallback) -> Result:
-        self.subject.fresh()
-        budget = cell.asked["budget"] / self._points
-        ask = self._random if cell.asked["variant"] == RANDOM else self._search
+        self.context.fresh()
+        budget = cell.settings["budget"] / self._points
+        ask = self._random if cell.settings["variant"] == RANDOM else self._search
         return ask(cell, budget, tell)
 
     def _search(self, cell: Cell, budget: float, tell: ProgressCallback) -> Result:
-        subject, heads = self.subject, self.subject.heads
-        seen, unseen = self._searched(), subject.trials(subject.data.test, self.folder.scratch("test.npz"))
+        context, heads = self.context, self.context.heads
+        seen, unseen = self._searched(), context.trials(context.data.test, self.folder.scratch("test.npz"))
         steps = []
-        for step in AStarSearch(AStarOptions(variant=cell.asked["variant"])).choose(seen, None, budget):
+        for step in AStarSearch(AStarOptions(variant=cell.settings["variant"])).choose(seen, None, budget):
             steps.append(step)
             tell(len(heads) - len(step.kept), len(heads))
         for step in steps:  # one by one: each runs only what it drops
             unseen.evaluate(step.kept)
         last, costs = steps[-1], {head: cost for step in steps for head, cost in step.costs.items()}
-        task = subject.data.task.chooser
+        task = context.data.task.chooser
         dense, chosen = (unseen.statistics(kept) for kept in (steps[0].kept, last.kept))
         return {
             "steps": [
                 {
                     "heads": len(step.kept),
-                    "removed": site_numbers(before.kept - step.kept, subject),
+                    "removed": site_numbers(before.kept - step.kept, context),
                     "metric": task.score(seen.statistics(step.kept)),
                     "test": task.score(unseen.statistics(step.kept)),
                     **{name: value for name, value in step.values.items() if name != "metric"},
@@ -103,27 +103,27 @@ class AStar(Study):
 
     def _random(self, cell: Cell, budget: float, tell: ProgressCallback) -> Result:
         trials = self._searched()
-        options = RandomOptions(trials=self.asked.size.trials, seed=self.asked.recipe.selection.seed)
-        orders = RandomSearch(options).orders(self.subject.heads)
+        options = RandomOptions(trials=self.request.size.trials, seed=self.request.recipe.selection.seed)
+        orders = RandomSearch(options).orders(self.context.heads)
         walks = []
         for number, order in enumerate(orders):
             walks.append(random_walk(trials, order, budget))
             tell(number + 1, len(orders))
         # Larger is better in a search, whatever the metric.
-        return {"dense": trials.evaluate(frozenset(self.subject.heads)), "walks": walks}
+        return {"dense": trials.evaluate(frozenset(self.context.heads)), "walks": walks}
 
     def _searched(self) -> ModelSubsetEvaluator:
         """Searches of other variants and budgets begin alike: what they share is measured once for all cells."""
-        return self.subject.trials(self._rows, self.folder.scratch("searched.npz"))
+        return self.context.trials(self._rows, self.folder.scratch("searched.npz"))
 
     @cached_property
     def _rows(self) -> Dataset:
         """Those that are searched."""
-        return drawn(self.subject.data.eval, self.asked.size.searched, self.asked.recipe.selection.seed)
+        return drawn(self.context.data.eval, self.request.size.searched, self.request.recipe.selection.seed)
 
     @property
     def _points(self) -> float:
-        return self.subject.data.task.chooser.metric_unit.scale
+        return self.context.data.task.chooser.metric_unit.scale
 
     def findings(self, results: Sequence[Result]) -> Findings:
         random = max(
@@ -131,18 +131,20 @@ class AStar(Study):
         )
         # Random walks end at their budget: a search of a larger one, left by an earlier call, has nothing beside it.
         most = random["asked"]["budget"]
-        asked = [cell for cell in results if cell["asked"]["variant"] != RANDOM and cell["asked"]["budget"] <= most]
-        searched = sorted(asked, key=_order)
+        considered = [
+            cell for cell in results if cell["asked"]["variant"] != RANDOM and cell["asked"]["budget"] <= most
+        ]
+        searched = sorted(considered, key=_order)
         budgets = sorted({cell["asked"]["budget"] for cell in searched})
-        tried = {budget: _within(random, budget / self._points) for budget in budgets}
+        random_trials = {budget: _within(random, budget / self._points) for budget in budgets}
         return Findings(
-            [*_rows(searched), *self._random_rows(tried)],
-            [self._table(searched), self._unseen(searched, tried)],
+            [*_rows(searched), *self._random_rows(random_trials)],
+            [self._table(searched), self._unseen(searched, random_trials)],
             [
                 *self._iterations(searched),
                 *self._solutions(searched),
                 *self._costs(searched),
-                *self._trials(tried, searched),
+                *self._trials(random_trials, searched),
             ],
             [
                 *self._same(searched),
@@ -154,22 +156,22 @@ class AStar(Study):
 
     def _lost(self, cell: Result, step: Result) -> float:
         """How far the metric of a step is worse than that of all heads, in its unit."""
-        sign = 1.0 if self.subject.data.task.chooser.higher_is_better else -1.0
+        sign = 1.0 if self.context.data.task.chooser.higher_is_better else -1.0
         return metric_drop(sign * cell["steps"][0]["metric"], sign * step["metric"])
 
-    def _random_rows(self, tried: dict[float, list[tuple[int, float]]]) -> list[dict[str, Any]]:
-        heads = len(self.subject.heads)
-        sign = 1.0 if self.subject.data.task.chooser.higher_is_better else -1.0
+    def _random_rows(self, random_trials: dict[float, list[tuple[int, float]]]) -> list[dict[str, Any]]:
+        heads = len(self.context.heads)
+        sign = 1.0 if self.context.data.task.chooser.higher_is_better else -1.0
         return [
             {"variant": RANDOM, "budget": budget, "iteration": number, "heads": heads - gone, "metric": sign * metric}
-            for budget, trials in tried.items()
+            for budget, trials in random_trials.items()
             for number, (gone, metric) in enumerate(trials)
         ]
 
     def _table(self, searched: Sequence[Result]) -> Table:
         lines = []
         for cell in searched:
-            heads, steps, by = len(self.subject.heads), cell["steps"], self._points
+            heads, steps, by = len(self.context.heads), cell["steps"], self._points
             free = [step for step in steps if by * self._lost(cell, step) <= 0]
             used = max(0.0, by * self._lost(cell, steps[-1]))
             searches = sum(step.get("searches", 0) for step in steps)
@@ -187,18 +189,18 @@ class AStar(Study):
                 )
             )
         columns = ("variant", "budget", "used", "free", "eval", "removed", "eval", "searches", "forwards")
-        name = self.subject.data.task.chooser.metric_heading
+        name = self.context.data.task.chooser.metric_heading
         title = (
-            f"{name}, on the {len(self._rows):,} evaluation rows searched (seed {self.asked.recipe.selection.seed}); free:"
-            " removed at no loss; forwards: of the whole model over them"
+            f"{name}, on the {len(self._rows):,} evaluation rows searched (seed {self.request.recipe.selection.seed});"
+            " free: removed at no loss; forwards: of the whole model over them"
         )
         return Table(title, columns, tuple(lines))
 
-    def _unseen(self, searched: Sequence[Result], tried: dict[float, list[tuple[int, float]]]) -> Table:
+    def _unseen(self, searched: Sequence[Result], random_trials: dict[float, list[tuple[int, float]]]) -> Table:
         lines = []
         for cell in searched:
-            removed, best = len(self.subject.heads) - cell["steps"][-1]["heads"], tried[cell["asked"]["budget"]]
-            metric = self.subject.data.task.chooser.metric
+            removed, best = len(self.context.heads) - cell["steps"][-1]["heads"], random_trials[cell["asked"]["budget"]]
+            metric = self.context.data.task.chooser.metric
             lines.append(
                 (
                     cell["asked"]["variant"],
@@ -210,12 +212,12 @@ class AStar(Study):
                 )
             )
         columns = ("variant", "budget", "removed", "test", "minus dense (95%)", "best random")
-        title = f"On {len(self.subject.data.test):,} unseen test rows, and the most that a random trial removed"
+        title = f"On {len(self.context.data.test):,} unseen test rows, and the most that a random trial removed"
         return Table(title, columns, tuple(lines))
 
     def _iterations(self, searched: Sequence[Result]) -> list[Picture]:
         pictures = []
-        name = self.subject.data.task.chooser.metric_heading
+        name = self.context.data.task.chooser.metric_heading
         for budget in sorted({cell["asked"]["budget"] for cell in searched}):
             cells = {cell["asked"]["variant"]: cell for cell in searched if cell["asked"]["budget"] == budget}
             steps = {variant: list(enumerate(cell["steps"])) for variant, cell in cells.items()}
@@ -246,16 +248,16 @@ class AStar(Study):
         pictures = []
         for variant in dict.fromkeys(cell["asked"]["variant"] for cell in searched):
             cells = [cell for cell in searched if cell["asked"]["variant"] == variant]
-            found = [(f"budget {cell['asked']['budget']:g}", self._kept(cell)) for cell in cells]
-            told = "Dark: kept, light: removed. Rows are attention layers in call order, columns heads."
-            figure = figures.maps(found, low=0.0, high=1.0)
+            panels = [(f"budget {cell['asked']['budget']:g}", self._kept(cell)) for cell in cells]
+            description = "Dark: kept, light: removed. Rows are attention layers in call order, columns heads."
+            figure = figures.maps(panels, low=0.0, high=1.0)
             name = f"solutions_{variant}"
-            pictures.append(Picture(name, f"Heads kept, variant {variant}", told, figure, wide=len(found) > 1))
+            pictures.append(Picture(name, f"Heads kept, variant {variant}", description, figure, wide=len(panels) > 1))
         return pictures
 
     def _kept(self, cell: Result) -> np.ndarray:
         kept = {(site, head) for site, head in cell["kept"]}
-        return self.subject.map({head: float(head in kept) for head in self.subject.heads})
+        return self.context.map({head: float(head in kept) for head in self.context.heads})
 
     def _costs(self, searched: Sequence[Result]) -> list[Picture]:
         pictures = []
@@ -264,21 +266,23 @@ class AStar(Study):
             costs = [(self._points * cost, state) for _, _, cost, state in cell["costs"]]
             if not costs:
                 continue
-            columns = max(site.heads for site in self.subject.sites)
-            told = "What each head cost when it was last measured, in points below all heads, in ascending order."
+            columns = max(site.heads for site in self.context.sites)
+            description = (
+                "What each head cost when it was last measured, in points below all heads, in ascending order."
+            )
             figure = figures.sorted_costs(costs, columns, (_REMOVED, _ELIMINATED, _LEFT))
             title = f"Sorted costs, {variant}, budget {budget:g}"
-            pictures.append(Picture(f"costs_{variant}_b{budget:g}", title, told, figure, wide=True))
+            pictures.append(Picture(f"costs_{variant}_b{budget:g}", title, description, figure, wide=True))
         return pictures
 
-    def _trials(self, tried: dict[float, list[tuple[int, float]]], searched: Sequence[Result]) -> list[Picture]:
+    def _trials(self, random_trials: dict[float, list[tuple[int, float]]], searched: Sequence[Result]) -> list[Picture]:
         pictures = []
-        for budget, trials in tried.items():
+        for budget, trials in random_trials.items():
             best = max(
                 (cell for cell in searched if cell["asked"]["budget"] == budget),
                 key=lambda cell: -cell["steps"][-1]["heads"],
             )
-            removed = len(self.subject.heads) - best["steps"][-1]["heads"]
+            removed = len(self.context.heads) - best["steps"][-1]["heads"]
             pictures.append(
                 Picture(
                     f"random_b{budget:g}",
@@ -287,38 +291,40 @@ class AStar(Study):
                     figures.histogram([gone for gone, _ in trials], "heads removed", line=removed, whole=True),
                 )
             )
-            sign = 1.0 if self.subject.data.task.chooser.higher_is_better else -1.0
+            sign = 1.0 if self.context.data.task.chooser.higher_is_better else -1.0
             groups = {
                 "random": [(gone, sign * self._points * metric) for gone, metric in trials],
                 "A*": [(removed, self._points * best["steps"][-1]["metric"])],
             }
-            name = self.subject.data.task.chooser.metric_heading
+            name = self.context.data.task.chooser.metric_heading
             figure = figures.scatter(groups, "heads removed", name)
-            told = f"The {name.partition(',')[0]} left by each trial, on the rows searched."
+            description = f"The {name.partition(',')[0]} left by each trial, on the rows searched."
             pictures.append(
-                Picture(f"random_metric_b{budget:g}", f"Random against A*, budget {budget:g}", told, figure)
+                Picture(f"random_metric_b{budget:g}", f"Random against A*, budget {budget:g}", description, figure)
             )
         return pictures
 
     def _same(self, searched: Sequence[Result]) -> list[str]:
-        told = []
-        found = {(cell["asked"]["variant"], cell["asked"]["budget"]): cell for cell in searched}
-        for (variant, budget), lazy in found.items():
-            paper = found.get(("paper", budget))
+        description = []
+        panels = {(cell["asked"]["variant"], cell["asked"]["budget"]): cell for cell in searched}
+        for (variant, budget), lazy in panels.items():
+            paper = panels.get(("paper", budget))
             if variant != "lazy" or paper is None:
                 continue
             chosen = "the same heads as" if lazy["kept"] == paper["kept"] else "other heads than"
             share = lazy["steps"][-1]["evaluations"] / paper["steps"][-1]["evaluations"]
-            told.append(f"budget {budget:g}: lazy chose {chosen} paper, with {100 * share:.0f}% of its evaluations")
-        return told
+            description.append(
+                f"budget {budget:g}: lazy chose {chosen} paper, with {100 * share:.0f}% of its evaluations"
+            )
+        return description
 
 
 def _state(head: Head, last: Step) -> str:
     return _REMOVED if head not in last.kept else _ELIMINATED if head in last.eliminated else _LEFT
 
 
-def _interval(found: Sequence[float]) -> Interval:
-    return Interval(*found)
+def _interval(panels: Sequence[float]) -> Interval:
+    return Interval(*panels)
 
 
 def _share(count: int, of: int) -> str:
@@ -339,9 +345,9 @@ def _rows(searched: Sequence[Result]) -> list[dict[str, Any]]:
 
 def _within(random: Result, budget: float) -> list[tuple[int, float]]:
     """(heads removed, metric then) of each random walk, had it had this budget."""
-    found = []
+    panels = []
     for metrics in random["walks"]:
         beyond = (n for n, metric in enumerate(metrics) if metric_drop(random["dense"], metric) > budget)
         gone = next(beyond, len(metrics))
-        found.append((gone, metrics[gone - 1] if gone else random["dense"]))
-    return found
+        panels.append((gone, metrics[gone - 1] if gone else random["dense"]))
+    return panels

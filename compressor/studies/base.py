@@ -44,11 +44,11 @@ class Study(ABC):
     spreads: ClassVar[bool] = False
     """Whether its evaluations are made by `Subject.trials`, which Ray can spread."""
 
-    def __init__(self, asked: StudyRequest, subject: StudyContext, folder: StudyFolder) -> None:
-        self.asked, self.subject, self.folder = asked, subject, folder
+    def __init__(self, request: StudyRequest, context: StudyContext, folder: StudyFolder) -> None:
+        self.request, self.context, self.folder = request, context, folder
 
     @classmethod  # noqa: B027 - some kinds have nothing to refuse
-    def check(cls, asked: StudyRequest) -> None:
+    def check(cls, request: StudyRequest) -> None:
         """Refuse what can be refused before the model and the rows are loaded.
 
         Raises:
@@ -69,14 +69,14 @@ class Study(ABC):
         """What the cells that are done amount to, in whatever order they come."""
 
     @classmethod
-    def values(cls, asked: StudyRequest, name: str) -> tuple[Any, ...]:
+    def values(cls, request: StudyRequest, name: str) -> tuple[Any, ...]:
         """The values of one axis."""
-        sized = {"seeds": asked.size.seeds, "keeps": asked.size.keeps}
-        return tuple(asked.axes.get(name) or cls.axes[name] or sized.get(name, ()))
+        sized = {"seeds": request.size.seeds, "keeps": request.size.keeps}
+        return tuple(request.axes.get(name) or cls.axes[name] or sized.get(name, ()))
 
     def axis(self, name: str) -> tuple[Any, ...]:
         """The values of one axis of this study."""
-        return self.values(self.asked, name)
+        return self.values(self.request, name)
 
     def settings(self) -> Mapping[str, Any]:
         """Fields of the recipe that it takes other values of than the recipe says, with those: the page tells them."""
@@ -84,11 +84,11 @@ class Study(ABC):
 
     def keeps(self) -> list[int]:
         """Heads to keep, as counts among those that a method chooses from, most first."""
-        heads = sum(site.heads for site in pool_of(self.subject.sites, self.asked.recipe.selection.options))
+        heads = sum(site.heads for site in pool_of(self.context.sites, self.request.recipe.selection.options))
         return sorted({heads_to_keep(keep, heads, "--keeps") for keep in self.axis("keeps")}, reverse=True)
 
 
-def check_asked(kind: str, study: type[Study], asked: StudyRequest) -> None:
+def check_request(kind: str, study: type[Study], request: StudyRequest) -> None:
     """Refuse what this kind of study would not look at, and what is not there.
 
     Raises:
@@ -97,21 +97,21 @@ def check_asked(kind: str, study: type[Study], asked: StudyRequest) -> None:
         InputError: a file of rows, or something else that it reads, is not there.
         TargetMissingError: the workers asked for cannot be had.
     """
-    for name in asked.axes:
+    for name in request.axes:
         if name not in study.axes:
             known = ", ".join(map(flag_of, study.axes)) or "nothing"
             raise UsageError(f"{flag_of(name)}: study {kind} does not vary it; it varies {known}")
-    if len(asked.sources) > 1 and not study.several:
-        raise UsageError(f"--data: study {kind} is made on one data set, {len(asked.sources)} were given; give one")
-    if study.rows and not asked.recipe.rows.data:
+    if len(request.sources) > 1 and not study.several:
+        raise UsageError(f"--data: study {kind} is made on one data set, {len(request.sources)} were given; give one")
+    if study.rows and not request.recipe.rows.data:
         raise UsageError(f"study {kind}: needs rows; give them with --data")
     for source in dict.fromkeys(
-        (*asked.sources, asked.recipe.rows.data, asked.recipe.rows.eval_data, asked.recipe.rows.test_data)
+        (*request.sources, request.recipe.rows.data, request.recipe.rows.eval_data, request.recipe.rows.test_data)
     ):
         if source is not None and is_file_name(source) and not Path(source).exists():
             raise InputError(f"{source}: there is no such file of rows; check the path")
-    study.check(asked)
-    if asked.ray is not None and not study.spreads:
-        raise UsageError(f"--ray {asked.ray}: study {kind} evaluates nothing that Ray could spread; leave it out")
-    if asked.ray is not None:
-        check_reachable(asked.ray)
+    study.check(request)
+    if request.ray is not None and not study.spreads:
+        raise UsageError(f"--ray {request.ray}: study {kind} evaluates nothing that Ray could spread; leave it out")
+    if request.ray is not None:
+        check_reachable(request.ray)

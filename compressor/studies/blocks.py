@@ -48,115 +48,115 @@ class Blocks(Study):
     several = True
 
     @classmethod
-    def check(cls, asked: StudyRequest) -> None:
-        check_options(asked.recipe.selection.options, ["dsp"])
+    def check(cls, settings: StudyRequest) -> None:
+        check_options(settings.recipe.selection.options, ["dsp"])
         known = (ALL, *get_args(Kind))
-        for kinds in cls.values(asked, "kinds"):
+        for kinds in cls.values(settings, "kinds"):
             for kind in kinds.split("+"):
                 if kind not in known:
                     raise UsageError(f"--kinds {kinds}: there is no {kind} attention; {nearest(kind, known)}")
-        for masks in cls.values(asked, "masks"):
+        for masks in cls.values(settings, "masks"):
             if masks not in (OWN, RANDOM):
                 raise UsageError(
                     f"--masks {masks}: unknown; {nearest(masks, (OWN, RANDOM))}; another data set is named with a"
                     " further --data"
                 )
-        first, *others = [Path(name).name for name in asked.sources] or [""]
+        first, *others = [Path(name).name for name in settings.sources] or [""]
         for name in others:
             if name in (OWN, RANDOM, DENSE, RETRAINED, first) or others.count(name) > 1:
                 raise UsageError(f"--data {name}: two sources of one name, or a name that means something; rename it")
 
     def cells(self) -> list[Cell]:
-        there = (ALL, *dict.fromkeys(site.kind for site in self.subject.sites))
+        there = (ALL, *dict.fromkeys(site.kind for site in self.context.sites))
         for kinds in self.axis("kinds"):
             for kind in kinds.split("+"):
                 if kind not in there:
                     raise UsageError(f"--kinds {kinds}: the model has no {kind} attention; {nearest(kind, there)}")
-        others = [Path(name).name for name in self.asked.sources[1:]]
-        made = []
+        others = [Path(name).name for name in self.request.sources[1:]]
+        cells = []
         for seed in self.axis("seeds"):
             base = f"{DENSE}-s{seed}"
-            made.append(Cell(base, {"masks": DENSE, "kind": ALL, "share": 0.0, "seed": seed}))
+            cells.append(Cell(base, {"masks": DENSE, "kind": ALL, "share": 0.0, "seed": seed}))
             for share in self.axis("shares"):
                 if not share:
-                    asked = {"masks": RETRAINED, "kind": ALL, "share": 0.0, "seed": seed}
-                    made.append(Cell(f"{RETRAINED}-s{seed}", asked, (base,)))
+                    settings = {"masks": RETRAINED, "kind": ALL, "share": 0.0, "seed": seed}
+                    cells.append(Cell(f"{RETRAINED}-s{seed}", settings, (base,)))
                     continue
                 for kind in self.axis("kinds"):
                     for masks in (*self.axis("masks"), *others):
-                        asked = {"masks": masks, "kind": kind, "share": share, "seed": seed}
-                        made.append(Cell(f"{masks}-{kind}-p{share:g}-s{seed}", asked, (base,)))
-        return made
+                        settings = {"masks": masks, "kind": kind, "share": share, "seed": seed}
+                        cells.append(Cell(f"{masks}-{kind}-p{share:g}-s{seed}", settings, (base,)))
+        return cells
 
     def run(self, cell: Cell, work: Path, tell: ProgressCallback) -> Result:
-        subject, data, seed = self.subject, self.subject.data, cell.asked["seed"]
+        context, data, seed = self.context, self.context.data, cell.settings["seed"]
         weights = self.folder.scratch(f"{DENSE}-s{seed}.safetensors")
-        plan = keep_all(subject.sites)
-        if cell.asked["masks"] == DENSE:
-            subject.fresh()
-            choose(subject, "dsp", "100%", seed, work, tell)
-            subject.save(weights)
+        plan = keep_all(context.sites)
+        if cell.settings["masks"] == DENSE:
+            context.fresh()
+            choose(context, "dsp", "100%", seed, work, tell)
+            context.save(weights)
             return {**self._measured(plan), "density": None}
-        asked = self._asked(cell.asked["kind"], cell.asked["share"])
+        settings = self._recipe_of(cell.settings["kind"], cell.settings["share"])
         kept: dict[str, list[float]] = {}
-        if cell.asked["share"]:
-            maps = self._maps(cell.asked["masks"], seed, plan, tell)
-            plan = plan.masked(self._cut(maps, plan, asked, seed if cell.asked["masks"] == RANDOM else None))
+        if cell.settings["share"]:
+            maps = self._maps(cell.settings["masks"], seed, plan, tell)
+            plan = plan.masked(self._cut(maps, plan, settings, seed if cell.settings["masks"] == RANDOM else None))
             kept = {name: density(mask, maps, name, plan[name].kept).tolist() for name, mask in plan.masks.items()}
-        subject.fresh(None if asked.blocks.from_original_weights else weights)
-        pace = asked.updated(steps=subject.steps(), seed=seed, options=self._pace())
-        train_with_masks(subject.model, data, pace, plan, work / "checkpoints", tell)
+        context.fresh(None if settings.blocks.from_original_weights else weights)
+        pace = settings.updated(steps=context.steps(), seed=seed, options=self._pace())
+        train_with_masks(context.model, data, pace, plan, work / "checkpoints", tell)
         return {**self._measured(plan), "density": kept}
 
-    def _asked(self, kind: str, share: float) -> Recipe:
+    def _recipe_of(self, kind: str, share: float) -> Recipe:
         kinds = kind.split("+")
         every = ALL in kinds
         shares = {
             "drop_blocks": share if every else None,
             "drop_blocks_by_kind": {} if every else dict.fromkeys(kinds, share),
         }
-        return self.asked.recipe.updated(**shares)
+        return self.request.recipe.updated(**shares)
 
-    def _cut(self, maps: AttentionMaps, plan: Plan, asked: Recipe, drawn: int | None = None) -> dict[str, BlockMask]:
-        share = shares_by_kind(asked, self.subject.sites)
+    def _cut(self, maps: AttentionMaps, plan: Plan, settings: Recipe, drawn: int | None = None) -> dict[str, BlockMask]:
+        share = shares_by_kind(settings, self.context.sites)
         return build_masks(
             maps,
             plan,
             share,
-            asked.blocks.block_size,
+            settings.blocks.block_size,
             seed=drawn,
-            count_causal_zeros=asked.blocks.count_causal_zeros,
-            weight_by_count=asked.blocks.weight_by_count,
-            allow_empty_rows=asked.blocks.allow_empty_rows,
+            count_causal_zeros=settings.blocks.count_causal_zeros,
+            weight_by_count=settings.blocks.weight_by_count,
+            allow_empty_rows=settings.blocks.allow_empty_rows,
         )
 
     def _pace(self) -> dict[str, Any]:
-        return {"evaluations": self.asked.size.evaluations, **self.asked.recipe.selection.options}
+        return {"evaluations": self.request.size.evaluations, **self.request.recipe.selection.options}
 
     def _measured(self, plan: Plan) -> dict[str, Any]:
-        data, subject = self.subject.data, self.subject
-        chosen, test = (subject.answers(plan, rows) for rows in (data.eval, data.test))
+        data, context = self.context.data, self.context
+        chosen, test = (context.answers(plan, rows) for rows in (data.eval, data.test))
         return {"eval": data.task.score(chosen), "test": data.task.score(test), "answers": test.tolist()}
 
     def _maps(self, source: str, seed: int, plan: Plan, tell: ProgressCallback) -> AttentionMaps:
         """The maps of the dense run over the training rows, or over those of another data set; watched once."""
-        other = source if source not in (OWN, RANDOM) else OWN
-        path = self.folder.scratch(f"maps-{other}-s{seed}.safetensors")
+        maps_source = source if source not in (OWN, RANDOM) else OWN
+        path = self.folder.scratch(f"maps-{maps_source}-s{seed}.safetensors")
         if path.exists():
             return AttentionMaps.load(path)
-        subject, recipe = self.subject, self.asked.recipe
-        data = subject.data
-        if other != OWN:
-            named = {Path(name).name: name for name in self.asked.sources}
-            splits = named_splits(named[other])
+        context, recipe = self.context, self.request.recipe
+        data = context.data
+        if maps_source != OWN:
+            named = {Path(name).name: name for name in self.request.sources}
+            splits = named_splits(named[maps_source])
             rows = splits[pick(splits, "train") or next(iter(splits))]
-            texts = data.task.encode_unlabelled(rows, named[other])
+            texts = data.task.encode_unlabelled(rows, named[maps_source])
             data = replace(data, train=texts, train_hash=rows_hash(texts))
-        subject.fresh(self.folder.scratch(f"{DENSE}-s{seed}.safetensors"))
-        length = mask_length(subject.model, subject.data, recipe)
-        found = collect_attention_maps(
-            subject.model,
-            subject.sites,
+        context.fresh(self.folder.scratch(f"{DENSE}-s{seed}.safetensors"))
+        length = mask_length(context.model, context.data, recipe)
+        results = collect_attention_maps(
+            context.model,
+            context.sites,
             data,
             plan,
             length=length,
@@ -165,25 +165,26 @@ class Blocks(Study):
             seed=seed,
             on_progress=tell,
         )
-        found.save(path)
-        return found
+        results.save(path)
+        return results
 
     def findings(self, results: Sequence[Result]) -> Findings:
-        told = BlocksFindings(results, self.subject, [Path(name).name for name in self.asked.sources])
-        found = told.findings()
-        return replace(found, pictures=[*found.pictures, *self._pictures(told.found)])
+        names = [Path(name).name for name in self.request.sources]
+        collected = BlocksFindings(results, self.context, names)
+        findings = collected.findings()
+        return replace(findings, pictures=[*findings.pictures, *self._pictures(collected.results)])
 
-    def _pictures(self, found: Sequence[Result]) -> list[Picture]:
+    def _pictures(self, results: Sequence[Result]) -> list[Picture]:
         """Average maps with their masks, and what is left of each head, at the middle share of the first seed: of each
         kind of attention from the cell that masks most layers, that kind's among them."""
-        own = [cell for cell in found if cell["asked"]["masks"] == OWN]
-        if not own:
+        own_cells = [cell for cell in results if cell["asked"]["masks"] == OWN]
+        if not own_cells:
             return []
-        kinds = {site.name: site.kind for site in self.subject.sites}
-        tried = sorted({cell["asked"]["share"] for cell in own})
-        share, seed = tried[len(tried) // 2], min(cell["asked"]["seed"] for cell in own)
+        kinds = {site.name: site.kind for site in self.context.sites}
+        shares_run = sorted({cell["asked"]["share"] for cell in own_cells})
+        share, seed = shares_run[len(shares_run) // 2], min(cell["asked"]["seed"] for cell in own_cells)
         of_kind: dict[str, Result] = {}
-        for cell in sorted(own, key=lambda cell: -len(cell["density"])):
+        for cell in sorted(own_cells, key=lambda cell: -len(cell["density"])):
             if (cell["asked"]["share"], cell["asked"]["seed"]) == (share, seed):
                 for site in cell["density"]:
                     of_kind.setdefault(kinds[site], cell)
@@ -200,16 +201,16 @@ class Blocks(Study):
                 "density",
                 "Blocks left in each head",
                 f"Share of the blocks that count; {says}. Rows are attention layers in call order, columns heads.",
-                figures.maps([("share left", self.subject.map(left))], low=0.0, high=1.0),
+                figures.maps([("share left", self.context.map(left))], low=0.0, high=1.0),
             )
         ]
         path = self.folder.scratch(f"maps-{OWN}-s{seed}.safetensors")
         if not path.exists():
             return pictures
-        maps, plan = AttentionMaps.load(path), keep_all(self.subject.sites)
+        maps, plan = AttentionMaps.load(path), keep_all(self.context.sites)
         cuts = {
-            asked: self._cut(maps, plan, self._asked(asked, share))
-            for asked in {cell["asked"]["kind"] for cell in of_kind.values()}
+            settings: self._cut(maps, plan, self._recipe_of(settings, share))
+            for settings in {cell["asked"]["kind"] for cell in of_kind.values()}
         }
         for kind, cell in sorted(of_kind.items()):
             masks = {site: mask for site, mask in cuts[cell["asked"]["kind"]].items() if kinds[site] == kind}
@@ -226,7 +227,7 @@ class Blocks(Study):
         return pictures
 
     def _number(self, name: str) -> str:
-        return f"layer {[site.name for site in self.subject.sites].index(name)}"
+        return f"layer {[site.name for site in self.context.sites].index(name)}"
 
 
 def _shown(maps: AttentionMaps, mask: Any, site: str) -> tuple[np.ndarray, np.ndarray]:

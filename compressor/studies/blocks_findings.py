@@ -39,20 +39,20 @@ class BlocksFindings:
         found: the results by where masks come from, kind, share and seed.
     """
 
-    def __init__(self, results: Sequence[Result], subject: StudyContext, names: Sequence[str]) -> None:
-        self.found, self.subject, self.names = sorted(results, key=_order), subject, names
-        self.task = subject.data.task
+    def __init__(self, results: Sequence[Result], context: StudyContext, names: Sequence[str]) -> None:
+        self.results, self.context, self.names = sorted(results, key=_order), context, names
+        self.task = context.data.task
         self.by = self.task.metric_unit.scale
         dense, retrained = (
-            {cell["asked"]["seed"]: cell for cell in self.found if cell["asked"]["masks"] == name}
+            {cell["asked"]["seed"]: cell for cell in self.results if cell["asked"]["masks"] == name}
             for name in (DENSE, RETRAINED)
         )
         # What the others are compared with.
         self.control, self.base = (retrained, RETRAINED) if retrained.keys() == dense.keys() else (dense, DENSE)
         self.groups: dict[Group, list[Result]] = {}
-        for cell in self.found:
-            asked = cell["asked"]
-            self.groups.setdefault((asked["masks"], asked["kind"], asked["share"]), []).append(cell)
+        for cell in self.results:
+            settings = cell["asked"]
+            self.groups.setdefault((settings["masks"], settings["kind"], settings["share"]), []).append(cell)
 
     def findings(self) -> Findings:
         """Rows, tables, and the curves."""
@@ -61,7 +61,7 @@ class BlocksFindings:
         measure = self.task.metric_heading
         tables, crossed = self._crossed()
         return Findings(
-            [self._row(cell) for cell in self.found],
+            [self._row(cell) for cell in self.results],
             [Table(f"{measure}: mean over n seeds, test minus {self.base}", columns, lines), *tables],
             [self._curves(), self._saved(), *crossed],
             (f"MACs saved: {_SAVED}",),
@@ -130,42 +130,42 @@ class BlocksFindings:
                         values[row, column] = self.by * float(np.mean(lost))
             heads = tuple(f"p = {share:g}" for share in levels)
             measure = f"{self.task.metric_heading} on {target}, minus {self.base}"
-            told = f"{measure}, by where the masks come from; {kind} attention"
+            description = f"{measure}, by where the masks come from; {kind} attention"
             lines = tuple(
                 (shown[masks], *("" if np.isnan(value) else f"{value:+.2f}" for value in line))
                 for masks, line in zip(sources, values, strict=True)
             )
-            tables.append(Table(told, ("masks from", *heads), lines))
-            rows = "; ".join(f"{place} {shown[masks]}" for place, masks in enumerate(sources, 1))
+            tables.append(Table(description, ("masks from", *heads), lines))
+            rows = "; ".join(f"{index} {shown[masks]}" for index, masks in enumerate(sources, 1))
             figure = figures.table_map(values, [f"{share:g}" for share in levels], "p", places=2, first=1)
             name = f"crossed_{kind.replace('+', '_')}"
-            pictures.append(Picture(name, "Masks of one data set on another", f"{told}. {rows}.", figure))
+            pictures.append(Picture(name, "Masks of one data set on another", f"{description}. {rows}.", figure))
         return tables, pictures
 
     def _macs_left(self, cell: Result) -> float:
         """Share of the blocks that is computed, mean over the heads of all layers: without a mask, all of them."""
         kept = cell["density"] or {}
-        left = [np.mean(kept[site.name]) if site.name in kept else 1.0 for site in self.subject.sites]
-        heads = [site.heads for site in self.subject.sites]
+        left = [np.mean(kept[site.name]) if site.name in kept else 1.0 for site in self.context.sites]
+        heads = [site.heads for site in self.context.sites]
         return float(np.average(left, weights=heads))
 
     def _row(self, cell: Result) -> dict[str, Any]:
         base = self.control[cell["asked"]["seed"]]
-        found = difference(self.task, [np.array(base["answers"])], [np.array(cell["answers"])])
+        interval = difference(self.task, [np.array(base["answers"])], [np.array(cell["answers"])])
         return {
             **cell["asked"],
             "metric": self.task.metric,
             "eval": cell["eval"],
             "test": cell["test"],
-            "difference": found.difference,
-            "low": found.low,
-            "high": found.high,
+            "difference": interval.difference,
+            "low": interval.low,
+            "high": interval.high,
             "macs_left": self._macs_left(cell),
             "seconds": cell["seconds"],
         }
 
 
 def _order(cell: Result) -> tuple[Any, ...]:
-    asked = cell["asked"]
-    first = {DENSE: 0, RETRAINED: 1, OWN: 2, RANDOM: 3}.get(asked["masks"], 4)
-    return first, asked["masks"], asked["kind"], asked["share"], asked["seed"]
+    settings = cell["asked"]
+    first = {DENSE: 0, RETRAINED: 1, OWN: 2, RANDOM: 3}.get(settings["masks"], 4)
+    return first, settings["masks"], settings["kind"], settings["share"], settings["seed"]

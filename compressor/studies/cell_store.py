@@ -35,7 +35,7 @@ class Cell:
     """
 
     name: str
-    asked: Mapping[str, Any]
+    settings: Mapping[str, Any]
     needs: tuple[str, ...] = ()
 
 
@@ -83,13 +83,13 @@ class StudyFolder:
         Raises:
             InputError: a cell's file does not read.
         """
-        found = []
+        results = []
         for file in sorted(self._cells.glob("*.json")):
             try:
-                found.append(json.loads(file.read_text(encoding="utf-8")))
+                results.append(json.loads(file.read_text(encoding="utf-8")))
             except ValueError as error:
                 raise InputError(f"{file}: is damaged ({error}); remove it and run the study again") from error
-        return found
+        return results
 
     def run(self, cells: Sequence[Cell], do: Do, listen: Listener) -> None:
         """Run the cells that are not done, and wait for those that other processes run.
@@ -117,8 +117,8 @@ class StudyFolder:
             work = self._file(cell.name).with_suffix(".partial")
             work.mkdir(exist_ok=True)
             with listen.stage(f"{cell.name} ({number})") as tell:
-                found = {"cell": cell.name, "asked": dict(cell.asked), **do(cell, work, tell)}
-            write(self._file(cell.name), json.dumps(found))
+                results = {"cell": cell.name, "asked": dict(cell.settings), **do(cell, work, tell)}
+            write(self._file(cell.name), json.dumps(results))
             shutil.rmtree(work, ignore_errors=True)
             return True
 
@@ -128,14 +128,14 @@ class StudyFolder:
 
 def write(path: Path, text: str) -> None:
     """Write a file beside its place and rename it."""
-    with atomic_replace(path) as place:
-        place.write_text(text, encoding="utf-8", newline="\n")
+    with atomic_replace(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """One line a row; the columns are those of all rows, in order of first use."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    with atomic_replace(path) as place, place.open("w", encoding="utf-8", newline="") as file:
+    with atomic_replace(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         out = csv.DictWriter(file, columns, lineterminator="\n")
         out.writeheader()
         out.writerows(rows)
@@ -152,7 +152,7 @@ def _check_stamp(path: Path, recipe: Mapping[str, Any]) -> None:
     if not isinstance(there, dict) or there != recipe:
         names = dict.fromkeys((*recipe, *there)) if isinstance(there, dict) else {}
         differ = next((name for name in names if there.get(name) != recipe.get(name)), "recipe")
-        was, now = (_short(said.get(differ)) for said in (there if names else {}, recipe))
+        was, now = (_short(values.get(differ)) for values in (there if names else {}, recipe))
         raise UsageError(
             f"{path}: holds a study of another recipe ({differ} was {was}, now {now}); ask for the same again, or name"
             " another folder (-o)"

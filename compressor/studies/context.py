@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from compressor import model_folder as folders
 from compressor.config.run import Recipe
 from compressor.config.study import StudySize
-from compressor.errors import InputError
+from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import example_inputs
 from compressor.selection.plan_and_curves import all_heads
 from compressor.selection.search import Head
@@ -36,7 +36,7 @@ class StudyContext:
         folder: the model folder; its model holds the weights of whatever cell ran last, see `fresh`.
         sites: attention sites, in call order.
         heads: all heads in (site, head) order.
-        given: the rows; None where the recipe names none.
+        rows: the rows; None where the recipe names none.
         make_trials: what makes `trials`; `spread` has others.
     """
 
@@ -50,7 +50,7 @@ class StudyContext:
         )
         self.sites = find_sites(self.folder.model, example_inputs(self.folder, 2, 8))
         self.heads: tuple[Head, ...] = all_heads(self.sites)
-        self.given = (
+        self.rows = (
             _limited(open_data(recipe.rows, self.folder, recipe.selection.seed), size, recipe.selection.seed)
             if recipe.rows.available
             else None
@@ -65,9 +65,11 @@ class StudyContext:
         Raises:
             InputError: none were given.
         """
-        if self.given is None:
-            raise InputError("no rows were given, and this study is made on some; give them with --data")
-        return self.given
+        if self.rows is None:
+            raise InputError(
+                "there are no rows, and this study needs some; add them (--data)", code=ErrorCode.MISSING_VALUE
+            )
+        return self.rows
 
     @property
     def model(self) -> PreTrainedModel:
@@ -86,8 +88,8 @@ class StudyContext:
 
     def save(self, weights: Path) -> None:
         """Keep the model's weights for later cells; the file is there whole or not at all."""
-        with atomic_replace(weights) as place:
-            safetensors.torch.save_model(self.model, str(place))
+        with atomic_replace(weights) as index:
+            safetensors.torch.save_model(self.model, str(index))
 
     def answers(self, plan: Plan, rows: Dataset) -> np.ndarray:
         """`Task.measure` of every row, `[examples, k]`, with heads gated and maps masked as `plan` says; a text for a
@@ -111,11 +113,11 @@ class StudyContext:
         """
         data = replace(self.data, eval=rows, task=self.data.task.chooser)
         recipe = self.recipe
-        made = self.make_trials(
+        evaluator = self.make_trials(
             self.model, self.sites, data, recipe.selection.batch_size, self.size.sample, recipe.selection.seed
         )
-        made.store_in(store)
-        return made
+        evaluator.store_in(store)
+        return evaluator
 
     def steps(self, epochs: float | None = None) -> int:
         """Optimizer steps of a run that learns: the recipe's, else the size's."""
@@ -123,28 +125,29 @@ class StudyContext:
             return self.recipe.selection.steps
         passes = epochs or self.recipe.selection.epochs or self.size.epochs
         steps = int(np.ceil(passes * len(self.data.train) / self.recipe.selection.batch_size))
-        asked = epochs is not None or self.recipe.selection.epochs is not None
-        return steps if asked or self.size.steps is None else min(steps, self.size.steps)
+        limited = epochs is not None or self.recipe.selection.epochs is not None
+        return steps if limited or self.size.steps is None else min(steps, self.size.steps)
 
     def map(self, values: Mapping[Head, float]) -> np.ndarray:
         """A number a head as `[sites, heads]`; NaN where a site has no such head."""
-        found = np.full((len(self.sites), max(site.heads for site in self.sites)), np.nan)
-        number = {site.name: place for place, site in enumerate(self.sites)}
+        matrix = np.full((len(self.sites), max(site.heads for site in self.sites)), np.nan)
+        number = {site.name: index for index, site in enumerate(self.sites)}
         for (site, head), value in values.items():
-            found[number[site], head] = value
-        return found
+            matrix[number[site], head] = value
+        return matrix
 
     def rows_told(self) -> str:
         """How many rows there are for what."""
-        if self.given is None:
+        if self.rows is None:
             return "no rows"
-        return f"{len(self.given.train):,} training, {len(self.given.eval):,} evaluation, {len(self.given.test):,} test"
+        train, evaluation, test = (len(rows) for rows in (self.rows.train, self.rows.eval, self.rows.test))
+        return f"{train:,} training, {evaluation:,} evaluation, {test:,} test"
 
 
-def site_numbers(kept: Iterable[Head], subject: StudyContext) -> str:
+def site_numbers(kept: Iterable[Head], context: StudyContext) -> str:
     """Heads as `site.head`, sites numbered in call order."""
-    number = {site.name: place for place, site in enumerate(subject.sites)}
-    return " ".join(f"{place}.{head}" for place, head in sorted((number[site], head) for site, head in kept))
+    number = {site.name: index for index, site in enumerate(context.sites)}
+    return " ".join(f"{index}.{head}" for index, head in sorted((number[site], head) for site, head in kept))
 
 
 def drawn(rows: Dataset, most: int | None, seed: int) -> Dataset:

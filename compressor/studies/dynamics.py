@@ -29,8 +29,8 @@ class Dynamics(Study):
     axes: ClassVar = {"keeps": ("16.7%",), "seeds": ()}
 
     @classmethod
-    def check(cls, asked: StudyRequest) -> None:
-        check_options(asked.recipe.selection.options, ["dsp"])
+    def check(cls, request: StudyRequest) -> None:
+        check_options(request.recipe.selection.options, ["dsp"])
 
     def cells(self) -> list[Cell]:
         return [
@@ -41,25 +41,25 @@ class Dynamics(Study):
         ]
 
     def run(self, cell: Cell, work: Path, tell: ProgressCallback) -> Result:
-        subject, data = self.subject, self.subject.data
-        subject.fresh()
-        options: dict[str, Any] = {**default_options("dsp"), **options_of(subject, "dsp")}
-        if not {"evaluations", "dsp.evaluations"} & subject.recipe.selection.options.keys():
+        context, data = self.context, self.context.data
+        context.fresh()
+        options: dict[str, Any] = {**default_options("dsp"), **options_of(context, "dsp")}
+        if not {"evaluations", "dsp.evaluations"} & context.recipe.selection.options.keys():
             options["evaluations"] = max(options["evaluations"], _EVALUATIONS)
-        if cell.asked["way"] == _HELD:
+        if cell.settings["way"] == _HELD:
             options["tau_end"] = options["tau_ini"]
-        found = choose(subject, "dsp", cell.asked["keep"], cell.asked["seed"], work, tell, **options)
+        selected = choose(context, "dsp", cell.settings["keep"], cell.settings["seed"], work, tell, **options)
         return {
-            "heads": found.plan.heads_kept,
-            "kept": kept_heads(found.plan),
-            "eval": data.task.score(subject.answers(found.plan, data.eval)),
-            "test": data.task.score(subject.answers(found.plan, data.test)),
-            "curves": [{"step": point.step, **point.values} for point in found.curves],
+            "heads": selected.plan.heads_kept,
+            "kept": kept_heads(selected.plan),
+            "eval": data.task.score(context.answers(selected.plan, data.eval)),
+            "test": data.task.score(context.answers(selected.plan, data.test)),
+            "curves": [{"step": point.step, **point.values} for point in selected.curves],
         }
 
     def findings(self, results: Sequence[Result]) -> Findings:
         cells = sorted(results, key=lambda cell: (-cell["asked"]["keep"], cell["asked"]["way"], cell["asked"]["seed"]))
-        task = self.subject.data.task
+        task = self.context.data.task
         by, evaluated = task.metric_unit.scale, f"eval_{task.chooser.metric}"
         lines, pictures = [], []
         groups: dict[tuple[int, str], list[Result]] = {}
@@ -79,7 +79,7 @@ class Dynamics(Study):
         for keep in dict.fromkeys(keep for keep, _ in groups):
             ways = {way: _mean(same) for (count, way), same in groups.items() if count == keep}
             panels = [
-                (label, {way: [(x, scale * y) for x, y in found.get(name, [])] for way, found in ways.items()})
+                (label, {way: [(x, scale * y) for x, y in selected.get(name, [])] for way, selected in ways.items()})
                 for name, label, scale in (
                     (evaluated, f"eval {task.chooser.metric_heading}", task.chooser.metric_unit.scale),
                     ("overlap", "kept now and at the end, %", 100.0),
@@ -89,7 +89,7 @@ class Dynamics(Study):
             pictures.append(
                 Picture(
                     f"dynamics_k{keep}",
-                    f"Learning with {keep} of {len(self.subject.heads)} heads",
+                    f"Learning with {keep} of {len(self.context.heads)} heads",
                     "Mean over seeds. The overlap is the share of the heads kept at the end that would be kept now.",
                     figures.curves(panels, "step"),
                     wide=True,
@@ -108,15 +108,15 @@ class Dynamics(Study):
 def _settled(curves: Sequence[dict[str, float]]) -> int | None:
     """The first step from which on today's heads are the final ones, or None if that is the last."""
     overlap = [(int(point["step"]), point["overlap"]) for point in curves if "overlap" in point]
-    last = max((place for place, (_, share) in enumerate(overlap) if share < 1), default=-1)
+    last = max((index for index, (_, share) in enumerate(overlap) if share < 1), default=-1)
     return overlap[last + 1][0] if last + 2 < len(overlap) else None
 
 
 def _mean(cells: Sequence[Result]) -> dict[str, list[tuple[float, float]]]:
     """Every curve as (step, mean over the cells)."""
-    found: dict[str, dict[int, list[float]]] = {}
+    selected: dict[str, dict[int, list[float]]] = {}
     for cell in cells:
         for point in cell["curves"]:
             for name, value in point.items():
-                found.setdefault(name, {}).setdefault(point["step"], []).append(value)
-    return {name: [(step, float(np.mean(ys))) for step, ys in sorted(line.items())] for name, line in found.items()}
+                selected.setdefault(name, {}).setdefault(point["step"], []).append(value)
+    return {name: [(step, float(np.mean(ys))) for step, ys in sorted(line.items())] for name, line in selected.items()}

@@ -47,8 +47,8 @@ def styled(figure: Figure) -> Markup:
 def file_text(svg: str) -> str:
     """An inline `<svg>` as a file that needs no page: colours of its own on white."""
     alone = re.sub(r"var\(--(\w+)\)", lambda name: _ALONE[name[1]], svg)
-    found = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', alone)
-    size = f'width="{found[1]}pt" height="{found[2]}pt" ' if found else ""
+    panels = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', alone)
+    size = f'width="{panels[1]}pt" height="{panels[2]}pt" ' if panels else ""
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}font-family="sans-serif" style="background: #ffffff" '
     return '<?xml version="1.0" encoding="utf-8"?>\n' + alone.replace("<svg ", head, 1) + "\n"
 
@@ -97,8 +97,8 @@ def curves(panels: Sequence[tuple[str, Mapping[str, Sequence[tuple[float, float]
         figure = Figure((_WIDE, 2.9), layout=ConstrainedLayoutEngine(w_pad=0.12))
         names = list(dict.fromkeys(name for _, lines in panels for name in lines))
         colours = dict(zip(names, _cycle(len(names)), strict=True))
-        for place, (y_label, lines) in enumerate(panels):
-            axes = figure.add_subplot(1, len(panels), place + 1)
+        for index, (y_label, lines) in enumerate(panels):
+            axes = figure.add_subplot(1, len(panels), index + 1)
             for name, line in lines.items():
                 few = "o" if len(line) <= 12 else None
                 axes.plot(*zip(*line, strict=True), color=colours[name], linewidth=1.4, marker=few, ms=3, label=name)
@@ -114,7 +114,7 @@ def curves(panels: Sequence[tuple[str, Mapping[str, Sequence[tuple[float, float]
 
 
 def maps(
-    found: Sequence[tuple[str, np.ndarray]],
+    panels: Sequence[tuple[str, np.ndarray]],
     *,
     low: float | None = None,
     high: float | None = None,
@@ -123,21 +123,21 @@ def maps(
 ) -> Figure:
     """Maps `[sites, heads]` side by side on one scale; NaN is left blank. `marks` (bool) sets a dot on some heads."""
     with matplotlib.rc_context(STYLE):
-        sites, heads = found[0][1].shape
-        columns = min(len(found), 3 if heads <= 16 else 2)
-        rows = math.ceil(len(found) / columns)
-        width = _WIDE if len(found) > 1 else _HALF
+        sites, heads = panels[0][1].shape
+        columns = min(len(panels), 3 if heads <= 16 else 2)
+        rows = math.ceil(len(panels) / columns)
+        width = _WIDE if len(panels) > 1 else _HALF
         each = (width - 0.9) / columns
         figure = Figure((width, rows * (each * min(sites / heads, 1.6) + 0.55)), layout="constrained")
-        everything = np.concatenate([values.ravel() for _, values in found])
+        everything = np.concatenate([values.ravel() for _, values in panels])
         bottom = float(np.nanmin(everything)) if low is None else low
         top = float(np.nanmax(everything)) if high is None else high
         if diverging:
             top = max(abs(bottom), abs(top)) or 1.0
             bottom = -top
         picture: Any = None
-        for place, (title, values) in enumerate(found):
-            axes = figure.add_subplot(rows, columns, place + 1)
+        for index, (title, values) in enumerate(panels):
+            axes = figure.add_subplot(rows, columns, index + 1)
             picture = axes.pcolormesh(
                 np.ma.masked_invalid(values),
                 cmap="RdBu" if diverging else "YlGnBu",
@@ -155,14 +155,14 @@ def maps(
         return figure
 
 
-def attention(found: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> Figure:
+def attention(panels: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> Figure:
     """A map and its mask `[query, key]` a layer, side by side; of long ones a dot stands for several positions."""
     with matplotlib.rc_context(STYLE):
-        columns = min(len(found), 3)
-        rows = math.ceil(len(found) / columns)
+        columns = min(len(panels), 3)
+        rows = math.ceil(len(panels) / columns)
         figure = Figure((_WIDE, rows * (_WIDE / columns / 2 + 0.3)), layout="constrained")
-        for place, (title, weights, mask) in enumerate(found):
-            row, column = divmod(place, columns)
+        for index, (title, weights, mask) in enumerate(panels):
+            row, column = divmod(index, columns)
             for side, (values, top) in enumerate(((weights, float(np.quantile(weights, 0.99)) or 1.0), (mask, 1.0))):
                 axes = figure.add_subplot(rows, 2 * columns, row * 2 * columns + 2 * column + side + 1)
                 axes.imshow(_smaller(values), cmap="YlGnBu", vmin=0.0, vmax=top, aspect="auto", interpolation="nearest")
@@ -246,8 +246,8 @@ def sorted_costs(costs: Sequence[tuple[float, str]], columns: int, states: Seque
         figure = Figure((_WIDE, 0.5 + 0.34 * rows), layout="constrained")
         axes = figure.add_subplot()
         colours = dict(zip(states, ("#0b7a75", "#d1711f", "#98a1ae"), strict=False))
-        for place, (cost, state) in enumerate(sorted(costs)):
-            row, column = divmod(place, columns)
+        for index, (cost, state) in enumerate(sorted(costs)):
+            row, column = divmod(index, columns)
             axes.add_patch(
                 matplotlib.patches.Rectangle((column + 0.04, row + 0.06), 0.92, 0.88, color=colours[state], linewidth=0)
             )
@@ -295,4 +295,4 @@ def _legend(figure: Figure, axes: Axes) -> None:
 
 
 def _cycle(count: int) -> list[str]:
-    return [_COLOURS[place % len(_COLOURS)] for place in range(count)]
+    return [_COLOURS[index % len(_COLOURS)] for index in range(count)]

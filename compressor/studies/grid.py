@@ -37,14 +37,14 @@ class Grid(Study):
     }
 
     @classmethod
-    def check(cls, asked: StudyRequest) -> None:
-        for method in cls.values(asked, "methods"):
+    def check(cls, settings: StudyRequest) -> None:
+        for method in cls.values(settings, "methods"):
             if method not in METHODS:
                 raise UsageError(f"--methods {method}: unknown; {nearest(method, list(METHODS))}")
-        check_options(asked.recipe.selection.options, cls.values(asked, "methods"))
+        check_options(settings.recipe.selection.options, cls.values(settings, "methods"))
 
     def cells(self) -> list[Cell]:
-        heads = len(self.subject.heads)
+        heads = len(self.context.heads)
         dense = [
             Cell(f"{DENSE}-s{seed}", {"method": DENSE, "keep": heads, "seed": seed}) for seed in self.axis("seeds")
         ]
@@ -60,35 +60,35 @@ class Grid(Study):
         ]
 
     def run(self, cell: Cell, work: Path, tell: ProgressCallback) -> Result:
-        method, keep, seed = (cell.asked[name] for name in ("method", "keep", "seed"))
+        method, keep, seed = (cell.settings[name] for name in ("method", "keep", "seed"))
         weights = self.folder.scratch(f"{DENSE}-s{seed}.safetensors")
-        subject, data = self.subject, self.subject.data
-        subject.fresh(None if method == DENSE or _joint(method) else weights)
+        context, data = self.context, self.context.data
+        context.fresh(None if method == DENSE or _joint(method) else weights)
         # With every head kept there is no choice to learn, and joint learning is plain fine-tuning.
         if method == DENSE:
-            found = choose(subject, "dsp", keep, seed, work, tell, pool="model")
+            selected = choose(context, "dsp", keep, seed, work, tell, pool="model")
         else:
-            found = choose(subject, method, keep, seed, work, tell)
+            selected = choose(context, method, keep, seed, work, tell)
         if method == DENSE:
-            subject.save(weights)
-        chosen, test = (subject.answers(found.plan, rows) for rows in (data.eval, data.test))
+            context.save(weights)
+        chosen, test = (context.answers(selected.plan, rows) for rows in (data.eval, data.test))
         return {
-            "heads": found.plan.heads_kept,
-            "kept": kept_heads(found.plan),
+            "heads": selected.plan.heads_kept,
+            "kept": kept_heads(selected.plan),
             "eval": data.task.score(chosen),
             "test": data.task.score(test),
             "answers": test.tolist(),
-            "curves": [point.model_dump() for point in found.curves],
-            "notes": [note.text for note in found.notes],
+            "curves": [point.model_dump() for point in selected.curves],
+            "notes": [note.text for note in selected.notes],
         }
 
     def findings(self, results: Sequence[Result]) -> Findings:
-        found = sorted(results, key=_order)
-        task = self.subject.data.task
-        dense = {cell["asked"]["seed"]: cell for cell in found if cell["asked"]["method"] == DENSE}
-        rows = [self._row(cell, dense) for cell in found]
+        selected = sorted(results, key=_order)
+        task = self.context.data.task
+        dense = {cell["asked"]["seed"]: cell for cell in selected if cell["asked"]["method"] == DENSE}
+        rows = [self._row(cell, dense) for cell in selected]
         groups: dict[tuple[str, int], list[Result]] = {}
-        for cell in found:
+        for cell in selected:
             groups.setdefault((cell["asked"]["method"], cell["asked"]["keep"]), []).append(cell)
         by = task.metric_unit.scale
         lines, curves = [], []
@@ -112,36 +112,36 @@ class Grid(Study):
             rows,
             [Table(f"{task.metric_heading}: mean over n seeds, test minus dense", columns, tuple(lines))],
             [self._curves(curves), *self._maps(groups)],
-            tuple(dict.fromkeys(note for cell in found for note in cell["notes"])),
+            tuple(dict.fromkeys(note for cell in selected for note in cell["notes"])),
         )
 
     def _row(self, cell: Result, dense: dict[int, Result]) -> dict[str, Any]:
-        asked, task = cell["asked"], self.subject.data.task
-        base = dense[asked["seed"]]
-        found = difference(task, [np.array(base["answers"])], [np.array(cell["answers"])])
+        settings, task = cell["asked"], self.context.data.task
+        base = dense[settings["seed"]]
+        selected = difference(task, [np.array(base["answers"])], [np.array(cell["answers"])])
         return {
-            **asked,
+            **settings,
             "heads": cell["heads"],
             "metric": task.metric,
             "eval": cell["eval"],
             "test": cell["test"],
-            "difference": found.difference,
-            "low": found.low,
-            "high": found.high,
-            "kept": site_numbers([(site, head) for site, head in cell["kept"]], self.subject),
+            "difference": selected.difference,
+            "low": selected.low,
+            "high": selected.high,
+            "kept": site_numbers([(site, head) for site, head in cell["kept"]], self.context),
             "seconds": cell["seconds"],
         }
 
     def _curves(self, curves: list[tuple[str, float, list[float]]]) -> Picture:
-        heading = self.subject.data.task.metric_heading
+        heading = self.context.data.task.metric_heading
         lines: dict[str, list[tuple[float, list[float]]]] = {}
         for method, heads, scores in curves:
             if method != DENSE:
                 lines.setdefault(method, []).append((heads, scores))
         level = next(scores for method, _, scores in curves if method == DENSE)
         figure = figures.spread(lines, "heads kept", f"test {heading}", level=(DENSE, level), log=True)
-        told = "Mean over seeds; the band reaches from the worst seed to the best. The grey line is dense."
-        return Picture("metric_vs_heads", "Metric against heads kept", told, figure, wide=True)
+        description = "Mean over seeds; the band reaches from the worst seed to the best. The grey line is dense."
+        return Picture("metric_vs_heads", "Metric against heads kept", description, figure, wide=True)
 
     def _maps(self, groups: dict[tuple[str, int], list[Result]]) -> list[Picture]:
         pictures, distributions = [], []
@@ -171,7 +171,9 @@ class Grid(Study):
     def _shares(self, cells: Sequence[Result]) -> np.ndarray:
         """Share `[sites, heads]` of the cells that keep each head; NaN where a site has no such head."""
         kept = [{(site, head) for site, head in cell["kept"]} for cell in cells]
-        return self.subject.map({head: float(np.mean([head in one for one in kept])) for head in self.subject.heads})
+        return self.context.map(
+            {head: float(np.mean([head in heads_kept for heads_kept in kept])) for head in self.context.heads}
+        )
 
 
 def told_difference(task: Any, dense: Sequence[Result], cells: Sequence[Result]) -> str:
@@ -186,10 +188,10 @@ def _joint(method: str) -> bool:
 
 def _heads(cells: Sequence[Result]) -> str:
     """The number asked for, and what came out where it is another."""
-    asked, found = cells[0]["asked"]["keep"], sorted({cell["heads"] for cell in cells})
-    return str(asked) if found == [asked] else f"{asked} ({', '.join(map(str, found))})"
+    settings, selected = cells[0]["asked"]["keep"], sorted({cell["heads"] for cell in cells})
+    return str(settings) if selected == [settings] else f"{settings} ({', '.join(map(str, selected))})"
 
 
 def _order(cell: Result) -> tuple[Any, ...]:
-    asked = cell["asked"]
-    return ((DENSE, *METHODS).index(asked["method"]), -asked["keep"], asked["seed"])
+    settings = cell["asked"]
+    return ((DENSE, *METHODS).index(settings["method"]), -settings["keep"], settings["seed"])

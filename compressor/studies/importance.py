@@ -40,11 +40,11 @@ class Importance(Study):
     several = True
 
     @classmethod
-    def check(cls, asked: StudyRequest) -> None:
-        check_options(asked.recipe.selection.options, ["dsp"], _DECIDED)
+    def check(cls, request: StudyRequest) -> None:
+        check_options(request.recipe.selection.options, ["dsp"], _DECIDED)
 
     def cells(self) -> list[Cell]:
-        epochs = int(np.ceil(self.asked.recipe.selection.epochs or self.asked.size.epochs))
+        epochs = int(np.ceil(self.request.recipe.selection.epochs or self.request.size.epochs))
         return [
             *(Cell(f"domain-{number}", {"domain": name}) for number, (name, _, _) in enumerate(self._domains)),
             *(
@@ -56,11 +56,11 @@ class Importance(Study):
     @cached_property
     def _domains(self) -> list[tuple[str, Dataset, Task]]:
         """Name, encoded rows and task of every data set, or of every value of its column `domain`."""
-        found = []
-        for source in self.asked.sources:
+        sampled = []
+        for source in self.request.sources:
             splits = named_splits(source)
             rows = splits[pick(splits, "train") or next(iter(splits))]
-            task = make_task(self.subject.folder, self.asked.recipe.rows)
+            task = make_task(self.context.folder, self.request.recipe.rows)
             task.learn_labels(rows, source)
             names = (
                 [str(name) for name in rows[_COLUMN]]
@@ -69,26 +69,26 @@ class Importance(Study):
             )
             for name in dict.fromkeys(names):
                 places = np.flatnonzero(np.array(names) == name)
-                drawn = np.random.default_rng(self.asked.recipe.selection.seed).permutation(places)[
-                    : self.asked.size.sample
+                drawn = np.random.default_rng(self.request.recipe.selection.seed).permutation(places)[
+                    : self.request.size.sample
                 ]
-                found.append((name, task.encode(rows.select(np.sort(drawn)), source), task.chooser))
-        return found
+                sampled.append((name, task.encode(rows.select(np.sort(drawn)), source), task.chooser))
+        return sampled
 
     def run(self, cell: Cell, work: Path, tell: ProgressCallback) -> Result:
-        if "domain" in cell.asked:
-            self.subject.fresh()
+        if "domain" in cell.settings:
+            self.context.fresh()
             _, rows, task = self._domains[int(cell.name.rpartition("-")[2])]
             return self._importance(rows, task)
-        data, epoch = self.subject.data, cell.asked["epoch"]
-        self.subject.fresh(self._weights(epoch - 1) if epoch > 1 else None)
+        data, epoch = self.context.data, cell.settings["epoch"]
+        self.context.fresh(self._weights(epoch - 1) if epoch > 1 else None)
         if epoch:
-            steps = int(np.ceil(len(data.train) / self.asked.recipe.selection.batch_size))
-            seed = self.asked.recipe.selection.seed + epoch
-            choose(self.subject, "dsp", "100%", seed, work, tell, steps=steps, evaluations=1)
-            self.subject.save(self._weights(epoch))
-        drawn = np.random.default_rng(self.asked.recipe.selection.seed).permutation(len(data.train))[
-            : self.asked.size.sample
+            steps = int(np.ceil(len(data.train) / self.request.recipe.selection.batch_size))
+            seed = self.request.recipe.selection.seed + epoch
+            choose(self.context, "dsp", "100%", seed, work, tell, steps=steps, evaluations=1)
+            self.context.save(self._weights(epoch))
+        drawn = np.random.default_rng(self.request.recipe.selection.seed).permutation(len(data.train))[
+            : self.request.size.sample
         ]
         return self._importance(data.train.select(np.sort(drawn)), data.task.chooser)
 
@@ -96,14 +96,14 @@ class Importance(Study):
         return self.folder.scratch(f"epoch-{epoch}.safetensors")
 
     def _importance(self, rows: Dataset, task: Task) -> Result:
-        subject = self.subject
-        found = sensitivity(
-            subject.model,
-            subject.sites,
-            torch.ones(len(subject.heads), dtype=torch.bool),
-            (task.loss_inputs(batch) for _, batch in batches(task, rows, self.asked.recipe.selection.batch_size)),
+        context = self.context
+        sampled = sensitivity(
+            context.model,
+            context.sites,
+            torch.ones(len(context.heads), dtype=torch.bool),
+            (task.loss_inputs(batch) for _, batch in batches(task, rows, self.request.recipe.selection.batch_size)),
         )
-        return {"rows": len(rows), "importance": found.tolist()}
+        return {"rows": len(rows), "importance": sampled.tolist()}
 
     def findings(self, results: Sequence[Result]) -> Findings:
         domains = sorted((cell for cell in results if "domain" in cell["asked"]), key=_number)
@@ -120,14 +120,14 @@ class Importance(Study):
             }
             for name, cells in (("domain", domains), ("epoch", epochs))
             for cell in cells
-            for (site, head), value in zip(self.subject.heads, cell["importance"], strict=True)
+            for (site, head), value in zip(self.context.heads, cell["importance"], strict=True)
         ]
         tables: list[Table] = []
         pictures: list[Picture] = []
         for what, cells in (("domain", domains), ("epoch", epochs)):
             names = [str(cell["asked"][what]) for cell in cells]
             values = [cell["importance"] for cell in cells]
-            numbers = [str(place + (what == "domain")) for place in range(len(cells))]
+            numbers = [str(index + (what == "domain")) for index in range(len(cells))]
             by_rank = _matrix(values, lambda a, b: float(spearmanr(a, b).statistic))
             by_value = _matrix(values, lambda a, b: float(pearsonr(a, b).statistic))
             labels = [
@@ -135,19 +135,19 @@ class Importance(Study):
             ]
             tables.append(_table(f"Correlation of the heads' importance by {what}", labels, numbers, by_value))
             tables.append(_table(f"Correlation of their ranks by {what}", labels, numbers, by_rank))
-            told = "; ".join(labels) if what == "domain" else "0 is the model as it was given"
+            description = "; ".join(labels) if what == "domain" else "0 is the model as it was given"
             pictures.append(
                 Picture(
                     f"{what}_correlation",
                     f"Correlation of importance by {what}",
-                    f"Pearson's, over the heads. {told}.",
+                    f"Pearson's, over the heads. {description}.",
                     figures.table_map(by_value, numbers, what, places=2, first=int(numbers[0])),
                 )
             )
             maps = [
                 (
                     f"{what} {number}",
-                    self.subject.map(dict(zip(self.subject.heads, value / np.max(value), strict=True))),
+                    self.context.map(dict(zip(self.context.heads, value / np.max(value), strict=True))),
                 )
                 for number, value in zip(numbers, map(np.array, values), strict=True)
             ]
@@ -155,7 +155,7 @@ class Importance(Study):
                 Picture(
                     f"{what}_importance",
                     f"Importance of each head by {what}",
-                    f"As a share of the largest. {told}. Rows are attention layers in call order, columns heads.",
+                    f"As a share of the largest. {description}. Rows: attention layers in call order; columns: heads.",
                     figures.maps(maps, low=0.0, high=1.0),
                     wide=len(maps) > 1,
                 )
@@ -168,7 +168,7 @@ def _number(cell: Result) -> int:
 
 
 def _matrix(values: Sequence[Sequence[float]], correlation: Any) -> np.ndarray:
-    return np.array([[correlation(one, other) for other in values] for one in values])
+    return np.array([[correlation(first, second) for second in values] for first in values])
 
 
 def _table(title: str, labels: Sequence[str], numbers: Sequence[str], matrix: np.ndarray) -> Table:

@@ -14,7 +14,7 @@ PAGE_NAME = "study.html"
 
 
 def save(
-    found: Findings,
+    findings: Findings,
     folder: Path,
     *,
     kind: str,
@@ -32,9 +32,9 @@ def save(
         tiles: name, number, and what it stands on.
         facts: how it was done, name and value.
     """
-    write_csv(folder / CSV_NAME, found.rows)
+    write_csv(folder / CSV_NAME, findings.rows)
     (folder / "figures").mkdir(exist_ok=True)
-    drawn = [(picture, figures.styled(picture.figure)) for picture in found.pictures]
+    drawn = [(picture, figures.styled(picture.figure)) for picture in findings.pictures]
     for picture, svg in drawn:
         write(folder / "figures" / f"{picture.name}.svg", figures.file_text(svg))
     page = (
@@ -45,7 +45,7 @@ def save(
             kind=kind,
             verdict=says,
             tiles=tiles,
-            found=found,
+            findings=findings,
             pictures=drawn,
             facts=facts,
         )

@@ -30,8 +30,8 @@ class Penalty(Study):
     axes: ClassVar = {"penalties": (0.0005, 0.0015, 0.005, 0.015, 0.05, 0.15), "keeps": ("50%",), "seeds": ()}
 
     @classmethod
-    def check(cls, asked: StudyRequest) -> None:
-        check_options(asked.recipe.selection.options, [_METHOD], _DECIDED)
+    def check(cls, request: StudyRequest) -> None:
+        check_options(request.recipe.selection.options, [_METHOD], _DECIDED)
 
     def cells(self) -> list[Cell]:
         return [
@@ -42,22 +42,22 @@ class Penalty(Study):
         ]
 
     def run(self, cell: Cell, work: Path, tell: ProgressCallback) -> Result:
-        subject, data = self.subject, self.subject.data
-        subject.fresh()
+        context, data = self.context, self.context.data
+        context.fresh()
         # Never frozen: the number of open gates is looked at after learning, as the paper does.
-        free = {"penalty": cell.asked["penalty"], "cooldown": 1.0}
-        found = choose(subject, _METHOD, cell.asked["keep"], cell.asked["seed"], work, tell, **free)
-        last = next(point.values for point in reversed(found.curves) if "open" in point.values)
+        free = {"penalty": cell.settings["penalty"], "cooldown": 1.0}
+        selected = choose(context, _METHOD, cell.settings["keep"], cell.settings["seed"], work, tell, **free)
+        last = next(point.values for point in reversed(selected.curves) if "open" in point.values)
         return {
             "open": last["open"],
             "expected": last["expected"],
-            "eval": data.task.score(subject.answers(found.plan, data.eval)),
-            "test": data.task.score(subject.answers(found.plan, data.test)),
+            "eval": data.task.score(context.answers(selected.plan, data.eval)),
+            "test": data.task.score(context.answers(selected.plan, data.test)),
         }
 
     def findings(self, results: Sequence[Result]) -> Findings:
         cells = sorted(results, key=lambda cell: tuple(cell["asked"][name] for name in ("keep", "penalty", "seed")))
-        task = self.subject.data.task
+        task = self.context.data.task
         heading, by = task.metric_heading, task.metric_unit.scale
         rows = [{**cell["asked"], **_numbers(cell), "seconds": cell["seconds"]} for cell in cells]
         groups: dict[tuple[int, float], list[Result]] = {}
@@ -81,7 +81,7 @@ class Penalty(Study):
             rows,
             [
                 Table(
-                    f"Open gates of {len(self.subject.heads)} after learning (each seed), and {heading} with"
+                    f"Open gates of {len(self.context.heads)} after learning (each seed), and {heading} with"
                     " the heads kept",
                     ("penalty", "open", "expected", "kept", "test"),
                     lines,

@@ -19,7 +19,7 @@ _RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Table:
-    """Cells are told, not computed with."""
+    """A table of texts."""
 
     title: str
     columns: tuple[str, ...]
@@ -28,47 +28,47 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure, the words that stand for it, and the name of its file; `wide` fills the page's width."""
+    """A figure with its description and the name of its file; `wide`: as wide as the page."""
 
     name: str
     title: str
-    told: str
+    description: str
     figure: Figure
     wide: bool = False
 
 
 @dataclass(frozen=True)
 class Findings:
-    """All that a study has to show.
+    """The results of a study.
 
     Attributes:
         rows: the CSV.
         tables: printed, and on the page.
         pictures: on the page, and as files.
-        told: what the tables amount to, a sentence each.
+        summary: the conclusions, a sentence each.
     """
 
     rows: Sequence[Mapping[str, Any]]
     tables: Sequence[Table] = ()
     pictures: Sequence[Picture] = ()
-    told: Sequence[str] = field(default_factory=tuple)
+    summary: Sequence[str] = field(default_factory=tuple)
 
 
 def difference(
-    task: Task, dense: Sequence[np.ndarray], other: Sequence[np.ndarray], confidence: float = 0.95
+    task: Task, dense: Sequence[np.ndarray], compared: Sequence[np.ndarray], confidence: float = 0.95
 ) -> Interval:
-    """Mean metric of `other` minus that of `dense`, with a paired bootstrap interval over the rows.
+    """Mean metric of `compared` minus that of `dense`, with a paired bootstrap interval over the rows.
 
     Args:
-        task: scores.
-        dense, other: statistics `[examples, k]` of each run (a seed each); each draw takes the same rows of all.
+        task: computes the metric.
+        dense, compared: statistics `[examples, k]` of each run (a seed each); each draw takes the same rows of all.
         confidence: of the interval.
     """
 
     def mean(stacked: np.ndarray) -> float:
         return float(np.mean([task.score(stacked[:, run]) for run in range(stacked.shape[1])]))
 
-    first, second = (np.stack(runs, axis=1) for runs in (dense, other))
+    first, second = (np.stack(runs, axis=1) for runs in (dense, compared))
     score: Callable[[np.ndarray], float] = mean
     if task.metric == "accuracy":  # the mean of what each row gets right: no need to score every draw
         first, second = ((stacked[..., 0] == stacked[..., 1]).mean(axis=1) for stacked in (first, second))
@@ -80,7 +80,7 @@ def _average(values: np.ndarray) -> float:
     return float(values.mean())
 
 
-def tell(found: Interval, metric: str) -> str:
+def tell(interval: Interval, metric: str) -> str:
     """`-1.20 (-2.31 to -0.10)`, in points."""
     by = metric_named(metric).unit.scale
-    return f"{by * found.difference:+.2f} ({by * found.low:+.2f} to {by * found.high:+.2f})"
+    return f"{by * interval.difference:+.2f} ({by * interval.low:+.2f} to {by * interval.high:+.2f})"

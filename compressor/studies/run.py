@@ -21,7 +21,7 @@ from compressor.selection.ray_evaluator import evaluator_factory
 from compressor.studies import page
 from compressor.studies.ablate import Ablate
 from compressor.studies.astar import AStar
-from compressor.studies.base import Result, Study, check_asked
+from compressor.studies.base import Result, Study, check_request
 from compressor.studies.blocks import Blocks
 from compressor.studies.cell_store import Cell, StudyFolder
 from compressor.studies.context import StudyContext
@@ -53,7 +53,7 @@ _TOLD = (
 """What of a study's recipe the page says elsewhere: in its head, or beside other facts."""
 
 
-def check(kind: str, asked: StudyRequest) -> type[Study]:
+def check(kind: str, request: StudyRequest) -> type[Study]:
     """The study of that kind, if it can be asked for this; nothing is loaded.
 
     Raises:
@@ -63,11 +63,11 @@ def check(kind: str, asked: StudyRequest) -> type[Study]:
     """
     if kind not in KINDS:
         raise UsageError(f"study {kind!r}: unknown; {nearest(kind, list(KINDS))}")
-    check_asked(kind, KINDS[kind], asked)
+    check_request(kind, KINDS[kind], request)
     return KINDS[kind]
 
 
-def study(kind: str, asked: StudyRequest, listener: Listener | None = None) -> Findings:
+def study(kind: str, request: StudyRequest, listener: Listener | None = None) -> Findings:
     """Do a study, or what is left of it, in the folder `asked.recipe.output.out`; several processes may do it together.
 
     Raises:
@@ -75,67 +75,67 @@ def study(kind: str, asked: StudyRequest, listener: Listener | None = None) -> F
         InputError: the model or the rows cannot be used.
     """
     listen = listener or NullListener()
-    make = check(kind, asked)
+    make = check(kind, request)
     with listen.stage("loading the model and the rows"):
-        subject = StudyContext(asked.recipe, asked.size)
-    notes = (*subject.folder.notes, *(subject.given.notes if subject.given else ()))
+        context = StudyContext(request.recipe, request.size)
+    notes = (*context.folder.notes, *(context.rows.notes if context.rows else ()))
     for note in notes:
         listen.note(note)
-    stamp = _recipe(kind, make, asked, subject)
-    folder = StudyFolder(Path(os.path.abspath(asked.recipe.output.out)), stamp)  # noqa: PTH100
-    made = make(asked, subject, folder)
-    cells = made.cells()
+    stamp = _recipe(kind, make, request, context)
+    folder = StudyFolder(Path(os.path.abspath(request.recipe.output.out)), stamp)  # noqa: PTH100
+    instance = make(request, context, folder)
+    cells = instance.cells()
 
     def do(cell: Cell, work: Path, tell: ProgressCallback) -> Result:
         started = time.perf_counter()
-        return {**made.run(cell, work, tell), "seconds": round(time.perf_counter() - started, 3)}
+        return {**instance.run(cell, work, tell), "seconds": round(time.perf_counter() - started, 3)}
 
     try:
-        with evaluator_factory(asked.ray) as subject.make_trials:
+        with evaluator_factory(request.ray) as context.make_trials:
             folder.run(cells, do, listen)
     except KeyboardInterrupt as interrupt:
         raise KeyboardInterrupt(f"interrupted; the same command goes on from {folder.path}") from interrupt
     results = folder.results()
     with listen.stage("writing what was found"):
-        found = made.findings(results)
+        facts_of_machine = instance.findings(results)
         seconds = sum(cell["seconds"] for cell in results)
         page.save(
-            found,
+            facts_of_machine,
             folder.path,
             kind=kind,
             says=make.says,
-            model=asked.recipe.source.model.resolve().name,
+            model=request.recipe.source.model.resolve().name,
             tiles=[
-                ("size", asked.size.name, str(asked.size).partition(": ")[2]),
+                ("size", request.size.name, str(request.size).partition(": ")[2]),
                 ("cells", str(len(results)), f"{seconds / 60:.1f} minutes in all"),
-                ("heads", str(len(subject.heads)), f"in {len(subject.sites)} attention layers"),
-                *([("rows", f"{len(subject.given.test):,}", "reported on")] if subject.given else []),
+                ("heads", str(len(context.heads)), f"in {len(context.sites)} attention layers"),
+                *([("rows", f"{len(context.rows.test):,}", "reported on")] if context.rows else []),
             ],
-            facts=_facts(made, subject, stamp, notes),
+            facts=_facts(instance, context, stamp, notes),
         )
-    return found
+    return facts_of_machine
 
 
-def _recipe(kind: str, make: type[Study], asked: StudyRequest, subject: StudyContext) -> dict[str, Any]:
+def _recipe(kind: str, make: type[Study], request: StudyRequest, context: StudyContext) -> dict[str, Any]:
     """What every cell's result depends on, beside its name."""
     fields = {
         name: value
-        for name, value in asked.recipe.flat().items()
+        for name, value in request.recipe.flat().items()
         if heading_of(FIELDS[name]) in make.groups and name not in _NOT_ITS_OWN
     }
-    data = subject.given
+    data = context.rows
     rows = [rows_hash(part) for part in (data.train, data.eval, data.test)] if data else []
     metric = data.task.metric if data else None
     return {
         "kind": kind,
-        "size": _limits(asked.size),
-        "model": subject.folder.fingerprint,
+        "size": _limits(request.size),
+        "model": context.folder.fingerprint,
         "rows": rows,
         "metric": metric,
-        "seed": asked.recipe.selection.seed,
-        "max_length": asked.recipe.rows.max_length,
+        "seed": request.recipe.selection.seed,
+        "max_length": request.recipe.rows.max_length,
         **fields,
-        "sources": [_digest(source) for source in asked.sources] if make.several else [],
+        "sources": [_digest(source) for source in request.sources] if make.several else [],
     }
 
 
@@ -150,26 +150,30 @@ def _digest(source: str) -> str:
     return f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}" if path.is_file() else source
 
 
-def _facts(made: Study, subject: StudyContext, stamp: dict[str, Any], notes: tuple[str, ...]) -> list[tuple[str, str]]:
-    recipe = made.asked.recipe
-    settings = {name: value for name, value in {**stamp, **made.settings()}.items() if name not in _TOLD}
+def _facts(
+    instance: Study, context: StudyContext, stamp: dict[str, Any], notes: tuple[str, ...]
+) -> list[tuple[str, str]]:
+    recipe = instance.request.recipe
+    settings = {name: value for name, value in {**stamp, **instance.settings()}.items() if name not in _TOLD}
     facts = [
-        ("size", str(made.asked.size)),
-        ("rows", f"{subject.rows_told()}; drawn with seed {recipe.selection.seed}"),
-        *((name, ", ".join(map(str, made.axis(name)))) for name in made.axes if made.axis(name)),
+        ("size", str(instance.request.size)),
+        ("rows", f"{context.rows_told()}; drawn with seed {recipe.selection.seed}"),
+        *((name, ", ".join(map(str, instance.axis(name)))) for name in instance.axes if instance.axis(name)),
     ]
-    if subject.given and "Heads" in made.groups:
+    if context.rows and "Heads" in instance.groups:
         pace = f"{recipe.selection.batch_size} rows a step, peak learning rate {recipe.selection.learning_rate:g}"
-        facts.append(("learning", f"{subject.steps()} steps, {pace}"))
+        facts.append(("learning", f"{context.steps()} steps, {pace}"))
     if recipe.selection.options:
         facts.append(("options", ", ".join(f"{name}={value}" for name, value in recipe.selection.options.items())))
-    if made.several and made.asked.sources:
-        facts.append(("data", ", ".join(Path(source).name for source in made.asked.sources)))
+    if instance.several and instance.request.sources:
+        facts.append(("data", ", ".join(Path(source).name for source in instance.request.sources)))
     facts += [(name.replace("_", " "), _as_told(value)) for name, value in settings.items() if value is not None]
-    facts += [("note", note) for note in notes]
-    found = machine()
-    told = ", ".join(f"{name} {found[name]}" for name in ("torch", "transformers") if name in found)
-    facts.append(("machine", f"{found['processor']}, {torch.get_num_threads()} threads; {told}"))
+    facts += [("note", note.text) for note in notes]
+    facts_of_machine = machine()
+    versions = ", ".join(
+        f"{name} {facts_of_machine[name]}" for name in ("torch", "transformers") if name in facts_of_machine
+    )
+    facts.append(("machine", f"{facts_of_machine['processor']}, {torch.get_num_threads()} threads; {versions}"))
     return facts
 
 

@@ -31,29 +31,29 @@ def check_options(
     """
     known = sorted({name for method in methods for name in option_names(method)})
     for name in options:
-        method, dot, own = name.rpartition(".")
+        method, dot, option = name.rpartition(".")
         if dot and method not in methods:
             raise UsageError(f"option {name!r}: {method} is not studied; {nearest(method, methods)}")
         among = sorted(option_names(method)) if dot else known
-        if own not in among:
-            raise UsageError(f"option {name!r} of {method or ', '.join(methods)}: unknown; {nearest(own, among)}")
-        if dot and own == "pool":
+        if option not in among:
+            raise UsageError(f"option {name!r} of {method or ', '.join(methods)}: unknown; {nearest(option, among)}")
+        if dot and option == "pool":
             raise UsageError(f"option {name!r}: all methods of a study choose from one pool; say pool={options[name]}")
-        if own in decided:
-            raise UsageError(f"option {name!r}: {decided[own]}")
+        if option in decided:
+            raise UsageError(f"option {name!r}: {decided[option]}")
 
 
-def options_of(subject: StudyContext, method: str) -> dict[str, Any]:
+def options_of(context: StudyContext, method: str) -> dict[str, Any]:
     """What a study gives a method: the size's own pace, then the recipe's options that it has (`name=value`), then
     those that name it (`method.name=value`)."""
-    size, asked = subject.size, subject.recipe.selection.options
+    size, options = context.size, context.recipe.selection.options
     paced = {"evaluations": size.evaluations, "rows": size.sample, "trials": size.trials}
-    mine = {name.removeprefix(f"{method}."): value for name, value in asked.items() if name.startswith(f"{method}.")}
-    return {name: value for name, value in {**paced, **asked, **mine}.items() if name in option_names(method)}
+    mine = {name.removeprefix(f"{method}."): value for name, value in options.items() if name.startswith(f"{method}.")}
+    return {name: value for name, value in {**paced, **options, **mine}.items() if name in option_names(method)}
 
 
 def choose(
-    subject: StudyContext,
+    context: StudyContext,
     method: str,
     keep: int | str | None,
     seed: int,
@@ -65,17 +65,17 @@ def choose(
     **options: Any,
 ) -> Learned:
     """Choose heads of the subject's model as it is now; an interrupted run of the same is gone on with from `work`."""
-    selection = subject.recipe.selection.model_copy(
+    selection = context.recipe.selection.model_copy(
         update={
             "method": method,
             "keep": keep,
             "max_drop": max_drop,
-            "options": {**options_of(subject, method), **options},
-            "steps": subject.steps() if steps is None else steps,
+            "options": {**options_of(context, method), **options},
+            "steps": context.steps() if steps is None else steps,
             "seed": seed,
         }
     )
-    return learn(subject.model, subject.sites, subject.data, selection, work / "checkpoints", tell)
+    return learn(context.model, context.sites, context.data, selection, work / "checkpoints", tell)
 
 
 def kept_heads(plan: Plan) -> list[list[Any]]:

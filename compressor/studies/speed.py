@@ -49,13 +49,13 @@ class SpeedStudy(Study):
     _dense: Engine | None = None
 
     @classmethod
-    def check(cls, asked: StudyRequest) -> None:
-        for path in map(Path, cls.values(asked, "grids")):
+    def check(cls, request: StudyRequest) -> None:
+        for path in map(Path, cls.values(request, "grids")):
             _read_grid(path)
 
     def cells(self) -> list[Cell]:
-        masks = range(self.asked.size.masks)
-        half = heads_to_keep("50%", len(self.subject.heads))
+        masks = range(self.request.size.masks)
+        half = heads_to_keep("50%", len(self.context.heads))
         return [
             Cell("dense", {"what": "dense"}),
             *(
@@ -88,20 +88,20 @@ class SpeedStudy(Study):
 
     @property
     def _batch(self) -> int:
-        return self.asked.recipe.measure.batch[0] if "batch" in self.asked.recipe.fields_set else _BATCH
+        return self.request.recipe.measure.batch[0] if "batch" in self.request.recipe.fields_set else _BATCH
 
     @property
     def _batches(self) -> tuple[int, ...]:
-        return self.asked.recipe.measure.batch if "batch" in self.asked.recipe.fields_set else _BATCHES
+        return self.request.recipe.measure.batch if "batch" in self.request.recipe.fields_set else _BATCHES
 
     @property
     def _seconds(self) -> float:
-        asked = self.asked.recipe
-        return asked.measure.seconds if "seconds" in asked.fields_set else self.asked.size.seconds
+        request = self.request.recipe
+        return request.measure.seconds if "seconds" in request.fields_set else self.request.size.seconds
 
     @property
     def _seq(self) -> int | None:
-        return timed_lengths(self.asked.recipe.measure, self.subject.folder)[0]
+        return timed_lengths(self.request.recipe.measure, self.context.folder)[0]
 
     def settings(self) -> dict[str, Any]:
         batches = sorted({self._batch, *self._batches})
@@ -110,65 +110,71 @@ class SpeedStudy(Study):
     @cached_property
     def _grids(self) -> list[tuple[str, list[Result]]]:
         """Metric and cells, dense ones left out, of every grid study that is named."""
-        found = []
+        collected = []
         for path in map(Path, self.axis("grids")):
             recipe, cells = _read_grid(path)
-            if recipe.get("kind") != "grid" or recipe.get("model") != self.subject.folder.fingerprint:
+            if recipe.get("kind") != "grid" or recipe.get("model") != self.context.folder.fingerprint:
                 raise InputError(f"{path}: no grid study of this model; give the folder of one (--grids)")
-            found.append((recipe["metric"], [cell for cell in cells if cell["asked"]["method"] != "dense"]))
-        metrics = sorted({metric for metric, _ in found})
+            collected.append((recipe["metric"], [cell for cell in cells if cell["asked"]["method"] != "dense"]))
+        metrics = sorted({metric for metric, _ in collected})
         if len(metrics) > 1:
             raise InputError(f"{', '.join(metrics)}: grids of different metrics; give those of one (--grids)")
-        return found
+        return collected
 
     def run(self, cell: Cell, work: Path, tell: ProgressCallback) -> Result:
-        if cell.asked["what"] == "dense":
+        if cell.settings["what"] == "dense":
             return self._export()
-        kept = self._mask(cell) if cell.asked["what"] != "grid" else [(site, head) for site, head in cell.asked["kept"]]
-        plan = keep_only(self.subject.sites, dict.fromkeys(kept, 1.0))
+        kept = (
+            self._mask(cell)
+            if cell.settings["what"] != "grid"
+            else [(site, head) for site, head in cell.settings["kept"]]
+        )
+        plan = keep_only(self.context.sites, dict.fromkeys(kept, 1.0))
         graph = work / "model.onnx"
         graph_passes.save(require_complete(shrink(self._reference, plan)).model, graph)
         if self._dense is None:  # its file may go with this cell's folder: the runtime has it open
             self._dense = self._built(self.folder.scratch("dense.onnx"), work / "dense.onnx")
         engine = self._built(graph, work / "engine.onnx")
         seq = self._seq
-        batch = cell.asked["batch"]
-        feeds = {name: value.numpy() for name, value in example_inputs(self.subject.folder, batch, seq or 1).items()}
-        seed = self.asked.recipe.selection.seed
-        found = interleave(
+        batch = cell.settings["batch"]
+        feeds = {name: value.numpy() for name, value in example_inputs(self.context.folder, batch, seq or 1).items()}
+        seed = self.request.recipe.selection.seed
+        collected = interleave(
             self._dense, engine, feeds, batch=batch, seq=seq, seconds=self._seconds, seed=seed, on_progress=tell
         )
         return {
             "heads": len(kept),
-            "ratio": found.ratio,
-            "low": found.low,
-            "high": found.high,
-            "dense_per_second": found.dense.throughput,
-            "per_second": found.compressed.throughput,
+            "ratio": collected.ratio,
+            "low": collected.low,
+            "high": collected.high,
+            "dense_per_second": collected.dense.throughput,
+            "per_second": collected.compressed.throughput,
             "seq": seq,
-            "void": found.void,
+            "void": collected.void,
             **_size(graph),
         }
 
     def _export(self) -> Result:
-        subject, recipe = self.subject, self.asked.recipe
-        subject.fresh().to("cpu")  # type: ignore[arg-type]
-        inputs = example_inputs(subject.folder, batch=2, seq=8)
-        dense = keep_all(subject.sites)
+        context, recipe = self.context, self.request.recipe
+        context.fresh().to("cpu")  # type: ignore[arg-type]
+        inputs = example_inputs(context.folder, batch=2, seq=8)
+        dense = keep_all(context.sites)
         export_reference(
-            subject.model, dense, inputs, self._reference, opset=recipe.export.opset, attention=recipe.export.attention
+            context.model, dense, inputs, self._reference, opset=recipe.export.opset, attention=recipe.export.attention
         )
-        require_complete(shrink(self._reference, rehearsal_plan(subject.sites)))  # sites that cannot be shrunk are known now
+        require_complete(
+            shrink(self._reference, rehearsal_plan(context.sites))
+        )  # sites that cannot be shrunk are known now
         graph_passes.save(require_complete(shrink(self._reference, dense)).model, self.folder.scratch("dense.onnx"))
-        return {"heads": len(subject.heads), **_size(self.folder.scratch("dense.onnx"))}
+        return {"heads": len(context.heads), **_size(self.folder.scratch("dense.onnx"))}
 
     @property
     def _reference(self) -> Path:
         return self.folder.scratch("reference.onnx")
 
     def _built(self, graph: Path, out: Path) -> Engine:
-        recipe = self.asked.recipe
-        lengths = timed_lengths(recipe.measure, self.subject.folder)
+        recipe = self.request.recipe
+        lengths = timed_lengths(recipe.measure, self.context.folder)
         tuning = BuildOptions(
             batch=span(recipe.measure.batch), seq=span(seq or 1 for seq in lengths), kernel=recipe.engine.kernel
         )
@@ -182,15 +188,15 @@ class SpeedStudy(Study):
         )
 
     def _mask(self, cell: Cell) -> list[Head]:
-        keep, mask = cell.asked["keep"], cell.asked["mask"]
-        drawn = np.random.default_rng([self.asked.recipe.selection.seed, keep, mask]).permutation(
-            len(self.subject.heads)
+        keep, mask = cell.settings["keep"], cell.settings["mask"]
+        drawn = np.random.default_rng([self.request.recipe.selection.seed, keep, mask]).permutation(
+            len(self.context.heads)
         )
-        return [self.subject.heads[place] for place in sorted(drawn[:keep])]
+        return [self.context.heads[index] for index in sorted(drawn[:keep])]
 
     def findings(self, results: Sequence[Result]) -> Findings:
         dense = next(cell for cell in results if cell["asked"]["what"] == "dense")
-        grids = {cell.name for cell in self.cells() if cell.asked["what"] == "grid"}  # of the grids named now
+        grids = {cell.name for cell in self.cells() if cell.settings["what"] == "grid"}  # of the grids named now
         timed = [cell for cell in results if cell["asked"]["what"] in ("mask", "batch") or cell["cell"] in grids]
         timed.sort(key=lambda cell: (_KINDS.index(cell["asked"]["what"]), cell["asked"]["batch"], -cell["heads"]))
         rows = [
@@ -204,13 +210,13 @@ class SpeedStudy(Study):
         ]
         void = [cell for cell in timed if cell["void"]]
         fair = [cell for cell in timed if not cell["void"]]
-        told = [f"{len(void)} of {len(timed)} timings are void and left out: {void[0]['void']}"] if void else []
+        description = [f"{len(void)} of {len(timed)} timings are void and left out: {void[0]['void']}"] if void else []
         tables, pictures = [], []
         for part in (self._masks, self._at_batches, self._against_metric):
             table, drawn = part(fair, dense)
             tables += table
             pictures += drawn
-        return Findings(rows, tables, pictures, told)
+        return Findings(rows, tables, pictures, description)
 
     def _masks(self, timed: Sequence[Result], dense: Result) -> tuple[list[Table], list[Picture]]:
         groups = _grouped(timed, "mask", "keep")
@@ -232,18 +238,18 @@ class SpeedStudy(Study):
         batch = next(iter(groups.values()))[0]["asked"]["batch"]
         title = f"Random masks at batch {batch}: times the speed of dense, and the file that they leave"
         columns = ("heads", "masks", "speed", "spread", "parameters", "file smaller by")
-        told = "Mean over random masks; the band reaches from the least to the most."
+        description = "Mean over random masks; the band reaches from the least to the most."
         figures_ = [
             Picture(
                 "speed_vs_heads",
                 "Speed against heads kept",
-                told,
+                description,
                 figures.spread({"speed": list(faster.items())}, "heads kept", "times the speed of dense", wide=False),
             ),
             Picture(
                 "size_vs_heads",
                 "Size against heads kept",
-                told,
+                description,
                 figures.spread({"size": list(smaller.items())}, "heads kept", "file smaller by, %", wide=False),
             ),
         ]
@@ -263,7 +269,7 @@ class SpeedStudy(Study):
             )
             for batch, cells in groups.items()
         )
-        title = f"Examples per second with {half} of {len(self.subject.heads)} heads (mean and deviation over masks)"
+        title = f"Examples per second with {half} of {len(self.context.heads)} heads (mean and deviation over masks)"
         sides = {
             "dense": [(batch, [cell["dense_per_second"] for cell in cells]) for batch, cells in groups.items()],
             f"{half} heads": [(batch, [cell["per_second"] for cell in cells]) for batch, cells in groups.items()],
@@ -294,14 +300,14 @@ class SpeedStudy(Study):
             method, test = cell["asked"]["method"], by * cell["asked"]["test"]
             speed.setdefault(method, []).append((test, cell["ratio"]))
             size.setdefault(method, []).append((test, _smaller(cell, dense)))
-        name, told = f"test {metric.heading}", "Each choice of the grid."
+        name, description = f"test {metric.heading}", "Each choice of the grid."
         faster = figures.scatter(speed, name, "times the speed of dense")
         smaller = figures.scatter(size, name, "file smaller by, %")
         columns = ("method", "heads", "seed", f"test {metric.heading}", "speed", "file smaller by")
         table = Table("What the choices of a grid are worth", columns, lines)
         return [table], [
-            Picture("speed_vs_metric", "Speed against the metric", told, faster),
-            Picture("size_vs_metric", "Size against the metric", told, smaller),
+            Picture("speed_vs_metric", "Speed against the metric", description, faster),
+            Picture("size_vs_metric", "Size against the metric", description, smaller),
         ]
 
 
@@ -319,16 +325,16 @@ def _read_grid(path: Path) -> tuple[dict[str, Any], list[Result]]:
 
 def _digest(metric: str, cell: Result) -> str:
     """What a choice of a grid is known by: another grid has cells of the same names."""
-    told = json.dumps([metric, cell["asked"], cell["kept"], cell["test"]], sort_keys=True)
-    return hashlib.sha256(told.encode()).hexdigest()[:12]
+    description = json.dumps([metric, cell["asked"], cell["kept"], cell["test"]], sort_keys=True)
+    return hashlib.sha256(description.encode()).hexdigest()[:12]
 
 
 def _grouped(timed: Sequence[Result], what: str, by: str) -> dict[int, list[Result]]:
-    found: dict[int, list[Result]] = {}
+    collected: dict[int, list[Result]] = {}
     for cell in timed:
         if cell["asked"]["what"] == what:
-            found.setdefault(cell["asked"][by], []).append(cell)
-    return found
+            collected.setdefault(cell["asked"][by], []).append(cell)
+    return collected
 
 
 def _smaller(cell: Result, dense: Result) -> float:
