@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +34,6 @@ CASES = [
     pytest.param(*case, marks=() if case in QUICK else pytest.mark.zoo, id="-".join(map(str, case)))
     for case in [(name, opset, form) for name in FAMILIES for opset in (18, 23) for form in ("eager", "sdpa")]
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def single_thread() -> Iterator[None]:
-    """Tiny models are faster without threads, most of all when several processes share the cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def inputs_of_other_sizes(name: str) -> dict[str, Inputs]:

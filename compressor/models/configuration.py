@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
@@ -133,7 +135,7 @@ class SegmentConfig(PreTrainedConfig):
                 )
 
 
-def _out_of_range(field: str, value: float, remedy: str) -> InputError:
+def _out_of_range(field: str, value: Any, remedy: str) -> InputError:
     return InputError(f"{field} is {value}; {remedy}", code=ErrorCode.OUT_OF_RANGE, field=field, value=value)
 
 

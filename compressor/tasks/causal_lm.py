@@ -44,7 +44,7 @@ class CausalLM(Task):
     """
 
     name = "causal-lm"
-    metrics = (PERPLEXITY,)
+    metrics: ClassVar[tuple[Metric, ...]] = (PERPLEXITY,)
     text_columns: ClassVar[TextColumns] = TextColumns(counts=(1,))
     shortest: ClassVar[int] = 2
     """Tokens of the shortest block in which one can be predicted."""

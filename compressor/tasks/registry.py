@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from compressor.config.sections import RowsConfig
 from compressor.errors import ErrorCode, InputError, UsageError, nearest
 from compressor.model_folder import ModelFolder
@@ -14,10 +16,7 @@ from compressor.tasks.regression import Regression
 from compressor.tasks.segment_streams import CharacterStreams, Streams
 from compressor.tasks.translation import Translation
 
-TASKS: tuple[
-    type[TextClassification] | type[Regression] | type[CausalLM] | type[Translation] | type[QuestionAnswering],
-    ...,
-] = (
+TASKS: tuple[type[Task], ...] = (
     TextClassification,
     Regression,
     CharacterStreams,
@@ -26,7 +25,8 @@ TASKS: tuple[
     Translation,
     QuestionAnswering,
 )
-"""Of several classes of one name, the first that accepts the folder is used."""
+"""Each is constructed from a folder, the rows of a recipe and a metric; of several classes of one name, the first that
+accepts the folder is used."""
 
 
 def make_task(folder: ModelFolder, request: RowsConfig) -> Task:
@@ -51,7 +51,7 @@ def make_task(folder: ModelFolder, request: RowsConfig) -> Task:
             code=ErrorCode.FILE_MISSING,
             path=folder.path,
         )
-    task_class = next(task for task in TASKS if task.name == folder.task and task.accepts(folder))
+    task_class: Any = next(task for task in TASKS if task.name == folder.task and task.accepts(folder))
     metrics = {metric.name: metric for metric in task_class.metrics}
     name = request.metric or task_class.metrics[0].name
     if name not in metrics:
@@ -62,7 +62,8 @@ def make_task(folder: ModelFolder, request: RowsConfig) -> Task:
             value=name,
             known=tuple(metrics),
         )
-    return task_class(folder, request, metrics[name])
+    task: Task = task_class(folder, request, metrics[name])
+    return task
 
 
 def metric_named(name: str) -> Metric:

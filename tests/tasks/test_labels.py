@@ -35,7 +35,8 @@ def test_names_of_the_model_are_its_classes() -> None:
 
 
 def test_new_names_are_numbered_in_order_for_every_split() -> None:
-    config = BertConfig(num_labels=2)
+    two_classes: dict[str, Any] = {"num_labels": 2}
+    config = BertConfig(**two_classes)
     ids = class_ids(rows_of(["pos", "neg", "pos"]), "label", config, "f")
     assert ids == {"neg": 0, "pos": 1}
     assert config.id2label == {0: "neg", 1: "pos"}
