@@ -27,7 +27,7 @@ def write(report: Report, folder: str | os.PathLike[str]) -> Path:
     # Imported here: the page needs matplotlib, which takes long to import, and reading the data does not.
     from compressor.report.html import render
 
-    report = Report.model_validate(report.model_dump())
+    report = Report.model_validate(report.model_dump(warnings=False))
     folder = Path(folder)
     texts = {folder / JSON_NAME: to_json(report), folder / HTML_NAME: render(report)}
     temporary = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in texts}

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from compressor.config.study import StudyRequest
-from compressor.errors import UsageError
+from compressor.errors import ErrorCode, UsageError
 from compressor.measure.bootstrap import Interval
 from compressor.progress import ProgressCallback
 from compressor.studies import figures
@@ -32,7 +32,11 @@ class Ablate(Study):
     @classmethod
     def check(cls, request: StudyRequest) -> None:
         if request.recipe.selection.options:
-            raise UsageError("--options: study ablate has no method, so no options; leave them out")
+            raise UsageError(
+                "--options: study ablate has no method, so it has no options; omit them",
+                code=ErrorCode.CONTRADICTION,
+                field="options",
+            )
 
     def cells(self) -> list[Cell]:
         return [Cell(f"layer-{index}", {"layer": index}) for index in range(len(self.context.sites))]

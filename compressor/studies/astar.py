@@ -15,7 +15,7 @@ import numpy as np
 from datasets import Dataset
 
 from compressor.config.study import StudyRequest
-from compressor.errors import UsageError, nearest
+from compressor.errors import ErrorCode, UsageError, nearest
 from compressor.measure.bootstrap import Interval
 from compressor.progress import ProgressCallback
 from compressor.results import MetricUnit
@@ -46,15 +46,26 @@ class AStar(Study):
     def check(cls, request: StudyRequest) -> None:
         for variant in cls.values(request, "variants"):
             if variant not in VARIANTS:
-                raise UsageError(f"--variants {variant}: unknown; {nearest(variant, VARIANTS)}")
+                raise UsageError(
+                    f"--variants {variant}: unknown; {nearest(variant, VARIANTS)}",
+                    code=ErrorCode.UNKNOWN_NAME,
+                    field="variants",
+                    value=variant,
+                )
         if request.recipe.selection.options:
-            raise UsageError("--options: study astar takes none; its variants are --variants, its budgets --budgets")
+            raise UsageError(
+                "--options: study astar has none; use --variants and --budgets",
+                code=ErrorCode.CONTRADICTION,
+                field="options",
+            )
 
     def cells(self) -> list[Cell]:
         task = self.context.data.task.chooser
         if task.metric_unit is MetricUnit.RAW and "budgets" not in self.request.axes:
             raise UsageError(
-                f"study astar: budgets of {task.metric} are in its own unit, not in points; name some (--budgets)"
+                f"study astar: budgets of {task.metric} are in its own unit, not in points; name some (--budgets)",
+                code=ErrorCode.MISSING_VALUE,
+                field="budgets",
             )
         largest = max(self.axis("budgets"))
         return [

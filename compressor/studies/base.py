@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from compressor.config.fields import flag_of
 from compressor.config.study import StudyRequest
-from compressor.errors import InputError, UsageError
+from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.progress import ProgressCallback
 from compressor.selection.pool import heads_to_keep, pool_of
 from compressor.selection.ray_cluster import check_reachable
@@ -100,18 +100,32 @@ def check_request(kind: str, study: type[Study], request: StudyRequest) -> None:
     for name in request.axes:
         if name not in study.axes:
             known = ", ".join(map(flag_of, study.axes)) or "nothing"
-            raise UsageError(f"{flag_of(name)}: study {kind} does not vary it; it varies {known}")
+            raise UsageError(
+                f"{flag_of(name)}: study {kind} does not vary it; it varies {known}",
+                code=ErrorCode.CONTRADICTION,
+                field=name,
+            )
     if len(request.sources) > 1 and not study.several:
-        raise UsageError(f"--data: study {kind} is made on one data set, {len(request.sources)} were given; give one")
+        raise UsageError(
+            f"--data: study {kind} uses one data set, but {len(request.sources)} are set; set one",
+            code=ErrorCode.CONTRADICTION,
+            field="data",
+        )
     if study.rows and not request.recipe.rows.data:
-        raise UsageError(f"study {kind}: needs rows; give them with --data")
+        raise UsageError(f"study {kind}: needs rows; add them (--data)", code=ErrorCode.MISSING_VALUE, field="data")
     for source in dict.fromkeys(
         (*request.sources, request.recipe.rows.data, request.recipe.rows.eval_data, request.recipe.rows.test_data)
     ):
         if source is not None and is_file_name(source) and not Path(source).exists():
-            raise InputError(f"{source}: there is no such file of rows; check the path")
+            raise InputError(
+                f"{source}: no such file of rows; check the path", code=ErrorCode.FILE_MISSING, path=Path(source)
+            )
     study.check(request)
     if request.ray is not None and not study.spreads:
-        raise UsageError(f"--ray {request.ray}: study {kind} evaluates nothing that Ray could spread; leave it out")
+        raise UsageError(
+            f"--ray {request.ray}: study {kind} has no evaluations to distribute; omit it",
+            code=ErrorCode.CONTRADICTION,
+            field="ray",
+        )
     if request.ray is not None:
         check_reachable(request.ray)

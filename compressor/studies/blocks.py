@@ -15,7 +15,7 @@ from compressor.block_masks.mask_settings import mask_length, shares_by_kind
 from compressor.block_masks.train_masked import train_with_masks
 from compressor.config.run import Recipe
 from compressor.config.study import StudyRequest
-from compressor.errors import UsageError, nearest
+from compressor.errors import ErrorCode, UsageError, nearest
 from compressor.progress import ProgressCallback
 from compressor.studies import figures
 from compressor.studies.base import Result, Study
@@ -54,24 +54,42 @@ class Blocks(Study):
         for kinds in cls.values(settings, "kinds"):
             for kind in kinds.split("+"):
                 if kind not in known:
-                    raise UsageError(f"--kinds {kinds}: there is no {kind} attention; {nearest(kind, known)}")
+                    raise UsageError(
+                        f"--kinds {kinds}: there is no {kind} attention; {nearest(kind, known)}",
+                        code=ErrorCode.UNKNOWN_NAME,
+                        field="kinds",
+                        value=kind,
+                    )
         for masks in cls.values(settings, "masks"):
             if masks not in (OWN, RANDOM):
                 raise UsageError(
                     f"--masks {masks}: unknown; {nearest(masks, (OWN, RANDOM))}; another data set is named with a"
-                    " further --data"
+                    " further --data",
+                    code=ErrorCode.UNKNOWN_NAME,
+                    field="masks",
+                    value=masks,
                 )
         first, *others = [Path(name).name for name in settings.sources] or [""]
         for name in others:
             if name in (OWN, RANDOM, DENSE, RETRAINED, first) or others.count(name) > 1:
-                raise UsageError(f"--data {name}: two sources of one name, or a name that means something; rename it")
+                raise UsageError(
+                    f"--data {name}: two sources with this name, or a reserved name; rename the file",
+                    code=ErrorCode.CONTRADICTION,
+                    field="data",
+                    value=name,
+                )
 
     def cells(self) -> list[Cell]:
         there = (ALL, *dict.fromkeys(site.kind for site in self.context.sites))
         for kinds in self.axis("kinds"):
             for kind in kinds.split("+"):
                 if kind not in there:
-                    raise UsageError(f"--kinds {kinds}: the model has no {kind} attention; {nearest(kind, there)}")
+                    raise UsageError(
+                        f"--kinds {kinds}: the model has no {kind} attention; {nearest(kind, there)}",
+                        code=ErrorCode.UNKNOWN_NAME,
+                        field="kinds",
+                        value=kind,
+                    )
         others = [Path(name).name for name in self.request.sources[1:]]
         cells = []
         for seed in self.axis("seeds"):

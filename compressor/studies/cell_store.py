@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compressor.errors import InputError, UsageError
+from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.progress import Listener, ProgressCallback
 from graph_passes.files import atomic_replace
 
@@ -60,9 +60,13 @@ class StudyFolder:
         self._recipe = json.loads(json.dumps(recipe))
         self._cells = path / "cells"
         if path.exists() and not path.is_dir():
-            raise UsageError(f"{path}: is a file; name a folder for the study (-o)")
+            raise UsageError(
+                f"{path}: is a file; name a folder for the study (-o)", code=ErrorCode.INVALID_VALUE, path=path
+            )
         if path.is_dir() and not (path / STAMP).is_file() and any(path.iterdir()) and not self._cells.is_dir():
-            raise UsageError(f"{path}: no study wrote this folder; name another (-o)")
+            raise UsageError(
+                f"{path}: no study wrote this folder; name another (-o)", code=ErrorCode.OUTPUT_EXISTS, path=path
+            )
         _check_stamp(path, self._recipe)
 
     def _claim(self) -> None:
@@ -88,7 +92,11 @@ class StudyFolder:
             try:
                 results.append(json.loads(file.read_text(encoding="utf-8")))
             except ValueError as error:
-                raise InputError(f"{file}: is damaged ({error}); remove it and run the study again") from error
+                raise InputError(
+                    f"{file}: is damaged ({error}); remove it and run the study again",
+                    code=ErrorCode.FILE_UNREADABLE,
+                    path=file,
+                ) from error
         return results
 
     def run(self, cells: Sequence[Cell], do: Do, listen: Listener) -> None:
@@ -155,7 +163,9 @@ def _check_stamp(path: Path, recipe: Mapping[str, Any]) -> None:
         was, now = (_short(values.get(differ)) for values in (there if names else {}, recipe))
         raise UsageError(
             f"{path}: holds a study of another recipe ({differ} was {was}, now {now}); ask for the same again, or name"
-            " another folder (-o)"
+            " another folder (-o)",
+            code=ErrorCode.RUN_DIFFERS,
+            path=path,
         )
 
 

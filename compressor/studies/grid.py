@@ -14,7 +14,7 @@ import numpy as np
 
 from compressor.config.methods import METHODS
 from compressor.config.study import StudyRequest
-from compressor.errors import UsageError, nearest
+from compressor.errors import ErrorCode, UsageError, nearest
 from compressor.progress import ProgressCallback
 from compressor.studies import figures
 from compressor.studies.base import Result, Study
@@ -40,7 +40,12 @@ class Grid(Study):
     def check(cls, settings: StudyRequest) -> None:
         for method in cls.values(settings, "methods"):
             if method not in METHODS:
-                raise UsageError(f"--methods {method}: unknown; {nearest(method, list(METHODS))}")
+                raise UsageError(
+                    f"--methods {method}: unknown; {nearest(method, list(METHODS))}",
+                    code=ErrorCode.UNKNOWN_NAME,
+                    field="methods",
+                    value=method,
+                )
         check_options(settings.recipe.selection.options, cls.values(settings, "methods"))
 
     def cells(self) -> list[Cell]:

@@ -15,7 +15,7 @@ from compressor.config.fields import heading_of
 from compressor.config.run import FIELDS
 from compressor.config.study import RESERVED, StudyRequest, StudySize
 from compressor.environment import machine
-from compressor.errors import UsageError, nearest
+from compressor.errors import ErrorCode, UsageError, nearest
 from compressor.progress import Listener, NullListener, ProgressCallback
 from compressor.selection.ray_evaluator import evaluator_factory
 from compressor.studies import page
@@ -62,7 +62,12 @@ def check(kind: str, request: StudyRequest) -> type[Study]:
         TargetMissingError: the workers asked for cannot be had.
     """
     if kind not in KINDS:
-        raise UsageError(f"study {kind!r}: unknown; {nearest(kind, list(KINDS))}")
+        raise UsageError(
+            f"study {kind!r}: unknown; {nearest(kind, list(KINDS))}",
+            code=ErrorCode.UNKNOWN_NAME,
+            field="kind",
+            value=kind,
+        )
     check_request(kind, KINDS[kind], request)
     return KINDS[kind]
 
@@ -94,9 +99,9 @@ def study(kind: str, request: StudyRequest, listener: Listener | None = None) ->
         with evaluator_factory(request.ray) as context.make_trials:
             folder.run(cells, do, listen)
     except KeyboardInterrupt as interrupt:
-        raise KeyboardInterrupt(f"interrupted; the same command goes on from {folder.path}") from interrupt
+        raise KeyboardInterrupt(f"interrupted; the same command resumes from {folder.path}") from interrupt
     results = folder.results()
-    with listen.stage("writing what was found"):
+    with listen.stage("writing the findings"):
         facts_of_machine = instance.findings(results)
         seconds = sum(cell["seconds"] for cell in results)
         page.save(

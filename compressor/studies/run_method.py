@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from compressor.errors import UsageError, nearest
+from compressor.errors import ErrorCode, UsageError, nearest
 from compressor.progress import ProgressCallback
 from compressor.selection.learn import learn
 from compressor.selection.options import option_names
@@ -33,14 +33,26 @@ def check_options(
     for name in options:
         method, dot, option = name.rpartition(".")
         if dot and method not in methods:
-            raise UsageError(f"option {name!r}: {method} is not studied; {nearest(method, methods)}")
+            raise UsageError(
+                f"option {name!r}: {method} is not studied; {nearest(method, methods)}",
+                code=ErrorCode.UNKNOWN_NAME,
+                field=name,
+            )
         among = sorted(option_names(method)) if dot else known
         if option not in among:
-            raise UsageError(f"option {name!r} of {method or ', '.join(methods)}: unknown; {nearest(option, among)}")
+            raise UsageError(
+                f"option {name!r} of {method or ', '.join(methods)}: unknown; {nearest(option, among)}",
+                code=ErrorCode.UNKNOWN_NAME,
+                field=name,
+            )
         if dot and option == "pool":
-            raise UsageError(f"option {name!r}: all methods of a study choose from one pool; say pool={options[name]}")
+            raise UsageError(
+                f"option {name!r}: all methods of a study choose from one pool; say pool={options[name]}",
+                code=ErrorCode.CONTRADICTION,
+                field=name,
+            )
         if option in decided:
-            raise UsageError(f"option {name!r}: {decided[option]}")
+            raise UsageError(f"option {name!r}: {decided[option]}", code=ErrorCode.CONTRADICTION, field=name)
 
 
 def options_of(context: StudyContext, method: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import numpy as np
 
 import graph_passes
 from compressor.config.study import StudyRequest
-from compressor.errors import InputError
+from compressor.errors import ErrorCode, InputError
 from compressor.export import export_reference
 from compressor.measure import interleave
 from compressor.model_folder import example_inputs
@@ -114,11 +114,19 @@ class SpeedStudy(Study):
         for path in map(Path, self.axis("grids")):
             recipe, cells = _read_grid(path)
             if recipe.get("kind") != "grid" or recipe.get("model") != self.context.folder.fingerprint:
-                raise InputError(f"{path}: no grid study of this model; give the folder of one (--grids)")
+                raise InputError(
+                    f"{path}: no grid study of this model; name the folder of one (--grids)",
+                    code=ErrorCode.FILE_MISMATCH,
+                    path=path,
+                )
             collected.append((recipe["metric"], [cell for cell in cells if cell["asked"]["method"] != "dense"]))
         metrics = sorted({metric for metric, _ in collected})
         if len(metrics) > 1:
-            raise InputError(f"{', '.join(metrics)}: grids of different metrics; give those of one (--grids)")
+            raise InputError(
+                f"{', '.join(metrics)}: grids with different metrics; name grids with the same metric (--grids)",
+                code=ErrorCode.CONTRADICTION,
+                field="grids",
+            )
         return collected
 
     def run(self, cell: Cell, work: Path, tell: ProgressCallback) -> Result:
@@ -320,7 +328,11 @@ def _read_grid(path: Path) -> tuple[dict[str, Any], list[Result]]:
         recipe = json.loads((path / STAMP).read_text(encoding="utf-8"))
         return recipe, [json.loads(file.read_text(encoding="utf-8")) for file in sorted(path.glob("cells/*.json"))]
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: no study there that reads ({error}); give a grid's folder (--grids)") from error
+        raise InputError(
+            f"{path}: not a readable study ({error}); name the folder of a grid study (--grids)",
+            code=ErrorCode.FILE_UNREADABLE,
+            path=path,
+        ) from error
 
 
 def _digest(metric: str, cell: Result) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from compressor.report import write
-from tests import reports
+from tests.report import reports
 
 _FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "

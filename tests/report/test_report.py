@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from compressor.errors import InputError
-from compressor.report import Refusal, Report, formatting, load, summary, write
+from compressor.report import formatting, load, summary, write
 from compressor.report.files import to_json
 from compressor.report.headmap import head_maps
 from compressor.report.html import render
+from compressor.results import DropStatus, Refusal, Report
 from graph_passes import Plan
-from tests import reports
+from tests.report import reports
 
 HOSTILE = (
     "</td></title></pre><script>alert(1)</script><img src=x onerror=alert(1)>\"'&{{ 7 * 7 }}{% raw %}$\\frac$[red]"
@@ -40,9 +41,9 @@ HOSTILE = (
         ),
         ("nothing learned", "Nothing was learned: the engine is the model as it is, all 72 heads and the same 22.7M"),
         ("not faster", "Not faster: 58 of 72 heads kept"),
-        ("gate failed", "Gate failed: accuracy on the test rows 91.5 → 87.1, −4.4 points"),
-        ("numbers differ", "Numbers differ: reference graph = shrunk graph fails on the compressed side with"),
-        ("bare", "Speed not known, not proven: 0 of 1 heads kept"),
+        ("metric fell", "The metric fell too far: accuracy on the test rows 91.5 → 87.1, −4.4 points"),
+        ("numbers differ", "Numbers differ: reference graph = shrunk graph fails on the compressed model with"),
+        ("bare", "Speed unknown, not proven: 0 of 1 heads kept"),
     ],
 )
 def test_verdict_opens_with_what_matters_most(name: str, opening: str) -> None:
@@ -59,7 +60,7 @@ def test_verdict_of_a_run_that_won_is_one_whole_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "text"),
     [
         ({"speeds": (reports.speed(1, 128, 4.0, 6.0),)}, "Slower: "),
         (
@@ -67,29 +68,29 @@ def test_verdict_of_a_run_that_won_is_one_whole_sentence() -> None:
             "Faster at 1 of 2 sizes only: ",
         ),
         ({"speeds": (reports.speed(1, 128, 6.0, 4.0, void="6 fused, 3 fused"),)}, "speed void (6 fused, 3 fused)"),
-        ({"speeds": ()}, "Speed not known: "),
+        ({"speeds": ()}, "Speed unknown: "),
         ({"proofs": ()}, "no proof was run"),
         (
             {"proofs": reports.proofs(math.nan)},
             "relative error not a number where 0.0001 is allowed (1 of 6 proofs fail)",
         ),
         (
-            {"gate": "failed", "proofs": reports.proofs(1.0), "speeds": ()},
-            "Numbers differ, gate failed, speed not known: ",
+            {"drop_status": DropStatus.FAILED, "proofs": reports.proofs(1.0), "speeds": ()},
+            "Numbers differ, the metric fell too far, speed unknown: ",
         ),
-        ({"gate": "failed"}, "worse than --max-drop 0.02 allows"),
+        ({"drop_status": DropStatus.FAILED}, "more than --max-drop 0.02 allows"),
         ({"scores": ()}, "no metric measured"),
         ({"refused": (Refusal(what="a", why="b"),)}, "one site was refused"),
         ({"plan": reports.dense(reports.bert_plan()).model_copy(update={"method": "dsp"})}, "Nothing was dropped: "),
     ],
 )
-def test_verdict_says_so(changed: dict[str, Any], told: str) -> None:
-    assert told in reports.report(**changed).verdict
+def test_verdict_says_so(changed: dict[str, Any], text: str) -> None:
+    assert text in reports.report(**changed).verdict
 
 
 def test_verdict_quotes_the_test_rows_and_says_when_lower_is_better() -> None:
-    told = reports.encoder_decoder().verdict
-    assert "perplexity on the test rows 18.2 → 18.9, +0.73 (95% interval +0.52 to +0.97), lower is better" in told
+    text = reports.encoder_decoder().verdict
+    assert "perplexity on the test rows 18.2 → 18.9, +0.73 (95% interval +0.52 to +0.97), lower is better" in text
     assert "eval" not in reports.report().verdict
 
 
@@ -111,8 +112,8 @@ def test_a_report_read_back_writes_the_same_files(tmp_path: Path) -> None:
 
 
 def test_what_was_written_is_validated(tmp_path: Path) -> None:
-    broken = reports.bare().model_copy(update={"gate": "perhaps"})
-    with pytest.raises(pydantic.ValidationError, match="gate"):
+    broken = reports.bare().model_copy(update={"drop_status": "perhaps"})
+    with pytest.raises(pydantic.ValidationError, match="drop_status"):
         write(broken, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -134,9 +135,9 @@ def test_failed_write_leaves_what_stood_there(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "text"),
     [
-        (None, "report.json: no report there; give the folder of a finished run"),
+        (None, "report.json: no such report; name the folder of a finished run"),
         (b"", "report.json: report: Invalid JSON: EOF"),
         (b'{"version": 1, "verdict"', "report.json: report: Invalid JSON: EOF"),
         (b"\xff\xfe\x00", "report.json: report: Invalid JSON"),
@@ -144,12 +145,12 @@ def test_failed_write_leaves_what_stood_there(tmp_path: Path, monkeypatch: pytes
         (b'{"version": 2}', "report.json: version: Input should be 1"),
     ],
 )
-def test_damaged_report_is_one_line(content: bytes | None, told: str, tmp_path: Path) -> None:
+def test_damaged_report_is_one_line(content: bytes | None, text: str, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "report.json").write_bytes(content)
     with pytest.raises(InputError) as caught:
         load(tmp_path)
-    assert told in str(caught.value)
+    assert text in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -252,19 +253,19 @@ def test_page_stands_without_samples_and_with_scores_that_blew_up() -> None:
 
 def test_map_keeps_original_heads_kinds_and_missing_heads() -> None:
     maps = {kind.title: kind for kind in head_maps(reports.encoder_decoder().plan)}
-    assert list(maps) == ["Encoder self-attention", "Decoder self-attention", "Cross-attention"]
+    assert list(maps) == ["Bidirectional self-attention", "Causal self-attention", "Cross-attention"]
     cross = maps["Cross-attention"]
     assert cross.pattern == "model.decoder.layers.*.encoder_attn"
     assert [row.label for row in cross.rows] == ["0", "1", "2", "3", "4", "5"]
     assert [sum(cell.state != "absent" for cell in row.cells) for row in cross.rows] == [16, 16, 12, 8, 16, 4]
-    grouped = maps["Decoder self-attention"].rows[0].cells
+    grouped = maps["Causal self-attention"].rows[0].cells
     assert [head for head, cell in enumerate(grouped) if cell.group] == [4, 8, 12]
 
 
 def test_map_tells_site_head_and_scale() -> None:
     site = reports.SitePlan("layer.10.attn", "bidirectional", 2, 2, 8, (1,), (0.5,))
     (only,) = head_maps(Plan(sites=(site,)))
-    assert [cell.told for cell in only.rows[0].cells] == [
+    assert [cell.tooltip for cell in only.rows[0].cells] == [
         "layer.10.attn, head 0: dropped",
         "layer.10.attn, head 1: kept, scale 0.5",
     ]
@@ -299,7 +300,7 @@ def test_summary_prints_brackets_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("text", "expected"),
     [
         (formatting.count(999), "999"),
         (formatting.count(999_950), "1M"),
@@ -318,8 +319,8 @@ def test_summary_prints_brackets_as_they_are() -> None:
         (formatting.change(0, 5), ""),
     ],
 )
-def test_numbers_as_people_read_them(told: str, expected: str) -> None:
-    assert told == expected
+def test_numbers_as_people_read_them(text: str, expected: str) -> None:
+    assert text == expected
 
 
 _TEXT = st.text(st.characters(codec="utf-8"))
@@ -335,5 +336,5 @@ def test_recipe_reads_back_as_toml(recipe: dict[str, Any]) -> None:
 
 def test_reading_a_report_needs_no_plotting_and_no_torch() -> None:
     code = "import sys, compressor.report; print({'matplotlib', 'torch'} & set(sys.modules))"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "set()"
+    text = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert text.stdout.strip() == "set()"

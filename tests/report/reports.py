@@ -8,20 +8,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from compressor.report import (
+from compressor.report import verdict
+from compressor.results import (
     CurvePoint,
+    DropStatus,
     EngineFacts,
     Latency,
+    Note,
     Proof,
+    ProofStage,
     Refusal,
     Report,
     Score,
     Speed,
-    verdict,
 )
 from graph_passes import Kind, Plan, SitePlan
 
-_STAGES = ("gated model = reference graph", "reference graph = shrunk graph", "shrunk graph = engine")
+_STAGES = tuple(ProofStage)
 
 
 def latency(p50: float, batch: int, calls: int = 200, seed: int = 0) -> Latency:
@@ -100,12 +103,12 @@ def proofs(error: float = 3.1e-7) -> tuple[Proof, ...]:
     return tuple(
         Proof(
             stage=stage,
-            side=side,
-            error=error if (stage, side) == (_STAGES[1], "compressed") else 2.4e-7,
+            variant=variant,
+            error=error if (stage, variant) == (_STAGES[1], "compressed") else 2.4e-7,
             tolerance=1e-4,
             cases=cases,
         )
-        for side in ("dense", "compressed")
+        for variant in ("dense", "compressed")
         for stage in _STAGES
     )
 
@@ -147,8 +150,8 @@ def report(**changed: Any) -> Report:
         "task": "text-classification",
         "plan": bert_plan(),
         "notes": (
-            "Test rows: 1,821 of the evaluation data were set aside with seed 1, for no test data was given.",
-            "The scales of the kept heads are folded into the output projections.",
+            Note(text="Test rows: 1,821 of the evaluation data were set aside with seed 1."),
+            Note(text="The scales of the kept heads are folded into the output projections."),
         ),
         "curves": curves(),
         "scores": (accuracy(), accuracy(0.9266, 0.922, split="eval", rows=872)),
@@ -158,7 +161,7 @@ def report(**changed: Any) -> Report:
         "compressed": engine(20_936_834, attentions=5, fused=5),
         "target": "ort",
         "precision": "fp32",
-        "gate": "passed",
+        "drop_status": DropStatus.PASSED,
         "session": {"runtime": "onnxruntime 1.31.0", "provider": "CPUExecutionProvider", "intra_op_num_threads": 2},
         "machine": {
             "processor": "Intel(R) Xeon(R) Platinum 8481C",
@@ -183,7 +186,7 @@ def report(**changed: Any) -> Report:
         "seconds": {"learn": 812.4, "export": 9.7, "shrink": 1.2, "build": 4.1, "prove": 11.9, "measure": 95.3},
     }
     facts |= changed
-    judged = ("plan", "dense", "compressed", "speeds", "scores", "proofs", "gate", "refused")
+    judged = ("plan", "dense", "compressed", "speeds", "scores", "proofs", "drop_status", "refused")
     known = {name: facts[name] for name in judged if name in facts}
     facts.setdefault("verdict", verdict(**known, max_drop=facts["recipe"].get("max_drop")))
     return Report(**facts)
@@ -199,25 +202,34 @@ def nothing_learned() -> Report:
     """Neither data nor a plan: the model as it is."""
     plan = dense(bert_plan()).model_copy(update={"seed": None, "data": None})
     facts = engine(22_713_602)
-    notes = ("Nothing was learned: give --data with --method, or a --plan.",)
+    notes = (Note(text="nothing was learned: add rows (--data) and the number of heads to keep (--keep)"),)
     speeds = (speed(1, 128, 6.32, 6.3), speed(8, 128, 47.9, 47.9))
-    bare: dict[str, Any] = {"curves": (), "scores": (), "gate": "not asked", "recipe": {"model": "minilm-sst2"}}
+    bare: dict[str, Any] = {
+        "curves": (),
+        "scores": (),
+        "drop_status": DropStatus.NOT_CHECKED,
+        "recipe": {"model": "minilm-sst2"},
+    }
     return report(plan=plan, dense=facts, compressed=facts, notes=notes, speeds=speeds, **bare)
 
 
 def not_faster() -> Report:
     """Two heads of 72 went: no interval is clear of one."""
-    return report(plan=bert_plan(58), speeds=(speed(1, 128, 6.32, 6.3), speed(8, 128, 47.9, 47.5)), gate="not asked")
+    return report(
+        plan=bert_plan(58),
+        speeds=(speed(1, 128, 6.32, 6.3), speed(8, 128, 47.9, 47.5)),
+        drop_status=DropStatus.NOT_CHECKED,
+    )
 
 
-def gate_failed() -> Report:
+def metric_fell() -> Report:
     """Faster, at a price above what was allowed."""
-    return report(gate="failed", scores=(accuracy(0.915, 0.871),), plan=bert_plan(6))
+    return report(drop_status=DropStatus.FAILED, scores=(accuracy(0.915, 0.871),), plan=bert_plan(6))
 
 
 def numbers_differ() -> Report:
     """A proof broke, with an error that has no bound."""
-    return report(proofs=proofs(math.inf), gate="not asked")
+    return report(proofs=proofs(math.inf), drop_status=DropStatus.NOT_CHECKED)
 
 
 def refused() -> Report:
@@ -293,7 +305,7 @@ AWKWARD: dict[str, Callable[[], Report]] = {
     "won": report,
     "nothing learned": nothing_learned,
     "not faster": not_faster,
-    "gate failed": gate_failed,
+    "metric fell": metric_fell,
     "numbers differ": numbers_differ,
     "refused": refused,
     "encoder-decoder": encoder_decoder,

@@ -29,9 +29,8 @@ from compressor.errors import InputError, UsageError
 from compressor.progress import ProgressCallback
 from compressor.results import Note
 from compressor.selection import subset_evaluator
-from compressor.selection.learn import METHODS
-from compressor.selection.ray_evaluator import EvaluatorFactory
-from compressor.selection.subset_evaluator import ModelSubsetEvaluator
+from compressor.config.methods import METHODS
+from compressor.selection.subset_evaluator import EvaluatorFactory, ModelSubsetEvaluator
 from compressor.selection.options import option_names
 from compressor.studies import KINDS, SIZES, StudySize, base, run, study
 from compressor.studies.cell_store import Cell, StudyFolder
@@ -39,7 +38,8 @@ from compressor.studies.context import StudyContext
 from compressor.studies.grid import Grid
 from compressor.studies.results import difference
 from compressor.studies.run_method import check_options
-from tests import folders, learning
+from tests import folders
+from tests.selection import tiny
 from tests.command import compress
 
 TINY = replace(SIZES["tiny"], steps=3, trials=3, masks=1, seconds=0.001, evaluations=1, sample=8)
@@ -134,7 +134,7 @@ def done(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
 
 def test_a_grid_runs_every_method_and_draws_it_where_its_heads_are(place: Path, tmp_path: Path) -> None:
     """Global pruning takes a head of every layer at a time: of 3 asked for it keeps 4."""
-    found = study("grid", asked(place, tmp_path, axes={"methods": METHODS, "keeps": (3,)}))
+    found = study("grid", asked(place, tmp_path, axes={"methods": tuple(METHODS), "keeps": (3,)}))
     heads = {row["method"]: row["heads"] for row in table(tmp_path)}
     assert heads == {"dense": "8", **dict.fromkeys(METHODS, "3"), "global": "4"}
     assert {picture.name for picture in found.pictures} >= {f"kept_{method}" for method in METHODS}
@@ -307,7 +307,7 @@ def test_the_interval_of_accuracy_is_that_of_any_metric() -> None:
     """The short way that accuracy takes gives what scoring every draw gives."""
     draw = np.random.default_rng(0)
     runs = [np.stack([draw.integers(0, 2, 40), draw.integers(0, 2, 40)], axis=1).astype(float) for _ in range(4)]
-    quick, slow = learning.Sign(), learning.Sign()
+    quick, slow = tiny.Sign(), tiny.Sign()
     slow.metric = "other"
     assert difference(quick, runs[:2], runs[2:]) == pytest.approx(difference(slow, runs[:2], runs[2:]))
 
