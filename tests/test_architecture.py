@@ -21,11 +21,11 @@ GRAPH_PASSES = (
 )
 COMPRESSOR = (
     ("errors", "results", "progress", "environment", "workdir", "silence_libraries", "segment_memory"),
+    ("targets",),
     ("config",),
     ("units",),
     ("models", "model_folder", "export"),
     ("tasks",),
-    ("targets",),
     ("measure",),
     ("training",),
     ("selection",),

@@ -56,7 +56,6 @@ def config_field(
     decides_plan: bool = False,
     runs_code: bool = False,
     is_path: bool = False,
-    target: str | None = None,
     choices: Sequence[str] = (),
 ) -> Any:
     """A field of a configuration.
@@ -69,7 +68,6 @@ def config_field(
         decides_plan: a run that differs in it learns something else, so it is part of the key that resuming goes by.
         runs_code: it makes the command load code or trust another machine: a model folder's own recipe may not set it.
         is_path: it names a file or folder; in a recipe it is relative to the recipe's folder.
-        target: the only target that it has an effect on.
         choices: the names that it takes, where they are registered elsewhere rather than written as a `Literal`.
     """
     extra: dict[str, Any] = {
@@ -77,7 +75,6 @@ def config_field(
         "decides_plan": decides_plan,
         "runs_code": runs_code,
         "is_path": is_path,
-        "target": target,
     }
     if choices:
         extra["enum"] = list(choices)

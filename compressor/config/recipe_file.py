@@ -215,7 +215,7 @@ def json_schema() -> dict[str, Any]:
         properties |= schema["properties"]
         definitions |= schema.get("$defs", {})
     for property_schema in properties.values():
-        for extra in ("heading", "decides_plan", "runs_code", "is_path", "target"):
+        for extra in ("heading", "decides_plan", "runs_code", "is_path"):
             property_schema.pop(extra, None)
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -29,6 +29,7 @@ from compressor.config.sections import (
     SourceConfig,
 )
 from compressor.errors import ErrorCode
+from compressor.targets import DEFAULT_TARGET, target
 
 SECTIONS: Mapping[str, type[Config]] = {
     "source": SourceConfig,
@@ -144,13 +145,15 @@ class Recipe(Config):
 
     def _check_engine(self) -> None:
         engine = self.engine
-        if engine.target == "trt" and engine.provider == "cpu":
+        runtime = target(engine.target)
+        if engine.provider is not None and engine.provider not in runtime.providers:
             raise FieldConflictError(
                 ErrorCode.CONTRADICTION,
-                "<provider> cpu: TensorRT runs on a GPU; omit it, or choose ort (<target>)",
+                f"<provider> {engine.provider}: {runtime.title} runs on {' or '.join(runtime.providers)} only; omit it,"
+                f" or choose {DEFAULT_TARGET} (<target>)",
                 *("provider", "target"),
             )
-        if engine.kernel is not None and (engine.target == "trt" or engine.provider == "cuda"):
+        if engine.kernel is not None and ("kernel" not in runtime.options or engine.provider == "cuda"):
             raise FieldConflictError(
                 ErrorCode.CONTRADICTION,
                 f"<kernel> {engine.kernel}: only ONNX Runtime on the CPU uses it; omit it",

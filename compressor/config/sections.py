@@ -9,7 +9,6 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from compressor.config.fields import Config, config_field, one_of
 from compressor.config.methods import METHODS, SEARCH_METHODS
-from compressor.config.targets import TARGETS
 from compressor.config.values import (
     AbsolutePath,
     BlockSize,
@@ -26,6 +25,7 @@ from compressor.config.values import (
     Sizes,
     Workers,
 )
+from compressor.targets import DEFAULT_TARGET, TARGETS
 
 MODEL, DATA, HEADS, BLOCKS = "Model", "Data", "Heads", "Blocks"
 ENGINE, MEASURING, OUTPUT = "Engine", "Measuring", "Output"
@@ -188,7 +188,7 @@ class EngineConfig(Config):
     """How engines are built."""
 
     target: Annotated[str, AfterValidator(one_of(tuple(TARGETS)))] = config_field(
-        ENGINE, "runtime to build for", "ort", choices=tuple(TARGETS)
+        ENGINE, "runtime to build for", DEFAULT_TARGET, choices=tuple(TARGETS)
     )
     precision: Literal["fp32", "fp16", "bf16"] = config_field(ENGINE, "numeric precision of the engine", "fp32")
     provider: Literal["cpu", "cuda"] | None = config_field(
@@ -202,20 +202,17 @@ class EngineConfig(Config):
         is_path=True,
     )
     workspace: Count | None = config_field(
-        ENGINE, "MiB of GPU memory that TensorRT may use while it builds; default: all free memory", target="trt"
+        ENGINE, "MiB of GPU memory that TensorRT may use while it builds; default: all free memory"
     )
     timing_cache: Path | None = config_field(
         ENGINE,
         "file of TensorRT's kernel timings, read and updated; default: a file in the user's cache",
         is_path=True,
-        target="trt",
     )
     hardware_compatible: bool = config_field(
-        ENGINE, "build a TensorRT engine for other GPUs too, from Ampere on", False, target="trt"
+        ENGINE, "build a TensorRT engine for other GPUs too, from Ampere on", False
     )
-    version_compatible: bool = config_field(
-        ENGINE, "build a TensorRT engine for later versions too", False, target="trt"
-    )
+    version_compatible: bool = config_field(ENGINE, "build a TensorRT engine for later versions too", False)
 
 
 class ExportConfig(Config):

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
 from compressor.measure import timing
 from compressor.silence_libraries import one_line
-from compressor.targets import BuildOptions, Engine, target
+from compressor.targets import BuildOptions, Engine, Target, target_of
 from compressor.targets.base import Feeds, Precision
 from compressor.targets.cuda import driver
 from compressor.targets.onnxruntime.ort_session import PROVIDERS
@@ -101,23 +101,25 @@ def load_engine(path: Path, scratch: Path, threads: int | None = None, kernel: P
             path=path,
         )
     with library_errors(path):
-        if path.suffix in target("trt").suffixes:
-            loaded = _load_tensorrt(path, kernel)
+        runtime = target_of(path)
+        if runtime.metadata_file is not None:
+            loaded = _load_built(runtime, path, kernel)
         else:
-            loaded = _load_onnx(path, scratch, threads, kernel)
+            loaded = _build(runtime, path, scratch, threads, kernel)
     _log.debug("loaded %s: %s", path, loaded.host)
     return loaded
 
 
-def _load_tensorrt(path: Path, kernel: Path | None) -> LocalEngine:
+def _load_built(runtime: Target, path: Path, kernel: Path | None) -> LocalEngine:
+    """An engine that was built ahead of time."""
     if kernel is not None:
         raise UsageError(
-            f"--kernel {kernel}: a kernel is for ONNX Runtime, and {path} is a TensorRT engine; omit it",
+            f"--kernel {kernel}: a kernel is for ONNX Runtime, and {path} is a {runtime.title} engine; omit it",
             code=ErrorCode.CONTRADICTION,
             field="kernel",
             path=path,
         )
-    engine, metadata = target("trt").load(path), read_metadata(path)
+    engine, metadata = runtime.load(path), read_metadata(path)
     return LocalEngine(
         name=str(path),
         engine=engine,
@@ -132,10 +134,12 @@ def _load_tensorrt(path: Path, kernel: Path | None) -> LocalEngine:
     )
 
 
-def _load_onnx(path: Path, scratch: Path, threads: int | None, kernel: Path | None) -> LocalEngine:
+def _build(runtime: Target, path: Path, scratch: Path, threads: int | None, kernel: Path | None) -> LocalEngine:
+    """An engine that is built here from an ONNX file."""
     model = load(path)
     half = any(value.dtype == ir.DataType.FLOAT16 for value in model.graph.initializers.values())
-    engine = target("ort").build(path, scratch / "engine.onnx", threads=threads, options=BuildOptions(kernel=kernel))
+    out = scratch / runtime.engine_file
+    engine = runtime.build(path, out, threads=threads, options=BuildOptions(kernel=kernel))
     session = engine.session
     device = str(driver().device) if session["provider"] == PROVIDERS["cuda"] else session["provider"]
     host = f"{session['runtime']} on {device}, {session['intra_op_threads']} threads"

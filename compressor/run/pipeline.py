@@ -33,6 +33,7 @@ from compressor.run.run_log import RunLog
 from compressor.run.sizes import work_out_sizes
 from compressor.run.variant import build_variant, cpu_fallback, export_graph, rehearse, require_complete, shrink_graph
 from compressor.run.write_report import make_report, write_output
+from compressor.targets import DEFAULT_TARGET
 from compressor.tasks import Data, open_data
 from compressor.units import keep_all
 from compressor.workdir import WorkDir, open_workdir
@@ -154,7 +155,7 @@ def _mask_selector(recipe: Recipe, model: LoadedModel, sizes: RunSizes) -> MaskS
 
 def _timed_recipe(recipe: Recipe) -> Recipe:
     """The recipe that attention is timed with: only ONNX Runtime times single attentions."""
-    return recipe if recipe.engine.target == "ort" else cpu_fallback(recipe)
+    return recipe if recipe.engine.target == DEFAULT_TARGET else cpu_fallback(recipe)
 
 
 def _learning_stage(recipe: Recipe) -> str:
@@ -169,7 +170,7 @@ def _lowered_sites(
     """Masked sites where block-sparse attention is faster than the mask as a bias."""
     if not selected.plan.masks:
         return frozenset()
-    if recipe.engine.target != "ort" and model.missing is None:
+    if recipe.engine.target != DEFAULT_TARGET and model.missing is None:
         text = f"whether masks pay was timed with ONNX Runtime, not with {recipe.engine.target}"
         log.add_notes([Note(code=NoteCode.MASKS_TIMED_ELSEWHERE, text=text)])
     with log.stage("timing masked attention"):

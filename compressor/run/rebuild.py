@@ -252,7 +252,7 @@ def _time(variants: Mapping[VariantName, Variant], run: FinishedRun, log: RunLog
 def _note_build(run: FinishedRun, variants: Mapping[VariantName, Variant], log: RunLog, *, lost: bool) -> None:
     engine = run.recipe.engine
     kernel = run.report.recipe.get("kernel")
-    if kernel and engine.kernel is None and engine.target == "ort":
+    if kernel and engine.kernel is None and "kernel" in target(engine.target).options:
         text = f"the kernel of the run, {kernel}, is not used; name it if you trust it (--kernel)"
         log.add_notes([Note(code=NoteCode.KERNEL_UNUSED, text=text)])
     if "dense" not in variants:

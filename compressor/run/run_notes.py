@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from compressor.config.fields import extra_of, flag_of
+from compressor.config.fields import flag_of
 from compressor.config.run import FIELDS, Recipe
 from compressor.config.sections import BlocksConfig
 from compressor.model_folder import ModelFolder
 from compressor.models import SegmentConfig
 from compressor.results import EngineFacts, MissingTarget, Note, NoteCode, VariantName
 from compressor.run.products import SelectedPlan
+from compressor.targets import unused_options
 from compressor.tasks import Data
 from graph_passes import Plan
 
@@ -48,12 +49,8 @@ def of_unused_fields(recipe: Recipe, maximum_length: int | None, *, learns: bool
         recipe,
         "no blocks are dropped (--drop-blocks, --drop-blocks-by-kind)" if learns else "no masks are learned",
     )
-    target = recipe.engine.target
-    yield from _unused(
-        (name for name, field in FIELDS.items() if extra_of(field, "target") not in (None, target)),
-        recipe,
-        f"the target is {target}",
-    )
+    ignored = unused_options(recipe.engine.target)
+    yield from _unused((name for name in FIELDS if name in ignored), recipe, f"the target is {recipe.engine.target}")
     if learns and recipe.selection.searches and not blocks.drops_any:
         changed = [name for name in _TRAINING_FIELDS if recipe.value(name) != FIELDS[name].default]
         yield from _unused(changed, recipe, f"{recipe.selection.method} searches and does not train")

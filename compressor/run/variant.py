@@ -15,7 +15,7 @@ from compressor.model_folder import ModelFolder, example_inputs
 from compressor.results import VariantName
 from compressor.run import verify
 from compressor.run.products import Case, ExportedGraph, ShrunkGraph, Variant
-from compressor.targets import BuildOptions, Engine, target
+from compressor.targets import DEFAULT_TARGET, BuildOptions, Engine, target
 from compressor.units import Site, keep_all
 from graph_passes import Plan, Shrunk
 
@@ -138,4 +138,4 @@ def rehearse(reference: Path, sites: Sequence[Site]) -> Shrunk:
 
 def cpu_fallback(recipe: Recipe) -> Recipe:
     """The recipe for ONNX Runtime on the CPU in fp32, which proves and measures what the target cannot on this machine."""
-    return recipe.updated(target="ort", precision="fp32", provider="cpu")
+    return recipe.updated(target=DEFAULT_TARGET, precision="fp32", provider="cpu")

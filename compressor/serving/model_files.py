@@ -15,6 +15,7 @@ from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.report import Report
 from compressor.results import Note, NoteCode
 from compressor.serving import tensorrt_engines
+from compressor.targets import target
 from compressor.targets.tensor_specs import FREE, TensorSpec, input_specs, output_specs
 
 GRAPH = "model.onnx"
@@ -87,7 +88,7 @@ def _graph_files(request: ServeRequest, report: Report, backend: Backend) -> Mod
     inputs, outputs = input_specs(graph, path), output_specs(graph, path)
     measured_batch = max((speed.batch for speed in report.speeds), default=_DEFAULT_BATCH)
     max_batch = _max_batch(request, (*inputs, *outputs), measured_batch)
-    measured_on_gpu = report.target == "trt" or "CUDA" in str(report.session.get("provider"))
+    measured_on_gpu = target(report.target).needs_device or "CUDA" in str(report.session.get("provider"))
     device: Device = request.device or ("gpu" if request.gpus or measured_on_gpu else "cpu")
     return ModelFiles(
         backend=backend,
@@ -131,10 +132,11 @@ def _requirements(graph: ir.Model, backend: Backend, device: Device) -> Iterator
 
 def _limits(request: ServeRequest, report: Report, path: Path, max_batch: int) -> Iterator[Note]:
     """How the served model differs from the one that was requested or measured."""
-    if report.recipe.get("target") == "trt" and not request.backend:
+    requested = target(report.recipe.get("target") or report.target)
+    if requested.needs_device and not request.backend:
         yield Note(
-            text=f"{request.out} was made for TensorRT and has no engine, so ONNX Runtime serves the graph; build the"
-            f" engine with compress build {request.out} --target trt",
+            text=f"{request.out} was made for {requested.title} and has no engine, so ONNX Runtime serves the graph;"
+            f" build the engine with compress build {request.out} --target {requested.name}",
             code=NoteCode.ENGINE_MISSING,
         )
     if not max_batch:

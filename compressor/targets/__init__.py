@@ -1,19 +1,30 @@
-"""The runtimes to build for, by name: a package each, registered by one line in `compressor.config.targets`."""
+"""The runtimes to build for, by name.
+
+To add one, write a package whose `target` module defines `TARGET`, and add one line to `TARGETS`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 
-from compressor.config.targets import TARGETS
-from compressor.errors import ErrorCode, InputError, UsageError, nearest
+from compressor.errors import ErrorCode, UsageError, nearest
 from compressor.targets.base import TOLERANCE, BuildOptions, Engine, Feeds, Precision, Provider, Target, span
+
+TARGETS: Mapping[str, str] = {
+    "ort": "compressor.targets.onnxruntime.target",
+    "trt": "compressor.targets.tensorrt.target",
+}
+"""Name -> module that defines the target, imported on first use."""
+DEFAULT_TARGET = "ort"
+"""The target where none is named, and the one that proves and measures on the CPU where another target is missing."""
 
 
 def target(name: str) -> Target:
     """The target of a name; calling it builds an engine.
 
-    The object exists on any machine: whether its runtime does is for `Target.check` and `Target.missing` to tell.
+    The object exists on any machine: `Target.check` and `Target.missing` say whether its runtime does.
 
     Raises:
         UsageError: there is no target of this name.
@@ -30,36 +41,19 @@ def target(name: str) -> Target:
 
 
 def target_of(path: Path) -> Target:
-    """The target whose engines are files like this one, by its suffix.
-
-    Raises:
-        InputError: no target has engines with this suffix.
-    """
-    suffixes = {suffix: runtime for runtime in map(target, TARGETS) for suffix in runtime.suffixes}
-    if path.suffix not in suffixes:
-        raise InputError(
-            f"{path}: unknown kind of engine; name a file that ends in {', '.join(suffixes)}",
-            code=ErrorCode.INVALID_VALUE,
-            path=path,
-        )
-    return suffixes[path.suffix]
+    """The target whose engines have the suffix of a file; the default one, which reads ONNX, for every other suffix."""
+    runtimes = map(target, TARGETS)
+    return next((runtime for runtime in runtimes if path.suffix in runtime.suffixes), target(DEFAULT_TARGET))
 
 
-def check(name: str, precision: Precision, provider: Provider | None, kernel: Path | None = None) -> None:
-    """Raise where a target cannot be built for on this machine; see `Target.check`."""
-    target(name).check(precision=precision, provider=provider, kernel=kernel)
+def unused_options(name: str) -> frozenset[str]:
+    """Fields of `BuildOptions` that other targets use and this one does not."""
+    every = frozenset(option for runtime in map(target, TARGETS) for option in runtime.options)
+    return every - target(name).options
 
-
-def missing(name: str) -> str | None:
-    """What this machine lacks for a target; see `Target.missing`."""
-    return target(name).missing()
-
-
-ENGINE_FILES = {name: target(name).engine_file for name in TARGETS}
-"""Target name -> name of the file that its runtime loads."""
 
 __all__ = [
-    "ENGINE_FILES",
+    "DEFAULT_TARGET",
     "TARGETS",
     "TOLERANCE",
     "BuildOptions",
@@ -68,9 +62,8 @@ __all__ = [
     "Precision",
     "Provider",
     "Target",
-    "check",
-    "missing",
     "span",
     "target",
     "target_of",
+    "unused_options",
 ]

@@ -19,6 +19,7 @@ from compressor.model_folder import example_inputs, load
 from compressor.results import DropStatus, NoteCode
 from compressor.run import verify
 from compressor.run.rebuild import load_run, rebuild, replace_engine
+from compressor.serving import ServeRequest, export
 from compressor.units import find_sites, keep_all
 from graph_passes import BlockMask, save
 from tests.command import compress
@@ -200,6 +201,8 @@ def test_the_kernel_of_a_run_is_used_where_it_is_named_again(
     report = compressor.compress(recipe, listener)
     assert all(proof.holds for proof in report.proofs)
     assert report.compressed.optimization.count(f"1 by the kernel of {library.resolve()}") == 1
+    served = export(ServeRequest(out=out, repository=tmp_path / "repository"))
+    assert NoteCode.KERNEL_NOT_SERVED in [note.code for note in served.notes]
     named = rebuild(out, {"kernel": library}, listener)
     assert named.session["kernel"] == str(library.resolve())
     assert NoteCode.KERNEL_UNUSED not in [note.code for note in named.notes]

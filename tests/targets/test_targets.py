@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 
 from compressor.errors import ErrorCode, InputError, TargetMissingError, UsageError
-from compressor.targets import TARGETS, BuildOptions, Precision, Provider, span, target, target_of
+from compressor.targets import (
+    DEFAULT_TARGET,
+    TARGETS,
+    BuildOptions,
+    Precision,
+    Provider,
+    span,
+    target,
+    target_of,
+    unused_options,
+)
 
 WITHOUT_TORCH = """
 import importlib, pkgutil, sys
@@ -64,6 +74,12 @@ class TestEveryTarget:
             described.check_request(kernel=kernel)
         assert (error.value.code, error.value.details["value"]) == (ErrorCode.CONTRADICTION, kernel)
 
+    def test_options_are_used_or_unused(self, name: str) -> None:
+        assert not target(name).options & unused_options(name)
+        assert target(name).options | unused_options(name) == {
+            option for described in map(target, TARGETS) for option in described.options
+        }
+
     def test_it_names_an_engine_that_is_missing(self, name: str, tmp_path: Path) -> None:
         path = tmp_path / target(name).engine_file
         with pytest.raises(InputError) as error:
@@ -78,10 +94,9 @@ def test_targets_are_found_by_name() -> None:
     assert (error.value.code, error.value.details["value"]) == (ErrorCode.UNKNOWN_NAME, "tflite")
 
 
-def test_a_file_that_is_no_engine_is_refused() -> None:
-    with pytest.raises(InputError) as error:
-        target_of(Path("model.tflite"))
-    assert error.value.code is ErrorCode.INVALID_VALUE
+def test_files_of_no_target_are_for_the_default_one() -> None:
+    assert target_of(Path("model.tflite")) is target(DEFAULT_TARGET)
+    assert "cpu" in target(DEFAULT_TARGET).providers
 
 
 @pytest.mark.parametrize(
