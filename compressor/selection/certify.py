@@ -161,7 +161,7 @@ def split_rows(rows: Dataset, task: Task, budget: float, confidence: float, seed
         )
     if not 0 < budget < 1:
         raise UsageError(
-            f"--max-drop {budget:g}: a certificate needs a share of accuracy above 0 and below 1, such as 0.01",
+            f"--max-drop {budget:g}: a certificate bounds a loss of accuracy; set a share between 0 and 1, e.g. 0.01",
             code=ErrorCode.OUT_OF_RANGE,
             field="max_drop",
             value=budget,

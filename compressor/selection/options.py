@@ -146,7 +146,7 @@ def _usage_error(subject: str, error: pydantic.ValidationError, model: type[Meth
         )
     name, value = str(fault["loc"][0]), fault["input"]
     code, message = describe_fault(fault)
-    hint = "" if ";" in message else f" ({model.model_fields[name].description})"
+    hint = "" if ";" in message else f" ({model.model_fields[name].description}); change its value"
     return UsageError(
         f"option {name}={value!r} of {subject}: {message}{hint}", code=code, field=name, value=value, subject=subject
     )

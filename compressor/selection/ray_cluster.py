@@ -23,8 +23,8 @@ from compressor.errors import ErrorCode, TargetMissingError
 
 _CONNECT_SECONDS = 5
 """Time to reach an address."""
-_SHUTDOWN_SECONDS, _EXIT_SECONDS = 20, 2
-"""Time for Ray to shut down, and for its processes to end after that."""
+_SHUTDOWN_SECONDS, _INTERRUPT_SECONDS, _EXIT_SECONDS = 20, 5, 2
+"""Time for Ray to shut down, for an interrupted driver to do so, and for the processes of Ray to end after that."""
 _MIN_STORE = 80 * 2**20
 """The least memory that Ray takes for objects that processes share."""
 _log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class RayProcess:
         self._log_path = Path(self._folder.name) / "driver.log"
         self._connection, remote = Pipe()
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_waiting = False
+        self._is_connected = self._is_waiting = False
         try:
             with remote, self._log_path.open("wb") as log:
                 self._process = subprocess.Popen(
@@ -134,9 +134,16 @@ class RayProcess:
 
     def close(self) -> None:
         """End Ray and the process, and remove their files."""
-        self._connection.close()  # an idle process ends by that
+        self._connection.close()  # which ends an idle process
         if self._process is not None:
-            _end(self._process, self._folder.name, interrupt=self._is_waiting)
+            if not self._is_connected:
+                seconds = 0
+            elif self._is_waiting:
+                seconds = _INTERRUPT_SECONDS
+                self._process.terminate()  # a busy process does not see the connection close
+            else:
+                seconds = _SHUTDOWN_SECONDS
+            _end(self._process, self._folder.name, seconds)
         self._folder.cleanup()
 
     def _connect(self, settings: RaySettings, shared_bytes: int) -> None:
@@ -159,6 +166,7 @@ class RayProcess:
         succeeded, answer = self._receive()
         if not succeeded:
             raise _unavailable(self._where, str(_unpickled(answer)))
+        self._is_connected = True
         _log.debug("--ray %s: connected", self._where)
 
     def _send(self, name: str, *arguments: Any, **options: Any) -> None:
@@ -198,22 +206,21 @@ def _environment(where: str) -> dict[str, str]:
     return {**defaults, **os.environ, "PYTHONPATH": path}
 
 
-def _end(process: subprocess.Popen[bytes], folder: str, *, interrupt: bool) -> None:
-    """End the driver and what Ray started.
+def _end(process: subprocess.Popen[bytes], folder: str, seconds: float) -> None:
+    """End the driver and the processes that Ray started.
 
     Args:
-        process: the driver, whose connection is closed.
+        process: the driver.
         folder: folder of the session of Ray.
-        interrupt: whether the driver is busy, so that it does not see that.
+        seconds: time for the driver to end by itself.
     """
     started = _descendants(process)
-    if interrupt:
-        process.terminate()
     with suppress(subprocess.TimeoutExpired):
-        process.wait(_SHUTDOWN_SECONDS)
-    started |= _descendants(process) | _processes_in(folder)
+        process.wait(seconds)
+    started |= _descendants(process)
     process.kill()
     process.wait()
+    started |= _processes_in(folder)
     # Interrupted while it starts, Ray leaves processes that wait for the others.
     for remaining in psutil.wait_procs(started, timeout=_EXIT_SECONDS)[1]:
         with suppress(psutil.NoSuchProcess):

@@ -1,8 +1,8 @@
 """The process that Ray is driven from: `python -m compressor.selection.ray_driver CONNECTION`.
 
 Ray prints to stdout, replaces signal handlers and may end the process that connects to it, so it has a process of its
-own. `ray_cluster.RayProcess` starts it and sends requests: the name of a method of `Driver` and its arguments. It ends
-Ray and itself when the connection closes.
+own, which does without PyTorch. `ray_cluster.RayProcess` starts it and sends requests: the name of a method of `Driver`
+and its arguments. It ends Ray and itself when the connection closes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from compressor.errors import CompressorError, ErrorCode, TargetMissingError
-from compressor.selection.measure_subsets import Measurement
-from compressor.selection.ray_worker import RayWorker
+from compressor.selection.ray_actor import RayWorker
 
 _QUIET: dict[str, Any] = {"logging_level": "critical", "configure_logging": False, "log_to_driver": False}
 
@@ -88,8 +87,8 @@ class Driver:
 
         self._objects[number] = ray.put(content)
 
-    def measure(self, released: Sequence[int], requests: Sequence[tuple[Any, ...]]) -> list[Measurement]:
-        """The measurements of the workers, in order.
+    def measure(self, released: Sequence[int], requests: Sequence[tuple[Any, ...]]) -> list[tuple[Any, float]]:
+        """Statistics and cost that each worker measured, in order.
 
         Args:
             released: numbers of shared bytes that are no longer needed.
@@ -104,7 +103,7 @@ class Driver:
             for actor, (setup, share, *arguments) in zip(self._actors, requests, strict=False)
         ]
         try:
-            measurements: list[Measurement] = ray.get(pending)
+            measurements: list[tuple[Any, float]] = ray.get(pending)
         except ray.exceptions.RayTaskError as error:
             raise error.cause from error  # the error of the worker itself, with its message for the user
         except ray.exceptions.RayError as error:

@@ -200,8 +200,7 @@ class RayPool:
         """
         assert self._process is not None
         released, self._released = self._released, []
-        measured: list[Measurement] = self._process.request("measure", released, requests)
-        return measured
+        return [Measurement(*measured) for measured in self._process.request("measure", released, requests)]
 
 
 def _batch_rows(task: Task, rows: Dataset, batch_size: int) -> list[list[int]]:

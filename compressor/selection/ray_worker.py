@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
 from datasets import Dataset
 from transformers import PreTrainedModel
 
@@ -14,9 +13,6 @@ from compressor.selection.search import Head
 from compressor.tasks.base import Task
 from compressor.training.schedule import MixedPrecision
 from compressor.units import Site
-
-_THREADS = 1
-"""Threads of a worker: more rows at a time are better distributed than computed by several threads."""
 
 
 class WorkerSetup(NamedTuple):
@@ -55,41 +51,3 @@ class ShareWorker:
         if base is not None:
             self._recorded = base
         return self._measurer.measure(subsets, base if record else None)
-
-
-class RayWorker:
-    """`ShareWorker` as an actor of Ray. Every request holds references to what it needs, so that an actor that was
-    restarted can continue."""
-
-    def __init__(self) -> None:
-        torch.set_num_threads(_THREADS)
-        self._share: list[Any] | None = None
-        self._worker: ShareWorker | None = None
-
-    def ready(self) -> None:
-        """Returns once the actor has started."""
-
-    def measure(
-        self,
-        setup: list[Any],
-        share: list[Any],
-        subsets: Sequence[frozenset[Head]],
-        base: frozenset[Head] | None,
-        record: bool,
-    ) -> Measurement:
-        """See `ShareWorker.measure`.
-
-        Args:
-            setup: reference to a pickled `WorkerSetup`, in a list, because Ray looks up a bare reference itself.
-            share: reference to the pickled rows of this worker, in a list.
-            subsets: the heads that each keeps.
-            base: the subset that the workers recorded last.
-            record: record it again.
-        """
-        if self._worker is None or self._share != share:
-            import ray
-            from ray import cloudpickle
-
-            self._worker = ShareWorker(cloudpickle.loads(ray.get(setup[0])), cloudpickle.loads(ray.get(share[0])))
-            self._share = share
-        return self._worker.measure(subsets, base, record=record)

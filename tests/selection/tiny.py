@@ -1,50 +1,35 @@
-"""A tiny model, its sites and a made-up task that learn in a second: what the tests of learning share."""
+"""A tiny model, its sites and tasks on generated rows that learn in a second."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate import PartialState
 from datasets import Dataset
 from torch import Tensor
 from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from compressor.progress import ProgressCallback
+from compressor.config.methods import METHODS
+from compressor.config.sections import SelectionConfig
+from compressor.progress import ProgressCallback, ignore_progress
 from compressor.results import MetricUnit
-from compressor.selection.learn import Learned, learn
+from compressor.selection.learn import learn
+from compressor.selection.plan_and_curves import Learned
 from compressor.tasks.base import Data, Task
 from compressor.tasks.metrics import Metric, accuracy, mean_loss
-from compressor.training.checkpoints import digest
 from compressor.units import Site, find_sites, gated
 from graph_passes import Plan
 
-
-@dataclass(frozen=True)
-class Recipe:
-    """What `learn` reads of a recipe."""
-
-    method: str = "dsp"
-    keep: int | str | None = 3
-    max_drop: float | None = None
-    guarantee: float | None = None
-    ray: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    steps: int | None = 12
-    epochs: float | None = 1.0
-    batch_size: int = 4
-    learning_rate: float = 1e-3
-    seed: int = 0
+GATE_METHODS = tuple(name for name, method in METHODS.items() if method.kind == "gate")
+HEADS = 8
+"""Heads of the models."""
 
 
 class Sign(Task):
-    """Tells whether a row holds more tokens above 10 than below."""
+    """Classifies whether a row has more tokens above 10 than others."""
 
     name = "text-classification"
     metrics = (Metric("accuracy", accuracy, MetricUnit.POINTS, maximum=1.0),)
@@ -68,7 +53,7 @@ class Sign(Task):
 
 
 class NextToken(Sign):
-    """Scored by the loss: smaller is better, and a label a token."""
+    """Is scored by the loss: smaller is better, and there is one label per token."""
 
     name = "causal-lm"
     metrics = (Metric("loss", mean_loss, higher_is_better=False),)
@@ -91,13 +76,13 @@ def rows(count: int, seed: int) -> Dataset:
     return Dataset.from_dict({"input_ids": ids, "labels": labels, "length": [len(row) for row in ids]})
 
 
-def data(task: Sign | None = None) -> Data:
-    """60 rows to learn from, 12 to choose on, 12 to report on."""
+def data(task: Task | None = None) -> Data:
+    """60 training rows, 12 evaluation rows, 12 test rows."""
     return Data(rows(60, 0), rows(12, 1), rows(12, 2), task or Sign(), (), "sha256:rows", "sha256:eval")
 
 
-def model(seed: int = 0) -> PreTrainedModel:
-    """Two layers of four heads, dropout on."""
+def classifier(seed: int = 0) -> PreTrainedModel:
+    """Two layers of four heads, with dropout."""
     torch.manual_seed(seed)
     config = BertConfig(
         vocab_size=20,
@@ -111,54 +96,45 @@ def model(seed: int = 0) -> PreTrainedModel:
 
 
 def language_model() -> PreTrainedModel:
-    """Two layers of four heads whose output layer shares the embedding's weights."""
+    """Two layers of four heads; the output layer shares the weights of the embedding."""
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=20, n_embd=16, n_layer=2, n_head=4, n_positions=16, bos_token_id=0, eos_token_id=0)
     return GPT2LMHeadModel(config)
 
 
-def sites(of: PreTrainedModel) -> list[Site]:
-    """Its two sites."""
-    return find_sites(of, {"input_ids": torch.ones(2, 4, dtype=torch.int64)})
+def sites_of(model: PreTrainedModel) -> list[Site]:
+    """The two sites of a model."""
+    return find_sites(model, {"input_ids": torch.ones(2, 4, dtype=torch.int64)})
 
 
-def run(
+def selection(**fields: Any) -> SelectionConfig:
+    """Keep three heads by `dsp`, in twelve steps, unless fields say otherwise."""
+    defaults = {"method": "dsp", "keep": 3, "steps": 12, "epochs": 1.0, "batch_size": 4, "learning_rate": 1e-3}
+    return SelectionConfig(**{**defaults, **fields})
+
+
+def learn_plan(
     folder: Path,
-    recipe: Recipe | None = None,
-    of: PreTrainedModel | None = None,
-    task: Sign | None = None,
-    progress: ProgressCallback | None = None,
+    config: SelectionConfig | None = None,
+    model: PreTrainedModel | None = None,
+    task: Task | None = None,
+    on_progress: ProgressCallback = ignore_progress,
 ) -> Learned:
-    """Learn on a fresh model unless one is given."""
-    learner = of or model()
-    return learn(learner, sites(learner), data(task), recipe or Recipe(), folder, progress)
+    """Learn on a classifier, or on `model`; checkpoints go into `folder`."""
+    learner = classifier() if model is None else model
+    return learn(learner, sites_of(learner), data(task), config or selection(), folder, on_progress)
 
 
-def accuracy(of: PreTrainedModel, plan: Plan) -> float:
-    """Share of the evaluation rows that the gated model gets right."""
-    rows_ = data().eval
-    of.eval()
-    with gated(of, plan) as held, torch.no_grad():
-        logits = [held(**Sign().collate([example])).logits.argmax(-1).item() for example in rows_]
-    return float(np.mean(np.array(logits) == np.array(rows_["labels"])))
+def gated_accuracy(model: PreTrainedModel, plan: Plan) -> float:
+    """Share of the evaluation rows that a model gets right with the heads of a plan."""
+    evaluated = data().eval
+    model.eval()
+    with gated(model, plan) as gated_model, torch.no_grad():
+        logits = [gated_model(**Sign().collate([example])).logits.argmax(-1).item() for example in evaluated]
+    return float(np.mean(np.array(logits) == np.array(evaluated["labels"])))
 
 
-def main(folder: Path) -> None:
-    """One of several processes: learn by a gate that draws heads and by a penalised one, then say what came out."""
-    found: dict[str, Any] = {}
-    for method in ("dsp", "hard-concrete"):
-        learner = model()
-        learned = run(folder / method, Recipe(method=method), of=learner)
-        found[method] = {
-            "kept": [site.kept for site in learned.plan.sites],
-            "weights": digest(learner),
-            "curves": [point.model_dump() for point in learned.curves],
-        }
-    state = PartialState()
-    found["processes"] = state.num_processes
-    (folder / f"rank{state.process_index}.json").write_text(json.dumps(found))
-    state.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+def have_same_weights(first: torch.nn.Module, second: torch.nn.Module) -> bool:
+    """Whether two models of one class have equal weights."""
+    pairs = zip(first.state_dict().values(), second.state_dict().values(), strict=True)
+    return all(torch.equal(weights, others) for weights, others in pairs)

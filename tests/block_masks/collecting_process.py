@@ -1,0 +1,55 @@
+"""One of several processes that collect attention maps together; `launch` starts this module."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+
+from compressor.block_masks import AttentionMaps, collect_attention_maps
+from compressor.model_folder import example_inputs
+from compressor.units import find_sites, keep_all
+from tests import language
+from tests.selection import tiny
+
+
+def collect(folder: Path) -> dict[str, AttentionMaps]:
+    """Maps of nine rows, of a single row, and of a single segment of a text, which is written into `folder`."""
+    model, data = tiny.classifier(), tiny.data()
+    sites = tiny.sites_of(model)
+    maps = {}
+    for name, count in (("nine", 9), ("one", 1)):
+        rows = replace(data, train=tiny.rows(count, 0))
+        maps[name] = collect_attention_maps(model, sites, rows, keep_all(sites), length=9, batch_size=2)
+    untrained = language.folder(**language.UNDROPPED)
+    with PartialState(cpu=True).main_process_first():
+        text = language.data(folder, untrained, lines=4)
+    sites = find_sites(untrained.model, example_inputs(untrained, 2, 6))
+    plan = keep_all(sites)
+    maps["segment"] = collect_attention_maps(untrained.model, sites, text, plan, length=6, batch_size=1, rows=1)
+    return maps
+
+
+def as_json(maps: dict[str, AttentionMaps]) -> dict[str, Any]:
+    """Maps and counts of every site."""
+    return {
+        name: {site: [each.maps[site].tolist(), each.counts[site].tolist()] for site in each.maps}
+        for name, each in maps.items()
+    }
+
+
+def main(folder: Path) -> None:
+    """Collect in one of the processes, and write what it has in the end."""
+    state = PartialState(cpu=True)
+    (folder / f"rank{state.process_index}.json").write_text(json.dumps(as_json(collect(folder))))
+    state.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]))

@@ -1,0 +1,71 @@
+"""Checks before anything is computed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from compressor.errors import ErrorCode, InputError, TargetMissingError, UsageError
+from compressor.selection.checks import TRAINING_WITH_MASKS, check_budget, check_options
+from tests.faults import fails_with
+from tests.selection import tiny
+from tests.selection.tiny import selection
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "field", "code"),
+    [
+        ("dsp", {"tau": 1}, "tau", ErrorCode.UNKNOWN_NAME),
+        ("dsp", {"tau_ini": 0}, "tau_ini", ErrorCode.CONTRADICTION),
+        ("dsp", {"warmup": 2}, "warmup", ErrorCode.OUT_OF_RANGE),
+        ("dsp", {"pool": "site"}, "pool", ErrorCode.UNKNOWN_NAME),
+        ("dsp", {"final_learning_rate": 1}, "final_learning_rate", ErrorCode.OUT_OF_RANGE),
+        ("taylor", {"warmup": 0.1}, "warmup", ErrorCode.UNKNOWN_NAME),
+        ("random", {"trials": 0}, "trials", ErrorCode.OUT_OF_RANGE),
+        ("astar", {"rows": 0}, "rows", ErrorCode.OUT_OF_RANGE),
+    ],
+)
+def test_options_are_checked_without_a_model(method: str, options: Any, field: str, code: ErrorCode) -> None:
+    with fails_with(code, UsageError, field=field):
+        check_options(selection(method=method, options=options))
+
+
+def test_options_of_masks_and_of_the_method_are_each_read_by_their_own() -> None:
+    options = {"share": 0.5, "warmup": 0.1, "mixed_precision": "bf16"}
+    check_options(selection(method="taylor", options=options), blocks=True)
+    with fails_with(ErrorCode.UNKNOWN_NAME, UsageError, field="warmup", subject="taylor"):
+        check_options(selection(method="taylor", options=options))
+    with fails_with(ErrorCode.UNKNOWN_NAME, UsageError, field="share", subject=TRAINING_WITH_MASKS):
+        check_options(selection(method="taylor", options=options), heads=False, blocks=True)
+    with fails_with(ErrorCode.OUT_OF_RANGE, UsageError, field="warmup", subject=TRAINING_WITH_MASKS):
+        check_options(selection(method="taylor", options={"warmup": 2}), blocks=True)
+
+
+def test_without_heads_or_blocks_no_option_is_read() -> None:
+    check_options(selection(options={"anything": 1}), heads=False)
+
+
+def test_ray_is_checked_for_a_search_only() -> None:
+    nowhere = "127.0.0.1:1"
+    check_options(selection(method="dsp", ray=nowhere))
+    with pytest.raises(TargetMissingError):
+        check_options(selection(method="taylor", ray=nowhere))
+
+
+@pytest.mark.parametrize(("max_drop", "is_allowed"), [(None, True), (0.5, True), (1.0, False)])
+def test_a_loss_that_permits_any_result_is_refused(max_drop: float | None, is_allowed: bool) -> None:
+    config = selection(max_drop=max_drop)
+    if is_allowed:
+        check_budget(config, tiny.data())
+        return
+    with fails_with(ErrorCode.OUT_OF_RANGE, UsageError, field="max_drop", metric="accuracy"):
+        check_budget(config, tiny.data())
+
+
+def test_rows_are_counted_before_a_certificate() -> None:
+    config = selection(method="taylor", keep=None, max_drop=0.2, certify=0.9)
+    check_budget(config, replace(tiny.data(), eval=tiny.rows(60, 0)))
+    with fails_with(ErrorCode.TOO_FEW_ROWS, InputError, rows=12):
+        check_budget(config, tiny.data())

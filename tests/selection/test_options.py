@@ -1,0 +1,119 @@
+"""Options: one model for each method, read with errors that name the option; what the documentation lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pydantic
+import pytest
+
+from compressor.config.methods import METHODS, PENALISED_METHODS, SEARCH_METHODS
+from compressor.errors import ErrorCode, UsageError
+from compressor.selection.gates import DspOptions
+from compressor.selection.options import (
+    MethodOptions,
+    PoolOptions,
+    SampleOptions,
+    ScheduleOptions,
+    check_option_names,
+    default_options,
+    list_options,
+    option_models,
+    option_names,
+    options_table,
+    read_options,
+)
+from compressor.selection.search import RandomOptions, TaylorOptions
+from tests.faults import fails_with
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_has_a_model_of_its_options(method: str) -> None:
+    own, *shared = option_models(method)
+    assert issubclass(own, MethodOptions)
+    assert shared == ([SampleOptions] if method in SEARCH_METHODS else [ScheduleOptions, PoolOptions])
+    assert len(set(option_names(method))) == len(option_names(method)), "an option has two meanings"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_option_has_a_description_and_a_default(method: str) -> None:
+    for option in list_options(*option_models(method)):
+        assert option.description, option.name
+    assert tuple(default_options(method)) == option_names(method)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_defaults_are_read_as_themselves(method: str) -> None:
+    defaults = default_options(method)
+    for model in option_models(method):
+        assert read_options(method, defaults, model) == model()
+
+
+def test_penalised_methods_are_those_with_a_penalty() -> None:
+    assert tuple(method for method in METHODS if "penalty" in option_names(method)) == PENALISED_METHODS
+
+
+def test_options_are_frozen() -> None:
+    with pytest.raises(pydantic.ValidationError):
+        DspOptions().tau_ini = 1.0  # type: ignore[misc]
+
+
+def test_options_of_other_models_are_ignored() -> None:
+    options = {"tau_ini": 10, "warmup": 0.5, "pool": "kind"}
+    assert read_options("dsp", options, DspOptions) == DspOptions(tau_ini=10.0)
+    assert read_options("dsp", options, ScheduleOptions) == ScheduleOptions(warmup=0.5)
+    assert read_options("dsp", options, PoolOptions) == PoolOptions(pool="kind")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "model", "code"),
+    [
+        ("tau_ini", "hot", DspOptions, ErrorCode.INVALID_VALUE),
+        ("tau_ini", float("inf"), DspOptions, ErrorCode.OUT_OF_RANGE),
+        ("warmup", -1, ScheduleOptions, ErrorCode.OUT_OF_RANGE),
+        ("weight_decay", -0.1, ScheduleOptions, ErrorCode.OUT_OF_RANGE),
+        ("max_grad_norm", 0, ScheduleOptions, ErrorCode.OUT_OF_RANGE),
+        ("evaluations", 0, ScheduleOptions, ErrorCode.OUT_OF_RANGE),
+        ("points", 0, ScheduleOptions, ErrorCode.OUT_OF_RANGE),
+        ("final_learning_rate", -1, ScheduleOptions, ErrorCode.OUT_OF_RANGE),
+        ("optimizer", "sgd", ScheduleOptions, ErrorCode.UNKNOWN_NAME),
+        ("pool", "site", PoolOptions, ErrorCode.UNKNOWN_NAME),
+        ("pool", "kind", SampleOptions, ErrorCode.UNKNOWN_NAME),
+        ("rows", 0, SampleOptions, ErrorCode.OUT_OF_RANGE),
+        ("trials", 1.5, RandomOptions, ErrorCode.INVALID_VALUE),
+        ("share", 1.5, TaylorOptions, ErrorCode.OUT_OF_RANGE),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(
+    option: str, value: object, model: type[MethodOptions], code: ErrorCode
+) -> None:
+    with fails_with(code, UsageError, field=option, value=value, subject="METHOD") as caught:
+        read_options("METHOD", {option: value}, model)
+    assert str(caught.value).startswith(f"option {option}={value!r} of METHOD: ")
+
+
+@pytest.mark.parametrize(("method", "name", "similar"), [("dsp", "taui_ni", "tau_ini"), ("taylor", "sahre", "share")])
+def test_the_nearest_name_is_suggested_for_an_unknown_option(method: str, name: str, similar: str) -> None:
+    with fails_with(ErrorCode.UNKNOWN_NAME, UsageError, field=name, value=1, subject=method) as caught:
+        check_option_names(method, {name: 1}, option_names(method))
+    assert f"did you mean {similar}?" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "assignment"),
+    [
+        (DspOptions, "tau_end", "tau_end=1e-08"),
+        (DspOptions, "cooldown", "cooldown=0.6667"),
+        (TaylorOptions, "normalize", "normalize"),
+        (ScheduleOptions, "evaluations", "evaluations=12"),
+    ],
+)
+def test_options_are_listed_with_their_defaults(model: type[MethodOptions], name: str, assignment: str) -> None:
+    options: dict[str, Any] = {option.name: option for option in list_options(model)}
+    assert options[name].assignment == assignment
+
+
+def test_the_table_of_a_method_has_a_row_for_each_option() -> None:
+    lines = options_table("astar").splitlines()
+    assert [line.split(" | ")[0] for line in lines[2:]] == [f"| `{name}`" for name in option_names("astar")]
+    assert lines[2] == "| `variant` | paper | how costs and the budget are counted: `paper`, `literal`, `lazy` |"

@@ -1,0 +1,98 @@
+"""Searches on a model: no weight changes, steps become curves, and the heads of certified steps are kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from compressor.errors import ErrorCode, InputError, UsageError
+from compressor.results import NoteCode
+from compressor.selection.learn import learn
+from compressor.selection.run_search import run_search
+from compressor.tasks.base import Data
+from tests.faults import fails_with
+from tests.selection import tiny
+from tests.selection.tiny import selection
+
+
+def test_a_search_changes_no_weight(tmp_path: Path) -> None:
+    model, untouched = tiny.classifier(), tiny.classifier()
+    learned = tiny.learn_plan(tmp_path, selection(method="taylor", options={"rows": 20}), model)
+    assert not learned.trained
+    assert tiny.have_same_weights(model, untouched)
+    assert [point.values["heads"] for point in learned.curves] == [8, 7, 6, 5, 4, 3]
+    assert tiny.gated_accuracy(model, learned.plan) == learned.curves[-1].values["eval_accuracy"]
+
+
+def test_progress_counts_removed_heads(tmp_path: Path) -> None:
+    reports: list[tuple[int, int]] = []
+    config = selection(method="taylor", keep=6, options={"rows": 8})
+    tiny.learn_plan(tmp_path, config, on_progress=lambda finished, total: reports.append((finished, total)))
+    assert reports == [(0, 2), (1, 2), (2, 2)]
+
+
+@pytest.mark.parametrize(("options", "seed"), [({}, 3), ({"seed": 9}, 9)])
+def test_the_seed_of_the_recipe_is_that_of_the_draws(options: dict[str, int], seed: int, tmp_path: Path) -> None:
+    config = selection(method="random", seed=3, options={"trials": 2, **options})
+    assert tiny.learn_plan(tmp_path, config).plan.options["seed"] == seed
+
+
+def test_the_plan_holds_every_option(tmp_path: Path) -> None:
+    config = selection(method="random", keep=7, options={"trials": 2})
+    assert tiny.learn_plan(tmp_path, config).plan.options == {
+        "trials": 2,
+        "seed": 0,
+        "rows": 10_000,
+        "mixed_precision": "no",
+        "pool": "model",
+    }
+
+
+def test_a_loss_that_permits_no_removal_is_an_error(tmp_path: Path) -> None:
+    with fails_with(ErrorCode.NOTHING_REMOVED, UsageError, field="max_drop", value=0.0, method="astar"):
+        tiny.learn_plan(tmp_path, selection(method="astar", keep=None, max_drop=0.0))
+
+
+@pytest.fixture(scope="module")
+def many_rows() -> Data:
+    """Enough evaluation rows for a certificate."""
+    return replace(tiny.data(), eval=tiny.rows(601, 3))
+
+
+def test_a_search_is_certified_on_rows_that_it_has_not_seen(many_rows: Data, tmp_path: Path) -> None:
+    config = selection(method="taylor", keep=None, max_drop=0.2, certify=0.9, batch_size=64, options={"rows": 8})
+    model = tiny.classifier()
+    learned, repeated = (learn(model, tiny.sites_of(model), many_rows, config, tmp_path) for _ in range(2))
+    assert learned.plan == repeated.plan
+    certificate = learned.certificate
+    assert certificate is not None
+    assert (certificate.searched_rows, certificate.unseen_rows) == (301, 300)
+    assert [note.code for note in learned.notes] == [NoteCode.CERTIFIED, NoteCode.CERTIFICATION_COST]
+    assert certificate.steps == 1 + 8 - learned.plan.heads_kept
+    failed = len(certificate.p_values) > certificate.steps
+    assert all(p <= 0.1 for p in certificate.p_values[: certificate.steps])
+    assert not failed or certificate.p_values[-1] > 0.1
+    # All heads, one subset for each removed head, and the subset that failed if one did.
+    assert f"{certificate.steps + failed} evaluations" in learned.notes[1].text
+    assert learned.curves[certificate.steps - 1].values["heads"] == learned.plan.heads_kept < tiny.HEADS
+
+
+def test_too_few_rows_for_a_certificate_are_refused_before_the_search(many_rows: Data, tmp_path: Path) -> None:
+    config, model = selection(method="taylor", keep=None, max_drop=0.001, certify=0.9), tiny.classifier()
+
+    def fail(*arguments: object) -> None:
+        raise AssertionError("evaluated")
+
+    with fails_with(ErrorCode.TOO_FEW_ROWS, InputError, rows=601):
+        run_search(
+            model,
+            tiny.sites_of(model),
+            many_rows,
+            config,
+            None,
+            tmp_path,
+            lambda finished, total: None,
+            fail,  # type: ignore[arg-type]
+        )

@@ -1,0 +1,139 @@
+"""Evaluating subsets of heads: with whatever is replayed, every number is that of the whole model."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import PreTrainedModel
+
+from compressor.selection.measure_subsets import Measurement, Measurer, SubsetMeasurer
+from compressor.selection.search import Head
+from compressor.selection.subset_evaluator import ModelSubsetEvaluator, PooledSubsetEvaluator
+from compressor.tasks.base import Task
+from tests.selection import tiny
+
+BATCH_SIZE = 5
+
+
+def evaluator_of(
+    model: PreTrainedModel, task: Task | None = None, measurer: Measurer | None = None, **options: Any
+) -> ModelSubsetEvaluator:
+    """An evaluator of a tiny model; options are those of `SubsetMeasurer`."""
+    data, sites = tiny.data(task), tiny.sites_of(model)
+    measurer = measurer or SubsetMeasurer(model, sites, data.task, data.eval, BATCH_SIZE, **options)
+    return ModelSubsetEvaluator(model, sites, data, BATCH_SIZE, 6, 0, measurer=measurer)
+
+
+def fast_and_plain(
+    make: Callable[[], PreTrainedModel] = tiny.classifier, task: Task | None = None, **options: Any
+) -> tuple[ModelSubsetEvaluator, ModelSubsetEvaluator]:
+    """An evaluator that replays, and one that runs the whole model for every subset."""
+    model = make()
+    return evaluator_of(model, task, **options), evaluator_of(model, task, reuse=False)
+
+
+def compare_random_walk(fast: ModelSubsetEvaluator, plain: ModelSubsetEvaluator, seed: int) -> None:
+    """A search that removes a random head per step and evaluates random subsets in between."""
+    draw = random.Random(seed)
+    kept = frozenset(fast.heads)
+    while kept:
+        heads = draw.sample(sorted(kept), draw.randint(1, len(kept)))
+        assert fast.evaluate_without(kept, heads) == plain.evaluate_without(kept, heads)
+        subsets = [frozenset(draw.sample(fast.heads, draw.randint(0, len(fast.heads)))) for _ in range(3)]
+        assert fast.evaluate_all([*subsets, kept]) == plain.evaluate_all([*subsets, kept])
+        assert fast.evaluate(kept - subsets[0]) == plain.evaluate(kept - subsets[0])
+        kept -= {draw.choice(heads)}
+    assert fast.count == plain.count
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_metrics_are_those_of_the_whole_model(seed: int) -> None:
+    fast, plain = fast_and_plain()
+    compare_random_walk(fast, plain, seed)
+    assert plain.forwards == pytest.approx(plain.count)
+
+
+@pytest.mark.parametrize("memory_share", [0.0, 1e-6])
+def test_metrics_do_not_depend_on_the_memory_for_activations(memory_share: float) -> None:
+    compare_random_walk(*fast_and_plain(memory_share=memory_share), seed=2)
+
+
+def test_only_layers_above_the_change_run() -> None:
+    """The base once, and half of the two layers for each head of the upper one."""
+    fast, _ = fast_and_plain()
+    heads = fast.heads[len(fast.heads) // 2 :]
+    fast.evaluate_without(frozenset(fast.heads), heads)
+    assert fast.forwards == pytest.approx(1 + len(heads) / 2)
+
+
+def test_each_step_of_a_removal_runs_what_it_changes() -> None:
+    fast, plain = fast_and_plain()
+    heads = fast.heads[len(fast.heads) // 2 :]
+    subsets = [frozenset(fast.heads) - frozenset(heads[:removed]) for removed in range(len(heads) + 1)]
+    assert [fast.evaluate(kept) for kept in subsets] == [plain.evaluate(kept) for kept in subsets]
+    assert fast.forwards == pytest.approx(1 + len(heads) / 2)
+    assert plain.forwards == pytest.approx(1 + len(heads))
+
+
+def test_statistics_are_in_the_order_of_the_rows() -> None:
+    fast, plain = fast_and_plain()
+    kept = frozenset(fast.heads[::2])
+    np.testing.assert_array_equal(fast.statistics(kept), plain.statistics(kept))
+
+
+def test_half_precision_measures_the_same_rows() -> None:
+    model = tiny.classifier()
+    whole, half = evaluator_of(model), evaluator_of(model, mixed_precision="bf16")
+    kept = frozenset(whole.heads[1::2])
+    assert half.statistics(kept).shape == whole.statistics(kept).shape
+
+
+def test_a_loss_is_negated() -> None:
+    fast, plain = fast_and_plain(tiny.language_model, tiny.NextToken())
+    kept = frozenset(fast.heads[::2])
+    assert fast.evaluate(kept) == pytest.approx(plain.evaluate(kept), rel=1e-6)
+    assert fast.evaluate(kept) < 0
+
+
+def test_every_subset_is_evaluated_once() -> None:
+    evaluator = evaluator_of(tiny.classifier())
+    kept, everything = frozenset(evaluator.heads[:3]), frozenset(evaluator.heads)
+    metrics = evaluator.evaluate_all([kept, everything])
+    forwards = evaluator.forwards
+    assert [evaluator.evaluate(kept), evaluator.evaluate(everything)] == metrics
+    assert (evaluator.count, evaluator.forwards) == (2, forwards)
+
+
+class RecordingMeasurer:
+    """Gives zeros, and records what was requested."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[list[frozenset[Head]], frozenset[Head] | None]] = []
+
+    def measure(self, subsets: Any, base: frozenset[Head] | None) -> Measurement:
+        self.requests.append((list(subsets), base))
+        return Measurement(np.zeros((len(subsets), 12, 2)), float(len(subsets)))
+
+
+def test_other_heads_than_those_of_the_pool_are_always_kept() -> None:
+    measurer = RecordingMeasurer()
+    model = tiny.classifier()
+    evaluator = evaluator_of(model, measurer=measurer)
+    first, last = evaluator.heads[:4], evaluator.heads[4:]
+    pool = PooledSubsetEvaluator(evaluator, last)
+    assert (pool.heads, pool.always_kept) == (last, frozenset(first))
+    pool.evaluate(frozenset(last[:1]))
+    pool.evaluate_without(frozenset(last), last[:2])
+    pool.evaluate_all([frozenset()])
+    everything = frozenset(evaluator.heads)
+    assert measurer.requests == [
+        ([frozenset((*first, last[0]))], frozenset((*first, last[0]))),
+        ([everything - {last[0]}, everything - {last[1]}], everything),
+        ([frozenset(first)], None),
+    ]
+    assert (pool.count, pool.forwards) == (4, 4.0)
+    assert tuple(pool.sensitivity(frozenset(last[1:]))) == last
