@@ -34,14 +34,13 @@ from compressor.errors import CompressorError, InputError
 from compressor.measure import interleave, macs
 from compressor.results import Speed
 from compressor.targets import TARGETS, TOLERANCE, BuildOptions, Engine, Feeds, span, target
-from compressor.targets.attentions import fusible_attentions
 from compressor.targets.cuda import driver
+from compressor.targets.graph_facts import digest, fusible_attentions, graph_digest
 from compressor.targets.onnxruntime import ort_session
 from compressor.targets.random_inputs import random_feeds
 from compressor.targets.relative_error import relative_error
 from compressor.targets.tensorrt.engine import TrtEngine
 from compressor.targets.tensorrt.graph import profile
-from compressor.targets.tensorrt.metadata import digest, graph_digest
 from graph_passes import load
 from graph_passes.files import atomic_replace
 

@@ -47,8 +47,8 @@ from compressor.run.run_log import RunLog
 from compressor.run.variant import build_engine
 from compressor.run.write_report import drop_status
 from compressor.targets import BuildOptions, target
+from compressor.targets.graph_facts import graph_digest
 from compressor.targets.random_inputs import fixed_batch, random_feeds
-from compressor.targets.tensorrt.metadata import graph_digest
 from compressor.tasks import Data, open_data
 from compressor.workdir import locked
 from graph_passes import load

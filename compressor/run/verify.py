@@ -106,7 +106,7 @@ def prove_shrunk(reference: Path, shrunk: Path, cases: Sequence[Case], variant: 
 
 def prove_engine(shrunk: Path, engine: Engine, cases: Sequence[Case], variant: VariantName) -> Proof:
     """Compare the shrunk graph, which the runtime does not optimize, with the engine built from it."""
-    from compressor.targets.tensorrt.graph import is_quantized
+    from compressor.targets.graph_facts import is_quantized
     from graph_passes import load
 
     expected = _outputs(shrunk, cases)

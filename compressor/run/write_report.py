@@ -19,7 +19,7 @@ from compressor.results import DropStatus, Refusal, Report, Score, SiteBlocks
 from compressor.run.products import LoadedModel, Measurements, SelectedPlan, Variant
 from compressor.run.run_log import RunLog
 from compressor.silence_libraries import quiet_transformers
-from compressor.targets.tensorrt.metadata import graph_digest
+from compressor.targets.graph_facts import graph_digest
 from compressor.workdir import MAPS, WorkDir
 from graph_passes import Plan
 

@@ -11,10 +11,10 @@ import onnx_ir as ir
 
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.results import Note, NoteCode
+from compressor.targets.graph_facts import graph_digest
 from compressor.targets.tensor_specs import FREE, TensorSpec
 from compressor.targets.tensorrt.metadata import (
     EngineMetadata,
-    graph_digest,
     metadata_path,
     read_metadata,
     runs_engines_of,

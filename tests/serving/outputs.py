@@ -8,7 +8,8 @@ from typing import Any
 import graph_passes
 from compressor.report import JSON_NAME
 from compressor.results import EngineBuild, Report
-from compressor.targets.tensorrt.metadata import EngineMetadata, digest, metadata_path
+from compressor.targets.graph_facts import digest
+from compressor.targets.tensorrt.metadata import EngineMetadata, metadata_path
 from tests.latency.graphs import text_model
 
 

@@ -14,7 +14,7 @@ from compressor.config.serve import ServeRequest
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.results import NoteCode
 from compressor.serving import export, triton_config
-from compressor.targets.tensorrt.metadata import graph_digest
+from compressor.targets.graph_facts import graph_digest
 from tests.serving.outputs import tensorrt_engine
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.errors import ErrorCode, InputError
-from compressor.targets.attentions import fusible_attentions
 from compressor.targets.base import Feeds, Precision, Provider
+from compressor.targets.graph_facts import fusible_attentions
 from compressor.targets.onnxruntime import ort_session
 from compressor.targets.onnxruntime.fusion import Fusion, Rewrite, fuse, rewrite_for_ort, trial_feeds
 from compressor.targets.peak_memory import peak_growth

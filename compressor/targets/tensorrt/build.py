@@ -12,14 +12,14 @@ from typing import Any
 
 from compressor.errors import ErrorCode, UsageError
 from compressor.results import EngineBuild
-from compressor.targets.attentions import fusible_attentions
 from compressor.targets.base import BuildOptions, Precision
 from compressor.targets.cuda import CudaDriver
+from compressor.targets.graph_facts import digest, fusible_attentions, graph_digest
 from compressor.targets.tensorrt import bindings, inspector
 from compressor.targets.tensorrt.builder import EngineBuilder, SerializedEngine, deserialize
 from compressor.targets.tensorrt.engine import TrtEngine
 from compressor.targets.tensorrt.graph import prepare, profile
-from compressor.targets.tensorrt.metadata import AMPERE, EngineMetadata, digest, graph_digest
+from compressor.targets.tensorrt.metadata import AMPERE, EngineMetadata
 from compressor.targets.tensorrt.timing_cache import open_cache
 from graph_passes import load
 

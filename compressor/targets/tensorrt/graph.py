@@ -19,6 +19,7 @@ from onnx_ir.passes.common import InlinePass, ShapeInferencePass
 
 from compressor.errors import ErrorCode, InputError
 from compressor.targets.base import BuildOptions, Precision, Span
+from compressor.targets.graph_facts import is_quantized
 from compressor.targets.random_inputs import axis_kind, memory_length
 from compressor.targets.tensorrt.bindings import Features
 from compressor.targets.tensorrt.metadata import Shape
@@ -26,7 +27,6 @@ from graph_passes import GraphError, load, save
 from graph_passes.passes import LowerOpset, NarrowIntegers, ReducePrecision, ScaleQueries
 from graph_passes.passes.lower_opset import OPSET as OLDEST_OPSET
 
-_QUANTIZED = frozenset(("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"))
 _DTYPES: Mapping[Precision, ir.DataType] = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
 
 
@@ -87,11 +87,6 @@ def prepare(source: Path, out: Path, precision: Precision, supported: Features) 
         NarrowIntegers()(model)
     save(model, out)
     return PreparedGraph(inlined, scaled, quantized, converted, None if supported.int64 else OLDEST_OPSET)
-
-
-def is_quantized(model: ir.Model) -> bool:
-    """Whether a graph has quantization nodes."""
-    return any(node.op_type in _QUANTIZED for node in model.graph)
 
 
 def element_types(path: Path) -> dict[str, ir.DataType]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from enum import StrEnum
 from pathlib import Path
@@ -15,13 +14,12 @@ from compressor.errors import ErrorCode, InputError
 from compressor.results import EngineBuild
 from compressor.targets.base import Precision
 from compressor.targets.cuda import Device
-from graph_passes import data_files, load
+from compressor.targets.graph_facts import digest
 
 Shape = tuple[int, ...]
 AMPERE = (8, 0)
 """Compute capability of the first GPUs that hardware-compatible engines run on."""
 REBUILD_HINT = "build it on this machine: compress build OUT --target trt"
-_CHUNK = 1 << 20
 
 
 class TimingsState(StrEnum):
@@ -227,21 +225,6 @@ def read_metadata(path: Path) -> EngineMetadata:
             path=metadata,
             field=field,
         ) from error
-
-
-def digest(*paths: Path) -> str:
-    """Hash of the contents of files, in order."""
-    sha = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                sha.update(chunk)
-    return f"sha256:{sha.hexdigest()}"
-
-
-def graph_digest(graph: Path) -> str:
-    """Hash of a graph with its external data."""
-    return digest(graph, *sorted(data_files(load(graph))))
 
 
 _RUNS_ON = {8: (8, 9, 10), 9: (9, 10), 10: (10, 11)}

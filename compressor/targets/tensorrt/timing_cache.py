@@ -17,7 +17,8 @@ from typing import Any
 
 from compressor.errors import ErrorCode, InputError
 from compressor.targets.cuda import Device
-from compressor.targets.tensorrt.metadata import TimingsState, TimingsUse, digest
+from compressor.targets.graph_facts import digest
+from compressor.targets.tensorrt.metadata import TimingsState, TimingsUse
 from compressor.workdir import write_json
 from graph_passes.files import atomic_replace
 

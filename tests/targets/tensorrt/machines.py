@@ -7,8 +7,9 @@ from typing import Any
 
 from compressor.results import EngineBuild
 from compressor.targets.cuda import Device
+from compressor.targets.graph_facts import digest
 from compressor.targets.tensorrt.bindings import Features
-from compressor.targets.tensorrt.metadata import EngineMetadata, digest
+from compressor.targets.tensorrt.metadata import EngineMetadata
 
 OLD = Features("8.6.1", strongly_typed=False, int64=False, precisions=("fp32", "fp16"), tactics=())
 NEW = Features("10.16.1", strongly_typed=True, int64=True, precisions=("fp32", "fp16", "bf16"), tactics=())
