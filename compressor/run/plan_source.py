@@ -43,11 +43,7 @@ def load_plan(recipe: Recipe, model: LoadedModel) -> SelectedPlan | None:
     plan = Plan.load(recipe.plan_file)
     if plan.model not in (None, folder.fingerprint):
         raise _foreign_plan(recipe, plan, folder)
-    try:
-        check_plan(plan, sites)
-    except InputError as error:
-        message = str(error).removeprefix("plan: ")
-        raise InputError(f"{recipe.plan_file}: {message}", code=error.code, **error.details) from error
+    check_plan(plan, sites, source=str(recipe.plan_file))
     return SelectedPlan(_signed(plan, folder), notes=(_followed(recipe),))
 
 
