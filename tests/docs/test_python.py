@@ -19,7 +19,7 @@ from compressor.targets.onnxruntime.ort_session import open_session, run_session
 from compressor.units import find_sites, keep_all
 from graph_passes import find_attention, load
 from tests import folders
-from tests.docs.pages import ROOT, python_block
+from tests.docs.pages import ROOT, blocks, python_block
 from tests.latency.graphs import text_model
 from tests.latency.grpc_server import TOKENS, serving
 
@@ -75,3 +75,12 @@ def test_the_latency_check(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "pytest", "-q", "--strict-markers", str(tmp_path)]
         result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "3 passed" in result.stdout, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_examples_of_extensions(number: int) -> None:
+    """The code of each extension in the architecture page runs."""
+    page = ROOT / "docs" / "architecture.md"
+    examples = [block.text for block in blocks(page) if block.language == "python"]
+    assert len(examples) == 6
+    exec(examples[number], {"__name__": f"example_{number}"})
