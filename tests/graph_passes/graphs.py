@@ -1,4 +1,4 @@
-"""Graphs for the tests: written as ONNX text, weights filled in, run on ONNX Runtime before and after."""
+"""Graphs for the tests: written as ONNX text with random weights, and run on ONNX Runtime before and after."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from graph_passes.passes import InsertGates, Normalize
 Feeds = Mapping[str, np.ndarray]
 
 SIZES: tuple[Mapping[str, int], ...] = ({"B": 2, "S": 5, "T": 4, "P": 3}, {"B": 1, "S": 3, "T": 6, "P": 2})
-"""What the free dimensions are set to when a graph is run: batch and sequence must stay free."""
+"""Sizes of the free dimensions when a graph is run: batch and length must stay free."""
 
 
 def graph(
@@ -28,9 +28,16 @@ def graph(
     opset: int = 18,
     seed: int = 0,
 ) -> ir.Model:
-    """A graph from ONNX text; weights that are declared without content are drawn, gates are ones.
+    """A graph from ONNX text.
 
-    What a node computes may be declared among the weights, for its shape.
+    Args:
+        body: the nodes.
+        weights: declarations of the initializers, separated by commas. Without content they are random, gates are ones.
+            A tensor that a node computes may be declared too, for its shape.
+        inputs: declarations of the graph's inputs.
+        outputs: declarations of the graph's outputs.
+        opset: version of the operator set.
+        seed: seed of the random weights.
     """
     imports = f'"" : {opset}, "com.microsoft" : 1'
     declared = ", ".join(weight for weight in weights if weight)
@@ -61,20 +68,22 @@ def site(
     head_dim: int = 3,
     scale: Sequence[float] = (),
 ) -> SitePlan:
-    """One site's plan."""
+    """The plan of one site that keeps some heads."""
     return SitePlan(name, "bidirectional", heads, kv_heads or heads, head_dim, tuple(kept), tuple(scale))
 
 
 def plan(*sites: SitePlan | Sequence[int]) -> Plan:
-    """A plan of sites; a list of kept heads stands for site `a` of 4 heads of 3, scaled unlike each other."""
-    full = [
-        one if isinstance(one, SitePlan) else site(one, scale=[0.5 + head for head in range(len(one))]) for one in sites
-    ]
-    return Plan(sites=tuple(full))
+    """A plan of sites; a list of kept heads stands for site `a` of 4 heads of width 3, with a different scale each."""
+    return Plan(
+        sites=tuple(
+            entry if isinstance(entry, SitePlan) else site(entry, scale=[0.5 + head for head in range(len(entry))])
+            for entry in sites
+        )
+    )
 
 
 def draw(model: ir.Model, sizes: Mapping[str, int], seed: int = 1) -> dict[str, np.ndarray]:
-    """Inputs of a graph: floats at random, integers below 8, masks of ones with a padded last row."""
+    """Random inputs of a graph: normal floats, integers below 8, masks of ones with a padded last row."""
     rng = np.random.default_rng(seed)
     feeds: dict[str, np.ndarray] = {}
     for value in model.graph.inputs:
@@ -95,7 +104,7 @@ def draw(model: ir.Model, sizes: Mapping[str, int], seed: int = 1) -> dict[str, 
 
 
 def run(model: ir.Model, feeds: Feeds) -> list[np.ndarray]:
-    """Outputs of a graph on ONNX Runtime, without its own optimisations."""
+    """Outputs of a graph on ONNX Runtime, without its optimizations."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -105,10 +114,10 @@ def run(model: ir.Model, feeds: Feeds) -> list[np.ndarray]:
     return [np.asarray(output) for output in session.run(None, dict(feeds))]
 
 
-def error(ours: Sequence[np.ndarray], reference: Sequence[np.ndarray]) -> float:
-    """Largest difference over the largest magnitude of the reference, over all outputs."""
-    assert [a.shape for a in ours] == [b.shape for b in reference]
-    pairs = zip(ours, reference, strict=True)
+def error(outputs: Sequence[np.ndarray], reference: Sequence[np.ndarray]) -> float:
+    """Largest difference relative to the largest magnitude of the reference, over all outputs."""
+    assert [a.shape for a in outputs] == [b.shape for b in reference]
+    pairs = zip(outputs, reference, strict=True)
     return max(float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-6)) for a, b in pairs)
 
 
@@ -122,18 +131,18 @@ def gated(model: ir.Model, plan: Plan) -> ir.Model:
 
 
 def assert_same(
-    ours: ir.Model, reference: ir.Model, sizes: Sequence[Mapping[str, int]] = SIZES, tolerance: float = 1e-4
+    model: ir.Model, reference: ir.Model, sizes: Sequence[Mapping[str, int]] = SIZES, tolerance: float = 1e-4
 ) -> None:
-    """Both graphs compute the same, for every size of the free dimensions."""
+    """Check that both graphs compute the same, for every size of the free dimensions."""
     for case in sizes:
         feeds = draw(reference, case)
-        assert error(run(ours, feeds), run(reference, feeds)) <= tolerance, case
+        assert error(run(model, feeds), run(reference, feeds)) <= tolerance, case
 
 
 def shrink_and_compare(
     model: ir.Model, plan: Plan, sizes: Sequence[Mapping[str, int]] = SIZES, tolerance: float = 1e-4
 ) -> Shrunk:
-    """Shrink a copy and hold it against the gated graph: the one law."""
+    """Shrink a copy of a graph, and check that it computes what the gated graph computes."""
     reference = gated(model, plan)
     shrunk = shrink(model.clone(), plan)
     assert_same(shrunk.model, reference, sizes, tolerance)

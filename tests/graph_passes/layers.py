@@ -1,69 +1,9 @@
-"""One attention layer of 4 heads of 3 on x [B, S, 8], as exporters of every kind write it. Its gate is `a`."""
+"""One attention layer of 4 heads of width 3 on `x [B, S, 8]`, in the forms that exporters write. Its gate is `a`."""
 
 from __future__ import annotations
 
-import dataclasses
+from tests.graph_passes.layer_parts import CORE, OUTPUT, PROJECT, PROJECTIONS, SPLIT, TO_HEADS, Layer
 
-import onnx_ir as ir
-
-from tests.graph_passes.graphs import graph
-
-
-@dataclasses.dataclass(frozen=True)
-class Layer:
-    """ONNX text of a layer: what makes q, k and v, the attention with its gate, and the weights that they read.
-
-    Attributes:
-        weights_a_head: elements of the weights that go with one head.
-        kv_heads: key/value heads of the layer, each with `weights_a_kv_head` more.
-    """
-
-    body: str
-    weights: str
-    weights_a_head: int
-    kv_heads: int = 4
-    weights_a_kv_head: int = 0
-    head_dim: int = 3
-    opset: int = 18
-
-    def graph(self) -> ir.Model:
-        return graph(self.body, self.weights, opset=self.opset)
-
-    def weights_of(self, kept: list[int]) -> int:
-        """Elements of what is left of the layer."""
-        groups = {head * self.kv_heads // 4 for head in kept}
-        return len(kept) * self.weights_a_head + len(groups) * self.weights_a_kv_head
-
-
-CORE = """
-    kt = Transpose <perm = [0, 1, 3, 2]> (k)
-    scores = MatMul (q, kt)
-    p = Softmax <axis = -1> (scores)
-    heads = MatMul (p, v)
-    gated = Mul (heads, "a.head_gate")
-    back = Transpose <perm = [0, 2, 1, 3]> (gated)
-    merged = Reshape (back, merge)
-    y = MatMul (merged, Wo)
-"""
-OUTPUT = 'float[4, 1, 1] "a.head_gate", float[12, 8] Wo, int64[3] merge = {0, 0, 12}'
-SPLIT = "int64[4] split = {0, 0, 4, 3}"
-
-PROJECT = """
-    q0 = MatMul (x, Wq)
-    q1 = Add (q0, bq)
-    k1 = MatMul (x, Wk)
-    v0 = MatMul (x, Wv)
-    v1 = Add (v0, bv)
-"""
-PROJECTIONS = "float[8, 12] Wq, float[12] bq, float[8, 12] Wk, float[8, 12] Wv, float[12] bv"
-TO_HEADS = """
-    q2 = Reshape (q1, split)
-    q = Transpose <perm = [0, 2, 1, 3]> (q2)
-    k2 = Reshape (k1, split)
-    k = Transpose <perm = [0, 2, 1, 3]> (k2)
-    v2 = Reshape (v1, split)
-    v = Transpose <perm = [0, 2, 1, 3]> (v2)
-"""
 SEPARATE = Layer(PROJECT + TO_HEADS + CORE, f"{PROJECTIONS}, {SPLIT}, {OUTPUT}", 4 * 24 + 2 * 3)
 
 FUSED_PROJECTION = """
@@ -112,7 +52,7 @@ MERGED_BATCH = Layer(
     shape = Shape (x)
     length = Gather (shape, one)
     flat = Concat <axis = 0> (minus, length, width)
-    apart = Concat <axis = 0> (minus, count, length, width)
+    unmerge = Concat <axis = 0> (minus, count, length, width)
     q2 = Reshape (q1, split)
     q3 = Transpose <perm = [0, 2, 1, 3]> (q2)
     q = Reshape (q3, flat)
@@ -126,7 +66,7 @@ MERGED_BATCH = Layer(
     scores = MatMul (q, kt)
     p = Softmax <axis = -1> (scores)
     out = MatMul (p, v)
-    heads = Reshape (out, apart)
+    heads = Reshape (out, unmerge)
     gated = Mul (heads, "a.head_gate")
     back = Transpose <perm = [0, 2, 1, 3]> (gated)
     merged = Reshape (back, merge)

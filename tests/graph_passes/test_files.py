@@ -1,4 +1,4 @@
-"""Files: what is not whole or not safe to read is a `GraphError`; what is written is whole or not there."""
+"""Files: a graph that is incomplete or unsafe to read is a `GraphError`; a file is written as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ import pytest
 from hypothesis import strategies as st
 
 from graph_passes import GraphError, GraphPassError, find_attention, load, save, shrink
+from graph_passes.errors import GraphErrorCode
+from graph_passes.files import atomic_replace
 from tests.graph_passes.graphs import SIZES, assert_same, content, draw, graph, plan, run
 from tests.graph_passes.layers import LAYERS
 
@@ -39,14 +41,14 @@ def edit(path: Path, change: Callable[[onnx.ModelProto], object]) -> None:
 
 
 def point(key: str, value: str) -> Callable[[onnx.ModelProto], object]:
-    """Change where the first weight says that its data lie."""
+    """An edit of where the data of the first weight are."""
 
     def change(proto: onnx.ModelProto) -> None:
         entries = proto.graph.initializer[0].external_data
         kept = [(entry.key, entry.value) for entry in entries if entry.key != key]
         del entries[:]
-        for name, told in [*kept, (key, value)]:
-            entries.add(key=name, value=told)
+        for entry_key, entry_value in [*kept, (key, value)]:
+            entries.add(key=entry_key, value=entry_value)
 
     return change
 
@@ -75,14 +77,14 @@ def test_small_weights_need_no_data_file(tmp_path: Path) -> None:
 
 
 def test_a_graph_can_be_saved_again_after_it_was_saved(tmp_path: Path) -> None:
-    one = model()
-    save(one, tmp_path / "a.onnx")
-    save(one, tmp_path / "b.onnx")
+    original = model()
+    save(original, tmp_path / "a.onnx")
+    save(original, tmp_path / "b.onnx")
     (tmp_path / "a.onnx.data").unlink()
-    assert_same(load(tmp_path / "b.onnx"), one, tolerance=0)
+    assert_same(load(tmp_path / "b.onnx"), original, tolerance=0)
 
 
-def test_a_graph_may_be_shrunk_onto_itself(tmp_path: Path) -> None:
+def test_a_shrunk_graph_may_replace_the_file_that_it_came_from(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     layer = LAYERS["separate"].graph()
     save(layer, path)
@@ -93,56 +95,63 @@ def test_a_graph_may_be_shrunk_onto_itself(tmp_path: Path) -> None:
     assert content(load(path), "Wq").shape == (8, 6)
 
 
-# -- What is not whole -----------------------------------------------------------------------------------------------
+def write_half(path: Path) -> None:
+    with atomic_replace(path) as temporary:
+        temporary.write_text("half")
+        raise KeyboardInterrupt
 
 
-def assert_refused(path: Path, words: str) -> None:
-    """Loading fails with one line that names the file, the fault and the mend."""
-    with pytest.raises(GraphError, match=words) as caught:
+def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("former")
+    with pytest.raises(KeyboardInterrupt):
+        write_half(path)
+    assert (path.read_text(), list(tmp_path.iterdir())) == ("former", [path])
+    with atomic_replace(path) as temporary:
+        temporary.write_text("whole")
+    assert (path.read_text(), list(tmp_path.iterdir())) == ("whole", [path])
+
+
+# -- Graphs that are incomplete or unsafe ----------------------------------------------------------------------------
+
+
+def assert_refused(path: Path, code: GraphErrorCode, **details: object) -> str:
+    """Check that loading fails with one line that names the file, and with these details; returns the line."""
+    with pytest.raises(GraphError) as error:
         load(path)
-    assert "\n" not in str(caught.value)
-    assert str(path) in str(caught.value)
+    message = str(error.value)
+    assert "\n" not in message
+    assert str(path) in message
+    assert (error.value.code, error.value.details) == (code, {"path": path, **details})
+    return message
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
-    assert_refused(tmp_path / "none.onnx", "there is no such ONNX file; give the path of a .onnx file")
+def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.onnx", tmp_path):
+        assert_refused(path, GraphErrorCode.FILE_MISSING)
 
 
-def test_a_folder(tmp_path: Path) -> None:
-    assert_refused(tmp_path, "there is no such ONNX file")
-
-
-@pytest.mark.parametrize("something", [b"", b"not a graph", b"\x08\x0a"])
-def test_a_file_of_something_else(tmp_path: Path, something: bytes) -> None:
-    (tmp_path / "model.onnx").write_bytes(something)
-    assert_refused(tmp_path / "model.onnx", "maybe truncated; export or copy it again")
+@pytest.mark.parametrize("content", [b"", b"not a graph", b"\x08\x0a"])
+def test_a_file_of_something_else(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.onnx").write_bytes(content)
+    assert_refused(tmp_path / "model.onnx", GraphErrorCode.FILE_UNREADABLE)
 
 
 def test_missing_data(saved: Path) -> None:
     saved.with_name("model.onnx.data").unlink()
-    assert_refused(saved, r"its data file model.onnx.data is missing; copy it beside the graph")
+    assert_refused(saved, GraphErrorCode.FILE_MISSING, tensor="W", location=Path("model.onnx.data"))
 
 
 def test_truncated_data(saved: Path) -> None:
     data = saved.with_name("model.onnx.data")
     data.write_bytes(data.read_bytes()[:-1])
-    assert_refused(saved, r"its data file model.onnx.data is too short for [VW]; copy or export it again")
+    assert_refused(saved, GraphErrorCode.FILE_UNREADABLE, tensor="V")
 
 
 @pytest.mark.parametrize(
-    ("location", "words"),
-    [
-        *(
-            (place, "the data of W lies outside")
-            for place in ("/etc/passwd", "../secret", "a/../../secret", "..\\secret")
-        ),
-        *(
-            (place, f"its data file {place} is a link to a file that lies outside")
-            for place in ("link", "linked/secret")
-        ),
-    ],
+    "location", ["/etc/passwd", "../secret", "a/../../secret", "..\\secret", "link", "linked/secret"]
 )
-def test_data_outside_the_folder(tmp_path: Path, location: str, words: str) -> None:
+def test_data_outside_the_folder(tmp_path: Path, location: str) -> None:
     (tmp_path / "secret").write_bytes(bytes(10_000))
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -151,15 +160,24 @@ def test_data_outside_the_folder(tmp_path: Path, location: str, words: str) -> N
     path = folder / "model.onnx"
     save(model(), path)
     edit(path, point("location", location))
-    assert_refused(path, f"{words} the graph's folder")
+    expected = Path(location.replace("\\", "/"))
+    message = assert_refused(path, GraphErrorCode.UNSAFE_PATH, tensor="W", location=expected)
+    assert ("is a link" in message) == location.startswith("link")
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("offset", "-4"), ("offset", "999999999999"), ("length", "4"), ("length", "-1"), ("offset", "x")]
+    ("key", "value", "details"),
+    [
+        ("offset", "-4", {}),
+        ("offset", "999999999999", {"tensor": "W"}),
+        ("length", "4", {"tensor": "W"}),
+        ("length", "-1", {}),
+        ("offset", "x", {}),
+    ],
 )
-def test_data_that_the_graph_misplaces(saved: Path, key: str, value: str) -> None:
+def test_data_that_the_graph_misplaces(saved: Path, key: str, value: str, details: dict[str, object]) -> None:
     edit(saved, point(key, value))
-    assert_refused(saved, "again")
+    assert_refused(saved, GraphErrorCode.FILE_UNREADABLE, **details)
 
 
 def test_data_of_a_constant_outside_the_folder(saved: Path) -> None:
@@ -170,17 +188,18 @@ def test_data_of_a_constant_outside_the_folder(saved: Path) -> None:
         node.attribute.add(name="value", type=onnx.AttributeProto.TENSOR).t.CopyFrom(tensor)
 
     edit(saved, change)
-    assert_refused(saved, "lies outside the graph's folder")
+    assert_refused(saved, GraphErrorCode.UNSAFE_PATH, tensor="c", location=Path("../secret"))
 
 
 def test_an_inline_weight_of_another_size_than_its_shape(saved: Path) -> None:
     edit(saved, lambda proto: proto.graph.initializer.add(name="b", dims=[3], data_type=1, raw_data=bytes(8)))
-    assert_refused(saved, "b has other data than its shape; export or copy it again")
+    assert_refused(saved, GraphErrorCode.FILE_UNREADABLE, tensor="b")
 
 
-def test_a_node_that_reads_what_nothing_gives(saved: Path) -> None:
+def test_a_node_that_reads_an_undefined_tensor(saved: Path) -> None:
     edit(saved, lambda proto: proto.graph.node.add(op_type="Relu", input=["nowhere"], output=["z"]))
-    assert_refused(saved, "Relu reads nowhere, which nothing gives; export or copy it again")
+    message = assert_refused(saved, GraphErrorCode.FILE_UNREADABLE, tensor="nowhere")
+    assert message == f"{saved}: Relu reads nowhere, which no node computes; export or copy it again"
 
 
 @pytest.fixture(scope="module")
@@ -206,36 +225,36 @@ def test_a_truncated_graph(whole: Path, share: float) -> None:
 )
 def test_a_damaged_graph_loads_or_is_a_graph_error(whole: Path, flips: list[tuple[float, int]]) -> None:
     content = bytearray(whole.read_bytes())
-    for place, bit in flips:
-        content[int(place * len(content))] ^= 1 << bit
+    for share, bit in flips:
+        content[int(share * len(content))] ^= 1 << bit
     path = whole.with_name("flipped.onnx")
     path.write_bytes(content)
     with contextlib.suppress(GraphPassError):
         find_attention(load(path))
 
 
-# -- What cannot be written ------------------------------------------------------------------------------------------
+# -- Files that cannot be written ------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def full_disk(room: int) -> Iterator[None]:
-    """No file may grow beyond `room` bytes."""
+def full_disk(limit: int) -> Iterator[None]:
+    """Let no file grow beyond `limit` bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize("room", [0, 100, 2000, 4000])
-def test_a_full_disk_leaves_nothing(tmp_path: Path, room: int) -> None:
-    with full_disk(room), pytest.raises(OSError, match="File too large"):
+@pytest.mark.parametrize("limit", [0, 100, 2000, 4000])
+def test_a_full_disk_leaves_nothing(tmp_path: Path, limit: int) -> None:
+    with full_disk(limit), pytest.raises(OSError, match="File too large"):
         save(model(), tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_leaves_the_older_graph(saved: Path) -> None:
+def test_a_full_disk_leaves_the_former_graph(saved: Path) -> None:
     before = {file.name: file.read_bytes() for file in saved.parent.iterdir()}
     with full_disk(2000), pytest.raises(OSError, match="File too large"):
         save(graph("y = MatMul (x, W)", "float[8, 500] W", outputs="float[B, S, 500] y"), saved)
@@ -253,32 +272,28 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_in_the_way(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").mkdir()
-    with pytest.raises(OSError, match="is a folder"):
+    with pytest.raises(IsADirectoryError):
         save(model(), tmp_path / "model.onnx")
-
-
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No such file"):
+    with pytest.raises(FileNotFoundError):
         save(model(), tmp_path / "none" / "model.onnx")
 
 
-@pytest.mark.parametrize("failing", ["made", "written"])
-def test_a_save_that_is_cut_short_leaves_the_older_graph(
+@pytest.mark.parametrize("failing", ["data", "graph"])
+def test_an_interrupted_save_leaves_the_former_graph(
     saved: Path, failing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever ends it between the two renames."""
     before = {path.name: path.read_bytes() for path in saved.parent.iterdir()}
-    real = {"made": Path.rename, "written": Path.replace}[failing]
+    real = {"data": Path.rename, "graph": Path.replace}[failing]
 
     def cut(self: Path, target: Path) -> Path:
-        if self.name != saved.name + (".data" if failing == "made" else "") or self.parent == saved.parent:
+        if self.name != saved.name + (".data" if failing == "data" else "") or self.parent == saved.parent:
             return real(self, target)
         raise KeyboardInterrupt
 
     model = load(saved)
-    monkeypatch.setattr(Path, {"made": "rename", "written": "replace"}[failing], cut)
+    monkeypatch.setattr(Path, {"data": "rename", "graph": "replace"}[failing], cut)
     with pytest.raises(KeyboardInterrupt):
         save(model, saved)
     assert {path.name: path.read_bytes() for path in saved.parent.iterdir()} == before

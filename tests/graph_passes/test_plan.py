@@ -1,4 +1,4 @@
-"""A plan that does not read says what is wrong with it, in one plain line."""
+"""Plans: a file that cannot be used is refused with its path, the field and the value; former files are still read."""
 
 from __future__ import annotations
 
@@ -7,69 +7,191 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hypothesis
+import numpy as np
 import pytest
+from hypothesis import strategies as st
 
-from graph_passes import Plan, PlanError
-from tests.graph_passes.graphs import plan
+from graph_passes import BlockMask, Plan, PlanError, SitePlan
+from graph_passes.errors import GraphErrorCode
+from tests.graph_passes.graphs import plan, site
 
-MEND = "mend the plan or learn it again"
-BAD: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "no sites": (lambda made: made.pop("sites"), "sites is missing"),
-    "no heads": (lambda made: made["sites"][0].pop("heads"), "sites[0].heads is missing"),
-    "another version": (lambda made: made.update(version=2), "version 2 is not read, only version 1"),
-    "a strange key": (lambda made: made.update(kept=3), "kept is no key of a plan"),
-    "a strange key of a site": (lambda made: made["sites"][0].update(keep=3), "sites[0].keep is no key of a plan"),
-    "a head out of range": (
-        lambda made: made["sites"][0].update(kept=[0, 4], scale=[]),
-        "a: head 4 is out of range, the site has heads 0 to 3",
-    ),
-    "a head below zero": (
-        lambda made: made["sites"][0].update(kept=[-1, 2]),
-        "sites[0].kept[0] is -1 and should be greater than or equal to 0",
-    ),
-    "not ascending": (
-        lambda made: made["sites"][0].update(kept=[2, 0]),
-        "a: kept heads [2, 0] must be ascending and without repeats",
-    ),
-    "words for heads": (
-        lambda made: made["sites"][0].update(heads="many"),
-        "sites[0].heads is 'many' and should be a valid integer, unable to parse string as an integer",
-    ),
+Spoil = Callable[[dict[str, Any]], object]
+"""Breaks the JSON of a plan in place."""
+
+INVALID: dict[str, tuple[Spoil, str, object]] = {
+    "no sites": (lambda fields: fields.pop("sites"), "sites", None),
+    "no heads": (lambda fields: fields["sites"][0].pop("heads"), "sites[0].heads", None),
+    "another version": (lambda fields: fields.update(version=2), "version", 2),
+    "an unknown key": (lambda fields: fields.update(kept=3), "kept", 3),
+    "an unknown key of a site": (lambda fields: fields["sites"][0].update(keep=3), "sites[0].keep", 3),
+    "a head out of range": (lambda fields: fields["sites"][0].update(kept=[0, 4], scale=[]), "sites[0]", None),
+    "a head below zero": (lambda fields: fields["sites"][0].update(kept=[-1, 2]), "sites[0].kept[0]", -1),
+    "heads that are not ascending": (lambda fields: fields["sites"][0].update(kept=[2, 0]), "sites[0]", None),
+    "words for heads": (lambda fields: fields["sites"][0].update(heads="many"), "sites[0].heads", "many"),
+    "an unknown kind": (lambda fields: fields["sites"][0].update(kind="both"), "sites[0].kind", "both"),
+    "heads without scales": (lambda fields: fields["sites"][0].update(scale=[1.0]), "sites[0]", None),
+    "key/value heads that do not divide": (lambda fields: fields["sites"][0].update(kv_heads=3), "sites[0]", None),
+    "a site twice": (lambda fields: fields["sites"].append(fields["sites"][0]), "", None),
 }
 
 
-def said(path: Path) -> str:
-    with pytest.raises(PlanError) as caught:
+def written(tmp_path: Path, spoil: Spoil) -> Path:
+    fields = plan([0, 2]).model_dump(mode="json")
+    spoil(fields)
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(fields))
+    return path
+
+
+def load_error(path: Path) -> PlanError:
+    """The error of a plan that cannot be loaded: one line that names the path once."""
+    with pytest.raises(PlanError) as error:
         Plan.load(path)
-    assert str(caught.value).count(str(path)) == 1
-    return str(caught.value).removeprefix(f"{path}: ")
+    assert str(error.value).count(str(path)) == 1
+    assert "\n" not in str(error.value)
+    assert error.value.details["path"] == path
+    return error.value
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_a_fault_is_one_plain_line(name: str, tmp_path: Path) -> None:
-    spoil, message = BAD[name]
-    made = plan([0, 2]).model_dump(mode="json")
-    spoil(made)
+@pytest.mark.parametrize("name", INVALID)
+def test_a_plan_that_breaks_the_schema_is_refused_with_its_field_and_value(name: str, tmp_path: Path) -> None:
+    spoil, field, value = INVALID[name]
+    error = load_error(written(tmp_path, spoil))
+    assert (error.code, error.details["field"]) == (GraphErrorCode.INVALID_PLAN, field)
+    if value is not None:
+        assert error.details["value"] == value
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]"])
+def test_a_file_without_a_json_object_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    path.write_text(json.dumps(made))
-    assert said(path) == f"{message}; {MEND}"
+    path.write_bytes(content)
+    error = load_error(path)
+    assert (error.code, error.details["field"]) == (GraphErrorCode.INVALID_PLAN, "")
 
 
-def test_not_json(tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    path.write_text("{")
-    assert said(path) == f"is not JSON (EOF while parsing an object at line 1 column 1); {MEND}"
-    path.write_text("[]")
-    assert said(path) == f"the plan is [] and should be an object; {MEND}"
-
-
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    assert said(tmp_path / "none.json") == "there is no such plan; give the path of a plan.json"
-    assert said(tmp_path) == "cannot be read as a plan (Is a directory); give the path of a plan.json"
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    assert load_error(tmp_path / "none.json").code is GraphErrorCode.FILE_MISSING
+    assert load_error(tmp_path).code is GraphErrorCode.FILE_UNREADABLE
     (tmp_path / "plan.json").write_bytes(b"\xff")
-    assert said(tmp_path / "plan.json") == "cannot be read as a plan (it is not UTF-8); give the path of a plan.json"
+    assert load_error(tmp_path / "plan.json").code is GraphErrorCode.FILE_UNREADABLE
 
 
-def test_a_plan_that_was_saved_is_read(tmp_path: Path) -> None:
-    plan([0, 2]).save(tmp_path / "plan.json")
-    assert Plan.load(tmp_path / "plan.json") == plan([0, 2])
+def test_messages_state_the_fault_and_the_remedy(tmp_path: Path) -> None:
+    spoils = [INVALID[name][0] for name in ("no heads", "another version", "a head out of range", "words for heads")]
+    remedy = "correct the plan or learn it again"
+    path = tmp_path / "plan.json"
+    assert [str(load_error(written(tmp_path, spoil))).removeprefix(f"{path}: ") for spoil in spoils] == [
+        f"sites[0].heads is missing; {remedy}",
+        f"version 2 cannot be read, only version 1; {remedy}",
+        f"a: head 4 is out of range, the site has heads 0 to 3; {remedy}",
+        f"sites[0].heads is 'many' and should be a valid integer, unable to parse string as an integer; {remedy}",
+    ]
+
+
+SITES = st.builds(
+    lambda name, kind, heads, width, kept: SitePlan(
+        name, kind, heads, heads, width, tuple(sorted(head for head in kept if head < heads))
+    ),
+    st.text(min_size=1, max_size=5),
+    st.sampled_from(["bidirectional", "causal", "cross"]),
+    st.integers(1, 6),
+    st.integers(1, 64),
+    st.sets(st.integers(0, 5)),
+)
+
+
+@hypothesis.settings(deadline=None, derandomize=True, max_examples=50)
+@hypothesis.given(
+    sites=st.lists(SITES, max_size=4, unique_by=lambda entry: entry.name), seed=st.none() | st.integers(0)
+)
+def test_a_saved_plan_is_read_as_it_was(
+    sites: list[SitePlan], seed: int | None, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    original = Plan(sites=tuple(sites), method="dsp", options={"tau": 0.5}, seed=seed)
+    path = tmp_path_factory.mktemp("saved") / "plan.json"
+    original.save(path)
+    content = path.read_bytes()
+    assert Plan.load(path) == original
+    original.save(path)
+    assert path.read_bytes() == content
+
+
+FORMER_KINDS = {"encoder": "bidirectional", "decoder": "causal", "cross": "cross"}
+
+
+@pytest.mark.parametrize("former", FORMER_KINDS)
+def test_a_plan_of_version_0_1_is_read_with_the_current_name_of_its_kind(former: str, tmp_path: Path) -> None:
+    path = written(tmp_path, lambda fields: fields["sites"][0].update(kind=former))
+    loaded = Plan.load(path)
+    assert loaded.sites[0].kind == FORMER_KINDS[former]
+    loaded.save(path)
+    assert json.loads(path.read_text())["sites"][0]["kind"] == FORMER_KINDS[former]
+
+
+# -- Masks -----------------------------------------------------------------------------------------------------------
+
+
+def masked() -> Plan:
+    kept = np.arange(4 * 2 * 3).reshape(4, 2, 3) % 2 == 0
+    return plan([0, 2]).masked({"a": BlockMask(kept, 8, memory=8)})
+
+
+def test_masks_are_saved_beside_the_plan(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    masked().save(path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["plan.json", "plan.safetensors"]
+    loaded = Plan.load(path)
+    assert (loaded, loaded.masks) == (masked(), masked().masks)
+
+
+def test_masks_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    path, tensors = tmp_path / "plan.json", tmp_path / "plan.safetensors"
+    masked().save(path)
+    tensors.write_bytes(b"no tensors")
+    error = mask_error(path)
+    assert (error.code, error.details["path"]) == (GraphErrorCode.FILE_UNREADABLE, tensors)
+    tensors.unlink()
+    error = mask_error(path)
+    assert (error.code, error.details["path"]) == (GraphErrorCode.FILE_MISSING, tensors)
+
+
+@pytest.mark.parametrize(
+    ("change", "code"), [({"mask": "b"}, GraphErrorCode.MASK_MISSING), ({"block": 12}, GraphErrorCode.INVALID_PLAN)]
+)
+def test_masks_that_do_not_fit_the_plan_file_are_refused(
+    change: dict[str, object], code: GraphErrorCode, tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.json"
+    masked().save(path)
+    fields = json.loads(path.read_text())
+    fields["sites"][0].update(change)
+    path.write_text(json.dumps(fields))
+    error = mask_error(path)
+    assert (error.code, error.details["site"]) == (code, "a")
+
+
+def mask_error(path: Path) -> PlanError:
+    with pytest.raises(PlanError) as error:
+        Plan.load(path)
+    return error.value
+
+
+def test_masks_of_other_sites_or_other_heads_are_refused() -> None:
+    mask = BlockMask(np.ones((3, 2, 2), np.bool_), 8)
+    with pytest.raises(PlanError) as error:
+        plan([0]).masked({"b": mask})
+    assert (error.value.code, error.value.details) == (GraphErrorCode.SITE_MISSING, {"site": "b"})
+    with pytest.raises(PlanError) as error:
+        plan([0]).masked({"a": mask})
+    assert (error.value.code, error.value.details) == (GraphErrorCode.SITE_MISMATCH, {"site": "a", "heads": 3})
+
+
+def test_a_plan_counts_its_heads_and_finds_its_sites() -> None:
+    both = plan(site([1], scale=[0.5]), site([0, 1], name="b", heads=2))
+    assert (both.heads, both.heads_kept) == (6, 3)
+    assert both["a"].dropped == (0, 2, 3)
+    assert both["a"].gate == (0.0, 0.5, 0.0, 0.0)
+    with pytest.raises(KeyError):
+        both["c"]

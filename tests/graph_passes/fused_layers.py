@@ -1,8 +1,8 @@
-"""One attention layer of 4 heads of 3 on x [B, S, 8] as operators that do it all: of ONNX 23 and of ONNX Runtime."""
+"""One attention layer of 4 heads on `x [B, S, 8]` as operators that compute all of it: of ONNX 23 and ONNX Runtime."""
 
 from __future__ import annotations
 
-from tests.graph_passes.layers import PROJECT, PROJECTIONS, TO_HEADS, Layer
+from tests.graph_passes.layer_parts import PROJECT, PROJECTIONS, TO_HEADS, Layer
 
 _MERGE = """
     back = Transpose <perm = [0, 2, 1, 3]> (heads)

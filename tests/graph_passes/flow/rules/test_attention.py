@@ -1,4 +1,4 @@
-"""Operators that are a whole attention: heads go out of their inputs, their packed weights and their attributes."""
+"""Operators that compute a whole attention lose heads in their inputs, their packed weights and their attributes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 
 from graph_passes import Plan, find_attention, shrink
 from graph_passes.attention.gate_initializers import find_gates
-from tests.graph_passes.fused import FUSED
+from graph_passes.flow.refusal import RefusalCode
+from tests.graph_passes.fused_layers import FUSED
 from tests.graph_passes.graphs import (
     assert_same,
     content,
@@ -20,29 +21,30 @@ from tests.graph_passes.graphs import (
     shrink_and_compare,
     site,
 )
-from tests.graph_passes.layers import PROJECT, PROJECTIONS
+from tests.graph_passes.layer_parts import PROJECT, PROJECTIONS
 
 KEPT = [[0, 3], [1], [0, 1, 2], [0, 1, 2, 3]]
 
 
-def of_layer(name: str, kept: list[int]) -> Plan:
+def plan_of(name: str, kept: list[int]) -> Plan:
+    """A plan of a fused layer, with a different scale for each kept head."""
     layer = FUSED[name]
     scale = [0.5 + head for head in kept]
     return plan(site(kept, kv_heads=layer.kv_heads, head_dim=layer.head_dim, scale=scale))
 
 
 @pytest.mark.parametrize("name", FUSED)
-def test_the_operator_tells_its_heads(name: str) -> None:
+def test_the_operator_states_its_heads(name: str) -> None:
     layer = FUSED[name]
-    (found,) = find_attention(layer.graph())
-    assert (found.heads, found.kv_heads, found.head_dim) == (4, layer.kv_heads, layer.head_dim)
+    (attention,) = find_attention(layer.graph())
+    assert (attention.heads, attention.kv_heads, attention.head_dim) == (4, layer.kv_heads, layer.head_dim)
 
 
 @pytest.mark.parametrize("kept", KEPT, ids=str)
 @pytest.mark.parametrize("name", FUSED)
 def test_it_loses_exactly_the_weights_of_its_dropped_heads(name: str, kept: list[int]) -> None:
     layer = FUSED[name]
-    shrunk = shrink_and_compare(layer.graph(), of_layer(name, kept))
+    shrunk = shrink_and_compare(layer.graph(), plan_of(name, kept))
     assert shrunk.refused == ()
     assert not find_gates(shrunk.model.graph)
     before, after = shrunk.parameters
@@ -50,14 +52,14 @@ def test_it_loses_exactly_the_weights_of_its_dropped_heads(name: str, kept: list
 
 
 @pytest.mark.parametrize("name", FUSED)
-def test_without_heads_nothing_of_it_is_left(name: str) -> None:
-    shrunk = shrink_and_compare(FUSED[name].graph(), of_layer(name, []))
+def test_without_heads_nothing_remains_of_it(name: str) -> None:
+    shrunk = shrink_and_compare(FUSED[name].graph(), plan_of(name, []))
     assert shrunk.refused == ()
     assert shrunk.parameters[1] == 0
     assert "Attention" not in " ".join(operators(shrunk.model))
 
 
-def test_attributes_state_the_heads_left() -> None:
+def test_attributes_state_the_remaining_heads() -> None:
     shrunk = shrink(FUSED["com.microsoft.Attention, values wider"].graph(), plan([0, 2, 3]))
     (node,) = [node for node in shrunk.model.graph if node.op_type == "Attention"]
     assert node.attributes["num_heads"].as_int() == 3
@@ -65,7 +67,8 @@ def test_attributes_state_the_heads_left() -> None:
 
 
 def test_key_heads_are_repeated_where_query_heads_share_them_unevenly() -> None:
-    # Query heads 0 and 1 read key head 0, head 2 reads key head 1: each gets its own copy at run time, not in the file.
+    # Query heads 0 and 1 share key head 0, head 2 uses key head 1: each gets its own copy, at run time and not in the
+    # file.
     shrunk = shrink(FUSED["Attention 3D, grouped"].graph(), plan(site([0, 1, 2], kv_heads=2)))
     (node,) = [node for node in shrunk.model.graph if node.op_type == "Attention"]
     assert node.attributes["q_num_heads"].as_int() == node.attributes["kv_num_heads"].as_int() == 3
@@ -73,7 +76,7 @@ def test_key_heads_are_repeated_where_query_heads_share_them_unevenly() -> None:
 
 
 def test_packed_query_key_value_is_cut_by_head() -> None:
-    # ONNX Runtime runs this layout on a GPU alone, so the weights are looked at instead of the numbers.
+    # ONNX Runtime runs this layout only on a GPU, so the weights are checked instead of the numbers.
     model = graph(
         """
         qkv = MatMul (x, Wqkv)
@@ -96,21 +99,25 @@ CACHE = "float[B, S, 8] x, float[B, 4, P, 3] pk, float[B, 4, P, 3] pv"
 
 
 @pytest.mark.parametrize(
-    ("outputs", "op"),
+    ("outputs", "op", "code"),
     [
-        ("float[B, S, 8] y", "graph input"),
-        ("float[B, S, 8] y, float[B, 4, N, 3] ck, float[B, 4, N, 3] cv", "MultiHeadAttention"),
+        ("float[B, S, 8] y", "graph input", RefusalCode.GRAPH_INPUT),
+        (
+            "float[B, S, 8] y, float[B, 4, N, 3] ck, float[B, 4, N, 3] cv",
+            "MultiHeadAttention",
+            RefusalCode.UNKNOWN_SHAPE,
+        ),
     ],
 )
-def test_a_key_value_cache_at_the_graph_s_door_is_refused(outputs: str, op: str) -> None:
+def test_a_key_value_cache_that_the_caller_holds_is_refused(outputs: str, op: str, code: RefusalCode) -> None:
     model = graph(PAST, f"{PROJECTIONS}, float[12, 8] Wo", inputs=CACHE, outputs=outputs)
     shrunk = shrink_and_compare(model, plan([0, 2]))
-    assert {refusal.op for refusal in shrunk.refused} == {op}
+    assert {(refusal.op, refusal.code) for refusal in shrunk.refused} == {(op, code)}
     assert shrunk.removed == ()
     assert shape(shrunk.model, "Wq") == (8, 12)
 
 
-def test_rotary_embedding_of_the_runtime_turns_each_head_alone() -> None:
+def test_rotary_embedding_of_the_runtime_rotates_each_head_by_itself() -> None:
     model = graph(
         """
         s = Shape (x)
@@ -136,7 +143,7 @@ def test_rotary_embedding_of_the_runtime_turns_each_head_alone() -> None:
     assert shape(shrunk.model, "Wq") == shape(shrunk.model, "Wk") == (8, 16)
 
 
-def test_the_standard_s_rotary_embedding_turns_each_head_alone() -> None:
+def test_rotary_embedding_of_the_standard_rotates_each_head_by_itself() -> None:
     model = graph(
         """
         s = Shape (x)

@@ -1,4 +1,4 @@
-"""Refusals: where heads meet an operator that mixes them, the site is left whole and the operator is named."""
+"""Refusals: where heads meet an operator that mixes them, the site stays whole and the operator is named."""
 
 from __future__ import annotations
 
@@ -6,43 +6,54 @@ import pytest
 
 from graph_passes import Shrunk
 from graph_passes.attention.gate_initializers import find_gates
+from graph_passes.flow.refusal import RefusalCode
 from tests.graph_passes.graphs import graph, plan, shape, shrink_and_compare, site
-from tests.graph_passes.layers import CORE, OUTPUT, PROJECT, PROJECTIONS, SPLIT, TO_HEADS
+from tests.graph_passes.layer_parts import CORE, OUTPUT, PROJECT, PROJECTIONS, SPLIT, TO_HEADS
 
 WEIGHTS = f"{PROJECTIONS}, {SPLIT}, {OUTPUT}"
 
 
-def assert_left_whole(shrunk: Shrunk, op: str, why: str) -> None:
-    """Site `a` is refused for `op`, its gate stands and none of its weights is smaller."""
-    assert [(refusal.op, refusal.sites) for refusal in shrunk.refused] == [(op, {"a"})]
-    assert why in shrunk.refused[0].why
+def assert_left_whole(shrunk: Shrunk, op: str, code: RefusalCode, value: str = "") -> None:
+    """Check that site `a` is refused for `op`, that its gate stands and that none of its weights is smaller."""
+    refusals = [(refusal.op, refusal.code, refusal.value, refusal.sites) for refusal in shrunk.refused]
+    assert refusals == [(op, code, value, {"a"})]
     assert shrunk.removed == ()
     assert shrunk.parameters[0] == shrunk.parameters[1]
     assert "a" in find_gates(shrunk.model.graph)
 
 
-# What makes `norm`, the queries' input to the heads, from `q1 = [batch, length, heads * width]`.
+# Nodes that compute `norm`, the input of the heads, from the queries `q1 [batch, length, heads * width]`; the weights
+# that they read; the operator that is refused, why, and the tensor that it is about.
 ON_QUERIES = {
-    # OLMo 2 normalises queries over all heads at once: dropping one changes the others.
+    # OLMo 2 normalizes queries over all heads at once: dropping one changes the others.
     "norm over all heads": (
         "s = Mul (q1, q1) m = ReduceMean <keepdims = 1> (s, last) r = Sqrt (m) norm = Div (q1, r)",
         "int64[1] last = {-1}",
         "ReduceMean",
-        "needs every head of q1",
+        RefusalCode.EVERY_HEAD_NEEDED,
+        "q1",
     ),
     "layer norm over all heads": (
         "norm = LayerNormalization (q1, scale)",
         "float[12] scale",
         "LayerNormalization",
-        "mixes the heads' axis",
+        RefusalCode.MIXES_HEADS,
+        "",
     ),
-    "softmax over all heads": ("norm = Softmax (q1)", "", "Softmax", "mixes the heads' axis"),
-    "running sum over all heads": ("norm = CumSum (q1, last)", "int64 last = {-1}", "CumSum", "mixes the heads' axis"),
+    "softmax over all heads": ("norm = Softmax (q1)", "", "Softmax", RefusalCode.MIXES_HEADS, ""),
+    "running sum over all heads": (
+        "norm = CumSum (q1, last)",
+        "int64 last = {-1}",
+        "CumSum",
+        RefusalCode.MIXES_HEADS,
+        "",
+    ),
     "operator without a rule": (
         "norm, order = TopK <axis = -1> (q1, all)",
         "int64[1] all = {12}",
         "TopK",
-        "has no rule, and heads that the plan drops reach it",
+        RefusalCode.NO_RULE,
+        "",
     ),
     "lookup at run time": (
         """
@@ -56,18 +67,19 @@ ON_QUERIES = {
         "int64[1] at2 = {2}, int64[1] at3 = {3}, int64 i0 = {0}, int64 i12 = {12}, int64 i1 = {1}, "
         "int64[1] eight = {8}, float nought = {0.0}",
         "Gather",
-        "looks up heads by indices computed at run time",
+        RefusalCode.COMPUTED_VALUE,
+        "",
     ),
 }
 
 
 @pytest.mark.parametrize("name", ON_QUERIES)
 def test_an_operator_that_mixes_heads_refuses_its_site(name: str) -> None:
-    body, weights, op, why = ON_QUERIES[name]
+    body, weights, op, code, value = ON_QUERIES[name]
     heads = TO_HEADS.replace("Reshape (q1, split)", "Reshape (norm, split)")
     declared = f"{WEIGHTS}, {weights}".rstrip(", ")
     shrunk = shrink_and_compare(graph(PROJECT + body + heads + CORE, declared), plan([0, 2]))
-    assert_left_whole(shrunk, op, why)
+    assert_left_whole(shrunk, op, code, value)
 
 
 def test_a_product_over_all_heads_keeps_the_rows_and_loses_the_columns() -> None:
@@ -81,53 +93,50 @@ def test_a_product_over_all_heads_keeps_the_rows_and_loses_the_columns() -> None
     assert shape(shrunk.model, "Wk") == (8, 6)
 
 
-# What makes `y` from `gated = [batch, heads, length, width]`.
+# Nodes that compute `odd`, the input of the projection, from `gated [batch, heads, length, width]`; the weights that
+# they read; the operator that is refused, and why.
 AFTER_THE_GATE = {
-    "softmax over the heads": ("odd = Softmax <axis = 1> (gated)", "", "Softmax", "gated heads reach it"),
-    "an activation that is not zero at zero": ("odd = Cos (gated)", "", "Cos", "gated heads reach it"),
-    "a bias a head": ("odd = Add (gated, bias)", "float[4, 1, 1] bias", "Add", "gated heads reach it"),
-    "an operator without a rule": (
-        "odd = LRN <size = 3> (gated)",
-        "",
-        "LRN",
-        "has no rule, and gated heads reach it",
-    ),
+    "softmax over the heads": ("odd = Softmax <axis = 1> (gated)", "", "Softmax", RefusalCode.NOT_LINEAR),
+    "an activation that is not zero at zero": ("odd = Cos (gated)", "", "Cos", RefusalCode.NOT_LINEAR),
+    "a bias for each head": ("odd = Add (gated, bias)", "float[4, 1, 1] bias", "Add", RefusalCode.NOT_LINEAR),
+    "an operator without a rule": ("odd = LRN <size = 3> (gated)", "", "LRN", RefusalCode.NO_RULE),
 }
 
 
 @pytest.mark.parametrize("name", AFTER_THE_GATE)
 def test_an_operator_between_gate_and_projection_refuses_its_site(name: str) -> None:
-    body, weights, op, why = AFTER_THE_GATE[name]
+    body, weights, op, code = AFTER_THE_GATE[name]
     core = CORE.replace('gated = Mul (heads, "a.head_gate")', 'gated = Mul (heads, "a.head_gate") ' + body)
     core = core.replace("(gated)\n    merged", "(odd)\n    merged")
     declared = f"{WEIGHTS}, {weights}".rstrip(", ")
     shrunk = shrink_and_compare(graph(PROJECT + TO_HEADS + core, declared), plan([0, 2]))
-    assert_left_whole(shrunk, op, why)
+    assert_left_whole(shrunk, op, code)
 
 
-def test_heads_given_out_by_the_graph_are_refused() -> None:
-    body = PROJECT + TO_HEADS + CORE
-    outputs = "float[B, S, 8] y, float[B, 4, S, 3] gated"
-    shrunk = shrink_and_compare(graph(body, WEIGHTS, outputs=outputs), plan([0, 2]))
-    assert_left_whole(shrunk, "graph output", "gives gated heads out")
-
-
-def test_attention_maps_given_out_by_the_graph_are_refused() -> None:
-    outputs = "float[B, S, 8] y, float[B, 4, S, S] p"
+@pytest.mark.parametrize(
+    ("output", "code"),
+    [
+        ("float[B, 4, S, 3] gated", RefusalCode.GRAPH_OUTPUT),
+        ("float[B, 4, S, S] p", RefusalCode.EVERY_HEAD_NEEDED),
+    ],
+    ids=["heads", "attention maps"],
+)
+def test_an_output_of_the_graph_that_holds_heads_is_refused(output: str, code: RefusalCode) -> None:
+    outputs = f"float[B, S, 8] y, {output}"
     shrunk = shrink_and_compare(graph(PROJECT + TO_HEADS + CORE, WEIGHTS, outputs=outputs), plan([0, 2]))
-    assert_left_whole(shrunk, "graph output", "needs every head of p")
+    assert_left_whole(shrunk, "graph output", code, output.split()[-1])
 
 
-def test_past_keys_given_to_the_graph_are_refused() -> None:
+def test_an_input_of_the_graph_that_holds_heads_is_refused() -> None:
     body = PROJECT + (
         TO_HEADS.replace("k = Transpose", "know = Transpose").replace("v = Transpose", "vnow = Transpose")
         + "k = Concat <axis = 2> (past_k, know) v = Concat <axis = 2> (past_v, vnow)"
     )
     inputs = "float[B, S, 8] x, float[B, 4, P, 3] past_k, float[B, 4, P, 3] past_v"
     shrunk = shrink_and_compare(graph(body + CORE, WEIGHTS, inputs=inputs), plan([0, 2]))
-    assert {(refusal.op, refusal.node) for refusal in shrunk.refused} == {
-        ("graph input", "past_k"),
-        ("graph input", "past_v"),
+    assert {(refusal.op, refusal.node, refusal.code) for refusal in shrunk.refused} == {
+        ("graph input", "past_k", RefusalCode.GRAPH_INPUT),
+        ("graph input", "past_v", RefusalCode.GRAPH_INPUT),
     }
     assert shrunk.parameters[0] == shrunk.parameters[1]
 
@@ -178,8 +187,21 @@ def test_one_refused_site_leaves_the_others_to_shrink() -> None:
     shrunk = shrink_and_compare(
         graph(first + second, f"{WEIGHTS}, {weights}"), plan(site([1]), site([0, 3], name="b", scale=[2, 0.5]))
     )
-    assert [(one.site, one.heads) for one in shrunk.removed] == [("a", (0, 2, 3))]
+    assert [(removed.site, removed.heads) for removed in shrunk.removed] == [("a", (0, 2, 3))]
     assert [(refusal.op, refusal.sites) for refusal in shrunk.refused] == [("Softmax", {"b"})]
     assert shape(shrunk.model, "Wq") == (8, 3)
     assert shape(shrunk.model, "Uk") == (8, 12)
     assert list(find_gates(shrunk.model.graph)) == ["b"]
+
+
+def test_refusals_read_as_sentences_about_the_operator() -> None:
+    body, weights, *_ = ON_QUERIES["norm over all heads"]
+    heads = TO_HEADS.replace("Reshape (q1, split)", "Reshape (norm, split)")
+    mixed = shrink_and_compare(graph(PROJECT + body + heads + CORE, f"{WEIGHTS}, {weights}"), plan([0, 2]))
+    outputs = "float[B, S, 8] y, float[B, 4, S, 3] gated"
+    returned = shrink_and_compare(graph(PROJECT + TO_HEADS + CORE, WEIGHTS, outputs=outputs), plan([0, 2]))
+    assert [refusal.why for shrunk in (mixed, returned) for refusal in shrunk.refused] == [
+        "needs every head of q1, so none can be removed from it",
+        "returns gated heads; export the graph without this output",
+    ]
+    assert str(returned.refused[0]) == "graph output gated: returns gated heads; export the graph without this output"

@@ -1,4 +1,4 @@
-"""Random ways from a weight to a gate and on to the output projection, as exporters might write them."""
+"""Random chains of operators from a weight to a gate and on to the output projection, as exporters might write them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,24 @@ import numpy as np
 import onnx_ir as ir
 
 Draw = Callable[[int, int], int]
-"""A number between two bounds, both possible."""
+"""Returns a number between two bounds, both included."""
 
 WIDTH = 5
 """Width of the graph's input and output `[B, S, WIDTH]`."""
 
 
 class Chain:
-    """A graph in the making: one tensor, and what each of its axes is made of.
+    """A graph that grows by one operator at a time.
+
+    Args:
+        heads: number of heads.
+        width: width of one head.
+        draw: the source of random numbers.
 
     Attributes:
-        axes: the labels that each axis merges, first varies slowest: B and S are free, H are heads, D is their width,
-            1 is an axis of one element.
+        value: the last tensor.
+        axes: the labels that each of its axes merges, the slowest first: B and S are free, H are heads, D is their
+            width, 1 is an axis of one element.
         sizes: number of elements of H and D.
     """
 
@@ -59,7 +65,7 @@ class Chain:
         return None if {"B", "S"} & set(labels) else math.prod(self.sizes[label] for label in labels)
 
     def along(self, axis: int) -> ir.Value:
-        """A weight that varies along one axis alone."""
+        """A weight that varies only along one axis."""
         size = self.size(axis) or 1
         shape = [size if at == axis else 1 for at in range(len(self.axes))]
         lead = self.draw(0, axis)
@@ -75,8 +81,7 @@ class Chain:
         else:
             shape, parts = self.op("Shape", self.input), []
             for axis in axes:
-                known = math.prod(self.sizes[label] for label in axis if label not in "BS")
-                part = self.ints(known)
+                part = self.ints(math.prod(self.sizes[label] for label in axis if label not in "BS"))
                 for label in axis:
                     if label in "BS":
                         size = self.op("Gather", shape, self.ints("BS".index(label)), axis=0)
@@ -99,9 +104,9 @@ class Chain:
         self.reshape([*self.axes[:at], self.axes[at] + self.axes[at + 1], *self.axes[at + 2 :]])
 
     def transpose(self) -> None:
-        left, order = list(range(len(self.axes))), []
-        while left:
-            order.append(left.pop(self.draw(0, len(left) - 1)))
+        axes, order = list(range(len(self.axes))), []
+        while axes:
+            order.append(axes.pop(self.draw(0, len(axes) - 1)))
         self.permute(order)
 
     def permute(self, order: Sequence[int]) -> None:
@@ -137,7 +142,7 @@ class Chain:
             self.value = self.op("Slice", self.value, *bounds)
 
     def rotate(self) -> None:
-        """Split an axis in two, negate a part, and join the parts the other way round."""
+        """Split an axis in two, negate the second part, and join the parts in reverse order."""
         at = self.fixed_axis()
         size = (self.size(at) or 1) if at >= 0 else 1
         if size > 1:
@@ -157,24 +162,24 @@ class Chain:
             self.value = self.op("Tanh", self.op("Add", self.along(at), self.value))
 
     def take(self) -> None:
-        """Slice the heads, where they have an axis of their own: some are never used."""
-        alone = [at for at, labels in enumerate(self.axes) if labels == ("H",)]
-        if alone and self.sizes["H"] > 2:
+        """Slice the heads, where they have their own axis: some are never used."""
+        separate = [at for at, labels in enumerate(self.axes) if labels == ("H",)]
+        if separate and self.sizes["H"] > 2:
             start = self.draw(0, 1)
             end = self.sizes["H"] - self.draw(0, 1)
-            self.value = self.op("Slice", self.value, self.ints(start), self.ints(end), self.ints(alone[0]))
+            self.value = self.op("Slice", self.value, self.ints(start), self.ints(end), self.ints(separate[0]))
             self.sizes["H"] = end - start
 
-    MOVES = (split_axis, merge_axes, transpose, unsqueeze, squeeze, reorder, reverse, rotate, scale)
-    """What heads that are zero stay zero under."""
-    OTHERS = (shift, take)
+    LINEAR_MOVES = (split_axis, merge_axes, transpose, unsqueeze, squeeze, reorder, reverse, rotate, scale)
+    """Operators that leave heads at zero if they are zero."""
+    NONLINEAR_MOVES = (shift, take)
 
     def move(self, linear: bool) -> None:
-        moves = self.MOVES if linear else self.MOVES + self.OTHERS
+        moves = self.LINEAR_MOVES if linear else self.LINEAR_MOVES + self.NONLINEAR_MOVES
         moves[self.draw(0, len(moves) - 1)](self)
 
     def unfold(self, *order: str) -> None:
-        """Bring the labels apart and into an order, without axes of one element."""
+        """Give every label its own axis, in an order, without axes of one element."""
         labels = [label for axis in self.axes for label in axis]
         self.reshape([(label,) for label in labels if label != "1"])
         self.permute([self.axes.index((label,)) for label in order])
@@ -182,7 +187,7 @@ class Chain:
     # -- ends ----------------------------------------------------------------------------------------------------
 
     def gate(self, name: str) -> None:
-        """Multiply the heads by ones, wherever they have an axis of their own."""
+        """Multiply the heads by ones, where they have their own axis."""
         if ("H",) not in self.axes:
             labels = [label for axis in self.axes for label in axis]
             self.reshape([(label,) for label in labels])

@@ -1,11 +1,11 @@
-"""Graphs that this package did not export: plain transformers models through both of torch's exporters, no gates."""
+"""Graphs without gates: plain transformers models through both of torch's exporters, and with fused operators."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import onnx_ir as ir
 import torch
@@ -17,7 +17,7 @@ Attention = Literal["eager", "sdpa"]
 
 
 class _Logits(nn.Module):
-    """A model whose inputs have places and whose only output are the logits."""
+    """A model whose inputs are positional and whose only output are the logits."""
 
     def __init__(self, model: PreTrainedModel, names: tuple[str, ...]) -> None:
         super().__init__()
@@ -29,35 +29,36 @@ class _Logits(nn.Module):
 
 
 def _export(
-    model: PreTrainedModel, inputs: Mapping[str, Tensor], path: Path, attention: Attention, **how: object
+    model: PreTrainedModel, inputs: Mapping[str, Tensor], path: Path, attention: Attention, **options: Any
 ) -> None:
     model.set_attn_implementation(attention)
     names = tuple(inputs)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Both exporters warn of themselves and of the models.
+        warnings.simplefilter("ignore")  # both exporters warn of their own code and of the models
         torch.onnx.export(
             _Logits(model, names),
             tuple(inputs.values()),
             path,
             input_names=list(names),
             output_names=["logits"],
-            **how,  # type: ignore[arg-type]
+            verbose=False,
+            **options,
         )
 
 
-def old_exporter(
+def trace(
     model: PreTrainedModel, inputs: Mapping[str, Tensor], path: Path, *, opset: int, attention: Attention
 ) -> ir.Model:
-    """What `torch.onnx.export(dynamo=False)` traces."""
+    """The graph that torch's older exporter traces."""
     free = {name: {0: "batch", 1: "target" if "decoder" in name else "length"} for name in inputs}
     _export(model, inputs, path, attention, dynamo=False, opset_version=opset, dynamic_axes=free)
     return ir.load(path)
 
 
-def new_exporter(
+def export(
     model: PreTrainedModel, inputs: Mapping[str, Tensor], path: Path, *, opset: int, attention: Attention
 ) -> ir.Model:
-    """What `torch.onnx.export(dynamo=True)` exports and optimises."""
+    """The graph that torch's newer exporter (dynamo) exports and optimizes."""
     free = torch.export.Dim.DYNAMIC
     shapes = (tuple({0: free, 1: free} for _ in inputs),)
     _export(
@@ -73,8 +74,8 @@ def fused_by_onnxscript(model: ir.Model) -> ir.Model:
 
 
 def fused_by_onnxruntime(path: Path, heads: int, width: int) -> ir.Model:
-    """The graph with the operators that ONNX Runtime's own transformer optimizer finds in a BERT."""
+    """The graph with the operators that ONNX Runtime's transformer optimizer finds in a BERT."""
     from onnxruntime.transformers.optimizer import optimize_model
 
-    found = optimize_model(str(path), model_type="bert", num_heads=heads, hidden_size=width, opt_level=0)
-    return ir.from_proto(found.model)
+    optimized = optimize_model(str(path), model_type="bert", num_heads=heads, hidden_size=width, opt_level=0)
+    return ir.from_proto(optimized.model)

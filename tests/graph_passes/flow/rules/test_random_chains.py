@@ -1,4 +1,4 @@
-"""For any way from a weight to a gate and on to the projection: shrunk equals gated, and only what counts is kept."""
+"""For any chain from a weight to a gate and on to the projection: shrunk equals gated, and only what counts is kept."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import numpy as np
 import onnx_ir as ir
 from hypothesis import strategies as st
 
-from tests.graph_passes.chains import Chain
+from graph_passes.flow.refusal import RefusalCode
+from tests.graph_passes.flow.rules.random_chains import Chain
 from tests.graph_passes.graphs import Feeds, draw, gated, plan, run, shape, shrink_and_compare, site
 
 SIZES = ({"B": 2, "S": 3}, {"B": 3, "S": 1})
@@ -27,18 +28,19 @@ def test_any_chain_between_weight_and_projection(data: st.DataObject) -> None:
     model = chain.model()
     heads = chain.sizes["H"]
     kept = sorted(data.draw(st.sets(numbers(0, heads - 1), min_size=1)))
-    chosen = plan(site(kept, heads=heads, head_dim=chain.sizes["D"], scale=[0.5 + head for head in kept]))
-    shrunk = shrink_and_compare(model, chosen, SIZES)
+    pruning = plan(site(kept, heads=heads, head_dim=chain.sizes["D"], scale=[0.5 + head for head in kept]))
+    shrunk = shrink_and_compare(model, pruning, SIZES)
     if shrunk.refused:
-        # Heads that were dealt out over several axes together do not go one by one.
+        # Heads that are spread over several axes cannot be removed one by one.
         assert {refusal.op for refusal in shrunk.refused} == {"Reshape"}
+        assert {refusal.code for refusal in shrunk.refused} == {RefusalCode.INSEPARABLE_HEADS}
         assert shrunk.parameters[0] == shrunk.parameters[1]
         return
-    assert shape(shrunk.model, "W")[1] >= influential(gated(model, chosen))
+    assert shape(shrunk.model, "W")[1] >= influential_columns(gated(model, pruning))
 
 
-def influential(model: ir.Model) -> int:
-    """How many columns of W change the output."""
+def influential_columns(model: ir.Model) -> int:
+    """How many columns of the weight W change the output."""
     weight = model.graph.initializers.pop("W")
     content = weight.const_value
     assert content is not None
@@ -48,7 +50,7 @@ def influential(model: ir.Model) -> int:
     (before,) = run(model, feeds)
     columns = 0
     for column in range(content.shape.numpy()[1]):
-        other = np.array(feeds["W"])
-        other[:, column] += 1
-        columns += not np.array_equal(run(model, {**feeds, "W": other})[0], before)
+        changed = np.array(feeds["W"])
+        changed[:, column] += 1
+        columns += not np.array_equal(run(model, {**feeds, "W": changed})[0], before)
     return columns
