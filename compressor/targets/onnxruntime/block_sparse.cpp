@@ -1,9 +1,9 @@
 // compressor::BlockSparseAttention as a kernel of ONNX Runtime's CPU provider, in place of the function of that name.
 //
-// A task is a tile of queries of one head. Scores and outputs lie transposed, [key or value dimension, query], so every
-// loop runs along queries: products broadcast single numbers of keys and values, which are read where they lie, and the
-// softmax adds nothing across a vector. Keys pass by in chunks under a running maximum and sum (Milakov and Gimelshein
-// 2018, algorithm 3): a thread never holds more scores than one chunk's.
+// A task is a tile of queries of one head. Scores and outputs are transposed, [key or value dimension, query], so that
+// every loop runs along queries: products broadcast single numbers of keys and values, which are read in place, and the
+// softmax adds nothing across a vector. Keys are read in chunks with a running maximum and sum (Milakov and Gimelshein
+// 2018, algorithm 3): a thread never holds more than the scores of one chunk.
 
 #include <algorithm>
 #include <atomic>
@@ -30,16 +30,17 @@ constexpr int kLanes = 4, kRegisters = 24;
 #else
 constexpr int kLanes = 4, kRegisters = 12;
 #endif
-// kRegisters: vectors of a product's result that stay in registers, which leaves some for what is multiplied.
-constexpr int kMostVectors = 4;  // of queries in a tile
-constexpr int kMostRows = 8;     // whose addresses stay in registers, too
-constexpr int kChunk = 64;       // keys; with a tile of 64 queries 16 KiB of scores, half of a usual first cache
+// kRegisters: vectors of a product's result that stay in registers; the remaining registers hold its operands.
+constexpr int kMostVectors = 4;  // vectors of queries in a tile
+constexpr int kMostRows = 8;     // rows whose addresses stay in registers
+constexpr int kChunk = 64;       // keys per chunk; with a tile of 64 queries 16 KiB of scores, half of a usual L1 cache
 
 typedef float Vector __attribute__((vector_size(kLanes * sizeof(float)), aligned(sizeof(float)), may_alias));
 typedef int32_t Whole __attribute__((vector_size(kLanes * sizeof(int32_t))));
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
-constexpr float kHidden = std::numeric_limits<float>::lowest() / 8;  // what is added below this hides
+// A number below this, added to a score, hides the key.
+constexpr float kHidden = std::numeric_limits<float>::lowest() / 8;
 
 // exp(x) of x <= 0, zero below -87: 2^n exp(r) with |r| <= ln(2) / 2, exp(r) by Taylor's terms up to the seventh.
 inline Vector exponential(Vector x) {
@@ -64,7 +65,7 @@ inline Vector exponential(Vector x) {
 inline Vector* vectors(float* numbers) { return reinterpret_cast<Vector*>(numbers); }
 inline const Vector* vectors(const float* numbers) { return reinterpret_cast<const Vector*>(numbers); }
 
-// result[m][query] = sum over k of factor(m, k) * right[k][query], on top of what is there if `add`. Factors are
+// result[m][query] = sum over k of factor(m, k) * right[k][query], added to the result if `add`. Factors are
 // rows[m][k], or rows[k][m] if kAcross; m counts from `first`.
 template <int kVectors, int kRows, bool kAcross>
 inline void multiply_rows(
@@ -85,7 +86,7 @@ inline void multiply_rows(
     for (int v = 0; v < kVectors; ++v) vectors(result + m * kWidth)[v] = sum[m][v];
 }
 
-// As many rows at a time as registers hold, then half as many, and so on: a single row's sums wait for one another.
+// As many rows at a time as registers hold, then half as many, and so on: the sums of one row depend on each other.
 template <int kVectors, bool kAcross, int kRows = std::min(kRegisters / kVectors, kMostRows)>
 void multiply(
     const float* const* rows, int64_t size, int64_t count, const float* right, float* result, bool add, int64_t m = 0) {
@@ -95,7 +96,7 @@ void multiply(
   if constexpr (kRows > 1) multiply<kVectors, kAcross, kRows / 2>(rows, size, count, right, result, add, m);
 }
 
-// A tensor of four axes; an axis of one number repeats it.
+// A tensor of four axes; an axis of size one is broadcast.
 struct Tensor {
   const float* numbers = nullptr;
   int64_t shape[4] = {}, step[4] = {};
@@ -103,7 +104,7 @@ struct Tensor {
   Tensor() = default;
   Tensor(const Ort::ConstValue& value, const char* name) : numbers(value.GetTensorData<float>()) {
     const auto sizes = value.GetTensorTypeAndShapeInfo().GetShape();
-    if (sizes.size() != 4) throw std::invalid_argument(std::string(name) + " has not four axes");
+    if (sizes.size() != 4) throw std::invalid_argument(std::string(name) + ": four axes are needed");
     int64_t every = 1;
     for (int axis = 3; axis >= 0; --axis) {
       shape[axis] = sizes[axis];
@@ -144,7 +145,7 @@ void attend(const Call& call, int64_t batch, int64_t head, int64_t query_block, 
   auto &key_rows = scratch.keys, &value_rows = scratch.values;
   auto& places = scratch.places;
   const int64_t heads = call.query.shape[2], dim = call.query.shape[3], width = call.value.shape[3];
-  const int64_t queries = call.query.shape[1], keys = call.key.shape[1], placed = keys - call.persistent;
+  const int64_t queries = call.query.shape[1], keys = call.key.shape[1], positions = keys - call.persistent;
   float* result = call.output + ((batch * queries + start) * heads + head) * width;
 
   key_rows.clear(), value_rows.clear(), places.clear();
@@ -157,12 +158,12 @@ void attend(const Call& call, int64_t batch, int64_t head, int64_t query_block, 
     }
   };
   const bool* kept = call.kept + (head * call.query_blocks + query_block) * call.key_blocks;
-  const int64_t seen = call.causal ? std::min(placed, start + count) : placed;
+  const int64_t seen = call.causal ? std::min(positions, start + count) : positions;
   for (int64_t column = 0; column < call.key_blocks; ++column) {
     const int64_t from = column * call.block - call.missing;
     if (kept[column]) take(std::max<int64_t>(0, from), std::min(seen, from + call.block));
   }
-  take(placed, keys);
+  take(positions, keys);
 
   const int64_t total = places.size();
   query.resize(dim * kWidth), scores.resize(kChunk * kWidth), output.resize(width * kWidth);
@@ -204,7 +205,7 @@ void attend(const Call& call, int64_t batch, int64_t head, int64_t query_block, 
     for (int v = 0; v < kVectors; ++v) {
       const Vector before = top[v];
       top[v] = most[v];
-      // Infinity less infinity is no number; a query that has seen no key yet takes any finite maximum.
+      // Infinity minus infinity is NaN; a query without any key so far takes any finite maximum.
       most[v] = most[v] == kNever ? Vector{} : most[v];
       again[v] = exponential(before - most[v]);
       sum[v] *= again[v];
@@ -227,7 +228,7 @@ void attend(const Call& call, int64_t batch, int64_t head, int64_t query_block, 
   }
 }
 
-// One task, called by the runtime's own threads: nothing may be thrown through them.
+// One task, called by the threads of the runtime: no exception may leave it.
 void run_task(void* data, size_t number) {
   Call& call = *static_cast<Call*>(data);
   const int64_t heads = call.query.shape[2], queries = call.query.shape[1];
@@ -281,23 +282,24 @@ class Kernel {
     const auto mask = context.GetInput(3);
     const auto blocks = mask.GetTensorTypeAndShapeInfo().GetShape();
     const auto [batch, queries, heads, dim] = call.query.shape;
-    const int64_t keys = call.key.shape[1], placed = keys - persistent_;
+    const int64_t keys = call.key.shape[1], positions = keys - persistent_;
     // Query i is at position i and key j at j - remembered; blocks of keys begin `memory` positions before query 0.
-    call.missing = memory_ ? memory_ - (placed - queries) : 0;
+    call.missing = memory_ ? memory_ - (positions - queries) : 0;
     if (blocks.size() != 3 || blocks[0] != heads || call.key.shape[2] != heads || call.value.shape[2] != heads ||
         call.key.shape[3] != dim || call.value.shape[1] != keys || call.key.shape[0] != batch ||
         call.value.shape[0] != batch)
-      throw std::invalid_argument("query, key, value and mask do not fit together");
-    if (placed < 0 || call.missing < 0 || queries > blocks[1] * block_ || placed + call.missing > blocks[2] * block_)
-      throw std::invalid_argument("the mask does not reach over these positions");
+      throw std::invalid_argument("the shapes of query, key, value and mask do not match");
+    if (positions < 0 || call.missing < 0 || queries > blocks[1] * block_ ||
+        positions + call.missing > blocks[2] * block_)
+      throw std::invalid_argument("the mask covers fewer positions");
     for (size_t number = 4; number < context.GetInputCount(); ++number) {
       const auto value = context.GetInput(number);
       if (!value) continue;
-      const Tensor added(value, "what is added to the scores");
+      const Tensor added(value, "row or full");
       for (int axis = 0; axis < 4; ++axis)
         if (added.shape[axis] != (axis == 0 ? batch : axis == 1 ? heads : axis == 2 ? queries : keys) &&
             (added.shape[axis] != 1 || axis == 3))
-          throw std::invalid_argument("what is added to the scores does not fit them");
+          throw std::invalid_argument("the shape of row or full does not match the scores");
       (!call.row && added.step[1] == 0 && added.step[2] == 0 ? call.row : call.full) = added;
     }
     call.kept = mask.GetTensorData<bool>();
@@ -312,8 +314,8 @@ class Kernel {
     if (call.failed) throw std::runtime_error("out of memory");
   }
 
-  // Head by head, whose keys and values then stay in a cache; of the last ones the longest go first, so that no thread
-  // begins one when the others are done.
+  // Head by head, so that the keys and values of a head stay in a cache; among the last tasks the longest go first, so
+  // that no thread starts a long one when the others have finished.
   static void order(Call& call, int64_t batch, int64_t heads, int64_t rows) {
     std::vector<int64_t> work(heads * rows);
     for (int64_t head = 0; head < heads; ++head)
@@ -324,7 +326,7 @@ class Kernel {
     call.order.resize(batch * heads * rows * call.tiles);
     std::iota(call.order.begin(), call.order.end(), 0);
     const auto blocks = [&](int64_t task) { return work[task / call.tiles % (heads * rows)]; };
-    const auto longer = [&](int64_t one, int64_t other) { return blocks(one) > blocks(other); };
+    const auto longer = [&](int64_t left, int64_t right) { return blocks(left) > blocks(right); };
     std::stable_sort(call.order.begin() + call.order.size() * 7 / 8, call.order.end(), longer);
   }
 
@@ -355,7 +357,7 @@ struct Operator : Ort::CustomOpBase<Operator, Kernel, true> {
   ONNXTensorElementDataType GetOutputType(size_t) const { return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT; }
 };
 
-// What this library was compiled for and the processor lacks; null: nothing.
+// An instruction set that this library was compiled for and the processor lacks; null: none.
 const char* lacking() {
 #if defined(__AVX512VL__) && defined(__AVX512DQ__) && defined(__AVX512BW__)
   if (!__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq") ||
