@@ -111,6 +111,7 @@ class TransformerXLLayer(SegmentLayer):
         )
 
     def forward(self, states: Tensor, memory: Tensor | None, positions: Tensor, masked: Tensor) -> Tensor:
+        """Next hidden states `[batch, segment, hidden]`; see `SegmentLayer.forward` for the arguments."""
         states = super().forward(states, memory, positions, masked)
         return states + self.dropout(self.feed_forward(states))
 
