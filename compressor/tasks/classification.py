@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import torch
 from datasets import Dataset
@@ -28,7 +30,7 @@ class TextClassification(LabelledTexts):
     """
 
     name = "text-classification"
-    metrics = (
+    metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("accuracy", accuracy, MetricUnit.POINTS, maximum=1.0),
         Metric("f1", f1, MetricUnit.POINTS, maximum=1.0),
         Metric("matthews", matthews, maximum=1.0),

@@ -53,7 +53,7 @@ class QuestionAnswering(Task):
     """
 
     name = "question-answering"
-    metrics = (
+    metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("f1", _mean_f1, MetricUnit.POINTS, maximum=1.0),
         Metric("exact-match", _mean_exact_match, MetricUnit.POINTS, maximum=1.0),
     )

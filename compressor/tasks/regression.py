@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import torch
 from datasets import Dataset
@@ -27,7 +29,7 @@ class Regression(LabelledTexts):
     """
 
     name = "regression"
-    metrics = (
+    metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("spearman", spearman, maximum=1.0),
         Metric("pearson", pearson, maximum=1.0),
     )

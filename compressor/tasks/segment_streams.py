@@ -139,7 +139,10 @@ class Streams(CausalLM):
 class CharacterStreams(Streams):
     """Streams whose tokens are characters: bits per character, or perplexity."""
 
-    metrics = (Metric("bits-per-character", bits_per_token, higher_is_better=False), PERPLEXITY)
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("bits-per-character", bits_per_token, higher_is_better=False),
+        PERPLEXITY,
+    )
     _unit = "characters"
     _remedy = ""
 

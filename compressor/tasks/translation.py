@@ -59,7 +59,7 @@ class Translation(Task):
     """
 
     name = "translation"
-    metrics = (_BLEU, _LOSS)
+    metrics: ClassVar[tuple[Metric, ...]] = (_BLEU, _LOSS)
     text_columns: ClassVar[TextColumns] = TranslationColumns(
         usual=(("source", "target"), ("src", "tgt"), ("src", "trg"), ("source_text", "target_text")),
         counts=(2,),
