@@ -104,10 +104,13 @@ def _tune(
         options={"mixed_precision": "bf16", "evaluations": 4},
     )
     opened = load(begun)
-    rows, sites = open_data(recipe.rows, opened, recipe.selection.seed), find_sites(opened.model, example_inputs(opened, 2, 8))
-    if most is not None and most < epochs * len(rows.train) / recipe.batch_size:
-        recipe = recipe.model_copy(update={"steps": most})
-    learn(opened.model, sites, rows, recipe, folder.with_name(f"{folder.name}-checkpoints"))
+    rows, sites = (
+        open_data(recipe.rows, opened, recipe.selection.seed),
+        find_sites(opened.model, example_inputs(opened, 2, 8)),
+    )
+    if most is not None and most < epochs * len(rows.train) / recipe.selection.batch_size:
+        recipe = recipe.updated(steps=most)
+    learn(opened.model, sites, rows, recipe.selection, folder.with_name(f"{folder.name}-checkpoints"))
     partial = folder.with_name(f"{folder.name}.partial")
     AutoTokenizer.from_pretrained(begun).save_pretrained(partial)
     opened.model.save_pretrained(partial)
@@ -197,7 +200,7 @@ def main() -> None:
         )
         axes = {"methods": tuple(args.methods), "keeps": keeps, "seeds": seeds}
         study("grid", StudyRequest(recipe, size, axes=axes), Console())
-        found = [json.loads(path.read_text()) for path in sorted(recipe.out.glob("cells/*.json"))]
+        found = [json.loads(path.read_text()) for path in sorted(recipe.output.out.glob("cells/*.json"))]
         order = {name: place for place, name in enumerate(("dense", *args.methods))}
         found.sort(key=lambda cell: (order[cell["asked"]["method"]], -cell["heads"], cell["asked"]["seed"]))
         print(

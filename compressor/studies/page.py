@@ -38,7 +38,7 @@ def save(
     for picture, svg in drawn:
         write(folder / "figures" / f"{picture.name}.svg", figures.file_text(svg))
     page = (
-        environment("study")
+        environment("studies")
         .get_template("page.html")
         .render(
             name=model,

@@ -17,6 +17,7 @@ from compressor.config.study import RESERVED, StudyRequest, StudySize
 from compressor.environment import machine
 from compressor.errors import ErrorCode, UsageError, nearest
 from compressor.progress import Listener, NullListener, ProgressCallback
+from compressor.results import Note
 from compressor.selection.ray_evaluator import evaluator_factory
 from compressor.studies import page
 from compressor.studies.ablate import Ablate
@@ -156,7 +157,7 @@ def _digest(source: str) -> str:
 
 
 def _facts(
-    instance: Study, context: StudyContext, stamp: dict[str, Any], notes: tuple[str, ...]
+    instance: Study, context: StudyContext, stamp: dict[str, Any], notes: tuple[Note, ...]
 ) -> list[tuple[str, str]]:
     recipe = instance.request.recipe
     settings = {name: value for name, value in {**stamp, **instance.settings()}.items() if name not in _TOLD}

@@ -36,7 +36,7 @@ def test_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_language_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4, "num_persistent": 5}
+    sizes: dict[str, Any] = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4, "num_persistent": 5}
     model = AllAttentionForCausalLM(AllAttentionConfig(vocab_size=25, memory_length=6, **sizes))
     folder = load_folder(folders.save(model, tmp_path / "lm"))
     inputs = example_inputs(folder, 2, 8)
@@ -83,4 +83,4 @@ def test_examples_of_extensions(number: int) -> None:
     page = ROOT / "docs" / "architecture.md"
     examples = [block.text for block in blocks(page) if block.language == "python"]
     assert len(examples) == 6
-    exec(examples[number], {"__name__": f"example_{number}"})
+    exec(compile(examples[number], page.name, "exec", dont_inherit=True), {"__name__": "__main__"})

@@ -20,10 +20,10 @@ from compressor.results import DropStatus, NoteCode, ProofStage
 from compressor.run import verify
 from graph_passes import Plan, Refusal, Shrunk
 from tests.command import compress as command
-from tests.zoo import FAMILIES
 from tests.run.conftest import FinishedRun
 from tests.run.listeners import RecordingListener
 from tests.run.runs import learning_recipe
+from tests.zoo import FAMILIES
 
 OUTPUT = {
     "model.onnx",
@@ -127,11 +127,13 @@ def test_a_metric_that_fell_too_far_keeps_the_evidence(inputs: Path, tmp_path: P
     rows = (inputs / "rows.tsv").read_text().splitlines()
     flipped = [rows[0], *(f"{1 - int(row[0])}{row[1:]}" for row in rows[1:])]
     (tmp_path / "flipped.tsv").write_text("\n".join([*flipped, ""]))
-    data = ["--data", tmp_path / "flipped.tsv", "--eval-data", tmp_path / "flipped.tsv"]
+    data: list[str | Path] = ["--data", tmp_path / "flipped.tsv", "--eval-data", tmp_path / "flipped.tsv"]
     flags = ["--keep", "1", "--steps", "60", "--batch-size", "8", "--learning-rate", "0.01", "--max-length", "8"]
     sizes = ["--batch", "1", "--seq", "8", "--seconds", "0.01", "--max-drop", "0"]
     learned = tmp_path / "learned"
-    words = [inputs / "model", "--data", inputs / "rows.tsv", *flags, *sizes[:-2], "-o", learned, "--quiet"]
+    words: list[str | Path] = [
+        *(inputs / "model", "--data", inputs / "rows.tsv", *flags, *sizes[:-2], "-o", learned, "--quiet")
+    ]
     assert command(capfd, *words).code == 0
     (learned / "plan.json").unlink()
     out = tmp_path / "out"

@@ -15,7 +15,7 @@ from compressor.run.products import Case
 from compressor.run.verify import make_cases, prove_engine, prove_export, prove_shrunk, require
 from compressor.targets.onnxruntime.engine import build_engine
 from graph_passes import load, save
-from tests.reports import dense
+from tests.report.reports import dense
 from tests.targets.graphs import Pruned, parsed, pruned
 from tests.zoo import text
 

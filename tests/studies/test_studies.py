@@ -21,10 +21,9 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
-from compressor.cli.study import _DECIDED
 from compressor.config.recipe_file import recipe_of as make
 from compressor.config.run import Recipe
-from compressor.config.study import StudyRequest
+from compressor.config.study import RESERVED, StudyRequest
 from compressor.errors import InputError, UsageError
 from compressor.progress import ProgressCallback
 from compressor.results import Note
@@ -56,14 +55,14 @@ PICTURES = {
     "dynamics": {"dynamics_k1"},
     "penalty": {"penalty"},
     "importance": {"domain_correlation", "domain_importance", "epoch_correlation", "epoch_importance"},
-    "blocks": {"metric_vs_p", "macs_saved", "density", "maps_encoder"},
+    "blocks": {"metric_vs_p", "macs_saved", "density", "maps_bidirectional"},
     "speed": {"speed_vs_heads", "size_vs_heads", "speed_vs_batch", "speed_vs_metric", "size_vs_metric"},
 }
 Cap = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of two layers with four heads, and rows of two domains that it can learn."""
     folder = tmp_path_factory.mktemp("study")
     torch.manual_seed(0)
@@ -78,13 +77,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def asked(
-    place: Path, out: Path, size: StudySize = TINY, axes: dict[str, tuple[Any, ...]] | None = None, **more: Any
+def request_of(
+    inputs: Path, out: Path, size: StudySize = TINY, axes: dict[str, tuple[Any, ...]] | None = None, **more: Any
 ) -> StudyRequest:
     """A study that takes a second."""
     settings = {"keep": "100%", "batch_size": 8, "max_length": 8, "batch": (1, 2), "seq": (8,), **more}
-    recipe = Recipe(model=place / "model", data=str(place / "rows.tsv"), out=out, **settings)
-    return StudyRequest(recipe, size, (str(place / "rows.tsv"),), axes or {})
+    recipe = Recipe(model=inputs / "model", data=str(inputs / "rows.tsv"), out=out, **settings)
+    return StudyRequest(recipe, size, (str(inputs / "rows.tsv"),), axes or {})
 
 
 def table(folder: Path) -> list[dict[str, str]]:
@@ -106,7 +105,7 @@ class Stages:
         here = self.at and name.startswith(self.at)
         if here and not self.after:
             self.do()
-        yield lambda done, total: self.do() if here and done == self.after else None
+        yield lambda finished, total: self.do() if here and finished == self.after else None
 
     def note(self, note: Note | str) -> None: ...
 
@@ -116,7 +115,7 @@ def interrupt() -> None:
 
 
 @pytest.fixture(scope="module")
-def done(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def finished(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The folder of a study of each kind, done when it is first asked for."""
     out = tmp_path_factory.mktemp("done")
 
@@ -124,59 +123,59 @@ def done(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
     def folder(kind: str) -> Path:
         axes = AXES.get(kind)
         if kind == "speed":
-            study("grid", asked(place, out / "small", axes={"methods": ("ste",), "keeps": (4,)}))
+            study("grid", request_of(inputs, out / "small", axes={"methods": ("ste",), "keeps": (4,)}))
             axes = {"keeps": (4,), "grids": (str(out / "small"),)}
-        study(kind, asked(place, out / kind, axes=axes))
+        study(kind, request_of(inputs, out / kind, axes=axes))
         return out / kind
 
     return folder
 
 
-def test_a_grid_runs_every_method_and_draws_it_where_its_heads_are(place: Path, tmp_path: Path) -> None:
+def test_a_grid_runs_every_method_and_draws_it_where_its_heads_are(inputs: Path, tmp_path: Path) -> None:
     """Global pruning takes a head of every layer at a time: of 3 asked for it keeps 4."""
-    found = study("grid", asked(place, tmp_path, axes={"methods": tuple(METHODS), "keeps": (3,)}))
+    findings = study("grid", request_of(inputs, tmp_path, axes={"methods": tuple(METHODS), "keeps": (3,)}))
     heads = {row["method"]: row["heads"] for row in table(tmp_path)}
     assert heads == {"dense": "8", **dict.fromkeys(METHODS, "3"), "global": "4"}
-    assert {picture.name for picture in found.pictures} >= {f"kept_{method}" for method in METHODS}
+    assert {picture.name for picture in findings.pictures} >= {f"kept_{method}" for method in METHODS}
 
 
-def test_speed_needs_no_grid(place: Path, tmp_path: Path) -> None:
-    found = study("speed", asked(place, tmp_path, axes={"keeps": (4,)}))
-    assert {picture.name for picture in found.pictures} == {"speed_vs_heads", "size_vs_heads", "speed_vs_batch"}
+def test_speed_needs_no_grid(inputs: Path, tmp_path: Path) -> None:
+    findings = study("speed", request_of(inputs, tmp_path, axes={"keeps": (4,)}))
+    assert {picture.name for picture in findings.pictures} == {"speed_vs_heads", "size_vs_heads", "speed_vs_batch"}
 
 
-def test_speed_is_of_the_grids_that_are_named(place: Path, tmp_path: Path) -> None:
+def test_speed_is_of_the_grids_that_are_named(inputs: Path, tmp_path: Path) -> None:
     """Cells of another grid have the same names; what was timed of an earlier one is not shown for it."""
     for name, method in (("one", "ste"), ("other", "taylor")):
-        study("grid", asked(place, tmp_path / name, axes={"methods": (method,), "keeps": (4,)}))
+        study("grid", request_of(inputs, tmp_path / name, axes={"methods": (method,), "keeps": (4,)}))
     for name, method in (("one", "ste"), ("other", "taylor")):
-        study("speed", asked(place, tmp_path / "speed", axes={"keeps": (4,), "grids": (str(tmp_path / name),)}))
+        study("speed", request_of(inputs, tmp_path / "speed", axes={"keeps": (4,), "grids": (str(tmp_path / name),)}))
         assert {row["method"] for row in table(tmp_path / "speed")} - {""} == {method}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_leaves_a_table_and_figures(kind: str, done: Callable[[str], Path]) -> None:
-    found = {file.stem for file in (done(kind) / "figures").iterdir()}
-    assert found >= PICTURES[kind]
-    for file in (done(kind) / "figures").iterdir():
+def test_every_kind_leaves_a_table_and_figures(kind: str, finished: Callable[[str], Path]) -> None:
+    findings = {file.stem for file in (finished(kind) / "figures").iterdir()}
+    assert findings >= PICTURES[kind]
+    for file in (finished(kind) / "figures").iterdir():
         text = file.read_text()
         assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
         assert "var(" not in text
-    assert len(table(done(kind))) > 1
+    assert len(table(finished(kind))) > 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_page_needs_nothing_but_itself(kind: str, done: Callable[[str], Path]) -> None:
-    page = (done(kind) / "study.html").read_text()
+def test_the_page_needs_nothing_but_itself(kind: str, finished: Callable[[str], Path]) -> None:
+    page = (finished(kind) / "study.html").read_text()
     named = re.findall(r"""(?:src|href)="([^"]*)"|url\(([^)]*)\)""", page)
     assert all("".join(name).startswith(("#", "data:")) for name in named)
     assert "<script" not in page
-    assert page.count("<svg") == len(list((done(kind) / "figures").iterdir()))
+    assert page.count("<svg") == len(list((finished(kind) / "figures").iterdir()))
     assert "<i>&amp;</i>" not in page
 
 
-def test_a_grid_is_told_as_it_is(place: Path, done: Callable[[str], Path]) -> None:
-    rows = table(done("grid"))
+def test_a_grid_is_told_as_it_is(inputs: Path, finished: Callable[[str], Path]) -> None:
+    rows = table(finished("grid"))
     assert [(row["method"], row["keep"]) for row in rows] == [
         ("dense", "8"),
         *((method, keep) for method in ("dsp", "dsp-pipelined", "ste", "taylor") for keep in ("4", "1")),
@@ -187,23 +186,23 @@ def test_a_grid_is_told_as_it_is(place: Path, done: Callable[[str], Path]) -> No
     assert all(float(row["low"]) <= float(row["difference"]) <= float(row["high"]) for row in rows)
 
 
-def test_pipelined_methods_and_searches_start_from_the_dense_run(place: Path, tmp_path: Path) -> None:
-    request = asked(place, tmp_path, axes=AXES["grid"])
+def test_pipelined_methods_and_searches_start_from_the_dense_run(inputs: Path, tmp_path: Path) -> None:
+    request = request_of(inputs, tmp_path, axes=AXES["grid"])
     cells = Grid(request, StudyContext(request.recipe, TINY), StudyFolder(tmp_path / "cells", {})).cells()
-    assert {cell.asked["method"] for cell in cells if cell.needs} == {"dsp-pipelined", "taylor"}
+    assert {cell.settings["method"] for cell in cells if cell.needs} == {"dsp-pipelined", "taylor"}
     assert {cell.needs for cell in cells if cell.needs} == {("dense-s1",)}
 
 
-def test_a_grid_goes_on_after_an_interruption(place: Path, done: Callable[[str], Path], tmp_path: Path) -> None:
-    request = asked(place, tmp_path / "grid", axes=AXES["grid"])
+def test_a_grid_goes_on_after_an_interruption(inputs: Path, finished: Callable[[str], Path], tmp_path: Path) -> None:
+    request = request_of(inputs, tmp_path / "grid", axes=AXES["grid"])
     first = Stages("taylor-k4", interrupt)
-    with pytest.raises(KeyboardInterrupt, match="the same command goes on from"):
+    with pytest.raises(KeyboardInterrupt, match="the same command resumes from"):
         study("grid", request, first)
     second = Stages()
     study("grid", request, second)
     assert [name for name in first.seen + second.seen if name.count("-s") == 1].count("taylor-k4-s1") == 2
     assert not {*first.seen} & {*second.seen} - {"taylor-k4-s1", "loading the model and the rows"}
-    assert table(tmp_path / "grid") == table(done("grid"))
+    assert table(tmp_path / "grid") == table(finished("grid"))
     third = Stages()
     study("grid", request, third)
     assert third.seen == ["loading the model and the rows", "writing what was found"]
@@ -223,26 +222,26 @@ def test_a_cell_that_was_interrupted_ends_as_if_it_had_not_been(
     at: str,
     after: int,
     leaves: str,
-    place: Path,
+    inputs: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Learning goes on from a checkpoint, a search with what it has measured; what that cost in all is not the same."""
     monkeypatch.setattr(subset_evaluator, "_SAVE_SECONDS", 0.0)
-    whole, stopped = (asked(place, tmp_path / name, axes=axes, options=options) for name in ("whole", "stopped"))
+    whole, stopped = (request_of(inputs, tmp_path / name, axes=axes, options=options) for name in ("whole", "stopped"))
     study(kind, whole)
-    with pytest.raises(KeyboardInterrupt, match="the same command goes on from"):
+    with pytest.raises(KeyboardInterrupt, match="the same command resumes from"):
         study(kind, stopped, Stages(at, interrupt, after=after))
     assert any((tmp_path / "stopped").glob(leaves))
     study(kind, stopped)
-    one, other = ([{**row, "forwards": ""} for row in table(tmp_path / name)] for name in ("whole", "stopped"))
-    assert one == other
+    first, second = ([{**row, "forwards": ""} for row in table(tmp_path / name)] for name in ("whole", "stopped"))
+    assert first == second
 
 
-def test_a_study_grows_by_what_is_asked_for_later(place: Path, tmp_path: Path) -> None:
-    study("grid", asked(place, tmp_path, axes={"methods": ("ste",), "keeps": (4,)}))
+def test_a_study_grows_by_what_is_asked_for_later(inputs: Path, tmp_path: Path) -> None:
+    study("grid", request_of(inputs, tmp_path, axes={"methods": ("ste",), "keeps": (4,)}))
     heard = Stages()
-    study("grid", asked(place, tmp_path, axes={"methods": ("ste",), "keeps": (1,)}), heard)
+    study("grid", request_of(inputs, tmp_path, axes={"methods": ("ste",), "keeps": (1,)}), heard)
     assert heard.seen[1:-1] == ["ste-k1-s1"]
     assert [row["keep"] for row in table(tmp_path)] == ["8", "4", "1"]
 
@@ -275,22 +274,22 @@ def test_a_cell_that_another_process_holds_is_left_to_it(tmp_path: Path) -> None
     lock.parent.mkdir()
     with subprocess.Popen(
         [sys.executable, "-c", holder, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as other:
-        assert other.stdin
-        assert other.stdout
-        other.stdout.readline()
+    ) as second:
+        assert second.stdin
+        assert second.stdout
+        second.stdout.readline()
         ran = []
 
         def do(cell: Cell, work: Path, tell: ProgressCallback) -> dict[str, Any]:
             ran.append(cell.name)
             if cell.name == "c":
-                other.stdin.write("\n")  # type: ignore[union-attr]
-                other.stdin.flush()  # type: ignore[union-attr]
+                second.stdin.write("\n")  # type: ignore[union-attr]
+                second.stdin.flush()  # type: ignore[union-attr]
             return {}
 
         folder.run([Cell(name, {}, ("b",) * (name == "c")) for name in "abc"], do, Stages())
     assert ran == ["b", "c"]
-    assert [found.get("by") for found in folder.results()] == ["other", None, None]
+    assert [findings.get("by") for findings in folder.results()] == ["other", None, None]
 
 
 def test_a_claim_ends_with_its_process(tmp_path: Path) -> None:
@@ -313,19 +312,19 @@ def test_the_interval_of_accuracy_is_that_of_any_metric() -> None:
 
 
 @pytest.mark.parametrize("kind", ["astar", "dynamics", "importance"])
-def test_the_same_seed_gives_the_same_rows(kind: str, place: Path, done: Callable[[str], Path], tmp_path: Path) -> None:
-    study(kind, asked(place, tmp_path, axes=AXES.get(kind)))
-    assert table(tmp_path) == table(done(kind))
+def test_the_same_seed_gives_the_same_rows(kind: str, inputs: Path, finished: Callable[[str], Path], tmp_path: Path) -> None:
+    study(kind, request_of(inputs, tmp_path, axes=AXES.get(kind)))
+    assert table(tmp_path) == table(finished(kind))
 
 
-def test_dynamics_evaluate_as_often_as_asked(place: Path, done: Callable[[str], Path], tmp_path: Path) -> None:
-    study("dynamics", asked(place, tmp_path, options={"evaluations": 1}))
-    asked_for, own = ([row["step"] for row in table(at) if row["eval_accuracy"]] for at in (tmp_path, done("dynamics")))
-    assert (set(asked_for), set(own)) == ({"3"}, {"1", "2", "3"})
+def test_dynamics_evaluate_as_often_as_asked(inputs: Path, finished: Callable[[str], Path], tmp_path: Path) -> None:
+    study("dynamics", request_of(inputs, tmp_path, options={"evaluations": 1}))
+    requested, own_cells = ([row["step"] for row in table(at) if row["eval_accuracy"]] for at in (tmp_path, finished("dynamics")))
+    assert (set(requested), set(own_cells)) == ({"3"}, {"1", "2", "3"})
 
 
-def test_astar_beside_random(done: Callable[[str], Path]) -> None:
-    rows = table(done("astar"))
+def test_astar_beside_random(finished: Callable[[str], Path]) -> None:
+    rows = table(finished("astar"))
     assert {row["variant"] for row in rows} == {"paper", "lazy", "random"}
     for budget in ("1.0", "60.0"):
         fewest = {
@@ -337,32 +336,32 @@ def test_astar_beside_random(done: Callable[[str], Path]) -> None:
 
 @pytest.mark.parametrize("kind", ["astar", "ablate"])
 def test_trials_are_spread_where_asked(
-    kind: str, place: Path, done: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, inputs: Path, finished: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every evaluation is made by what `spread` gives; the study it makes is the same, whoever goes on with it."""
     spread: list[str | None] = []
-    made: list[int] = []
+    built: list[int] = []
 
     @contextmanager
     def counted(ray: str | None) -> Iterator[EvaluatorFactory]:
-        def make(*given: Any) -> ModelSubsetEvaluator:
-            made.append(len(given))
-            return ModelSubsetEvaluator(*given)
+        def make(*values: Any) -> ModelSubsetEvaluator:
+            built.append(len(values))
+            return ModelSubsetEvaluator(*values)
 
         spread.append(ray)
         yield make
 
     monkeypatch.setattr(run, "spread", counted)
     monkeypatch.setattr(base, "reachable", lambda ray: None)
-    request = asked(place, tmp_path, axes=AXES.get(kind))
+    request = request_of(inputs, tmp_path, axes=AXES.get(kind))
     study(kind, replace(request, ray="local:2"))
-    assert (spread, bool(made)) == (["local:2"], True)
-    assert table(tmp_path) == table(done(kind))
+    assert (spread, bool(built)) == (["local:2"], True)
+    assert table(tmp_path) == table(finished(kind))
     study(kind, request)
 
 
-def test_domains_come_from_a_column(done: Callable[[str], Path]) -> None:
-    rows = table(done("importance"))
+def test_domains_come_from_a_column(finished: Callable[[str], Path]) -> None:
+    rows = table(finished("importance"))
     assert list(dict.fromkeys(row["which"] for row in rows if row["what"] == "domain")) == ["<i>&amp;", "a$b"]
     assert list(dict.fromkeys(row["which"] for row in rows if row["what"] == "epoch")) == ["0", "1", "2"]
 
@@ -396,20 +395,20 @@ def test_domains_come_from_a_column(done: Callable[[str], Path]) -> None:
         (["speed", "--grids", "nowhere"], "nowhere: no study there that reads"),
     ],
 )
-def test_refusals_are_one_line(words: list[str], said: str, place: Path, tmp_path: Path, capfd: Cap) -> None:
+def test_refusals_are_one_line(words: list[str], said: str, inputs: Path, tmp_path: Path, capfd: Cap) -> None:
     kind, *more = words
-    rows: list[str | Path] = ["--data", place / "rows.tsv"]
-    found = compress(
-        capfd, "study", kind, place / "model", *rows, "-o", tmp_path / "out", "--size", "tiny", *more, "--quiet"
+    rows: list[str | Path] = ["--data", inputs / "rows.tsv"]
+    findings = compress(
+        capfd, "study", kind, inputs / "model", *rows, "-o", tmp_path / "out", "--size", "tiny", *more, "--quiet"
     )
-    assert said in found.error
-    assert found.code in (2, 3)
-    assert found.out == ""
+    assert said in findings.error
+    assert findings.code in (2, 3)
+    assert findings.out == ""
 
 
-def test_rows_that_are_missing_or_too_many(place: Path, tmp_path: Path, capfd: Cap) -> None:
-    rows: list[str | Path] = ["--data", place / "rows.tsv"]
-    words: list[str | Path] = ["study", "grid", place / "model", "-o", tmp_path / "out", "--quiet"]
+def test_rows_that_are_missing_or_too_many(inputs: Path, tmp_path: Path, capfd: Cap) -> None:
+    rows: list[str | Path] = ["--data", inputs / "rows.tsv"]
+    words: list[str | Path] = ["study", "grid", inputs / "model", "-o", tmp_path / "out", "--quiet"]
     assert compress(capfd, *words).error == "study grid: needs rows; give them with --data"
     assert "is made on one data set, 2 were given" in compress(capfd, *words, *rows, *rows).error
 
@@ -434,14 +433,14 @@ def test_rows_that_are_missing_or_too_many(place: Path, tmp_path: Path, capfd: C
     ],
 )
 def test_what_names_nothing_is_refused_before_anything_is_loaded(
-    words: list[str], said: str, place: Path, tmp_path: Path, capfd: Cap, monkeypatch: pytest.MonkeyPatch
+    words: list[str], said: str, inputs: Path, tmp_path: Path, capfd: Cap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "StudyContext", None)
     kind, *more = words
-    rows: list[str | Path] = ["--data", place / "rows.tsv"]
-    found = compress(capfd, "study", kind, place / "model", *rows, "-o", tmp_path / "out", *more, "--quiet")
-    assert said in found.error
-    assert found.code in (2, 3)
+    rows: list[str | Path] = ["--data", inputs / "rows.tsv"]
+    findings = compress(capfd, "study", kind, inputs / "model", *rows, "-o", tmp_path / "out", *more, "--quiet")
+    assert said in findings.error
+    assert findings.code in (2, 3)
     assert not (tmp_path / "out").exists()
 
 
@@ -456,16 +455,16 @@ def test_what_names_nothing_is_refused_before_anything_is_loaded(
     ],
 )
 def test_a_study_that_is_refused_claims_no_folder(
-    kind: str, axes: dict[str, tuple[Any, ...]], place: Path, tmp_path: Path
+    kind: str, axes: dict[str, tuple[Any, ...]], inputs: Path, tmp_path: Path
 ) -> None:
     """What only the model or the rows can tell is wrong: another study may have the folder."""
     with pytest.raises(UsageError):
-        study(kind, asked(place, tmp_path / "out", axes=axes))
+        study(kind, request_of(inputs, tmp_path / "out", axes=axes))
     assert not (tmp_path / "out").exists()
 
 
 def test_a_study_whose_workers_fail_claims_no_folder(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
     def none(ray: str | None) -> Iterator[EvaluatorFactory]:
@@ -474,7 +473,7 @@ def test_a_study_whose_workers_fail_claims_no_folder(
 
     monkeypatch.setattr(run, "spread", none)
     with pytest.raises(InputError, match="no workers"):
-        study("ablate", asked(place, tmp_path / "out"))
+        study("ablate", request_of(inputs, tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
@@ -488,66 +487,66 @@ def test_a_folder_that_another_claims_meanwhile_is_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_page_says_what_makes_it_another_study(kind: str, done: Callable[[str], Path]) -> None:
-    page = (done(kind) / "study.html").read_text()
+def test_the_page_says_what_makes_it_another_study(kind: str, finished: Callable[[str], Path]) -> None:
+    page = (finished(kind) / "study.html").read_text()
     facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
-    own = {
+    own_cells = {
         "blocks": {"block size": "64", "watch rows": "2000", "weigh by rows": "no", "data": "rows.tsv"},
         "importance": {"data": "rows.tsv"},
         "speed": {"target": "ort", "opset": "18", "batch": "1, 2", "seq": "8", "seconds": "0.001"},
     }
-    assert facts.items() >= {"max length": "8", "metric": "accuracy", **own.get(kind, {})}.items()
-    stamp = json.loads((done(kind) / "study.json").read_text())
+    assert facts.items() >= {"max length": "8", "metric": "accuracy", **own_cells.get(kind, {})}.items()
+    stamp = json.loads((finished(kind) / "study.json").read_text())
     elsewhere = {"kind", "size", "model", "rows", "seed", "options", "batch_size", "learning_rate", "steps", "sources"}
-    asked_for = {name for name, value in stamp.items() if value is not None} - elsewhere
-    assert {name.replace("_", " ") for name in asked_for} <= facts.keys()
+    requested = {name for name, value in stamp.items() if value is not None} - elsewhere
+    assert {name.replace("_", " ") for name in requested} <= facts.keys()
 
 
-def test_the_page_says_batches_as_speed_takes_them(place: Path, tmp_path: Path) -> None:
+def test_the_page_says_batches_as_speed_takes_them(inputs: Path, tmp_path: Path) -> None:
     """Unless they are asked for they are the study's own, not the recipe's."""
-    request = asked(place, tmp_path)
-    given = request.recipe.model_dump(exclude_unset=True, exclude={"batch"})
-    made = KINDS["speed"](replace(request, recipe=Recipe(**given)), StudyContext(request.recipe, TINY), None)  # type: ignore[arg-type]
-    assert made.settings() == {"batch": [1, 4, 8, 16, 64], "seq": 8, "seconds": 0.001}
+    request = request_of(inputs, tmp_path)
+    values = request.recipe.model_dump(exclude_unset=True, exclude={"batch"})
+    built = KINDS["speed"](replace(request, recipe=Recipe(**values)), StudyContext(request.recipe, TINY), None)  # type: ignore[arg-type]
+    assert built.settings() == {"batch": [1, 4, 8, 16, 64], "seq": 8, "seconds": 0.001}
 
 
 @pytest.mark.parametrize(("shares", "base"), [((0.0, 0.5), "retrained"), ((0.5,), "dense")])
 def test_the_line_that_blocks_are_compared_with_has_one_name(
-    shares: tuple[float, ...], base: str, place: Path, tmp_path: Path
+    shares: tuple[float, ...], base: str, inputs: Path, tmp_path: Path
 ) -> None:
-    found = study("blocks", asked(place, tmp_path, axes={"shares": shares, "masks": ("own",)}))
-    (drawn,) = (picture for picture in found.pictures if picture.name == "metric_vs_p")
+    findings = study("blocks", request_of(inputs, tmp_path, axes={"shares": shares, "masks": ("own",)}))
+    (drawn,) = (picture for picture in findings.pictures if picture.name == "metric_vs_p")
     (legend,) = drawn.figure.legends
     assert [text.get_text() for text in legend.get_texts()] == [base, "own, all"]
-    assert drawn.told.endswith(f"The grey line is {base}.")
+    assert drawn.description.endswith(f"The grey line is {base}.")
 
 
-def test_what_blocks_save_has_one_name(place: Path, tmp_path: Path) -> None:
-    found = study("blocks", asked(place, tmp_path, axes={"shares": (0.5,), "masks": ("own",)}, block_size=1))
-    (shown,) = found.tables
-    dense, own = (
-        {"left": row["macs_left"], "told": line[-1]} for row, line in zip(found.rows, shown.rows, strict=True)
+def test_what_blocks_save_has_one_name(inputs: Path, tmp_path: Path) -> None:
+    findings = study("blocks", request_of(inputs, tmp_path, axes={"shares": (0.5,), "masks": ("own",)}, block_size=1))
+    (shown,) = findings.tables
+    dense, own_cells = (
+        {"left": row["macs_left"], "told": line[-1]} for row, line in zip(findings.rows, shown.rows, strict=True)
     )
     assert shown.columns[-1] == "MACs saved"
     assert dense == {"left": 1.0, "told": "0%"}
-    assert (own["left"], own["told"]) == (pytest.approx(0.5, abs=0.05), f"{100 * (1 - own['left']):.0f}%")
-    (drawn,) = (picture for picture in found.pictures if picture.name == "macs_saved")
-    (line,) = found.told
-    assert line.removeprefix("MACs saved: ") == drawn.told.removeprefix("Here ").removesuffix(".")
-    assert drawn.told.startswith("Here the share of attention's multiply-accumulates")
+    assert (own_cells["left"], own_cells["told"]) == (pytest.approx(0.5, abs=0.05), f"{100 * (1 - own_cells['left']):.0f}%")
+    (drawn,) = (picture for picture in findings.pictures if picture.name == "macs_saved")
+    (line,) = findings.summary
+    assert line.removeprefix("MACs saved: ") == drawn.description.removeprefix("Here ").removesuffix(".")
+    assert drawn.description.startswith("Here the share of attention's multiply-accumulates")
 
 
-def test_a_folder_of_another_recipe_is_refused(place: Path, done: Callable[[str], Path], tmp_path: Path) -> None:
-    there = done("penalty")
+def test_a_folder_of_another_recipe_is_refused(inputs: Path, finished: Callable[[str], Path], tmp_path: Path) -> None:
+    there = finished("penalty")
     with pytest.raises(UsageError, match=r"another recipe \(learning_rate was 5e-05, now 0.1\)"):
-        study("penalty", asked(place, there, learning_rate=0.1, axes=AXES["penalty"]))
+        study("penalty", request_of(inputs, there, learning_rate=0.1, axes=AXES["penalty"]))
     with pytest.raises(UsageError, match=r"another recipe \(kind was penalty, now grid\)"):
-        study("grid", asked(place, there))
+        study("grid", request_of(inputs, there))
     (tmp_path / "mine").write_text("")
     with pytest.raises(UsageError, match="no study wrote this folder"):
-        study("grid", asked(place, tmp_path))
+        study("grid", request_of(inputs, tmp_path))
     with pytest.raises(UsageError, match="is a file"):
-        study("grid", asked(place, tmp_path / "mine"))
+        study("grid", request_of(inputs, tmp_path / "mine"))
 
 
 def test_a_damaged_cell_is_named(tmp_path: Path) -> None:
@@ -565,29 +564,31 @@ def test_options_go_to_the_methods_that_have_them() -> None:
         check_options({"taylor.shar": 0.2}, ["dsp", "taylor"])
 
 
-def test_the_command_prints_its_table(place: Path, tmp_path: Path, capfd: Cap) -> None:
+def test_the_command_prints_its_table(inputs: Path, tmp_path: Path, capfd: Cap) -> None:
     words: list[str | Path] = [
         "study",
         "ablate",
-        place / "model",
+        inputs / "model",
         "--data",
-        place / "rows.tsv",
+        inputs / "rows.tsv",
         "--size",
         "tiny",
         "-o",
         tmp_path / "out",
     ]
-    found = compress(capfd, *words)
-    assert found.code == 0
-    assert "one head left in a layer" in found.out
-    assert "note: size tiny: at most 256 training" in found.err
+    findings = compress(capfd, *words)
+    assert findings.code == 0
+    assert "one head left in a layer" in findings.out
+    assert "note: size tiny: at most 256 training" in findings.err
     again = compress(capfd, *words, "--json", "--quiet")
     assert (again.err, len(again.json["rows"])) == ("", 2 * 4 + 2)
 
 
-def test_a_recipe_of_a_run_serves_a_study(place: Path, tmp_path: Path) -> None:
+def test_a_recipe_of_a_run_serves_a_study(inputs: Path, tmp_path: Path) -> None:
     """What a study decides itself is passed over, whatever a file says of it."""
     file = tmp_path / "compress.toml"
-    file.write_text('data = "rows.tsv"\nmethod = "astar"\nmax_drop = 0.01\nguarantee = 0.95\nray = "local"\nseed = 3\n')
-    recipe = make(str(place / "model"), str(file), {}, decided=_DECIDED)
-    assert (recipe.keep, recipe.max_drop, recipe.guarantee, recipe.ray, recipe.seed) == ("100%", None, None, None, 3)
+    file.write_text('data = "rows.tsv"\nmethod = "astar"\nmax_drop = 0.01\ncertify = 0.95\nray = "local"\nseed = 3\n')
+    recipe = make(str(inputs / "model"), str(file), {}, reserved=RESERVED)
+    selection = recipe.selection
+    assert (selection.keep, selection.max_drop, selection.certify, selection.ray) == ("100%", None, None, None)
+    assert selection.seed == 3
