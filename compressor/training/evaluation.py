@@ -53,7 +53,7 @@ class Evaluation:
         for name, weight in self._model.named_parameters():
             finite = torch.isfinite(weight)
             if not finite.all():
-                raise diverged(step, f"weight {name}", float(weight[~finite].flatten()[0]))
+                raise diverged(step, f"weight {name}", float(weight.detach()[~finite][0]))
         metric = self._task.score(statistics) if np.isfinite(statistics).all() else math.nan
         if not math.isfinite(metric):
             raise diverged(step, self._task.metric, metric)

@@ -9,36 +9,29 @@ from pathlib import Path
 import pytest
 
 from compressor.training.checkpoints import newest
-from compressor.training.fit import fit
+from compressor.training.train import FILE_NAME
 from tests import language
 from tests.launch import finish, launch, start
+from tests.training.runs import train_model
 
 
 def test_two_processes_read_streams_of_their_own(tmp_path: Path) -> None:
-    held = language.folder(**language.UNDROPPED)
-    log = fit(
-        held.model,
-        language.data(tmp_path, held),
-        language.schedule(batch_size=4),
-        {},
-        tmp_path / "alone",
-        lambda done, total: None,
-    )
-    ranks = launch("tests.language", tmp_path)
+    folder = language.folder(**language.UNDROPPED)
+    log = train_model(folder, language.data(tmp_path, folder), language.schedule(batch_size=4), tmp_path / "alone")
+    ranks = launch("tests.training.process", tmp_path)
     assert ranks[0] == ranks[1]
-    assert ranks[0]["perplexity"] == pytest.approx(
-        [entry["eval_perplexity"] for entry in log if "eval_perplexity" in entry], rel=1e-3
-    )
-    norm = sum(float(weight.detach().double().norm()) for weight in held.model.parameters())
+    perplexities = [entry["eval_perplexity"] for entry in log if "eval_perplexity" in entry]
+    assert ranks[0]["perplexity"] == pytest.approx(perplexities, rel=1e-3)
+    norm = sum(float(weight.detach().double().norm()) for weight in folder.model.parameters())
     assert ranks[0]["norm"] == pytest.approx(norm, rel=1e-4)
-    # Gates learned with the model, interrupted between checkpoints: what each process remembered is met again.
+    # Gates trained with the model, interrupted between checkpoints: each process restores its own memories.
     assert ranks[0]["memories"] == ["memory_0.safetensors", "memory_1.safetensors"]
     assert ranks[0]["resumed"] == ranks[0]["whole"]
-    assert sum(map(len, ranks[0]["whole"]["kept"])) == 3
+    assert sum(ranks[0]["whole"]["kept"]) == 3
 
 
 @pytest.mark.zoo
-def test_a_command_of_two_processes_goes_on_bit_for_bit_where_it_was_stopped(tmp_path: Path) -> None:
+def test_an_interrupted_command_of_two_processes_resumes_bit_for_bit(tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text(language.text(60))
     sizes = "--layers 2 --hidden 16 --heads 4 --persistent 8 --memory 8 --segment 6 --batch-size 2"
 
@@ -47,16 +40,16 @@ def test_a_command_of_two_processes_goes_on_bit_for_bit_where_it_was_stopped(tmp
         return ["compressor.cli", "train", *paths, *sizes.split(), "--steps", "150", "--evaluations", "50"]
 
     finish(start(*train("whole")))
-    running = start(*train("halved"))
+    process = start(*train("halved"))
     checkpoints = tmp_path / "halved.partial" / "learning" / "checkpoints"
-    while not any(checkpoints.glob("checkpoint-9*")) and running.poll() is None:
+    while not any(checkpoints.glob("checkpoint-9*")) and process.poll() is None:
         time.sleep(0.01)
-    running.terminate()
-    running.communicate()
+    process.terminate()
+    process.communicate()
     assert newest(checkpoints, 2) is not None
     assert not (tmp_path / "halved").exists()
     finish(start(*train("halved")))
     whole, halved = tmp_path / "whole", tmp_path / "halved"
     assert (whole / "model.safetensors").read_bytes() == (halved / "model.safetensors").read_bytes()
-    found = [json.loads((folder / "training.json").read_text())["found"] for folder in (whole, halved)]
-    assert found[0] == found[1]
+    results = [json.loads((folder / FILE_NAME).read_text())["result"] for folder in (whole, halved)]
+    assert results[0] == results[1]
