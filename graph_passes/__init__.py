@@ -2,21 +2,23 @@
 
 from graph_passes.attention.find import GraphSite, find_attention
 from graph_passes.block_sparse.masks import BlockMask
-from graph_passes.errors import GraphError, GraphPassError, PlanError
+from graph_passes.errors import GraphError, GraphErrorCode, GraphPassError, PlanError
 from graph_passes.files import data_files, load, save
-from graph_passes.flow.refusal import Refusal
+from graph_passes.flow.refusal import Refusal, RefusalCode
 from graph_passes.plan import Kind, Plan, SitePlan
 from graph_passes.shrink import Removed, Shrunk, count_parameters, shrink
 
 __all__ = [
     "BlockMask",
     "GraphError",
+    "GraphErrorCode",
     "GraphPassError",
     "GraphSite",
     "Kind",
     "Plan",
     "PlanError",
     "Refusal",
+    "RefusalCode",
     "Removed",
     "Shrunk",
     "SitePlan",

@@ -59,9 +59,9 @@ def test_shapes_are_those_that_the_runtime_computes(name: str) -> None:
     probe = Probe(model)
     for node in model.graph:
         for output in node.outputs[:1]:
-            shape = probe.shape(output)
-            if shape is not None and output.name != "y" and output.dtype is None:
-                output.shape, output.type = ir.Shape([None] * len(shape)), ir.TensorType(probe.dtype(output))
+            shape, dtype = probe.shape(output), probe.dtype(output)
+            if shape is not None and dtype is not None and output.name != "y" and output.dtype is None:
+                output.shape, output.type = ir.Shape([None] * len(shape)), ir.TensorType(dtype)
                 model.graph.outputs.append(output)
     sizes = dict(zip(("B", "S"), probe.shape(model.graph.inputs[0]) or (), strict=False))
     computed = run(model, draw(model, sizes))
