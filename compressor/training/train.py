@@ -160,7 +160,7 @@ def _mixed_precision(training: Training) -> MixedPrecision:
 
 def _prepare(training: Training) -> tuple[ModelFolder, Data]:
     """The untrained model with its tokenizer, and the encoded texts."""
-    rows, notes = training.rows, ()
+    rows, notes = training.rows, tuple[Note, ...]()
     if rows.eval_data is not None and rows.test_data is None:
         rows = rows.model_copy(update={"test_data": rows.eval_data})
         text = "no test data was given: the test text is that of --eval-data, which selects the checkpoint"

@@ -231,7 +231,7 @@ BAD: dict[str, tuple[Callable[[Path], Words], int, str]] = {
     "plan with other heads": (
         lambda place: following(place, heads=4, kv_heads=4),
         3,
-        "heads is 4 there, 2 in the model; give a plan that was learned on this model",
+        "heads is 4 in the plan, 2 in the model; use a plan that was learned on this model",
     ),
     "plan of another model": (another_model, 3, "the plan of another model"),
     "plan of trained weights": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ SITES: dict[str, tuple[list[str], str, tuple[int, int, int]]] = {
     "all_attention": (DECODER, "model.layers.0.attention", FOUR),
     "transformer_xl": (DECODER, "model.layers.0.attention", FOUR),
 }
-SMALL = {
+SMALL: dict[str, Any] = {
     "vocab_size": 99,
     "hidden_size": 32,
     "num_hidden_layers": 1,
