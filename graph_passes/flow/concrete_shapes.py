@@ -178,7 +178,7 @@ def _check_clash(
 
 
 def _bind(graph: ir.Graph, sizes: Shape, aliases: dict[str, str]) -> dict[str, int]:
-    """Give every symbol of the graph's inputs a size of its own; a nameless dimension is bound by its position.
+    """Give every symbol of the graph's inputs its own size; a nameless dimension is bound by its axis.
 
     All leading dimensions share one size: they are the batch, which exporters often name anew for every input. So do
     the symbols in `aliases`.

@@ -76,7 +76,14 @@ def cut_tensor(tensor: ir.TensorProtocol, need: Need, name: str) -> ir.LazyTenso
 
 
 def scale_tensor(tensor: ir.TensorProtocol, axis: int, factors: np.ndarray, name: str) -> ir.LazyTensor:
-    """A tensor multiplied along one axis by `factors`, `[size]`; computed only when it is written."""
+    """A tensor multiplied along one axis; computed only when it is written.
+
+    Args:
+        tensor: the tensor.
+        axis: the axis.
+        factors: the factor of each index of the axis, `[size]`.
+        name: the name of the new tensor.
+    """
 
     def read() -> ir.TensorProtocol:
         shape = [1] * len(tensor.shape)

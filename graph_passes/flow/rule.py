@@ -124,12 +124,24 @@ class Rule(Protocol):
         everything else is needed. Two outputs that share an input axis do not carry it: each needs all of it without
         the other.
 
+        Args:
+            node: the node.
+            position: the input.
+            axis: the axis of the input.
+            context: the graph's shapes.
+
         Raises:
             NoRuleError: the rule does not cover the node.
         """
 
     def mixes(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> bool:
-        """Whether output indices depend on all indices of this axis of this input, and are not their sum.
+        """Whether output indices depend on all indices of one axis of one input, and are not their sum.
+
+        Args:
+            node: the node.
+            position: the input.
+            axis: the axis of the input.
+            context: the graph's shapes.
 
         Raises:
             NoRuleError: the rule does not cover the node.

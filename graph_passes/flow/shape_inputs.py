@@ -71,7 +71,13 @@ def _is_writable(node: ir.Node, numbers: list[int | None]) -> bool:
 
 
 def check_shape_input(node: ir.Node, source: ir.Value | None, need: Need, probe: Probe) -> None:
-    """Check that `set_shape_input` can state what a node's output will hold; the arguments are those of `plain_shape`.
+    """Check that `set_shape_input` can state what a node's output will hold.
+
+    Args:
+        node: the node that reads the shape input.
+        source: the tensor that the node reshapes or expands, or None.
+        need: what the output will hold.
+        probe: the graph's shapes.
 
     Raises:
         NoRuleError: it cannot.
