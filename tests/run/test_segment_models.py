@@ -30,7 +30,7 @@ from tests.targets.segment_models import (
     FAMILIES,
     TOLERANCE,
     SegmentGraph,
-    export,
+    exported_model,
     head_parameters,
     plan_of,
     segment_model,
@@ -44,8 +44,8 @@ HEADS = st.sets(st.integers(0, 3)).map(lambda heads: tuple(sorted(heads)))
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SegmentGraph:
-    return export(request.param, tmp_path_factory.mktemp("graph"))
+def exported(request: pytest.FixtureRequest) -> SegmentGraph:
+    return exported_model(request.param)
 
 
 def weight_bytes(path: Path) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,6 +42,7 @@ SIZES: dict[str, Any] = {
 FAMILIES = ("all_attention", "transformer_xl")
 TOLERANCE = 1e-4
 """Largest relative error between PyTorch and an engine."""
+_FOLDER = tempfile.TemporaryDirectory()
 
 
 def segment_model(family: str, **sizes: Any) -> SegmentForCausalLM:
@@ -105,8 +108,11 @@ class SegmentGraph:
         return path
 
 
-def export(family: str, folder: Path) -> SegmentGraph:
-    """Export a model of a family with every gate open."""
+@functools.cache
+def exported_model(family: str) -> SegmentGraph:
+    """A model of a family, exported with every gate open, once in a test process."""
+    folder = Path(_FOLDER.name) / family
+    folder.mkdir()
     model = segment_model(family)
     source = ModelFolder(Path("model"), model, None, model.config, "sha256:1", "causal-lm", model.config.model_type)
     inputs = example_inputs(source, 2, 8)

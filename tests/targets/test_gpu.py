@@ -24,7 +24,7 @@ from compressor.targets.tensorrt.metadata import TimingsState
 from compressor.units import find_sites, keep_all
 from graph_passes import Plan, load, save, shrink
 from tests.targets.graphs import Pruned, masked, parsed, pruned
-from tests.targets.segment_models import export
+from tests.targets.segment_models import exported_model
 from tests.zoo import VOCABULARY, text
 
 pytestmark = pytest.mark.gpu
@@ -159,7 +159,7 @@ def test_block_sparse_attention_runs(tmp_path: Path) -> None:
 
 
 def test_a_model_with_memories_runs_with_empty_and_full_ones(tmp_path: Path) -> None:
-    exported, graph = export("all_attention", tmp_path), tmp_path / "graph.onnx"
+    exported, graph = exported_model("all_attention"), tmp_path / "graph.onnx"
     save(exported.shrunk(keep_all(exported.sites)).model, graph)
     engine = build("trt", graph, tmp_path)
     cases = [case for case in exported.cases if case.feeds["input_ids"].shape[1] <= OPTIONS.seq[2]]

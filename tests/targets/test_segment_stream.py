@@ -17,7 +17,7 @@ from tests.targets.segment_models import (
     TOLERANCE,
     SegmentGraph,
     build,
-    export,
+    exported_model,
     plan_of,
     stream_error,
     token_ids,
@@ -27,8 +27,8 @@ HIDDEN = 24
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SegmentGraph:
-    return export(request.param, tmp_path_factory.mktemp("graph"))
+def exported(request: pytest.FixtureRequest) -> SegmentGraph:
+    return exported_model(request.param)
 
 
 @pytest.fixture(scope="module")
