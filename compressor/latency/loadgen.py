@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +98,22 @@ def run_scenario(
             why=f"not finished within {2e-3 * limit:.0f} s; more queries arrive than are answered",
         )
     raise errors[0]
+
+
+def run_until_proven(
+    scenario: Scenario,
+    calls: Sequence[Callable[[], object]],
+    settings: ScenarioSettings,
+    on_error: Callable[[BaseException], object] = lambda error: None,
+) -> ScenarioResult:
+    """Run a scenario, and once more with more queries if those of the first run keep the bound without proving it.
+
+    Arguments and errors are those of `run_scenario`.
+    """
+    result = run_scenario(scenario, calls, settings, on_error)
+    if result.unproven:
+        result = run_scenario(scenario, calls, replace(settings, min_queries=MORE_QUERIES), on_error)
+    return result
 
 
 def library() -> Any:

@@ -14,14 +14,13 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 
 from compressor.config.check import CheckRequest, Scenario
 from compressor.errors import CompressorError, ErrorCode
 from compressor.latency.endpoints import encode_batches, open_endpoint
-from compressor.latency.loadgen import MORE_QUERIES, ScenarioSettings, run_scenario
+from compressor.latency.loadgen import ScenarioSettings, run_until_proven
 from compressor.latency.verdict import ScenarioResult, Slowdown
 from compressor.silence_libraries import one_line
 from compressor.targets.base import Feeds
@@ -55,11 +54,7 @@ def run_worker(
             for call in calls[:_WARM_UPS]:
                 call()
             settings = _settings(scenario, request, times, model.concurrency)
-            report = functools.partial(_send_error, pipe)
-            result = run_scenario(scenario, calls, settings, report)
-            if result.unproven:
-                result = run_scenario(scenario, calls, replace(settings, min_queries=MORE_QUERIES), report)
-            pipe.send(result)
+            pipe.send(run_until_proven(scenario, calls, settings, functools.partial(_send_error, pipe)))
     except Exception as error:
         _send_error(pipe, error)
 

@@ -12,8 +12,8 @@ import pytest
 from compressor.errors import ErrorCode
 from compressor.latency import CheckPhase, artifacts
 from tests.command import compress
-from tests.latency.graphs import softmax_graph
-from tests.latency.grpc_server import linear, serving
+from tests.latency.graphs import softmax_graph, wide_graph
+from tests.latency.grpc_server import serving
 
 Cap = pytest.CaptureFixture[str]
 QUICK: tuple[str | Path, ...] = ("--seconds", "0.1", "--max-slowdown", "1000%", "--quiet")
@@ -47,19 +47,13 @@ def test_a_graph_against_itself_and_then_against_its_saved_times(graph: Path, tm
     assert files["p.svg"].read_text().startswith("<?xml")
 
 
-def test_a_slower_model_is_exit_code_7(tmp_path: Path, capfd: Cap) -> None:
-    def slow(x: np.ndarray) -> np.ndarray:
-        for _ in range(200):
-            linear(np.ones((64, 4), np.float32))
-        return linear(x)
-
-    junit = tmp_path / "j.xml"
-    command = ("--model", "small", "--baseline", "dense", "--seconds", "0.1", "--quiet", "--junit", junit)
-    with serving({"small": slow, "dense": linear}) as url:
-        ended = compress(capfd, "check", "--server", url, *command, "--max-slowdown", "0%")
+def test_a_slower_model_is_exit_code_7(graph: Path, tmp_path: Path, capfd: Cap) -> None:
+    junit, slow = tmp_path / "j.xml", wide_graph(tmp_path / "slow.onnx")
+    words = (slow, "--baseline", graph, "--seconds", "0.1", "--max-slowdown", "0%", "--junit", junit, "--quiet")
+    ended = compress(capfd, "check", *words)
     assert (ended.code, ended.error_code) == (7, ErrorCode.TOO_SLOW)
     assert ended.details["verdict"].slowdown.limit == 0.0
-    assert "slower than dense" in ended.error
+    assert f"slower than {graph}" in ended.error
     assert suite_of(junit).get("failures") == "1"
 
 

@@ -16,6 +16,13 @@ def softmax_graph(path: Path, scale: float = 1.0) -> Path:
     return path
 
 
+def wide_graph(path: Path) -> Path:
+    """A graph with the inputs and outputs of `softmax_graph` that takes many times as long."""
+    body = "h = MatMul (x, a)\n t = Tanh (h)\n y = MatMul (t, b)"
+    save(parsed(body, "float[B, 4] x", "float[B, 3] y", "float[4, 65536] a, float[65536, 3] b"), path)
+    return path
+
+
 def cast_graph(path: Path, dtype: str = "int64") -> Path:
     """`y = float(ids)` with `ids` `[B, 4]` of an integer type."""
     save(parsed("y = Cast <to = 1> (ids)", f"{dtype}[B, 4] ids", "float[B, 4] y"), path)

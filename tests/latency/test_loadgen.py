@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from compressor.config.check import Scenario
-from compressor.latency.loadgen import MIN_QUERIES, ScenarioSettings, run_scenario
+from compressor.latency.loadgen import MIN_QUERIES, MORE_QUERIES, ScenarioSettings, run_scenario, run_until_proven
 
 pytest.importorskip("mlperf_loadgen")
 
@@ -66,3 +67,26 @@ def test_the_error_of_a_call_is_reported_at_once_and_raised_at_the_end(scenario:
     with pytest.raises(RuntimeError, match="no call"):
         run_scenario(scenario, [fail], SETTINGS, reported.append)
     assert [str(error) for error in reported] == ["no call"]
+
+
+def test_a_bound_that_few_queries_do_not_prove_is_tried_with_more() -> None:
+    calls = itertools.count()
+
+    def seldom_slow() -> None:
+        time.sleep(0.1 if next(calls) % 500 == 499 else 1e-5)
+
+    settings = replace(SETTINGS, bound=50.0, p50=0.1, seconds=0.01)
+    few = run_scenario("SingleStream", [seldom_slow], settings)
+    assert few.unproven
+    assert few.queries < MORE_QUERIES
+    more = run_until_proven("SingleStream", [seldom_slow], settings)
+    assert more.holds, more.why
+    assert more.queries >= MORE_QUERIES
+
+
+def test_a_bound_that_is_proven_or_missed_is_not_tried_again() -> None:
+    for bound, holds in ((10_000.0, True), (1e-3, False)):
+        calls = itertools.count()
+        result = run_until_proven("SingleStream", [lambda calls=calls: next(calls)], replace(SETTINGS, bound=bound))
+        assert result.holds is holds
+        assert next(calls) == result.queries

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from compressor.latency.round_times import RoundTimes
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=8)
 @given(st.integers(0, 10_000), st.floats(0.0, 0.05), st.booleans())
 def test_a_slowdown_is_distinguished_from_noise(seed: int, drift: float, interleaved: bool) -> None:
     """Equal times are within the limit and twice the limit is not, whatever drifts together on both sides."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,13 @@ from compressor.targets.tensorrt.metadata import EngineMetadata, metadata_path
 from tests.latency.graphs import text_model
 
 
-def report(**fields: Any) -> Report:
-    """The report of a run for ONNX Runtime on the CPU that measured batches of 1 and 8 rows."""
+def report(*, sizes: Sequence[tuple[int, int]] = ((1, 128), (8, 128)), **fields: Any) -> Report:
+    """The report of a run for ONNX Runtime on the CPU.
+
+    Args:
+        sizes: measured batch sizes and lengths.
+        fields: further fields of the report.
+    """
     engine = {"file": "engine.onnx", "parameters": 400, "file_bytes": 1600, "peak_memory_bytes": None, "macs": None}
     engine |= {"attentions": 0, "fused": 0, "optimization": "none"}
     times = {"p50": 1.0, "p90": 1.0, "p99": 1.0, "throughput": 1000.0, "samples": (1.0,)}
@@ -25,7 +31,7 @@ def report(**fields: Any) -> Report:
         "family": "bert",
         "task": None,
         "plan": {"sites": ()},
-        "speeds": [{"batch": batch, "seq": 128, **sides} for batch in (1, 8)],
+        "speeds": [{"batch": batch, "seq": seq, **sides} for batch, seq in sizes],
         "dense": engine,
         "compressed": engine,
         "target": "ort",

@@ -11,17 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-import compressor
 import graph_passes
 from compressor.config.serve import ServeRequest
+from compressor.export import export_reference
 from compressor.model_folder import example_inputs
 from compressor.model_folder import load as load_folder
+from compressor.report import JSON_NAME
 from compressor.serving import export, input_specs, real_rows
+from compressor.serving.model_files import GRAPH
+from compressor.targets import target
 from compressor.targets.onnxruntime.ort_session import open_session, run_session, session_settings
 from compressor.units import find_sites, keep_all
+from graph_passes import Plan
 from tests import folders
 from tests.command import compress
 from tests.serving import triton_server
+from tests.serving.outputs import report
 
 Cap = pytest.CaptureFixture[str]
 pytestmark = [
@@ -32,22 +37,25 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def compressed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run: a tiny BERT without its first head."""
-    folder = tmp_path_factory.mktemp("run")
-    model = load_folder(folders.save(folders.bert(), folder / "bert"))
-    whole = keep_all(find_sites(model.model, example_inputs(model, 2, 8)))
-    sites = tuple(replace(site, kept=site.kept[1:], scale=()) for site in whole.sites)
-    whole.model_copy(update={"sites": sites}).save(folder / "plan.json")
-    sizes = {"seconds": 0.01, "batch": "1,4", "seq": "8", "provider": "cpu"}
-    recipe = compressor.Recipe(model=folder / "bert", plan=folder / "plan.json", out=folder / "small", **sizes)
-    compressor.compress(recipe)
-    return folder / "small"
+    """The folder of a run: a tiny BERT without its first head, built for ONNX Runtime."""
+    folder = tmp_path_factory.mktemp("run") / "small"
+    model = load_folder(folders.save(folders.bert(), folder))
+    inputs = example_inputs(model, 2, 8)
+    sites = find_sites(model.model, inputs)
+    plan = Plan(sites=tuple(replace(site, kept=site.kept[1:], scale=()) for site in keep_all(sites).sites))
+    export_reference(model.model, plan, inputs, folder / "reference.onnx")
+    graph_passes.save(graph_passes.shrink(graph_passes.load(folder / "reference.onnx"), plan).model, folder / GRAPH)
+    engine = target("ort").build(folder / GRAPH, folder / "engine.onnx", provider="cpu")
+    assert engine.fused == 1, "the server has to run an operator of ONNX Runtime's own"
+    (folder / JSON_NAME).write_text(report(sizes=((1, 8), (4, 8)), plan=plan.model_dump()).model_dump_json())
+    return folder
 
 
 @pytest.fixture(scope="module")
 def server(compressed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[triton_server.Server]:
     repository = tmp_path_factory.mktemp("triton") / "repository"
-    export(ServeRequest(out=compressed, repository=repository, backend="python", threads=1, instances=2))
+    request = ServeRequest(out=compressed, repository=repository, backend="python", threads=1, instances=2)
+    export(request)
     with triton_server.Server(repository) as running:
         yield running
 
