@@ -1,14 +1,14 @@
-"""Attention pruning on the GLUE sets at hand: MiniLM with 20 to 80 percent of its attention maps' blocks dropped.
+"""Attention pruning on GLUE sets: MiniLM with 20 to 80 percent of the blocks of its attention maps dropped.
 
-MiniLM's encoder learns each set under a fresh head, for three epochs at most. From there `dense` learns on for the
-size's steps; so do the runs with masks, from the same weights, with masks cut from the dense run's maps or drawn at
-random (`compress study blocks --restart`).
+MiniLM's encoder is trained on each set with a new head, for three epochs at most. From there `dense` trains for the
+steps of the size; the runs with masks do the same from the same weights, with masks derived from the dense run's maps
+or drawn at random (`compress study blocks --from-original-weights`).
 
     python -m benchmarks.blocks --size tiny
     python -m benchmarks.blocks rte cola mrpc stsb sst2 mnli --size small
-    python -m benchmarks.blocks rte cola mrpc sst2 --cross 0.4      # figure 6: masks of each set on every other
+    python -m benchmarks.blocks rte cola mrpc sst2 --cross 0.4      # figure 6: masks of each set on all others
 
-The other tables of attention pruning are studies of folders that other scripts make:
+The other tables of attention pruning are studies of folders that other scripts write:
 
     compress study blocks build/question_answering/small/model --data squad.jsonl.xz --max-length 384 --block-size 16 \
         --shares 0.5,0.8,0.9
@@ -16,7 +16,7 @@ The other tables of attention pruning are studies of folders that other scripts 
         --kinds all,bidirectional,causal,cross --masks own --shares 0.4,0.6,0.8
     compress train build/lm --data wikitext2_train.txt.xz ... && compress study blocks build/lm --shares 0.8 ...
 
-A cell that `--out` already holds is not run again, and several processes may share the cells.
+A cell that `--out` holds is not run again, and several processes may share the cells.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.grid import MODEL, SHARED, fresh_head, tune
+from benchmarks.grid import MODEL, data_file, tune, write_new_head
 from benchmarks.machine import machine
 from compressor.cli.console import Console
 from compressor.config.run import Recipe
 from compressor.config.study import StudyRequest
 from compressor.studies import StudySize, figures, study
+from compressor.studies.results import Findings
 
 
 @dataclass(frozen=True)
 class Set:
-    """Classes of a set, and what it is scored by."""
+    """Classes and metric of a data set."""
 
     classes: tuple[str, ...]
     metric: str
@@ -53,9 +54,9 @@ SETS = {
     "mnli": Set(("contradiction", "entailment", "neutral"), "accuracy"),
 }
 EPOCHS = 3.0
-"""Over which a set is learned before anything is masked."""
+"""Epochs of training on a set before anything is masked."""
 STEPS = {"tiny": 4, "small": 600, "paper": None}
-"""Steps of that, at most."""
+"""Maximum number of steps of that training."""
 SIZES = {
     "tiny": StudySize("tiny", 128, 64, 64, 1.0, 4, (1,), (), 1, 32, 5, 2, 0.1),
     "small": StudySize("small", 10_000, 600, 1500, 2.0, 150, (1, 2), (), 2, 500, 20, 10, 3.0),
@@ -63,22 +64,17 @@ SIZES = {
 }
 
 
-def source(name: str) -> str:
-    """The rows of a set."""
-    return str(SHARED / "data" / f"{name}.tsv.xz")
-
-
-def learned(name: str, out: Path, size: str) -> Path:
-    """The model folder of a set that its runs start from."""
+def tuned_model(name: str, out: Path, size: str) -> Path:
+    """The model folder from which the runs on a set start; it is trained if it does not exist."""
     folder = out / f"{name}-{size}-start"
     if not folder.exists():
-        begun = fresh_head(out / f"{name}-begun", SETS[name].classes)
-        tune(begun, name, folder, EPOCHS, most=STEPS[size], metric=SETS[name].metric)
+        model = write_new_head(out / f"{name}-begun", SETS[name].classes)
+        tune(model, name, folder, EPOCHS, max_steps=STEPS[size], metric=SETS[name].metric)
     return folder
 
 
 def main() -> None:
-    """Run the cells that are missing and print a table a set."""
+    """Run the cells that are missing and print a table for each set."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sets", nargs="*", choices=SETS, default=["rte"])
     parser.add_argument("--size", choices=SIZES, default="tiny")
@@ -86,7 +82,7 @@ def main() -> None:
     parser.add_argument("--masks", nargs="+", default=["own", "random"])
     parser.add_argument("--seeds", type=int, nargs="+", help="default: those of the size")
     parser.add_argument("--block-size", type=int, default=1, help="1: single entries, as in the paper's tables")
-    parser.add_argument("--cross", type=float, metavar="P", help="masks of each set on every other, at this share")
+    parser.add_argument("--cross", type=float, metavar="P", help="masks of each set on all others, at this share")
     parser.add_argument("--out", type=Path, default=Path("build/blocks"), help="a study's folder for each set and size")
     args = parser.parse_args()
     if not MODEL.exists():
@@ -95,42 +91,50 @@ def main() -> None:
     size = SIZES[args.size] if args.seeds is None else replace(SIZES[args.size], seeds=tuple(args.seeds))
     print(f"machine: {machine('torch', 'transformers')}; {torch.get_num_threads()} threads")
     crossed = np.full((len(args.sets), len(args.sets)), np.nan)
-    for name in args.sets:
-        recipe = Recipe(
-            model=learned(name, args.out, size.name),
-            data=source(name),
-            metric=SETS[name].metric,
-            keep="100%",
-            options={"mixed_precision": "bf16"},
-            learning_rate=1e-4,
-            max_length=64,
-            block_size=args.block_size,
-            restart=True,
-            out=args.out / f"{name}-{size.name}{'-crossed' if args.cross else ''}",
-        )
-        shares, masks = ((args.cross,), ("own",)) if args.cross else (tuple(args.shares), tuple(args.masks))
-        others = [source(other) for other in args.sets if other != name] if args.cross else []
-        asked = StudyRequest(recipe, size, (source(name), *others), {"shares": shares, "masks": masks})
-        found = study("blocks", asked, Console())
-        for row, other in enumerate(args.sets):
-            told = "own" if other == name else Path(source(other)).name
-            lost = [
-                100 * line["difference"] / (line["test"] - line["difference"])
-                for line in found.rows
-                if line["masks"] == told
-            ]
-            crossed[row, args.sets.index(name)] = np.mean(lost) if lost else np.nan
-        for table in found.tables:
+    for column, name in enumerate(args.sets):
+        findings = study("blocks", _request(name, size, args), Console())
+        if args.cross:
+            crossed[:, column] = [_lost_percent(findings, name, source) for source in args.sets]
+        for table in findings.tables:
             print(f"\n{name}, {size}, seeds {size.seeds}: {table.title}\n")
             print(f"| {' | '.join(table.columns)} |\n|{'---|' * len(table.columns)}")
             print("\n".join(f"| {' | '.join(row)} |" for row in table.rows), flush=True)
     if args.cross:
-        told = f"metric minus dense, % of it, p = {args.cross:g}: rows give the masks, columns are scored"
-        print(f"\n{told}\n\n| | {' | '.join(args.sets)} |\n|{'---|' * (len(args.sets) + 1)}")
+        title = f"metric minus dense, % of it, p = {args.cross:g}: rows give the masks, columns are scored"
+        print(f"\n{title}\n\n| | {' | '.join(args.sets)} |\n|{'---|' * (len(args.sets) + 1)}")
         for name, line in zip(args.sets, crossed, strict=True):
             print(f"| {name} | {' | '.join(f'{value:+.1f}' for value in line)} |")
         figure = figures.table_map(crossed, args.sets, f"rows: masks of {', '.join(args.sets)}", first=1)
         figure.savefig(args.out / f"crossed-{size.name}.svg")
+
+
+def _request(name: str, size: StudySize, args: argparse.Namespace) -> StudyRequest:
+    """The study of one set, with masks of the other sets too for `--cross`."""
+    recipe = Recipe(
+        model=tuned_model(name, args.out, size.name),
+        data=data_file(name),
+        metric=SETS[name].metric,
+        keep="100%",
+        options={"mixed_precision": "bf16"},
+        learning_rate=1e-4,
+        max_length=64,
+        block_size=args.block_size,
+        from_original_weights=True,
+        out=args.out / f"{name}-{size.name}{'-crossed' if args.cross else ''}",
+    )
+    if args.cross:
+        sources = [data_file(source) for source in args.sets if source != name]
+        return StudyRequest(recipe, size, (data_file(name), *sources), {"shares": (args.cross,), "masks": ("own",)})
+    return StudyRequest(recipe, size, (data_file(name),), {"shares": tuple(args.shares), "masks": tuple(args.masks)})
+
+
+def _lost_percent(findings: Findings, name: str, source: str) -> float:
+    """Mean change of the metric on a set with masks of another, in percent of the dense metric; NaN: not measured."""
+    masks = "own" if source == name else Path(data_file(source)).name
+    changes = [
+        100 * row["difference"] / (row["test"] - row["difference"]) for row in findings.rows if row["masks"] == masks
+    ]
+    return float(np.mean(changes)) if changes else float("nan")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
 """MiniLM on SST-2 and on a sample of MNLI: every method at 60, 36, 24, 12, 6 and 3 of 72 heads, against dense.
 
-`compress study grid` on these data. Every run starts from the same weights and learns for the same steps at the same
-learning rates; the dense one keeps every head, pipelined methods and searches start from it. Checkpoints are chosen on
-dev, accuracy is reported on test, with a paired bootstrap over the test rows. SST-2's start is `minilm-sst2`; MNLI's is
-its encoder with a fresh head of three classes, learnt here for two epochs on the training rows.
+`compress study grid` on these data. Every run starts from the same weights and trains for the same steps at the same
+learning rates; the dense run keeps every head, and pipelined methods and searches start from it. Checkpoints are
+selected on dev, accuracy is reported on test, with a paired bootstrap over the test rows. SST-2 starts from
+`minilm-sst2`, MNLI from its encoder with a new head of three classes, trained here for two epochs.
 
     python -m benchmarks.grid sst2 mnli --size small                                     # the methods side by side
     python -m benchmarks.grid sst2 --size paper --fp32 --methods dsp --keeps 36 12 6     # one method at its best
     python -m benchmarks.grid sst2 --size tiny                                           # minutes
 
-A cell (method, heads kept, seed) that `--out` already holds is not run again, one that was interrupted resumes, and
-several processes started with the same `--out` share the cells among them.
+A cell (method, heads kept, seed) that `--out` holds is not run again, an interrupted cell resumes, and several
+processes with the same `--out` share the cells.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CLASSES = {"sst2": None, "mnli": ("contradiction", "entailment", "neutral")}
 def _size(
     name: str, rows: int | None, steps: int, keeps: tuple[str, ...], seeds: tuple[int, ...], evaluations: int = 2
 ) -> StudySize:
-    """As many optimizer steps a cell, whatever that is in epochs; at most `rows` to report on."""
+    """A size with the same number of optimizer steps for every cell, and at most `rows` test rows."""
     return StudySize(name, None, 1000, rows, 1.0, steps, seeds, keeps, evaluations, 250, 100, 10, 3.0)
 
 
@@ -58,125 +58,128 @@ SIZES = {
     "paper": _size("paper", None, 800, KEEPS, (1, 2, 3), evaluations=4),
 }
 COOLDOWN = 0.4
-"""In a run this short the choice settles early: the rest of it goes to learning with the heads that stay."""
+"""In runs this short the selection settles early, and the model trains on with the heads that are kept."""
 
 
 def start(data: str, folder: Path) -> Path:
-    """The model folder that every run on `data` starts from."""
+    """The model folder from which every run on `data` starts; it is trained if `folder` does not exist."""
     classes = CLASSES[data]
     if classes is None:
         return MODEL
     if not folder.exists():
-        tune(fresh_head(folder.with_name(f"{folder.name}-begun"), classes), data, folder, epochs=2)
+        tune(write_new_head(folder.with_name(f"{folder.name}-begun"), classes), data, folder, epochs=2)
     return folder
 
 
 def tune(
-    begun: Path,
+    model: Path,
     data: str,
     folder: Path,
     epochs: float,
     max_length: int = 64,
     *,
-    most: int | None = None,
+    max_steps: int | None = None,
     metric: str | None = None,
 ) -> None:
-    """Learn on the training rows of `data` from the model folder `begun`, with every head, into `folder`: for so many
-    epochs, at most so many steps. The folder appears whole; of several processes one makes it, the others wait."""
+    """Train a model with every head. The folder appears complete; of several processes one writes it.
+
+    Args:
+        model: the model folder to start from.
+        data: name of the data set.
+        folder: the model folder to write.
+        epochs: passes over the training rows.
+        max_length: maximum length of a row in tokens.
+        max_steps: maximum number of steps; None: no limit.
+        metric: the metric that selects the checkpoint; None: the main metric of the task.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f".{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            _tune(begun, data, folder, epochs, max_length, most, metric)
+        if folder.exists():
+            return
+        recipe = Recipe(
+            model=model,
+            data=data_file(data),
+            keep="100%",
+            epochs=epochs,
+            learning_rate=1e-4,
+            max_length=max_length,
+            metric=metric,
+            options={"mixed_precision": "bf16", "evaluations": 4},
+        )
+        loaded = load(model)
+        rows = open_data(recipe.rows, loaded, recipe.selection.seed)
+        if max_steps is not None and max_steps < epochs * len(rows.train) / recipe.selection.batch_size:
+            recipe = recipe.updated(steps=max_steps)
+        sites = find_sites(loaded.model, example_inputs(loaded, 2, 8))
+        learn(loaded.model, sites, rows, recipe.selection, folder.with_name(f"{folder.name}-checkpoints"))
+        partial = folder.with_name(f"{folder.name}.partial")
+        AutoTokenizer.from_pretrained(model).save_pretrained(partial)
+        loaded.model.save_pretrained(partial)
+        partial.rename(folder)
 
 
-def _tune(
-    begun: Path, data: str, folder: Path, epochs: float, max_length: int, most: int | None, metric: str | None
-) -> None:
-    recipe = Recipe(
-        model=begun,
-        data=_file(data),
-        keep="100%",
-        epochs=epochs,
-        learning_rate=1e-4,
-        max_length=max_length,
-        metric=metric,
-        options={"mixed_precision": "bf16", "evaluations": 4},
-    )
-    opened = load(begun)
-    rows, sites = (
-        open_data(recipe.rows, opened, recipe.selection.seed),
-        find_sites(opened.model, example_inputs(opened, 2, 8)),
-    )
-    if most is not None and most < epochs * len(rows.train) / recipe.selection.batch_size:
-        recipe = recipe.updated(steps=most)
-    learn(opened.model, sites, rows, recipe.selection, folder.with_name(f"{folder.name}-checkpoints"))
-    partial = folder.with_name(f"{folder.name}.partial")
-    AutoTokenizer.from_pretrained(begun).save_pretrained(partial)
-    opened.model.save_pretrained(partial)
-    partial.rename(folder)
-
-
-def fresh_head(folder: Path, classes: Sequence[str]) -> Path:
-    """Write MiniLM's encoder with a head of its own for these classes, drawn with seed 0; of one name: a regression."""
+def write_new_head(folder: Path, classes: Sequence[str]) -> Path:
+    """Write MiniLM's encoder with a new head for these classes, drawn with seed 0; one class makes a regression."""
     torch.manual_seed(0)
     config = AutoConfig.from_pretrained(MODEL)
     config.problem_type = "regression" if len(classes) == 1 else "single_label_classification"
     config.id2label, config.label2id = dict(enumerate(classes)), {name: number for number, name in enumerate(classes)}
-    fresh = AutoModelForSequenceClassification.from_pretrained(
+    model = AutoModelForSequenceClassification.from_pretrained(
         MODEL, config=config, ignore_mismatched_sizes=True, dtype=torch.float32
     )
-    if len(classes) == 2:  # the folder's own head would fit
-        torch.nn.init.normal_(fresh.classifier.weight, std=0.02)
-        torch.nn.init.zeros_(fresh.classifier.bias)
-    fresh.save_pretrained(folder)
+    if len(classes) == 2:  # the folder's own head has this shape and would be loaded
+        torch.nn.init.normal_(model.classifier.weight, std=0.02)
+        torch.nn.init.zeros_(model.classifier.bias)
+    model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(MODEL).save_pretrained(folder)
     return folder
 
 
-def _file(data: str) -> str:
-    return str(SHARED / "data" / f"{data}.tsv.xz")
+def data_file(name: str) -> str:
+    """The file of a data set's rows."""
+    return str(SHARED / "data" / f"{name}.tsv.xz")
 
 
 def table(cells: list[dict[str, Any]]) -> str:
-    """The study as Markdown: a row a method and number of heads, over all its seeds."""
+    """The study as Markdown: a row for each method and number of heads, over all its seeds."""
     dense = {cell["asked"]["seed"]: cell for cell in cells if cell["asked"]["method"] == "dense"}
     lines = ["| method | heads | seeds | dev | test | test of each seed | test minus dense, points (95%) |"]
     lines.append("|---|---|---|---|---|---|---|")
     groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for cell in cells:
         groups.setdefault((cell["asked"]["method"], cell["heads"]), []).append(cell)
-    for (method, heads), same in groups.items():
-        bases = [dense[cell["asked"]["seed"]] for cell in same]
-        difference = "" if method == "dense" else _difference(same, bases)
-        dev, test = (100 * float(np.mean([cell[split] for cell in same])) for split in ("eval", "test"))
-        each = ", ".join(f"{100 * cell['test']:.1f}" for cell in same)
-        lines.append(f"| {method} | {heads} | {len(same)} | {dev:.2f} | {test:.2f} | {each} | {difference} |")
+    for (method, heads), group in groups.items():
+        bases = [dense[cell["asked"]["seed"]] for cell in group]
+        difference = "" if method == "dense" else _difference(group, bases)
+        dev, test = (100 * float(np.mean([cell[split] for cell in group])) for split in ("eval", "test"))
+        each = ", ".join(f"{100 * cell['test']:.1f}" for cell in group)
+        lines.append(f"| {method} | {heads} | {len(group)} | {dev:.2f} | {test:.2f} | {each} | {difference} |")
     return "\n".join(lines)
 
 
 def _difference(cells: list[dict[str, Any]], bases: list[dict[str, Any]]) -> str:
-    """Points of test accuracy over all seeds; each draw of the bootstrap takes the same rows of every run."""
-    dense, pruned = (np.mean([_right(cell) for cell in side], axis=0) for side in (bases, cells))
-    found = paired_interval(dense, pruned, lambda right: 100 * float(right.mean()), seed=0, resamples=10_000)
-    return f"{found.difference:+.2f} ({found.low:+.2f} to {found.high:+.2f})"
+    """Points of test accuracy over all seeds; every resample has the same rows of every run."""
+    dense, pruned = (np.mean([_is_correct(cell) for cell in side], axis=0) for side in (bases, cells))
+    interval = paired_interval(dense, pruned, lambda correct: 100 * float(correct.mean()), seed=0, resamples=10_000)
+    return f"{interval.difference:+.2f} ({interval.low:+.2f} to {interval.high:+.2f})"
 
 
-def _right(cell: dict[str, Any]) -> np.ndarray:
-    predicted, true = np.array(cell["answers"]).T
-    return predicted == true
+def _is_correct(cell: dict[str, Any]) -> np.ndarray:
+    predicted, labels = np.array(cell["answers"]).T
+    return predicted == labels
 
 
 def main() -> None:
-    """Run the cells that are missing and print a table a data set."""
+    """Run the cells that are missing and print a table for each data set."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="*", choices=CLASSES, default=["sst2"])
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--methods", nargs="+", default=METHODS)
     parser.add_argument("--keeps", nargs="+", help="default: those of the size")
     parser.add_argument("--seeds", type=int, nargs="+", help="default: those of the size")
-    parser.add_argument("--rows", type=int, help="evaluate on at most so many dev and test rows")
-    parser.add_argument("--fp32", action="store_true", help="learn in float32; else matrices are multiplied in bf16")
+    parser.add_argument("--rows", type=int, help="maximum number of dev and test rows")
+    parser.add_argument("--fp32", action="store_true", help="train in float32; default: products in bf16")
     parser.add_argument("--out", type=Path, default=Path("build/grid"), help="a study's folder for each data and size")
     args = parser.parse_args()
     if not MODEL.exists():
@@ -190,7 +193,7 @@ def main() -> None:
     for data in args.data:
         recipe = Recipe(
             model=start(data, args.out / f"{data}-start"),
-            data=_file(data),
+            data=data_file(data),
             keep="100%",
             options={"cooldown": COOLDOWN, "mixed_precision": "no" if args.fp32 else "bf16"},
             steps=size.steps,
@@ -200,12 +203,11 @@ def main() -> None:
         )
         axes = {"methods": tuple(args.methods), "keeps": keeps, "seeds": seeds}
         study("grid", StudyRequest(recipe, size, axes=axes), Console())
-        found = [json.loads(path.read_text()) for path in sorted(recipe.output.out.glob("cells/*.json"))]
-        order = {name: place for place, name in enumerate(("dense", *args.methods))}
-        found.sort(key=lambda cell: (order[cell["asked"]["method"]], -cell["heads"], cell["asked"]["seed"]))
-        print(
-            f"\n{data}, size {size.name}: {size.steps} steps of 32 rows, seeds {seeds}\n\n{table(found)}\n", flush=True
-        )
+        cells = [json.loads(path.read_text()) for path in sorted(recipe.output.out.glob("cells/*.json"))]
+        order = {name: number for number, name in enumerate(("dense", *args.methods))}
+        cells.sort(key=lambda cell: (order[cell["asked"]["method"]], -cell["heads"], cell["asked"]["seed"]))
+        heading = f"{data}, size {size.name}: {size.steps} steps of 32 rows, seeds {seeds}"
+        print(f"\n{heading}\n\n{table(cells)}\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Attention maps of long texts, for masks that are learned and not drawn: `benchmarks.block_sparse --maps`.
+"""Attention maps of long texts, for masks derived from maps in `benchmarks.block_sparse --maps`.
 
     python -m benchmarks.long_maps --length 1024 2048 4096
     python -m benchmarks.block_sparse --maps build/long_maps/1024.safetensors --share 0.9
 
-MiniLM has 512 positions: they are stretched to each length by linear interpolation. A text is reviews of one sentiment
-one after the other, as many as fill the length; the model learns the sentiment for some steps and is then watched, as
-`compress --blocks` does it. Its heads are 32 wide; `block_sparse` times 12 heads of 64 under their masks.
+MiniLM has 512 positions, which are stretched to each length by linear interpolation. A text consists of reviews of one
+sentiment, as many as fill the length; the model is trained to classify them for some steps, and its maps are averaged
+as by `compress run --drop-blocks`. Its heads have width 32; `block_sparse` times 12 heads of width 64 with their masks.
 """
 
 from __future__ import annotations
@@ -39,24 +39,31 @@ from compressor.units import find_sites, keep_all
 
 DATA = MODEL.parents[1] / "data" / "imdb.tsv.xz"
 _LETTERS = 6
-"""Of a token, at most, on average: so many letters a token fill a length for sure."""
+"""Letters per token that suffice to fill a length."""
 
 
 def stretch(length: int, folder: Path) -> None:
-    """Write MiniLM with as many positions as asked for."""
+    """Write MiniLM with `length` positions."""
     model = AutoModelForSequenceClassification.from_pretrained(MODEL, dtype=torch.float32)
     embeddings = model.base_model.embeddings
-    known = embeddings.position_embeddings.weight.detach()
-    longer = interpolate(known.T[None], length, mode="linear", align_corners=True)[0].T.contiguous()
+    weights = embeddings.position_embeddings.weight.detach()
+    longer = interpolate(weights.T[None], length, mode="linear", align_corners=True)[0].T.contiguous()
     embeddings.position_embeddings = Embedding.from_pretrained(longer, freeze=False)
     model.config.max_position_embeddings = length
-    model.config.attention_probs_dropout_prob = 0.0  # with it PyTorch learns from whole maps: 14 GB at 4,096 tokens
+    model.config.attention_probs_dropout_prob = 0.0  # with dropout PyTorch stores whole maps: 14 GB at 4,096 tokens
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(MODEL, model_max_length=length).save_pretrained(folder)
 
 
 def join(source: Path, length: int, rows: int, path: Path) -> None:
-    """Write rows of joined reviews, either sentiment in turn; two of eight are to choose the checkpoint on."""
+    """Write rows of joined reviews, with the sentiments in turn; two of eight rows select the checkpoint.
+
+    Args:
+        source: the file of reviews.
+        length: tokens of a row, at least.
+        rows: number of rows.
+        path: the file to write.
+    """
     draw, reviews = random.Random(0), dict[int, list[str]]()
     for row in named_splits(str(source))["train"]:
         reviews.setdefault(int(row["label"]), []).append(" ".join(row["text"].split()))
@@ -72,13 +79,14 @@ def join(source: Path, length: int, rows: int, path: Path) -> None:
 
 
 def make(length: int, out: Path, args: argparse.Namespace) -> None:
-    """Learn at a length, watch, and write the maps."""
-    with tempfile.TemporaryDirectory() as scratch, Console().stage(f"{length} tokens: learning and watching") as tell:
-        place, rows = Path(scratch) / "model", Path(scratch) / "rows.tsv"
+    """Train at a length and write the average maps."""
+    stage = Console().stage(f"{length} tokens: training, averaging maps")
+    with tempfile.TemporaryDirectory() as scratch, stage as on_progress:
+        path, rows = Path(scratch) / "model", Path(scratch) / "rows.tsv"
         with quiet_transformers():
-            stretch(length, place)
+            stretch(length, path)
         join(args.data, length, args.rows, rows)
-        folder = load(place)
+        folder = load(path)
         data = open_data(RowsConfig(data=str(rows), max_length=length, stride=0), folder)
         schedule = Schedule(
             steps=args.steps,
@@ -93,20 +101,20 @@ def make(length: int, out: Path, args: argparse.Namespace) -> None:
             mixed_precision="bf16",
         )
         checkpoints = Checkpoints(Path(scratch) / "checkpoints", asdict(schedule))
-        fit(folder.model.train(), data, schedule, checkpoints, on_progress=tell)
+        fit(folder.model.train(), data, schedule, checkpoints, on_progress=on_progress)
         sites = find_sites(folder.model, example_inputs(folder, batch=2, seq=8))
         maps = collect_attention_maps(folder.model, sites, data, keep_all(sites), length=length, batch_size=1)
         maps.save(out)
 
 
 def main() -> None:
-    """Make the maps that are missing."""
+    """Write the maps that are missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--length", nargs="+", type=int, default=[1024, 2048, 4096])
     parser.add_argument("--data", type=Path, default=DATA)
-    parser.add_argument("--rows", type=int, default=64, help="joined reviews to learn from and to watch")
+    parser.add_argument("--rows", type=int, default=64, help="joined reviews to train on and to average maps over")
     parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--batch-size", type=int, default=2, help="rows a step: 1 takes half of the memory")
+    parser.add_argument("--batch-size", type=int, default=2, help="rows per step; 1 needs half of the memory")
     parser.add_argument("--out", type=Path, default=Path("build/long_maps"))
     args = parser.parse_args()
     if not MODEL.exists() or not args.data.exists():

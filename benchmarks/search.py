@@ -1,16 +1,15 @@
-"""A* on sentiment: how many heads are free, what unseen rows say of it, and what the search costs.
+"""A* on sentiment: how many heads are free, the metric on unseen rows, and the cost of the search.
 
-Three tables, printed as Markdown. `evaluator`: the metric of random heads' removal, by the evaluator that plays back
-what a subset does not change and by plain runs of the whole model, in turn. `loop`: the paper's A* with plain
-evaluation against lazy A* with the evaluator, on the same rows. `budgets`: heads dropped at each budget of each data
-set, by both variants, with the metric on rows that the search has not seen, and the best of random trials of as many
-heads.
+Three tables, printed as Markdown. `evaluator`: removing random heads, with the replay of what subsets have in common
+and with runs of the whole model, in turn. `loop`: the paper's A* without replay against lazy A* with replay, on the
+same rows. `budgets`: heads removed at each budget on each data set, by both variants, with the metric on rows that the
+search has not seen, and the best of as many random heads.
 
-Times are CPU seconds of this process beside wall seconds: other work on the machine lengthens the second alone.
+CPU seconds are those of this process; other work on the machine lengthens only the wall seconds.
 
     python -m benchmarks.search [evaluator] [loop] [budgets] [--rows 300] [--trials 100] [--data sst2 imdb amazon_md]
 
-The model is `minilm-sst2` as it is; with `--tune FOLDER` it first learns the training rows of each for an epoch.
+The model is `minilm-sst2`; with `--tune FOLDER` it is first trained on each data set for an epoch.
 """
 
 from __future__ import annotations
@@ -31,7 +30,9 @@ from benchmarks.grid import tune
 from benchmarks.machine import machine
 from compressor.config.sections import RowsConfig
 from compressor.model_folder import ModelFolder, example_inputs, load
-from compressor.selection.search import SEARCHES, Head, Step
+from compressor.selection.measure_subsets import SubsetMeasurer
+from compressor.selection.options import read_options
+from compressor.selection.search import AStarOptions, AStarSearch, Head, Step
 from compressor.selection.subset_evaluator import ModelSubsetEvaluator
 from compressor.tasks import Data, open_data
 from compressor.training.schedule import MixedPrecision
@@ -41,9 +42,10 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 MODEL = SHARED / "models" / "minilm-sst2"
 POINTS = (0.01, 0.02, 0.03)
 TABLES = ("evaluator", "loop", "budgets")
-_AT_ONCE = 24
+_CANDIDATES, _BATCH_SIZE = 24, 32
+"""Heads that are each removed alone, and rows per batch."""
 UNSEEN = 1500
-"""Rows of the unseen part, at most."""
+"""Maximum number of unseen rows."""
 T = TypeVar("T")
 
 
@@ -58,7 +60,14 @@ def model(name: str, tuned: Path | None, max_length: int) -> Path:
 
 
 def rows(folder: ModelFolder, name: str, count: int, max_length: int) -> Data:
-    """A data set whose evaluation rows are searched, `count` of them, and whose test rows nothing is chosen on."""
+    """`count` evaluation rows to search on, and test rows on which nothing is selected.
+
+    Args:
+        folder: the model folder.
+        name: name of the data set.
+        count: rows to search on.
+        max_length: maximum length of a row in tokens.
+    """
     file = str(SHARED / "data" / f"{name}.tsv.xz")
     data = open_data(RowsConfig(data=file, max_length=max_length), folder)
     drawn = list(range(len(data.eval)))
@@ -67,35 +76,47 @@ def rows(folder: ModelFolder, name: str, count: int, max_length: int) -> Data:
     return replace(data, eval=data.eval.select(sorted(drawn[:count])), test=unseen)
 
 
-class Asked:
-    """Trials that answer from what earlier searches measured, and count what this one asked for."""
+class CountingEvaluator:
+    """A `SubsetEvaluator` that counts the subsets of one search, while evaluations are shared with earlier ones.
 
-    def __init__(self, trials: ModelSubsetEvaluator) -> None:
-        self.heads, self.forwards = trials.heads, 0.0
-        self._trials, self._asked = trials, set[frozenset[Head]]()
+    Args:
+        evaluator: evaluates, and caches.
+    """
+
+    def __init__(self, evaluator: ModelSubsetEvaluator) -> None:
+        self.heads, self.forwards = evaluator.heads, 0.0
+        self._evaluator, self._counted = evaluator, set[frozenset[Head]]()
 
     @property
     def count(self) -> int:
-        return len(self._asked)
+        return len(self._counted)
 
     def evaluate(self, kept: frozenset[Head]) -> float:
         return self.evaluate_all([kept])[0]
 
     def evaluate_without(self, kept: frozenset[Head], heads: Sequence[Head]) -> list[float]:
-        self._asked.update(kept - {head} for head in heads)
-        return self._trials.evaluate_without(kept, heads)
+        self._counted.update(kept - {head} for head in heads)
+        return self._evaluator.evaluate_without(kept, heads)
 
     def evaluate_all(self, subsets: Iterable[frozenset[Head]]) -> list[float]:
-        asked = list(subsets)
-        self._asked.update(asked)
-        return self._trials.evaluate_all(asked)
+        requested = list(subsets)
+        self._counted.update(requested)
+        return self._evaluator.evaluate_all(requested)
 
     def sensitivity(self, kept: frozenset[Head]) -> Mapping[Head, float]:
-        return self._trials.sensitivity(kept)
+        return self._evaluator.sensitivity(kept)
 
 
 class Bench:
-    """One model on one data set."""
+    """One model on one data set.
+
+    Args:
+        model: the model folder.
+        name: name of the data set.
+        count: rows to search on.
+        max_length: maximum length of a row in tokens.
+        mixed_precision: precision of matrix products.
+    """
 
     def __init__(self, model: Path, name: str, count: int, max_length: int, mixed_precision: MixedPrecision) -> None:
         self.name, self.folder, self.mixed_precision = name, load(model), mixed_precision
@@ -103,19 +124,34 @@ class Bench:
         self.data = rows(self.folder, name, count, max_length)
         self.sites = find_sites(self.folder.model, example_inputs(self.folder, 2, 8))
 
-    def trials(self, *, plain: bool = False, unseen: bool = False, store: Path | None = None) -> ModelSubsetEvaluator:
+    def evaluator(self, *, reuse: bool = True, unseen: bool = False, store: Path | None = None) -> ModelSubsetEvaluator:
+        """An evaluator of subsets.
+
+        Args:
+            reuse: replay what subsets have in common; False: run the whole model for every subset.
+            unseen: evaluate on the rows that no search sees.
+            store: folder of stored evaluations.
+        """
         data = replace(self.data, eval=self.data.test) if unseen else self.data
-        made = ModelSubsetEvaluator(self.folder.model, self.sites, data, 32, 1, 0, self.mixed_precision, plain=plain)
+        model, precision = self.folder.model, self.mixed_precision
+        measurer = SubsetMeasurer(model, self.sites, data.task, data.eval, _BATCH_SIZE, precision, reuse=reuse)
+        evaluator = ModelSubsetEvaluator(model, self.sites, data, _BATCH_SIZE, 1, 0, precision, measurer=measurer)
         if store is not None:
             part = "unseen" if unseen else "searched"
             rows = f"{len(data.eval)}-{part}-{self.max_length}"
             weights = self.folder.fingerprint.removeprefix("sha256:")[:8]
-            made.remember(store / f"{self.folder.path.name}-{weights}-{self.name}-{rows}-{self.mixed_precision}.npz")
-        return made
+            evaluator.store_in(store / f"{self.folder.path.name}-{weights}-{self.name}-{rows}-{precision}.npz")
+        return evaluator
 
-    def astar(self, variant: str, budget: float, *, plain: bool = False) -> tuple[list[Step], ModelSubsetEvaluator]:
-        trials = self.trials(plain=plain)
-        return list(SEARCHES["astar"](variant=variant).choose(trials, None, budget)), trials
+    def search(self, variant: str, budget: float, *, reuse: bool = True) -> tuple[list[Step], ModelSubsetEvaluator]:
+        """The steps of A*, and the evaluator that it used."""
+        evaluator = self.evaluator(reuse=reuse)
+        return list(astar(variant).choose(evaluator, None, budget)), evaluator
+
+
+def astar(variant: str) -> AStarSearch:
+    """A* in one of its variants."""
+    return AStarSearch(read_options("astar", {"variant": variant}, AStarOptions))
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float, float]:
@@ -124,84 +160,90 @@ def timed(work: Callable[[], T]) -> tuple[T, float, float]:
     return work(), time.process_time() - cpu, time.perf_counter() - wall
 
 
-def evaluator(bench: Bench, repeats: int) -> Iterator[str]:
-    """Both ways of measuring the removal of random heads, in turn."""
+def compare_evaluation(bench: Bench, repeats: int) -> Iterator[str]:
+    """The removal of random heads, with and without replay, in turn."""
     yield "| rows | heads tried | plain, CPU s | with playback, CPU s | times faster (each pair) | same metrics |"
     yield "|---|---|---|---|---|---|"
-    draw, same = random.Random(0), True
-    spent: dict[bool, list[float]] = {True: [], False: []}
+    draw, is_same = random.Random(0), True
+    seconds: dict[bool, list[float]] = {True: [], False: []}
     for number in range(repeats):
-        found = {}
-        everything = bench.trials().heads
-        heads = draw.sample(everything, _AT_ONCE)
-        for plain in (True, False) if number % 2 else (False, True):
-            trials = bench.trials(plain=plain)
-            removed = functools.partial(trials.evaluate_without, frozenset(everything), heads)
-            found[plain], cpu, _ = timed(removed)
-            spent[plain].append(cpu)
-        same &= found[True] == found[False]
-    ratios = [one / other for one, other in zip(spent[True], spent[False], strict=True)]
-    told = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-    medians = f"{statistics.median(spent[True]):.1f} | {statistics.median(spent[False]):.1f}"
-    yield f"| {len(bench.data.eval)} | {_AT_ONCE} x {repeats} | {medians} | {told} | {'yes' if same else 'NO'} |"
+        metrics = {}
+        everything = bench.evaluator().heads
+        heads = draw.sample(everything, _CANDIDATES)
+        for reuse in (False, True) if number % 2 else (True, False):
+            evaluate = functools.partial(bench.evaluator(reuse=reuse).evaluate_without, frozenset(everything), heads)
+            metrics[reuse], cpu, _ = timed(evaluate)
+            seconds[reuse].append(cpu)
+        is_same &= metrics[True] == metrics[False]
+    ratios = [plain / replayed for plain, replayed in zip(seconds[False], seconds[True], strict=True)]
+    ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    medians = f"{statistics.median(seconds[False]):.1f} | {statistics.median(seconds[True]):.1f}"
+    yield f"| {len(bench.data.eval)} | {_CANDIDATES} x {repeats} | {medians} | {ratio} | {'yes' if is_same else 'NO'} |"
 
 
-def loop(bench: Bench, budget: float) -> Iterator[str]:
-    """The paper's loop, plainly evaluated, against the lazy one with playback."""
+def compare_loops(bench: Bench, budget: float) -> Iterator[str]:
+    """The paper's loop without replay, against the lazy one with replay."""
     yield "| search | evaluation | budget | heads dropped | evaluations | full forwards | CPU s | wall s |"
     yield "|---|---|---|---|---|---|---|---|"
-    for variant, plain in (("lazy", False), ("paper", True)):
-        (steps, trials), cpu, wall = timed(functools.partial(bench.astar, variant, budget, plain=plain))
-        dropped = len(trials.heads) - len(steps[-1].kept)
-        way = "plain" if plain else "playback"
+    for variant, reuse in (("lazy", True), ("paper", False)):
+        (steps, evaluator), cpu, wall = timed(functools.partial(bench.search, variant, budget, reuse=reuse))
+        removed = len(evaluator.heads) - len(steps[-1].kept)
+        evaluation = "playback" if reuse else "plain"
         yield (
-            f"| {variant} | {way} | {100 * budget:g} | {dropped} | {trials.count} | {trials.forwards:.0f} | {cpu:.0f} |"
-            f" {wall:.0f} |"
+            f"| {variant} | {evaluation} | {100 * budget:g} | {removed} | {evaluator.count} |"
+            f" {evaluator.forwards:.0f} | {cpu:.0f} | {wall:.0f} |"
         )
 
 
-def budgets(bench: Bench, variants: Sequence[str], trials: int, store: Path | None) -> Iterator[str]:
-    """Heads dropped at each budget, on the rows searched and on unseen ones."""
+def compare_budgets(bench: Bench, variants: Sequence[str], trials: int, store: Path | None) -> Iterator[str]:
+    """Heads removed at each budget, on the searched rows and on unseen ones.
+
+    Args:
+        bench: the model and the data set.
+        variants: variants of A*.
+        trials: random subsets to compare with.
+        store: folder of stored evaluations.
+    """
     yield (
         "| data | budget, points | variant | heads dropped | of them at no loss | searched rows, dense to pruned |"
         " unseen rows, dense to pruned | evaluations | cost fell | best of random, searched |"
     )
     yield "|---|---|---|---|---|---|---|---|---|---|"
-    unseen, measured = bench.trials(unseen=True, store=store), bench.trials(store=store)
+    unseen, searched = bench.evaluator(unseen=True, store=store), bench.evaluator(store=store)
     for budget in POINTS:
         for variant in variants:
-            asked = Asked(measured)
-            steps = list(SEARCHES["astar"](variant=variant).choose(asked, None, budget))
-            kept, everything = steps[-1].kept, frozenset(asked.heads)
-            dense = measured.evaluate(everything)
-            free = len(everything) - min(len(step.kept) for step in steps if measured.evaluate(step.kept) >= dense)
-            searched = f"{100 * measured.evaluate(everything):.1f} to {100 * measured.evaluate(kept):.1f}"
-            new = f"{100 * unseen.evaluate(everything):.1f} to {100 * unseen.evaluate(kept):.1f}"
-            fell = f"{steps[-1].values.get('fell', float('nan')):g}" if variant == "lazy" else ""
+            counting = CountingEvaluator(searched)
+            steps = list(astar(variant).choose(counting, None, budget))
+            kept, everything = steps[-1].kept, frozenset(counting.heads)
+            dense = searched.evaluate(everything)
+            free = len(everything) - min(len(step.kept) for step in steps if searched.evaluate(step.kept) >= dense)
+            on_searched = f"{100 * dense:.1f} to {100 * searched.evaluate(kept):.1f}"
+            on_unseen = f"{100 * unseen.evaluate(everything):.1f} to {100 * unseen.evaluate(kept):.1f}"
+            decreases = f"{steps[-1].values.get('fell', float('nan')):g}" if variant == "lazy" else ""
             best = ""
             if variant == variants[0] and trials:
                 draw = random.Random(0)
-                drawn = [frozenset(draw.sample(asked.heads, len(kept))) for _ in range(trials)]
-                best = f"{100 * max(measured.evaluate_all(drawn)):.1f} of {trials}"
+                subsets = [frozenset(draw.sample(counting.heads, len(kept))) for _ in range(trials)]
+                best = f"{100 * max(searched.evaluate_all(subsets)):.1f} of {trials}"
             yield (
                 f"| {bench.name} | {100 * budget:g} | {variant} | {len(everything) - len(kept)} of {len(everything)} |"
-                f" {free} | {searched} | {new} | {asked.count} | {fell} | {best} |"
+                f" {free} | {on_searched} | {on_unseen} | {counting.count} | {decreases} | {best} |"
             )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("tables", nargs="*", choices=TABLES, default=TABLES)
-    parser.add_argument("--rows", type=int, default=300, help="rows searched")
+    parser.add_argument("--rows", type=int, default=300, help="rows to search on")
     parser.add_argument("--max-length", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--trials", type=int, default=100, help="random subsets to compare with")
-    parser.add_argument("--variants", nargs="*", default=["paper", "lazy"], help="of A*, in the table of budgets")
-    parser.add_argument("--budget", type=float, default=0.02, help="of the loop")
+    parser.add_argument("--variants", nargs="*", default=["paper", "lazy"], help="variants of A* for budgets")
+    parser.add_argument("--budget", type=float, default=0.02, help="budget of the loop")
     parser.add_argument("--data", nargs="*", default=["sst2"])
-    parser.add_argument("--bf16", action="store_true", help="multiply matrices in bfloat16; else in float32")
-    parser.add_argument("--tune", type=Path, help="folder of the models that have learned their own data set first")
-    parser.add_argument("--store", type=Path, help="folder to keep measured subsets in: an interrupted table goes on")
+    parser.add_argument("--bf16", action="store_true", help="products in bfloat16; default: float32")
+    parser.add_argument("--tune", type=Path, help="folder of models trained on each data set")
+    parser.add_argument("--store", type=Path, help="folder of evaluations; an interrupted table resumes")
     options = parser.parse_args()
     print(f"machine: {machine('torch', 'transformers')}; {torch.get_num_threads()} threads")
     numbers = "bfloat16" if options.bf16 else "float32"
@@ -209,21 +251,21 @@ def main() -> None:
     length = options.max_length
     mixed_precision: MixedPrecision = "bf16" if options.bf16 else "no"
     print(f"minilm-sst2{tuned}, at most {length} tokens, {numbers}", flush=True)
-    made = {
+    benches = {
         name: Bench(model(name, options.tune, length), name, options.rows, length, mixed_precision)
         for name in options.data
     }
-    for bench in made.values():
+    for bench in benches.values():
         print(f"{bench.name}: {len(bench.data.eval)} rows searched, {len(bench.data.test)} unseen", flush=True)
     print()
     for table in options.tables:
-        for bench in made.values():
+        for bench in benches.values():
             if table == "evaluator":
-                lines = evaluator(bench, options.repeats)
+                lines = compare_evaluation(bench, options.repeats)
             elif table == "loop":
-                lines = loop(bench, options.budget)
+                lines = compare_loops(bench, options.budget)
             else:
-                lines = budgets(bench, options.variants, options.trials, options.store)
+                lines = compare_budgets(bench, options.variants, options.trials, options.store)
             for line in lines:
                 print(line, flush=True)
             print(flush=True)

@@ -1,4 +1,4 @@
-"""A test module run by two processes at once, as `accelerate launch` starts them."""
+"""A module of the tests run by two processes at once, as `accelerate launch` starts them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 _LAUNCH = "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no"
+_SECONDS = 600
+"""Time for both processes to end."""
 
 
-def start(*words: str) -> subprocess.Popen[str]:
-    """Two processes of a module, its name the first of `words`, on the CPU."""
+def start(*arguments: str) -> subprocess.Popen[str]:
+    """Start two processes on the CPU; the first argument is the name of their module."""
     return subprocess.Popen(
-        [sys.executable, *_LAUNCH.split(), "--dynamo_backend", "no", "-m", *words],
+        [sys.executable, *_LAUNCH.split(), "--dynamo_backend", "no", "-m", *arguments],
         cwd=Path(__file__).parents[1],
         env={**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
         stdout=subprocess.DEVNULL,
@@ -24,16 +26,16 @@ def start(*words: str) -> subprocess.Popen[str]:
     )
 
 
-def finish(running: subprocess.Popen[str]) -> None:
-    """Wait until both have ended well."""
+def finish(launched: subprocess.Popen[str]) -> None:
+    """Wait until both processes have ended without an error."""
     try:
-        _, said = running.communicate(timeout=600)
+        _, output = launched.communicate(timeout=_SECONDS)
     finally:
-        running.terminate()
-    assert running.returncode == 0, said[-3000:]
+        launched.terminate()
+    assert launched.returncode == 0, output[-3000:]
 
 
 def launch(module: str, folder: Path) -> list[Any]:
-    """What the main function of `module` left in `folder` as `rank0.json` and `rank1.json`."""
+    """The contents of `rank0.json` and `rank1.json`, which the main function of `module` writes into `folder`."""
     finish(start(module, str(folder)))
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]

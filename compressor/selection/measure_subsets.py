@@ -122,7 +122,7 @@ class SubsetMeasurer:
         cache = ActivationCache()
         self._run(batch, [base], older, self._first_call(base, older), cache)
         self._records.pop(number, None)
-        if cache.nbytes + sum(other.nbytes for _, other in self._records.values()) <= self._room():
+        if cache.nbytes + sum(recorded.nbytes for _, recorded in self._records.values()) <= self._room():
             self._records[number] = (base, cache)
         return base, cache
 

@@ -85,8 +85,8 @@ _M = TypeVar("_M", bound=MethodOptions)
 def option_models(method: str) -> tuple[type[MethodOptions], ...]:
     """The models of a method's options: its own, then the shared ones."""
     registered = METHODS[method]
-    own: type[MethodOptions] = registered.load().options_class
-    return (own, ScheduleOptions, PoolOptions) if registered.kind == "gate" else (own, SampleOptions)
+    model: type[MethodOptions] = registered.load().options_class
+    return (model, ScheduleOptions, PoolOptions) if registered.kind == "gate" else (model, SampleOptions)
 
 
 def option_names(method: str) -> tuple[str, ...]:

@@ -95,13 +95,13 @@ def run_search(
 
 def _read(selection: SelectionConfig) -> tuple[Search[MethodOptions], SampleOptions]:
     """The configured search and how it measures."""
-    name, given = selection.method, selection.options
-    check_option_names(name, given, option_names(name))
-    own = read_options(name, given, option_models(name)[0])
-    if "seed" in type(own).model_fields and "seed" not in own.model_fields_set:
-        own = own.model_copy(update={"seed": selection.seed})
-    search: Search[MethodOptions] = METHODS[name].load()(own)
-    return search, read_options(name, given, SampleOptions)
+    method, options = selection.method, selection.options
+    check_option_names(method, options, option_names(method))
+    search_options = read_options(method, options, option_models(method)[0])
+    if "seed" in type(search_options).model_fields and "seed" not in search_options.model_fields_set:
+        search_options = search_options.model_copy(update={"seed": selection.seed})
+    search: Search[MethodOptions] = METHODS[method].load()(search_options)
+    return search, read_options(method, options, SampleOptions)
 
 
 def _certified_budget(selection: SelectionConfig, keep: int | None) -> float:

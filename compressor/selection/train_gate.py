@@ -44,17 +44,17 @@ def train_gate(
     Raises:
         UsageError: an option does not exist or is out of range.
     """
-    method, name, given = METHODS[selection.method], selection.method, selection.options
+    method, name, options = METHODS[selection.method], selection.method, selection.options
     make = method.load()
-    check_option_names(name, given, option_names(name))
-    own = read_options(name, given, make.options_class)
-    pace, pool = read_options(name, given, ScheduleOptions), read_options(name, given, PoolOptions)
+    check_option_names(name, options, option_names(name))
+    gate_options = read_options(name, options, make.options_class)
+    pace, pool = read_options(name, options, ScheduleOptions), read_options(name, options, PoolOptions)
     rows = selection.batch_size * process_count()
     steps = selection.steps or math.ceil((selection.epochs or method.epochs) * len(data.train) / rows)
     schedule = pace.schedule(steps, selection.batch_size, selection.learning_rate, selection.seed)
 
     def make_gate(layers: Sequence[int], count: int | None, seed: int) -> Gate:
-        gate: Gate = make(layers, count, steps, seed, own)
+        gate: Gate = make(layers, count, steps, seed, gate_options)
         return gate
 
     layers, kinds = [site.heads for site in sites], [site.kind for site in sites]
@@ -63,16 +63,16 @@ def train_gate(
     else:
         only = None if pool.pool == "kind" else pool.pool
         gate = PooledGate(make_gate, layers, kinds, keep, selection.seed, only=only)
-    options = {**own.model_dump(), **pace.model_dump(), **pool.model_dump()}
+    every_option = {**gate_options.model_dump(), **pace.model_dump(), **pool.model_dump()}
     log = fit(
         model,
         data,
         schedule,
-        Checkpoints(checkpoint_dir, {"keep": keep, **options}),
+        Checkpoints(checkpoint_dir, {"keep": keep, **every_option}),
         gating=GateSetup(gate, sites, trains_model=method.trains_model),
         on_progress=on_progress,
     )
     heads, mask = all_heads(sites), gate.harden().tolist()
     scales = {head: scale for head, scale, kept in zip(heads, gate.scale().tolist(), mask, strict=True) if kept}
-    plan = to_plan(sites, scales, selection, options, data)
+    plan = to_plan(sites, scales, selection, every_option, data)
     return Learned(plan, training_curves(log, data.task.metric), method.trains_model)

@@ -29,8 +29,8 @@ from tests.faults import fails_with
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_has_a_model_of_its_options(method: str) -> None:
-    own, *shared = option_models(method)
-    assert issubclass(own, MethodOptions)
+    model, *shared = option_models(method)
+    assert issubclass(model, MethodOptions)
     assert shared == ([SampleOptions] if method in SEARCH_METHODS else [ScheduleOptions, PoolOptions])
     assert len(set(option_names(method))) == len(option_names(method)), "an option has two meanings"
 
