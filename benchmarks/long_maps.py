@@ -4,7 +4,7 @@
     python -m benchmarks.block_sparse --maps build/long_maps/1024.safetensors --share 0.9
 
 MiniLM has 512 positions, which are stretched to each length by linear interpolation. A text consists of reviews of one
-sentiment, as many as fill the length; the model is trained to classify them for some steps, and its maps are averaged
+sentiment, as many as fit the length; the model is trained to classify them for some steps, and its maps are averaged
 as by `compress run --drop-blocks`. Its heads have width 32; `block_sparse` times 12 heads of width 64 with their masks.
 """
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from compressor.errors import MetricDropError, InputError, UsageError
+from compressor.errors import InputError, MetricDropError, UsageError
 from compressor.workdir import open_workdir
 
 
@@ -55,7 +55,7 @@ def test_an_output_stands_until_it_may_go(tmp_path: Path) -> None:
 def test_a_stranger_in_the_way_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "out.partial").mkdir()
     (tmp_path / "out.partial" / "letter.txt").write_text("dear")
-    with pytest.raises(InputError, match="stands in the way"), open_workdir(tmp_path / "out", force=False):
+    with pytest.raises(InputError, match="no run left it"), open_workdir(tmp_path / "out", force=False):
         pass
     assert (tmp_path / "out.partial" / "letter.txt").read_text() == "dear"
 
@@ -133,6 +133,6 @@ def test_a_kill_between_the_two_renames_is_mended(tmp_path: Path) -> None:
     aside = tmp_path / ".out.replaced"
     aside.mkdir()
     written(aside, "old")
-    with pytest.raises(UsageError, match="is there already"), open_workdir(tmp_path / "out", force=False):
+    with pytest.raises(UsageError, match="add --force"), open_workdir(tmp_path / "out", force=False):
         pass
     assert (tmp_path / "out" / "plan.json").read_text() == "old"

@@ -68,7 +68,9 @@ def study(console: Console, kind: str, model: str | None, size: str, file: str |
             table.add_row(*(Text(value) for value in row))
         tables += [table, Text()]
     data = {"kind": kind, "size": str(request.size), "rows": [dict(row) for row in findings.rows]}
-    console.result(Group(*tables, *(Text(line) for line in findings.summary)), {**data, "summary": list(findings.summary)})
+    console.result(
+        Group(*tables, *(Text(line) for line in findings.summary)), {**data, "summary": list(findings.summary)}
+    )
     console.note(f"the figures and the whole table are in {recipe.output.out / 'study.html'}")
 
 

@@ -52,16 +52,16 @@ def _search(path: str, description: str) -> Method:
 METHODS: Mapping[str, Method] = {
     "dsp": _gate(
         "dsp:DspGate",
-        "trains model and gates: differentiable subset pruning, a relaxed draw of K heads whose temperature falls until it"
-        " is a hard one (Li et al. 2021)",
+        "trains model and gates: differentiable subset pruning, a relaxed draw of K heads whose temperature falls until"
+        " it is a hard one (Li et al. 2021)",
     ),
     "dsp-pipelined": _gate(
         "dsp:DspGate", "the same with a frozen model: only the gates learn", trains_model=False, epochs=1.0
     ),
     "ste": _gate(
         "ste:StraightThroughGate",
-        "trains model and gates: the K heads of largest weight at every step, with a straight-through gradient (Li et al."
-        " 2021, baseline)",
+        "trains model and gates: the K heads of largest weight at every step, with a straight-through gradient (Li et"
+        " al. 2021, baseline)",
     ),
     "hard-concrete": _gate(
         "hard_concrete:HardConcreteGate",
@@ -80,8 +80,8 @@ METHODS: Mapping[str, Method] = {
     ),
     "astar": _search(
         "astar:AStarSearch",
-        "drops the cheapest head and stops considering heads beyond the budget: `paper`, `literal` or `lazy` (Parnami et"
-        " al. 2021)",
+        "drops the cheapest head and stops considering heads beyond the budget: `paper`, `literal` or `lazy` (Parnami"
+        " et al. 2021)",
     ),
     "local": _search(
         "greedy:LocalSearch", "drops the cheapest of the remaining heads, one at a time (Parnami et al. 2021)"

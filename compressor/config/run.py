@@ -1,4 +1,4 @@
-"""The recipe of a run: everything that `compress run` can be asked to do, in sections, one for each stage that reads it.
+"""The recipe of a run: all options of `compress run` in sections, one for each stage that reads it.
 
 A flag of the command, a key of `compress.toml` and a field of a section are the same thing. Field names are unique over
 all sections, so a recipe can be written flat: `Recipe(model="model", data="train.tsv", keep="50%")`.
@@ -190,7 +190,7 @@ class Recipe(Config):
         if self.selection.certify is not None and blocks.drops_any:
             raise FieldConflictError(
                 ErrorCode.CONTRADICTION,
-                f"<certify> {self.selection.certify:g}: it covers the removal of heads, not of blocks; omit one of them",
+                f"<certify> {self.selection.certify:g}: it covers heads that are removed, not blocks; omit one of them",
                 *("certify", "drop_blocks"),
             )
 

@@ -131,7 +131,7 @@ class BlocksConfig(Config):
     )
     maps: MapsFile | None = config_field(
         BLOCKS,
-        "attention maps to derive masks from, or the folder of the run that holds them; default: computed from the rows",
+        "attention maps to derive masks from, or the folder of the run that holds them; default: computed from rows",
         decides_plan=True,
         is_path=True,
     )

@@ -75,9 +75,9 @@ def of_selection(folder: ModelFolder, selected: SelectedPlan, data: Data | None)
     if isinstance(config, SegmentConfig) and config.memory_length:
         yield Note(
             code=NoteCode.SEGMENT_MEMORY,
-            text="the graph reads a text segment by segment: its inputs include one memory per layer, empty at first and"
-            f" up to {config.memory_length} positions long, and its outputs the memories for the next segment; times"
-            " include memories at their full length",
+            text="the graph reads a text segment by segment: its inputs include one memory per layer, empty at first"
+            f" and up to {config.memory_length} positions long, and its outputs the memories for the next segment;"
+            " times include memories at their full length",
         )
     elif folder.task == "causal-lm":
         yield Note(
@@ -107,8 +107,8 @@ def of_masks(plan: Plan, lengths: Iterable[int | None], maximum_row: int | None 
     if shorter:
         yield Note(
             code=NoteCode.MASKS_LONGER,
-            text=f"the masks cover rows of up to {reach} tokens; at length {', '.join(map(str, shorter))} only the first"
-            " positions of the masks apply",
+            text=f"the masks cover rows of up to {reach} tokens; at length {', '.join(map(str, shorter))} only the"
+            " first positions of the masks apply",
         )
 
 

@@ -125,7 +125,7 @@ def require_complete(shrunk: Shrunk) -> Shrunk:
 def rehearsal_plan(sites: Sequence[Site]) -> Plan:
     """A plan that drops the first key/value head of every site, with all query heads that read it.
 
-    A site that cannot be shrunk by this plan cannot be shrunk by any: the rehearsal shows that before hours of learning.
+    A site that cannot be shrunk by this plan cannot be shrunk by any: the rehearsal shows it before hours of learning.
     """
     dense = keep_all(sites).sites
     return Plan(sites=tuple(replace(site, kept=site.kept[site.heads // site.kv_heads :], scale=()) for site in dense))
@@ -137,5 +137,5 @@ def rehearse(reference: Path, sites: Sequence[Site]) -> Shrunk:
 
 
 def cpu_fallback(recipe: Recipe) -> Recipe:
-    """The recipe for ONNX Runtime on the CPU in fp32, which proves and measures what the target cannot on this machine."""
+    """The recipe for ONNX Runtime on the CPU in fp32, which proves and measures what the target cannot here."""
     return recipe.updated(target=DEFAULT_TARGET, precision="fp32", provider="cpu")

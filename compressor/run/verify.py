@@ -34,12 +34,12 @@ def make_cases(
     maximum_length: int | None = None,
     mask_reach: int | None = None,
 ) -> tuple[Case, ...]:
-    """Batches of several sizes, with and without padding; for a model with memories, with empty, half full and full ones.
+    """Batches of several sizes, with and without padding; for a model with memories: empty, half full and full.
 
     Args:
         inputs: makes a batch of the model's inputs from (batch size, length, seed); its last row is padded.
         maximum_length: positions that the model has; None: no limit.
-        mask_reach: positions that the masks of a plan cover: no batch is longer, and one has this length; None: no masks.
+        mask_reach: positions that a plan's masks cover: no batch is longer, and one has this length; None: no masks.
     """
     sizes = _SIZES if mask_reach is None else (*_SIZES, (2, mask_reach))
     limit = min((size for size in (maximum_length, mask_reach) if size is not None), default=None)
@@ -124,8 +124,8 @@ def require(proof: Proof) -> Proof:
     if not proof.holds:
         raise MismatchError(
             f"{proof.variant}: {proof.stage} does not hold: relative error {proof.error:.3g} where at most"
-            f" {proof.tolerance:g} is allowed, on {'; '.join(proof.cases)}; do not use the result, and please report the"
-            " family of the model",
+            f" {proof.tolerance:g} is allowed, on {'; '.join(proof.cases)}; do not use the result, and please report"
+            " the family of the model",
             code=ErrorCode.NUMBERS_DIFFER,
             variant=proof.variant,
             stage=proof.stage,

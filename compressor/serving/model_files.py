@@ -117,8 +117,8 @@ def _requirements(graph: ir.Model, backend: Backend, device: Device) -> Iterator
     if (graph.ir_version or 0) >= _RECENT_IR:
         opset = graph.opset_imports.get("", 0)
         texts.append(
-            f"the server's ONNX Runtime must support IR version {graph.ir_version} and operator set {opset} of the graph (IR"
-            " version 10 needs ONNX Runtime 1.18 of May 2024)"
+            f"the server's ONNX Runtime must support IR version {graph.ir_version} and operator set {opset} of the"
+            " graph (IR version 10 needs ONNX Runtime 1.18 of May 2024)"
         )
     if backend == "onnxruntime" and device == "gpu":
         texts.append(

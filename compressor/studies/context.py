@@ -40,6 +40,9 @@ class StudyContext:
         make_trials: what makes `trials`; `spread` has others.
     """
 
+    write_seconds = 30.0
+    """Least seconds between two writes of what a search has measured."""
+
     def __init__(self, recipe: Recipe, size: StudySize) -> None:
         self.recipe, self.size = recipe, size
         self.folder = folders.load(
@@ -116,7 +119,7 @@ class StudyContext:
         evaluator = self.make_trials(
             self.model, self.sites, data, recipe.selection.batch_size, self.size.sample, recipe.selection.seed
         )
-        evaluator.store_in(store)
+        evaluator.store_in(store, seconds=self.write_seconds)
         return evaluator
 
     def steps(self, epochs: float | None = None) -> int:

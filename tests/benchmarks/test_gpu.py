@@ -19,7 +19,7 @@ from compressor.errors import InputError
 from compressor.results import Speed
 from compressor.targets import span
 from graph_passes import load, save
-from tests.reports import speed
+from tests.report.reports import speed
 from tests.targets.engines import FakeEngine
 from tests.targets.graphs import parsed, pruned
 

@@ -12,8 +12,9 @@ from compressor.model_folder import example_inputs, load
 from compressor.report import write
 from compressor.units import find_sites, keep_all
 from graph_passes import BlockMask, Plan
-from tests import folders, reports
+from tests import folders
 from tests.command import compress
+from tests.report import reports
 
 Cap = pytest.CaptureFixture[str]
 

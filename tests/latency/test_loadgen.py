@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -87,6 +88,6 @@ def test_a_bound_that_few_queries_do_not_prove_is_tried_with_more() -> None:
 def test_a_bound_that_is_proven_or_missed_is_not_tried_again() -> None:
     for bound, holds in ((10_000.0, True), (1e-3, False)):
         calls = itertools.count()
-        result = run_until_proven("SingleStream", [lambda calls=calls: next(calls)], replace(SETTINGS, bound=bound))
+        result = run_until_proven("SingleStream", [partial(next, calls)], replace(SETTINGS, bound=bound))
         assert result.holds is holds
         assert next(calls) == result.queries

@@ -21,16 +21,15 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
+from compressor.config.methods import METHODS
 from compressor.config.recipe_file import recipe_of as make
 from compressor.config.run import Recipe
 from compressor.config.study import RESERVED, StudyRequest
-from compressor.errors import InputError, UsageError
+from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.progress import ProgressCallback
 from compressor.results import Note
-from compressor.selection import subset_evaluator
-from compressor.config.methods import METHODS
-from compressor.selection.subset_evaluator import EvaluatorFactory, ModelSubsetEvaluator
 from compressor.selection.options import option_names
+from compressor.selection.subset_evaluator import EvaluatorFactory, ModelSubsetEvaluator
 from compressor.studies import KINDS, SIZES, StudySize, base, run, study
 from compressor.studies.cell_store import Cell, StudyFolder
 from compressor.studies.context import StudyContext
@@ -38,8 +37,8 @@ from compressor.studies.grid import Grid
 from compressor.studies.results import difference
 from compressor.studies.run_method import check_options
 from tests import folders
-from tests.selection import tiny
 from tests.command import compress
+from tests.selection import tiny
 
 TINY = replace(SIZES["tiny"], steps=3, trials=3, masks=1, seconds=0.001, evaluations=1, sample=8)
 AXES: dict[str, dict[str, tuple[Any, ...]]] = {
@@ -205,7 +204,7 @@ def test_a_grid_goes_on_after_an_interruption(inputs: Path, finished: Callable[[
     assert table(tmp_path / "grid") == table(finished("grid"))
     third = Stages()
     study("grid", request, third)
-    assert third.seen == ["loading the model and the rows", "writing what was found"]
+    assert third.seen == ["loading the model and the rows", "writing the findings"]
 
 
 @pytest.mark.parametrize(
@@ -227,7 +226,7 @@ def test_a_cell_that_was_interrupted_ends_as_if_it_had_not_been(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Learning goes on from a checkpoint, a search with what it has measured; what that cost in all is not the same."""
-    monkeypatch.setattr(subset_evaluator, "_SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(StudyContext, "write_seconds", 0.0)
     whole, stopped = (request_of(inputs, tmp_path / name, axes=axes, options=options) for name in ("whole", "stopped"))
     study(kind, whole)
     with pytest.raises(KeyboardInterrupt, match="the same command resumes from"):
@@ -302,24 +301,33 @@ def test_a_claim_ends_with_its_process(tmp_path: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+class Renamed(tiny.Sign):
+    """Scored by accuracy under another name, which has no short way."""
+
+    metrics = (replace(tiny.Sign.metrics[0], name="another"),)
+
+
 def test_the_interval_of_accuracy_is_that_of_any_metric() -> None:
     """The short way that accuracy takes gives what scoring every draw gives."""
     draw = np.random.default_rng(0)
     runs = [np.stack([draw.integers(0, 2, 40), draw.integers(0, 2, 40)], axis=1).astype(float) for _ in range(4)]
-    quick, slow = tiny.Sign(), tiny.Sign()
-    slow.metric = "other"
+    quick, slow = tiny.Sign(), Renamed()
     assert difference(quick, runs[:2], runs[2:]) == pytest.approx(difference(slow, runs[:2], runs[2:]))
 
 
 @pytest.mark.parametrize("kind", ["astar", "dynamics", "importance"])
-def test_the_same_seed_gives_the_same_rows(kind: str, inputs: Path, finished: Callable[[str], Path], tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_rows(
+    kind: str, inputs: Path, finished: Callable[[str], Path], tmp_path: Path
+) -> None:
     study(kind, request_of(inputs, tmp_path, axes=AXES.get(kind)))
     assert table(tmp_path) == table(finished(kind))
 
 
 def test_dynamics_evaluate_as_often_as_asked(inputs: Path, finished: Callable[[str], Path], tmp_path: Path) -> None:
     study("dynamics", request_of(inputs, tmp_path, options={"evaluations": 1}))
-    requested, own_cells = ([row["step"] for row in table(at) if row["eval_accuracy"]] for at in (tmp_path, finished("dynamics")))
+    requested, own_cells = (
+        [row["step"] for row in table(at) if row["eval_accuracy"]] for at in (tmp_path, finished("dynamics"))
+    )
     assert (set(requested), set(own_cells)) == ({"3"}, {"1", "2", "3"})
 
 
@@ -351,8 +359,8 @@ def test_trials_are_spread_where_asked(
         spread.append(ray)
         yield make
 
-    monkeypatch.setattr(run, "spread", counted)
-    monkeypatch.setattr(base, "reachable", lambda ray: None)
+    monkeypatch.setattr(run, "evaluator_factory", counted)
+    monkeypatch.setattr(base, "check_reachable", lambda ray: None)
     request = request_of(inputs, tmp_path, axes=AXES.get(kind))
     study(kind, replace(request, ray="local:2"))
     assert (spread, bool(built)) == (["local:2"], True)
@@ -366,82 +374,75 @@ def test_domains_come_from_a_column(finished: Callable[[str], Path]) -> None:
     assert list(dict.fromkeys(row["which"] for row in rows if row["what"] == "epoch")) == ["0", "1", "2"]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["gird"], "study 'gird': unknown; did you mean grid?"),
-        (["grid", "--size", "smal"], "--size smal: unknown; did you mean small?"),
-        (["grid", "--methods", "dps"], "--methods dps: unknown; did you mean dsp?"),
-        (
-            ["grid", "--keeps", "9"],
-            "--keeps 9: there are 8 heads to choose from; give a number from 0 to 8, or 0% to 100%",
-        ),
-        (["grid", "--keeps", "x"], "neither a count nor a share"),
-        (["grid", "--seeds", "-1"], "--seeds '-1'"),
-        (["grid", "--seeds", ","], "--seeds ',': names nothing"),
-        (["grid", "--budgets", "1"], "--budgets: study grid does not vary it; it varies --methods, --keeps, --seeds"),
-        (["grid", "--options", "coldown=1"], "option 'coldown'"),
-        (["grid", "--options", "astar.variant=lazy"], "option 'astar.variant': astar is not studied"),
-        (
-            ["penalty", "--options", "penalty=1"],
-            "option 'penalty': study penalty varies it; give its values with --pen",
-        ),
-        (["penalty", "--options", "hard-concrete.cooldown=1"], "option 'hard-concrete.cooldown': study penalty never"),
-        (["importance", "--options", "evaluations=3"], "option 'evaluations': study importance trains an epoch at a"),
-        (["grid", "--ray", "local"], "--ray local: study grid evaluates nothing that Ray could spread; leave it out"),
-        (["astar", "--ray", "here"], "--ray 'here': no place for workers; say local, local:4 for four of them, or HO"),
-        (["astar", "--variants", "lasy"], "--variants lasy: unknown; did you mean lazy?"),
-        (["ablate", "--seeds", "1"], "--seeds: study ablate does not vary it; it varies nothing"),
-        (["speed", "--grids", "nowhere"], "nowhere: no study there that reads"),
-    ],
+UNKNOWN, INVALID, CONFLICT, RANGE, MISSING = (
+    ErrorCode.UNKNOWN_NAME,
+    ErrorCode.INVALID_VALUE,
+    ErrorCode.CONTRADICTION,
+    ErrorCode.OUT_OF_RANGE,
+    ErrorCode.MISSING_VALUE,
 )
-def test_refusals_are_one_line(words: list[str], said: str, inputs: Path, tmp_path: Path, capfd: Cap) -> None:
-    kind, *more = words
+REFUSED: list[tuple[list[str], ErrorCode, str]] = [
+    (["gird"], UNKNOWN, "did you mean grid?"),
+    (["grid", "--size", "smal"], UNKNOWN, "did you mean small?"),
+    (["grid", "--methods", "dps"], UNKNOWN, "did you mean dsp?"),
+    (["grid", "--keeps", "9"], RANGE, "--keeps 9: "),
+    (["grid", "--keeps", "x"], INVALID, "--keeps"),
+    (["grid", "--seeds", "-1"], RANGE, "--seeds"),
+    (["grid", "--seeds", ","], MISSING, "--seeds"),
+    (["grid", "--budgets", "1"], CONFLICT, "--methods, --keeps, --seeds"),
+    (["grid", "--options", "coldown=1"], UNKNOWN, "'coldown'"),
+    (["grid", "--options", "astar.variant=lazy"], UNKNOWN, "'astar.variant'"),
+    (["penalty", "--options", "penalty=1"], CONFLICT, "'penalty'"),
+    (["penalty", "--options", "hard-concrete.cooldown=1"], CONFLICT, "'hard-concrete.cooldown'"),
+    (["importance", "--options", "evaluations=3"], CONFLICT, "'evaluations'"),
+    (["grid", "--ray", "local"], CONFLICT, "--ray local"),
+    (["astar", "--ray", "here"], INVALID, "--ray 'here'"),
+    (["astar", "--variants", "lasy"], UNKNOWN, "did you mean lazy?"),
+    (["ablate", "--seeds", "1"], CONFLICT, "it varies nothing"),
+    (["ablate", "--options", "a=1"], CONFLICT, "--options"),
+    (["speed", "--grids", "nowhere"], ErrorCode.FILE_UNREADABLE, "nowhere: "),
+    (["dynamics", "--options", "coldown=1"], UNKNOWN, "'coldown'"),
+    (["importance", "--data", "nowhere.tsv"], ErrorCode.FILE_MISSING, "nowhere.tsv: "),
+    (["blocks", "--masks", "foo"], UNKNOWN, "choose one of own, random"),
+    (["blocks", "--kinds", "all+crss"], UNKNOWN, "did you mean cross?"),
+    (["blocks", "--data", "random"], CONFLICT, "--data random"),
+    (["grid", "--eval-data", "nowhere.tsv"], ErrorCode.FILE_MISSING, "nowhere.tsv: "),
+]
+"""Words of a command, its error code, and what its message names."""
+NEEDS_MODEL = (["grid", "--keeps", "9"],)
+"""Only the model can show that these are wrong."""
+
+
+@pytest.mark.parametrize(("words", "code", "named"), REFUSED)
+def test_refusals_are_one_line(
+    words: list[str],
+    code: ErrorCode,
+    named: str,
+    inputs: Path,
+    tmp_path: Path,
+    capfd: Cap,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever can be refused is refused before the model and the rows are loaded, and claims no folder."""
+    if words not in NEEDS_MODEL:
+        monkeypatch.setattr(run, "StudyContext", None)
+    kind, *flags = words
     rows: list[str | Path] = ["--data", inputs / "rows.tsv"]
-    findings = compress(
-        capfd, "study", kind, inputs / "model", *rows, "-o", tmp_path / "out", "--size", "tiny", *more, "--quiet"
+    result = compress(
+        capfd, "study", kind, inputs / "model", *rows, "-o", tmp_path / "out", "--size", "tiny", *flags, "--quiet"
     )
-    assert said in findings.error
-    assert findings.code in (2, 3)
-    assert findings.out == ""
+    assert (result.error_code, result.out) == (code, "")
+    assert named in result.error
+    assert result.code in (2, 3)
+    assert not (tmp_path / "out").exists()
 
 
 def test_rows_that_are_missing_or_too_many(inputs: Path, tmp_path: Path, capfd: Cap) -> None:
     rows: list[str | Path] = ["--data", inputs / "rows.tsv"]
     words: list[str | Path] = ["study", "grid", inputs / "model", "-o", tmp_path / "out", "--quiet"]
-    assert compress(capfd, *words).error == "study grid: needs rows; give them with --data"
-    assert "is made on one data set, 2 were given" in compress(capfd, *words, *rows, *rows).error
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["grid", "--methods", "dps"], "--methods dps: unknown; did you mean dsp?"),
-        (["grid", "--options", "coldown=1"], "option 'coldown'"),
-        (["astar", "--variants", "lasy"], "--variants lasy: unknown; did you mean lazy?"),
-        (["ablate", "--options", "a=1"], "--options: study ablate has no method, so no options; leave them out"),
-        (["dynamics", "--options", "coldown=1"], "option 'coldown'"),
-        (["penalty", "--options", "penalty=1"], "option 'penalty': study penalty varies it"),
-        (["importance", "--options", "evaluations=3"], "option 'evaluations'"),
-        (["importance", "--data", "nowhere.tsv"], "nowhere.tsv: there is no such file of rows; check the path"),
-        (["speed", "--grids", "nowhere"], "nowhere: no study there that reads"),
-        (["blocks", "--masks", "foo"], "--masks foo: unknown; choose one of own, random; another data set is named wi"),
-        (["blocks", "--kinds", "all+crss"], "--kinds all+crss: there is no crss attention; did you mean cross?"),
-        (["blocks", "--data", "nowhere.tsv"], "nowhere.tsv: there is no such file of rows; check the path"),
-        (["blocks", "--data", "random"], "--data random: two sources of one name, or a name that means something"),
-        (["grid", "--eval-data", "nowhere.tsv"], "nowhere.tsv: there is no such file of rows; check the path"),
-    ],
-)
-def test_what_names_nothing_is_refused_before_anything_is_loaded(
-    words: list[str], said: str, inputs: Path, tmp_path: Path, capfd: Cap, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run, "StudyContext", None)
-    kind, *more = words
-    rows: list[str | Path] = ["--data", inputs / "rows.tsv"]
-    findings = compress(capfd, "study", kind, inputs / "model", *rows, "-o", tmp_path / "out", *more, "--quiet")
-    assert said in findings.error
-    assert findings.code in (2, 3)
-    assert not (tmp_path / "out").exists()
+    for more, code in (([], MISSING), ([*rows, *rows], CONFLICT)):
+        result = compress(capfd, *words, *more)
+        assert (result.error_code, result.details["field"]) == (code, "data")
 
 
 @pytest.mark.parametrize(
@@ -471,7 +472,7 @@ def test_a_study_whose_workers_fail_claims_no_folder(
         raise InputError("no workers")
         yield
 
-    monkeypatch.setattr(run, "spread", none)
+    monkeypatch.setattr(run, "evaluator_factory", none)
     with pytest.raises(InputError, match="no workers"):
         study("ablate", request_of(inputs, tmp_path / "out"))
     assert not (tmp_path / "out").exists()
@@ -491,7 +492,7 @@ def test_the_page_says_what_makes_it_another_study(kind: str, finished: Callable
     page = (finished(kind) / "study.html").read_text()
     facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
     own_cells = {
-        "blocks": {"block size": "64", "watch rows": "2000", "weigh by rows": "no", "data": "rows.tsv"},
+        "blocks": {"block size": "64", "map rows": "2000", "weight by count": "no", "data": "rows.tsv"},
         "importance": {"data": "rows.tsv"},
         "speed": {"target": "ort", "opset": "18", "batch": "1, 2", "seq": "8", "seconds": "0.001"},
     }
@@ -505,7 +506,7 @@ def test_the_page_says_what_makes_it_another_study(kind: str, finished: Callable
 def test_the_page_says_batches_as_speed_takes_them(inputs: Path, tmp_path: Path) -> None:
     """Unless they are asked for they are the study's own, not the recipe's."""
     request = request_of(inputs, tmp_path)
-    values = request.recipe.model_dump(exclude_unset=True, exclude={"batch"})
+    values = {name: request.recipe.value(name) for name in request.recipe.fields_set - {"batch"}}
     built = KINDS["speed"](replace(request, recipe=Recipe(**values)), StudyContext(request.recipe, TINY), None)  # type: ignore[arg-type]
     assert built.settings() == {"batch": [1, 4, 8, 16, 64], "seq": 8, "seconds": 0.001}
 
@@ -525,11 +526,14 @@ def test_what_blocks_save_has_one_name(inputs: Path, tmp_path: Path) -> None:
     findings = study("blocks", request_of(inputs, tmp_path, axes={"shares": (0.5,), "masks": ("own",)}, block_size=1))
     (shown,) = findings.tables
     dense, own_cells = (
-        {"left": row["macs_left"], "told": line[-1]} for row, line in zip(findings.rows, shown.rows, strict=True)
+        {"left": row["macs_left"], "text": line[-1]} for row, line in zip(findings.rows, shown.rows, strict=True)
     )
     assert shown.columns[-1] == "MACs saved"
-    assert dense == {"left": 1.0, "told": "0%"}
-    assert (own_cells["left"], own_cells["told"]) == (pytest.approx(0.5, abs=0.05), f"{100 * (1 - own_cells['left']):.0f}%")
+    assert dense == {"left": 1.0, "text": "0%"}
+    assert (own_cells["left"], own_cells["text"]) == (
+        pytest.approx(0.5, abs=0.05),
+        f"{100 * (1 - own_cells['left']):.0f}%",
+    )
     (drawn,) = (picture for picture in findings.pictures if picture.name == "macs_saved")
     (line,) = findings.summary
     assert line.removeprefix("MACs saved: ") == drawn.description.removeprefix("Here ").removesuffix(".")

@@ -1,0 +1,101 @@
+"""A version of the project: where it and its results lie, and how it spells the flags of the cases."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.equivalence.renames import FLAGS, KINDS
+
+PACKAGES = ("compressor", "graph_passes")
+
+
+class CaseError(Exception):
+    """A case cannot be run, or a command ended otherwise than its case says."""
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A version of the project.
+
+    Attributes:
+        path: the checkout.
+        results: folder of its results, one folder a case in it.
+        flags: flags of `compress run`, as its help lists them.
+        kinds: kind of attention in the base version -> as this version spells it.
+    """
+
+    path: Path
+    results: Path
+    flags: frozenset[str]
+    kinds: dict[str, str]
+
+    def words(self, line: str) -> list[str]:
+        """The words of a command of the base version, flags spelled as this version does."""
+        return [self._spelled(word) for word in shlex.split(line)]
+
+    def _spelled(self, word: str) -> str:
+        if word not in FLAGS or word in self.flags:
+            return word
+        if FLAGS[word] not in self.flags:
+            raise CaseError(f"{self.path}: knows neither {word} nor {FLAGS[word]}")
+        return FLAGS[word]
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether it is still the version that its results are named by."""
+        return self.results.name.endswith(f"-{_version(self.path)}")
+
+
+def opened(path: Path, work: Path, role: str) -> Checkout:
+    """A checkout, its results in `<work>/<role>-<commit>`.
+
+    Raises:
+        CaseError: Python imports the package from elsewhere.
+    """
+    path = path.resolve()
+    imported = python(path, ["-c", "import compressor; print(compressor.__file__)"]).stdout.strip()
+    if not Path(imported).is_relative_to(path):
+        raise CaseError(f"{path}: Python imports {imported or 'nothing'} there; give a checkout with the packages")
+    listed = python(path, ["-m", "compressor.cli", "run", "--help"]).stdout
+    is_renamed = any(re.search(rf"\b{kind}=", listed) for kind in KINDS.values() if kind not in KINDS)
+    kinds = {kind: new if is_renamed else kind for kind, new in KINDS.items()}
+    flags = frozenset(re.findall(r"--[a-z][a-z-]*", listed))
+    return Checkout(path, work / f"{role}-{_version(path)}", flags, kinds)
+
+
+def _version(path: Path) -> str:
+    """Commit of a checkout, with a digest of the packages where they differ from it."""
+    commit = _git(path, "rev-parse", "--short=12", "HEAD").strip()
+    if not _git(path, "status", "--porcelain", "--", *PACKAGES).strip():
+        return commit
+    digest = hashlib.sha256()
+    for source in sorted(file for name in PACKAGES for file in (path / name).rglob("*")):
+        if source.is_file() and "__pycache__" not in source.parts:
+            digest.update(str(source.relative_to(path)).encode() + source.read_bytes())
+    return f"{commit}-{digest.hexdigest()[:12]}"
+
+
+def _git(path: Path, *words: str) -> str:
+    return subprocess.run(["git", "-C", str(path), *words], capture_output=True, text=True, check=True).stdout
+
+
+def environment(checkout: Path) -> dict[str, str]:
+    """Environment variables of a command: one thread and fixed hashes, so that sums and sets have one order."""
+    fixed = {"PYTHONPATH": str(checkout), "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    quiet = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
+    return {**os.environ, **fixed, **quiet}
+
+
+def python(checkout: Path, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run Python in a checkout."""
+    return subprocess.run(
+        [sys.executable, *words], cwd=checkout, env=environment(checkout), capture_output=True, text=True
+    )
