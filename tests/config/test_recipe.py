@@ -315,9 +315,7 @@ def test_kinds_of_attention_are_those_of_plans() -> None:
 
 def test_penalised_methods_have_a_penalty() -> None:
     for name, method in METHODS.items():
-        options = getattr(method.load(), "Options", None)
-        if options is not None:
-            assert ("penalty" in options.model_fields) == (name in PENALISED_METHODS), name
+        assert ("penalty" in method.load().options_class.model_fields) == (name in PENALISED_METHODS), name
 
 
 def test_every_section_is_read_by_the_recipe() -> None:
