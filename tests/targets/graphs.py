@@ -1,4 +1,7 @@
-"""Graphs for the tests of building, proving and measuring: from ONNX text, and of pruned models."""
+"""Graphs for the tests of building, proving and measuring: from ONNX text, and of pruned models.
+
+PyTorch is imported only where a model is exported: most users of this module need ONNX text alone.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,7 @@ import numpy as np
 import onnx.parser
 import onnx_ir as ir
 
-from compressor.export import export_reference
-from compressor.units import find_sites, keep_all
 from graph_passes import BlockMask, Plan, load, save, shrink
-from tests.zoo import FAMILIES, random_plan
 
 
 def parsed(body: str, inputs: str, outputs: str, weights: str = "", opset: int = 18) -> ir.Model:
@@ -54,6 +54,10 @@ class Pruned:
     """
 
     def __init__(self, family: str, seed: int = 1) -> None:
+        from compressor.export import export_reference
+        from compressor.units import find_sites
+        from tests.zoo import FAMILIES, random_plan
+
         self._folder = tempfile.TemporaryDirectory()
         folder = Path(self._folder.name)
         self.model, inputs = FAMILIES[family](0)
@@ -85,6 +89,10 @@ class Masked:
     """
 
     def __init__(self) -> None:
+        from compressor.export import export_reference
+        from compressor.units import find_sites, keep_all
+        from tests.zoo import FAMILIES
+
         self._folder = tempfile.TemporaryDirectory()
         folder = Path(self._folder.name)
         model, inputs = FAMILIES["bert"](0)

@@ -20,9 +20,6 @@ from graph_passes.passes import ReducePrecision
 from tests.targets.graphs import Pruned, parsed, pruned
 from tests.zoo import FAMILIES
 
-SLICE = ("bert", "gpt2")
-"""An attention fused with its projections, and one whose linear layers are flattened."""
-
 
 @pytest.fixture(scope="module")
 def bert() -> Pruned:
@@ -34,9 +31,12 @@ def engine(bert: Pruned, tmp_path_factory: pytest.TempPathFactory) -> OrtEngine:
     return build_engine(bert.shrunk, tmp_path_factory.mktemp("bert") / "engine.onnx", provider="cpu", threads=1)
 
 
-def require_fused(family: str, folder: Path) -> None:
+@pytest.mark.parametrize(
+    "family", [name if name == "bert" else pytest.param(name, marks=pytest.mark.zoo) for name in FAMILIES]
+)
+def test_every_attention_and_every_normalization_is_fused(family: str, tmp_path: Path) -> None:
     graphs = pruned(family)
-    engine = build_engine(graphs.shrunk, folder / "engine.onnx", provider="cpu", threads=1)
+    engine = build_engine(graphs.shrunk, tmp_path / "engine.onnx", provider="cpu", threads=1)
     assert engine.fusion is not None
     assert engine.fusion.fused
     assert engine.fused == engine.attentions == graphs.attentions
@@ -47,17 +47,6 @@ def require_fused(family: str, folder: Path) -> None:
     errors = [relative_error(expected[name], outputs[name], graphs.inputs) for name in expected]
     assert max(errors) <= TOLERANCE["fp32"]
     assert macs(load(engine.path), 2, 7) == macs(load(graphs.shrunk), 2, 7), "fusing changes no arithmetic"
-
-
-@pytest.mark.parametrize("family", SLICE)
-def test_every_attention_and_every_normalization_is_fused(family: str, tmp_path: Path) -> None:
-    require_fused(family, tmp_path)
-
-
-@pytest.mark.zoo
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in SLICE])
-def test_every_family_is_fused(family: str, tmp_path: Path) -> None:
-    require_fused(family, tmp_path)
 
 
 def test_operators_and_settings_are_reported(engine: OrtEngine, bert: Pruned) -> None:
