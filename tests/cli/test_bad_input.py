@@ -1,4 +1,4 @@
-"""Every bad input: its own exit code, one line with the thing, the fault and the mend, and nothing left behind."""
+"""Every bad input: an exit code, a code, one line that names what is wrong, and no file left behind."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ import pytest
 import torch
 import transformers as hf
 
+from compressor.errors import ErrorCode
 from compressor.model_folder import example_inputs, load
 from compressor.units import find_sites, keep_all
-from graph_passes import Plan, save, shrink
+from graph_passes import GraphErrorCode, Plan, save, shrink
 from graph_passes import load as load_graph
 from tests import folders
 from tests.command import compress
@@ -210,127 +211,144 @@ def cut(file: Path) -> Path:
     return file
 
 
-BAD: dict[str, tuple[Callable[[Path], Words], int, str]] = {
-    "missing folder": (missing, 3, "nowhere: no such folder; give"),
-    "empty folder": (empty, 3, "empty: "),
-    "no tokenizer": (no_tokenizer, 3, "no tokenizer; save"),
-    "pickled weights": (pickled, 3, "--allow-pickle"),
-    "remote code": (remote_code, 3, "--trust-remote-code"),
-    "NaN weights": (not_a_number, 3, "model: "),
-    "truncated safetensors": (truncated_weights, 3, "model.safetensors"),
-    "truncated ONNX": (truncated_graph, 3, "dense.onnx: "),
-    "truncated external data": (truncated_data, 3, "its data file dense.onnx.data is too short"),
-    "external data outside": (data_outside, 3, "outside the graph's folder"),
+BAD: dict[str, tuple[Callable[[Path], Words], int, str, str]] = {
+    "missing folder": (missing, 3, ErrorCode.FILE_MISSING, "nowhere"),
+    "empty folder": (empty, 3, ErrorCode.FILE_MISSING, "empty"),
+    "no tokenizer": (no_tokenizer, 3, ErrorCode.FILE_MISSING, "model"),
+    "pickled weights": (pickled, 3, ErrorCode.UNSAFE_CODE, "--allow-pickle"),
+    "remote code": (remote_code, 3, ErrorCode.UNSAFE_CODE, "--trust-remote-code"),
+    "NaN weights": (not_a_number, 3, ErrorCode.NOT_FINITE, "model"),
+    "truncated safetensors": (truncated_weights, 3, ErrorCode.FILE_UNREADABLE, "model.safetensors"),
+    "truncated ONNX": (truncated_graph, 3, ErrorCode.FILE_UNREADABLE, "dense.onnx"),
+    "truncated external data": (truncated_data, 3, ErrorCode.FILE_UNREADABLE, "dense.onnx.data"),
+    "external data outside": (data_outside, 3, GraphErrorCode.UNSAFE_PATH, "dense.onnx.data"),
     "plan with an unknown site": (
         lambda place: following(place, name="bert.nowhere"),
         3,
-        "plan.json: the model has no attention site bert.nowhere, its sites are",
+        ErrorCode.PLAN_MISMATCH,
+        "bert.nowhere",
     ),
-    "head out of range": (lambda place: following(place, kept=[0, 2]), 3, "head 2 is out of range"),
-    "head twice": (lambda place: following(place, kept=[1, 1]), 3, "without repeats"),
+    "head out of range": (lambda place: following(place, kept=[0, 2]), 3, GraphErrorCode.INVALID_PLAN, "head 2"),
+    "head twice": (lambda place: following(place, kept=[1, 1]), 3, GraphErrorCode.INVALID_PLAN, "[1, 1]"),
     "plan with other heads": (
         lambda place: following(place, heads=4, kv_heads=4),
         3,
-        "heads is 4 in the plan, 2 in the model; use a plan that was learned on this model",
+        ErrorCode.PLAN_MISMATCH,
+        "heads is 4",
     ),
-    "plan of another model": (another_model, 3, "the plan of another model"),
-    "plan of trained weights": (
-        trained_elsewhere,
-        3,
-        "plan.json: the plan (dsp) belongs to weights that were trained along with it, not to those of ",
-    ),
-    "plan of trained weights that lie beside it": (beside_its_weights, 3, "place/run ..."),
-    "no plan": (lambda place: [place / "model", "--plan", place / "p.json"], 3, "p.json: there is no such plan; give"),
-    "graph that is shrunk already": (shrunk_already, 3, "plan.json: the graph seems to be shrunk already"),
+    "plan of another model": (another_model, 3, ErrorCode.FILE_MISMATCH, "plan.json"),
+    "plan of trained weights": (trained_elsewhere, 3, ErrorCode.FILE_MISMATCH, "plan.json"),
+    "plan of trained weights that lie beside it": (beside_its_weights, 3, ErrorCode.FILE_MISMATCH, "place/run ..."),
+    "no plan": (lambda place: [place / "model", "--plan", place / "p.json"], 3, ErrorCode.FILE_MISSING, "p.json"),
+    "graph that is shrunk already": (shrunk_already, 3, ErrorCode.FILE_MISMATCH, "dense.onnx"),
     "output in no folder": (
         lambda place: [*applying(place), "-o", place / "no" / "s.onnx"],
         2,
-        "no: no such folder; make",
+        ErrorCode.FILE_MISSING,
+        "place/no",
     ),
-    "label that the model does not know": (
-        strange_label,
-        3,
-        "rows.tsv: label 'zebra' is not among the model's (asyncio, email, id2label in its config.json); mend",
-    ),
-    "negative keep": (lambda place: [*learning(place), "--keep", "-3"], 2, "--keep '-3': out of range"),
+    "label that the model does not know": (strange_label, 3, ErrorCode.LABEL_MISMATCH, "zebra"),
+    "negative keep": (lambda place: [*learning(place), "--keep", "-3"], 2, ErrorCode.OUT_OF_RANGE, "--keep"),
     "keep more than there are": (
         lambda place: [*learning(place), "--keep", "3"],
         2,
-        "--keep 3: there are 2 heads to choose from",
+        ErrorCode.OUT_OF_RANGE,
+        "--keep 3",
     ),
-    "no label column": (no_label, 3, "no label column among verdict, text"),
-    "one class only": (one_class, 3, "rows.tsv"),
-    "empty evaluation set": (empty_evaluation, 3, "eval.tsv"),
-    "family off the hook": (off_the_hook, 8, "deberta-v2: its attention"),
+    "no label column": (no_label, 3, ErrorCode.COLUMN_MISSING, "verdict, text"),
+    "one class only": (one_class, 3, ErrorCode.INVALID_ROWS, "rows.tsv"),
+    "empty evaluation set": (empty_evaluation, 3, ErrorCode.TOO_FEW_ROWS, "eval.tsv"),
+    "family off the hook": (off_the_hook, 8, ErrorCode.SITE_REFUSED, "deberta-v2"),
     "unknown method": (
         lambda place: [*learning(place), "--method", "dps"],
         2,
-        "--method 'dps': unknown; did you mean dsp? choose one of dsp, dsp-pipelined",
+        ErrorCode.UNKNOWN_NAME,
+        "did you mean dsp?",
     ),
     "drop beyond the metric": (
         lambda place: [*learning(place), "--max-drop", "1"],
         2,
-        "--max-drop 1: accuracy is a share, so this allows anything; give 0.01",
+        ErrorCode.OUT_OF_RANGE,
+        "--max-drop 1",
     ),
     "budget that no head fits": (
         lambda place: [*searching(place), "--max-drop", "0"],
         2,
-        "no head was removed: astar takes heads that cost less than --max-drop, which is 0; raise it",
+        ErrorCode.NOTHING_REMOVED,
+        "--max-drop",
     ),
     "too few rows for a guarantee": (
-        lambda place: [*searching(place), "--max-drop", "0.01", "--guarantee", "0.95"],
+        lambda place: [*searching(place), "--max-drop", "0.01", "--certify", "0.95"],
         3,
-        "evaluation rows: half of them certify a drop of at most 0.01 with 95% confidence only from",
+        ErrorCode.TOO_FEW_ROWS,
+        "rows",
     ),
-    "unknown key": (unknown_key, 2, "unknown key kep; did you mean keep?"),
-    "unknown option": (lambda place: [*learning(place), "--options", "tau=3"], 2, "tau"),
+    "unknown key": (unknown_key, 2, ErrorCode.UNKNOWN_NAME, "did you mean keep?"),
+    "unknown option": (lambda place: [*learning(place), "--options", "tau=3"], 2, ErrorCode.UNKNOWN_NAME, "tau"),
     "option of another type": (
         lambda place: [*learning(place), "--options", "cooldown=x"],
         2,
-        "option cooldown='x' of",
+        ErrorCode.INVALID_VALUE,
+        "cooldown",
     ),
-    "option out of its range": (lambda place: [*learning(place), "--options", "warmup=2"], 2, "warmup 2"),
+    "option out of its range": (
+        lambda place: [*learning(place), "--options", "warmup=2"],
+        2,
+        ErrorCode.OUT_OF_RANGE,
+        "warmup",
+    ),
     "unknown task": (
         lambda place: [place / "model", "--task", "text-classifcation"],
         2,
-        "--task text-classifcation: no such task; name one such as text-classification",
+        ErrorCode.UNKNOWN_NAME,
+        "--task text-classifcation",
     ),
     "no such runtime": (
         lambda place: [*timing(place, "dense.onnx"), "--target", "trt"],
         6,
-        "trt: there is no NVIDIA GPU",
+        ErrorCode.DEVICE_MISSING,
+        "trt",
     ),
-    "neither folder nor graph": (lambda place: ["sites", place / "no"], 3, "no: no such folder or .onnx file; give"),
-    "benchmark of nothing": (lambda place: timing(place, "no.onnx"), 3, "no.onnx: there is no such ONNX file; give"),
-    "benchmark of a truncated graph": (lambda place: timing(place, cut(place / "dense.onnx")), 3, "maybe truncated"),
+    "neither folder nor graph": (lambda place: ["sites", place / "no"], 3, ErrorCode.FILE_MISSING, "place/no"),
+    "benchmark of nothing": (lambda place: timing(place, "no.onnx"), 3, ErrorCode.FILE_MISSING, "no.onnx"),
+    "benchmark of a truncated graph": (
+        lambda place: timing(place, cut(place / "dense.onnx")),
+        3,
+        ErrorCode.FILE_UNREADABLE,
+        "dense.onnx",
+    ),
     "benchmark of truncated data": (
         lambda place: timing(place, cut(place / "dense.onnx.data")),
         3,
-        "its data file dense.onnx.data is too short",
+        ErrorCode.FILE_UNREADABLE,
+        "dense.onnx.data",
     ),
     "benchmark of too long a text": (
         lambda place: [*timing(place, "dense.onnx"), "--seq", "99"],
         3,
-        "dense.onnx: cannot run at batch 1, length 99, maybe more tokens than it has positions for; ask for another",
+        ErrorCode.RUNTIME_FAILED,
+        "dense.onnx",
     ),
-    "text too long": (lambda place: [place / "model", "--seq", "99"], 3, "takes at most 20 tokens"),
+    "text too long": (lambda place: [place / "model", "--seq", "99"], 3, ErrorCode.OUT_OF_RANGE, "--seq"),
     "no half precision on a CPU": (
         lambda place: [place / "model", "--precision", "fp16", "--provider", "cpu"],
         6,
-        "fp16: ",
+        ErrorCode.DEVICE_MISSING,
+        "fp16",
     ),
 }
+"""Fault -> command, exit code, code of the error, what its line names."""
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input(name: str, place: Path, capfd: Cap) -> None:
-    spoil, code, message = BAD[name]
+    spoil, exit_code, error_code, named = BAD[name]
     out = place.parent / "out"
     words = spoil(place)
     takes_out = words[0] not in ("bench", "sites") and "-o" not in words
     done = compress(capfd, *words, *(("-o", out) if takes_out else ()), "--quiet")
-    assert (done.code, done.out) == (code, "")
-    assert message in done.error
+    assert (done.code, done.error_code, done.out) == (exit_code, error_code, "")
+    assert named in done.error
     assert len(done.error) < 500
     assert [path.name for path in place.parent.iterdir()] == ["place"]
 
@@ -339,8 +357,6 @@ def test_an_output_that_is_there(place: Path, capfd: Cap) -> None:
     out = place.parent / "out"
     out.mkdir()
     done = compress(capfd, place / "model", "-o", out, "--quiet")
-    assert (done.code, done.error) == (
-        2,
-        f"{out}: is there already; add --force to replace it, or name another folder (-o)",
-    )
+    assert (done.code, done.error_code) == (2, ErrorCode.OUTPUT_EXISTS)
+    assert "--force" in done.error
     assert list(out.iterdir()) == []
