@@ -16,6 +16,7 @@ from graph_passes.passes.remove_dead_branches import RemoveDeadBranches
 from graph_passes.passes.remove_idle_expands import RemoveIdleExpands
 from graph_passes.passes.remove_units import RemoveUnits
 from graph_passes.passes.scale_queries import ScaleQueries
+from graph_passes.passes.slice_shapes import SliceShapes
 
 __all__ = [
     "CleanUp",
@@ -34,4 +35,5 @@ __all__ = [
     "RemoveIdleExpands",
     "RemoveUnits",
     "ScaleQueries",
+    "SliceShapes",
 ]
