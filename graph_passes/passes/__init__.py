@@ -7,6 +7,7 @@ from graph_passes.passes.fuse_for_ort import FuseForOrt
 from graph_passes.passes.insert_gates import InsertGates
 from graph_passes.passes.lower_block_sparse import LowerBlockSparse
 from graph_passes.passes.lower_opset import LowerOpset
+from graph_passes.passes.make_axes_explicit import MakeAxesExplicit
 from graph_passes.passes.narrow_integers import NarrowIntegers
 from graph_passes.passes.normalize import Normalize
 from graph_passes.passes.prefusion import PrepareForFusion
@@ -16,7 +17,6 @@ from graph_passes.passes.remove_dead_branches import RemoveDeadBranches
 from graph_passes.passes.remove_idle_expands import RemoveIdleExpands
 from graph_passes.passes.remove_units import RemoveUnits
 from graph_passes.passes.scale_queries import ScaleQueries
-from graph_passes.passes.slice_shapes import SliceShapes
 
 __all__ = [
     "CleanUp",
@@ -26,6 +26,7 @@ __all__ = [
     "InsertGates",
     "LowerBlockSparse",
     "LowerOpset",
+    "MakeAxesExplicit",
     "NarrowIntegers",
     "Normalize",
     "PrepareForFusion",
@@ -35,5 +36,4 @@ __all__ = [
     "RemoveIdleExpands",
     "RemoveUnits",
     "ScaleQueries",
-    "SliceShapes",
 ]

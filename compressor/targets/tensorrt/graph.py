@@ -3,7 +3,7 @@
 1. Local functions are inlined: 8.6 reads none.
 2. From 10 on: the scale of attention scores moves to the queries, where the fusion of attention expects it (TensorRT's
    documentation, "Fused Attention"). Not in quantized graphs, where a MatMul fuses with the scales next to it.
-3. For 8.6: operator set 18 is written as 17, shapes of some axes as slices of whole shapes, and 64-bit inputs and
+3. For 8.6: operator set 18 is written as 17, `Shape` and `Slice` state their axes in inputs, and 64-bit inputs and
    outputs become 32-bit.
 4. fp16 and bf16: weights and arithmetic are converted, inputs and outputs keep their types. The types of a quantized
    graph (`QuantizeLinear`, int8 or fp8) stay as they are.
@@ -25,7 +25,7 @@ from compressor.targets.random_inputs import axis_kind, memory_length
 from compressor.targets.tensorrt.bindings import Features
 from compressor.targets.tensorrt.metadata import Shape
 from graph_passes import GraphError, load, save
-from graph_passes.passes import LowerOpset, NarrowIntegers, ReducePrecision, ScaleQueries, SliceShapes
+from graph_passes.passes import LowerOpset, MakeAxesExplicit, NarrowIntegers, ReducePrecision, ScaleQueries
 from graph_passes.passes.lower_opset import OPSET as OLDEST_OPSET
 
 _DTYPES: Mapping[Precision, ir.DataType] = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
@@ -85,7 +85,7 @@ def prepare(source: Path, out: Path, precision: Precision, supported: Features) 
     if converted is not None:
         model = ReducePrecision(_DTYPES[converted])(model).model
     if not supported.int64:
-        SliceShapes()(model)
+        MakeAxesExplicit()(model)
         NarrowIntegers()(model)
     save(model, out)
     return PreparedGraph(inlined, scaled, quantized, converted, None if supported.int64 else OLDEST_OPSET)
