@@ -18,7 +18,6 @@ import argparse
 import itertools
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -225,10 +224,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="approximate duration of each row")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--memory", action="store_true", help="compare peak memory too, dense / block-sparse")
-    parser.add_argument("--processor-time", action="store_true", help="measure processor time, for a busy machine")
     options = parser.parse_args()
-    if options.processor_time:
-        time.perf_counter = time.process_time
     rows = []
     for block in options.block:
         if options.maps:

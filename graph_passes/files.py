@@ -57,7 +57,8 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
         _check_names(proto.graph, path)
         model = ir.from_proto(proto)
     except (google.protobuf.message.DecodeError, ValueError, TypeError, KeyError, RuntimeError, OSError) as error:
-        raise _unreadable(path, "not a readable ONNX file, maybe truncated") from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise _unreadable(path, f"not a readable ONNX file, maybe truncated ({reason:.200})") from error
     if not model.graph.num_nodes() or not model.graph.outputs:
         raise _unreadable(path, "the graph has no nodes or no outputs, maybe truncated")
     folder = path.parent.resolve()

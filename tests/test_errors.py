@@ -6,14 +6,20 @@ import ast
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
-import compressor
-from compressor import errors
+import pytest
+
+import compressor.errors
+import graph_passes.errors
 from compressor.errors import CompressorError, ErrorCode, InputError
+from graph_passes.errors import GraphPassError
 
-PACKAGE = Path(compressor.__file__).parent
 ERRORS = {
-    name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, CompressorError)
+    name
+    for module in (compressor.errors, graph_passes.errors)
+    for name, value in vars(module).items()
+    if isinstance(value, type) and issubclass(value, CompressorError | GraphPassError)
 }
 
 
@@ -24,10 +30,12 @@ def created_errors(source: str) -> Iterator[ast.Call]:
             yield node
 
 
-def test_every_error_has_a_code() -> None:
-    calls = [(file, call) for file in PACKAGE.rglob("*.py") for call in created_errors(file.read_text("utf-8"))]
+@pytest.mark.parametrize("package", [compressor, graph_passes])
+def test_every_error_has_a_code(package: ModuleType) -> None:
+    folder = Path(str(package.__file__)).parent
+    calls = [(file, call) for file in folder.rglob("*.py") for call in created_errors(file.read_text("utf-8"))]
     without = [
-        f"{file.relative_to(PACKAGE)}:{call.lineno}"
+        f"{file.relative_to(folder)}:{call.lineno}"
         for file, call in calls
         if not {"code", None} & {keyword.arg for keyword in call.keywords}
     ]
