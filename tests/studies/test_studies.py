@@ -143,6 +143,7 @@ def test_speed_needs_no_grid(inputs: Path, tmp_path: Path) -> None:
     assert {picture.name for picture in findings.pictures} == {"speed_vs_heads", "size_vs_heads", "speed_vs_batch"}
 
 
+@pytest.mark.zoo
 def test_speed_is_of_the_grids_that_are_named(inputs: Path, tmp_path: Path) -> None:
     """Cells of another grid have the same names; what was timed of an earlier one is not shown for it."""
     for name, method in (("one", "ste"), ("other", "taylor")):

@@ -12,7 +12,7 @@ from tests.graph_passes.graphs import graph, operators, run
 from tests.graph_passes.passes.checks import assert_untouched
 
 X = np.zeros((2, 3, 5), np.float32)
-ATTRIBUTES = [f"start = {start}, end = {end}" for start in range(-5, 6) for end in range(-5, 6)]
+ATTRIBUTES = [f"start = {start}, end = {end}" for start in (-5, -2, 0, 1, 4) for end in (-4, -1, 0, 2, 5)]
 
 
 @pytest.mark.parametrize("attributes", ["start = 1", "end = 2", "end = -1", *ATTRIBUTES])
