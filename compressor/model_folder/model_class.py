@@ -11,17 +11,12 @@ from optimum.exporters.tasks import TasksManager
 from transformers import PretrainedConfig, PreTrainedModel
 
 from compressor import models
+from compressor.config.tasks import TASK_NAMES, TASKS
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.silence_libraries import one_line
 
 _RENAMED = {"text-generation": "causal-lm"}
-"""Optimum's name of a task -> the name here, if it differs."""
-
-_LOADED_AS = {"regression": "text-classification", "translation": "text2text-generation"}
-"""Tasks that load the class of another one of optimum's."""
-
-COMMON_TASKS = ("text-classification", "regression", "causal-lm", "translation", "question-answering")
-"""Tasks suggested for an unknown name: those for which rows can be read."""
+"""Optimum's name of a task -> the name here, where a folder without a named task is of it."""
 
 
 def model_class(folder: Path, config: PretrainedConfig, task: str | None, remote: bool) -> tuple[Any, str]:
@@ -80,7 +75,8 @@ def _class_for_task(
     task: str, config: PretrainedConfig, named_class: type[PreTrainedModel] | None, remote: bool
 ) -> tuple[Any, str]:
     """The class for a requested task, and the name of the task here."""
-    optimum_task = TasksManager.map_from_synonym(_LOADED_AS.get(task, task))
+    model_tasks = {entry.name: entry.model_task for entry in TASKS if entry.model_task != entry.name}
+    optimum_task = TasksManager.map_from_synonym(model_tasks.get(task, task))
     loader = _auto_class(task, optimum_task, config)
     if remote:
         return loader, _RENAMED.get(task, task)
@@ -93,7 +89,7 @@ def _class_for_task(
             value=task,
             family=config.model_type,
         )
-    return (family_class or named_class), task if task in _LOADED_AS else _task_name(optimum_task, config)
+    return (family_class or named_class), task if task in model_tasks else _task_name(optimum_task, config)
 
 
 def _auto_class(requested: str, optimum_task: str, config: PretrainedConfig) -> Any:
@@ -105,8 +101,8 @@ def _auto_class(requested: str, optimum_task: str, config: PretrainedConfig) -> 
             raise UsageError(
                 f"--task {requested}: {one_line(error)}; name another task", code=ErrorCode.UNSUPPORTED_MODEL, **details
             ) from error
-        known = sorted({_RENAMED.get(name, name) for name in TasksManager.get_all_tasks()} | set(_LOADED_AS))
-        similar = difflib.get_close_matches(requested, known, n=3) or COMMON_TASKS
+        known = sorted({_RENAMED.get(name, name) for name in TasksManager.get_all_tasks()} | set(TASK_NAMES))
+        similar = difflib.get_close_matches(requested, known, n=3) or TASK_NAMES
         raise UsageError(
             f"--task {requested}: no such task; name one such as {', '.join(similar)}",
             code=ErrorCode.UNKNOWN_NAME,

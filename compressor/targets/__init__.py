@@ -41,9 +41,10 @@ def target(name: str) -> Target:
 
 
 def target_of(path: Path) -> Target:
-    """The target whose engines have the suffix of a file; the default one, which reads ONNX, for every other suffix."""
-    runtimes = map(target, TARGETS)
-    return next((runtime for runtime in runtimes if path.suffix in runtime.suffixes), target(DEFAULT_TARGET))
+    """The target whose engine files end like a path, by the longest suffix; the default one for every other path."""
+    runtimes = [(suffix, runtime) for runtime in map(target, TARGETS) for suffix in runtime.suffixes]
+    matching = [(suffix, runtime) for suffix, runtime in runtimes if path.name.endswith(suffix)]
+    return max(matching, key=lambda entry: len(entry[0]), default=("", target(DEFAULT_TARGET)))[1]
 
 
 def unused_options(name: str) -> frozenset[str]:

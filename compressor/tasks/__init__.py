@@ -2,7 +2,7 @@
 
 from compressor.tasks.base import Data, Task
 from compressor.tasks.data import open_data, training_texts
-from compressor.tasks.registry import TASKS, make_task
+from compressor.tasks.registry import make_task, task_classes
 from compressor.tasks.scoring import batches, statistics
 
-__all__ = ["TASKS", "Data", "Task", "batches", "make_task", "open_data", "statistics", "training_texts"]
+__all__ = ["Data", "Task", "batches", "make_task", "open_data", "statistics", "task_classes", "training_texts"]

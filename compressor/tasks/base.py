@@ -23,9 +23,9 @@ Forward = Callable[[dict[str, Tensor]], np.ndarray]
 class Task(ABC):
     """One task on one model folder.
 
-    A task is a class in a module of its own and a line in `registry.TASKS`. The class declares everything that is
-    particular to the task: the columns it reads, how a batch is collated, which outputs are scored, and its metrics
-    with their units.
+    A task is a class in a module of its own and a line in `compressor.config.tasks.TASKS`. The class declares
+    everything that is particular to the task: the columns it reads, how a batch is collated, which outputs are scored,
+    and its metrics with their units.
 
     Args:
         metric: one of `metrics`.

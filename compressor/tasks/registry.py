@@ -1,32 +1,20 @@
-"""The tasks, one line each, and the one that serves a model folder."""
+"""The task that serves a model folder, and the metrics of all tasks."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from compressor.config.sections import RowsConfig
+from compressor.config.tasks import TASK_NAMES, TASKS
 from compressor.errors import ErrorCode, InputError, UsageError, nearest
 from compressor.model_folder import ModelFolder
 from compressor.tasks.base import Task
-from compressor.tasks.causal_lm import CausalLM
-from compressor.tasks.classification import TextClassification
 from compressor.tasks.metrics import Metric
-from compressor.tasks.question_answering import QuestionAnswering
-from compressor.tasks.regression import Regression
-from compressor.tasks.segment_streams import CharacterStreams, Streams
-from compressor.tasks.translation import Translation
 
-TASKS: tuple[type[Task], ...] = (
-    TextClassification,
-    Regression,
-    CharacterStreams,
-    Streams,
-    CausalLM,
-    Translation,
-    QuestionAnswering,
-)
-"""Each is constructed from a folder, the rows of a recipe and a metric; of several classes of one name, the first that
-accepts the folder is used."""
+
+def task_classes() -> tuple[type[Task], ...]:
+    """The class of every entry of `compressor.config.tasks.TASKS`, in order."""
+    return tuple(entry.load() for entry in TASKS)
 
 
 def make_task(folder: ModelFolder, request: RowsConfig) -> Task:
@@ -36,11 +24,10 @@ def make_task(folder: ModelFolder, request: RowsConfig) -> Task:
         InputError: rows cannot be read for the task, or the folder has no tokenizer.
         UsageError: the task does not have the metric.
     """
-    names = list(dict.fromkeys(task.name for task in TASKS))
-    if folder.task not in names:
+    if folder.task not in TASK_NAMES:
         raise InputError(
-            f"{folder.path}: rows cannot be read for the task {folder.task}, only for {', '.join(names)}; name one of"
-            " these (--task), or run without data and with a plan",
+            f"{folder.path}: rows cannot be read for the task {folder.task}, only for {', '.join(TASK_NAMES)}; name"
+            " one of these (--task), or run without data and with a plan",
             code=ErrorCode.UNSUPPORTED_MODEL,
             path=folder.path,
             task=folder.task,
@@ -51,7 +38,8 @@ def make_task(folder: ModelFolder, request: RowsConfig) -> Task:
             code=ErrorCode.FILE_MISSING,
             path=folder.path,
         )
-    task_class: Any = next(task for task in TASKS if task.name == folder.task and task.accepts(folder))
+    classes = (entry.load() for entry in TASKS if entry.name == folder.task)
+    task_class: Any = next(task for task in classes if task.accepts(folder))
     metrics = {metric.name: metric for metric in task_class.metrics}
     name = request.metric or task_class.metrics[0].name
     if name not in metrics:
@@ -72,7 +60,7 @@ def metric_named(name: str) -> Metric:
     Raises:
         UsageError: no task has a metric of this name.
     """
-    metrics = {metric.name: metric for task in TASKS for metric in task.metrics}
+    metrics = {metric.name: metric for task in task_classes() for metric in task.metrics}
     if name not in metrics:
         raise UsageError(
             f"metric {name!r}: unknown; {nearest(name, list(metrics))}",

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from compressor.config.tasks import TASK_NAMES
 from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import load
-from compressor.model_folder.model_class import COMMON_TASKS
 from tests import folders
 from tests.faults import fails_with
 from tests.model_folder.edits import edit_config
@@ -50,7 +50,7 @@ def test_a_requested_task_wins(tmp_path: Path) -> None:
 def test_an_unknown_task_is_refused(folder: Path) -> None:
     with fails_with(ErrorCode.UNKNOWN_NAME, UsageError, field="task", value="juggling") as caught:
         load(folder, task="juggling")
-    assert all(task in str(caught.value) for task in COMMON_TASKS)
+    assert all(task in str(caught.value) for task in TASK_NAMES)
 
 
 def test_a_task_that_the_family_lacks_is_refused(folder: Path) -> None:

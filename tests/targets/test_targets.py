@@ -50,7 +50,7 @@ class TestEveryTarget:
 
     def test_its_engine_file_is_found_by_its_suffix(self, name: str) -> None:
         described = target(name)
-        assert Path(described.engine_file).suffix in described.suffixes
+        assert described.engine_file.endswith(described.suffixes)
         assert all(target_of(Path(f"any{suffix}")) is described for suffix in described.suffixes)
 
     @pytest.mark.parametrize("provider", [None, "cpu", "cuda"])
@@ -88,7 +88,7 @@ class TestEveryTarget:
 
 
 def test_targets_are_found_by_name() -> None:
-    assert tuple(TARGETS) == ("ort", "trt")
+    assert {"ort", "trt"} <= set(TARGETS)
     with pytest.raises(UsageError) as error:
         target("tflite")
     assert (error.value.code, error.value.details["value"]) == (ErrorCode.UNKNOWN_NAME, "tflite")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from compressor.config.tasks import TASKS, TaskEntry
 from compressor.errors import ErrorCode, UsageError
-from compressor.model_folder import ModelFolder, load
-from compressor.model_folder.model_class import COMMON_TASKS
+from compressor.model_folder import ModelFolder, load, model_class
 from compressor.results import MetricUnit
-from compressor.tasks import TASKS, make_task
+from compressor.tasks import make_task, registry, task_classes
 from compressor.tasks.causal_lm import CausalLM
+from compressor.tasks.classification import TextClassification
 from compressor.tasks.registry import metric_named
 from compressor.tasks.segment_streams import CharacterStreams, Streams
 from compressor.training.tokenizers import characters
@@ -20,8 +23,25 @@ from tests.faults import fails_with
 from tests.folders import rows_config
 
 
-def test_loading_suggests_the_tasks_that_have_rows() -> None:
-    assert dict.fromkeys(task.name for task in TASKS) == dict.fromkeys(COMMON_TASKS)
+@pytest.mark.parametrize("entry", TASKS, ids=lambda entry: entry.path)
+def test_a_task_has_the_name_of_its_entry(entry: TaskEntry) -> None:
+    assert entry.load().name == entry.name
+
+
+def test_a_task_of_a_new_name_loads_the_model_class_of_its_entry(
+    classifier: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class SpamDetection(TextClassification):
+        name = "spam-detection"
+
+    monkeypatch.setitem(sys.modules, "spam", SimpleNamespace(SpamDetection=SpamDetection))
+    entries = (*TASKS, TaskEntry("spam-detection", "spam:SpamDetection", "text-classification"))
+    for module in (registry, model_class):
+        monkeypatch.setattr(module, "TASKS", entries)
+        monkeypatch.setattr(module, "TASK_NAMES", tuple(entry.name for entry in entries))
+    folder = load(classifier.path, task="spam-detection")
+    assert (type(folder.model), folder.task) == (type(classifier.model), "spam-detection")
+    assert isinstance(make_task(folder, rows_config()), SpamDetection)
 
 
 def test_the_first_class_that_accepts_a_folder_is_its_task(gpt2: ModelFolder) -> None:
@@ -33,7 +53,7 @@ def test_the_first_class_that_accepts_a_folder_is_its_task(gpt2: ModelFolder) ->
     ]
 
 
-@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.__name__)
+@pytest.mark.parametrize("task", task_classes(), ids=lambda task: task.__name__)
 def test_a_metric_has_one_unit_and_one_direction_under_its_name(task: type) -> None:
     for metric in task.metrics:  # type: ignore[attr-defined]
         named = metric_named(metric.name)
@@ -41,7 +61,7 @@ def test_a_metric_has_one_unit_and_one_direction_under_its_name(task: type) -> N
 
 
 def test_shares_are_in_points_and_other_metrics_are_raw() -> None:
-    units = {metric.name: metric.unit for task in TASKS for metric in task.metrics}
+    units = {metric.name: metric.unit for task in task_classes() for metric in task.metrics}
     assert {name for name, unit in units.items() if unit is MetricUnit.POINTS} == {"accuracy", "f1", "exact-match"}
     assert (MetricUnit.POINTS.scale, MetricUnit.RAW.scale) == (100, 1)
 

@@ -1,0 +1,49 @@
+"""The tasks that rows can be read for, by name. To add one: write its class in `compressor.tasks`, add one line here.
+
+A task is named by the path of its class, so that loading a model folder or reading `--help` does not load the tasks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TaskEntry:
+    """One class of a task.
+
+    Attributes:
+        name: value of `--task`.
+        path: `module:class` in `compressor.tasks`, or of any importable module.
+        model_task: Optimum's name of the task whose model class a folder is loaded as.
+    """
+
+    name: str
+    path: str
+    model_task: str
+
+    def load(self) -> Any:
+        """The class of the task."""
+        module, _, name = self.path.partition(":")
+        return getattr(import_module(module), name)
+
+
+def _task(name: str, path: str, model_task: str | None = None) -> TaskEntry:
+    return TaskEntry(name, f"compressor.tasks.{path}", model_task or name)
+
+
+TASKS: tuple[TaskEntry, ...] = (
+    _task("text-classification", "classification:TextClassification"),
+    _task("regression", "regression:Regression", "text-classification"),
+    _task("causal-lm", "segment_streams:CharacterStreams", "text-generation"),
+    _task("causal-lm", "segment_streams:Streams", "text-generation"),
+    _task("causal-lm", "causal_lm:CausalLM", "text-generation"),
+    _task("translation", "translation:Translation", "text2text-generation"),
+    _task("question-answering", "question_answering:QuestionAnswering"),
+)
+"""Of several classes of one name, the first that accepts a model folder is used."""
+
+TASK_NAMES: tuple[str, ...] = tuple(dict.fromkeys(entry.name for entry in TASKS))
+"""Every name once."""
