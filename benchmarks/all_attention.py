@@ -251,7 +251,7 @@ def main() -> None:
             findings,
             out,
             kind="all-attention",
-            says="heads that take their persistent vectors along",
+            description="heads that take their persistent vectors along",
             model=f"WikiText-2, {level}s",
             tiles=[("size", args.size, description), ("cells", str(len(findings.rows)), "models trained or pruned")],
             facts=[

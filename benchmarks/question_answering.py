@@ -41,7 +41,7 @@ from compressor.config.sections import RowsConfig
 from compressor.model_folder import ModelFolder, load
 from compressor.silence_libraries import quiet_transformers
 from compressor.studies.cell_store import write
-from compressor.studies.grid import told_difference
+from compressor.studies.grid import difference_text
 from compressor.targets import BuildOptions, target
 from compressor.tasks import Data, open_data, statistics
 from compressor.tasks.splits import named_splits
@@ -299,7 +299,7 @@ def main() -> None:
     for share, block in dict.fromkeys((share, block if share else 0) for block in args.block for share in args.shares):
         cell = compressed(model, size, share, block, args)
         dense = dense if share else cell
-        difference = told_difference(data.task, [dense], [cell]) if share and dense else ""
+        difference = difference_text(data.task, [dense], [cell]) if share and dense else ""
         lines.append({**cell["line"], "F1 minus p = 0": difference})
         print(lines[-1], flush=True)
     if lines:

@@ -137,7 +137,8 @@ def _certification_cost(evaluator: ModelSubsetEvaluator) -> Note:
 
 
 def _nothing_removed(last: Step, selection: SelectionConfig) -> UsageError:
-    reason = next(note for note in last.notes if note.code is NoteCode.NOTHING_REMOVED)
+    reasons = (str(note) for note in last.notes if note.code is NoteCode.NOTHING_REMOVED)
+    reason = next(reasons, "no head was removed: each one costs more of the metric than is allowed")
     return UsageError(
         f"{reason}; raise --max-drop",
         code=ErrorCode.NOTHING_REMOVED,

@@ -1,10 +1,10 @@
-"""What each head is worth alone, and each layer with one head left (Michel et al. 2019, section 3)."""
+"""The metric without each single head, and with one head left in a layer (Michel et al. 2019, section 3)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -12,22 +12,23 @@ from compressor.config.study import StudyRequest
 from compressor.errors import ErrorCode, UsageError
 from compressor.measure.bootstrap import Interval
 from compressor.progress import ProgressCallback
+from compressor.selection.search import Head
 from compressor.studies import figures
 from compressor.studies.base import Result, Study
 from compressor.studies.cell_store import Cell
-from compressor.studies.results import Findings, Picture, Table, difference, tell
+from compressor.studies.results import Findings, Picture, Table, difference, interval_text
 
 CONFIDENCE = 0.99
-"""Of the intervals: Michel et al. call a difference significant at p < 0.01."""
+"""Confidence of the intervals: Michel et al. call a difference significant at p < 0.01."""
 
 
 class Ablate(Study):
-    """A cell an attention layer: each of its heads dropped alone, and all of them but one."""
+    """One cell per attention layer: each of its heads dropped alone, and all of its heads but one."""
 
-    says = "each head dropped alone, and each layer with a single head"
+    description = "each head dropped alone, and each layer with a single head"
     axes: ClassVar = {}
     groups = ()
-    spreads = True
+    uses_ray = True
 
     @classmethod
     def check(cls, request: StudyRequest) -> None:
@@ -45,24 +46,24 @@ class Ablate(Study):
         context = self.context
         context.fresh()
         site, task = context.sites[cell.settings["layer"]], context.data.task.chooser
-        everything = frozenset(context.heads)
-        mine = [(site.name, head) for head in range(site.heads)]
-        chosen_on = context.trials(context.data.eval, work / "eval.npz")
-        reported = context.trials(context.data.test, work / "test.npz")
-        reported.evaluate_without(everything, mine)
+        all_heads = frozenset(context.heads)
+        layer_heads = [(site.name, head) for head in range(site.heads)]
+        on_eval = context.evaluator(context.data.eval, work / "eval.npz")
+        on_test = context.evaluator(context.data.test, work / "test.npz")
+        on_test.evaluate_without(all_heads, layer_heads)
         tell(1, 3)
-        dense = reported.statistics(everything)
+        dense = on_test.statistics(all_heads)
         alone = []
-        for head in mine:
-            without = reported.statistics(everything - {head})
+        for head in layer_heads:
+            without = on_test.statistics(all_heads - {head})
             result = difference(task, [dense], [without], CONFIDENCE)
             alone.append({"head": head[1], "test": task.score(without), "difference": result})
         tell(2, 3)
-        rest = everything - set(mine)
-        # Larger is better here, whatever the metric; of equal heads the first.
-        best = mine[int(np.argmax(chosen_on.evaluate_all([rest | {head} for head in mine])))]
-        metric = reported.evaluate(rest | {best})
-        single = reported.statistics(rest | {best})
+        rest = all_heads - set(layer_heads)
+        # Larger is better here, whatever the metric; the first of equal heads wins.
+        best = layer_heads[int(np.argmax(on_eval.evaluate_all([rest | {head} for head in layer_heads])))]
+        metric = on_test.evaluate(rest | {best})
+        single = on_test.statistics(rest | {best})
         return {
             "site": site.name,
             "dense": task.score(dense),
@@ -75,66 +76,79 @@ class Ablate(Study):
         }
 
     def findings(self, results: Sequence[Result]) -> Findings:
-        cells = sorted(results, key=lambda cell: cell["asked"]["layer"])
-        task = self.context.data.task.chooser
-        metric, heading, by = task.metric, task.metric_heading, task.metric_unit.scale
+        cells = sorted(results, key=lambda cell: cell["settings"]["layer"])
         dropped = {
-            (cell["site"], single["head"]): Interval(*single["difference"])
-            for cell in cells
-            for single in cell["alone"]
+            (cell["site"], head["head"]): Interval(*head["difference"]) for cell in cells for head in cell["alone"]
         }
-        scores = [by * single["test"] for cell in cells for single in cell["alone"]]
-        sure = {head: result for head, result in dropped.items() if result.low > 0 or result.high < 0}
-        rows = []
-        for cell in cells:
-            for kind, result in (*(("without", single) for single in cell["alone"]), ("only", cell["best"])):
-                far = Interval(*result["difference"])
-                rows.append(
-                    {
-                        "layer": cell["asked"]["layer"],
-                        "site": cell["site"],
-                        "what": kind,
-                        "head": result["head"],
-                        "metric": metric,
-                        "test": result["test"],
-                        **far._asdict(),
-                        "significant": far.low > 0 or far.high < 0,
-                        "seconds": cell["seconds"],
-                    }
-                )
+        significant = {head for head, interval in dropped.items() if _is_significant(interval)}
+        return Findings(
+            [self._row(cell, kind, head) for cell in cells for kind, head in _results_of(cell)],
+            [self._single_heads(cells)],
+            [self._map(dropped, significant), self._histogram(cells)],
+            (
+                f"dropping one head changes the {self.context.data.task.chooser.metric} significantly for"
+                f" {len(significant)} of {len(dropped)} heads ({100 * CONFIDENCE:g}% interval of a paired bootstrap,"
+                " not corrected for their number)",
+            ),
+        )
+
+    def _row(self, cell: Result, kind: str, head: Mapping[str, Any]) -> dict[str, Any]:
+        interval = Interval(*head["difference"])
+        return {
+            "layer": cell["settings"]["layer"],
+            "site": cell["site"],
+            "what": kind,
+            "head": head["head"],
+            "metric": self.context.data.task.chooser.metric,
+            "test": head["test"],
+            **interval._asdict(),
+            "significant": _is_significant(interval),
+            "seconds": cell["seconds"],
+        }
+
+    def _single_heads(self, cells: Sequence[Result]) -> Table:
+        task = self.context.data.task.chooser
         lines = tuple(
             (
-                str(cell["asked"]["layer"]),
+                str(cell["settings"]["layer"]),
                 str(cell["best"]["head"]),
-                f"{by * cell['best']['test']:.2f}",
-                tell(Interval(*cell["best"]["difference"]), metric),
+                f"{task.metric_unit.scale * cell['best']['test']:.2f}",
+                interval_text(Interval(*cell["best"]["difference"]), task.metric),
             )
             for cell in cells
         )
-        level = 100 * CONFIDENCE
-        title = f"{heading}: one head left in a layer, the best by the evaluation rows, on the test rows"
-        changes = self.context.map({head: by * result.difference for head, result in dropped.items()})
-        certain = self.context.map({head: float(head in sure) for head in dropped}) == 1.0
-        return Findings(
-            rows,
-            [Table(title, ("layer", "best head", "test", f"minus dense ({level:g}%)"), lines)],
-            [
-                Picture(
-                    "ablate_one",
-                    "Dropping one head",
-                    f"Change of {heading} on the test rows, in points; a dot: the {level:g}% interval excludes"
-                    " zero. Rows are attention layers in call order, columns heads.",
-                    figures.maps([("", changes)], diverging=True, marks=certain),
-                ),
-                Picture(
-                    "ablate_histogram",
-                    "What is left without one head",
-                    f"{heading} after each head is dropped alone; the line is the model with all of them.",
-                    figures.histogram(scores, heading, line=by * cells[0]["dense"]),
-                ),
-            ],
-            (
-                f"dropping one head changes the {metric} significantly for {len(sure)} of {len(dropped)} heads"
-                f" ({level:g}% interval of a paired bootstrap, not corrected for their number)",
-            ),
+        title = f"{task.metric_heading}: one head left in a layer, the best by the evaluation rows, on the test rows"
+        return Table(title, ("layer", "best head", "test", f"minus dense ({100 * CONFIDENCE:g}%)"), lines)
+
+    def _map(self, dropped: Mapping[Head, Interval], significant: Collection[Head]) -> Picture:
+        task = self.context.data.task.chooser
+        points = {head: task.metric_unit.scale * interval.difference for head, interval in dropped.items()}
+        marks = self.context.map({head: float(head in significant) for head in dropped}) == 1.0
+        return Picture(
+            "ablate_one",
+            "Dropping one head",
+            f"Change of {task.metric_heading} on the test rows, in points; a dot: the {100 * CONFIDENCE:g}% interval"
+            " excludes zero. Rows are attention layers in call order, columns heads.",
+            figures.maps([("", self.context.map(points))], diverging=True, marks=marks),
         )
+
+    def _histogram(self, cells: Sequence[Result]) -> Picture:
+        task = self.context.data.task.chooser
+        scores = [task.metric_unit.scale * head["test"] for cell in cells for head in cell["alone"]]
+        dense = task.metric_unit.scale * cells[0]["dense"]
+        return Picture(
+            "ablate_histogram",
+            "What is left without one head",
+            f"{task.metric_heading} after each head is dropped alone; the line is the model with all of them.",
+            figures.histogram(scores, task.metric_heading, line=dense),
+        )
+
+
+def _results_of(cell: Result) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Each head dropped alone (`without`), then the best head as the only one of its layer (`only`)."""
+    yield from (("without", head) for head in cell["alone"])
+    yield "only", cell["best"]
+
+
+def _is_significant(interval: Interval) -> bool:
+    return interval.low > 0 or interval.high < 0

@@ -1,4 +1,4 @@
-"""What a study is: the cells it is made of, how one is run, and what all of them amount to."""
+"""The interface of a study: its cells, how each is run, and the findings of all of them."""
 
 from __future__ import annotations
 
@@ -19,54 +19,60 @@ from compressor.studies.results import Findings
 from compressor.tasks.row_files import is_file_name
 
 Result = Mapping[str, Any]
-"""What a cell's file holds."""
+"""The contents of a cell's file: `cell`, `settings`, `seconds`, and what `Study.run` returned."""
 
 
 class Study(ABC):
     """One kind of study.
 
     Args:
-        asked: what for.
-        subject: model and rows.
-        folder: where the cells lie.
+        request: recipe, size, data sets and axes.
+        context: model and rows.
+        folder: the folder of the cells.
     """
 
-    says: ClassVar[str]
-    """What it finds out, in a line."""
+    description: ClassVar[str]
+    """The question that the study answers, in one line."""
     axes: ClassVar[Mapping[str, tuple[Any, ...]]]
-    """What can be varied, and its values unless others are asked for; `seeds` and `keeps` come from the size."""
+    """Axis -> its default values; empty for `seeds` and `keeps`, whose defaults come from the size."""
     groups: ClassVar[tuple[str, ...]] = ("Heads",)
-    """Groups of the recipe's fields that its results depend on, beside the model, the rows and the seed."""
-    several: ClassVar[bool] = False
-    """Whether it compares data sets."""
-    rows: ClassVar[bool] = True
-    """Whether it needs rows."""
-    spreads: ClassVar[bool] = False
-    """Whether its evaluations are made by `Subject.trials`, which Ray can spread."""
+    """Groups of recipe fields that the results depend on, in addition to the model, the rows and the seed."""
+    compares_data_sets: ClassVar[bool] = False
+    """Whether `--data` may be repeated."""
+    needs_rows: ClassVar[bool] = True
+    """Whether the study needs rows."""
+    uses_ray: ClassVar[bool] = False
+    """Whether all evaluations go through `StudyContext.evaluator`, which can distribute them with Ray."""
 
     def __init__(self, request: StudyRequest, context: StudyContext, folder: StudyFolder) -> None:
         self.request, self.context, self.folder = request, context, folder
 
     @classmethod  # noqa: B027 - some kinds have nothing to refuse
     def check(cls, request: StudyRequest) -> None:
-        """Refuse what can be refused before the model and the rows are loaded.
+        """Refuse a request that is wrong before the model and the rows are loaded.
 
         Raises:
-            UsageError: a value of an axis or an option that it does not have.
-            InputError: something that it reads is not there.
+            UsageError: an unknown value of an axis, or an unknown option.
+            InputError: a file that the study reads is missing.
         """
 
     @abstractmethod
     def cells(self) -> list[Cell]:
-        """Every cell that is asked for, those that others need first."""
+        """All cells of the request; a cell comes after the cells that it needs."""
 
     @abstractmethod
     def run(self, cell: Cell, work: Path, tell: ProgressCallback) -> Result:
-        """Find out what a cell is there for; the same, whatever ran before in this process."""
+        """The result of one cell. It does not depend on the cells that ran before in this process.
+
+        Args:
+            cell: the cell.
+            work: a folder for intermediate files; after an interruption it holds those of the interrupted run.
+            tell: receives the progress of the cell.
+        """
 
     @abstractmethod
     def findings(self, results: Sequence[Result]) -> Findings:
-        """What the cells that are done amount to, in whatever order they come."""
+        """The findings of the finished cells, which come in any order."""
 
     @classmethod
     def values(cls, request: StudyRequest, name: str) -> tuple[Any, ...]:
@@ -79,23 +85,23 @@ class Study(ABC):
         return self.values(self.request, name)
 
     def settings(self) -> Mapping[str, Any]:
-        """Fields of the recipe that it takes other values of than the recipe says, with those: the page tells them."""
+        """Fields of the recipe that this study replaces, with the values in use, for the page."""
         return {}
 
     def keeps(self) -> list[int]:
-        """Heads to keep, as counts among those that a method chooses from, most first."""
+        """Numbers of heads to keep, among those that a method chooses from, in descending order."""
         heads = sum(site.heads for site in pool_of(self.context.sites, self.request.recipe.selection.options))
         return sorted({heads_to_keep(keep, heads, "--keeps") for keep in self.axis("keeps")}, reverse=True)
 
 
 def check_request(kind: str, study: type[Study], request: StudyRequest) -> None:
-    """Refuse what this kind of study would not look at, and what is not there.
+    """Refuse a request that this kind of study would ignore in part, or that names missing files.
 
     Raises:
-        UsageError: an axis or a second data set that it does not vary, a value that it does not have, or workers that
-            it has no use for.
-        InputError: a file of rows, or something else that it reads, is not there.
-        TargetMissingError: the workers asked for cannot be had.
+        UsageError: an axis or a second data set that the study does not vary, an unknown value, or Ray workers that
+            the study does not use.
+        InputError: a file of rows, or another file that the study reads, is missing.
+        TargetMissingError: the Ray cluster is not reachable.
     """
     for name in request.axes:
         if name not in study.axes:
@@ -105,13 +111,13 @@ def check_request(kind: str, study: type[Study], request: StudyRequest) -> None:
                 code=ErrorCode.CONTRADICTION,
                 field=name,
             )
-    if len(request.sources) > 1 and not study.several:
+    if len(request.sources) > 1 and not study.compares_data_sets:
         raise UsageError(
             f"--data: study {kind} uses one data set, but {len(request.sources)} are set; set one",
             code=ErrorCode.CONTRADICTION,
             field="data",
         )
-    if study.rows and not request.recipe.rows.data:
+    if study.needs_rows and not request.recipe.rows.data:
         raise UsageError(f"study {kind}: needs rows; add them (--data)", code=ErrorCode.MISSING_VALUE, field="data")
     for source in dict.fromkeys(
         (*request.sources, request.recipe.rows.data, request.recipe.rows.eval_data, request.recipe.rows.test_data)
@@ -121,7 +127,7 @@ def check_request(kind: str, study: type[Study], request: StudyRequest) -> None:
                 f"{source}: no such file of rows; check the path", code=ErrorCode.FILE_MISSING, path=Path(source)
             )
     study.check(request)
-    if request.ray is not None and not study.spreads:
+    if request.ray is not None and not study.uses_ray:
         raise UsageError(
             f"--ray {request.ray}: study {kind} has no evaluations to distribute; omit it",
             code=ErrorCode.CONTRADICTION,

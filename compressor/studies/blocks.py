@@ -1,5 +1,5 @@
-"""Share of the blocks dropped x kinds of attention x where the masks come from x seeds (attention pruning, tables 3 to
-10 and figure 6)."""
+"""Share of the blocks dropped x kinds of attention x source of the masks x seeds (attention pruning, tables 3 to 10 and
+figure 6)."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ from graph_passes import BlockMask, Kind, Plan
 
 
 class Blocks(Study):
-    """Every share p of the blocks, from the maps of the dense run of the same seed.
+    """Masks of every share p, built from the attention maps of the dense run of the same seed.
 
-    `dense` trains the folder's weights with every block; a run with masks goes on from there or, with `restart`, from
-    the folder's weights again, for as many steps. `retrained`, the share 0, does so without masks: what the others are
-    compared with, where it is asked for. Of further data sets the texts alone are watched, whatever their labels.
+    `dense` trains the folder's weights with every block. A run with masks continues from there, or from the folder's
+    weights with `from_original_weights`, for as many steps. `retrained`, the share 0, does the same without masks; the
+    others are compared with it if it is part of the request. Further data sets contribute maps of their texts; their
+    labels are ignored.
     """
 
-    says = "share of blocks dropped x kinds of attention x where masks come from x seeds"
+    description = "share of blocks dropped x kinds of attention x source of the masks x seeds"
     axes: ClassVar = {
         "shares": (0.0, 0.2, 0.4, 0.5, 0.6, 0.8),
         "kinds": (ALL,),
@@ -45,13 +46,13 @@ class Blocks(Study):
         "seeds": (),
     }
     groups: ClassVar[tuple[str, ...]] = ("Heads", "Blocks")
-    several = True
+    compares_data_sets = True
 
     @classmethod
-    def check(cls, settings: StudyRequest) -> None:
-        check_options(settings.recipe.selection.options, ["dsp"])
+    def check(cls, request: StudyRequest) -> None:
+        check_options(request.recipe.selection.options, ["dsp"])
         known = (ALL, *get_args(Kind))
-        for kinds in cls.values(settings, "kinds"):
+        for kinds in cls.values(request, "kinds"):
             for kind in kinds.split("+"):
                 if kind not in known:
                     raise UsageError(
@@ -60,7 +61,7 @@ class Blocks(Study):
                         field="kinds",
                         value=kind,
                     )
-        for masks in cls.values(settings, "masks"):
+        for masks in cls.values(request, "masks"):
             if masks not in (OWN, RANDOM):
                 raise UsageError(
                     f"--masks {masks}: unknown; {nearest(masks, (OWN, RANDOM))}; another data set is named with a"
@@ -69,7 +70,7 @@ class Blocks(Study):
                     field="masks",
                     value=masks,
                 )
-        first, *others = [Path(name).name for name in settings.sources] or [""]
+        first, *others = [Path(name).name for name in request.sources] or [""]
         for name in others:
             if name in (OWN, RANDOM, DENSE, RETRAINED, first) or others.count(name) > 1:
                 raise UsageError(
@@ -80,12 +81,12 @@ class Blocks(Study):
                 )
 
     def cells(self) -> list[Cell]:
-        there = (ALL, *dict.fromkeys(site.kind for site in self.context.sites))
+        known = (ALL, *dict.fromkeys(site.kind for site in self.context.sites))
         for kinds in self.axis("kinds"):
             for kind in kinds.split("+"):
-                if kind not in there:
+                if kind not in known:
                     raise UsageError(
-                        f"--kinds {kinds}: the model has no {kind} attention; {nearest(kind, there)}",
+                        f"--kinds {kinds}: the model has no {kind} attention; {nearest(kind, known)}",
                         code=ErrorCode.UNKNOWN_NAME,
                         field="kinds",
                         value=kind,
@@ -115,18 +116,19 @@ class Blocks(Study):
             choose(context, "dsp", "100%", seed, work, tell)
             context.save(weights)
             return {**self._measured(plan), "density": None}
-        settings = self._recipe_of(cell.settings["kind"], cell.settings["share"])
+        settings = self.recipe_for(cell.settings["kind"], cell.settings["share"])
         kept: dict[str, list[float]] = {}
         if cell.settings["share"]:
             maps = self._maps(cell.settings["masks"], seed, plan, tell)
-            plan = plan.masked(self._cut(maps, plan, settings, seed if cell.settings["masks"] == RANDOM else None))
+            plan = plan.masked(self._masks(maps, plan, settings, seed if cell.settings["masks"] == RANDOM else None))
             kept = {name: density(mask, maps, name, plan[name].kept).tolist() for name, mask in plan.masks.items()}
         context.fresh(None if settings.blocks.from_original_weights else weights)
         pace = settings.updated(steps=context.steps(), seed=seed, options=self._pace())
         train_with_masks(context.model, data, pace, plan, work / "checkpoints", tell)
         return {**self._measured(plan), "density": kept}
 
-    def _recipe_of(self, kind: str, share: float) -> Recipe:
+    def recipe_for(self, kind: str, share: float) -> Recipe:
+        """The recipe of a cell: its share of blocks for its kinds of attention, joined by `+`."""
         kinds = kind.split("+")
         every = ALL in kinds
         shares = {
@@ -135,7 +137,9 @@ class Blocks(Study):
         }
         return self.request.recipe.updated(**shares)
 
-    def _cut(self, maps: AttentionMaps, plan: Plan, settings: Recipe, drawn: int | None = None) -> dict[str, BlockMask]:
+    def _masks(
+        self, maps: AttentionMaps, plan: Plan, settings: Recipe, drawn: int | None = None
+    ) -> dict[str, BlockMask]:
         share = shares_by_kind(settings, self.context.sites)
         return build_masks(
             maps,
@@ -157,7 +161,7 @@ class Blocks(Study):
         return {"eval": data.task.score(chosen), "test": data.task.score(test), "answers": test.tolist()}
 
     def _maps(self, source: str, seed: int, plan: Plan, tell: ProgressCallback) -> AttentionMaps:
-        """The maps of the dense run over the training rows, or over those of another data set; watched once."""
+        """Attention maps of the dense run over the training rows, or over those of another data set; collected once."""
         maps_source = source if source not in (OWN, RANDOM) else OWN
         path = self.folder.scratch(f"maps-{maps_source}-s{seed}.safetensors")
         if path.exists():
@@ -193,17 +197,18 @@ class Blocks(Study):
         return replace(findings, pictures=[*findings.pictures, *self._pictures(collected.results)])
 
     def _pictures(self, results: Sequence[Result]) -> list[Picture]:
-        """Average maps with their masks, and what is left of each head, at the middle share of the first seed: of each
-        kind of attention from the cell that masks most layers, that kind's among them."""
-        own_cells = [cell for cell in results if cell["asked"]["masks"] == OWN]
+        """Average maps with their masks, and the share of blocks left in each head; middle share, first seed.
+
+        Each kind of attention is shown from the cell that masks its layers and the most layers in all."""
+        own_cells = [cell for cell in results if cell["settings"]["masks"] == OWN]
         if not own_cells:
             return []
         kinds = {site.name: site.kind for site in self.context.sites}
-        shares_run = sorted({cell["asked"]["share"] for cell in own_cells})
-        share, seed = shares_run[len(shares_run) // 2], min(cell["asked"]["seed"] for cell in own_cells)
+        shares_run = sorted({cell["settings"]["share"] for cell in own_cells})
+        share, seed = shares_run[len(shares_run) // 2], min(cell["settings"]["seed"] for cell in own_cells)
         of_kind: dict[str, Result] = {}
         for cell in sorted(own_cells, key=lambda cell: -len(cell["density"])):
-            if (cell["asked"]["share"], cell["asked"]["seed"]) == (share, seed):
+            if (cell["settings"]["share"], cell["settings"]["seed"]) == (share, seed):
                 for site in cell["density"]:
                     of_kind.setdefault(kinds[site], cell)
         left = {
@@ -213,12 +218,12 @@ class Blocks(Study):
             if kinds[site] == kind
             for head, value in enumerate(values)
         }
-        says = f"p = {share:g}, seed {seed}"
+        subject = f"p = {share:g}, seed {seed}"
         pictures = [
             Picture(
                 "density",
                 "Blocks left in each head",
-                f"Share of the blocks that count; {says}. Rows are attention layers in call order, columns heads.",
+                f"Share of the blocks that count; {subject}. Rows are attention layers in call order, columns heads.",
                 figures.maps([("share left", self.context.map(left))], low=0.0, high=1.0),
             )
         ]
@@ -227,17 +232,17 @@ class Blocks(Study):
             return pictures
         maps, plan = AttentionMaps.load(path), keep_all(self.context.sites)
         cuts = {
-            settings: self._cut(maps, plan, self._recipe_of(settings, share))
-            for settings in {cell["asked"]["kind"] for cell in of_kind.values()}
+            settings: self._masks(maps, plan, self.recipe_for(settings, share))
+            for settings in {cell["settings"]["kind"] for cell in of_kind.values()}
         }
         for kind, cell in sorted(of_kind.items()):
-            masks = {site: mask for site, mask in cuts[cell["asked"]["kind"]].items() if kinds[site] == kind}
+            masks = {site: mask for site, mask in cuts[cell["settings"]["kind"]].items() if kinds[site] == kind}
             pictures.append(
                 Picture(
                     f"maps_{kind}",
                     f"Average map and mask, {kind} attention",
                     "Mean over heads: attention (left), share of heads that keep the pair (right), as far as rows go;"
-                    f" {says}. Rows are query positions, columns key positions.",
+                    f" {subject}. Rows are query positions, columns key positions.",
                     figures.attention([(self._number(site), *_shown(maps, masks[site], site)) for site in masks]),
                     wide=True,
                 )
@@ -249,7 +254,7 @@ class Blocks(Study):
 
 
 def _shown(maps: AttentionMaps, mask: Any, site: str) -> tuple[np.ndarray, np.ndarray]:
-    """The map and the mask, each the mean over heads, up to the last positions that any row has."""
+    """Map and mask, each the mean over heads, up to the last positions that any row has."""
     counts = maps.counts[site]
     kept = np.where(counts > 0, mask.entries(*counts.shape, memory=maps.memory).mean(axis=0), np.nan)
     ends = tuple(slice(int(np.flatnonzero(counts.any(axis=1 - axis)).max()) + 1) for axis in (0, 1))

@@ -1,5 +1,8 @@
-"""What the cells of a study of blocks amount to: a line a share, kind and source of masks, curves, and the table of
-masks of one data set on the rows of another (attention pruning, tables 3 to 10 and figure 6)."""
+"""The findings of a study of blocks (attention pruning, tables 3 to 10 and figure 6).
+
+One line per share, kind of attention and source of masks, curves, and a table of masks of one data set on the rows of
+another.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import numpy as np
 from compressor.studies import figures
 from compressor.studies.base import Result
 from compressor.studies.context import StudyContext
-from compressor.studies.grid import told_difference
+from compressor.studies.grid import difference_text
 from compressor.studies.results import Findings, Picture, Table, difference
 
 DENSE, RETRAINED = "dense", "retrained"
@@ -19,39 +22,39 @@ ALL = "all"
 OWN, RANDOM = "own", "random"
 _SHARE = "share of blocks dropped, p"
 _SAVED = (
-    "the share of attention's multiply-accumulates that go (scores and weighted sums, not projections), told by that of"
-    " the blocks dropped of those that rows reach and causality leaves, mean over the heads of all layers"
+    "the share of attention's multiply-accumulates that is skipped (scores and weighted sums, not projections): the"
+    " share of dropped blocks among those that rows reach and causality permits, mean over the heads of all layers"
 )
 
 Group = tuple[str, str, float]
-"""Where masks come from, the kinds of attention, and the share of blocks: cells of one group differ in their seeds."""
+"""Source of the masks, kinds of attention, and share of blocks; the cells of a group differ in their seeds."""
 
 
 class BlocksFindings:
-    """The findings of cells that are done.
+    """The findings of the cells that are finished.
 
     Args:
-        results: of the cells.
-        subject: model and rows.
-        names: of the data sets that masks come from, the first that of the rows.
+        results: results of the cells.
+        context: model and rows.
+        names: names of the data sets that masks come from; the first is that of the rows.
 
     Attributes:
-        found: the results by where masks come from, kind, share and seed.
+        results: the results in order of source of the masks, kind, share and seed.
     """
 
     def __init__(self, results: Sequence[Result], context: StudyContext, names: Sequence[str]) -> None:
         self.results, self.context, self.names = sorted(results, key=_order), context, names
         self.task = context.data.task
-        self.by = self.task.metric_unit.scale
+        self.points = self.task.metric_unit.scale
         dense, retrained = (
-            {cell["asked"]["seed"]: cell for cell in self.results if cell["asked"]["masks"] == name}
+            {cell["settings"]["seed"]: cell for cell in self.results if cell["settings"]["masks"] == name}
             for name in (DENSE, RETRAINED)
         )
-        # What the others are compared with.
+        # The baseline of the differences.
         self.control, self.base = (retrained, RETRAINED) if retrained.keys() == dense.keys() else (dense, DENSE)
         self.groups: dict[Group, list[Result]] = {}
         for cell in self.results:
-            settings = cell["asked"]
+            settings = cell["settings"]
             self.groups.setdefault((settings["masks"], settings["kind"], settings["share"]), []).append(cell)
 
     def findings(self) -> Findings:
@@ -69,23 +72,23 @@ class BlocksFindings:
 
     def _line(self, group: Group, cells: Sequence[Result]) -> tuple[str, ...]:
         masks, kind, share = group
-        scores = [self.by * cell["test"] for cell in cells]
-        bases = [self.control[cell["asked"]["seed"]] for cell in cells]
+        scores = [self.points * cell["test"] for cell in cells]
+        bases = [self.control[cell["settings"]["seed"]] for cell in cells]
         return (
             masks,
             kind,
             f"{share:g}",
             str(len(cells)),
-            f"{self.by * float(np.mean([cell['eval'] for cell in cells])):.2f}",
+            f"{self.points * float(np.mean([cell['eval'] for cell in cells])):.2f}",
             f"{np.mean(scores):.2f}",
             f"{min(scores):.2f}-{max(scores):.2f}" if len(scores) > 1 else "",
-            "" if masks in (DENSE, self.base) else told_difference(self.task, bases, cells),
+            "" if masks in (DENSE, self.base) else difference_text(self.task, bases, cells),
             f"{100 * (1 - float(np.mean([self._macs_left(cell) for cell in cells]))):.0f}%",
         )
 
     def _curves(self) -> Picture:
-        scores = self._against_share(lambda cell: self.by * cell["test"])
-        level = (self.base, [self.by * cell["test"] for cell in self.control.values()])
+        scores = self._against_share(lambda cell: self.points * cell["test"])
+        level = (self.base, [self.points * cell["test"] for cell in self.control.values()])
         return Picture(
             "metric_vs_p",
             "Metric against the share of blocks dropped",
@@ -105,7 +108,7 @@ class BlocksFindings:
         )
 
     def _against_share(self, value: Callable[[Result], float]) -> dict[str, list[tuple[float, list[float]]]]:
-        """A line a source of masks and kind of attention: share of blocks dropped, values of its seeds."""
+        """Source of masks and kind of attention -> (share of blocks dropped, values of the seeds)."""
         lines: dict[str, list[tuple[float, list[float]]]] = {}
         for (masks, kind, share), cells in self.groups.items():
             if share:
@@ -113,7 +116,7 @@ class BlocksFindings:
         return lines
 
     def _crossed(self) -> tuple[list[Table], list[Picture]]:
-        """Masks of every source on the rows of the first, p by p (figure 6): nothing where there is one source."""
+        """Masks of every source on the rows of the first data set, by share (figure 6); empty for a single source."""
         target = self.names[0] if self.names else ""
         shown = {OWN: target, **{name: name for name in self.names[1:]}, RANDOM: RANDOM}
         tables, pictures = list[Table](), list[Picture]()
@@ -126,11 +129,11 @@ class BlocksFindings:
             for row, masks in enumerate(sources):
                 for column, share in enumerate(levels):
                     if cells := self.groups.get((masks, kind, share)):
-                        lost = [cell["test"] - self.control[cell["asked"]["seed"]]["test"] for cell in cells]
-                        values[row, column] = self.by * float(np.mean(lost))
+                        lost = [cell["test"] - self.control[cell["settings"]["seed"]]["test"] for cell in cells]
+                        values[row, column] = self.points * float(np.mean(lost))
             heads = tuple(f"p = {share:g}" for share in levels)
             measure = f"{self.task.metric_heading} on {target}, minus {self.base}"
-            description = f"{measure}, by where the masks come from; {kind} attention"
+            description = f"{measure}, by source of the masks; {kind} attention"
             lines = tuple(
                 (shown[masks], *("" if np.isnan(value) else f"{value:+.2f}" for value in line))
                 for masks, line in zip(sources, values, strict=True)
@@ -143,17 +146,17 @@ class BlocksFindings:
         return tables, pictures
 
     def _macs_left(self, cell: Result) -> float:
-        """Share of the blocks that is computed, mean over the heads of all layers: without a mask, all of them."""
+        """Share of the blocks that is computed, mean over the heads of all layers; 1 without a mask."""
         kept = cell["density"] or {}
         left = [np.mean(kept[site.name]) if site.name in kept else 1.0 for site in self.context.sites]
         heads = [site.heads for site in self.context.sites]
         return float(np.average(left, weights=heads))
 
     def _row(self, cell: Result) -> dict[str, Any]:
-        base = self.control[cell["asked"]["seed"]]
+        base = self.control[cell["settings"]["seed"]]
         interval = difference(self.task, [np.array(base["answers"])], [np.array(cell["answers"])])
         return {
-            **cell["asked"],
+            **cell["settings"],
             "metric": self.task.metric,
             "eval": cell["eval"],
             "test": cell["test"],
@@ -166,6 +169,6 @@ class BlocksFindings:
 
 
 def _order(cell: Result) -> tuple[Any, ...]:
-    settings = cell["asked"]
+    settings = cell["settings"]
     first = {DENSE: 0, RETRAINED: 1, OWN: 2, RANDOM: 3}.get(settings["masks"], 4)
     return first, settings["masks"], settings["kind"], settings["share"], settings["seed"]

@@ -1,7 +1,7 @@
-"""A study as a folder of cells: each runs once, in one process at a time, and what it found stays.
+"""A study as a folder of cells: each cell runs once, in one process at a time, and its result stays on disk.
 
-A claim is a lock on a file beside the cell's own and ends with the process that holds it, however that ends. A cell is
-done when its file is there: it is written beside and renamed.
+A process claims a cell with a lock on a file beside the cell's file; the lock ends with the process. A cell is finished
+when its file exists: the file is written under a temporary name and renamed.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ CSV_NAME = "study.csv"
 
 @dataclass(frozen=True)
 class Cell:
-    """One thing to find out.
+    """One unit of work of a study.
 
     Attributes:
-        name: of its file; with the study's recipe it says all that the result depends on.
-        asked: what to do, written into the result.
-        needs: names of the cells that must be done before.
+        name: name of its file. The name and the study's recipe determine the result.
+        settings: parameters of the cell, which are written into the result.
+        needs: names of the cells that must finish first.
     """
 
     name: str
@@ -39,20 +39,20 @@ class Cell:
     needs: tuple[str, ...] = ()
 
 
-Do = Callable[[Cell, Path, ProgressCallback], Mapping[str, Any]]
-"""What runs a cell: given the folder it may work in, which an interrupted run of the same cell has left as it was."""
+RunCell = Callable[[Cell, Path, ProgressCallback], Mapping[str, Any]]
+"""Runs a cell in its working folder, which keeps the files of an interrupted run of the same cell."""
 
 
 class StudyFolder:
     """The folder of one study. Several processes may work in it at once.
 
     Args:
-        path: made if it is not there.
-        recipe: what every cell's result depends on; values are JSON's. It claims the folder when cells are run, so that
-            a study which is refused before leaves nothing that would refuse the next.
+        path: the folder; created if it is missing.
+        recipe: everything that the results depend on besides the cells' names, as JSON values. It is written when the
+            first cell runs, so that a study that is refused earlier does not occupy the folder.
 
     Raises:
-        UsageError: the folder holds a study of another recipe, or something that no study wrote.
+        UsageError: the folder holds a study of another recipe, or files that no study wrote.
     """
 
     def __init__(self, path: Path, recipe: Mapping[str, Any]) -> None:
@@ -77,20 +77,20 @@ class StudyFolder:
                 write(self.path / STAMP, json.dumps(self._recipe, indent=1))
 
     def scratch(self, name: str) -> Path:
-        """A file or folder that cells leave for the cells that need them, e.g. weights."""
+        """Path of a file or folder that a cell writes for the cells that need it, e.g. weights."""
         (self.path / "kept").mkdir(exist_ok=True)
         return self.path / "kept" / name
 
     def results(self) -> list[dict[str, Any]]:
-        """What every cell that is done has found.
+        """The results of all finished cells.
 
         Raises:
-            InputError: a cell's file does not read.
+            InputError: a cell's file cannot be read.
         """
         results = []
         for file in sorted(self._cells.glob("*.json")):
             try:
-                results.append(json.loads(file.read_text(encoding="utf-8")))
+                results.append(_renamed(json.loads(file.read_text(encoding="utf-8"))))
             except ValueError as error:
                 raise InputError(
                     f"{file}: is damaged ({error}); remove it and run the study again",
@@ -99,8 +99,8 @@ class StudyFolder:
                 ) from error
         return results
 
-    def run(self, cells: Sequence[Cell], do: Do, listen: Listener) -> None:
-        """Run the cells that are not done, and wait for those that other processes run.
+    def run(self, cells: Sequence[Cell], run_cell: RunCell, listen: Listener) -> None:
+        """Run the cells that are not finished, and wait for those that other processes run.
 
         Raises:
             UsageError: another process has claimed the folder for another recipe.
@@ -110,22 +110,24 @@ class StudyFolder:
         while left := [cell for cell in cells if not self._file(cell.name).exists()]:
             ran = False
             for cell in filter(self._ready, left):
-                ran |= self._run(cell, do, listen, f"{cells.index(cell) + 1} of {total}")
-            if not ran:  # others hold all that could be run: wait for the first to be done, or its process to end
+                ran |= self._run(cell, run_cell, listen, f"{cells.index(cell) + 1} of {total}")
+            if (
+                not ran
+            ):  # other processes run all that is ready: wait until the first is finished or its process has ended
                 first = next(filter(self._ready, left))
-                self._run(first, do, listen, f"{cells.index(first) + 1} of {total}", wait=True)
+                self._run(first, run_cell, listen, f"{cells.index(first) + 1} of {total}", wait=True)
 
     def _ready(self, cell: Cell) -> bool:
         return all(self._file(name).exists() for name in cell.needs)
 
-    def _run(self, cell: Cell, do: Do, listen: Listener, number: str, *, wait: bool = False) -> bool:
+    def _run(self, cell: Cell, run_cell: RunCell, listen: Listener, number: str, *, wait: bool = False) -> bool:
         with _claimed(self._file(cell.name), wait) as free:
             if not free:
                 return False
             work = self._file(cell.name).with_suffix(".partial")
             work.mkdir(exist_ok=True)
             with listen.stage(f"{cell.name} ({number})") as tell:
-                results = {"cell": cell.name, "asked": dict(cell.settings), **do(cell, work, tell)}
+                results = {"cell": cell.name, "settings": dict(cell.settings), **run_cell(cell, work, tell)}
             write(self._file(cell.name), json.dumps(results))
             shutil.rmtree(work, ignore_errors=True)
             return True
@@ -134,14 +136,19 @@ class StudyFolder:
         return self._cells / f"{name}.json"
 
 
+def _renamed(result: dict[str, Any]) -> dict[str, Any]:
+    """Version 0.1 stored a cell's settings as `asked`."""
+    return {"settings" if name == "asked" else name: value for name, value in result.items()}
+
+
 def write(path: Path, text: str) -> None:
-    """Write a file beside its place and rename it."""
+    """Write a file under a temporary name and rename it."""
     with atomic_replace(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """One line a row; the columns are those of all rows, in order of first use."""
+    """One line per row; the columns are those of all rows, in order of first use."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     with atomic_replace(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         out = csv.DictWriter(file, columns, lineterminator="\n")
@@ -154,16 +161,16 @@ def _check_stamp(path: Path, recipe: Mapping[str, Any]) -> None:
     if not stamp.exists():
         return
     try:
-        there = json.loads(stamp.read_text(encoding="utf-8"))
+        stored = json.loads(stamp.read_text(encoding="utf-8"))
     except ValueError:
-        there = {}
-    if not isinstance(there, dict) or there != recipe:
-        names = dict.fromkeys((*recipe, *there)) if isinstance(there, dict) else {}
-        differ = next((name for name in names if there.get(name) != recipe.get(name)), "recipe")
-        was, now = (_short(values.get(differ)) for values in (there if names else {}, recipe))
+        stored = {}
+    if not isinstance(stored, dict) or stored != recipe:
+        names = dict.fromkeys((*recipe, *stored)) if isinstance(stored, dict) else {}
+        differ = next((name for name in names if stored.get(name) != recipe.get(name)), "recipe")
+        was, now = (_short(values.get(differ)) for values in (stored if names else {}, recipe))
         raise UsageError(
-            f"{path}: holds a study of another recipe ({differ} was {was}, now {now}); ask for the same again, or name"
-            " another folder (-o)",
+            f"{path}: holds a study of another recipe ({differ} was {was}, now {now}); repeat the former settings, or"
+            " name another folder (-o)",
             code=ErrorCode.RUN_DIFFERS,
             path=path,
         )
@@ -176,7 +183,7 @@ def _short(value: Any) -> str:
 
 @contextmanager
 def _claimed(file: Path, wait: bool) -> Iterator[bool]:
-    """Whether the cell of `file` is still to be run, by this process alone."""
+    """Whether this process holds the claim of the cell of `file`, and the cell is not finished."""
     with file.with_suffix(".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

@@ -1,4 +1,4 @@
-"""What a study works on: one model folder and its rows, loaded once and found as they were by every cell."""
+"""The model folder and the rows that all cells of a study share. Each cell starts from the folder's weights."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class StudyContext:
     """The model, its sites, and as many rows as the size allows, drawn with the recipe's seed.
 
     Attributes:
-        folder: the model folder; its model holds the weights of whatever cell ran last, see `fresh`.
+        folder: the model folder; its model holds the weights of the cell that ran last, see `fresh`.
         sites: attention sites, in call order.
         heads: all heads in (site, head) order.
         rows: the rows; None where the recipe names none.
-        make_trials: what makes `trials`; `spread` has others.
+        make_evaluator: constructs the evaluators; `evaluator_factory` has a distributed one.
     """
 
     write_seconds = 30.0
-    """Least seconds between two writes of what a search has measured."""
+    """Minimum seconds between two writes of a search's evaluations."""
 
     def __init__(self, recipe: Recipe, size: StudySize) -> None:
         self.recipe, self.size = recipe, size
@@ -54,11 +54,11 @@ class StudyContext:
         self.sites = find_sites(self.folder.model, example_inputs(self.folder, 2, 8))
         self.heads: tuple[Head, ...] = all_heads(self.sites)
         self.rows = (
-            _limited(open_data(recipe.rows, self.folder, recipe.selection.seed), size, recipe.selection.seed)
+            limit_rows(open_data(recipe.rows, self.folder, recipe.selection.seed), size, recipe.selection.seed)
             if recipe.rows.available
             else None
         )
-        self.make_trials: EvaluatorFactory = ModelSubsetEvaluator
+        self.make_evaluator: EvaluatorFactory = ModelSubsetEvaluator
         self._start = {name: tensor.clone() for name, tensor in self.folder.model.state_dict().items()}
 
     @property
@@ -66,7 +66,7 @@ class StudyContext:
         """The rows.
 
         Raises:
-            InputError: none were given.
+            InputError: the recipe names none.
         """
         if self.rows is None:
             raise InputError(
@@ -90,7 +90,7 @@ class StudyContext:
         return self.model
 
     def save(self, weights: Path) -> None:
-        """Keep the model's weights for later cells; the file is there whole or not at all."""
+        """Write the model's weights for later cells, atomically."""
         with atomic_replace(weights) as index:
             safetensors.torch.save_model(self.model, str(index))
 
@@ -100,8 +100,8 @@ class StudyContext:
         task = self.data.task
 
         def forward(batch: dict[str, torch.Tensor]) -> np.ndarray:
-            there = {name: tensor.to(self.model.device) for name, tensor in batch.items()}
-            return task.logits(self.model(**there))
+            moved = {name: tensor.to(self.model.device) for name, tensor in batch.items()}
+            return task.logits(self.model(**moved))
 
         self.model.eval()
         with torch.no_grad(), gated(self.model, plan):
@@ -109,21 +109,21 @@ class StudyContext:
                 return read(task, rows, reader(self.model), self.recipe.selection.batch_size)
             return statistics(task, rows, forward)
 
-    def trials(self, rows: Dataset, store: Path) -> ModelSubsetEvaluator:
-        """Subsets of the model as it is, scored on `rows` by what the task chooses heads by.
+    def evaluator(self, rows: Dataset, store: Path) -> ModelSubsetEvaluator:
+        """Evaluates subsets of the heads of the model as it is now, on `rows`, by the task's metric for choosing heads.
 
-        `store` keeps what was measured, see `ModelSubsetEvaluator.store_in`.
+        The evaluations are kept in the file `store`, see `ModelSubsetEvaluator.store_in`.
         """
         data = replace(self.data, eval=rows, task=self.data.task.chooser)
         recipe = self.recipe
-        evaluator = self.make_trials(
+        evaluator = self.make_evaluator(
             self.model, self.sites, data, recipe.selection.batch_size, self.size.sample, recipe.selection.seed
         )
         evaluator.store_in(store, seconds=self.write_seconds)
         return evaluator
 
     def steps(self, epochs: float | None = None) -> int:
-        """Optimizer steps of a run that learns: the recipe's, else the size's."""
+        """Optimizer steps of a training run: the recipe's, or else the size's."""
         if epochs is None and self.recipe.selection.steps is not None:
             return self.recipe.selection.steps
         passes = epochs or self.recipe.selection.epochs or self.size.epochs
@@ -132,15 +132,15 @@ class StudyContext:
         return steps if limited or self.size.steps is None else min(steps, self.size.steps)
 
     def map(self, values: Mapping[Head, float]) -> np.ndarray:
-        """A number a head as `[sites, heads]`; NaN where a site has no such head."""
+        """One number per head as `[sites, heads]`; NaN where a site has fewer heads."""
         matrix = np.full((len(self.sites), max(site.heads for site in self.sites)), np.nan)
         number = {site.name: index for index, site in enumerate(self.sites)}
         for (site, head), value in values.items():
             matrix[number[site], head] = value
         return matrix
 
-    def rows_told(self) -> str:
-        """How many rows there are for what."""
+    def describe_rows(self) -> str:
+        """Number of rows of each split, as text."""
         if self.rows is None:
             return "no rows"
         train, evaluation, test = (len(rows) for rows in (self.rows.train, self.rows.eval, self.rows.test))
@@ -154,13 +154,15 @@ def site_numbers(kept: Iterable[Head], context: StudyContext) -> str:
 
 
 def drawn(rows: Dataset, most: int | None, seed: int) -> Dataset:
-    """As many of the rows at random, in their order; all where there are no more."""
+    """At most `most` rows, drawn at random and in their order."""
     if most is None or len(rows) <= most:
         return rows
     return rows.select(np.sort(np.random.default_rng(seed).permutation(len(rows))[:most]))
 
 
-def _limited(data: Data, size: StudySize, seed: int) -> Data:
+def limit_rows(data: Data, size: StudySize, seed: int) -> Data:
+    """At most as many rows of each split as the size allows: drawn at random, or the first rows of a text."""
+
     def some(rows: Dataset, most: int | None) -> Dataset:
         if data.task.in_order and most is not None and len(rows) > most:
             return rows.select(range(most))

@@ -1,4 +1,4 @@
-"""How joint subset pruning settles, with its temperature annealed and held (Li et al. 2021, section 5.6, figure 7)."""
+"""Convergence of joint subset pruning with an annealed and a constant temperature (Li et al. 2021, figure 7)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from compressor.studies.run_method import check_options, choose, kept_heads, opt
 
 _ANNEALED, _HELD = "annealed", "held"
 _EVALUATIONS = 12
-"""At least, unless a number is asked for: so that the metric makes a curve."""
+"""Minimum number of evaluations unless the recipe sets one, so that the metric gives a curve."""
 
 
 class Dynamics(Study):
-    """`dsp` from the same start, cooled as its options say, and left at its first temperature."""
+    """`dsp` from the same weights, with its temperature annealed and with it held at its first value."""
 
-    says = "training dynamics of dsp with annealing and without"
+    description = "training dynamics of dsp with annealing and without"
     axes: ClassVar = {"keeps": ("16.7%",), "seeds": ()}
 
     @classmethod
@@ -58,13 +58,15 @@ class Dynamics(Study):
         }
 
     def findings(self, results: Sequence[Result]) -> Findings:
-        cells = sorted(results, key=lambda cell: (-cell["asked"]["keep"], cell["asked"]["way"], cell["asked"]["seed"]))
+        cells = sorted(
+            results, key=lambda cell: (-cell["settings"]["keep"], cell["settings"]["way"], cell["settings"]["seed"])
+        )
         task = self.context.data.task
         by, evaluated = task.metric_unit.scale, f"eval_{task.chooser.metric}"
         lines, pictures = [], []
         groups: dict[tuple[int, str], list[Result]] = {}
         for cell in cells:
-            groups.setdefault((cell["asked"]["keep"], cell["asked"]["way"]), []).append(cell)
+            groups.setdefault((cell["settings"]["keep"], cell["settings"]["way"]), []).append(cell)
         for (keep, way), same in groups.items():
             settled = [_settled(cell["curves"]) for cell in same]
             lines.append(
@@ -96,7 +98,7 @@ class Dynamics(Study):
                 )
             )
         rows = [
-            {**cell["asked"], **point, "final_test": cell["test"], "seconds": cell["seconds"]}
+            {**cell["settings"], **point, "final_test": cell["test"], "seconds": cell["seconds"]}
             for cell in cells
             for point in cell["curves"]
         ]
@@ -106,7 +108,7 @@ class Dynamics(Study):
 
 
 def _settled(curves: Sequence[dict[str, float]]) -> int | None:
-    """The first step from which on today's heads are the final ones, or None if that is the last."""
+    """The first step from which on the selected heads are the final ones; None if that is the last step."""
     overlap = [(int(point["step"]), point["overlap"]) for point in curves if "overlap" in point]
     last = max((index for index, (_, share) in enumerate(overlap) if share < 1), default=-1)
     return overlap[last + 1][0] if last + 2 < len(overlap) else None

@@ -1,4 +1,4 @@
-"""The figures of the studies, in the style of the report's pictures. Of words they hold only the product's own."""
+"""The figures of the studies, in the style of the report's figures. Their text never comes from rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 from compressor.report.figures import COMPRESSED, DENSE, INK, LINE, MUTED, STYLE, inline
 
 _HALF, _WIDE = 4.4, 9.2
-"""Inches of 72 pixels: two stand side by side on a page, or one fills it."""
+"""Widths in inches: two figures side by side on a page, or one that fills it."""
 _COLOURS = (
     "#0b7a75",
     "#d1711f",
@@ -31,8 +31,8 @@ _COLOURS = (
     "#a0522d",
     "#6b7280",
 )
-_ALONE = {"dense": "#98a1ae", "compressed": "#0b7a75", "ink": "#1a1d21", "line": "#dcdfe4", "muted": "#59616c"}
-"""The page's light colours, for a picture that stands in a file of its own."""
+_FILE_COLOURS = {"dense": "#98a1ae", "compressed": "#0b7a75", "ink": "#1a1d21", "line": "#dcdfe4", "muted": "#59616c"}
+"""The page's light colours, for a figure in a separate file."""
 
 Points = Sequence[tuple[float, Sequence[float]]]
 """(x, values at x), values of several seeds."""
@@ -45,12 +45,12 @@ def styled(figure: Figure) -> Markup:
 
 
 def file_text(svg: str) -> str:
-    """An inline `<svg>` as a file that needs no page: colours of its own on white."""
-    alone = re.sub(r"var\(--(\w+)\)", lambda name: _ALONE[name[1]], svg)
-    panels = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', alone)
-    size = f'width="{panels[1]}pt" height="{panels[2]}pt" ' if panels else ""
+    """An inline `<svg>` as a self-contained file, on white."""
+    text = re.sub(r"var\(--(\w+)\)", lambda name: _FILE_COLOURS[name[1]], svg)
+    box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text)
+    size = f'width="{box[1]}pt" height="{box[2]}pt" ' if box else ""
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}font-family="sans-serif" style="background: #ffffff" '
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + alone.replace("<svg ", head, 1) + "\n"
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + text.replace("<svg ", head, 1) + "\n"
 
 
 def spread(
@@ -62,8 +62,7 @@ def spread(
     log: bool = False,
     wide: bool = True,
 ) -> Figure:
-    """One line a name: the mean, and a band from the least to the most. `level` (name and values) is drawn across, as
-    what to compare with."""
+    """One line per name: the mean, and a band from minimum to maximum. `level` (name, values) is drawn too."""
     with matplotlib.rc_context(STYLE):
         figure, axes = _axes(wide, 3.6 if wide else 2.6)
         if level:
@@ -92,7 +91,7 @@ def spread(
 
 
 def curves(panels: Sequence[tuple[str, Mapping[str, Sequence[tuple[float, float]]]]], x_label: str) -> Figure:
-    """Panels side by side, one line a name, of (x, y)s; logarithmic where a panel spans three decades or more."""
+    """Panels side by side, one line of (x, y) per name; logarithmic where a panel spans three decades or more."""
     with matplotlib.rc_context(STYLE):
         figure = Figure((_WIDE, 2.9), layout=ConstrainedLayoutEngine(w_pad=0.12))
         names = list(dict.fromkeys(name for _, lines in panels for name in lines))
@@ -121,7 +120,7 @@ def maps(
     diverging: bool = False,
     marks: np.ndarray | None = None,
 ) -> Figure:
-    """Maps `[sites, heads]` side by side on one scale; NaN is left blank. `marks` (bool) sets a dot on some heads."""
+    """Maps `[sites, heads]` side by side on one scale; NaN is blank. `marks`, of the same shape, puts dots on heads."""
     with matplotlib.rc_context(STYLE):
         sites, heads = panels[0][1].shape
         columns = min(len(panels), 3 if heads <= 16 else 2)
@@ -156,7 +155,7 @@ def maps(
 
 
 def attention(panels: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> Figure:
-    """A map and its mask `[query, key]` a layer, side by side; of long ones a dot stands for several positions."""
+    """Map and mask `[query, key]` of each layer side by side; in long maps a dot is the mean of several positions."""
     with matplotlib.rc_context(STYLE):
         columns = min(len(panels), 3)
         rows = math.ceil(len(panels) / columns)
@@ -173,7 +172,7 @@ def attention(panels: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> Figure:
 
 
 def _smaller(values: np.ndarray, most: int = 128) -> np.ndarray:
-    """At most so many dots along each side, each the mean of what it stands for."""
+    """Averages neighbours until there are at most `most` values along each axis."""
     for axis in (0, 1):
         starts = np.unique(np.linspace(0, values.shape[axis], min(most, values.shape[axis]) + 1).astype(int)[:-1])
         counts = np.diff(np.append(starts, values.shape[axis]))
@@ -184,7 +183,7 @@ def _smaller(values: np.ndarray, most: int = 128) -> np.ndarray:
 
 
 def table_map(values: np.ndarray, columns: Sequence[str], x_label: str, *, places: int = 1, first: int = 0) -> Figure:
-    """A map `[rows, columns]` with its numbers written in; rows are numbered from `first`."""
+    """A map `[rows, columns]` with its values as text; rows are numbered from `first`."""
     with matplotlib.rc_context(STYLE):
         rows, count = values.shape
         figure, axes = _axes(False, 0.7 + min(0.3 * rows, 6.0))
@@ -208,7 +207,7 @@ def table_map(values: np.ndarray, columns: Sequence[str], x_label: str, *, place
 
 
 def histogram(values: Sequence[float], x_label: str, *, line: float | None = None, whole: bool = False) -> Figure:
-    """How often each value is met; `line` marks what it is compared with. `whole` numbers get a bar each."""
+    """Counts of values; `line` marks a value for comparison. With `whole`, every integer has its own bar."""
     with matplotlib.rc_context(STYLE):
         figure, axes = _axes(False, 2.3)
         ends = [*values, *([] if line is None else [line])]
@@ -226,7 +225,7 @@ def histogram(values: Sequence[float], x_label: str, *, line: float | None = Non
 
 
 def scatter(groups: Mapping[str, Sequence[tuple[float, float]]], x_label: str, y_label: str) -> Figure:
-    """(x, y)s, one colour a name."""
+    """Points (x, y), one colour per name."""
     with matplotlib.rc_context(STYLE):
         figure, axes = _axes(False, 2.9)
         for (name, points), colour in zip(groups.items(), _cycle(len(groups)), strict=True):
@@ -240,7 +239,7 @@ def scatter(groups: Mapping[str, Sequence[tuple[float, float]]], x_label: str, y
 
 
 def sorted_costs(costs: Sequence[tuple[float, str]], columns: int, states: Sequence[str]) -> Figure:
-    """Costs in ascending order, row by row, each square in the colour of its state with the cost written in."""
+    """Costs in ascending order, row by row: a square in the colour of its state, with the cost as text."""
     with matplotlib.rc_context(STYLE):
         rows = math.ceil(len(costs) / columns)
         figure = Figure((_WIDE, 0.5 + 0.34 * rows), layout="constrained")

@@ -1,7 +1,7 @@
 """Methods x heads kept x seeds, all from the same pretrained weights with the same steps (Li et al. 2021, figure 2).
 
-Joint methods start from the model folder. Pipelined ones and searches start from the dense run of the same seed: the
-folder's weights trained for as many steps with every head.
+Joint methods start from the model folder. Pipelined methods and searches start from the dense run of the same seed:
+the folder's weights, trained for the same number of steps with every head.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from compressor.studies import figures
 from compressor.studies.base import Result, Study
 from compressor.studies.cell_store import Cell
 from compressor.studies.context import site_numbers
-from compressor.studies.results import Findings, Picture, Table, difference, tell
+from compressor.studies.results import Findings, Picture, Table, difference, interval_text
 from compressor.studies.run_method import check_options, choose, kept_heads
 
 DENSE = "dense"
@@ -29,7 +29,7 @@ DENSE = "dense"
 class Grid(Study):
     """Every method at every number of heads."""
 
-    says = "methods x heads kept x seeds"
+    description = "methods x heads kept x seeds"
     axes: ClassVar = {
         "methods": ("dsp", "dsp-pipelined", "ste", "hard-concrete", "taylor"),
         "keeps": (),
@@ -37,8 +37,8 @@ class Grid(Study):
     }
 
     @classmethod
-    def check(cls, settings: StudyRequest) -> None:
-        for method in cls.values(settings, "methods"):
+    def check(cls, request: StudyRequest) -> None:
+        for method in cls.values(request, "methods"):
             if method not in METHODS:
                 raise UsageError(
                     f"--methods {method}: unknown; {nearest(method, list(METHODS))}",
@@ -46,7 +46,7 @@ class Grid(Study):
                     field="methods",
                     value=method,
                 )
-        check_options(settings.recipe.selection.options, cls.values(settings, "methods"))
+        check_options(request.recipe.selection.options, cls.values(request, "methods"))
 
     def cells(self) -> list[Cell]:
         heads = len(self.context.heads)
@@ -90,16 +90,16 @@ class Grid(Study):
     def findings(self, results: Sequence[Result]) -> Findings:
         selected = sorted(results, key=_order)
         task = self.context.data.task
-        dense = {cell["asked"]["seed"]: cell for cell in selected if cell["asked"]["method"] == DENSE}
+        dense = {cell["settings"]["seed"]: cell for cell in selected if cell["settings"]["method"] == DENSE}
         rows = [self._row(cell, dense) for cell in selected]
         groups: dict[tuple[str, int], list[Result]] = {}
         for cell in selected:
-            groups.setdefault((cell["asked"]["method"], cell["asked"]["keep"]), []).append(cell)
+            groups.setdefault((cell["settings"]["method"], cell["settings"]["keep"]), []).append(cell)
         by = task.metric_unit.scale
         lines, curves = [], []
         for (method, _), cells in groups.items():
             scores = [by * cell["test"] for cell in cells]
-            bases = [dense[cell["asked"]["seed"]] for cell in cells]
+            bases = [dense[cell["settings"]["seed"]] for cell in cells]
             lines.append(
                 (
                     method,
@@ -108,7 +108,7 @@ class Grid(Study):
                     f"{by * float(np.mean([cell['eval'] for cell in cells])):.2f}",
                     f"{np.mean(scores):.2f}",
                     f"{min(scores):.2f}-{max(scores):.2f}" if len(scores) > 1 else "",
-                    "" if method == DENSE else told_difference(task, bases, cells),
+                    "" if method == DENSE else difference_text(task, bases, cells),
                 )
             )
             curves.append((method, float(np.mean([cell["heads"] for cell in cells])), scores))
@@ -121,7 +121,7 @@ class Grid(Study):
         )
 
     def _row(self, cell: Result, dense: dict[int, Result]) -> dict[str, Any]:
-        settings, task = cell["asked"], self.context.data.task
+        settings, task = cell["settings"], self.context.data.task
         base = dense[settings["seed"]]
         selected = difference(task, [np.array(base["answers"])], [np.array(cell["answers"])])
         return {
@@ -181,10 +181,10 @@ class Grid(Study):
         )
 
 
-def told_difference(task: Any, dense: Sequence[Result], cells: Sequence[Result]) -> str:
+def difference_text(task: Any, dense: Sequence[Result], cells: Sequence[Result]) -> str:
     """Test metric minus dense over all seeds, in points."""
     before, after = ([np.array(cell["answers"]) for cell in side] for side in (dense, cells))
-    return tell(difference(task, before, after), task.metric)
+    return interval_text(difference(task, before, after), task.metric)
 
 
 def _joint(method: str) -> bool:
@@ -192,11 +192,11 @@ def _joint(method: str) -> bool:
 
 
 def _heads(cells: Sequence[Result]) -> str:
-    """The number asked for, and what came out where it is another."""
-    settings, selected = cells[0]["asked"]["keep"], sorted({cell["heads"] for cell in cells})
+    """The requested number of heads, with the numbers kept where they differ."""
+    settings, selected = cells[0]["settings"]["keep"], sorted({cell["heads"] for cell in cells})
     return str(settings) if selected == [settings] else f"{settings} ({', '.join(map(str, selected))})"
 
 
 def _order(cell: Result) -> tuple[Any, ...]:
-    settings = cell["asked"]
+    settings = cell["settings"]
     return ((DENSE, *METHODS).index(settings["method"]), -settings["keep"], settings["seed"])

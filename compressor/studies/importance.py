@@ -1,4 +1,4 @@
-"""Which heads matter on which rows, and when in training (Michel et al. 2019, sections 4 and 6)."""
+"""Importance of heads by domain of the rows and by epoch of training (Michel et al. 2019, sections 4 and 6)."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from compressor.tasks.scoring import batches
 from compressor.tasks.splits import named_splits, pick
 
 _COLUMN = "domain"
-_DECIDED = {"evaluations": "study importance trains an epoch at a time and looks at its end alone; leave it out"}
+_RESERVED = {"evaluations": "study importance trains one epoch at a time and evaluates at its end only; omit it"}
 
 
 class Importance(Study):
     """I_h = E_x |Att_h(x) . dL/dAtt_h(x)| of every head: on each data set or domain, and after each epoch.
 
-    An epoch is a run of its own from the weights of the one before, so its learning rate rises and falls within it.
+    Each epoch is a separate run from the weights of the previous epoch, so the learning rate rises and falls in each.
     """
 
-    says = "importance of heads across domains and over training epochs"
+    description = "importance of heads across domains and over training epochs"
     axes: ClassVar = {}
-    several = True
+    compares_data_sets = True
 
     @classmethod
     def check(cls, request: StudyRequest) -> None:
-        check_options(request.recipe.selection.options, ["dsp"], _DECIDED)
+        check_options(request.recipe.selection.options, ["dsp"], _RESERVED)
 
     def cells(self) -> list[Cell]:
         epochs = int(np.ceil(self.request.recipe.selection.epochs or self.request.size.epochs))
@@ -106,12 +106,12 @@ class Importance(Study):
         return {"rows": len(rows), "importance": sampled.tolist()}
 
     def findings(self, results: Sequence[Result]) -> Findings:
-        domains = sorted((cell for cell in results if "domain" in cell["asked"]), key=_number)
-        epochs = sorted((cell for cell in results if "epoch" in cell["asked"]), key=_number)
+        domains = sorted((cell for cell in results if "domain" in cell["settings"]), key=_number)
+        epochs = sorted((cell for cell in results if "epoch" in cell["settings"]), key=_number)
         rows = [
             {
                 "what": name,
-                "which": cell["asked"][name],
+                "which": cell["settings"][name],
                 "site": site,
                 "head": head,
                 "importance": value,
@@ -125,7 +125,7 @@ class Importance(Study):
         tables: list[Table] = []
         pictures: list[Picture] = []
         for what, cells in (("domain", domains), ("epoch", epochs)):
-            names = [str(cell["asked"][what]) for cell in cells]
+            names = [str(cell["settings"][what]) for cell in cells]
             values = [cell["importance"] for cell in cells]
             numbers = [str(index + (what == "domain")) for index in range(len(cells))]
             by_rank = _matrix(values, lambda a, b: float(spearmanr(a, b).statistic))
@@ -135,7 +135,7 @@ class Importance(Study):
             ]
             tables.append(_table(f"Correlation of the heads' importance by {what}", labels, numbers, by_value))
             tables.append(_table(f"Correlation of their ranks by {what}", labels, numbers, by_rank))
-            description = "; ".join(labels) if what == "domain" else "0 is the model as it was given"
+            description = "; ".join(labels) if what == "domain" else "0 is the model before training"
             pictures.append(
                 Picture(
                     f"{what}_correlation",

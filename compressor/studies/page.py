@@ -1,4 +1,4 @@
-"""What a study leaves in its folder: `study.csv`, `figures/*.svg`, and `study.html`, which needs nothing but itself."""
+"""The output of a study: `study.csv`, `figures/*.svg`, and the self-contained page `study.html`."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def save(
     folder: Path,
     *,
     kind: str,
-    says: str,
+    description: str,
     model: str,
     tiles: Sequence[tuple[str, str, str]],
     facts: Sequence[tuple[str, str]],
 ) -> None:
-    """Write all files, each beside its place and renamed.
+    """Write all files, each under a temporary name that is then renamed.
 
     Args:
-        found: what to show.
-        folder: of the study.
-        kind, says, model: for the head of the page.
-        tiles: name, number, and what it stands on.
-        facts: how it was done, name and value.
+        findings: the findings.
+        folder: folder of the study.
+        kind, description, model: for the head of the page.
+        tiles: heading, number and caption of each tile.
+        facts: name and value of each setting.
     """
     write_csv(folder / CSV_NAME, findings.rows)
     (folder / "figures").mkdir(exist_ok=True)
@@ -43,7 +43,7 @@ def save(
         .render(
             name=model,
             kind=kind,
-            verdict=says,
+            verdict=description,
             tiles=tiles,
             findings=findings,
             pictures=drawn,

@@ -1,4 +1,4 @@
-"""How many heads a penalty leaves open (Voita et al.'s gates; Li et al. 2021, figure 3)."""
+"""Heads that hard concrete gates leave open, by the penalty (Voita et al. 2019; Li et al. 2021, figure 3)."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from compressor.studies.results import Findings, Picture, Table
 from compressor.studies.run_method import check_options, choose
 
 _METHOD = "hard-concrete"
-_DECIDED = {
-    "penalty": "study penalty varies it; give its values with --penalties",
-    "cooldown": "study penalty never freezes the gates, to see how many stay open; leave it out",
+_RESERVED = {
+    "penalty": "study penalty varies it; set its values with --penalties",
+    "cooldown": "study penalty never freezes the gates, to see how many stay open; omit it",
 }
 
 
 class Penalty(Study):
-    """Hard concrete gates to the end of the run, without a number of heads to meet; then that number is met."""
+    """Hard concrete gates that are never frozen; the number of heads is enforced after the run."""
 
-    says = "weight of the penalty against heads left open by hard concrete gates"
+    description = "weight of the penalty against heads left open by hard concrete gates"
     axes: ClassVar = {"penalties": (0.0005, 0.0015, 0.005, 0.015, 0.05, 0.15), "keeps": ("50%",), "seeds": ()}
 
     @classmethod
     def check(cls, request: StudyRequest) -> None:
-        check_options(request.recipe.selection.options, [_METHOD], _DECIDED)
+        check_options(request.recipe.selection.options, [_METHOD], _RESERVED)
 
     def cells(self) -> list[Cell]:
         return [
@@ -44,7 +44,7 @@ class Penalty(Study):
     def run(self, cell: Cell, work: Path, tell: ProgressCallback) -> Result:
         context, data = self.context, self.context.data
         context.fresh()
-        # Never frozen: the number of open gates is looked at after learning, as the paper does.
+        # Never frozen: the open gates are counted after training, as in the paper.
         free = {"penalty": cell.settings["penalty"], "cooldown": 1.0}
         selected = choose(context, _METHOD, cell.settings["keep"], cell.settings["seed"], work, tell, **free)
         last = next(point.values for point in reversed(selected.curves) if "open" in point.values)
@@ -56,13 +56,13 @@ class Penalty(Study):
         }
 
     def findings(self, results: Sequence[Result]) -> Findings:
-        cells = sorted(results, key=lambda cell: tuple(cell["asked"][name] for name in ("keep", "penalty", "seed")))
+        cells = sorted(results, key=lambda cell: tuple(cell["settings"][name] for name in ("keep", "penalty", "seed")))
         task = self.context.data.task
         heading, by = task.metric_heading, task.metric_unit.scale
-        rows = [{**cell["asked"], **_numbers(cell), "seconds": cell["seconds"]} for cell in cells]
+        rows = [{**cell["settings"], **_numbers(cell), "seconds": cell["seconds"]} for cell in cells]
         groups: dict[tuple[int, float], list[Result]] = {}
         for cell in cells:
-            groups.setdefault((cell["asked"]["keep"], cell["asked"]["penalty"]), []).append(cell)
+            groups.setdefault((cell["settings"]["keep"], cell["settings"]["penalty"]), []).append(cell)
         lines = tuple(
             (
                 f"{penalty:g}",

@@ -1,4 +1,4 @@
-"""How much a study does: what `--size` stands for."""
+"""The sizes of a study, which `--size` chooses."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ SIZES = {
     "small": StudySize("small", 10_000, 1_000, 5_000, 2.0, 200, (1, 2, 3), KEEPS, 4, 500, 100, 10, 3.0, 200),
     "paper": StudySize("paper", None, None, None, 3.0, None, (1, 2, 3, 4, 5), KEEPS, 12, 10_000, 100, 10, 10.0),
 }
-"""A minute; two hours at most on two cores; what the papers did."""
+"""tiny takes a minute, small at most two hours on two cores; paper is the size of the papers' experiments."""

@@ -1,4 +1,4 @@
-"""What a study found, as people and programs read it: rows, tables, pictures, and a few sentences."""
+"""The findings of a study: rows, tables, pictures, and a summary."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def difference(
 
     first, second = (np.stack(runs, axis=1) for runs in (dense, compared))
     score: Callable[[np.ndarray], float] = mean
-    if task.metric == "accuracy":  # the mean of what each row gets right: no need to score every draw
+    if task.metric == "accuracy":  # the mean over rows; a draw needs no scoring of its own
         first, second = ((stacked[..., 0] == stacked[..., 1]).mean(axis=1) for stacked in (first, second))
         score = _average
     return paired_interval(first, second, score, 0, confidence=confidence, resamples=_RESAMPLES)
@@ -80,7 +80,7 @@ def _average(values: np.ndarray) -> float:
     return float(values.mean())
 
 
-def tell(interval: Interval, metric: str) -> str:
-    """`-1.20 (-2.31 to -0.10)`, in points."""
+def interval_text(interval: Interval, metric: str) -> str:
+    """A difference with its interval, in points: `-1.20 (-2.31 to -0.10)`."""
     by = metric_named(metric).unit.scale
     return f"{by * interval.difference:+.2f} ({by * interval.low:+.2f} to {by * interval.high:+.2f})"

@@ -1,4 +1,4 @@
-"""A study from beginning to end: open the folder, run the cells that are missing, write what they amount to."""
+"""Run a study: open the folder, run the missing cells, write the findings."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ KINDS: dict[str, type[Study]] = {
 }
 """Kind of study by name. To add one: write the file, add one line here."""
 _NOT_ITS_OWN = (*RESERVED, "seed")
-"""Fields of a recipe that a study decides itself, that change no result, or that every study depends on."""
-_TOLD = (
+"""Fields of a recipe that a study sets itself, that change no result, or that every study depends on."""
+_SHOWN_ELSEWHERE = (
     *("kind", "size", "model", "rows", "seed", "sources"),
     *("steps", "batch_size", "learning_rate", "options"),
 )
-"""What of a study's recipe the page says elsewhere: in its head, or beside other facts."""
+"""Keys of a study's recipe that the page shows in its head or in another fact."""
 
 
 def check(kind: str, request: StudyRequest) -> type[Study]:
-    """The study of that kind, if it can be asked for this; nothing is loaded.
+    """The class of a kind of study, after the request is checked; nothing is loaded.
 
     Raises:
-        UsageError: an unknown kind, or something that it would not look at.
-        InputError: something that it reads is not there.
-        TargetMissingError: the workers asked for cannot be had.
+        UsageError: an unknown kind, or a setting that this kind would ignore.
+        InputError: a file that the study reads is missing.
+        TargetMissingError: the Ray cluster is not reachable.
     """
     if kind not in KINDS:
         raise UsageError(
@@ -74,42 +74,42 @@ def check(kind: str, request: StudyRequest) -> type[Study]:
 
 
 def study(kind: str, request: StudyRequest, listener: Listener | None = None) -> Findings:
-    """Do a study, or what is left of it, in the folder `asked.recipe.output.out`; several processes may do it together.
+    """Run the missing cells of a study in the folder `request.recipe.output.out`; several processes can share them.
 
     Raises:
-        UsageError: the folder holds another study, or something is asked for that this kind does not have.
+        UsageError: the folder holds another study, or this kind of study lacks a requested setting.
         InputError: the model or the rows cannot be used.
     """
     listen = listener or NullListener()
-    make = check(kind, request)
+    study_class = check(kind, request)
     with listen.stage("loading the model and the rows"):
         context = StudyContext(request.recipe, request.size)
     notes = (*context.folder.notes, *(context.rows.notes if context.rows else ()))
     for note in notes:
         listen.note(note)
-    stamp = _recipe(kind, make, request, context)
+    stamp = _recipe(kind, study_class, request, context)
     folder = StudyFolder(Path(os.path.abspath(request.recipe.output.out)), stamp)  # noqa: PTH100
-    instance = make(request, context, folder)
+    instance = study_class(request, context, folder)
     cells = instance.cells()
 
-    def do(cell: Cell, work: Path, tell: ProgressCallback) -> Result:
+    def run_cell(cell: Cell, work: Path, tell: ProgressCallback) -> Result:
         started = time.perf_counter()
         return {**instance.run(cell, work, tell), "seconds": round(time.perf_counter() - started, 3)}
 
     try:
-        with evaluator_factory(request.ray) as context.make_trials:
-            folder.run(cells, do, listen)
+        with evaluator_factory(request.ray) as context.make_evaluator:
+            folder.run(cells, run_cell, listen)
     except KeyboardInterrupt as interrupt:
         raise KeyboardInterrupt(f"interrupted; the same command resumes from {folder.path}") from interrupt
     results = folder.results()
     with listen.stage("writing the findings"):
-        facts_of_machine = instance.findings(results)
+        findings = instance.findings(results)
         seconds = sum(cell["seconds"] for cell in results)
         page.save(
-            facts_of_machine,
+            findings,
             folder.path,
             kind=kind,
-            says=make.says,
+            description=study_class.description,
             model=request.recipe.source.model.resolve().name,
             tiles=[
                 ("size", request.size.name, str(request.size).partition(": ")[2]),
@@ -119,15 +119,15 @@ def study(kind: str, request: StudyRequest, listener: Listener | None = None) ->
             ],
             facts=_facts(instance, context, stamp, notes),
         )
-    return facts_of_machine
+    return findings
 
 
-def _recipe(kind: str, make: type[Study], request: StudyRequest, context: StudyContext) -> dict[str, Any]:
-    """What every cell's result depends on, beside its name."""
+def _recipe(kind: str, study_class: type[Study], request: StudyRequest, context: StudyContext) -> dict[str, Any]:
+    """Everything that the cells' results depend on, besides their names."""
     fields = {
         name: value
         for name, value in request.recipe.flat().items()
-        if heading_of(FIELDS[name]) in make.groups and name not in _NOT_ITS_OWN
+        if heading_of(FIELDS[name]) in study_class.groups and name not in _NOT_ITS_OWN
     }
     data = context.rows
     rows = [rows_hash(part) for part in (data.train, data.eval, data.test)] if data else []
@@ -141,17 +141,17 @@ def _recipe(kind: str, make: type[Study], request: StudyRequest, context: StudyC
         "seed": request.recipe.selection.seed,
         "max_length": request.recipe.rows.max_length,
         **fields,
-        "sources": [_digest(source) for source in request.sources] if make.several else [],
+        "sources": [_digest(source) for source in request.sources] if study_class.compares_data_sets else [],
     }
 
 
 def _limits(size: StudySize) -> dict[str, Any]:
-    """What of a size is the same in every cell."""
+    """The limits of a size that hold for every cell."""
     return {name: value for name, value in asdict(size).items() if name not in ("seeds", "keeps")}
 
 
 def _digest(source: str) -> str:
-    """What a data set is known by: its file's content, or its name."""
+    """Identifies a data set: the digest of its file, or its name."""
     path = Path(source)
     return f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}" if path.is_file() else source
 
@@ -160,10 +160,10 @@ def _facts(
     instance: Study, context: StudyContext, stamp: dict[str, Any], notes: tuple[Note, ...]
 ) -> list[tuple[str, str]]:
     recipe = instance.request.recipe
-    settings = {name: value for name, value in {**stamp, **instance.settings()}.items() if name not in _TOLD}
+    settings = {name: value for name, value in {**stamp, **instance.settings()}.items() if name not in _SHOWN_ELSEWHERE}
     facts = [
         ("size", str(instance.request.size)),
-        ("rows", f"{context.rows_told()}; drawn with seed {recipe.selection.seed}"),
+        ("rows", f"{context.describe_rows()}; drawn with seed {recipe.selection.seed}"),
         *((name, ", ".join(map(str, instance.axis(name)))) for name in instance.axes if instance.axis(name)),
     ]
     if context.rows and "Heads" in instance.groups:
@@ -171,9 +171,9 @@ def _facts(
         facts.append(("learning", f"{context.steps()} steps, {pace}"))
     if recipe.selection.options:
         facts.append(("options", ", ".join(f"{name}={value}" for name, value in recipe.selection.options.items())))
-    if instance.several and instance.request.sources:
+    if instance.compares_data_sets and instance.request.sources:
         facts.append(("data", ", ".join(Path(source).name for source in instance.request.sources)))
-    facts += [(name.replace("_", " "), _as_told(value)) for name, value in settings.items() if value is not None]
+    facts += [(name.replace("_", " "), _as_text(value)) for name, value in settings.items() if value is not None]
     facts += [("note", note.text) for note in notes]
     facts_of_machine = machine()
     versions = ", ".join(
@@ -183,7 +183,7 @@ def _facts(
     return facts
 
 
-def _as_told(value: Any) -> str:
+def _as_text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

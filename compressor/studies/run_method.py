@@ -1,4 +1,4 @@
-"""One run of a method inside a study: the recipe's pace, the method's own options, a seed and a number of heads."""
+"""One run of a method within a study, with the options and the schedule of the study's recipe."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from graph_passes import Plan
 
 
 def check_options(
-    options: Mapping[str, Any], methods: Sequence[str], decided: Mapping[str, str] = MappingProxyType({})
+    options: Mapping[str, Any], methods: Sequence[str], reserved: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """Refuse an option that none of the methods has, or that the study decides itself.
+    """Refuse an option that none of the methods has, or that the study sets itself.
 
     Args:
-        options: the recipe's.
-        methods: those that are studied.
-        decided: option -> why it cannot be given, and the mend.
+        options: options of the recipe.
+        methods: methods that the study compares.
+        reserved: option -> reason why it cannot be set, and the remedy.
 
     Raises:
-        UsageError: one is unknown, or decided.
+        UsageError: an option is unknown or reserved.
     """
     known = sorted({name for method in methods for name in option_names(method)})
     for name in options:
@@ -51,8 +51,8 @@ def check_options(
                 code=ErrorCode.CONTRADICTION,
                 field=name,
             )
-        if option in decided:
-            raise UsageError(f"option {name!r}: {decided[option]}", code=ErrorCode.CONTRADICTION, field=name)
+        if option in reserved:
+            raise UsageError(f"option {name!r}: {reserved[option]}", code=ErrorCode.CONTRADICTION, field=name)
 
 
 def options_of(context: StudyContext, method: str) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def choose(
     steps: int | None = None,
     **options: Any,
 ) -> Learned:
-    """Choose heads of the subject's model as it is now; an interrupted run of the same is gone on with from `work`."""
+    """Select heads of the context's model as it is now; an interrupted run resumes from the checkpoints in `work`."""
     selection = context.recipe.selection.model_copy(
         update={
             "method": method,

@@ -17,7 +17,7 @@ from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import example_inputs
 from compressor.studies import SIZES, study
 from compressor.studies.blocks import Blocks
-from compressor.studies.context import StudyContext, _limited
+from compressor.studies.context import StudyContext, limit_rows
 from compressor.tasks.scoring import statistics
 from compressor.tasks.segment_streams import read, reader
 from compressor.units import Site, find_sites, keep_all
@@ -34,9 +34,9 @@ def blocks_study(**axes: tuple[Any, ...]) -> Blocks:
 
 
 def test_kinds_of_attention_lose_blocks_together() -> None:
-    made = blocks_study(kinds=("bidirectional+causal",), shares=(0.4,), masks=("own",))
-    assert [cell.name for cell in made.cells()] == ["dense-s1", "own-bidirectional+causal-p0.4-s1"]
-    blocks = made._recipe_of("bidirectional+causal", 0.4).blocks
+    instance = blocks_study(kinds=("bidirectional+causal",), shares=(0.4,), masks=("own",))
+    assert [cell.name for cell in instance.cells()] == ["dense-s1", "own-bidirectional+causal-p0.4-s1"]
+    blocks = instance.recipe_for("bidirectional+causal", 0.4).blocks
     assert (blocks.drop_blocks, blocks.drop_blocks_by_kind) == (None, {"bidirectional": 0.4, "causal": 0.4})
     with fails_with(ErrorCode.UNKNOWN_NAME, UsageError, field="kinds", value="middle"):
         blocks_study(kinds=("bidirectional+middle",)).cells()
@@ -98,5 +98,5 @@ def test_a_study_reads_a_text_with_its_memory(tmp_path: Path) -> None:
 def test_rows_that_follow_each_other_are_limited_to_the_first(tmp_path: Path) -> None:
     untrained = language.folder(**language.UNDROPPED)
     data = language.data(tmp_path, untrained)
-    limited = _limited(data, replace(SIZES["tiny"], train=5, eval=3, test=3), seed=0)
+    limited = limit_rows(data, replace(SIZES["tiny"], train=5, eval=3, test=3), seed=0)
     assert limited.train["input_ids"] == data.train["input_ids"][:5]

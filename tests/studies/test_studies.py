@@ -92,7 +92,7 @@ def table(folder: Path) -> list[dict[str, str]]:
 
 
 class Stages:
-    """Notes the stages, and does something when one begins, or when so much of it is done."""
+    """Records the stages, and calls `do` when a stage begins, or after some progress of it."""
 
     def __init__(self, at: str = "", do: Callable[[], None] = lambda: None, *, after: int = 0) -> None:
         self.at, self.do, self.after = at, do, after
@@ -115,7 +115,7 @@ def interrupt() -> None:
 
 @pytest.fixture(scope="module")
 def finished(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a study of each kind, done when it is first asked for."""
+    """The folder of a study of each kind, which runs at its first use."""
     out = tmp_path_factory.mktemp("done")
 
     @functools.cache
@@ -130,8 +130,8 @@ def finished(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
     return folder
 
 
-def test_a_grid_runs_every_method_and_draws_it_where_its_heads_are(inputs: Path, tmp_path: Path) -> None:
-    """Global pruning takes a head of every layer at a time: of 3 asked for it keeps 4."""
+def test_a_grid_runs_every_method_and_draws_the_heads_that_it_keeps(inputs: Path, tmp_path: Path) -> None:
+    """Global pruning removes a head of every layer at a time: where 3 are requested, it keeps 4."""
     findings = study("grid", request_of(inputs, tmp_path, axes={"methods": tuple(METHODS), "keeps": (3,)}))
     heads = {row["method"]: row["heads"] for row in table(tmp_path)}
     assert heads == {"dense": "8", **dict.fromkeys(METHODS, "3"), "global": "4"}
@@ -165,7 +165,7 @@ def test_every_kind_leaves_a_table_and_figures(kind: str, finished: Callable[[st
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_page_needs_nothing_but_itself(kind: str, finished: Callable[[str], Path]) -> None:
+def test_the_page_is_self_contained(kind: str, finished: Callable[[str], Path]) -> None:
     page = (finished(kind) / "study.html").read_text()
     named = re.findall(r"""(?:src|href)="([^"]*)"|url\(([^)]*)\)""", page)
     assert all("".join(name).startswith(("#", "data:")) for name in named)
@@ -174,7 +174,7 @@ def test_the_page_needs_nothing_but_itself(kind: str, finished: Callable[[str], 
     assert "<i>&amp;</i>" not in page
 
 
-def test_a_grid_is_told_as_it_is(inputs: Path, finished: Callable[[str], Path]) -> None:
+def test_the_rows_of_a_grid(inputs: Path, finished: Callable[[str], Path]) -> None:
     rows = table(finished("grid"))
     assert [(row["method"], row["keep"]) for row in rows] == [
         ("dense", "8"),
@@ -193,7 +193,7 @@ def test_pipelined_methods_and_searches_start_from_the_dense_run(inputs: Path, t
     assert {cell.needs for cell in cells if cell.needs} == {("dense-s1",)}
 
 
-def test_a_grid_goes_on_after_an_interruption(inputs: Path, finished: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_grid_resumes_after_an_interruption(inputs: Path, finished: Callable[[str], Path], tmp_path: Path) -> None:
     request = request_of(inputs, tmp_path / "grid", axes=AXES["grid"])
     first = Stages("taylor-k4", interrupt)
     with pytest.raises(KeyboardInterrupt, match="the same command resumes from"):
@@ -215,7 +215,7 @@ def test_a_grid_goes_on_after_an_interruption(inputs: Path, finished: Callable[[
         ("astar", {"variants": ("paper",), "budgets": (60.0,)}, {}, "paper-b60", 3, "kept/searched.npz"),
     ],
 )
-def test_a_cell_that_was_interrupted_ends_as_if_it_had_not_been(
+def test_an_interrupted_cell_gives_the_result_of_an_uninterrupted_cell(
     kind: str,
     axes: dict[str, tuple[Any, ...]],
     options: dict[str, Any],
@@ -226,7 +226,7 @@ def test_a_cell_that_was_interrupted_ends_as_if_it_had_not_been(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Learning goes on from a checkpoint, a search with what it has measured; what that cost in all is not the same."""
+    """Training resumes from a checkpoint, a search with its evaluations; only the total cost differs."""
     monkeypatch.setattr(StudyContext, "write_seconds", 0.0)
     whole, stopped = (request_of(inputs, tmp_path / name, axes=axes, options=options) for name in ("whole", "stopped"))
     study(kind, whole)
@@ -238,7 +238,7 @@ def test_a_cell_that_was_interrupted_ends_as_if_it_had_not_been(
     assert first == second
 
 
-def test_a_study_grows_by_what_is_asked_for_later(inputs: Path, tmp_path: Path) -> None:
+def test_a_later_request_adds_cells(inputs: Path, tmp_path: Path) -> None:
     study("grid", request_of(inputs, tmp_path, axes={"methods": ("ste",), "keeps": (4,)}))
     heard = Stages()
     study("grid", request_of(inputs, tmp_path, axes={"methods": ("ste",), "keeps": (1,)}), heard)
@@ -246,8 +246,8 @@ def test_a_study_grows_by_what_is_asked_for_later(inputs: Path, tmp_path: Path) 
     assert [row["keep"] for row in table(tmp_path)] == ["8", "4", "1"]
 
 
-def test_an_interrupted_cell_is_gone_on_with_where_it_was(tmp_path: Path) -> None:
-    """What a killed process leaves in the cell's own folder, checkpoints say, is there the next time."""
+def test_an_interrupted_cell_keeps_its_working_folder(tmp_path: Path) -> None:
+    """Files that a killed process leaves in the cell's folder, e.g. checkpoints, are there in the next run."""
 
     def killed(cell: Cell, work: Path, tell: ProgressCallback) -> dict[str, Any]:
         (work / "step").write_text("7")
@@ -261,12 +261,12 @@ def test_an_interrupted_cell_is_gone_on_with_where_it_was(tmp_path: Path) -> Non
         folder.run([Cell("a", {})], killed, Stages())
     assert folder.results() == []
     folder.run([Cell("a", {})], resumed, Stages())
-    assert folder.results() == [{"cell": "a", "asked": {}, "step": "7"}]
+    assert folder.results() == [{"cell": "a", "settings": {}, "step": "7"}]
     assert not list(tmp_path.rglob("*.partial"))
 
 
-def test_a_cell_that_another_process_holds_is_left_to_it(tmp_path: Path) -> None:
-    """Cells b and c are run while another holds a; then this one waits, and finds a done."""
+def test_a_cell_that_another_process_holds_is_not_run(tmp_path: Path) -> None:
+    """Cells b and c run while another process holds a; then this process waits until a is finished."""
     holder = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); input();"
     holder += "open(sys.argv[1].replace('.lock', '.json'), 'w').write('{\"cell\": \"a\", \"by\": \"other\"}')"
     folder = StudyFolder(tmp_path, {})
@@ -280,14 +280,14 @@ def test_a_cell_that_another_process_holds_is_left_to_it(tmp_path: Path) -> None
         second.stdout.readline()
         ran = []
 
-        def do(cell: Cell, work: Path, tell: ProgressCallback) -> dict[str, Any]:
+        def run_cell(cell: Cell, work: Path, tell: ProgressCallback) -> dict[str, Any]:
             ran.append(cell.name)
             if cell.name == "c":
                 second.stdin.write("\n")  # type: ignore[union-attr]
                 second.stdin.flush()  # type: ignore[union-attr]
             return {}
 
-        folder.run([Cell(name, {}, ("b",) * (name == "c")) for name in "abc"], do, Stages())
+        folder.run([Cell(name, {}, ("b",) * (name == "c")) for name in "abc"], run_cell, Stages())
     assert ran == ["b", "c"]
     assert [findings.get("by") for findings in folder.results()] == ["other", None, None]
 
@@ -303,13 +303,13 @@ def test_a_claim_ends_with_its_process(tmp_path: Path) -> None:
 
 
 class Renamed(tiny.Sign):
-    """Scored by accuracy under another name, which has no short way."""
+    """Scored by accuracy under a name that has no shortcut."""
 
     metrics = (replace(tiny.Sign.metrics[0], name="another"),)
 
 
 def test_the_interval_of_accuracy_is_that_of_any_metric() -> None:
-    """The short way that accuracy takes gives what scoring every draw gives."""
+    """The shortcut for accuracy gives the interval that scoring every draw gives."""
     draw = np.random.default_rng(0)
     runs = [np.stack([draw.integers(0, 2, 40), draw.integers(0, 2, 40)], axis=1).astype(float) for _ in range(4)]
     quick, slow = tiny.Sign(), Renamed()
@@ -324,7 +324,9 @@ def test_the_same_seed_gives_the_same_rows(
     assert table(tmp_path) == table(finished(kind))
 
 
-def test_dynamics_evaluate_as_often_as_asked(inputs: Path, finished: Callable[[str], Path], tmp_path: Path) -> None:
+def test_dynamics_takes_the_number_of_evaluations_from_the_recipe(
+    inputs: Path, finished: Callable[[str], Path], tmp_path: Path
+) -> None:
     study("dynamics", request_of(inputs, tmp_path, options={"evaluations": 1}))
     requested, own_cells = (
         [row["step"] for row in table(at) if row["eval_accuracy"]] for at in (tmp_path, finished("dynamics"))
@@ -344,10 +346,10 @@ def test_astar_beside_random(finished: Callable[[str], Path]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["astar", "ablate"])
-def test_trials_are_spread_where_asked(
+def test_evaluations_are_distributed_on_request(
     kind: str, inputs: Path, finished: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every evaluation is made by what `spread` gives; the study it makes is the same, whoever goes on with it."""
+    """Every evaluation goes through the requested evaluator, and the findings are the same without it."""
     spread: list[str | None] = []
     built: list[int] = []
 

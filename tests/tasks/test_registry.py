@@ -31,17 +31,17 @@ def test_a_task_has_the_name_of_its_entry(entry: TaskEntry) -> None:
 def test_a_task_of_a_new_name_loads_the_model_class_of_its_entry(
     classifier: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class SpamDetection(TextClassification):
-        name = "spam-detection"
+    class ToyDetection(TextClassification):
+        name = "toy-detection"
 
-    monkeypatch.setitem(sys.modules, "spam", SimpleNamespace(SpamDetection=SpamDetection))
-    entries = (*TASKS, TaskEntry("spam-detection", "spam:SpamDetection", "text-classification"))
+    monkeypatch.setitem(sys.modules, "toy", SimpleNamespace(ToyDetection=ToyDetection))
+    entries = (*TASKS, TaskEntry("toy-detection", "toy:ToyDetection", "text-classification"))
     for module in (registry, model_class):
         monkeypatch.setattr(module, "TASKS", entries)
         monkeypatch.setattr(module, "TASK_NAMES", tuple(entry.name for entry in entries))
-    folder = load(classifier.path, task="spam-detection")
-    assert (type(folder.model), folder.task) == (type(classifier.model), "spam-detection")
-    assert isinstance(make_task(folder, rows_config()), SpamDetection)
+    folder = load(classifier.path, task="toy-detection")
+    assert (type(folder.model), folder.task) == (type(classifier.model), "toy-detection")
+    assert isinstance(make_task(folder, rows_config()), ToyDetection)
 
 
 def test_the_first_class_that_accepts_a_folder_is_its_task(gpt2: ModelFolder) -> None:
