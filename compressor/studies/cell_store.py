@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from compressor.config.run import current_fields
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.progress import Listener, ProgressCallback
 from graph_passes.files import atomic_replace
@@ -161,13 +162,19 @@ def _check_stamp(path: Path, recipe: Mapping[str, Any]) -> None:
     if not stamp.exists():
         return
     try:
-        stored = json.loads(stamp.read_text(encoding="utf-8"))
+        content = json.loads(stamp.read_text(encoding="utf-8"))
     except ValueError:
-        stored = {}
-    if not isinstance(stored, dict) or stored != recipe:
-        names = dict.fromkeys((*recipe, *stored)) if isinstance(stored, dict) else {}
-        differ = next((name for name in names if stored.get(name) != recipe.get(name)), "recipe")
-        was, now = (_short(values.get(differ)) for values in (stored if names else {}, recipe))
+        content = None
+    stored = current_fields(content) if isinstance(content, dict) else {}
+    if not stored:
+        raise UsageError(
+            f"{stamp}: is damaged; remove the study's folder, or name another (-o)",
+            code=ErrorCode.RUN_DIFFERS,
+            path=path,
+        )
+    if stored != recipe:
+        differ = next(name for name in (*recipe, *stored) if stored.get(name) != recipe.get(name))
+        was, now = (_short(values.get(differ)) for values in (stored, recipe))
         raise UsageError(
             f"{path}: holds a study of another recipe ({differ} was {was}, now {now}); repeat the former settings, or"
             " name another folder (-o)",
