@@ -165,13 +165,13 @@ def _check_stamp(path: Path, recipe: Mapping[str, Any]) -> None:
         content = json.loads(stamp.read_text(encoding="utf-8"))
     except ValueError:
         content = None
-    stored = current_fields(content) if isinstance(content, dict) else {}
-    if not stored:
+    if not isinstance(content, dict):
         raise UsageError(
             f"{stamp}: is damaged; remove the study's folder, or name another (-o)",
             code=ErrorCode.RUN_DIFFERS,
             path=path,
         )
+    stored = current_fields(content)
     if stored != recipe:
         differ = next(name for name in (*recipe, *stored) if stored.get(name) != recipe.get(name))
         was, now = (_short(values.get(differ)) for values in (stored, recipe))
