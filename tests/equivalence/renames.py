@@ -29,6 +29,7 @@ RENAMED_RECIPE_KEYS: dict[str, str] = {recipe_key(old): recipe_key(new) for old,
 RENAMED_KEYS: dict[str, dict[str, str]] = {
     "study.json": RENAMED_RECIPE_KEYS,
     "training.json": {"asked": "training", "found": "result"},
+    "cells/*.json": {"asked": "settings"},
 }
 """Pattern of a file's path -> its keys, or columns of a CSV file, at any depth -> the current version's. Add to it: the
 patterns are those of `PurePath.match`, e.g. `report.json`, `study.csv`, `cells/*.json`."""
