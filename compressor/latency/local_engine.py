@@ -42,7 +42,8 @@ class LocalEngine:
         precision: numeric precision of its outputs.
         host: runtime and device.
         graph: ONNX file of the function that it computes.
-        lock: held during a call; an engine with one execution context needs a real one.
+        lock: held during a call; only an engine with one execution context needs more than a null context.
+        concurrency: maximum number of calls that are useful at the same time.
     """
 
     name: str
@@ -84,14 +85,14 @@ def load_engine(path: Path, scratch: Path, threads: int | None = None, kernel: P
     """Build an ONNX file for ONNX Runtime on this machine and load it, or load a TensorRT engine.
 
     Args:
-        path: ONNX file, loaded as it is if it was built for ONNX Runtime (`engine.onnx`); or TensorRT engine.
-        scratch: empty folder for what is built.
+        path: the ONNX file or TensorRT engine.
+        scratch: empty folder for the engine that is built.
         threads: threads per call; None: one per core.
         kernel: library that computes block-sparse attention; None: the function in the graph.
 
     Raises:
         InputError: the file is missing or cannot be loaded.
-        UsageError: a kernel for a TensorRT engine.
+        UsageError: a kernel is given for a TensorRT engine.
         TargetMissingError: the runtime is not installed.
     """
     if not path.is_file():
@@ -174,5 +175,5 @@ def library_errors(path: Path) -> Iterator[None]:
 
 
 def _dims(minimum: Sequence[int], maximum: Sequence[int]) -> tuple[int, ...]:
-    """Sizes of an input of a TensorRT engine, from the two ends of its profile."""
+    """Sizes of an input of a TensorRT engine, from the smallest and largest shape of its profile."""
     return tuple(FREE if low != high else low for low, high in zip(minimum, maximum, strict=True))
