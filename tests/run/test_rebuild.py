@@ -18,7 +18,8 @@ from compressor.errors import ErrorCode, MismatchError, UsageError
 from compressor.model_folder import example_inputs, load
 from compressor.results import DropStatus, NoteCode
 from compressor.run import verify
-from compressor.run.rebuild import load_run, rebuild, replace_engine
+from compressor.run.finished_run import load_run
+from compressor.run.rebuild import rebuild, replace_engine
 from compressor.serving import ServeRequest, export
 from compressor.units import find_sites, keep_all
 from graph_passes import BlockMask, save
