@@ -23,8 +23,8 @@ _RUNS = 3
 def peak_growth(path: Path, session: Mapping[str, Any], feeds: Feeds) -> int | None:
     """Bytes by which loading and running a graph grows the resident set of a fresh process at its peak.
 
-    On CUDA: bytes by which the GPU's free memory shrinks, including what other processes take meanwhile. What the
-    process holds before (interpreter, runtime, inputs) is not counted.
+    On CUDA: bytes by which the GPU's free memory shrinks, including allocations of other processes meanwhile. Memory
+    that the process holds before (interpreter, runtime, inputs) is not counted.
 
     Args:
         path: the graph.
@@ -45,7 +45,7 @@ def peak_growth(path: Path, session: Mapping[str, Any], feeds: Feeds) -> int | N
 
 
 def _measure(request: str) -> int:
-    """What the fresh process does; see `peak_growth`."""
+    """Measure the growth in bytes; the fresh process runs this, see `peak_growth`."""
     from compressor.targets.cuda import driver
     from compressor.targets.onnxruntime.ort_session import PROVIDERS, open_session, run_session
 
