@@ -121,8 +121,8 @@ def test_messages_say_what_why_and_how_to_mend() -> None:
             match_plan(Plan(sites=tuple(keeping(0, name=name) for name in sites)), find_attention(stack(*scopes)))
         messages[case] = str(error.value)
     assert messages == {
-        "a site that is not in the graph": "site three is no attention of this graph, which has one, two; use a plan of"
-        " this model",
+        "a site that is not in the graph": "site three is not an attention of this graph, which has one, two; use a"
+        " plan of this model",
         "one site, two modules": "site self matches several attentions of this graph, one.self, two.self; export the"
         " graph with its gates",
         "more sites than nameless attentions": "the plan has 2 sites and the graph 1 recognized attentions; use a plan"
