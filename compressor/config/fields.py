@@ -106,7 +106,8 @@ def flag_of(name: str) -> str:
 
 def has_default(field: FieldInfo) -> bool:
     """Whether a field has a default that a reader should see."""
-    return not field.is_required() and field.get_default(call_default_factory=True) not in (None, (), {}, False)
+    default = None if field.is_required() else field.get_default(call_default_factory=True)
+    return default is not False and default not in (None, (), {})
 
 
 def choices_of(field: FieldInfo) -> tuple[Any, ...]:

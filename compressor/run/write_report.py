@@ -96,7 +96,7 @@ def write_output(report: Report, model: LoadedModel, selected: SelectedPlan, den
     Args:
         report: the report without hashes.
         model: the model, with the trained weights.
-        selected: the plan, which says whether weights were trained.
+        selected: the plan, and whether weights were trained with it.
         dense: the dense variant.
         work: the work folder, whose `result` is written.
 

@@ -61,7 +61,7 @@ def block_sparse_attention(
         causal: whether to hide keys after the query.
         row: whether the function has the input `row`.
         full: heads of the input `full`: 1 or all; 0: the function does not have it.
-        persistent: number of last keys, which every query of a head attends to whatever the mask says.
+        persistent: number of last keys, which every query of a head attends to, independently of the mask.
         site: name of the site.
         opset: version of the ONNX standard of the graph that calls the function.
         dtype: type of queries, keys and values.

@@ -23,7 +23,7 @@ class AttentionSpec:
         value_dim: width of a value.
         scale: factor of the scores.
         causal: whether keys after the query are hidden.
-        persistent: number of last keys, which every query of a head attends to whatever the mask says.
+        persistent: number of last keys, which every query of a head attends to, independently of the mask.
         full_heads: heads of the mask of pairs: 0 where there is none, 1, or all.
         dtype: type of the scores.
     """
