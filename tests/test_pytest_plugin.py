@@ -17,7 +17,7 @@ from compressor.latency import CheckArtifacts, CheckRequest
 from tests.latency.graphs import softmax_graph
 
 
-def test_options_are_those_of_the_command() -> None:
+def test_options_match_those_of_the_command() -> None:
     options = {"max_slowdown": "5%", "p99": "10ms", "scenario": ["server", "singlestream"], "rate": 5.0}
     options |= {"server": "grpc://localhost:8001", "inputs": "rows.tsv", "expect": Path("out"), "junit": "j.xml"}
     request, files = pytest_plugin.split_options({"model": "small", "baseline": Path("b.json"), **options})

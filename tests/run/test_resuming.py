@@ -29,7 +29,7 @@ from compressor.run.plan_source import learn_plan
 from compressor.run.products import LoadedModel, SelectedPlan
 from compressor.tasks import Data
 from tests import folders
-from tests.command import heed_ctrl_c
+from tests.command import enable_ctrl_c
 from tests.run.conftest import FinishedRun
 from tests.run.listeners import RecordingListener, interrupt
 from tests.run.runs import learning_recipe
@@ -148,7 +148,7 @@ def test_ctrl_c_and_kill_from_outside(inputs: Path, tmp_path: Path) -> None:
             [sys.executable, "-m", "compressor.cli", *map(str, words)],
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=heed_ctrl_c,
+            preexec_fn=enable_ctrl_c,
         )
         wait_until(lambda: any(partial.glob("learning/checkpoints/checkpoint-*/trainer_state.json")))
         process.send_signal(number)

@@ -19,7 +19,7 @@ import pytest
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, TargetMissingError
 from compressor.selection.ray_cluster import RayProcess, RaySettings, check_reachable, is_installed
-from tests.command import heed_ctrl_c
+from tests.command import enable_ctrl_c
 from tests.faults import fails_with
 
 needs_ray = pytest.mark.skipif(not is_installed(), reason="ray is not installed")
@@ -51,7 +51,7 @@ def test_an_interrupted_search_leaves_no_process(signal_number: int) -> None:
             [sys.executable, "-c", SEARCH],
             env={**os.environ, "TMPDIR": folder},
             stderr=subprocess.DEVNULL,
-            preexec_fn=heed_ctrl_c,
+            preexec_fn=enable_ctrl_c,
         )
         process = psutil.Process(search.pid)
         started: list[psutil.Process] = []
