@@ -44,7 +44,7 @@ def as_json(maps: dict[str, AttentionMaps]) -> dict[str, Any]:
 
 
 def main(folder: Path) -> None:
-    """Collect in one of the processes, and write what it has in the end."""
+    """Collect maps in one of the processes, and write them to `folder`."""
     state = PartialState(cpu=True)
     (folder / f"rank{state.process_index}.json").write_text(json.dumps(as_json(collect(folder))))
     state.destroy_process_group()
