@@ -103,7 +103,7 @@ def test_masked_sites_compute_the_blocks_of_the_heads_kept(name: str, kept: tupl
     heads = Plan(sites=(pruned,)).masked({"a": layer.mask})
     lowered = shrink_and_compare(layer.graph(), heads, SIZES)
     assert (lowered.lowered, lowered.dense) == (("a",), ())
-    assert json.loads(lowered.model.metadata_props[REACH]) == {}  # Its inputs are no token ids.
+    assert json.loads(lowered.model.metadata_props[REACH]) == {}  # Its inputs are not token ids.
     dense = shrink(layer.graph(), heads, lower=())
     assert (dense.lowered, dense.dense) == ((), ())
     assert_same(dense.model, lowered.model, SIZES, 1e-5)
@@ -137,7 +137,7 @@ def test_a_head_whose_mask_keeps_nothing_is_removed() -> None:
     assert content(again.model) == content(shrunk.model)
 
 
-def test_causality_may_leave_a_head_nothing() -> None:
+def test_causality_can_leave_a_head_without_blocks() -> None:
     mask = random_mask()
     mask.kept[1] = ~np.tri(4, dtype=np.bool_)
     assert shrink(MaskedLayer(mask, causal=True).graph(), MaskedLayer(mask, causal=True).plan).plan.sites[0].kept == (
@@ -146,7 +146,7 @@ def test_causality_may_leave_a_head_nothing() -> None:
     assert shrink(MaskedLayer(mask).graph(), MaskedLayer(mask).plan).plan.sites[0].kept == tuple(range(HEADS))
 
 
-def test_a_lowered_graph_takes_no_other_mask() -> None:
+def test_a_lowered_graph_refuses_another_mask() -> None:
     layer = MaskedLayer(random_mask())
     lowered = shrink(layer.graph(), layer.plan).model
     with pytest.raises(PlanError) as error:

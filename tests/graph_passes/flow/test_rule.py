@@ -46,7 +46,7 @@ class Sample:
             return True
 
     def carried(self, node: ir.Node, rule: Rule, position: int, axis: int) -> Axes:
-        """What the rule says, without axes of one index."""
+        """Axes that the rule names, without axes of one index."""
         try:
             pairs = list(rule.carries(node, position, axis, self.context))
         except NoRuleError:
@@ -54,7 +54,7 @@ class Sample:
         return {(output, at) for output, at in pairs if self.size(node, output, at) > 1}
 
     def demanded(self, node: ir.Node, rule: Rule, position: int, axis: int) -> Axes:
-        """Output axes of which some index alone needs other indices of the input axis than all indices do."""
+        """Output axes on which a single index needs other indices of the input axis than the whole axis does."""
         full: list[Need] = [whole(len(self.context.probe.shape(value) or ())) for value in node.outputs]
         carriers: Axes = set()
         for output, need in enumerate(full):
@@ -84,12 +84,12 @@ def assert_agrees(model: ir.Model) -> None:
 
 
 @pytest.mark.parametrize("name", [*LAYERS, *FUSED])
-def test_carried_axes_are_those_that_are_demanded(name: str) -> None:
+def test_carried_axes_equal_the_demanded_axes(name: str) -> None:
     assert_agrees((LAYERS | FUSED)[name].graph())
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_carried_axes_are_those_that_are_demanded_in_any_chain(seed: int) -> None:
+def test_carried_axes_equal_the_demanded_axes_in_any_chain(seed: int) -> None:
     rng = np.random.default_rng(seed)
     chain = Chain(int(rng.integers(2, 5)), int(rng.integers(1, 5)), lambda low, high: int(rng.integers(low, high + 1)))
     for _ in range(8):
@@ -122,7 +122,7 @@ CASES: dict[str, tuple[str, str, list[Axes]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_an_operator_carries(name: str) -> None:
+def test_axes_that_an_operator_carries(name: str) -> None:
     body, weights, expected = CASES[name]
     sample = Sample(graph(body, weights))
     node = sample.model.graph[0]

@@ -42,7 +42,7 @@ def test_the_operator_states_its_heads(name: str) -> None:
 
 @pytest.mark.parametrize("kept", KEPT, ids=str)
 @pytest.mark.parametrize("name", FUSED)
-def test_it_loses_exactly_the_weights_of_its_dropped_heads(name: str, kept: list[int]) -> None:
+def test_an_operator_loses_exactly_the_weights_of_its_dropped_heads(name: str, kept: list[int]) -> None:
     layer = FUSED[name]
     shrunk = shrink_and_compare(layer.graph(), plan_of(name, kept))
     assert shrunk.refused == ()
@@ -52,7 +52,7 @@ def test_it_loses_exactly_the_weights_of_its_dropped_heads(name: str, kept: list
 
 
 @pytest.mark.parametrize("name", FUSED)
-def test_without_heads_nothing_remains_of_it(name: str) -> None:
+def test_an_operator_without_heads_is_removed(name: str) -> None:
     shrunk = shrink_and_compare(FUSED[name].graph(), plan_of(name, []))
     assert shrunk.refused == ()
     assert shrunk.parameters[1] == 0
@@ -117,7 +117,7 @@ def test_a_key_value_cache_that_the_caller_holds_is_refused(outputs: str, op: st
     assert shape(shrunk.model, "Wq") == (8, 12)
 
 
-def test_rotary_embedding_of_the_runtime_rotates_each_head_by_itself() -> None:
+def test_rotary_embedding_of_the_runtime_rotates_heads_independently() -> None:
     model = graph(
         """
         s = Shape (x)
@@ -143,7 +143,7 @@ def test_rotary_embedding_of_the_runtime_rotates_each_head_by_itself() -> None:
     assert shape(shrunk.model, "Wq") == shape(shrunk.model, "Wk") == (8, 16)
 
 
-def test_rotary_embedding_of_the_standard_rotates_each_head_by_itself() -> None:
+def test_rotary_embedding_of_the_standard_rotates_heads_independently() -> None:
     model = graph(
         """
         s = Shape (x)
