@@ -1,4 +1,4 @@
-"""Scenarios in a process of their own end when a server, a user or the system ends them."""
+"""Scenarios in a separate process end if a server dies, a user interrupts, or the process is killed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_process_that_ends_without_a_result_is_an_error() -> None:
     assert (error.value.details["scenario"], error.value.details["exit_code"]) == ("Server", 0)
 
 
-def test_an_error_crosses_to_the_parent_with_its_code() -> None:
+def test_an_error_is_sent_to_the_parent_with_its_code() -> None:
     error = InputError("refused", code=ErrorCode.REQUEST_REFUSED, url="grpc://127.0.0.1:9")
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy), copy.code, copy.details) == (InputError, "refused", error.code, error.details)
