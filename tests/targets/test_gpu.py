@@ -1,4 +1,4 @@
-"""What needs an NVIDIA GPU (`make test-gpu`): engines of TensorRT and of ONNX Runtime's CUDA provider."""
+"""Tests that need an NVIDIA GPU (`make test-gpu`): engines of TensorRT and of ONNX Runtime's CUDA provider."""
 
 from __future__ import annotations
 
