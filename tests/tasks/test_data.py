@@ -1,4 +1,4 @@
-"""Rows of a run: which split each part comes from, and what is set aside."""
+"""Rows of a run: the split of each part, and rows that are set aside."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_rows_are_needed(classifier: ModelFolder) -> None:
         open_data(rows_config(), classifier)
 
 
-def test_whole_messages(classifier: ModelFolder, tmp_path: Path) -> None:
+def test_messages(classifier: ModelFolder, tmp_path: Path) -> None:
     train = tsv(tmp_path / "a.tsv", *labelled_rows(20), header="gold\ttext")
     with fails_with(ErrorCode.COLUMN_MISSING) as caught:
         open_data(rows_config(train), classifier)

@@ -27,7 +27,7 @@ from tests.tasks.rows import jsonl
         ("the Paris!", ["paris"], 1, 1),
         ("in Paris", ["Paris"], 2 / 3, 0),  # one word of two is right, and it is the only one of the answer
         ("Paris, France", ["London", "Paris in France"], 4 / 5, 0),  # 2 of 2, and 2 of 3
-        ("the the cat", ["cat cat"], 2 / 3, 0),  # a word counts as often as it is in both
+        ("the the cat", ["cat cat"], 2 / 3, 0),  # a word counts as often as both contain it
         ("Rome", ["Paris"], 0, 0),
         ("", ["Paris"], 0, 0),
         ("the", ["a"], 1, 1),
