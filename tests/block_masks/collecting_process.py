@@ -38,8 +38,8 @@ def collect(folder: Path) -> dict[str, AttentionMaps]:
 def as_json(maps: dict[str, AttentionMaps]) -> dict[str, Any]:
     """Maps and counts of every site."""
     return {
-        name: {site: [each.maps[site].tolist(), each.counts[site].tolist()] for site in each.maps}
-        for name, each in maps.items()
+        name: {site: [site_maps.maps[site].tolist(), site_maps.counts[site].tolist()] for site in site_maps.maps}
+        for name, site_maps in maps.items()
     }
 
 

@@ -59,7 +59,7 @@ def test_no_more_rows_are_read_than_requested() -> None:
     assert progress == [(4, 5), (5, 5)]
 
 
-def test_maps_are_those_of_the_pruned_model() -> None:
+def test_maps_come_from_the_pruned_model() -> None:
     model = tiny.classifier()
     sites = tiny.sites_of(model)
     plans = keep_all(sites), keep_only(sites, {(site.name, head): 1.0 for site in sites for head in (0, 1)})

@@ -64,13 +64,15 @@ def test_with_weights_the_least_attention_over_all_rows_is_dropped(
     has_position = np.arange(length)[:, None] < lengths
     counts = np.einsum("qn,kn->qk", has_position, has_position).astype(np.float32) + 1.0
     equal, weighted = (
-        build_masks(replace(maps, counts={"a": each}), plan_of(kind), {kind: share}, block, weight_by_count=True)["a"]
-        for each in (np.ones_like(counts), counts)
+        build_masks(replace(maps, counts={"a": row_counts}), plan_of(kind), {kind: share}, block, weight_by_count=True)[
+            "a"
+        ]
+        for row_counts in (np.ones_like(counts), counts)
     )
     unweighted = build_masks(replace(maps, counts={"a": counts}), plan_of(kind), {kind: share}, block)["a"]
     np.testing.assert_array_equal(equal.kept, unweighted.kept, "equal counts are no weights")
     assert weighted.kept.sum() == unweighted.kept.sum()
-    if kind == "bidirectional":  # a causal block may have few entries that count
+    if kind == "bidirectional":  # a causal block can have few counted entries
         kept_attention = [
             (mask.entries(length, length) * maps.maps["a"] * counts).sum() for mask in (weighted, unweighted)
         ]

@@ -308,7 +308,7 @@ def test_the_schema_describes_every_key_and_every_recipe_follows_it() -> None:
         jsonschema.validate({"keeep": 3}, schema)
 
 
-def test_kinds_of_attention_are_those_of_plans() -> None:
+def test_kinds_of_attention_equal_those_of_plans() -> None:
     """They are defined twice, because a recipe must not import the graph libraries."""
     assert get_args(AttentionKind) == get_args(Kind)
 

@@ -191,19 +191,19 @@ def _opsets(imports: Iterable[onnx.OperatorSetIdProto]) -> list[tuple[str, int]]
 def _graph_facts(graph: onnx.GraphProto, prefix: str) -> dict[str, Any]:
     facts: dict[str, Any] = {f"{prefix}initializer {tensor.name}": _tensor(tensor) for tensor in graph.initializer}
     for role, values in (("input", graph.input), ("output", graph.output)):
-        facts |= {f"{prefix}{role} {at}": (value.name, str(value.type)) for at, value in enumerate(values)}
+        facts |= {f"{prefix}{role} {number}": (value.name, str(value.type)) for number, value in enumerate(values)}
     return facts | _node_facts(graph.node, prefix)
 
 
 def _node_facts(nodes: Iterable[onnx.NodeProto], prefix: str) -> dict[str, Any]:
     return {
-        f"{prefix}node {at}": (
+        f"{prefix}node {number}": (
             f"{node.domain}::{node.op_type}:{node.overload}",
             tuple(node.input),
             tuple(node.output),
             tuple(sorted(map(_attribute, node.attribute), key=str)),
         )
-        for at, node in enumerate(nodes)
+        for number, node in enumerate(nodes)
     }
 
 

@@ -71,11 +71,11 @@ def test_a_refused_site_stays_gated_and_is_named() -> None:
     assert (shrunk.removed, shrunk.folded) == ((), ())
     assert shrunk.obstacle == f"a: {refusal}"
     assert shrink(SEPARATE.graph(), plan([0, 2])).obstacle is None
-    more = dataclasses.replace(shrunk, refused=(refusal, refusal, refusal))
-    assert more.obstacle == f"a: {refusal} (and 2 more)"
+    several = dataclasses.replace(shrunk, refused=(refusal, refusal, refusal))
+    assert several.obstacle == f"a: {refusal} (and 2 more)"
 
 
-def test_outputs_keep_their_names_where_heads_are_returned() -> None:
+def test_outputs_keep_their_names_if_heads_are_returned() -> None:
     model = stack("one")
     heads = next(value for node in model.graph for value in node.outputs if value.name == "heads0")
     model.graph.outputs.append(heads)

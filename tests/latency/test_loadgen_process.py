@@ -72,13 +72,13 @@ def test_ctrl_c_ends_a_scenario_and_its_process() -> None:
 
 def test_a_bound_from_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = softmax_graph(tmp_path / "graph.onnx")
-    ended = compress(
+    result = compress(
         capfd,
         *("check", path, "--baseline", path, "--seconds", "0.1", "--max-slowdown", "1000%", "--quiet", "--json"),
         *("--p99", "0.000001ms", "--load-seconds", "0.1"),
     )
-    assert (ended.code, ended.error_code) == (7, ErrorCode.TOO_SLOW)
-    (result,) = ended.details["verdict"].scenarios
-    assert (result.scenario, result.holds, result.unproven) == ("SingleStream", False, False)
-    assert result.queries >= loadgen.MIN_QUERIES
-    assert [entry["scenario"] for entry in ended.json["scenarios"]] == ["SingleStream"]
+    assert (result.code, result.error_code) == (7, ErrorCode.TOO_SLOW)
+    (scenario,) = result.details["verdict"].scenarios
+    assert (scenario.scenario, scenario.holds, scenario.unproven) == ("SingleStream", False, False)
+    assert scenario.queries >= loadgen.MIN_QUERIES
+    assert [entry["scenario"] for entry in result.json["scenarios"]] == ["SingleStream"]

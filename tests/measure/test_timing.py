@@ -103,17 +103,17 @@ def test_timing_ends_on_a_machine_that_slows_down() -> None:
 
 
 def test_timing_waits_for_busy_threads() -> None:
-    done = threading.Event()
+    is_finished = threading.Event()
 
     def keep_busy() -> None:
         end = time.thread_time() + 0.05
         while time.thread_time() < end:
             pass
-        done.set()
+        is_finished.set()
 
     threading.Thread(target=keep_busy).start()
     wait_until_idle()
-    assert done.is_set()
+    assert is_finished.is_set()
 
 
 def test_an_engine_against_itself_is_as_fast() -> None:

@@ -247,7 +247,7 @@ def test_a_model_is_saved_and_loaded_like_any_other(family: str, tmp_path: Path)
 def test_sites_are_found_with_and_without_memory(family: str, attention: Attention) -> None:
     model: Any = model_of(family)
     for memories in ((), model(token_ids(2, 4)).memories):
-        named = dict(zip(memory_names(3), memories, strict=False))
-        sites = find_sites(model, {"input_ids": token_ids(2, 5), **named}, attention=attention)
+        named_memories = dict(zip(memory_names(3), memories, strict=False))
+        sites = find_sites(model, {"input_ids": token_ids(2, 5), **named_memories}, attention=attention)
         assert [site.name for site in sites] == [f"model.layers.{layer}.attention" for layer in range(3)]
         assert {(site.kind, site.heads, site.kv_heads, site.head_dim) for site in sites} == {("causal", 4, 4, 6)}

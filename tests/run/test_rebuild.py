@@ -203,12 +203,12 @@ def test_the_kernel_of_a_run_is_used_only_if_it_is_named_again(
     assert report.compressed.optimization.count(f"1 by the kernel of {library.resolve()}") == 1
     served = export(ServeRequest(out=out, repository=tmp_path / "repository"))
     assert NoteCode.KERNEL_NOT_SERVED in [note.code for note in served.notes]
-    named = rebuild(out, {"kernel": library}, listener)
-    assert named.session["kernel"] == str(library.resolve())
-    assert NoteCode.KERNEL_UNUSED not in [note.code for note in named.notes]
-    unnamed = rebuild(out, {}, listener)
-    assert "kernel" not in unnamed.session
-    assert NoteCode.KERNEL_UNUSED in [note.code for note in unnamed.notes]
+    with_kernel = rebuild(out, {"kernel": library}, listener)
+    assert with_kernel.session["kernel"] == str(library.resolve())
+    assert NoteCode.KERNEL_UNUSED not in [note.code for note in with_kernel.notes]
+    without_kernel = rebuild(out, {}, listener)
+    assert "kernel" not in without_kernel.session
+    assert NoteCode.KERNEL_UNUSED in [note.code for note in without_kernel.notes]
     library.unlink()
     with pytest.raises(UsageError) as error:
         rebuild(out, {"kernel": library}, listener)

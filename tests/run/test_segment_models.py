@@ -110,12 +110,12 @@ def test_the_shrunk_graph_equals_the_gated_one_and_an_emptied_layer_is_its_bias(
 def test_every_dropped_head_removes_its_parameters(
     exported: SegmentGraph, tmp_path_factory: pytest.TempPathFactory, kept: list[tuple[int, ...]], seed: int
 ) -> None:
-    """In PyTorch and in the file; an emptied layer loses its normalization, 2 x 24 parameters, too."""
+    """This holds in PyTorch and in the file; an emptied layer also loses the 2 x 24 parameters of its normalization."""
     model, plan = exported.model, plan_of(exported.sites, kept, np.random.default_rng(seed))
     small = tmp_path_factory.mktemp("small") / "small.onnx"
     save(exported.shrunk(plan).model, small)
-    others = model.num_parameters() - plan.heads * head_parameters(model)
-    expected = plan.heads_kept * head_parameters(model) + others - 48 * kept.count(())
+    other_parameters = model.num_parameters() - plan.heads * head_parameters(model)
+    expected = plan.heads_kept * head_parameters(model) + other_parameters - 48 * kept.count(())
     assert pruned(model, plan).num_parameters() == expected
     assert weight_bytes(small) == 4 * (expected + FREQUENCIES * any(kept))
 
@@ -163,6 +163,6 @@ def test_a_run_scores_a_model_without_memory_segment_by_segment(tmp_path: Path) 
     data = open_data(recipe.rows, load(tmp_path / "model"), recipe.selection.seed)
     assert isinstance(data.task, Streams)
     models = (model, pruned(model, plan).eval())
-    expected = [data.task.score(read(data.task, data.test, reader(each))) for each in models]
+    expected = [data.task.score(read(data.task, data.test, reader(network))) for network in models]
     (score,) = report.scores
     assert [score.dense, score.compressed] == pytest.approx(expected, rel=1e-5)

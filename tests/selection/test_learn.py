@@ -35,7 +35,7 @@ def test_every_method_keeps_exactly_k(method: str, keep: int | str, tmp_path: Pa
     assert learned.plan.data == "sha256:rows"
     for site in learned.plan.sites:
         scale = site.heads / max(1, len(site.kept)) if method == "bin-concrete" else 1.0
-        assert all(each == pytest.approx(scale) for each in site.scale)
+        assert all(head_scale == pytest.approx(scale) for head_scale in site.scale)
 
 
 def test_the_same_seed_gives_the_same_plan_and_weights(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_penalised_gates_settle_and_the_model_trains_with_the_kept_heads(method:
     options = {"cooldown": 0.5, "penalty": 0.1, "points": 12, "evaluations": 2}
     learned = tiny.learn_plan(tmp_path, selection(method=method, keep=2, options=options))
     values = {point.step: point.values for point in learned.curves}
-    assert all({"open", "expected", "overlap"} <= set(each) for each in values.values())
+    assert all({"open", "expected", "overlap"} <= set(readings) for readings in values.values())
     assert {values[step]["overlap"] for step in range(6, 13)} == {1.0}
     assert len({values[step]["expected"] for step in range(1, 7)}) == 6
     assert {values[step]["expected"] for step in range(6, 13)} == {values[6]["expected"]}

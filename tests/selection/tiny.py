@@ -137,4 +137,4 @@ def gated_accuracy(model: PreTrainedModel, plan: Plan) -> float:
 def have_same_weights(first: torch.nn.Module, second: torch.nn.Module) -> bool:
     """Whether two models of one class have equal weights."""
     pairs = zip(first.state_dict().values(), second.state_dict().values(), strict=True)
-    return all(torch.equal(weights, others) for weights, others in pairs)
+    return all(torch.equal(weights, second_weights) for weights, second_weights in pairs)

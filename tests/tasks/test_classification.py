@@ -131,10 +131,10 @@ def sst2() -> tuple[ModelFolder, Data]:
     return folder, open_data(rows_config(None, str(SST2), str(SST2), max_length=64), folder)
 
 
-@pytest.mark.parametrize(("every", "accuracy"), [(4, 0.8983), pytest.param(1, 0.898, marks=pytest.mark.zoo)])
-def test_minilm_on_sst2(every: int, accuracy: float, sst2: tuple[ModelFolder, Data]) -> None:
+@pytest.mark.parametrize(("stride", "accuracy"), [(4, 0.8983), pytest.param(1, 0.898, marks=pytest.mark.zoo)])
+def test_minilm_on_sst2(stride: int, accuracy: float, sst2: tuple[ModelFolder, Data]) -> None:
     folder, data = sst2
     assert [len(part) for part in (data.train, data.eval, data.test)] == [0, 706, 1_439]
-    rows = data.eval.select(range(0, len(data.eval), every))
+    rows = data.eval.select(range(0, len(data.eval), stride))
     score = data.task.score(statistics(data.task, rows, forward_of(folder.model)))
     assert score == pytest.approx(accuracy, abs=5e-4)

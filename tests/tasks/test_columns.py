@@ -63,7 +63,7 @@ def test_faults_of_text_columns(
     assert str(caught.value).startswith("f: ")
 
 
-def test_empty_texts_are_refused_where_every_text_is_needed() -> None:
+def test_empty_texts_are_refused_if_every_text_is_needed() -> None:
     rows = Dataset.from_dict({"text": ["x", " "]})
     assert TextColumns().find(rows, (), "f") == ("text",)
     with fails_with(ErrorCode.INVALID_ROWS, column="text", row=2):

@@ -91,7 +91,7 @@ def test_the_hash_depends_on_rows_and_not_on_the_file(classifier: ModelFolder, t
     assert str(hashes[0]).startswith("sha256:")
 
 
-def test_training_texts_are_those_of_the_file(tmp_path: Path) -> None:
+def test_training_texts_come_from_the_file(tmp_path: Path) -> None:
     path = tsv(tmp_path / "a.tsv", "1\tgood", "0\tbad")
     assert training_texts(rows_config(path)) == ["good", "bad"]
 

@@ -87,8 +87,8 @@ def test_answers_have_several_forms(tmp_path: Path) -> None:
     ],
 )
 def test_faults_of_a_row_name_it(change: dict[str, Any], details: dict[str, Any], tmp_path: Path) -> None:
-    good = row("in rome", "who", Answer("rome", 3))
-    rows = jsonl(tmp_path / "a.jsonl", good, {**good, **change})
+    valid = row("in rome", "who", Answer("rome", 3))
+    rows = jsonl(tmp_path / "a.jsonl", valid, {**valid, **change})
     with fails_with(ErrorCode.INVALID_ROWS, row=2, **details):
         open_data(rows_config(rows, rows, rows), folder_of(wordpieces()))
 

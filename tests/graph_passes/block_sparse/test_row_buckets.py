@@ -35,13 +35,13 @@ def test_whole_heads_are_in_no_bucket(causal: bool) -> None:
 def test_rows_without_a_block_are_computed_only_on_request() -> None:
     kept = KEPT.copy()
     kept[0, 4] = False
-    for every in (False, True):
+    for every_row in (False, True):
         rows = {
             (head, row)
-            for bucket in buckets(BlockMask(kept, 8), 64, every=every)
+            for bucket in buckets(BlockMask(kept, 8), 64, every=every_row)
             for head, row in zip(bucket.heads, bucket.rows, strict=True)
         }
-        assert ((0, 4) in rows) == every
+        assert ((0, 4) in rows) == every_row
 
 
 def test_causality_hides_future_blocks() -> None:

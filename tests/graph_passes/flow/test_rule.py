@@ -24,7 +24,7 @@ Axes = set[tuple[int, int]]
 
 
 class Sample:
-    """One graph, its nodes that have rules, and the input axes that heads may lie on."""
+    """One graph, its nodes that have rules, and the input axes that can hold heads."""
 
     def __init__(self, model: ir.Model) -> None:
         Normalize()(model)
@@ -51,24 +51,26 @@ class Sample:
             pairs = list(rule.carries(node, position, axis, self.context))
         except NoRuleError:
             return set()
-        return {(output, at) for output, at in pairs if self.size(node, output, at) > 1}
+        return {(output, output_axis) for output, output_axis in pairs if self.size(node, output, output_axis) > 1}
 
     def demanded(self, node: ir.Node, rule: Rule, position: int, axis: int) -> Axes:
         """Output axes on which a single index needs other indices of the input axis than the whole axis does."""
         full: list[Need] = [whole(len(self.context.probe.shape(value) or ())) for value in node.outputs]
         carriers: Axes = set()
         for output, need in enumerate(full):
-            for at in range(len(need)):
-                size = self.size(node, output, at)
+            for output_axis in range(len(need)):
+                size = self.size(node, output, output_axis)
                 for index in range(size if size > 1 else 0):
                     single = list(full)
-                    single[output] = tuple(np.array([index]) if at == entry else None for entry in range(len(need)))
+                    single[output] = tuple(
+                        np.array([index]) if output_axis == entry else None for entry in range(len(need))
+                    )
                     with contextlib.suppress(NoRuleError):
-                        few, every = (
+                        single_need, full_need = (
                             rule.demand(node, needs, self.context).inputs[position] for needs in (single, full)
                         )
-                        if few and every and not same_index(few[axis], every[axis]):
-                            carriers.add((output, at))
+                        if single_need and full_need and not same_index(single_need[axis], full_need[axis]):
+                            carriers.add((output, output_axis))
         return carriers
 
     def size(self, node: ir.Node, output: int, axis: int) -> int:
@@ -79,8 +81,8 @@ class Sample:
 def assert_agrees(model: ir.Model) -> None:
     sample = Sample(model)
     for node, rule, position, axis in sample.axes():
-        where = (node.op_type, position, axis)
-        assert sample.carried(node, rule, position, axis) == sample.demanded(node, rule, position, axis), where
+        location = (node.op_type, position, axis)
+        assert sample.carried(node, rule, position, axis) == sample.demanded(node, rule, position, axis), location
 
 
 @pytest.mark.parametrize("name", [*LAYERS, *FUSED])

@@ -80,8 +80,8 @@ def test_without_layers_nothing_is_known(information: str, sites: Sequence[Graph
 
 def test_an_attention_whose_node_a_kernel_names_is_fused(sites: Sequence[GraphSite], nodes: list[str]) -> None:
     kernels = [BuiltLayer(name="_gemm_mha_v2", nodes=node) for node in nodes]
-    every = AttentionFusion(len(sites), len(sites), len(sites), reasons=fusion_of(kernels, sites).reasons)
-    assert fusion_of(kernels, sites) == every
+    all_fused = AttentionFusion(len(sites), len(sites), len(sites), reasons=fusion_of(kernels, sites).reasons)
+    assert fusion_of(kernels, sites) == all_fused
     assert fusion_of(kernels[:1] * len(sites), sites).fused == 1, "one attention of several kernels"
     softmax = BuiltLayer(name="_gemm_mha_v2", nodes="its softmax")
     assert fusion_of([kernels[0], softmax], sites).fused == 1, "the second kernel belongs to the same attention"

@@ -66,7 +66,7 @@ def test_attributes_state_the_remaining_heads() -> None:
     assert node.attributes["qkv_hidden_sizes"].as_ints() == (6, 6, 9)
 
 
-def test_key_heads_are_repeated_where_query_heads_share_them_unevenly() -> None:
+def test_key_heads_are_repeated_if_query_heads_share_them_unevenly() -> None:
     # Query heads 0 and 1 share key head 0, head 2 uses key head 1: each gets its own copy, at run time and not in the
     # file.
     shrunk = shrink(FUSED["Attention 3D, grouped"].graph(), plan(site([0, 1, 2], kv_heads=2)))
