@@ -1,4 +1,4 @@
-"""The latency check as a pytest fixture: its options, its files, and that a test fails where the check does."""
+"""The latency check as a pytest fixture: its options, its files, and tests that fail with the check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`compress check` as a user runs it: exit codes, what it prints, and the files that it writes."""
+"""The command `compress check`: exit codes, printed text, and written files."""
 
 from __future__ import annotations
 

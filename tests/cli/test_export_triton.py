@@ -1,4 +1,4 @@
-"""`compress export-triton` as a user runs it."""
+"""The command `compress export-triton`."""
 
 from __future__ import annotations
 

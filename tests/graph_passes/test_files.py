@@ -41,7 +41,7 @@ def edit(path: Path, change: Callable[[onnx.ModelProto], object]) -> None:
 
 
 def point(key: str, value: str) -> Callable[[onnx.ModelProto], object]:
-    """An edit of where the data of the first weight are."""
+    """An edit of the location of the data of the first weight."""
 
     def change(proto: onnx.ModelProto) -> None:
         entries = proto.graph.initializer[0].external_data

@@ -1,5 +1,4 @@
-"""The one contract: for any plan, a shrunk graph computes what the gated graph computes, without the weights of dropped
-heads."""
+"""For any plan, a shrunk graph computes what the gated graph computes, without the weights of dropped heads."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tests.latency.verdicts import scenario, slowdown, verdict
 
 
 def cases(suite: ElementTree.Element) -> dict[str | None, list[str]]:
-    """Name -> tags of what is in the case."""
+    """Name of each case -> tags of its elements."""
     return {case.get("name"): [entry.tag for entry in case] for case in suite}
 
 

@@ -25,7 +25,7 @@ class Reference:
     """The reference graph of one family, with every gate open.
 
     Args:
-        family: of `tests.zoo`, one with memory where it has one.
+        family: name in `tests.zoo`; the inputs include a memory if the family has one.
         opset: operator set.
         attention: form of attention.
 

@@ -1,4 +1,4 @@
-"""Paired bootstrap intervals: their width, and what they are paired over."""
+"""Paired bootstrap intervals: their width, and the pairing of examples."""
 
 from __future__ import annotations
 

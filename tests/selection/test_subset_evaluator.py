@@ -63,7 +63,7 @@ def test_metrics_do_not_depend_on_the_memory_for_activations(memory_share: float
 
 
 def test_only_layers_above_the_change_run() -> None:
-    """The base once, and half of the two layers for each head of the upper one."""
+    """One forward of the base, and half a forward for each head of the upper of two layers."""
     fast, _ = fast_and_plain()
     heads = fast.heads[len(fast.heads) // 2 :]
     fast.evaluate_without(frozenset(fast.heads), heads)

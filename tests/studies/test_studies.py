@@ -137,7 +137,7 @@ def finished(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
 
 
 def test_a_grid_runs_every_method_and_draws_the_heads_that_it_keeps(inputs: Path, tmp_path: Path) -> None:
-    """Global pruning removes a head of every layer at a time: where 3 are requested, it keeps 4."""
+    """Global pruning removes a head of every layer at a time: if 3 are requested, it keeps 4."""
     findings = study("grid", request_of(inputs, tmp_path, axes={"methods": tuple(METHODS), "keeps": (3,)}))
     heads = {row["method"]: row["heads"] for row in table(tmp_path)}
     assert heads == {"dense": "8", **dict.fromkeys(METHODS, "3"), "global": "4"}

@@ -25,7 +25,7 @@ from tests.training.runs import Recorder, without_times
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    """The training text, where `training_request` expects it."""
+    """Write the training text to the path that `training_request` expects."""
     path = tmp_path / "train.txt"
     path.write_text(language.text(30))
     return path

@@ -1,4 +1,4 @@
-"""How the sites of a plan are paired with the attentions of a graph, and what is ambiguous."""
+"""The sites of a plan are paired with the attentions of a graph, or refused if that is ambiguous."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buckets hold the rows of a mask, each block once."""
+"""Buckets contain the rows of a mask, and each block once."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ WEIGHTS = f"{PROJECTIONS}, {SPLIT}, {OUTPUT}"
 
 
 def assert_left_whole(shrunk: Shrunk, op: str, code: RefusalCode, value: str = "") -> None:
-    """Check that site `a` is refused for `op`, that its gate stands and that none of its weights is smaller."""
+    """Check that site `a` is refused for `op`, keeps its gate, and keeps all of its weights."""
     refusals = [(refusal.op, refusal.code, refusal.value, refusal.sites) for refusal in shrunk.refused]
     assert refusals == [(op, code, value, {"a"})]
     assert shrunk.removed == ()

@@ -1,4 +1,4 @@
-"""`Rule.carries` says which output axes carry an input axis; it must agree with what `Rule.demand` asks for."""
+"""`Rule.carries` lists the output axes that carry an input axis; it must agree with `Rule.demand`."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_only_the_requested_sites_are_lowered() -> None:
 
 
 def refused(model: ir.Model, mask: BlockMask) -> tuple[str, RefusalCode]:
-    """The operator in the way of lowering, and the kind of obstacle; the graph stays as it is."""
+    """The operator that prevents lowering, and the code of the refusal; the graph is not changed."""
     report = assert_untouched(LowerBlockSparse({"a": mask}), model)
     assert report.lowered == ()
     (refusal,) = report.refused

@@ -1,4 +1,4 @@
-"""A scale moves from attention scores to queries where only its position changes."""
+"""A scale moves from attention scores to queries if only its position changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiled kernel: built, compared with the function, run in its place, and refused where it cannot be built."""
+"""The compiled kernel: built, compared with the function, run in its place, and refused if it cannot be built."""
 
 from __future__ import annotations
 

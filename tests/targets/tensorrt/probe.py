@@ -76,7 +76,7 @@ class Probe:
         return TARGET.build(self.graph, self.path, precision=precision, options=options)
 
     def precision(self, precision: Any) -> dict[str, Any]:
-        """An engine of a precision: what was requested of TensorRT, and how it runs."""
+        """An engine of a precision: the requests to TensorRT, and the outcome of a run."""
         settings = ort_session.session_settings("cpu", 1)
         expected = ort_session.run_session(ort_session.open_session(self.graph, settings), self.feeds)
         engine = self.build(precision)

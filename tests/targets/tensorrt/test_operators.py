@@ -28,7 +28,7 @@ SUPPORTED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys("Max Min Mul Neg Pad Pow ScatterElements ScatterND Sub".split(), _NUMBERS),
     **dict.fromkeys("Cast Concat Constant Expand Gather GatherElements GatherND Identity".split(), _ANY),
     **dict.fromkeys("Reshape Shape Slice Split Squeeze Tile Transpose Trilu Unsqueeze Where".split(), _ANY),
-    "Range": _INTEGERS,  # 8.6 takes floats only where the bounds are constants
+    "Range": _INTEGERS,  # 8.6 accepts floats only if the bounds are constants
 }
 """Operator -> element types of its data that both 8.6 and 10 take (onnx-tensorrt, docs/operators.md; the importers of
 CumSum and ArgMax take integers too)."""

@@ -60,7 +60,7 @@ class Chain:
         return node.outputs[0]
 
     def size(self, axis: int) -> int | None:
-        """Elements of an axis, None where they follow the input."""
+        """Number of elements of an axis; None if it depends on the input."""
         labels = self.axes[axis]
         return None if {"B", "S"} & set(labels) else math.prod(self.sizes[label] for label in labels)
 
