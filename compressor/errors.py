@@ -100,7 +100,7 @@ class ErrorCode(StrEnum):
     MODEL_NOT_READY = "model-not-ready"
     """The server has no such model, or has not loaded it."""
     CHECK_INTERRUPTED = "check-interrupted"
-    """A latency check ended before all of it was measured."""
+    """A latency check ended before its measurements were complete."""
     PROCESS_ENDED = "process-ended"
     """A worker process ended before it returned a result."""
 

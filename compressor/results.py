@@ -171,8 +171,8 @@ _SHARES = frozenset({"accuracy", "balanced_accuracy", "exact-match", "f1", "macr
 class Score(_Row):
     """The task's metric on the dense and the compressed engine, with a paired bootstrap interval of the difference.
 
-    `difference` is compressed minus dense as computed, whatever `unit` it is shown in; `low` and `high` bound it at
-    `confidence`.
+    `difference` is compressed minus dense, as computed and not scaled to `unit`; `low` and `high` are the bounds of its
+    interval at `confidence`.
     """
 
     metric: str

@@ -30,7 +30,7 @@ class WorkDir:
         path: `<out>.partial`.
         result: the folder that becomes `out`.
         scratch: graphs and engines that are not kept.
-        learning: checkpoints and what was learned; the only part that an interrupted run leaves.
+        learning: checkpoints and results of learning; the only part that remains after an interrupted run.
     """
 
     def __init__(self, out: Path) -> None:
@@ -114,7 +114,7 @@ def open_workdir(out: Path, *, force: bool) -> Iterator[WorkDir]:
             hint = f"; the same command resumes from {work.path}" if _remove_unresumable(work) else ""
             raise KeyboardInterrupt(f"interrupted{hint}") from interrupt
         except Exception as error:
-            kept = f" (what was learned is kept in {work.path})" if _remove_unresumable(work) else ""
+            kept = f" (the results of learning are kept in {work.path})" if _remove_unresumable(work) else ""
             if _is_full(error):
                 raise InputError(
                     f"{work.path}: the disk is full; free some space and run the same command again{kept}",

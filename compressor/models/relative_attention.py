@@ -88,7 +88,7 @@ class RelativeAttention(nn.Module):
 
     is_causal = True
     reads_segments = True
-    """Queries start at position 0 of the segment, whatever the length of the memory."""
+    """Queries start at position 0 of the segment, regardless of the length of the memory."""
 
     def __init__(self, config: SegmentConfig, heads: int, persistent: int = 0) -> None:
         super().__init__()

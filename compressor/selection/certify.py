@@ -199,7 +199,7 @@ def certify(
 
     Args:
         steps: the steps of a search, each with fewer heads than the one before; the first has all heads.
-        losses: 1.0 for each unseen row that the model with a step's heads gets wrong, else 0.0, `[rows]`, in random
+        losses: 1.0 for each unseen row that the model with a step's heads misclassifies, else 0.0, `[rows]`, in random
             order.
         budget: permitted drop of accuracy.
         confidence: confidence that a certified drop is within the budget.

@@ -33,7 +33,7 @@ Evaluations = dict[frozenset[Head], Evaluation]
 
 
 class EvaluationStore:
-    """Evaluations in an `.npz` file, which is written at intervals; they grow with the time that a write takes.
+    """Evaluations in an `.npz` file, which is written at intervals, longer ones if a write takes long.
 
     Args:
         path: the file; it need not exist.

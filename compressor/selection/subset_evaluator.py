@@ -84,7 +84,7 @@ class ModelSubsetEvaluator:
         """Use the evaluations in a file, and store new ones there.
 
         An interrupted search resumes from the file, and searches on the same model and rows can share it. The cost of a
-        subset counts for every search that evaluates it, whichever measured it.
+        subset counts for every search that evaluates it, even if another measured it.
 
         Args:
             path: the file; it need not exist.

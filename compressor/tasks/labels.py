@@ -68,7 +68,7 @@ def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str)
 
 
 def _check_new_names(names: Sequence[str], config: PretrainedConfig, source: str) -> None:
-    """Raise InputError unless new names are as many as the model's classes, and none is the name of a class."""
+    """Raise InputError unless there are as many new names as classes, and none of them is already a class name."""
     classes = int(config.num_labels or 0)
     unknown = _names_unknown_to(config, names)
     details: dict[str, Any] = {"code": ErrorCode.LABEL_MISMATCH, "labels": tuple(names), "classes": classes}

@@ -79,7 +79,7 @@ class RunCallback(TrainerCallback):
         self.gate, self.metric, self.on_progress, self.on_evaluation = gate, metric, on_progress, on_evaluation
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step >= state.max_steps:  # the last step is evaluated and saved, whatever the intervals
+        if state.global_step >= state.max_steps:  # the last step is always evaluated and saved
             control.should_log = control.should_evaluate = control.should_save = True
         self.on_progress(state.global_step, state.max_steps)
 

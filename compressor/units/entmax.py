@@ -15,7 +15,7 @@ from compressor.units.hook import Call, family, intercepted, unwrap
 
 _TOLERANCE = 1e-4
 _PROBE_SCORE = 8.0
-"""Largest score in the comparison with softmax: caps and attention sinks show at this size, whatever the weights."""
+"""Largest score in the comparison with softmax, at which caps and attention sinks have an effect with any weights."""
 
 
 def entmax_function() -> Callable[..., Tensor]:

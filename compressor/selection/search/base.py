@@ -138,7 +138,7 @@ def require_end(method: str, keep: int | None, budget: float | None) -> float:
         )
     if not budget >= 0:
         raise UsageError(
-            f"--max-drop {budget:g}: the loss of the metric that is allowed; choose 0 or more",
+            f"--max-drop {budget:g}: the allowed loss of the metric is negative; choose 0 or more",
             code=ErrorCode.OUT_OF_RANGE,
             field="max_drop",
             value=budget,
