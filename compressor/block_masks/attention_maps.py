@@ -71,7 +71,7 @@ class AttentionMaps:
                 code=ErrorCode.FILE_MISSING,
                 path=Path(path),
             ) from error
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+        except (OSError, SafetensorError, KeyError, ValueError, AttributeError) as error:
             raise InputError(
                 f"{path}: not a file of attention maps ({error}); use the maps.safetensors of a run",
                 code=ErrorCode.FILE_UNREADABLE,
@@ -108,7 +108,6 @@ class AttentionMaps:
         foreign = next((name for name in self.maps if name not in names), None)
         if foreign is not None:
             raise _mismatch(f"the model has no site {foreign}", "site", foreign)
-        shape = (self.length, self.length + memory)
         for site in sites:
             array = self.maps.get(site.name)
             if array is None:
@@ -119,6 +118,7 @@ class AttentionMaps:
             if len(array) != site.heads:
                 text = f"the map of {site.name} has {len(array)} heads, the site {site.heads}"
                 raise _mismatch(text, "heads", len(array), site=site.name)
+            shape = (self.length, self.length + memory)
             for part, pairs in (("map", array.shape[1:]), ("count", self.counts[site.name].shape)):
                 if pairs != shape:
                     text = f"{site.name}: the {part} covers {list(pairs)} positions, other maps {list(shape)}"
