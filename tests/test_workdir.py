@@ -79,7 +79,7 @@ def test_an_error_leaves_no_files(tmp_path: Path, fault: BaseException) -> None:
     ("fault", "message"),
     [
         (KeyboardInterrupt(), "interrupted; the same command resumes from"),
-        (MetricDropError("too bad"), r"too bad \(what was learned is kept in"),
+        (MetricDropError("too bad"), r"too bad \(the results of learning are kept in"),
     ],
 )
 def test_learned_results_survive_an_error(tmp_path: Path, fault: BaseException, message: str) -> None:
