@@ -1,4 +1,4 @@
-"""Reading texts through an engine segment by segment equals PyTorch, and what does not fit changes nothing."""
+"""Reading texts through an engine segment by segment equals PyTorch, and invalid input changes nothing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_ten_segments_equal_pytorch(exported: SegmentGraph, stream: Stream, kept
         assert stream_error(stream, exported.model, [4, 1, 7, 2, 4, 30, 4, 4, 3, 5]) <= TOLERANCE
 
 
-def test_limits_are_those_of_the_model(exported: SegmentGraph) -> None:
+def test_limits_match_the_model(exported: SegmentGraph) -> None:
     assert limits(exported.reference) == exported.model.config.limits
 
 
@@ -93,7 +93,7 @@ def test_memories_may_be_one_array(stream: Stream) -> None:
         ([], (4,), ErrorCode.TENSOR_MISMATCH, {"tensor": "input_ids", "shape": (4,)}),
     ],
 )
-def test_what_does_not_fit_is_refused_and_memories_stay(
+def test_invalid_input_is_refused_and_memories_are_unchanged(
     stream: Stream,
     memories: list[tuple[int, ...]],
     segment: tuple[int, ...],
@@ -109,7 +109,7 @@ def test_what_does_not_fit_is_refused_and_memories_stay(
     assert stream.memories is arrays
 
 
-def test_tokens_outside_of_the_vocabulary_are_refused_and_memories_stay(stream: Stream) -> None:
+def test_tokens_outside_of_the_vocabulary_are_refused_and_memories_are_unchanged(stream: Stream) -> None:
     stream.read(np.ones((1, 3), np.int32))
     before = stream.memories
     with pytest.raises(InputError) as error:
@@ -118,7 +118,7 @@ def test_tokens_outside_of_the_vocabulary_are_refused_and_memories_stay(stream: 
     assert stream.memories is before
 
 
-def test_a_graph_without_memory_is_no_stream(stream: Stream, tmp_path: Path) -> None:
+def test_a_graph_without_memory_is_refused(stream: Stream, tmp_path: Path) -> None:
     graph = tmp_path / "model.onnx"
     save(parsed("y = Neg(ids)", "int64[N, T] ids", "int64[N, T] y"), graph)
     assert limits(graph) is None
@@ -128,7 +128,7 @@ def test_a_graph_without_memory_is_no_stream(stream: Stream, tmp_path: Path) -> 
     assert (error.value.code, error.value.details["tensor"]) == (ErrorCode.TENSOR_MISMATCH, "memory_0")
 
 
-def test_memories_of_no_fixed_width_are_refused(stream: Stream, tmp_path: Path) -> None:
+def test_memories_without_a_fixed_width_are_refused(stream: Stream, tmp_path: Path) -> None:
     graph = tmp_path / "model.onnx"
     save(parsed("y = Neg(memory_0)", "float[N, S, W] memory_0", "float[N, S, W] y"), graph)
     with pytest.raises(InputError) as error:
@@ -137,7 +137,7 @@ def test_memories_of_no_fixed_width_are_refused(stream: Stream, tmp_path: Path) 
     assert error.value.details == {"path": graph, "tensor": "memory_0", "shape": ("N", "S", "W")}
 
 
-def test_empty_memories_are_those_of_a_first_segment(exported: SegmentGraph) -> None:
+def test_empty_memories_have_no_positions(exported: SegmentGraph) -> None:
     memories = empty_memories(exported.reference, 3)
     assert {name: array.shape for name, array in memories.items()} == {
         f"memory_{layer}": (3, 0, HIDDEN) for layer in range(2)
