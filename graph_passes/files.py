@@ -90,8 +90,14 @@ def _check_names(graph: onnx.GraphProto, path: Path) -> None:
 
 
 def data_files(model: ir.Model) -> frozenset[Path]:
-    """The files that hold the external weights of a loaded graph."""
-    tensors = (value.const_value for graph in model.graphs() for value in graph.initializers.values())
+    """The files that hold the external data of a loaded graph: of initializers and of attributes."""
+    tensors = [value.const_value for graph in model.graphs() for value in graph.initializers.values()]
+    attributes = (attribute for node in model.graph.all_nodes() for attribute in node.attributes.values())
+    tensors += [
+        attribute.as_tensor()
+        for attribute in attributes
+        if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref()
+    ]
     return frozenset(Path(tensor.path).resolve() for tensor in tensors if isinstance(tensor, ir.ExternalTensor))
 
 

@@ -72,7 +72,7 @@ class EngineSet:
     def max_batch(self) -> int:
         """Maximum rows per batch of every engine; 1 where no input has a batch axis."""
         profiles = (shapes for metadata in self.metadata.values() for shapes in metadata.profiles.values())
-        return min(maximum[0] for _, _, maximum in profiles if maximum)
+        return min((maximum[0] for _, _, maximum in profiles if maximum), default=1)
 
     @property
     def lengths(self) -> tuple[int, int]:

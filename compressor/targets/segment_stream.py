@@ -35,8 +35,12 @@ def limits(graph: Path) -> MemoryLimits | None:
             tensor="memory_0",
             shape=None if shape is None else tuple(map(str, shape)),
         )
-    known = {name: int(text) for name, text in model.metadata_props.items() if name in (MEMORY_LENGTH, MAX_POSITIONS)}
-    return MemoryLimits(layers, shape[2], known.get(MEMORY_LENGTH), known.get(MAX_POSITIONS))
+    memory, positions = (_number(model.metadata_props.get(name, "")) for name in (MEMORY_LENGTH, MAX_POSITIONS))
+    return MemoryLimits(layers, shape[2], memory, positions)
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None
 
 
 def empty_memories(graph: Path, batch: int) -> dict[str, np.ndarray]:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 import pytest
 from hypothesis import strategies as st
 
-from graph_passes import GraphError, GraphPassError, find_attention, load, save, shrink
+from graph_passes import GraphError, GraphPassError, data_files, find_attention, load, save, shrink
 from graph_passes.errors import GraphErrorCode
 from graph_passes.files import atomic_replace
 from tests.graph_passes.graphs import SIZES, assert_same, content, draw, graph, plan, run
@@ -180,14 +180,27 @@ def test_data_at_an_invalid_position_are_refused(saved: Path, key: str, value: s
     assert_refused(saved, GraphErrorCode.FILE_UNREADABLE, **details)
 
 
-def test_data_of_a_constant_outside_the_folder_are_refused(saved: Path) -> None:
+def constant_in(location: str) -> Callable[[onnx.ModelProto], object]:
+    """An edit that adds a `Constant` of 4 numbers in an external file."""
+
     def change(proto: onnx.ModelProto) -> None:
         tensor = onnx.TensorProto(name="c", dims=[4], data_type=1, data_location="EXTERNAL")
-        tensor.external_data.add(key="location", value="../secret")
+        tensor.external_data.add(key="location", value=location)
         node = proto.graph.node.add(op_type="Constant", output=["c"])
         node.attribute.add(name="value", type=onnx.AttributeProto.TENSOR).t.CopyFrom(tensor)
 
-    edit(saved, change)
+    return change
+
+
+def test_data_of_weights_and_of_constants_are_listed(saved: Path) -> None:
+    constants = saved.with_name("constants")
+    constants.write_bytes(bytes(16))
+    edit(saved, constant_in("constants"))
+    assert data_files(load(saved)) == {constants, saved.with_name("model.onnx.data")}
+
+
+def test_data_of_a_constant_outside_the_folder_are_refused(saved: Path) -> None:
+    edit(saved, constant_in("../secret"))
     assert_refused(saved, GraphErrorCode.UNSAFE_PATH, tensor="c", location=Path("../secret"))
 
 

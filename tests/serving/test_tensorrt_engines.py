@@ -14,6 +14,7 @@ from compressor.config.serve import ServeRequest
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.results import NoteCode
 from compressor.serving import export, triton_config
+from compressor.serving.tensorrt_engines import load_engines
 from compressor.targets.graph_facts import graph_digest
 from tests.serving.outputs import tensorrt_engine
 
@@ -29,6 +30,12 @@ def built(out: Path, tmp_path: Path) -> Path:
 def other_engine(built: Path, folder: Path, **fields: Any) -> Path:
     """An engine of the same graph for compute capability 9.0."""
     return tensorrt_engine(folder, (9, 0), 32, graph_hash=graph_digest(built / "model.onnx"), **fields)
+
+
+def test_an_engine_whose_inputs_are_scalars_takes_one_row(built: Path) -> None:
+    scalar = {"profiles": {"threshold": ((), (), ())}, "inputs": {"threshold": "float32"}}
+    engine = tensorrt_engine(built, (8, 0), 32, graph_hash=graph_digest(built / "model.onnx"), **scalar)
+    assert load_engines(built, (engine,)).max_batch == 1
 
 
 def test_engines_of_several_gpus_share_a_model(built: Path, tmp_path: Path) -> None:

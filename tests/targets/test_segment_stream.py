@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from compressor.errors import ErrorCode, InputError
+from compressor.segment_memory import MAX_POSITIONS, MEMORY_LENGTH
 from compressor.targets.segment_stream import Stream, empty_memories, limits
 from compressor.units import gated, keep_all
 from graph_passes import save
@@ -55,6 +56,16 @@ def test_ten_segments_equal_pytorch(exported: SegmentGraph, stream: Stream, kept
 
 def test_limits_match_the_model(exported: SegmentGraph) -> None:
     assert limits(exported.reference) == exported.model.config.limits
+
+
+@pytest.mark.parametrize("text", ["", "many", "-1", "1.5"])
+def test_a_limit_that_is_no_number_is_unknown(text: str, tmp_path: Path) -> None:
+    model = parsed("y = Neg(memory_0)", "float[N, M, 4] memory_0", "float[N, M, 4] y")
+    model.metadata_props.update({MEMORY_LENGTH: text, MAX_POSITIONS: "16"})
+    save(model, tmp_path / "model.onnx")
+    read = limits(tmp_path / "model.onnx")
+    assert read is not None
+    assert (read.memory_length, read.max_positions) == (None, 16)
 
 
 def test_memories_may_be_one_array(stream: Stream) -> None:
