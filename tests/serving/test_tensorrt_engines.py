@@ -33,7 +33,7 @@ def other_engine(built: Path, folder: Path, **fields: Any) -> Path:
 
 
 def test_an_engine_whose_inputs_are_scalars_takes_one_row(built: Path) -> None:
-    scalar = {"profiles": {"threshold": ((), (), ())}, "inputs": {"threshold": "float32"}}
+    scalar: dict[str, Any] = {"profiles": {"threshold": ((), (), ())}, "inputs": {"threshold": "float32"}}
     engine = tensorrt_engine(built, (8, 0), 32, graph_hash=graph_digest(built / "model.onnx"), **scalar)
     assert load_engines(built, (engine,)).max_batch == 1
 
