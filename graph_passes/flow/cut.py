@@ -25,9 +25,6 @@ class Cuts(RuleContext):
         demands: the rule's answer for each node that has a rule.
     """
 
-    states_free_sizes = False
-    """Whether the number of needed indices is the size of an axis, even where that depends on the graph's inputs."""
-
     def __init__(self, probe: Probe, rules: Mapping[tuple[str, str], Rule]) -> None:
         super().__init__(probe)
         self.needs: dict[ir.Value, Need] = {}
@@ -69,7 +66,7 @@ def cut_nodes(model: ir.Model, cuts: Cuts) -> int:
                 continue
             if value.is_initializer():
                 cut, held[position] = initializers.cut(value, need), need
-            elif not rule.selective or cuts.states_free_sizes:
+            elif not rule.selective or cuts.counts_positions:
                 cut, held[position] = _cut_edge(value, held[position], need, node), need
             else:
                 continue
@@ -77,7 +74,7 @@ def cut_nodes(model: ir.Model, cuts: Cuts) -> int:
             cuts.probe.copy_shape(cut, value)
         rule.rewrite(node, demand, held, cuts)
         for value, need in zip(node.outputs, demand.outputs, strict=False):
-            _restate_shape(value, need, free=cuts.states_free_sizes)
+            _restate_shape(value, need, free=cuts.counts_positions)
         count += 1
     common.RemoveUnusedNodesPass()(model)
     initializers.take_over_names()

@@ -33,7 +33,7 @@ class PositionFlow(Cuts):
         selections: the nodes that select indices, with the axis and the indices.
     """
 
-    states_free_sizes = True
+    counts_positions = True
 
     def __init__(self, model: ir.Model, rules: Mapping[tuple[str, str], Rule], probe: Probe) -> None:
         super().__init__(probe, rules)
@@ -79,10 +79,24 @@ class PositionFlow(Cuts):
             demand = rule.demand(node, outputs, self)
         except NoRuleError:
             return self._everything(node)
+        if not (self._has_positions(node.inputs, demand.inputs) and self._has_positions(node.outputs, demand.outputs)):
+            return self._everything(node)
         self.demands[node] = demand
         for value, need in zip(node.outputs, demand.outputs, strict=False):
             self.hold(value, need)
         return demand
+
+    def _has_positions(self, values: Sequence[ir.Value | None], needs: Sequence[Need | None]) -> bool:
+        """Whether needed indices are the same for inputs of all sizes.
+
+        They are not where an axis of positions is merged with the batch.
+        """
+        positions = np.concatenate([indices.reshape(-1) for _, indices in self.selections.values()])
+        return all(
+            index is None or self.probe.fixed(value, axis) or bool(np.isin(index, positions).all())
+            for value, need in zip(values, needs, strict=False)
+            for axis, index in enumerate(need or ())
+        )
 
     def _everything(self, node: ir.Node) -> Demand:
         """The demand of a node that computes all of its outputs; readers that need less cut them."""
@@ -110,8 +124,10 @@ class PositionFlow(Cuts):
         constants.
         """
         source = node.inputs[0] if node.inputs else None
-        shape = self.probe.shape(source)
-        if source is None or shape is None or source.is_initializer() or node.domain not in ("", "ai.onnx"):
+        shape, dtype = self.probe.shape(source), self.probe.dtype(source)
+        if source is None or source.is_initializer() or not shape or node.domain not in ("", "ai.onnx"):
+            return None
+        if dtype is None or not dtype.is_floating_point():  # sizes, not activations
             return None
         if node.op_type == "Gather":
             axis, indices = node.attributes.get_int("axis", 0) % len(shape), self.probe.constant(node.inputs[1])
