@@ -1,1 +1,1 @@
-"""Scripts that print the numbers which the documents quote."""
+"""Scripts that print the numbers quoted in the documentation."""

@@ -1,9 +1,9 @@
-"""Pruning the All-attention Transformer: tables 1 to 3 and figures 1 and 3 of Shim et al. 2021, on WikiText-2.
+"""Prune the All-attention Transformer: tables 1 to 3 and figures 1 and 3 of Shim et al. 2021, on WikiText-2.
 
 A dense All-attention model is trained from scratch on words or on the letters a to z, then pruned by BinConcrete gates
 at several penalties (tables 1 and 2), without each of the three techniques (table 3), and compared with narrower
 Transformer-XLs trained for as many steps (figure 3). Figure 1 is computed at the sizes of the paper. Checkpoints are
-chosen on the first half of the validation text, metrics are of the second half.
+chosen on the first half of the validation text, and metrics are computed on the second half.
 
     python -m benchmarks.all_attention word character --size tiny       # minutes
     python -m benchmarks.all_attention word --size small                # an hour on one core
@@ -55,7 +55,13 @@ TRAIN, VALID = SHARED / "wikitext2_train.txt.xz", SHARED / "wikitext2_valid.txt.
 
 
 class Study:
-    """One level at one size, in one folder."""
+    """The cells of one level at one size.
+
+    Args:
+        level: `word` or `character`.
+        size: models and schedules.
+        out: folder of the study.
+    """
 
     def __init__(self, level: str, size: Size, out: Path) -> None:
         self.level, self.size, self.metric = level, size, LEVELS[level]
@@ -74,7 +80,7 @@ class Study:
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
 
     def _begin(self, folder: Path) -> Path:
-        """Write a folder with the tokenizer and an untrained dense model, by which rows are read."""
+        """Write a model folder with the tokenizer and an untrained dense model, with which rows are read."""
         if not folder.exists():
             partial = folder.with_name(f".{folder.name}.{os.getpid()}")
             with lzma.open(TRAIN, "rt", encoding="utf-8") as text:
@@ -122,9 +128,9 @@ class Study:
     def run(self, cell: Cell, work: Path, on_progress: ProgressCallback) -> dict[str, Any]:
         """Train or prune one model, and score it on the test text.
 
-        `seconds` in the result is the time this took, or None if an interrupted run was resumed.
+        `seconds` in the result is the duration, or None if an interrupted run was resumed.
         """
-        began, uninterrupted = time.monotonic(), not any(work.iterdir())
+        start, uninterrupted = time.monotonic(), not any(work.iterdir())
         torch.manual_seed(cell.settings["seed"])
         model = self._model(cell).to(self.device)
         sites = find_sites(model, {"input_ids": torch.zeros(2, 8, dtype=torch.int64, device=self.device)})
@@ -145,7 +151,7 @@ class Study:
                 "test": self._score(model, plan, self.data.test),
             },
             "notes": notes,
-            "seconds": round(time.monotonic() - began, 1) if uninterrupted else None,
+            "seconds": round(time.monotonic() - start, 1) if uninterrupted else None,
         }
 
     def _model(self, cell: Cell) -> Any:
@@ -166,7 +172,7 @@ class Study:
         return self.folder.scratch(f"dense-s{cell.settings['seed']}.safetensors")
 
     def _selection(self, cell: Cell) -> SelectionConfig:
-        """How the gates of a cell learn."""
+        """The settings of a cell's gates and their training."""
         options = {
             "penalty": cell.settings["penalty"],
             "gate_learning_rate": self.size.gate_rate,
@@ -184,7 +190,7 @@ class Study:
         )
 
     def _train(self, model: Any, cell: Cell, work: Path, on_progress: ProgressCallback) -> None:
-        """Train a model without gates; a Transformer-XL as long, and at the same rates, as dense plus pruned models."""
+        """Train a model without gates. A Transformer-XL takes the steps of the dense and of the pruned model."""
         phases = {"dense": (PEAK,), "longer": (AGAIN,)}.get(cell.settings["kind"], (PEAK, AGAIN))
         for rate in phases:
             steps = self.size.steps if rate == PEAK else self.size.pruning
@@ -207,7 +213,7 @@ class Study:
 
 
 def _cut(path: Path, tokens: int | None, level: str, out: Path) -> Path:
-    """A file with the beginning of a text, of `tokens` words or about as many characters."""
+    """A file with the first `tokens` words or characters of a text, up to the end of a line; None: the whole file."""
     if tokens is None:
         return path
     short = out / f"{path.name.partition('.')[0]}-{tokens}.txt"

@@ -1,4 +1,4 @@
-"""The cost of heads in All-attention and in Transformer-XL: figure 1 of Shim et al. 2021, computed.
+"""Compute the cost of heads in All-attention and in Transformer-XL: figure 1 of Shim et al. 2021.
 
     python -m benchmarks.all_attention_cost
 
@@ -27,7 +27,7 @@ def layer_macs(kept: int, heads: int, width: int, inner: int, segment: int, *, p
         width: width of the model.
         inner: persistent vectors per head, or the width of the feed-forward layer.
         segment: positions of the segment.
-        persistent: whether `inner` counts persistent vectors.
+        persistent: whether `inner` is a number of persistent vectors (All-attention).
     """
     head, keys = width // heads, 2 * segment
     projections = (2 * segment + 3 * keys) * width * head  # query and output; key, value and position

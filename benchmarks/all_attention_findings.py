@@ -1,4 +1,4 @@
-"""Tables and figures of `benchmarks.all_attention`, from the results of its cells."""
+"""Make the tables and figures of `benchmarks.all_attention` from the results of its cells."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def describe(study: Study, name: str, cells: list[dict[str, Any]]) -> str:
     """Sizes, tokens read and seeds of the cells of a study, for captions."""
-    size, seeds = study.size, sorted({cell["asked"]["seed"] for cell in cells})
+    size, seeds = study.size, sorted({cell["settings"]["seed"] for cell in cells})
     text = sum(study.data.train["length"]) - len(study.data.train) + 1
     dense, again = (f"{steps * size.batch * size.segment:,}" for steps in (size.steps, size.pruning))
     return (
@@ -33,8 +33,8 @@ def findings_of(study: Study, cells: list[dict[str, Any]], description: str) -> 
     """Tables 1 or 2 and 3, figures 1 and 3."""
     order = [cell.settings["name"] for cell in study.cells((0,))]
     groups: dict[str, list[dict[str, Any]]] = {}
-    for cell in sorted(cells, key=lambda cell: (order.index(cell["asked"]["name"]), cell["asked"]["seed"])):
-        groups.setdefault(cell["asked"]["name"], []).append(cell)
+    for cell in sorted(cells, key=lambda cell: (order.index(cell["settings"]["name"]), cell["settings"]["seed"])):
+        groups.setdefault(cell["settings"]["name"], []).append(cell)
     largest = f"lambda {max(study.size.penalties):g}"
     columns = (
         "model",
@@ -56,18 +56,18 @@ def findings_of(study: Study, cells: list[dict[str, Any]], description: str) -> 
         table_rows = [
             _row(name, same, groups[largest])
             for name, same in groups.items()
-            if same[0]["asked"]["kind"] in kinds and ("ablated" not in kinds or name == largest or name in ABLATIONS)
+            if same[0]["settings"]["kind"] in kinds and ("ablated" not in kinds or name == largest or name in ABLATIONS)
         ]
         tables.append(Table(f"{title}; {description}", columns, tuple(table_rows)))
     counts = ("heads", "parameters", "seconds")
-    rows = [{**cell["asked"], **{name: cell.get(name) for name in counts}, **cell["scores"]} for cell in cells]
+    rows = [{**cell["settings"], **{name: cell.get(name) for name in counts}, **cell["scores"]} for cell in cells]
     return Findings(rows, tables, [_figure3(study.metric, groups, description), figure1()], ())
 
 
 def _figure3(metric: str, groups: dict[str, list[dict[str, Any]]], description: str) -> Picture:
     lines: dict[str, list[tuple[float, list[float]]]] = {}
     for same in groups.values():
-        kind = same[0]["asked"]["kind"]
+        kind = same[0]["settings"]["kind"]
         if kind not in ("longer", "pruned", "transformer-xl"):
             continue
         name = "Transformer-XL" if kind == "transformer-xl" else "All-attention, whole and pruned"
@@ -80,7 +80,7 @@ def _figure3(metric: str, groups: dict[str, list[dict[str, Any]]], description: 
 
 
 def describe_times(cells: list[dict[str, Any]]) -> str:
-    """The time of the cells that were not interrupted, and of which it is stored."""
+    """The times of the cells that were not interrupted and that have a stored time, in words."""
     seconds = [cell["seconds"] for cell in cells if cell.get("seconds") is not None]
     if not seconds:
         return "no times are known"
@@ -90,8 +90,8 @@ def describe_times(cells: list[dict[str, Any]]) -> str:
 
 def _row(name: str, cells: list[dict[str, Any]], against: list[dict[str, Any]]) -> tuple[str, ...]:
     scores = [cell["scores"]["test"] for cell in cells]
-    bases = {cell["asked"]["seed"]: cell["scores"]["test"] for cell in against}
-    differences = [cell["scores"]["test"] - bases[cell["asked"]["seed"]] for cell in cells]
+    bases = {cell["settings"]["seed"]: cell["scores"]["test"] for cell in against}
+    differences = [cell["scores"]["test"] - bases[cell["settings"]["seed"]] for cell in cells]
     kept, of = (float(np.mean([cell[field] for cell in cells])) for field in ("heads", "of"))
     return (
         name,

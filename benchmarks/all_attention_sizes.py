@@ -12,7 +12,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "- output scaling": {"output_scaling": False},
     "- all three": {"penalty_warmup": 0.0, "initial": 0.0, "output_scaling": False},
 }
-"""Table 3: technique left out -> options of bin-concrete."""
+"""Omitted technique of table 3 -> options of bin-concrete."""
 
 PACE = {
     "weight_decay": 0.0,
@@ -29,9 +29,9 @@ PEAK, AGAIN = 1e-2, 1e-3
 
 
 def pace(steps: int, precision: str) -> dict[str, Any]:
-    """The schedule of a phase, with a warm-up of 4K steps (section 4.1.2) or of a twentieth of them, if that is less.
+    """The schedule of a phase, with a warm-up of 4K steps (section 4.1.2), or of a twentieth of all steps if less.
 
-    4K are 0.025 of the 160K dense steps of the paper, and 0.05 of its 80K of pruning.
+    4K steps are 0.025 of the paper's 160K steps of dense training, and 0.05 of its 80K steps of pruning.
     """
     return {**PACE, "mixed_precision": precision, "warmup": min(0.05, 4_000 / steps)}
 
@@ -46,17 +46,18 @@ class Size:
         heads: heads per layer.
         persistent: persistent vectors per head.
         segment: tokens of a segment and of the memory.
-        batch: streams side by side.
+        batch: number of parallel streams.
         vocabulary: maximum number of words; None: all.
         tokens: maximum number of training tokens; None: all.
         held: maximum number of tokens of each half of the validation text; None: all.
-        steps: steps of the dense model.
-        pruning: further steps, with gates or without.
+        steps: training steps of the dense model.
+        pruning: further training steps, with gates or without.
         penalties: values of lambda; the ablation has the largest.
         widths: widths of the narrower Transformer-XLs.
         seeds: seeds of the cells.
         gate_rate: learning rate of the gates.
-        dropout: dropout of every kind; None: that of the paper. `small` has none: it reads no token more than twice.
+        dropout: dropout rate of every kind; None: the paper's rates. `small` has 0, since it reads each token at most
+            twice.
         precision: precision of matrix products.
     """
 

@@ -1,12 +1,12 @@
-"""Errors of an All-attention stream in ONNX Runtime against PyTorch, and of segments against the text read whole.
+"""Errors of an All-attention stream in ONNX Runtime against PyTorch, and of a text in segments against the whole text.
 
     python -m benchmarks.all_attention_stream             # the paper's width, heads and vectors in 2 layers
     python -m benchmarks.all_attention_stream --layers 16
 
 Weights are random; models are dense or without half of their heads (`even`: of every layer, `uneven`: a random half).
 The text is streamed with a memory of one segment through the graph and through PyTorch, where dropped heads are gated;
-then with a memory of the whole text, whole and in segments, both through the graph. The difference with a memory of one
-segment shows that memory has an effect.
+then it is read with a memory of the whole text, both whole and in segments, through the graph. The difference with a
+memory of one segment shows that memory has an effect.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from compressor.units import find_sites, gated
 from graph_passes import Plan, load, save, shrink
 
 ALLOWED = 1e-4
+"""Maximum relative error."""
 
 State = list[np.ndarray]
 """Logits `[batch, segment, vocabulary]` of a segment, then the memory `[batch, memory, hidden]` of each layer."""
@@ -41,7 +42,7 @@ State = list[np.ndarray]
 def model_of(layers: int, memory: int, seed: int) -> AllAttentionForCausalLM:
     """A model of the width, heads and persistent vectors of the paper, with the same weights for any memory.
 
-    Weights are so large that the layers decide the logits, as in a trained model.
+    Weights are large enough for the layers to determine the logits, as in a trained model.
     """
     torch.manual_seed(seed)
     config = AllAttentionConfig(vocab_size=1000, num_hidden_layers=layers, memory_length=memory, initializer_range=0.1)

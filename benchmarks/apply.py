@@ -1,4 +1,4 @@
-"""Wall time and peak memory of `compress apply` on a graph of BERT-large's shape, against the size of the graph.
+"""Measure wall time and peak memory of `compress apply` on a graph of BERT-large's shape.
 
     python -m benchmarks.apply
 
@@ -23,7 +23,7 @@ from benchmarks.machine import machine
 
 LARGE: dict[str, Any] = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096}
 MAX_SECONDS, MAX_MEMORY = 30.0, 1.3
-"""Allowed wall time, and peak memory as a multiple of the size of the graph."""
+"""Maximum wall time in seconds, and maximum peak memory as a multiple of the size of the graph."""
 
 
 def export(folder: Path, layers: int) -> None:
@@ -65,8 +65,8 @@ def main() -> None:
     print(machine("onnx-ir", "numpy"))
     with tempfile.TemporaryDirectory() as name:
         # The graph is exported in another process, because the peak of a child starts from the memory of its parent.
-        make = [sys.executable, "-m", "benchmarks.apply", "--layers", str(options.layers), "--export", name]
-        subprocess.run(make, check=True, stderr=subprocess.DEVNULL)
+        export_command = [sys.executable, "-m", "benchmarks.apply", "--layers", str(options.layers), "--export", name]
+        subprocess.run(export_command, check=True, stderr=subprocess.DEVNULL)
         graph, plan = Path(name) / "dense.onnx", Path(name) / "plan.json"
         size = graph.stat().st_size + graph.with_name(f"{graph.name}.data").stat().st_size
         small = graph.with_name("small.onnx")

@@ -1,4 +1,4 @@
-"""The speed of block-sparse attention: its time against ONNX Runtime's fused dense attention, in turn in one process.
+"""Time block-sparse attention against ONNX Runtime's fused dense attention, in turn in one process.
 
     python -m benchmarks.block_sparse                            # 384 to 4096 tokens, uniform and ragged, block 64
     python -m benchmarks.block_sparse --length 2048 --block 32 128 --memory
@@ -8,8 +8,8 @@
 Both graphs take projected queries, keys and values `[batch, length, heads * head_dim]`; the dense one is a single
 `MultiHeadAttention` of com.microsoft, which is flash attention on a CPU. Uniform rows keep equally many blocks each;
 ragged rows keep heavy-tailed numbers of blocks (Pareto, exponent 1.2); learned masks come from attention maps. `--plan`
-lets `compress` choose between dense and block-sparse at each length, density and block size, and times its choice three
-more times, to see whether it is slower than dense at any length.
+lets `compress` choose between dense and block-sparse attention at each length, density and block size, and times its
+choice three more times, to detect choices that are slower than dense attention.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ from graph_passes import BlockMask, Plan, SitePlan, save
 from graph_passes.block_sparse.row_buckets import buckets, whole
 
 TAIL = 1.2
-"""Exponent of the numbers of blocks in ragged rows."""
+"""Exponent of the Pareto distribution of the numbers of blocks in ragged rows."""
 GOALS = {("uniform", 1024): 4, ("uniform", 2048): 5, ("uniform", 4096): 6} | {
     ("ragged", length): 5 for length in (1024, 2048, 4096)
 }
-"""Least speedup at a density of 0.1 and blocks of 64, by kind of rows and length."""
+"""Minimum speedup at a density of 0.1 and blocks of 64, by kind of rows and length."""
 
 
 class LoadedAttention:
-    """A graph of one attention in ONNX Runtime, with what timing needs of an engine.
+    """A graph of one attention in ONNX Runtime, with the attributes of an engine that timing needs.
 
     Args:
         model: the graph.
         path: the file to write it to.
-        threads: of the session.
-        kernel: library of `compress kernel`.
+        threads: threads of the session.
+        kernel: library of `compress kernel`; None: plain ONNX.
     """
 
     precision = "fp32"
@@ -76,7 +76,7 @@ class LoadedAttention:
 
 
 def uniform(heads: int, blocks: int, density: float, rng: np.random.Generator) -> np.ndarray:
-    """Rows with equal numbers of blocks, or numbers that differ by one, at random positions: `[head, row, block]`."""
+    """Rows with numbers of blocks that differ by one at most, at random positions, bool `[head, row, block]`."""
     total = round(density * heads * blocks * blocks)
     counts = np.full(heads * blocks, total // (heads * blocks))
     counts[rng.permutation(len(counts))[: total - counts.sum()]] += 1
@@ -84,7 +84,7 @@ def uniform(heads: int, blocks: int, density: float, rng: np.random.Generator) -
 
 
 def ragged(heads: int, blocks: int, density: float, rng: np.random.Generator) -> np.ndarray:
-    """Rows with heavy-tailed numbers of blocks, some with all and some with none, at random positions."""
+    """Rows with heavy-tailed numbers of blocks, from none to all, at random positions, bool `[head, row, block]`."""
     weights = rng.pareto(TAIL, heads * blocks) + 0.2
     low, high = 0.0, float(blocks)
     for _ in range(60):
@@ -122,11 +122,11 @@ def measure(
     """One row of the table.
 
     Args:
-        name: of the kind of rows, or of the site.
-        length: tokens.
+        name: kind of rows, or name of the site.
+        length: number of tokens.
         mask: the blocks to keep.
-        options: of the command line.
-        causal: whether positions see no later ones.
+        options: options of the command line.
+        causal: whether keys after the query are hidden.
     """
     heads, dim = len(mask.kept), options.dim
     rng = np.random.default_rng(options.seed)
@@ -171,10 +171,10 @@ def planned(name: str, length: int, mask: BlockMask, options: argparse.Namespace
     """One row of the table of `--plan`: the form chosen for a site, and its speedup when timed three more times.
 
     Args:
-        name: of the kind of rows.
-        length: tokens.
+        name: kind of rows.
+        length: number of tokens.
         mask: the blocks to keep.
-        options: of the command line.
+        options: options of the command line.
     """
     heads = len(mask.kept)
     site = SitePlan("site", "bidirectional", heads, heads, options.dim, tuple(range(heads)))

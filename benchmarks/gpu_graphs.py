@@ -14,7 +14,7 @@ from graph_passes import load, save, shrink
 from graph_passes.files import atomic_replace
 
 DENSE, KEPT = 144, (72, 12)
-"""Numbers of heads."""
+"""Number of heads of the dense graph, and numbers of kept heads of the others."""
 
 
 def graph_paths(folder: Path) -> dict[int, Path]:
@@ -26,8 +26,8 @@ def export(folder: Path, seed: int) -> None:
     """Write the graphs; this needs PyTorch.
 
     Args:
-        folder: where they are written.
-        seed: of the heads that are dropped.
+        folder: the folder to write them to.
+        seed: seed of the weights and of the heads that are dropped.
     """
     from benchmarks.speed import plans
     from compressor.export import export_reference

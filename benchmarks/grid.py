@@ -1,15 +1,15 @@
 """MiniLM on SST-2 and on a sample of MNLI: every method at 60, 36, 24, 12, 6 and 3 of 72 heads, against dense.
 
-`compress study grid` on these data. Every run starts from the same weights and trains for the same steps at the same
-learning rates; the dense run keeps every head, and pipelined methods and searches start from it. Checkpoints are
-selected on dev, accuracy is reported on test, with a paired bootstrap over the test rows. SST-2 starts from
+This runs `compress study grid` on these data. Every run starts from the same weights and trains for the same steps at
+the same learning rates; the dense run keeps every head, and pipelined methods and searches start from it. Checkpoints
+are selected on dev, accuracy is reported on test, with a paired bootstrap over the test rows. SST-2 starts from
 `minilm-sst2`, MNLI from its encoder with a new head of three classes, trained here for two epochs.
 
     python -m benchmarks.grid sst2 mnli --size small                                     # the methods side by side
     python -m benchmarks.grid sst2 --size paper --fp32 --methods dsp --keeps 36 12 6     # one method at its best
     python -m benchmarks.grid sst2 --size tiny                                           # minutes
 
-A cell (method, heads kept, seed) that `--out` holds is not run again, an interrupted cell resumes, and several
+Finished cells (method, heads kept, seed) in `--out` are not run again, an interrupted cell resumes, and several
 processes with the same `--out` share the cells.
 """
 
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +34,7 @@ from compressor.measure import paired_interval
 from compressor.model_folder import example_inputs, load
 from compressor.selection.learn import learn
 from compressor.studies import StudySize, study
+from compressor.studies.cell_store import read_results
 from compressor.tasks import open_data
 from compressor.units import find_sites
 
@@ -58,7 +58,7 @@ SIZES = {
     "paper": _size("paper", None, 800, KEEPS, (1, 2, 3), evaluations=4),
 }
 COOLDOWN = 0.4
-"""In runs this short the selection settles early, and the model trains on with the heads that are kept."""
+"""Option of dsp: in such short runs the selection settles early, and the model trains on with the kept heads."""
 
 
 def start(data: str, folder: Path) -> Path:
@@ -81,7 +81,7 @@ def tune(
     max_steps: int | None = None,
     metric: str | None = None,
 ) -> None:
-    """Train a model with every head. The folder appears complete; of several processes one writes it.
+    """Train a model with every head and write its folder atomically; of several processes only one trains.
 
     Args:
         model: the model folder to start from.
@@ -120,7 +120,7 @@ def tune(
 
 
 def write_new_head(folder: Path, classes: Sequence[str]) -> Path:
-    """Write MiniLM's encoder with a new head for these classes, drawn with seed 0; one class makes a regression."""
+    """Write MiniLM's encoder with a new head for these classes, drawn with seed 0; one class means regression."""
     torch.manual_seed(0)
     config = AutoConfig.from_pretrained(MODEL)
     config.problem_type = "regression" if len(classes) == 1 else "single_label_classification"
@@ -143,14 +143,14 @@ def data_file(name: str) -> str:
 
 def table(cells: list[dict[str, Any]]) -> str:
     """The study as Markdown: a row for each method and number of heads, over all its seeds."""
-    dense = {cell["asked"]["seed"]: cell for cell in cells if cell["asked"]["method"] == "dense"}
+    dense = {cell["settings"]["seed"]: cell for cell in cells if cell["settings"]["method"] == "dense"}
     lines = ["| method | heads | seeds | dev | test | test of each seed | test minus dense, points (95%) |"]
     lines.append("|---|---|---|---|---|---|---|")
     groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for cell in cells:
-        groups.setdefault((cell["asked"]["method"], cell["heads"]), []).append(cell)
+        groups.setdefault((cell["settings"]["method"], cell["heads"]), []).append(cell)
     for (method, heads), group in groups.items():
-        bases = [dense[cell["asked"]["seed"]] for cell in group]
+        bases = [dense[cell["settings"]["seed"]] for cell in group]
         difference = "" if method == "dense" else _difference(group, bases)
         dev, test = (100 * float(np.mean([cell[split] for cell in group])) for split in ("eval", "test"))
         each = ", ".join(f"{100 * cell['test']:.1f}" for cell in group)
@@ -159,7 +159,7 @@ def table(cells: list[dict[str, Any]]) -> str:
 
 
 def _difference(cells: list[dict[str, Any]], bases: list[dict[str, Any]]) -> str:
-    """Points of test accuracy over all seeds; every resample has the same rows of every run."""
+    """Difference of test accuracy in points, with its interval; a resample has the same rows of all runs."""
     dense, pruned = (np.mean([_is_correct(cell) for cell in side], axis=0) for side in (bases, cells))
     interval = paired_interval(dense, pruned, lambda correct: 100 * float(correct.mean()), seed=0, resamples=10_000)
     return f"{interval.difference:+.2f} ({interval.low:+.2f} to {interval.high:+.2f})"
@@ -203,9 +203,9 @@ def main() -> None:
         )
         axes = {"methods": tuple(args.methods), "keeps": keeps, "seeds": seeds}
         study("grid", StudyRequest(recipe, size, axes=axes), Console())
-        cells = [json.loads(path.read_text()) for path in sorted(recipe.output.out.glob("cells/*.json"))]
+        cells = read_results(recipe.output.out)
         order = {name: number for number, name in enumerate(("dense", *args.methods))}
-        cells.sort(key=lambda cell: (order[cell["asked"]["method"]], -cell["heads"], cell["asked"]["seed"]))
+        cells.sort(key=lambda cell: (order[cell["settings"]["method"]], -cell["heads"], cell["settings"]["seed"]))
         heading = f"{data}, size {size.name}: {size.steps} steps of 32 rows, seeds {seeds}"
         print(f"\n{heading}\n\n{table(cells)}\n", flush=True)
 

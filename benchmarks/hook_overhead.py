@@ -1,9 +1,9 @@
-"""The cost of a training step with the attention hook, or with a method that learns gates together with the model.
+"""Measure the cost of the attention hook, or of a method that learns gates with the model, in a training step.
 
-Times training steps (forward, backward, clipping, AdamW) of a BERT of MiniLM's shape, bare and gated in turn, in one
-process. Gated steps run under the hook with a learnable number for every head; or, for a method, with its gate sampled,
-penalised, clipped and learned, to keep half of the heads. The ratio printed is the median over pairs of neighbouring
-steps, so that whatever disturbs the machine disturbs both; its interval is a bootstrap over the pairs.
+Training steps (forward, backward, clipping, AdamW) of a BERT of MiniLM's shape are timed bare and gated in turn, in one
+process. Gated steps run under the hook with a learnable number for every head or, for a method, with its gate sampled,
+penalised, clipped and learned, to keep half of the heads. The printed ratio is the median over pairs of neighbouring
+steps, so that disturbances of the machine affect both steps of a pair; its interval is a bootstrap over the pairs.
 
     python -m benchmarks.hook_overhead --steps 40
     python -m benchmarks.hook_overhead --steps 40 --method dsp ste hard-concrete bin-concrete
@@ -52,11 +52,11 @@ class HookedModel:
         self.model = model
 
     def at(self, step: int) -> AbstractContextManager[None]:
-        """The model as it is in a step."""
+        """The context in which a step runs the model."""
         return hooked(self.model, lambda name, out: out * self.gates[name])
 
     def penalty(self, step: int) -> Tensor | float:
-        """What is added to the loss."""
+        """The penalty that is added to the loss."""
         return 0.0
 
 
@@ -64,7 +64,7 @@ class GatedModel:
     """The model with the gate of a method, as in a run that keeps half of the heads.
 
     Args:
-        name: of the method.
+        name: name of the method.
         model: the model.
         sites: its attentions.
         steps: training steps of the run.
@@ -77,23 +77,23 @@ class GatedModel:
         self.model, self.sites = model, sites
 
     def at(self, step: int) -> AbstractContextManager[None]:
-        """The model as it is in a step."""
+        """The context in which a step runs the model."""
         return attach_gate(self.model, self.gate, self.sites, lambda: step)
 
     def penalty(self, step: int) -> Tensor | float:
-        """What is added to the loss."""
+        """The penalty that is added to the loss."""
         return self.gate.penalty(step).float()
 
 
 def measure(kind: str, steps: int, warm_up: int, batch: int, seq: int) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds of each bare and each gated step, `[steps]` both; the order alternates.
+    """Time bare and gated steps in alternating order; return the seconds of each, `[steps]` both.
 
     Args:
         kind: `hook`, or the name of a method.
         steps: timed steps of each kind.
-        warm_up: steps of each kind before them.
-        batch: rows in a step.
-        seq: tokens in a row.
+        warm_up: untimed steps of each kind before them.
+        batch: rows per step.
+        seq: tokens per row.
     """
     model, inputs = make_model(batch, seq)
     sites = find_sites(model, inputs)

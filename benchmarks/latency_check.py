@@ -1,13 +1,13 @@
-"""The latency check on a real Triton server: false alarms, slowdowns detected, and the cost of its own client.
+"""Test the latency check on a real Triton server: false alarms, missed slowdowns, and the cost of its own client.
 
     python -m benchmarks.latency_check             # 50 checks of a model against itself, 50 of one that is 10% slower
     python -m benchmarks.latency_check --checks 3 --seconds 5       # default: 20 s per check, as `compress check`
 
-The server is that of `make .venv-triton/ready` (Triton's Python backend on the CPU). It serves the same model three
-times, on rows of SST-2; the third waits after each call for a tenth of the time that it took to compute, so that it
-stays a tenth slower while the machine does other work too. A check against itself that fails is a false alarm; a check
-of the slower model that passes is a miss; an interrupted one is neither. Any of the three is exit code 1, and so are a
-check that takes longer than a minute, and a client that certainly costs more than 5% over a bare one.
+The server is that of `make .venv-triton/ready` (Triton's Python backend on the CPU). It serves one model under three
+names, on rows of SST-2. After each call the third waits for a tenth of the time of the computation, so that it is a
+tenth slower even while the machine does other work. A check of equal models that fails is a false alarm; a check of the
+slower model that passes is a miss; an interrupted check is neither. The exit code is 1 after any of the three, after a
+check that takes longer than a minute, and where the client certainly costs more than 5% over Triton's client alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 MODEL, ROWS = SHARED / "models" / "minilm-sst2", SHARED / "data" / "sst2.tsv.xz"
 DELAY = 0.10
 MAX_SECONDS, MAX_OVERHEAD = 60.0, 0.05
-"""Maximum seconds of a check, and maximum cost of its client as a share of a call by Triton's client alone."""
+"""Maximum seconds of a check, and maximum cost of its client as a share of a call with Triton's client alone."""
 EXPECTED = {"same": Outcome.PASSED, "slow": Outcome.FAILED}
 _COLUMNS = (
     *("model", "checks", "failed", "interrupted", "slowdown, % (least to most)", "width of the interval, points"),
@@ -62,7 +62,7 @@ def run_folder(scratch: Path, threads: int) -> Path:
 
 
 def write_repository(out: Path, repository: Path, threads: int) -> None:
-    """The same model three times, the third delayed."""
+    """Write a repository with the same model under three names, the third of them delayed."""
     for name in ("base", *EXPECTED):
         export(ServeRequest(out=out, repository=repository, name=name, backend="python", threads=threads, device="cpu"))
     code = next((repository / "slow").rglob("model.py"))
@@ -70,19 +70,19 @@ def write_repository(out: Path, repository: Path, threads: int) -> None:
 
 
 def is_right(model: str, verdict: Verdict) -> bool:
-    """Whether a check has the right outcome, in time."""
+    """Whether a check has the expected outcome within the time limit."""
     return verdict.seconds <= MAX_SECONDS and verdict.outcome is EXPECTED[model]
 
 
 def summary(model: str, verdict: Verdict) -> str:
-    """One check in a line."""
+    """One check as a line of text."""
     slow = verdict.slowdown
     measured = "" if slow is None else f"{slow.slowdown:+.2%} (95%: {slow.low:+.2%} to {slow.high:+.2%})"
     return f"{model}: {measured}, {'right' if is_right(model, verdict) else 'wrong'} {verdict.interrupted}".rstrip()
 
 
 def print_row(model: str, verdicts: list[Verdict]) -> None:
-    """One row of the table."""
+    """Print one row of the table."""
     failed = sum(bool(verdict.failures) for verdict in verdicts)
     interrupted = sum(verdict.outcome is Outcome.INTERRUPTED for verdict in verdicts)
     slowdowns = [verdict.slowdown for verdict in verdicts if verdict.slowdown is not None]
@@ -101,7 +101,7 @@ def print_row(model: str, verdicts: list[Verdict]) -> None:
 
 
 def client_overhead(url: str, request: CheckRequest, seconds: float) -> float:
-    """Lower bound of what the check's client costs, as a share of a call by Triton's client alone: timed in turn."""
+    """Lower bound of the cost of the check's client, as a share of a call with Triton's client alone, timed in turn."""
     import tritonclient.grpc as client
 
     model = TritonModel(url, "base", request.deadline)
@@ -125,7 +125,7 @@ def client_overhead(url: str, request: CheckRequest, seconds: float) -> float:
 
 
 def main() -> int:
-    """Print everything; the number of missed goals, where every check is one."""
+    """Start the server, run all checks and print them; return the number of missed goals, one per check."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checks", type=int, default=50, help="checks of each model")
     default_seconds = CheckRequest.model_fields["seconds"].default
@@ -147,7 +147,7 @@ def main() -> int:
 
 
 def check_models(url: str, out: Path, options: argparse.Namespace) -> int:
-    """Check both models as often as requested and print the table; the number of missed goals."""
+    """Check both models as often as requested and print the table; return the number of missed goals."""
     request = CheckRequest(
         model="same",
         baseline="base",

@@ -1,4 +1,4 @@
-"""Attention maps of long texts, for masks derived from maps in `benchmarks.block_sparse --maps`.
+"""Compute attention maps of long texts, from which `benchmarks.block_sparse --maps` derives masks.
 
     python -m benchmarks.long_maps --length 1024 2048 4096
     python -m benchmarks.block_sparse --maps build/long_maps/1024.safetensors --share 0.9
@@ -60,7 +60,7 @@ def join(source: Path, length: int, rows: int, path: Path) -> None:
 
     Args:
         source: the file of reviews.
-        length: tokens of a row, at least.
+        length: minimum number of tokens of a row.
         rows: number of rows.
         path: the file to write.
     """
@@ -79,7 +79,13 @@ def join(source: Path, length: int, rows: int, path: Path) -> None:
 
 
 def make(length: int, out: Path, args: argparse.Namespace) -> None:
-    """Train at a length and write the average maps."""
+    """Train MiniLM at a length and write its average maps.
+
+    Args:
+        length: number of positions.
+        out: the file to write.
+        args: options of the command line.
+    """
     stage = Console().stage(f"{length} tokens: training, averaging maps")
     with tempfile.TemporaryDirectory() as scratch, stage as on_progress:
         path, rows = Path(scratch) / "model", Path(scratch) / "rows.tsv"
@@ -108,7 +114,7 @@ def make(length: int, out: Path, args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Write the maps that are missing."""
+    """Write the maps of the lengths that have none yet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--length", nargs="+", type=int, default=[1024, 2048, 4096])
     parser.add_argument("--data", type=Path, default=DATA)

@@ -1,4 +1,4 @@
-"""Block-sparse attention in a whole model: time and peak memory of a BERT of the shape of BERT-base.
+"""Measure time and peak memory of a model with block-sparse attention, a BERT of the shape of BERT-base.
 
     python -m benchmarks.long_texts                        # 384, 2048 and 4096 tokens, without 90% of the blocks
     python -m benchmarks.long_texts --length 2048 --share 0.5 --rows uniform --seconds 60
@@ -45,7 +45,7 @@ def masks(plan: Plan, length: int, options: argparse.Namespace) -> dict[str, Blo
 
 
 def measure(shape: str, length: int, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Build and time the models of one length; return a line for each form of dense attention."""
+    """Build and time the models of one length; return one row of the table for each form of dense attention."""
     torch.manual_seed(options.seed)
     config = BertConfig(**SHAPES[shape], max_position_embeddings=max(512, length))
     model = BertForSequenceClassification(config).eval()

@@ -1,4 +1,4 @@
-"""The machine that a table of numbers was printed on, in one line."""
+"""Describe the machine that prints a table, in one line."""
 
 from __future__ import annotations
 

@@ -1,18 +1,18 @@
-"""MiniLM learns to answer SQuAD's questions: a dense model to compress, with its exact match and F1.
+"""Train MiniLM on SQuAD, as a dense model to compress, and print its exact match and F1.
 
     python -m benchmarks.question_answering --size small    # writes build/question_answering/small/model
     python -m benchmarks.question_answering --size tiny     # one minute; learns nothing useful
     python -m benchmarks.question_answering --size small --shares 0 0.5 0.8 0.9 --block 16 32
     cd build/question_answering/small && compress model --data rows.jsonl --max-length 384 --keep 50% -o half
 
-`--shares` adds table 10 of attention pruning: the model continues to learn with masks that drop each share of its
-blocks (0: without masks, for as many steps), its engine is built (with `--kernel`: with the compiled kernel), scored,
-and timed against the dense one. Finished lines are not computed again.
+`--shares` adds table 10 of attention pruning: the model is trained further with masks that drop each share of its
+blocks (0: without masks, for as many steps), and its engine is built (with `--kernel`: with the compiled kernel),
+scored, and timed against the dense one. Finished rows are not computed again.
 
-The encoder comes from a folder that classifies (`--encoder`) and gets a new head for spans. The rows of a size are
-drawn once and saved beside the model, so that every run that starts from it reports on the same ones: train and dev
-rows of the data, and as test rows a part of the dev rows on which the checkpoint, the best by F1, was not chosen. An
-interrupted run resumes from its last checkpoint.
+The encoder is that of a classification model (`--encoder`), with a new head for spans. The rows of a size are drawn
+once and saved beside the model, so that all runs that start from it use the same rows: train and dev rows of the data,
+and as test rows a part of the dev rows that did not select the checkpoint (the best by F1). An interrupted run resumes
+from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Size:
         steps: optimizer steps of the dense model.
         again: further steps with masks, or without them as a baseline.
         batch: rows per step.
-        evaluations: evaluations of each training.
+        evaluations: evaluations during each training.
         learning_rate: peak learning rate.
         mixed_precision: precision of matrix products.
     """
@@ -146,7 +146,7 @@ def score(folder: ModelFolder, data: Data) -> None:
     def forward(batch: dict[str, Tensor]) -> np.ndarray:
         return data.task.logits(model(**{name: tensor.to(model.device) for name, tensor in batch.items()}))
 
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     with torch.inference_mode():
         answers = 100 * statistics(data.task, data.test, forward)
     draws = np.random.default_rng(0).integers(0, len(answers), (1000, len(answers)))
@@ -154,66 +154,39 @@ def score(folder: ModelFolder, data: Data) -> None:
     for column, name in ((1, "exact match"), (0, "F1")):
         low, high = ends[:, column]
         print(f"{name} on {len(answers)} test rows: {answers[:, column].mean():.2f} (95%: {low:.2f} to {high:.2f})")
-    print(f"scored in {time.perf_counter() - began:.0f} s", flush=True)
+    print(f"scored in {time.perf_counter() - start_time:.0f} s", flush=True)
 
 
 _RANKING = ("weight_by_count", "allow_empty_rows")
 _MASK_FLAGS = ("mask_all_sites", *_RANKING, "kernel")
-"""Flags of this script that runs with masks have, too."""
+"""Flags of this script that are also fields of the recipe of runs with masks."""
 
 
 def compressed(model: Path, size: Size, share: float, block: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Drop a share of the blocks, continue to learn, build, time and score the engine.
+    """Drop a share of the blocks, train further, and build, time and score the engine.
 
     Args:
         model: the dense model folder.
         size: rows and schedule.
-        share: of the blocks to drop; 0: no masks.
+        share: share of the blocks to drop; 0: no masks.
         block: positions along the side of a block.
         args: flags of this script.
 
     Returns:
-        `line`, a line of the table; `answers` `[row, (F1, exact match)]` of the engine; and the `settings`, by which a
-        result that was saved earlier is recognized.
+        `line`, a row of the table; `answers` `[row, (F1, exact match)]` of the engine; and the `settings`, by which a
+        stored result is recognized.
     """
     flags = "".join(f"-{name}" for name in _MASK_FLAGS if getattr(args, name))
     steps = "" if args.again is None else f"-{args.again}"
     out = model.with_name((f"p{share:g}-b{block}{flags}" if share else "p0") + steps)
-    file, rows = out.with_name(f"{out.name}.json"), model.with_name("rows.jsonl")
+    file = out.with_name(f"{out.name}.json")
     settings = {**asdict(size), "seconds": args.seconds}
     if file.is_file() and (stored := json.loads(file.read_text()))["settings"] == settings:
         return dict(stored)
-    masks: dict[str, Any] = {"keep": "100%"}
-    if share:
-        masks = {"drop_blocks": share, "block_size": block, **{name: getattr(args, name) for name in _MASK_FLAGS}}
-    recipe = Recipe.model_validate(
-        {
-            "model": model,
-            "data": str(rows),
-            "max_length": size.max_length,
-            "stride": size.stride,
-            "steps": size.again,
-            "batch_size": size.batch,
-            "learning_rate": size.learning_rate,
-            "options": {"evaluations": size.evaluations, "mixed_precision": size.mixed_precision},
-            "batch": (1,),
-            "seq": (size.max_length,),
-            "seconds": args.seconds,
-            "out": out,
-            "force": True,
-            **masks,
-        }
-    )
+    recipe = _masked_recipe(model, size, share, block, out, args)
     report = compress(recipe, Console())
     _, data = open_model(model, size)
-    with tempfile.TemporaryDirectory() as scratch:
-        options = BuildOptions(kernel=recipe.engine.kernel)
-        engine = target("ort")(out / "model.onnx", Path(scratch) / "engine.onnx", provider="cpu", options=options)
-
-        def forward(batch: dict[str, Tensor]) -> np.ndarray:
-            return data.task.logits(engine.run({name: value.numpy() for name, value in batch.items()}))
-
-        answers = statistics(data.task, data.test, forward)
+    answers = _engine_answers(recipe, data)
     f1, exact = 100 * answers.mean(axis=0)[:2]
     (speed,) = report.speeds
     peaks = [facts.peak_memory_bytes or 0 for facts in (report.dense, report.compressed)]
@@ -233,6 +206,44 @@ def compressed(model: Path, size: Size, share: float, block: int, args: argparse
     return result
 
 
+def _masked_recipe(model: Path, size: Size, share: float, block: int, out: Path, args: argparse.Namespace) -> Recipe:
+    """The recipe of a run of `compressed`, which is written to `out`; the other arguments are those of `compressed`."""
+    masks: dict[str, Any] = {"keep": "100%"}
+    if share:
+        masks = {"drop_blocks": share, "block_size": block, **{name: getattr(args, name) for name in _MASK_FLAGS}}
+    return Recipe.model_validate(
+        {
+            "model": model,
+            "data": str(model.with_name("rows.jsonl")),
+            "max_length": size.max_length,
+            "stride": size.stride,
+            "steps": size.again,
+            "batch_size": size.batch,
+            "learning_rate": size.learning_rate,
+            "options": {"evaluations": size.evaluations, "mixed_precision": size.mixed_precision},
+            "batch": (1,),
+            "seq": (size.max_length,),
+            "seconds": args.seconds,
+            "out": out,
+            "force": True,
+            **masks,
+        }
+    )
+
+
+def _engine_answers(recipe: Recipe, data: Data) -> np.ndarray:
+    """F1 and exact match of every test row, `[row, (F1, exact match)]`, with the engine of a finished run."""
+    with tempfile.TemporaryDirectory() as scratch:
+        options = BuildOptions(kernel=recipe.engine.kernel)
+        graph = recipe.output.out / "model.onnx"
+        engine = target("ort")(graph, Path(scratch) / "engine.onnx", provider="cpu", options=options)
+
+        def forward(batch: dict[str, Tensor]) -> np.ndarray:
+            return data.task.logits(engine.run({name: value.numpy() for name, value in batch.items()}))
+
+        return statistics(data.task, data.test, forward)
+
+
 def train(args: argparse.Namespace, size: Size, out: Path) -> None:
     """Write the dense model and its rows to `out`, from its `partial` folder if a run was interrupted."""
     partial = out / "partial"
@@ -241,10 +252,10 @@ def train(args: argparse.Namespace, size: Size, out: Path) -> None:
             start(args.encoder, partial / "model")
         draw(args.data, size, partial / "rows.jsonl")
         (partial / "started").touch()
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     folder, data = open_model(partial / "model", size)
     learn(folder, data, size, partial / "checkpoints")
-    print(f"{folder.model.num_parameters():,} parameters, {time.perf_counter() - began:.0f} s", flush=True)
+    print(f"{folder.model.num_parameters():,} parameters, {time.perf_counter() - start_time:.0f} s", flush=True)
     with quiet_transformers():
         folder.model.to("cpu").save_pretrained(partial / "model")  # type: ignore[arg-type]
     (partial / "rows.jsonl").replace(out / "rows.jsonl")

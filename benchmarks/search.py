@@ -1,9 +1,9 @@
-"""A* on sentiment: how many heads are free, the metric on unseen rows, and the cost of the search.
+"""A* on sentiment: the number of heads that can be removed, the metric on unseen rows, and the cost of the search.
 
-Three tables, printed as Markdown. `evaluator`: removing random heads, with the replay of what subsets have in common
-and with runs of the whole model, in turn. `loop`: the paper's A* without replay against lazy A* with replay, on the
-same rows. `budgets`: heads removed at each budget on each data set, by both variants, with the metric on rows that the
-search has not seen, and the best of as many random heads.
+It prints three tables as Markdown. `evaluator`: the time to remove random heads, with replay of the computations that
+subsets share and with full forward passes, in turn. `loop`: the paper's A* without replay against lazy A* with replay,
+on the same rows. `budgets`: heads removed at each budget on each data set, by both variants, with the metric on rows
+that the search has not seen, and the best of random subsets of as many heads.
 
 CPU seconds are those of this process; other work on the machine lengthens only the wall seconds.
 
@@ -77,10 +77,10 @@ def rows(folder: ModelFolder, name: str, count: int, max_length: int) -> Data:
 
 
 class CountingEvaluator:
-    """A `SubsetEvaluator` that counts the subsets of one search, while evaluations are shared with earlier ones.
+    """A `SubsetEvaluator` that counts the subsets of one search, while earlier searches share its evaluations.
 
     Args:
-        evaluator: evaluates, and caches.
+        evaluator: evaluates subsets and caches the results.
     """
 
     def __init__(self, evaluator: ModelSubsetEvaluator) -> None:
@@ -128,9 +128,9 @@ class Bench:
         """An evaluator of subsets.
 
         Args:
-            reuse: replay what subsets have in common; False: run the whole model for every subset.
-            unseen: evaluate on the rows that no search sees.
-            store: folder of stored evaluations.
+            reuse: whether to replay the computations that subsets share, instead of full forward passes.
+            unseen: whether to evaluate on the rows that no search sees.
+            store: folder of stored evaluations; None: evaluations are not stored.
         """
         data = replace(self.data, eval=self.data.test) if unseen else self.data
         model, precision = self.folder.model, self.mixed_precision
@@ -155,14 +155,14 @@ def astar(variant: str) -> AStarSearch:
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float, float]:
-    """The result, CPU seconds, wall seconds."""
+    """(result, CPU seconds, wall seconds) of a function."""
     cpu, wall = time.process_time(), time.perf_counter()
     return work(), time.process_time() - cpu, time.perf_counter() - wall
 
 
 def compare_evaluation(bench: Bench, repeats: int) -> Iterator[str]:
-    """The removal of random heads, with and without replay, in turn."""
-    yield "| rows | heads tried | plain, CPU s | with playback, CPU s | times faster (each pair) | same metrics |"
+    """The table `evaluator`: removal of random heads with and without replay, in turn."""
+    yield "| rows | heads tried | plain, CPU s | with replay, CPU s | times faster (each pair) | same metrics |"
     yield "|---|---|---|---|---|---|"
     draw, is_same = random.Random(0), True
     seconds: dict[bool, list[float]] = {True: [], False: []}
@@ -182,13 +182,13 @@ def compare_evaluation(bench: Bench, repeats: int) -> Iterator[str]:
 
 
 def compare_loops(bench: Bench, budget: float) -> Iterator[str]:
-    """The paper's loop without replay, against the lazy one with replay."""
+    """The table `loop`: the paper's A* without replay against lazy A* with replay."""
     yield "| search | evaluation | budget | heads dropped | evaluations | full forwards | CPU s | wall s |"
     yield "|---|---|---|---|---|---|---|---|"
     for variant, reuse in (("lazy", True), ("paper", False)):
         (steps, evaluator), cpu, wall = timed(functools.partial(bench.search, variant, budget, reuse=reuse))
         removed = len(evaluator.heads) - len(steps[-1].kept)
-        evaluation = "playback" if reuse else "plain"
+        evaluation = "replay" if reuse else "plain"
         yield (
             f"| {variant} | {evaluation} | {100 * budget:g} | {removed} | {evaluator.count} |"
             f" {evaluator.forwards:.0f} | {cpu:.0f} | {wall:.0f} |"
@@ -196,7 +196,7 @@ def compare_loops(bench: Bench, budget: float) -> Iterator[str]:
 
 
 def compare_budgets(bench: Bench, variants: Sequence[str], trials: int, store: Path | None) -> Iterator[str]:
-    """Heads removed at each budget, on the searched rows and on unseen ones.
+    """The table `budgets`: heads removed at each budget, and the metric on searched and on unseen rows.
 
     Args:
         bench: the model and the data set.

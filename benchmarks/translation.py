@@ -1,4 +1,4 @@
-"""A small Marian for German to English, trained from scratch on Multi30k: a dense model to compress, and its BLEU.
+"""Train a small Marian for German to English on Multi30k, as a dense model to compress, and print its BLEU.
 
     python -m benchmarks.translation --size small      # writes build/translation/small/model
     python -m benchmarks.translation --size tiny       # one minute; learns nothing useful
@@ -16,7 +16,6 @@ of `compressor.tasks.translation`. An interrupted run resumes from its last chec
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import time
 from dataclasses import dataclass
@@ -46,6 +45,7 @@ from compressor.model_folder import ModelFolder, load
 from compressor.silence_libraries import quiet_transformers
 from compressor.studies import StudySize as Grid
 from compressor.studies import study
+from compressor.studies.cell_store import read_results
 from compressor.tasks import Data, open_data, statistics
 from compressor.tasks.splits import named_splits, pick
 
@@ -57,17 +57,17 @@ class Size:
     """Model and schedule of one `--size`.
 
     Attributes:
-        vocabulary: tokens.
+        vocabulary: number of tokens in the vocabulary.
         width: width of the model.
-        layers: layers per side.
+        layers: layers of the encoder, and of the decoder.
         heads: heads per attention.
         inner: width of the feed-forward layers.
-        dropout: of every kind.
+        dropout: dropout rate of every kind.
         steps: optimizer steps.
-        evaluations: evaluations of the training.
+        evaluations: evaluations during training.
         batch: rows per step.
         learning_rate: peak learning rate.
-        rows: maximum number of rows that are scored of each split; None: all.
+        rows: maximum number of rows of each split to score; None: all.
     """
 
     vocabulary: int
@@ -91,17 +91,17 @@ SIZES = {
 
 
 def tokenizer(texts: list[str], size: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE, in whose vocabulary any text is, with an end token after every text."""
+    """A byte-level BPE tokenizer, which can encode any text, with an end token after every text."""
     tokens = Tokenizer(models.BPE())
     tokens.normalizer = normalizers.NFC()
     tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokens.decoder = decoders.ByteLevel()
     special = ["<pad>", "</s>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    learner = trainers.BpeTrainer(
+    trainer = trainers.BpeTrainer(
         vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
-    tokens.train_from_iterator(texts, learner)
+    tokens.train_from_iterator(texts, trainer)
     tokens.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     names = ["input_ids", "attention_mask"]
     return PreTrainedTokenizerFast(
@@ -195,11 +195,11 @@ def score(folder: ModelFolder, data: Data, size: Size) -> None:
         return logits
 
     for name, rows in (("validation", data.eval), ("test", data.test)):
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         part = rows if size.rows is None else rows.select(range(size.rows))
         with torch.inference_mode():
             bleu = data.task.score(statistics(data.task, part, forward))
-        print(f"BLEU on {len(part)} {name} rows: {bleu:.2f} ({time.perf_counter() - began:.0f} s)", flush=True)
+        print(f"BLEU on {len(part)} {name} rows: {bleu:.2f} ({time.perf_counter() - start_time:.0f} s)", flush=True)
 
 
 GRID = {
@@ -228,11 +228,11 @@ def study_pools(args: argparse.Namespace, model: Path, out: Path) -> None:
             out=out / f"grid-{pool}",
         )
         study("grid", StudyRequest(recipe, size, axes=axes), Console())
-        cells = [json.loads(path.read_text()) for path in sorted(recipe.output.out.glob("cells/*.json"))]
-        dense = np.mean([cell["test"] for cell in cells if cell["asked"]["method"] == "dense"])
+        cells = read_results(recipe.output.out)
+        dense = np.mean([cell["test"] for cell in cells if cell["settings"]["method"] == "dense"])
         groups: dict[tuple[str, int], list[float]] = {}
         for cell in cells:
-            groups.setdefault((cell["asked"]["method"], cell["heads"]), []).append(cell["test"])
+            groups.setdefault((cell["settings"]["method"], cell["heads"]), []).append(cell["test"])
         for (method, heads), scores in sorted(groups.items(), key=lambda group: (group[0][0] != "dense", group[0])):
             difference = "" if method == "dense" else f"{np.mean(scores) - dense:+.2f}"
             print(f"| {pool} | {method} | {heads} | {np.mean(scores):.2f} | {difference} |", flush=True)
@@ -245,10 +245,10 @@ def train(data_file: Path, size: Size, out: Path) -> None:
         with quiet_transformers():
             start(size, data_file, partial / "model")
         (partial / "started").touch()
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     folder, data = open_model(partial / "model", data_file)
     learn(folder, data, size, partial / "checkpoints")
-    print(f"{folder.model.num_parameters():,} parameters, {time.perf_counter() - began:.0f} s", flush=True)
+    print(f"{folder.model.num_parameters():,} parameters, {time.perf_counter() - start_time:.0f} s", flush=True)
     with quiet_transformers():
         folder.model.save_pretrained(partial / "model")
     (partial / "model").rename(out / "model")

@@ -36,7 +36,7 @@ __all__ = [
     "target",
 ]
 
-_HOMES = {
+_MODULES = {
     "AllAttentionConfig": "compressor.models",
     "AllAttentionForCausalLM": "compressor.models",
     "Recipe": "compressor.config.run",
@@ -55,9 +55,9 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     # Resolved on first use: `import compressor` and `compress --help` need not wait for torch.
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
+    value = getattr(import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 

@@ -1,4 +1,4 @@
-"""The exceptions of each stage: a code for programs, one line for people (what, why, how to mend), an exit code."""
+"""Exceptions: each has a code for programs, a one-line message for people (what, why, how to fix it), an exit code."""
 
 import difflib
 from collections.abc import Sequence
@@ -7,33 +7,33 @@ from typing import Any, ClassVar
 
 
 class ErrorCode(StrEnum):
-    """What went wrong, as programs and tests read it: codes stay while messages may change.
+    """The kind of an error, for programs and tests: codes are stable, messages may change.
 
-    A code names the kind of fault; `CompressorError.details` says what it happened to (`field`, `path`, `value`, ...).
+    `CompressorError.details` names what the error is about (`field`, `path`, `value`, ...).
     """
 
     UNSPECIFIED = "unspecified"
 
-    # What was requested.
+    # Requests: flags, recipes and names.
     UNKNOWN_NAME = "unknown-name"
     """A flag, key, method, target, option or other name is not among those that exist."""
     RENAMED = "renamed"
-    """A flag or key that an earlier version had, under its former name."""
+    """A flag or key of an earlier version, which has another name now."""
     OUT_OF_RANGE = "out-of-range"
     INVALID_VALUE = "invalid-value"
-    """A value cannot be read as what its field holds."""
+    """A value cannot be converted to the type of its field."""
     CONTRADICTION = "contradiction"
     """Two values exclude each other, or one has no meaning without the other."""
     MISSING_VALUE = "missing-value"
-    """A value that is needed was not given."""
+    """A required value is missing."""
     OUTPUT_EXISTS = "output-exists"
     UNSAFE_RECIPE = "unsafe-recipe"
     """The recipe inside a model folder sets a field that only the command line or `--recipe` may set."""
 
-    # What was read.
+    # Files and models.
     FILE_MISSING = "file-missing"
     FILE_UNREADABLE = "file-unreadable"
-    """A file is damaged, or holds something else than its name says."""
+    """A file is damaged, or its content is not of the kind that its name indicates."""
     FILE_UNWRITABLE = "file-unwritable"
     FILE_MISMATCH = "file-mismatch"
     """A file belongs to another model, graph, machine or version."""
@@ -46,19 +46,19 @@ class ErrorCode(StrEnum):
     NOT_FINITE = "not-finite"
     """NaN or infinity where a number is needed."""
     UNSUPPORTED_MODEL = "unsupported-model"
-    """A model whose class, head, family or configuration does not serve what is requested."""
+    """A model whose class, head, family or configuration does not support the request."""
     EXPORT_FAILED = "export-failed"
 
-    # What the rows hold.
+    # Rows.
     COLUMN_MISSING = "column-missing"
     """The rows lack a column: a requested one, or every usual name of one."""
     INVALID_ROWS = "invalid-rows"
-    """Rows, or the cell of one, are not what the task reads."""
+    """Rows, or a cell of a row, are not in the form that the task reads."""
     TOO_FEW_ROWS = "too-few-rows"
     LABEL_MISMATCH = "label-mismatch"
     """The labels do not correspond to the classes of the model."""
 
-    # What was computed.
+    # Computed results.
     NUMBERS_DIFFER = "numbers-differ"
     """Two products of a run that must compute the same function do not."""
     SITE_REFUSED = "site-refused"
@@ -71,7 +71,7 @@ class ErrorCode(StrEnum):
     RUN_DIFFERS = "run-differs"
     """A folder holds the work of another run."""
 
-    # What the machine has.
+    # Resources of the machine.
     DISK_FULL = "disk-full"
     OUT_OF_MEMORY = "out-of-memory"
     FOLDER_BUSY = "folder-busy"
@@ -80,9 +80,9 @@ class ErrorCode(StrEnum):
     UNSUPPORTED = "unsupported"
     """A runtime, a device, a version or a format lacks what is needed: a precision, an operator, an element type."""
     RUNTIME_FAILED = "runtime-failed"
-    """A runtime, a driver or a compiler reports an error; the message repeats its words."""
+    """A runtime, a driver or a compiler reports an error; the message quotes it."""
 
-    # What a model computes or takes.
+    # Inputs, outputs and speed of a model.
     TENSOR_MISMATCH = "tensor-mismatch"
     """An input or output is missing or empty, or has another type or shape than required."""
     OUTPUTS_DIFFER = "outputs-differ"
@@ -90,28 +90,28 @@ class ErrorCode(StrEnum):
     TOO_SLOW = "too-slow"
     """A model is slower than its baseline permits, or misses a latency bound."""
 
-    # What an inference server does.
+    # Inference servers and worker processes.
     SERVER_UNREACHABLE = "server-unreachable"
     SERVER_TIMEOUT = "server-timeout"
     SERVER_ERROR = "server-error"
-    """The server reports a fault of its own, or its response breaks the protocol."""
+    """The server reports an internal error, or its response violates the protocol."""
     REQUEST_REFUSED = "request-refused"
     """The server rejects a request as invalid."""
     MODEL_NOT_READY = "model-not-ready"
     """The server has no such model, or has not loaded it."""
     CHECK_INTERRUPTED = "check-interrupted"
-    """A latency check ended before all of it was measured."""
+    """A latency check ended before its measurements were complete."""
     PROCESS_ENDED = "process-ended"
     """A worker process ended before it returned a result."""
 
 
 class CompressorError(Exception):
-    """Base of every error that the product raises on purpose.
+    """Base class of all errors that the product raises deliberately.
 
     Args:
-        message: one line: what, why, how to mend.
-        code: what went wrong.
-        details: what it happened to, by name, e.g. `field="keep"`, `path=Path("rows.tsv")`.
+        message: one line: what happened, why, and how to fix it.
+        code: the kind of the error.
+        details: what the error is about, by name, e.g. `field="keep"`, `path=Path("rows.tsv")`.
     """
 
     exit_code: ClassVar[int] = 1
@@ -123,7 +123,7 @@ class CompressorError(Exception):
 
 
 class UsageError(CompressorError):
-    """Flags or a recipe that ask for something that does not exist."""
+    """Flags or a recipe that request something that does not exist."""
 
     exit_code = 2
 
@@ -147,7 +147,7 @@ class MismatchError(CompressorError):
 
 
 class TargetMissingError(CompressorError):
-    """The runtime or the device of the asked target is not on this machine."""
+    """This machine lacks the runtime or the device of the requested target."""
 
     exit_code = 6
 
@@ -165,13 +165,13 @@ class SiteRefusedError(CompressorError):
 
 
 class DivergedError(CompressorError):
-    """Training met a loss or a gradient that is no finite number."""
+    """A loss, gradient, weight or metric became NaN or infinite during training."""
 
     exit_code = 9
 
 
 class ServerError(CompressorError):
-    """An inference server that is not there, lacks the model, does not answer in time, or died midway."""
+    """An inference server is unreachable, lacks the model, does not respond in time, or stopped during a request."""
 
     exit_code = 10
 

@@ -1,4 +1,4 @@
-"""Export of a gated model to `reference.onnx`, with gates as named initializers: what the shrunk graph must equal."""
+"""Export a gated model to `reference.onnx`, with gates as named initializers: the reference for the shrunk graph."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _BY_PRODUCTS = (
     "decoder_",
     "cross_attentions",
 )
-"""Outputs that no task reads: caches, those of `output_*` flags, and encoder states beside the logits of a decoder.
+"""Prefixes of outputs that no task reads: caches, outputs of `output_*` flags, and encoder states of a decoder model.
 
-New memories of a model that gets memories are named `new_memory_...` and remain.
+A model that receives memories by name returns the new ones as `new_memory_...`; these outputs remain.
 """
 _EXPORTER_METADATA = ("pkg.torch.onnx.stack_trace", "pkg.torch.onnx.fx_node")
-"""Metadata of each node on its Python source; it would be most of the file of a small model."""
+"""Metadata keys for the Python source of a node, which would be most of the file of a small model."""
 
 
 def export_reference(
@@ -56,16 +56,16 @@ def export_reference(
     opset: int = 18,
     attention: Attention = "eager",
 ) -> None:
-    """Write the gated model as ONNX, with every head and each site multiplied by its gate.
+    """Write the gated model as ONNX: every head of every site is multiplied by its gate.
 
     Gates are initializers `<site>.head_gate` `[heads, 1]`; weights have the names of the state dict. Batch and sequence
-    are dynamic. Language models are exported without key/value cache; those with segment memory return new memories if
-    `memory_0`, ... are among the inputs, of any length. Weights are in `<path>.data`.
+    are dynamic. Language models are exported without key/value cache. Models with segment memory return new memories if
+    `memory_0`, ... are among the inputs; their length is dynamic. Weights are in `<path>.data`.
 
     Args:
         model: a transformers model; its state is restored.
         plan: one entry for each site of the model.
-        inputs: keyword arguments of its forward, tensors only; their names decide the inputs of the graph.
+        inputs: keyword arguments of its forward, tensors only; their names become the inputs of the graph.
         path: the file to write, e.g. `reference.onnx`.
         opset: 18, or 23, which has an `Attention` operator for `sdpa`.
         attention: the form of attention in the graph, `eager` (decomposed) or `sdpa`.
@@ -106,10 +106,11 @@ def export_reference(
 
 
 def _export(model: PreTrainedModel, sample: dict[str, Any], opset: int) -> ir.Model:
+    """Export a model with the inputs `sample`; raise InputError if transformers' exporter fails."""
     config = OnnxConfig(dynamic=True, optimize=False, opset_version=opset)
     try:
         return OnnxExporter().export(model, sample, config).program
-    except Exception as error:  # the code of the model raises any type while torch traces it
+    except Exception as error:  # model code can raise any type while torch traces it
         reason = (str(error).strip() or "no message").splitlines()[0]
         raise InputError(
             f"{family(model)}: the model cannot be exported ({type(error).__name__}: {reason}); try the other form of"
@@ -121,11 +122,11 @@ def _export(model: PreTrainedModel, sample: dict[str, Any], opset: int) -> ir.Mo
 
 
 def _dynamic_sample(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of the inputs with which every axis and every input remains in the graph.
+    """Copies of the inputs, changed so that every batch and sequence axis and every mask remains in the graph.
 
-    The exporter treats an axis of length one as a constant, and a mask of ones as no mask: a single row is doubled, and
-    the last position of the last row is masked. Memories of one position or none get two; the graph does not depend on
-    their length.
+    The exporter treats an axis of length one as a constant and a mask of ones as no mask. Therefore a single row is
+    doubled, and the last position of the last row is masked. Memories with fewer than two positions get two; the graph
+    does not depend on their length.
     """
     sample = {name: value.clone() for name, value in inputs.items()}
     if all(len(value) == 1 for value in sample.values()):
@@ -147,7 +148,7 @@ def _dynamic_sample(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _run_with_full_mask(call: Call) -> tuple[Tensor, Tensor | None]:
-    """Run attention with a mask of all queries `[batch, 1, 1, key]` expanded, as ONNX Runtime needs it."""
+    """Run attention; for SDPA, expand a mask `[batch, 1, 1, key]` over all queries, as ONNX Runtime requires."""
     mask = call.mask
     if mask is not None and mask.dim() == 4 and mask.shape[2] == 1 and call.implementation == "sdpa":
         call = replace(call, mask=mask.expand(-1, -1, call.query.shape[2], -1))
@@ -156,7 +157,7 @@ def _run_with_full_mask(call: Call) -> tuple[Tensor, Tensor | None]:
 
 @contextlib.contextmanager
 def _deployment_mode(model: PreTrainedModel) -> Iterator[None]:
-    """Evaluation mode without key/value cache; the state is restored on exit, without what the exporter adds to it."""
+    """Evaluation mode without key/value cache; restores the state, without additions of the exporter, on exit."""
     modes = [(module, module.training) for module in model.modules()]
     caches = [(config, config.use_cache) for config in configs(model) if hasattr(config, "use_cache")]
     had_forward = "forward" in vars(model)
@@ -194,7 +195,7 @@ def _clean_up(program: ir.Model) -> None:
 
 
 def _axis_names(inputs: Iterable[ir.Value]) -> dict[str, str]:
-    """torch's symbols (`s72`) to readable names: `batch`, `sequence`, `decoder_sequence`, `memory`."""
+    """Map torch's symbols (`s72`) to readable names: `batch`, `sequence`, `decoder_sequence`, `memory`."""
     names: dict[str, str] = {}
     for value in inputs:
         side = "decoder_" if (value.name or "").startswith("decoder_") else ""
@@ -210,6 +211,7 @@ def _axis_names(inputs: Iterable[ir.Value]) -> dict[str, str]:
 
 
 def _rename(dim: int | ir.SymbolicDim, names: Mapping[str, str]) -> int | ir.SymbolicDim:
+    """A dimension with the symbols of its expression renamed."""
     if isinstance(dim, int) or dim.value is None:
         return dim
     if dim.value.isdecimal():  # the exporter found a symbolic axis to be constant

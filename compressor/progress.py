@@ -1,4 +1,4 @@
-"""How a long stage reports its progress, whoever listens: a terminal, a test, or nobody."""
+"""The interface by which commands report stages, progress and notes, e.g. to a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from compressor.results import Note
 
 ProgressCallback = Callable[[int, int], None]
-"""Called with (steps finished, steps in all)."""
+"""Called with (steps finished, steps in total)."""
 
 
 def ignore_progress(finished: int, total: int) -> None:
@@ -18,14 +18,14 @@ def ignore_progress(finished: int, total: int) -> None:
 
 
 class Listener(Protocol):
-    """Is called with the stages and notes of a command. No result depends on it."""
+    """Receives the stages and notes of a command. No result depends on it."""
 
     def stage(self, name: str) -> AbstractContextManager[ProgressCallback]:
-        """A stage begins; it ends with the context. The value is the callback for its progress."""
+        """Begin a stage, which ends with the context; yields the callback for its progress."""
         ...
 
     def note(self, note: Note) -> None:
-        """Something that a reader of the results must know."""
+        """Receive a note, which a reader of the results must know."""
         ...
 
 

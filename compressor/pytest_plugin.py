@@ -31,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def latency_gate(request: pytest.FixtureRequest) -> Callable[..., Verdict]:
-    """Check a model against a baseline; the test fails where the check does.
+    """Check a model against a baseline; the test fails if the check fails.
 
     `latency_gate(model, baseline=..., **options)`. Options of `@pytest.mark.latency_gate(...)` are defaults; those of
     the closest marker win. They have the names of the flags of `compress check`: server, max_slowdown (`"5%"` or 0.05),
@@ -68,12 +68,15 @@ def checked(
     add_section: Callable[[str, str, str], object],
     lock: AbstractContextManager[Any] | None = None,
 ) -> Verdict:
-    """The verdict of a check that passed; the verdict of every check becomes a section of the test's report.
+    """Run a check and add its verdict to the test's report as a section.
 
     Args:
         options: options of `compress check` by name, `model` and `baseline` among them.
         add_section: receives phase, title and text of the section.
         lock: held during the check; None: `LOCK_FILE`.
+
+    Returns:
+        The verdict, if the check passed.
 
     Raises:
         CompressorError, GraphPassError: as `compressor.latency.check_and_record`.
@@ -95,7 +98,9 @@ def checked(
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[Callable[[], CheckRequest], CheckArtifacts]:
-    """What to check, constructed on demand so that a fault in it is recorded too, and the files to write.
+    """Divide options into a function that constructs the request, and the files to write.
+
+    The request is constructed on demand, so that an error in it is recorded too.
 
     Raises:
         UsageError: an option that `compress check` does not have, or a file that cannot be written.

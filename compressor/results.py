@@ -20,27 +20,27 @@ class _Row(BaseModel):
 
 
 class NoteCode(StrEnum):
-    """What a note is about, as programs and tests read it: codes stay while texts may change."""
+    """The subject of a note, for programs and tests: codes are stable, texts may change."""
 
     UNSPECIFIED = "unspecified"
 
-    # What was loaded and read.
+    # Models and rows.
     TENSORS_UNUSED = "tensors-unused"
     SPLIT_CHOSEN = "split-chosen"
-    """Rows for a purpose were taken from a split of the training data by its name."""
+    """Evaluation or test rows are a split of the training data that was recognized by its name."""
     SPLIT_UNUSED = "split-unused"
     """A split was left out because its labels are withheld."""
     ROWS_SET_ASIDE = "rows-set-aside"
     """Evaluation or test rows were taken out of other rows."""
     TEST_IS_EVAL = "test-is-eval"
-    """No test rows were named, so that the evaluation rows, which select the result, are reported on too."""
+    """No test rows were named, so the reported metric is of the evaluation rows, which also select the result."""
     SEGMENT_SHORTENED = "segment-shortened"
     TEXT_COLUMNS = "text-columns"
-    """Which columns hold the texts of a task that reads two, and how they are cut."""
+    """Which columns hold the texts of a task that reads two, and how they are truncated."""
     METRIC_SETTINGS = "metric-settings"
-    """How the metric is computed, and what heads and checkpoints are chosen by instead."""
+    """How the metric is computed, and which other metric selects heads and checkpoints."""
 
-    # What a run did.
+    # The run.
     TARGET_MISSING = "target-missing"
     """ONNX Runtime on the CPU was measured, because this machine lacks the requested target."""
     NO_EFFECT = "no-effect"
@@ -76,13 +76,13 @@ class NoteCode(StrEnum):
     """The metric of an evaluation while a model is trained."""
     FILE_WRITTEN = "file-written"
 
-    # How heads and blocks were selected.
+    # Selection of heads and blocks.
     NOTHING_REMOVED = "nothing-removed"
     """A search found no head that may be removed within the loss allowed."""
     MORE_HEADS_KEPT = "more-heads-kept"
     """A search could not remove exactly as many heads as requested."""
     COSTS_DECREASED = "costs-decreased"
-    """Heads cost less than a search assumed, so that it may have missed cheaper ones."""
+    """Heads cost less than a search assumed, so it may have missed cheaper ones."""
     CERTIFIED = "certified"
     NOT_CERTIFIED = "not-certified"
     """A certificate was requested, and it covers no removed head."""
@@ -96,12 +96,12 @@ class NoteCode(StrEnum):
     SITES_UNMASKED = "sites-unmasked"
     """Sites keep every block because masking them would not be faster on this machine."""
 
-    # What is checked and served.
+    # Latency checks and serving.
     RANDOM_INPUTS = "random-inputs"
     """Inputs were drawn at random because no rows provide them."""
     BASELINE_NOT_SAVED = "baseline-not-saved"
     ENGINE_MISSING = "engine-missing"
-    """A run for TensorRT has no engine, so that its graph is served."""
+    """A run for TensorRT has no engine, so its graph is served."""
     KERNEL_NOT_SERVED = "kernel-not-served"
     """A run was measured with a compiled kernel that the server does not load."""
     SERVER_REQUIREMENT = "server-requirement"
@@ -111,7 +111,7 @@ class NoteCode(StrEnum):
     STORAGE_URI = "storage-uri"
     """The storage URI of a KServe service is a placeholder."""
 
-    # What is measured.
+    # Measurements.
     SETTINGS_DIFFER = "settings-differ"
     """Two engines run with different settings, so their times are not comparable."""
     FUSION_DIFFERS = "fusion-differs"
@@ -129,7 +129,7 @@ class Note(_Row):
 
 
 def _as_note(value: Any) -> Any:
-    """Reports of version 0.1 hold their notes as texts."""
+    """Convert a note that version 0.1 stored as text."""
     return {"text": value} if isinstance(value, str) else value
 
 
@@ -144,7 +144,7 @@ def _renamed_keys(fields: Any, former_names: Mapping[str, str]) -> Any:
 
 
 class CurvePoint(_Row):
-    """One step of learning: everything logged there, e.g. `loss`, `temperature`, `eval_accuracy`."""
+    """The values logged at one step of learning, e.g. `loss`, `temperature`, `eval_accuracy`."""
 
     step: int
     values: dict[str, float]
@@ -169,10 +169,10 @@ _SHARES = frozenset({"accuracy", "balanced_accuracy", "exact-match", "f1", "macr
 
 
 class Score(_Row):
-    """The task's metric on the built engines, dense against compressed, with a paired bootstrap interval.
+    """The task's metric on the dense and the compressed engine, with a paired bootstrap interval of the difference.
 
-    `difference` is compressed minus dense as computed, whatever `unit` it is shown in; `low` and `high` bound it at
-    `confidence`.
+    `difference` is compressed minus dense, as computed and not scaled to `unit`; `low` and `high` are the bounds of its
+    interval at `confidence`.
     """
 
     metric: str
@@ -190,7 +190,7 @@ class Score(_Row):
     @model_validator(mode="before")
     @classmethod
     def _add_unit(cls, fields: Any) -> Any:
-        """Reports of version 0.1 do not hold the unit; it follows from the metric's name."""
+        """Derive the unit, which version 0.1 did not store, from the metric's name."""
         if not isinstance(fields, dict) or "unit" in fields:
             return fields
         return {**fields, "unit": MetricUnit.POINTS if fields.get("metric") in _SHARES else MetricUnit.RAW}
@@ -224,7 +224,7 @@ class Proof(_Row):
     @model_validator(mode="before")
     @classmethod
     def _current_keys(cls, fields: Any) -> Any:
-        """Version 0.1 wrote `side` for `variant`."""
+        """Rename the key `side` of version 0.1 to `variant`."""
         return _renamed_keys(fields, {"side": "variant"})
 
     @property
@@ -233,23 +233,23 @@ class Proof(_Row):
 
 
 class Latency(_Row):
-    """Times of one engine in one interleaved run, in milliseconds a call; throughput in examples per second."""
+    """Times of one engine in an interleaved measurement, in milliseconds per call; throughput in rows per second."""
 
     p50: float
     p90: float
     p99: float
     throughput: float
     samples: tuple[float, ...]
-    """Every timed call in order, milliseconds: the picture is drawn from it."""
+    """Milliseconds of every timed call, in order; the plot shows them."""
     device: tuple[float, float, float] | None = None
-    """p50, p90 and p99 on the device by its own clock, transfers left out, where the engine tells."""
+    """p50, p90 and p99 by the device's own clock, without transfers; None: the engine does not report them."""
 
 
 class Speed(_Row):
-    """Dense and compressed timed in turn, in one process, on the same inputs.
+    """Times of the dense and the compressed engine, measured in turn, in one process, on the same inputs.
 
-    `ratio` is dense p50 over compressed p50 (above one: compressed is faster); `low` and `high` bound it by a
-    bootstrap over interleaved blocks. `void` says why the row must not be read as a result, or is None.
+    `ratio` is dense p50 over compressed p50 (above one: compressed is faster); `low` and `high` are the bounds of its
+    bootstrap interval over pairs of rounds. `void` says why the row must not be read as a result, or is None.
     """
 
     batch: int
@@ -265,7 +265,7 @@ class Speed(_Row):
 
 
 class BuiltLayer(_Row):
-    """A layer of an engine as the runtime's inspector tells it; `nodes` are those of the graph that it computes."""
+    """A layer of an engine as the runtime's inspector reports it; `nodes` are the graph nodes that it computes."""
 
     name: str
     kind: str = ""
@@ -291,12 +291,16 @@ class EngineBuild(_Row):
     @model_validator(mode="before")
     @classmethod
     def _current_keys(cls, fields: Any) -> Any:
-        """Version 0.1 wrote `plan_bytes` for `engine_bytes`."""
+        """Rename the key `plan_bytes` of version 0.1 to `engine_bytes`."""
         return _renamed_keys(fields, {"plan_bytes": "engine_bytes"})
 
 
 class EngineFacts(_Row):
-    """One built engine: sizes in bytes, `fused` and `attentions` counted in the graph that the runtime runs."""
+    """Facts about one engine.
+
+    Sizes are in bytes. `attentions` is the number of attentions in the graph that the runtime runs, `fused` the number
+    of those that it fused.
+    """
 
     file: str | None
     parameters: int
@@ -307,9 +311,9 @@ class EngineFacts(_Row):
     attentions: int
     fused: int
     optimization: str
-    """What was done to the graph for this runtime, in one line."""
+    """How the graph was optimized for this runtime, in one line."""
     built: EngineBuild | None = None
-    """What came of building it ahead of time, where the runtime does."""
+    """Facts about the build; None: the runtime does not build engines ahead of time."""
 
 
 class Refusal(_Row):
@@ -323,9 +327,10 @@ class SiteBlocks(_Row):
     """The blocks of one attention site.
 
     `share` is the share of the blocks of its kept heads that the mask keeps over the longest row; for causal attention
-    blocks in the future are not counted. `form` is how the engine computes the attention, `why` the reason for it.
+    future blocks are not counted. `form` is the form in which the engine computes the attention, `why` the reason.
     `unprojected` is the number of key blocks that no query attends to, whose keys and values are not projected.
-    `milliseconds` holds the time of each form alone at the first batch size, by length and form, where it was measured.
+    `milliseconds` holds the time of each form of the attention alone at the first batch size, by length and form, where
+    it was measured.
     """
 
     site: str
@@ -358,13 +363,13 @@ class MissingTarget(_Row):
 
 
 class Report(BaseModel):
-    """Everything that a run did, measured and refused."""
+    """Everything that a run selected, measured and refused."""
 
     model_config = _STRICT
 
     version: Literal[1] = 1
     verdict: str
-    """One sentence: what was gained, or that nothing was."""
+    """One sentence: the gain in speed and the change of the metric, or that nothing was gained."""
     model: str
     """Name of the model folder."""
     family: str
@@ -372,7 +377,7 @@ class Report(BaseModel):
     task: str | None
     plan: Plan
     notes: tuple[AnyNote, ...] = ()
-    """What a reader must know, e.g. that test rows were set aside from the evaluation rows."""
+    """Facts for the reader, e.g. that test rows were set aside from the evaluation rows."""
     curves: tuple[CurvePoint, ...] = ()
     scores: tuple[Score, ...] = ()
     proofs: tuple[Proof, ...] = ()
@@ -404,7 +409,7 @@ class Report(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _current_keys(cls, fields: Any) -> Any:
-        """Version 0.1 wrote `gate` for `drop_status`, and what its target lacked as one text."""
+        """Rename the key `gate` of version 0.1 to `drop_status`, and divide its text `missing` into fields."""
         if not isinstance(fields, dict):
             return fields
         fields = _renamed_keys(fields, {"gate": "drop_status"})

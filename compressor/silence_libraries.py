@@ -1,4 +1,4 @@
-"""Context managers that silence libraries: what matters of their output reaches the user as an error or a note."""
+"""Context managers that silence libraries, whose relevant output reaches the user as errors and notes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager, redirect_stdout
 
 @contextmanager
 def quiet_tools() -> Iterator[None]:
-    """Discard what exporters and graph rewriters print, log and warn, which is of use only to their authors."""
+    """Discard output, logs and warnings of exporters and graph rewriters, which are of use only to their authors."""
     disabled = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -25,17 +25,17 @@ def quiet_tools() -> Iterator[None]:
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Silence the logger and the progress bars of transformers; both are restored on exit."""
-    from transformers.utils import logging as transformers
+    from transformers.utils import logging as transformers_logging
 
-    level, bars = transformers.get_verbosity(), transformers.is_progress_bar_enabled()
-    transformers.set_verbosity(transformers.CRITICAL)
-    transformers.disable_progress_bar()
+    level, shows_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity(transformers_logging.CRITICAL)
+    transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
-        transformers.set_verbosity(level)
-        if bars:
-            transformers.enable_progress_bar()
+        transformers_logging.set_verbosity(level)
+        if shows_bars:
+            transformers_logging.enable_progress_bar()
 
 
 @contextmanager
@@ -62,6 +62,6 @@ def quiet_hub() -> Iterator[None]:
 
 
 def one_line(error: BaseException | str, width: int = 200) -> str:
-    """An error's message on one line, cut after `width` characters; the name of its class where it has no message."""
+    """An error's message on one line, truncated to `width` characters; its class name if it has no message."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= width else f"{text[:width]}..."

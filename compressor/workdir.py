@@ -1,4 +1,4 @@
-"""Where a run works until it is done: `<out>.partial`, one run at a time, renamed to `<out>` at the end."""
+"""The work folder of a run: `<out>.partial`, for one run at a time; its result is renamed to `<out>` at the end."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
 from graph_passes.files import atomic_replace
 
 MAPS = Path("blocks", "maps.safetensors")
-"""Attention maps, in `WorkDir.learning`."""
+"""The file of attention maps, relative to `WorkDir.learning`."""
 _STAMP = ".compress"
-_OURS = (("report.json", "plan.json"), ("training.json",))
-"""Files that a run, or a training, leaves in its folder."""
+_OUTPUT_FILES = (("report.json", "plan.json"), ("training.json",))
+"""Files by which the output folder of a run, or of a training, is recognized."""
 
 
 class WorkDir:
@@ -28,9 +28,9 @@ class WorkDir:
     Attributes:
         out: the folder to write; until `finish` it does not exist, or has its former content.
         path: `<out>.partial`.
-        result: what becomes `out`.
+        result: the folder that becomes `out`.
         scratch: graphs and engines that are not kept.
-        learning: checkpoints and what was learned; the only part that an interrupted run leaves.
+        learning: checkpoints and results of learning; the only part that remains after an interrupted run.
     """
 
     def __init__(self, out: Path) -> None:
@@ -61,9 +61,15 @@ class WorkDir:
 
 
 def replace_folder(new: Path, out: Path, *, aside: Path) -> None:
-    """Make the folder `new` the folder `out`; a former one is removed by way of `aside`, or stays if that fails."""
-    # Ctrl-C between the two renames would leave no folder of that name.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    """Rename the folder `new` to `out`.
+
+    Args:
+        new: the new folder.
+        out: its path afterwards; a former folder there is removed, or restored if renaming fails.
+        aside: path of the former folder in the meantime.
+    """
+    # An interrupt between the two renames would leave no folder at `out`.
+    former_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         if out.exists():
             out.rename(aside)
@@ -74,13 +80,13 @@ def replace_folder(new: Path, out: Path, *, aside: Path) -> None:
                 aside.rename(out)
             raise
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, former_mask)
     shutil.rmtree(aside, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def open_workdir(out: Path, *, force: bool) -> Iterator[WorkDir]:
-    """The work folder of a run that writes `out`; what cannot be resumed is removed when the run ends.
+    """The work folder of a run that writes `out`; files that cannot be resumed from are removed when the run ends.
 
     Raises:
         UsageError: `out` exists and may not be replaced.
@@ -88,14 +94,14 @@ def open_workdir(out: Path, *, force: bool) -> Iterator[WorkDir]:
     """
     out = Path(os.path.abspath(out))  # noqa: PTH100  (`..` and `.` are resolved, symbolic links are not)
     work = WorkDir(out)
-    _check_ours(work.path)
+    _check_work_folder(work.path)
     work.path.mkdir(parents=True, exist_ok=True)
     with locked(work.path):
         try:
             _recover(out)
-            _check_target(out, force)
+            _check_output(out, force)
         except Exception:
-            with contextlib.suppress(OSError):  # whatever an earlier run left in it stays
+            with contextlib.suppress(OSError):  # not empty: files of an earlier run remain
                 work.path.rmdir()
             raise
         (work.path / _STAMP).touch()
@@ -105,10 +111,10 @@ def open_workdir(out: Path, *, force: bool) -> Iterator[WorkDir]:
         try:
             yield work
         except KeyboardInterrupt as interrupt:
-            hint = f"; the same command resumes from {work.path}" if _leave(work) else ""
+            hint = f"; the same command resumes from {work.path}" if _remove_unresumable(work) else ""
             raise KeyboardInterrupt(f"interrupted{hint}") from interrupt
         except Exception as error:
-            kept = f" (what was learned is kept in {work.path})" if _leave(work) else ""
+            kept = f" (the results of learning are kept in {work.path})" if _remove_unresumable(work) else ""
             if _is_full(error):
                 raise InputError(
                     f"{work.path}: the disk is full; free some space and run the same command again{kept}",
@@ -120,12 +126,12 @@ def open_workdir(out: Path, *, force: bool) -> Iterator[WorkDir]:
             raise
 
 
-def _leave(work: WorkDir) -> bool:
-    """Remove what cannot be resumed; whether anything can."""
+def _remove_unresumable(work: WorkDir) -> bool:
+    """Remove files that cannot be resumed from; return whether others remain."""
     for folder in (work.result, work.scratch):
         shutil.rmtree(folder, ignore_errors=True)
-    ended = (work.learning / "done.json", work.learning / MAPS)
-    if any(work.learning.rglob("checkpoint-*")) or any(path.is_file() for path in ended):
+    finished = (work.learning / "done.json", work.learning / MAPS)
+    if any(work.learning.rglob("checkpoint-*")) or any(path.is_file() for path in finished):
         return True
     shutil.rmtree(work.path, ignore_errors=True)
     return False
@@ -140,10 +146,12 @@ def _recover(out: Path) -> None:
 
 
 def _aside(out: Path) -> Path:
+    """Path of the former output folder while it is replaced."""
     return out.with_name(f".{out.name}.replaced")
 
 
-def _check_target(out: Path, force: bool) -> None:
+def _check_output(out: Path, force: bool) -> None:
+    """Raise UsageError unless the output folder is missing, or may be replaced."""
     if not out.exists():
         return
     if not force:
@@ -152,7 +160,7 @@ def _check_target(out: Path, force: bool) -> None:
             code=ErrorCode.OUTPUT_EXISTS,
             path=out,
         )
-    if not out.is_dir() or not any(all((out / name).is_file() for name in names) for names in _OURS):
+    if not out.is_dir() or not any(all((out / name).is_file() for name in names) for names in _OUTPUT_FILES):
         raise UsageError(
             f"{out}: no run wrote this folder, so --force does not replace it; write to another folder (-o)",
             code=ErrorCode.OUTPUT_EXISTS,
@@ -160,7 +168,8 @@ def _check_target(out: Path, force: bool) -> None:
         )
 
 
-def _check_ours(path: Path) -> None:
+def _check_work_folder(path: Path) -> None:
+    """Raise InputError if the path of the work folder is used for something else."""
     if path.exists() and not (path / _STAMP).is_file() and (not path.is_dir() or any(path.iterdir())):
         raise InputError(
             f"{path}: exists, but no run left it; move it, or write to another folder (-o)",
@@ -171,7 +180,11 @@ def _check_ours(path: Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Lock the folder for this run. The lock ends with the process."""
+    """Lock a folder for this run. The lock ends with the context, or with the process.
+
+    Raises:
+        InputError: another run holds the lock.
+    """
     handle = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -188,7 +201,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _is_full(error: BaseException | None) -> bool:
-    """Whether a full disk caused an error: libraries in C++ and Rust report it as text, with types of their own."""
+    """Whether a full disk caused an error; libraries in C++ and Rust report it only in the message."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return True
@@ -199,6 +212,6 @@ def _is_full(error: BaseException | None) -> bool:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write a file completely or not at all."""
+    """Write `content` as a JSON file, completely or not at all."""
     with atomic_replace(path) as temporary:
         temporary.write_text(json.dumps(content))

@@ -1,4 +1,4 @@
-"""ONNX in, ONNX out: shrink a transformer's graph by a plan. Imports neither torch nor compressor."""
+"""Shrink the ONNX graph of a transformer by a plan. The package imports neither torch nor compressor."""
 
 from graph_passes.attention.find import GraphSite, find_attention
 from graph_passes.block_sparse.masks import BlockMask

@@ -1,18 +1,18 @@
-"""The errors of graphs and plans: a code for programs, and one line for people (what, why, how to mend)."""
+"""The errors of graphs and plans: a code for programs, and a message of one line (what, why, how to mend)."""
 
 from enum import StrEnum
 from typing import Any
 
 
 class GraphErrorCode(StrEnum):
-    """What went wrong, as programs and tests read it: codes stay while messages may change."""
+    """The kind of an error, for programs and tests. Codes are stable; messages may change."""
 
     UNSPECIFIED = "unspecified"
     FILE_MISSING = "file-missing"
     FILE_UNREADABLE = "file-unreadable"
-    """A file is damaged, or holds something else than its name says."""
+    """A file is damaged, or its content is not what its name says."""
     UNSAFE_PATH = "unsafe-path"
-    """A graph's data lie outside the graph's folder."""
+    """The external data of a graph are outside the graph's folder."""
     INVALID_PLAN = "invalid-plan"
     """A plan breaks its schema, or one of its masks has an impossible shape."""
     UNSUPPORTED_OPSET = "unsupported-opset"
@@ -34,12 +34,12 @@ class GraphErrorCode(StrEnum):
 
 
 class GraphPassError(Exception):
-    """Base of every error that this package raises on purpose.
+    """Base of the errors that this package raises.
 
     Args:
         message: one line: what is wrong, why, and how to mend it.
-        code: the kind of fault.
-        details: what is affected, by name, e.g. `site="encoder.layer.0"`, `path=Path("plan.json")`.
+        code: the kind of error.
+        details: affected objects by name, e.g. `site="encoder.layer.0"`, `path=Path("plan.json")`.
     """
 
     def __init__(self, message: str = "", *, code: GraphErrorCode = GraphErrorCode.UNSPECIFIED, **details: Any) -> None:

@@ -1,4 +1,4 @@
-"""Read and write ONNX files: weights stay on disk until they are needed, and files are replaced whole or not at all."""
+"""Read and write ONNX files. Weights stay on disk until they are needed, and files are replaced atomically."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _EXTERNAL_BYTES = 1024
 
 @contextlib.contextmanager
 def atomic_replace(path: Path) -> Iterator[Path]:
-    """Replace a file as a whole or not at all.
+    """Replace a file atomically.
 
     Yields:
         A temporary path in the same folder to write to. It is renamed to `path` at the end, or deleted after an error.
@@ -42,7 +42,7 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
     """Read a graph. Its external weights are mapped from their file, not read.
 
     Raises:
-        GraphError: the file is missing, truncated or no ONNX graph, or its external data are missing, too short, or
+        GraphError: the file is missing, truncated or not an ONNX graph, or its external data are missing, too short, or
             outside the graph's folder.
     """
     path = Path(path)
@@ -90,18 +90,24 @@ def _check_names(graph: onnx.GraphProto, path: Path) -> None:
 
 
 def data_files(model: ir.Model) -> frozenset[Path]:
-    """The files that hold the external weights of a graph that was loaded."""
-    tensors = (value.const_value for graph in model.graphs() for value in graph.initializers.values())
+    """The files that hold the external data of a loaded graph: of initializers and of attributes."""
+    tensors = [value.const_value for graph in model.graphs() for value in graph.initializers.values()]
+    attributes = (attribute for node in model.graph.all_nodes() for attribute in node.attributes.values())
+    tensors += [
+        attribute.as_tensor()
+        for attribute in attributes
+        if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref()
+    ]
     return frozenset(Path(tensor.path).resolve() for tensor in tensors if isinstance(tensor, ir.ExternalTensor))
 
 
 def _check_tensor(tensor: object, folder: Path, path: Path) -> None:
-    """Check that a tensor has as many data as its shape and type say.
+    """Check that the data of a tensor have the size that its shape and type require.
 
     Args:
         tensor: an initializer or the value of an attribute.
-        folder: the graph's folder, without links.
-        path: the graph, for messages.
+        folder: the graph's folder, with symbolic links resolved.
+        path: the graph's file, for messages.
     """
     if isinstance(tensor, ir.ExternalTensor):
         _bind_external(tensor, folder, path)
@@ -114,7 +120,7 @@ def _check_tensor(tensor: object, folder: Path, path: Path) -> None:
 
 
 def _bind_external(tensor: ir.ExternalTensor, folder: Path, path: Path) -> None:
-    """Bind an external tensor to the graph's folder, after checking that its file is there and holds all of it."""
+    """Check that the file of an external tensor is in the graph's folder and holds all of it, and bind the tensor."""
     location = Path(str(tensor.location).replace("\\", "/"))
     data_path = (folder / location).resolve()
     if location.is_absolute() or not Path(os.path.normpath(folder / location)).is_relative_to(folder):
@@ -150,10 +156,10 @@ def _bind_external(tensor: ir.ExternalTensor, folder: Path, path: Path) -> None:
 
 
 def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
-    """Write a graph as `path` and its weights as `path` + `.data`. Files that are there are replaced at the end.
+    """Write a graph as `path` and its weights as `path` + `.data`. Existing files are replaced at the end.
 
     Raises:
-        OSError: the disk is full, or the folder cannot be written; former files stay and nothing else is left behind.
+        OSError: the disk is full, or the folder cannot be written; existing files stay, and no temporary file remains.
     """
     path = Path(path)
     data = path.with_name(f"{path.name}.data")
@@ -169,7 +175,7 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
 
 
 def _replace_pair(written: Path, path: Path, data: Path) -> None:
-    """Move a graph and its data file to their paths; after an error the former files are there again.
+    """Move a graph and its data file to their paths; after an error the former files are restored.
 
     Args:
         written: the graph in a temporary folder, its data file beside it.
@@ -192,7 +198,7 @@ def _replace_pair(written: Path, path: Path, data: Path) -> None:
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Delay Ctrl-C: between the two renames a graph stands beside the weights of another one."""
+    """Delay SIGINT and SIGTERM: between two renames, a graph is beside the weights of another one."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield

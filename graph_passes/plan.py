@@ -1,8 +1,8 @@
-"""The pruning plan: which heads of each attention site are kept, and by which masks.
+"""The pruning plan: which heads of each attention site are kept, with which scales and masks.
 
-Learning writes it, the graph passes read it. A plan names every attention site by its module path, the heads kept there
-under their original ids, and one scale for each kept head. It is JSON with a published schema
-(`Plan.model_json_schema()`); every reader validates all of it.
+Learning writes plans, and the graph passes read them. A plan lists every attention site by its module path, the
+original ids of the kept heads, and one scale for each kept head. It is JSON with a published schema
+(`Plan.model_json_schema()`), against which it is validated when it is read.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from graph_passes.errors import GraphErrorCode, PlanError
 from graph_passes.files import atomic_replace
 
 Kind = Literal["bidirectional", "causal", "cross"]
-"""Kind of an attention: self-attention without and with a causal mask, and attention to another sequence."""
+"""Kind of an attention: self-attention without a causal mask, self-attention with one, or attention to another
+sequence."""
 
 _FORMER_KINDS: Mapping[str, Kind] = {"encoder": "bidirectional", "decoder": "causal"}
-"""Kinds under the names that version 0.1 wrote."""
+"""Names of kinds in version 0.1 -> names today."""
 
 
 def current_kind(name: Any) -> Any:
-    """A kind read from a file, under its current name; any other value is returned unchanged."""
+    """The current name of a kind that was read from a file; any other value is returned unchanged."""
     return _FORMER_KINDS.get(name, name) if isinstance(name, str) else name
 
 
@@ -148,7 +149,10 @@ class Plan(BaseModel):
         return self._masks
 
     def masked(self, masks: Mapping[str, BlockMask]) -> Plan:
-        """A copy of the plan with these masks, by name of the site, and no others.
+        """A copy of the plan with these masks and no others.
+
+        Args:
+            masks: name of the site -> mask.
 
         Raises:
             PlanError: a mask is for a site that the plan lacks, or has another number of heads than its site.
@@ -157,7 +161,7 @@ class Plan(BaseModel):
         for name, mask in masks.items():
             if name not in sites_by_name:
                 raise PlanError(
-                    f"there is a mask for {name}, which is no site of the plan; use masks of this model",
+                    f"there is a mask for {name}, which is not a site of the plan; use masks of this model",
                     code=GraphErrorCode.SITE_MISSING,
                     site=name,
                 )
@@ -204,7 +208,7 @@ class Plan(BaseModel):
         """Read and validate a plan and its masks.
 
         Raises:
-            PlanError: a file is missing, is not JSON, or breaks the schema; the message says where.
+            PlanError: a file is missing, is not JSON, or violates the schema; the message names the field.
         """
         path = Path(path)
         try:
@@ -276,7 +280,7 @@ def _load_masks(path: Path, sites: Iterable[SitePlan]) -> dict[str, BlockMask]:
 
 
 def _field(fault: ErrorDetails) -> str:
-    """Where a plan breaks the schema, e.g. `sites[0].kept`; empty for the whole plan."""
+    """The field in which a plan violates the schema, e.g. `sites[0].kept`; empty for the whole plan."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).lstrip(".")
 
 
@@ -290,7 +294,7 @@ def _describe(fault: ErrorDetails) -> str:
         case "missing":
             return f"{field} is missing"
         case "extra_forbidden" | "unexpected_keyword_argument":
-            return f"{field} is no key of a plan"
+            return f"{field} is not a key of a plan"
         case "value_error":
             return message
         case "literal_error" if field == "version":

@@ -1,4 +1,4 @@
-"""Shrink a graph by a plan: the passes in order, and what they changed."""
+"""Shrink a graph by a plan: run the passes in order, and report what they changed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Removed:
 
     Attributes:
         site: name of the site.
-        heads: their indices in the unpruned model, ascending.
+        heads: original ids of the removed heads, ascending.
     """
 
     site: str
@@ -44,17 +44,18 @@ class Removed:
 
 @dataclasses.dataclass(frozen=True)
 class Shrunk:
-    """A shrunk graph and what was changed.
+    """A shrunk graph, and what was changed.
 
     Attributes:
         model: the graph. It computes what the original graph computes with the plan's gates.
         plan: the plan that was carried out, in which heads without any block of their mask are dropped.
-        removed: heads removed, one entry for each site that lost any.
-        folded: sites whose gates no longer cost a multiplication.
-        refused: sites that stay whole and gated as the plan says, and the operator in the way.
-        parameters: elements of floating-point initializers before and after; `Constant` nodes of the file count.
-        lowered: masked sites that compute only the blocks of their mask.
-        dense: sites that were to be lowered but stay dense and masked, and the operator in the way.
+        removed: removed heads, one entry for each site that lost any.
+        folded: names of the sites whose gates no longer cost a multiplication.
+        refused: sites whose heads stay in the graph, gated, with the operator that prevents their removal.
+        parameters: number of elements of floating-point initializers before and after; `Constant` nodes of the file
+            are counted.
+        lowered: names of the masked sites that compute only the blocks of their mask.
+        dense: sites that were to be lowered but stay dense and masked, with the operator that prevents it.
         unused: lowered site -> number of key blocks that no query attends to and that are not projected any more.
     """
 
@@ -70,7 +71,7 @@ class Shrunk:
 
     @property
     def obstacle(self) -> str | None:
-        """The first refused site and the operator in the way, as a sentence; None where nothing was refused."""
+        """The first refused site with the operator that prevents its removal, in words; None if no site was refused."""
         if not self.refused:
             return None
         first, *more = self.refused
@@ -83,13 +84,13 @@ def shrink(model: ir.Model, plan: Plan, *, lower: Collection[str] | None = None)
     A head whose mask keeps no block is removed as well.
 
     Args:
-        model: an ONNX graph with or without gates; it is edited in place.
-        plan: the heads to keep; its sites are paired with the graph's attentions by gate, name or order. The graph must
-            contain the plan's masks.
-        lower: names of the masked sites to make block-sparse; other sites stay dense with their mask. None: all.
+        model: an ONNX graph with or without gates, which is edited in place.
+        plan: the heads to keep. Its sites are paired with the graph's attentions by gate, name or order, and the graph
+            must contain its masks.
+        lower: names of the masked sites to make block-sparse; other masked sites stay dense. None: all.
 
     Raises:
-        PlanError: the plan's sites are not the graph's.
+        PlanError: the plan's sites are not those of the graph, its heads are removed already, or a mask is missing.
     """
     Normalize()(model)
     parameters_before = count_parameters(model)
@@ -129,7 +130,7 @@ def shrink(model: ir.Model, plan: Plan, *, lower: Collection[str] | None = None)
 
 
 def count_parameters(model: ir.Model) -> int:
-    """Elements of all floating-point initializers with at least one axis; scalars are constants of arithmetic."""
+    """Number of elements of the floating-point initializers, without scalars, which are constants of arithmetic."""
     return sum(
         math.prod(value.const_value.shape.numpy())
         for value in model.graph.initializers.values()
@@ -150,7 +151,7 @@ def _without_masked_heads(site: SitePlan, plan: Plan, graph: ir.Graph) -> SitePl
 
 
 def _is_padded(mask: ir.Value) -> bool:
-    """Whether the rows of a mask are extended by keys outside it, persistent vectors, which every head attends to."""
+    """Whether the rows of a mask are extended by persistent vectors, which every head attends to."""
     readers = [node for node, _ in mask.uses()]
     while readers:
         node = readers.pop()

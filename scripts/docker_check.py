@@ -1,9 +1,9 @@
-"""Run the RUN lines of the Dockerfile in a clean folder, stage by stage, with no container engine.
+"""Run the RUN lines of the Dockerfile in a clean folder, stage by stage, without a container engine.
 
-What stands in for a container: one temporary folder a stage, in which `/app` and `/work` lie; COPY takes only what git
-tracks; ENV is set; after USER, commands run under that user id where this process may change it and that user may read
-the machine's Python (it is said where not). The entry point runs last, with `--help`. Base images and ARG defaults are
-left out: the machine's own Python and package index are used.
+A temporary folder per stage replaces the container and holds `/app` and `/work`. COPY copies only files that git
+tracks, and ENV is set. After USER, commands run under that user id if this process may change it and that user may
+read the machine's Python; otherwise a message says so. The entry point runs last, with `--help`. Base images and ARG
+defaults are not used: commands use the machine's own Python and package index.
 
     python scripts/docker_check.py [STAGE ...]
 """
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass
 class Stage:
-    """One FROM and what follows it, as (instruction, rest of the line)."""
+    """A stage of a Dockerfile: its name, its base, and its lines as (instruction, rest of the line)."""
 
     name: str
     base: str
@@ -34,7 +34,7 @@ class Stage:
 
 def stages(text: str) -> dict[str, Stage]:
     """The stages of a Dockerfile by name."""
-    found: dict[str, Stage] = {}
+    stage_of: dict[str, Stage] = {}
     stage = None
     for line in text.replace("\\\n", " ").splitlines():
         word, _, rest = line.strip().partition(" ")
@@ -42,23 +42,29 @@ def stages(text: str) -> dict[str, Stage]:
             continue
         if word == "FROM":
             base, _, name = rest.partition(" AS ")
-            stage = found[name] = Stage(name, base)
+            stage = stage_of[name] = Stage(name, base)
         elif stage:
             stage.lines.append((word, rest.strip()))
-    return found
+    return stage_of
 
 
-def check(stage: Stage, known: dict[str, Stage], root: Path) -> None:
-    """Run one stage, and those it is built on, in `root`."""
-    lines = [*(known[stage.base].lines if stage.base in known else []), *stage.lines]
+def check(stage: Stage, stage_of: dict[str, Stage], root: Path) -> None:
+    """Run one stage, after the stage that it is built on, in `root`.
+
+    Args:
+        stage: the stage.
+        stage_of: name -> stage, for all stages of the Dockerfile.
+        root: an empty folder.
+    """
+    lines = [*(stage_of[stage.base].lines if stage.base in stage_of else []), *stage.lines]
     env = {**os.environ, "HOME": str(root)}
-    where, user, entry = root, None, [""]
+    folder, user, entry = root, None, [""]
     for word, rest in lines:
         if word == "WORKDIR":
-            where = root / rest.lstrip("/")
-            where.mkdir(parents=True, exist_ok=True)
+            folder = root / rest.lstrip("/")
+            folder.mkdir(parents=True, exist_ok=True)
         elif word == "COPY":
-            copy(rest.split(), where)
+            copy(rest.split(), folder)
         elif word == "ENV":
             for pair in shlex.split(rest):
                 name, _, value = pair.partition("=")
@@ -66,62 +72,67 @@ def check(stage: Stage, known: dict[str, Stage], root: Path) -> None:
         elif word == "USER":
             user = int(rest.split(":")[0])
         elif word == "RUN":
-            run(["sh", "-ec", rest], where, env, user)
+            run(["sh", "-ec", rest], folder, env, user)
         elif word == "ENTRYPOINT":
             entry = json.loads(rest)
         elif word != "ARG":
-            sys.exit(f"docker_check: {word} is not known to this script; teach it what the line does")
+            sys.exit(f"docker_check: this script does not support {word}; extend it")
     if user is None:
         sys.exit(f"docker_check: {stage.name} ends as root; add a USER line")
-    run([*entry, "--help"], where, env, user)
+    run([*entry, "--help"], folder, env, user)
 
 
-def copy(words: list[str], where: Path) -> None:
-    """COPY of tracked files and folders into the working directory."""
-    *sources, target = words
+def copy(arguments: list[str], folder: Path) -> None:
+    """Copy tracked files and folders into the working directory `folder`, as COPY with these arguments does."""
+    *sources, target = arguments
     for source in sources:
-        listed = subprocess.run(
+        tracked = subprocess.run(
             ["git", "ls-files", source], cwd=ROOT, check=True, text=True, capture_output=True
         ).stdout
-        if not listed:
+        if not tracked:
             sys.exit(f"docker_check: COPY {source}: git tracks no such file")
-        for name in listed.splitlines():
+        for name in tracked.splitlines():
             inside = Path(name).relative_to(source) if name != source else Path(Path(name).name)
-            path = where / target / inside
+            path = folder / target / inside
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, path)
 
 
-def run(command: list[str], where: Path, env: dict[str, str], user: int | None) -> None:
-    """Run one command, under `user` where this process may."""
+def run(command: list[str], folder: Path, env: dict[str, str], user: int | None) -> None:
+    """Run one command in a folder, under the user id `user` if this process may use it.
+
+    Args:
+        command: the command and its arguments.
+        folder: the working directory.
+        env: environment variables.
+        user: user id; None: the present user.
+    """
     print(f"  {shlex.join(command)}", flush=True)
     account = user if user is not None and os.getuid() == 0 and may_enter(sys.base_prefix, user) else None
     if account != user:
-        print(f"  (as this user, for {user} cannot be taken here or cannot read {sys.base_prefix})", flush=True)
-    path = env["PATH"]
-    done = subprocess.run(
-        [shutil.which(command[0], path=path) or command[0], *command[1:]], cwd=where, env=env, user=account, text=True
-    )
-    if done.returncode:
-        sys.exit(f"docker_check: exit code {done.returncode}")
+        print(f"  (as the present user: user {user} cannot be used here, or cannot read {sys.base_prefix})", flush=True)
+    executable = shutil.which(command[0], path=env["PATH"]) or command[0]
+    process = subprocess.run([executable, *command[1:]], cwd=folder, env=env, user=account, text=True)
+    if process.returncode:
+        sys.exit(f"docker_check: exit code {process.returncode}")
 
 
 def may_enter(folder: str, user: int) -> bool:
-    """Whether a user may read a folder; a Python below root's home is for root alone."""
+    """Whether a user may read a folder; a Python in root's home is readable only for root."""
     return (
         subprocess.run(["ls", folder], user=user, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
     )
 
 
 def main() -> None:
-    """Check the named stages, or each that no other is built on."""
-    known = stages((ROOT / "Dockerfile").read_text())
-    bases = {stage.base for stage in known.values()}
-    for name in sys.argv[1:] or [name for name in known if name not in bases]:
+    """Check the named stages, or every stage that no other one is built on."""
+    stage_of = stages((ROOT / "Dockerfile").read_text())
+    bases = {stage.base for stage in stage_of.values()}
+    for name in sys.argv[1:] or [name for name in stage_of if name not in bases]:
         print(f"stage {name}", flush=True)
         with tempfile.TemporaryDirectory(prefix="docker-check-") as folder:
             Path(folder).chmod(0o755)
-            check(known[name], known, Path(folder))
+            check(stage_of[name], stage_of, Path(folder))
     print("every RUN line ran")
 
 

@@ -1,8 +1,8 @@
 """Write the tables of the documentation that are made from the code.
 
-    python -m scripts.docs_tables        # rewrites the pages; a test fails where this was forgotten
+    python -m scripts.docs_tables        # rewrites the pages; a test fails while they are outdated
 
-A table follows its marker, `<!-- table: NAME -->`, in the page.
+In a page, a table follows its marker, `<!-- table: NAME -->`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 @dataclass(frozen=True)
 class Table:
-    """One table: its page, its name, and what makes it."""
+    """One table: its page, its name, and the function that makes it."""
 
     page: Path
     name: str
@@ -31,23 +31,23 @@ class Table:
 
 
 def recipe_table() -> str:
-    """Every key of a recipe."""
+    """The table of all keys of a recipe."""
     return markdown_table(("key, flag", "default", "description"), reference_rows(FIELDS))
 
 
 def methods_table() -> str:
-    """Every method."""
+    """The table of all methods."""
     rows = ((f"`{name}`", method.kind, method.description) for name, method in METHODS.items())
     return markdown_table(("method", "kind", "description"), rows)
 
 
 def options_table() -> str:
-    """Every option of every method."""
+    """The table of all options of all methods."""
     return markdown_table(("methods", "option", "default", "description"), _option_rows())
 
 
 def _option_rows() -> Iterator[tuple[str, ...]]:
-    """One row an option; methods with the same options share their rows."""
+    """One row per option; methods with the same options share their rows."""
     methods: dict[type, list[str]] = {}
     for name in METHODS:
         for model in option_models(name):
@@ -68,7 +68,7 @@ TABLES = (
 
 
 def with_tables(page: Path) -> str:
-    """A page with its tables made anew."""
+    """The text of a page with its tables updated."""
     text = page.read_text(encoding="utf-8")
     for table in tables_of(page):
         marker = f"<!-- table: {table.name} -->\n"
@@ -78,12 +78,13 @@ def with_tables(page: Path) -> str:
 
 
 def _after(text: str) -> str:
-    """What follows a table, with an empty line between."""
+    """The text after a table, without the old rows and with an empty line before it."""
     rest = _ROWS.sub("", text)
     return f"\n{rest}" if rest else ""
 
 
 def tables_of(page: Path) -> Iterator[Table]:
+    """The tables of a page."""
     return (table for table in TABLES if table.page == page)
 
 

@@ -1,7 +1,7 @@
 #!/bin/sh
-# headers.sh PYTHON FOLDER: ONNX Runtime's C++ headers into FOLDER/usr/include/onnxruntime, from Debian's package of them,
-# for the tests of the compiled kernel. Those of an older version serve: a library asks the runtime for the interface that
-# it was compiled for.
+# headers.sh PYTHON FOLDER: puts ONNX Runtime's C++ headers into FOLDER/usr/include/onnxruntime, from Debian's package, for
+# the tests of the compiled kernel. Headers of an older version suffice: a library requests from the runtime the interface
+# that it was compiled for.
 set -eu
 python=$1 folder=$2
 [ -d "$folder" ] && exit
@@ -21,7 +21,7 @@ entry = next(entry for entry in index.split("\n\n") if entry.startswith("Package
 fields = dict(line.split(": ", 1) for line in entry.splitlines() if ": " in line)
 package = fetch(fields["Filename"])
 if hashlib.sha256(package).hexdigest() != fields["SHA256"]:
-    sys.exit("headers.sh: the package differs from what Debian's index says of it")
+    sys.exit("headers.sh: the hash of the package differs from Debian's index")
 with open(sys.argv[1], "wb") as file:
     file.write(package)
 PYTHON

@@ -1,6 +1,6 @@
 #!/bin/sh
-# A Triton server for the tests, in an environment of its own: `triton.sh PYTHON FOLDER`.
-# It has the Python backend alone, whose stub is built for one Python each and needs that one's libpython, and numpy<2.
+# triton.sh PYTHON FOLDER: installs a Triton server for the tests into an environment of its own.
+# Its only backend is the Python backend, which needs numpy<2, and a stub for its version of Python with that libpython.
 set -eu
 python=$1 folder=$2
 "$python" -m venv --clear "$folder"
@@ -13,7 +13,7 @@ server=$(echo "$folder"/lib/python*/site-packages/pytriton/tritonserver)
 stub=$server/backends/python/triton_python_backend_stub
 cp "$server/python_backend_stubs/$version/triton_python_backend_stub" "$stub"
 if LD_LIBRARY_PATH=$libraries ldd "$stub" | grep "not found" >&2; then
-    echo "triton.sh: $python comes without the library above; name one that has it" >&2
+    echo "triton.sh: $python lacks the library above; use a Python that has it" >&2
     exit 1
 fi
 echo "$libraries" >"$folder/ready"

@@ -1,4 +1,4 @@
-"""`compress` as a user runs it, but in this process: exit code, stdout, stderr."""
+"""Run `compress` in this process: exit code, stdout, stderr."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from compressor.cli import main
 
 
 @dataclass(frozen=True)
-class Finished:
-    """A command that has ended: exit code, output, and the error behind the exit code."""
+class CommandResult:
+    """Result of a command: exit code, output, and the error that caused the exit code."""
 
     code: int
     out: str
@@ -26,7 +26,7 @@ class Finished:
 
     @property
     def error_code(self) -> str | None:
-        """The `code` of the error; None where the command succeeded or its error has none."""
+        """The `code` of the error; None if the command succeeded or its error has no code."""
         return getattr(self.cause, "code", None)
 
     @property
@@ -47,18 +47,18 @@ class Finished:
         return lines[0].removeprefix("compress: ")
 
 
-def compress(capfd: pytest.CaptureFixture[str], *arguments: str | Path) -> Finished:
+def compress(capfd: pytest.CaptureFixture[str], *arguments: str | Path) -> CommandResult:
     """Run one command."""
     capfd.readouterr()
     disabled = logging.root.manager.disable
     try:
-        with pytest.raises(SystemExit) as exit_:
+        with pytest.raises(SystemExit) as raised:
             main([str(argument) for argument in arguments])
     finally:
         logging.disable(disabled)
-    return Finished(int(exit_.value.code or 0), *capfd.readouterr(), exit_.value.__cause__)
+    return CommandResult(int(raised.value.code or 0), *capfd.readouterr(), raised.value.__cause__)
 
 
-def heed_ctrl_c() -> None:
-    """Make a child process react to Ctrl-C, even if the tests run in the background of a shell, which ignores it."""
+def enable_ctrl_c() -> None:
+    """Make a child process react to Ctrl-C, which processes in the background of a shell ignore."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,6 +1,6 @@
-"""What all tests have in common."""
+"""Settings of all tests."""
 
 import torch
 
-# Tiny models gain nothing from several threads, and processes that test at the same time would wait for each other's.
+# Tiny models gain nothing from several threads, and parallel test processes would compete for the cores.
 torch.set_num_threads(1)

@@ -90,4 +90,4 @@ UNDROPPED: dict[str, Any] = {"attention_dropout": 0.0, "embedding_dropout": 0.0,
 
 
 class EndOfPowerError(Exception):
-    """Anything that ends a run early."""
+    """Ends a run early."""

@@ -1,4 +1,4 @@
-"""The layers of the code: every import points to the same layer or to one above it, and files import in no circle."""
+"""The layers of the code: imports point to the same layer or to one above it, and have no cycle."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COMPRESSOR = (
     ("cli", "pytest_plugin"),
 )
 LAYERS = {"graph_passes": GRAPH_PASSES, "compressor": COMPRESSOR}
-"""Rooms of each package, from the top layer down. A room is a subpackage or a module; `__init__` may import all."""
+"""Layers of each package from the top down, as names of subpackages and modules; `__init__` may import all."""
 
 Imports = dict[str, set[str]]
 """Module name -> modules of the project that its source imports, function bodies and type checking included."""
@@ -50,10 +50,10 @@ def module_name(path: Path, root: Path) -> str:
 def imports_of(root: Path) -> Imports:
     """The import graph of the packages in `LAYERS` below a folder, read from the source."""
     sources = {module_name(path, root): path for package in LAYERS for path in sorted((root / package).rglob("*.py"))}
-    return {name: set(imported(path, sources.keys())) for name, path in sources.items()}
+    return {name: set(imports_in(path, sources.keys())) for name, path in sources.items()}
 
 
-def imported(path: Path, modules: set[str] | object) -> Iterator[str]:
+def imports_in(path: Path, modules: set[str] | object) -> Iterator[str]:
     assert isinstance(modules, type({}.keys()))
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -68,36 +68,36 @@ def imported(path: Path, modules: set[str] | object) -> Iterator[str]:
 
 
 def layer_of(module: str) -> int | None:
-    """The layer of a module, counted from the top; None for the package itself, which is the public surface."""
+    """The layer of a module, counted from the top; None for the package itself, which is the public interface."""
     package, _, rest = module.partition(".")
-    room = rest.partition(".")[0]
-    if not room:
+    name = rest.partition(".")[0]
+    if not name:
         return None
-    return next(number for number, layer in enumerate(LAYERS[package]) if room in layer)
+    return next(number for number, layer in enumerate(LAYERS[package]) if name in layer)
 
 
-def upward_arrows(imports: Imports) -> list[str]:
+def upward_imports(imports: Imports) -> list[str]:
     """`a imports b, which lies below it`, for each such pair of files."""
-    arrows = []
+    messages = []
     for module, targets in imports.items():
         for target in sorted(targets):
             if module.partition(".")[0] != target.partition(".")[0]:
                 continue
             importer, layer = layer_of(module), layer_of(target)
             if importer is not None and (layer is None or layer > importer):
-                arrows.append(f"{module} imports {target}, which lies below it")
-    return arrows
+                messages.append(f"{module} imports {target}, which lies below it")
+    return messages
 
 
-def circles(imports: Imports) -> list[str]:
-    """Each circle of files as `a -> b -> a`, found by depth-first search."""
+def import_cycles(imports: Imports) -> list[str]:
+    """Each import cycle as `a -> b -> a`, found by depth-first search."""
     finished: set[str] = set()
     path: list[str] = []
-    result: list[str] = []
+    cycles: list[str] = []
 
     def visit(module: str) -> None:
         if module in path:
-            result.append(" -> ".join([*path[path.index(module) :], module]))
+            cycles.append(" -> ".join([*path[path.index(module) :], module]))
             return
         if module in finished:
             return
@@ -109,7 +109,7 @@ def circles(imports: Imports) -> list[str]:
 
     for module in imports:
         visit(module)
-    return result
+    return cycles
 
 
 @pytest.fixture(scope="module")
@@ -118,27 +118,27 @@ def imports() -> Imports:
 
 
 def test_no_import_points_to_a_lower_layer(imports: Imports) -> None:
-    assert upward_arrows(imports) == []
+    assert upward_imports(imports) == []
 
 
-def test_files_import_in_no_circle(imports: Imports) -> None:
-    assert circles({module: targets - {module} for module, targets in imports.items()}) == []
+def test_imports_have_no_cycle(imports: Imports) -> None:
+    assert import_cycles({module: targets - {module} for module, targets in imports.items()}) == []
 
 
 def test_graph_passes_import_nothing_of_compressor(imports: Imports) -> None:
-    arrows = {name: targets for name, targets in imports.items() if name.startswith("graph_passes")}
-    assert not {target for targets in arrows.values() for target in targets if target.startswith("compressor")}
+    imported = {name: targets for name, targets in imports.items() if name.startswith("graph_passes")}
+    assert not {target for targets in imported.values() for target in targets if target.startswith("compressor")}
 
 
 def test_every_module_has_a_layer(imports: Imports) -> None:
-    rooms = {name.split(".")[1] for name in imports if name.startswith("compressor.")}
-    assert rooms == {room for layer in COMPRESSOR for room in layer}
+    members = {name.split(".")[1] for name in imports if name.startswith("compressor.")}
+    assert members == {member for layer in COMPRESSOR for member in layer}
 
 
-def test_an_upward_arrow_and_a_circle_are_named() -> None:
+def test_upward_imports_and_cycles_are_reported() -> None:
     graph: Imports = {
         "compressor.units.gate": {"compressor.training.fit"},
         "compressor.training.fit": {"compressor.units.gate"},
     }
-    assert upward_arrows(graph) == ["compressor.units.gate imports compressor.training.fit, which lies below it"]
-    assert circles(graph) == ["compressor.units.gate -> compressor.training.fit -> compressor.units.gate"]
+    assert upward_imports(graph) == ["compressor.units.gate imports compressor.training.fit, which lies below it"]
+    assert import_cycles(graph) == ["compressor.units.gate -> compressor.training.fit -> compressor.units.gate"]

@@ -43,7 +43,7 @@ def test_every_error_has_a_code(package: ModuleType) -> None:
     assert not without
 
 
-def test_a_call_without_a_code_is_seen() -> None:
+def test_a_call_without_a_code_is_detected() -> None:
     (call,) = created_errors('raise InputError("no rows")')
     assert not call.keywords
 

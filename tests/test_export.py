@@ -79,7 +79,7 @@ def assert_computes(path: Path, model: Any, inputs: Inputs) -> None:
 
 
 @pytest.mark.parametrize(("name", "opset", "attention"), CASES)
-def test_the_reference_is_the_gated_model(
+def test_the_reference_graph_equals_the_gated_model(
     name: str, opset: int, attention: Attention, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     model, inputs = FAMILIES[name](0)
@@ -174,7 +174,7 @@ def test_a_mask_without_query_axis_runs_as_an_attention_operator(tmp_path: Path)
         assert_computes(tmp_path / "reference.onnx", model, inputs)
 
 
-def test_a_refused_export_leaves_model_and_folder_as_they_were(tmp_path: Path) -> None:
+def test_a_refused_export_changes_neither_model_nor_folder(tmp_path: Path) -> None:
     model, inputs = bert()
     plan = keep_all(find_sites(model, inputs))
     path = tmp_path / "reference.onnx"
@@ -199,7 +199,7 @@ class Branching(hf.BertModel):
         return super().forward(input_ids if int(input_ids.sum()) > 0 else -input_ids, **inputs)
 
 
-def test_a_fault_of_the_exporter_is_one_line(tmp_path: Path) -> None:
+def test_a_fault_of_the_exporter_gives_a_one_line_error(tmp_path: Path) -> None:
     config: Any = bert()[0].config
     model = Branching(config).eval()
     plan = keep_all(find_sites(model, text()))

@@ -1,4 +1,4 @@
-"""The public surface of the package; that importing it is light is tested with the structure of the code."""
+"""The public names of the package; `test_skeleton` checks that importing it is light."""
 
 from __future__ import annotations
 

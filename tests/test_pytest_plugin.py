@@ -1,4 +1,4 @@
-"""The latency check as a pytest fixture: its options, its files, and that a test fails where the check does."""
+"""The latency check as a pytest fixture: its options, its files, and tests that fail with the check."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from compressor.latency import CheckArtifacts, CheckRequest
 from tests.latency.graphs import softmax_graph
 
 
-def test_options_are_those_of_the_command() -> None:
+def test_options_match_those_of_the_command() -> None:
     options = {"max_slowdown": "5%", "p99": "10ms", "scenario": ["server", "singlestream"], "rate": 5.0}
     options |= {"server": "grpc://localhost:8001", "inputs": "rows.tsv", "expect": Path("out"), "junit": "j.xml"}
     request, files = pytest_plugin.split_options({"model": "small", "baseline": Path("b.json"), **options})
@@ -67,7 +67,7 @@ def test_checks_wait_for_each_other(tmp_path: Path) -> None:
     assert pytest_plugin.LOCK_FILE.name.startswith("compressor-latency-check-")
 
 
-def test_the_fixture_fails_where_the_check_does(tmp_path: Path) -> None:
+def test_the_fixture_fails_if_the_check_fails(tmp_path: Path) -> None:
     graph, wrong = softmax_graph(tmp_path / "graph.onnx"), softmax_graph(tmp_path / "wrong.onnx", scale=2.0)
     (tmp_path / "test_latency.py").write_text(
         f"""
@@ -95,13 +95,13 @@ def test_nameless(latency_gate):
 """
     )
     command = [sys.executable, "-m", "pytest", "-q", "-rP", "--strict-markers", str(tmp_path)]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert "2 failed, 1 passed, 2 errors" in ended.stdout, ended.stdout + ended.stderr
-    assert "'5%' has no name; the marker takes named options" in ended.stdout
-    assert "the test names the model, latency_gate(MODEL), not the marker" in ended.stdout
-    assert f"latency check: {graph} against {graph}" in ended.stdout, "the verdict is a section of the report"
-    assert "the outputs differ from those of the baseline" in ended.stdout
-    assert "unknown option speed" in ended.stdout
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "2 failed, 1 passed, 2 errors" in process.stdout, process.stdout + process.stderr
+    assert "'5%' has no name; the marker takes named options" in process.stdout
+    assert "the test names the model, latency_gate(MODEL), not the marker" in process.stdout
+    assert f"latency check: {graph} against {graph}" in process.stdout, "the verdict is a section of the report"
+    assert "the outputs differ from those of the baseline" in process.stdout
+    assert "unknown option speed" in process.stdout
     assert (tmp_path / "history.jsonl").exists()
     suites = [ElementTree.parse(tmp_path / name).getroot() for name in ("passed.xml", "wrong.xml")]
     assert [suite.get("failures") for suite in suites] == ["0", "1"]

@@ -1,4 +1,4 @@
-"""Libraries are silent inside the contexts, and as before afterwards."""
+"""Libraries are silent inside the contexts, and their settings are restored afterwards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from compressor.silence_libraries import one_line, quiet_tools, quiet_transformers
 
 
-def test_tools_are_silent_inside_and_as_before_afterwards(
+def test_libraries_are_silent_inside_and_restored_afterwards(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     log = logging.getLogger("a library")

@@ -1,4 +1,4 @@
-"""What surrounds the code: imports stay light, the layers stay apart, the container images stay runnable."""
+"""The project around the code: light imports, independent graph passes, pinned dependencies and container images."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_import_is_light(module: str) -> None:
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"
 
 
-def test_public_names_are_there() -> None:
+def test_public_names_can_be_imported() -> None:
     assert {"find_sites", "gated", "export_reference", "compress", "Recipe", "Report", "Site"} <= set(
         compressor.__all__
     )
@@ -31,7 +31,7 @@ def test_public_names_are_there() -> None:
         assert getattr(compressor, name).__name__ == name
 
 
-def test_graph_passes_stand_alone() -> None:
+def test_graph_passes_imports_neither_torch_nor_compressor() -> None:
     for file in (ROOT / "graph_passes").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -39,7 +39,7 @@ def test_graph_passes_stand_alone() -> None:
             assert not {"torch", "transformers", "compressor"} & {name.split(".")[0] for name in names}, file
 
 
-def test_files_of_the_top_level() -> None:
+def test_required_files_exist_at_the_top_level() -> None:
     for name in ("pyproject.toml", "Dockerfile", "README.md", "Makefile", "LICENSE", ".ci/run", "constraints.txt"):
         assert (ROOT / name).is_file()
     assert "Apache License" in (ROOT / "LICENSE").read_text()[:200]
@@ -47,15 +47,15 @@ def test_files_of_the_top_level() -> None:
 
 def test_every_dependency_is_pinned() -> None:
     pinned = re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    wanted = re.findall(r'^    "([\w.-]+)[>=<]', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert {name.lower() for name in wanted} <= {name.lower() for name in pinned}
+    required = re.findall(r'^    "([\w.-]+)[>=<]', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert {name.lower() for name in required} <= {name.lower() for name in pinned}
     assert "torch==2.13.0\n" in (ROOT / "constraints.txt").read_text()
 
 
 @pytest.mark.parametrize("name", ["cpu", "cuda"])
-def test_images_end_as_a_plain_user(name: str) -> None:
+def test_images_run_as_a_non_root_user(name: str) -> None:
     lines = stages((ROOT / "Dockerfile").read_text())[name].lines
-    users = [rest for word, rest in lines if word == "USER"]
+    users = [argument for instruction, argument in lines if instruction == "USER"]
     assert users
     assert users[-1].split(":")[0] not in ("0", "root")
     assert ("ENTRYPOINT", '["compress"]') in lines

@@ -1,4 +1,4 @@
-"""Checking that a model is left as it was."""
+"""Check that a model is left unchanged."""
 
 from __future__ import annotations
 

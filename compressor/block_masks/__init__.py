@@ -1,4 +1,4 @@
-"""Which blocks of the attention maps to drop: average the maps, derive masks from them, train the model with them."""
+"""Selection of blocks of attention maps to drop: average the maps, derive masks, train the model with the masks."""
 
 from compressor.block_masks.attention_maps import AttentionMaps
 from compressor.block_masks.collect_maps import collect_attention_maps

@@ -1,4 +1,4 @@
-"""Attention as graphs of its own, so that its forms can be timed against each other.
+"""ONNX graphs of attention alone, in forms that are timed against each other.
 
 Inputs are the projected queries `[batch, query, head * head_dim]` and keys and values `[batch, key, head * head_dim]`;
 the output has the shape of the queries.
@@ -15,6 +15,7 @@ from graph_passes import BlockMask
 from graph_passes.block_sparse.function import block_sparse_attention, call
 
 Shape = tuple[int | str, ...]
+"""Shape of an input; names are dynamic axes."""
 
 
 def dense(
@@ -26,13 +27,13 @@ def dense(
     causal: bool = False,
     dtype: ir.DataType = ir.DataType.FLOAT,
 ) -> ir.Model:
-    """ONNX Runtime's fused attention over every pair of positions.
+    """Graph of ONNX Runtime's fused attention over all pairs of positions.
 
     Args:
         heads: number of heads.
         dim: width of a head.
-        bias: name of an input `[1, bias_heads, query, key]` that is added to the scores; None: there is none.
-        bias_heads: heads of that input, 1 or all.
+        bias: name of an input `[1, bias_heads, query, key]` that is added to the scores; None: no such input.
+        bias_heads: number of heads of that input, 1 or all.
         causal: hide keys after the query.
         dtype: type of all inputs.
     """
@@ -54,14 +55,14 @@ def sparse(
     causal: bool = False,
     dtype: ir.DataType = ir.DataType.FLOAT,
 ) -> ir.Model:
-    """Attention over the blocks that a mask keeps, with the reshapes that split and merge the heads.
+    """Graph of attention over the blocks that a mask keeps, with the reshapes that split and merge the heads.
 
     Args:
         mask: masks of all heads.
         dim: width of a head.
-        row: see `graph_passes.block_sparse.function.block_sparse_attention`, as for the arguments below.
-        full: heads of the input of that name; 0: there is none.
-        persistent: number of last keys that every query attends to.
+        row: add an input `row` `[1, 1, 1, key]`, which is added to the scores of every query.
+        full: heads, 1 or all, of an input `full` `[1, full, query, key]`, added to the scores; 0: no such input.
+        persistent: number of keys at the end that every query attends to.
         causal: hide keys after the query.
         dtype: type of all inputs.
     """
@@ -87,11 +88,13 @@ def sparse(
 
 
 def _inputs(width: int, dtype: ir.DataType, biases: Sequence[tuple[str, Shape]]) -> list[ir.Value]:
+    """Queries, keys and values of a width, followed by biases with their names and shapes."""
     states = [("query", ("batch", "length", width)), *((name, ("batch", "keys", width)) for name in ("key", "value"))]
     return [ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype)) for name, shape in (*states, *biases)]
 
 
 def _model(inputs: list[ir.Value], nodes: list[ir.Node], constants: list[ir.Value]) -> ir.Model:
+    """A model of nodes, whose output is that of the last node."""
     output = nodes[-1].outputs[0]
     output.name, output.type, output.shape = "output", inputs[0].type, inputs[0].shape
     opsets = {"": 18, "com.microsoft": 1, "compressor": 1}

@@ -26,10 +26,10 @@ class AttentionMaps:
     """Attention maps, averaged over rows.
 
     Attributes:
-        maps: site -> float32 `[head, query, key]`: attention, averaged over the rows that have both positions.
-        counts: site -> float32 `[query, key]`: the number of these rows.
-        kinds: site -> its kind.
-        memory: key positions before position 0: column 0 is position `-memory`.
+        maps: attention map of each site, float32 `[head, query, key]`, averaged over the rows that have both positions.
+        counts: number of these rows for each site, float32 `[query, key]`.
+        kinds: kind of each site.
+        memory: number of key positions before position 0; column 0 is position `-memory`.
         model: fingerprint of the weights that computed the maps.
         data: hash of the rows.
     """
@@ -56,7 +56,7 @@ class AttentionMaps:
         """Read a file that `save` wrote.
 
         Raises:
-            InputError: the file is missing or is not such a file.
+            InputError: the file is missing, or is not a file of attention maps.
         """
         try:
             with safetensors.safe_open(path, "numpy") as file:
@@ -71,7 +71,7 @@ class AttentionMaps:
                 code=ErrorCode.FILE_MISSING,
                 path=Path(path),
             ) from error
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+        except (OSError, SafetensorError, KeyError, ValueError, AttributeError) as error:
             raise InputError(
                 f"{path}: not a file of attention maps ({error}); use the maps.safetensors of a run",
                 code=ErrorCode.FILE_UNREADABLE,
@@ -80,7 +80,7 @@ class AttentionMaps:
 
     @property
     def length(self) -> int:
-        """Positions that the maps cover."""
+        """Number of positions that the maps cover, without the memory."""
         return len(next(iter(self.counts.values())))
 
     def cropped(self, length: int) -> AttentionMaps:
@@ -91,11 +91,11 @@ class AttentionMaps:
         return replace(self, maps=maps, counts=counts)
 
     def check(self, sites: Sequence[Site], memory: int) -> None:
-        """Refuse maps of other sites than a model's. Its weights may differ, e.g. after training on other rows.
+        """Check that the maps are of the sites of a model, whose weights may differ, e.g. after further training.
 
         Args:
             sites: the model's sites.
-            memory: key positions before position 0 that the model has.
+            memory: number of the model's key positions before position 0.
 
         Raises:
             InputError: sites, kinds, numbers of heads, shapes or the memory differ.
@@ -108,7 +108,6 @@ class AttentionMaps:
         foreign = next((name for name in self.maps if name not in names), None)
         if foreign is not None:
             raise _mismatch(f"the model has no site {foreign}", "site", foreign)
-        shape = (self.length, self.length + memory)
         for site in sites:
             array = self.maps.get(site.name)
             if array is None:
@@ -119,6 +118,7 @@ class AttentionMaps:
             if len(array) != site.heads:
                 text = f"the map of {site.name} has {len(array)} heads, the site {site.heads}"
                 raise _mismatch(text, "heads", len(array), site=site.name)
+            shape = (self.length, self.length + memory)
             for part, pairs in (("map", array.shape[1:]), ("count", self.counts[site.name].shape)):
                 if pairs != shape:
                     text = f"{site.name}: the {part} covers {list(pairs)} positions, other maps {list(shape)}"
@@ -126,7 +126,7 @@ class AttentionMaps:
 
 
 def _mismatch(text: str, field: str, value: object, **details: Any) -> InputError:
-    """The error of maps that do not belong to the model."""
+    """The error for maps that do not belong to the model; `field` and `value` are details of the difference."""
     return InputError(
         f"attention maps: {text}; use maps of this model",
         code=ErrorCode.FILE_MISMATCH,

@@ -4,7 +4,7 @@
 2. masked: the same with the mask as a bias; nothing is skipped.
 3. block-sparse: only the blocks that the mask keeps.
 
-Every form has the inputs of the site: memory, persistent vectors and biases of the scores, in the precision of the
+Every form has the inputs of the site (memory, persistent vectors and biases of the scores) in the precision of the
 engine. Grouped key/value heads are repeated, as in the graph.
 """
 
@@ -33,13 +33,13 @@ from graph_passes import BlockMask, SitePlan, save
 
 WHOLE, MASKED, BLOCK_SPARSE = "whole", "masked", "block-sparse"
 _SECONDS = 0.15
-"""Approximate time spent on each form at one length."""
+"""Approximate time in seconds for each form at one length."""
 _CALLS = 5
-"""Calls of a form per turn; fewer of a form that takes long."""
+"""Number of calls of a form per turn; fewer if a form takes long."""
 _TYPES = {"fp32": ir.DataType.FLOAT, "fp16": ir.DataType.FLOAT16}
 
 Measure = Callable[[Mapping[str, Any], Feeds], dict[str, float]]
-"""Milliseconds of each form, from the session of each form and the inputs of a call."""
+"""Returns milliseconds of each form, from the session of each form and the inputs of a call."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class AttentionExtras:
     """Inputs of a site's attention besides positions, padding and causality.
 
     Attributes:
-        persistent: number of last keys that every query attends to.
-        bias: heads of the bias that is added to the scores, 1 or all; 0: there is none.
+        persistent: number of keys at the end that every query attends to.
+        bias: number of heads of a bias that is added to the scores, 1 or all; 0: no bias.
     """
 
     persistent: int = 0
@@ -56,7 +56,12 @@ class AttentionExtras:
 
 
 def find_attention_extras(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dict[str, AttentionExtras]:
-    """Site -> its extra inputs, from one forward on `inputs`."""
+    """The extra inputs of each site, from one forward.
+
+    Args:
+        model: the model, which is restored afterwards.
+        inputs: keyword arguments of its forward.
+    """
     extras: dict[str, AttentionExtras] = {}
 
     def on_call(call: Call) -> tuple[Tensor, Tensor | None]:
@@ -75,7 +80,7 @@ def find_attention_extras(model: PreTrainedModel, inputs: Mapping[str, Tensor]) 
 
 
 def _bias_heads(mask: Tensor | None) -> int:
-    """Heads of a mask `[batch, head, query, key]` that changes scores instead of only hiding keys; else 0."""
+    """Number of heads of a mask `[batch, head, query, key]` that also changes scores; 0 if it only hides keys."""
     if mask is None or mask.dtype == torch.bool:
         return 0
     visible = mask[mask > torch.finfo(mask.dtype).min / 2]
@@ -87,10 +92,10 @@ class SiteTimes:
     """Times of the forms of one site at one size.
 
     Attributes:
-        length: positions of the queries, and of the keys without the memory.
-        milliseconds: form -> median time of a call. A mask of single entries has no block-sparse form; the masked form
-            is timed at the first batch size alone.
-        batch: rows.
+        length: number of query positions, and of key positions without the memory.
+        milliseconds: median time of a call by form. A mask of single entries has no block-sparse form; the masked form
+            is timed only at the first batch size.
+        batch: number of rows.
     """
 
     length: int
@@ -99,17 +104,17 @@ class SiteTimes:
 
     @property
     def gain(self) -> float:
-        """Time of whole over that of block-sparse attention; 0 without that form."""
+        """Time of whole attention over time of block-sparse attention; 0 without a block-sparse form."""
         block_sparse = self.milliseconds.get(BLOCK_SPARSE)
         return self.milliseconds[WHOLE] / block_sparse if block_sparse else 0.0
 
 
 class AttentionTimer:
-    """Times the forms in sessions like those of a recipe's engine.
+    """Times the forms of attention in sessions with the settings of a recipe's engine.
 
     Args:
         recipe: provider, precision, threads and kernel.
-        extras: site -> its extra inputs; a site that is missing has none.
+        extras: extra inputs of each site that has any.
         measure: measures the sessions; None: `median_milliseconds`.
     """
 
@@ -128,9 +133,9 @@ class AttentionTimer:
         Args:
             site: the site with the heads that it keeps.
             mask: the mask of those heads.
-            length: positions of the queries, and of the keys without the memory.
-            batch: rows.
-            masked: include the mask as a bias, which holds every pair of positions of every row at once.
+            length: number of query positions, and of key positions without the memory.
+            batch: number of rows.
+            masked: time the masked form too, whose bias holds every pair of positions of every head.
         """
         case = _Case(site, mask, length, self._extras.get(site.name, AttentionExtras()), self._dtype)
         with tempfile.TemporaryDirectory() as folder:
@@ -149,7 +154,7 @@ class _Case:
     Attributes:
         site: the site with the heads that it keeps.
         mask: the mask of those heads.
-        length: positions of the queries, and of the keys without the memory.
+        length: number of query positions, and of key positions without the memory.
         extras: extra inputs of the site.
         dtype: type of all inputs.
     """
@@ -166,7 +171,7 @@ class _Case:
 
     @property
     def keys(self) -> int:
-        """Positions of the keys, with the memory and without persistent vectors."""
+        """Number of key positions, with the memory and without persistent vectors."""
         return self.length + self.mask.memory
 
     @property
@@ -175,16 +180,16 @@ class _Case:
 
     @property
     def causality_in_mask(self) -> bool:
-        """Whether the family's own mask of pairs holds causality: so with a memory, persistent vectors or a bias."""
+        """Whether causality is in the family's own mask of pairs: with a memory, persistent vectors or a bias."""
         return self.is_causal and bool(self.mask.memory or self.extras.persistent or self.extras.bias)
 
     @property
     def mask_heads(self) -> int:
-        """Heads of the family's own mask of pairs; 0: there is none."""
+        """Number of heads of the family's own mask of pairs; 0: no such mask."""
         return min(self.heads, self.extras.bias or int(self.causality_in_mask))
 
     def models(self, *, masked: bool) -> dict[str, ir.Model]:
-        """Form -> its graph."""
+        """The graph of each form."""
         dim, persistent, full = self.site.head_dim, self.extras.persistent, self.mask_heads
         causal = self.is_causal and not self.causality_in_mask
         bias = "full" if full else None
@@ -198,11 +203,11 @@ class _Case:
         return models
 
     def feeds(self, batch: int, *, masked: bool) -> dict[str, np.ndarray]:
-        """Inputs of all forms."""
+        """Inputs of all forms, for a number of rows."""
         dtype, keys = self.dtype.numpy(), self.keys + self.extras.persistent
-        draw = np.random.default_rng(0)
+        rng = np.random.default_rng(0)
         feeds = {
-            name: draw.standard_normal((batch, size, self.heads * self.site.head_dim), dtype=np.float32).astype(dtype)
+            name: rng.standard_normal((batch, size, self.heads * self.site.head_dim), dtype=np.float32).astype(dtype)
             for name, size in (("query", self.length), ("key", keys), ("value", keys))
         }
         past = np.ones((self.length, self.keys), np.bool_)
@@ -220,16 +225,16 @@ class _Case:
         return feeds
 
     def _with_persistent(self, pairs: np.ndarray) -> np.ndarray:
-        """Bool `[head, query, key]` with the last keys, which every query attends to."""
+        """Extend bool `[head, query, key]` by the persistent keys, to which every query attends."""
         return np.pad(pairs, ((0, 0), (0, 0), (0, self.extras.persistent)), constant_values=True)
 
 
 def median_milliseconds(sessions: Mapping[str, Any], feeds: Feeds) -> dict[str, float]:
-    """Form -> median milliseconds of a call, with a few calls of each form in turn.
+    """Median milliseconds of a call of each form, timed by a few calls of each form in turn.
 
     Args:
-        sessions: form -> session.
-        feeds: inputs of a call; a form ignores those that it has no input for.
+        sessions: session of each form.
+        feeds: inputs of a call; each form ignores those that its graph lacks.
     """
     samples: dict[str, list[float]] = {form: [] for form in sessions}
     start = time.perf_counter()

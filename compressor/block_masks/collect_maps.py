@@ -1,7 +1,7 @@
 """Average the attention maps of a model over its rows (attention pruning, section 3.1).
 
-A pair of positions is averaged over the rows that have both: padding neither adds nor dilutes. Memory holds the maps
-and the number of rows behind each entry, however many rows are read.
+Each pair of positions is averaged over the rows that have both, so padding has no influence. Only the sums and the
+number of rows of each entry are kept in memory, however many rows are read.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from compressor.units import Site, gated, hooked
 from graph_passes import Plan
 
 _IGNORED = -100
+"""Label of a position that has no target."""
 
 
 def collect_attention_maps(
@@ -46,15 +47,15 @@ def collect_attention_maps(
     """The average maps of a model over its training rows. Under `accelerate launch` every process reads its share.
 
     Args:
-        model: not changed; run without dropout, with eager attention, its heads gated by `plan`.
+        model: the model, which is not changed; it runs without dropout, with eager attention and gated by `plan`.
         sites: its sites.
-        data: its training rows are read; a text for a model with memory is read in order.
+        data: the training rows; text for a model with memory is read in order.
         plan: the heads that are kept.
-        length: positions that the maps cover.
+        length: number of positions that the maps cover.
         batch_size: rows per batch.
         rows: maximum number of rows, drawn with `seed`; None: all.
         seed: seed of that draw.
-        on_progress: called with (rows finished, rows in all).
+        on_progress: called with (rows finished, rows in total).
 
     Raises:
         InputError: a row is longer than `length`, or no row reaches a site.
@@ -83,17 +84,17 @@ def collect_attention_maps(
 
 
 def memory_length(model: PreTrainedModel) -> int:
-    """Key positions before position 0 for which the model's maps have columns."""
+    """Number of key positions before position 0 for which the maps of a model have columns."""
     return int(getattr(model.config, "memory_length", 0))
 
 
 class _MapSums:
-    """Sums of maps, and the positions that the rows of the current batch have.
+    """Sums of the maps of each site over rows, and counts of the rows that have each pair of positions.
 
     Args:
         model: computes the maps.
         sites: its sites.
-        length: positions that the maps cover.
+        length: number of positions that the maps cover.
     """
 
     def __init__(self, model: PreTrainedModel, sites: Sequence[Site], length: int) -> None:
@@ -108,11 +109,11 @@ class _MapSums:
         self._decoder_inputs: Tensor | None = None
 
     def start_batch(self, inputs: Tensor | None, decoder_inputs: Tensor | None) -> None:
-        """The positions `[batch, position]` that the rows of the next batch have; None: all.
+        """Set the positions that the rows of the next batch have: nonzero in `[batch, position]`; None: all positions.
 
         Args:
             inputs: positions of the model's input.
-            decoder_inputs: positions of the decoder's input; None for a model without a second input.
+            decoder_inputs: positions of the decoder's input; None: the model has no decoder input.
 
         Raises:
             InputError: a row is longer than the maps.
@@ -129,7 +130,7 @@ class _MapSums:
         self._inputs, self._decoder_inputs = inputs, decoder_inputs
 
     def add(self, name: str, weights: Tensor) -> None:
-        """Add the maps `[batch, head, query, key]` of one site."""
+        """Add the maps `weights` `[batch, head, query, key]` of the site `name`."""
         site, queries = self._sites[name], weights.shape[2]
         keys = weights.shape[3] - self._persistent[name]
         remembered = keys - queries if self.memory else 0
@@ -142,13 +143,13 @@ class _MapSums:
         first = self.memory - remembered
         region = (..., slice(queries), slice(first, first + keys))
         for row_weights, row_query, row_key in zip(weights[..., :keys], query, key, strict=True):
-            # Row by row and in place: a sum over the batch would need memory for another map of the site.
+            # Row by row and in place, because a sum over the batch would need memory for another map of the site.
             pairs = torch.outer(row_query, row_key)
             self._maps[name][region].addcmul_(row_weights.float(), pairs)
             self._counts[name][region] += pairs
 
     def averages(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Maps and counts of each site over the rows of all processes. The sums are freed."""
+        """Average maps and counts of each site over the rows of all processes; frees the sums."""
         maps, counts = {}, {}
         for name in self._sites:
             total, count = self._maps.pop(name), self._counts.pop(name)
@@ -160,7 +161,13 @@ class _MapSums:
 
 
 def _validity(positions: Tensor | None, like: Tensor, length: int) -> Tensor:
-    """`[batch, position]`, one where a row has a position; all ones where rows do not say (images, sound)."""
+    """`[batch, position]`: one where a row has a position, else zero; all ones for unknown positions (images, sound).
+
+    Args:
+        positions: positions of the input, `[batch, position]`; None: unknown.
+        like: a tensor whose batch size and device the result has.
+        length: number of positions of the result.
+    """
     if positions is None or positions.shape[1] != length:
         return torch.ones(len(like), length, device=like.device)
     return positions.to(like.device, torch.float32)
@@ -169,7 +176,7 @@ def _validity(positions: Tensor | None, like: Tensor, length: int) -> Tensor:
 def _run(
     model: PreTrainedModel, data: Data, sums: _MapSums, batch_size: int, rows: int | None, seed: int
 ) -> Iterator[tuple[int, int]]:
-    """Run the rows of this process; yields (rows finished, rows in all) after each batch."""
+    """Run the model on the rows of this process; yields (rows finished, rows in total) after each batch."""
     state = process_state()
     task, train = data.task, data.train
     if isinstance(task, Streams):
@@ -189,7 +196,7 @@ def _run(
 def _run_streams(
     model: PreTrainedModel, task: Streams, segments: Dataset, sums: _MapSums, batch_size: int
 ) -> Iterator[tuple[int, int]]:
-    """Run a text in order, in parallel streams, each with the memory of its earlier segments."""
+    """Run the model on a text in order, in parallel streams, each with the memory of its earlier segments."""
     if not len(segments):  # there are more processes than segments
         return
     forward, finished = reader(model), 0
@@ -208,7 +215,7 @@ def _share(rows: Dataset, state: PartialState) -> Dataset:
 
 
 def _positions(batch: Mapping[str, Any], *, encoder_decoder: bool) -> tuple[Tensor | None, Tensor | None]:
-    """The positions `[batch, position]` that rows have in the input, and in the input of a decoder; None: unknown."""
+    """Positions `[batch, position]` that rows have in the input and in the decoder's input; None: unknown."""
     inputs = batch.get("attention_mask")
     if inputs is None and "input_ids" in batch:
         inputs = torch.ones_like(batch["input_ids"])
@@ -217,5 +224,5 @@ def _positions(batch: Mapping[str, Any], *, encoder_decoder: bool) -> tuple[Tens
     labels = batch.get("labels")
     if "decoder_attention_mask" in batch:
         return inputs, batch["decoder_attention_mask"]
-    # Without a second text, the decoder reads the input again.
+    # Without a target text, the decoder reads the input again.
     return inputs, inputs if labels is None or labels.dim() < 2 else labels != _IGNORED

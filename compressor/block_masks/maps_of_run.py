@@ -1,4 +1,4 @@
-"""The attention maps of a run: those of an earlier run, those that an interrupted run stored, or new ones."""
+"""Load the attention maps of an earlier run, copy them into a run, and note how they differ from it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from compressor.units import Site
 
 
 def load_maps(path: Path, model: PreTrainedModel, sites: Sequence[Site], length: int) -> AttentionMaps:
-    """Maps of an earlier run.
+    """Load the maps of an earlier run.
 
     Args:
-        path: their file.
-        model: the model that masks are derived for.
+        path: file of the maps.
+        model: the model for which masks are derived.
         sites: its sites.
-        length: positions that the masks have to cover.
+        length: number of positions that the masks must cover.
 
     Raises:
         InputError: the file cannot be read, or its maps are of another model or too short.
@@ -44,7 +44,7 @@ def load_maps(path: Path, model: PreTrainedModel, sites: Sequence[Site], length:
 
 
 def store_copy(source: Path, path: Path) -> None:
-    """Copy maps of an earlier run into this one, unless it has some."""
+    """Copy the maps of an earlier run to `path`, unless this run already has maps there."""
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, path)
@@ -53,14 +53,14 @@ def store_copy(source: Path, path: Path) -> None:
 def notes_on_maps(
     maps: AttentionMaps, model: PreTrainedModel, data: Data, length: int, source: Path | None
 ) -> tuple[Note, ...]:
-    """What a reader must know about the maps that masks are derived from.
+    """Notes on the maps from which masks are derived.
 
     Args:
         maps: the maps.
-        model: the model that masks are derived for.
+        model: the model for which masks are derived.
         data: its rows.
-        length: positions that the masks cover.
-        source: the file of an earlier run; None: the maps are this run's.
+        length: number of positions that the masks cover.
+        source: the file of an earlier run; None: the maps were computed in this run.
     """
     notes = []
     if source is not None:

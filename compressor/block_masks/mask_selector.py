@@ -1,4 +1,4 @@
-"""Which sites are faster with a mask on the machine of deployment, by the time that each form of attention takes."""
+"""Select the sites that are faster with a mask on this machine, by the times of the forms of attention."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from compressor.results import Note, NoteCode, SiteBlocks
 from graph_passes import BlockMask, Plan, SitePlan
 
 MIN_GAIN = 1.1
-"""A site is masked if block-sparse attention is at least so many times as fast as whole attention."""
+"""A site is masked if block-sparse attention is at least this many times as fast as whole attention."""
 _LENGTH_SHARES = (0.5, 0.75, 1.0)
-"""Lengths that are always timed, as shares of the longest row, because rows may be shorter than the requested ones."""
+"""Lengths that are always timed, as shares of the longest row: rows may be shorter than the requested lengths."""
 _LISTED = 3
-"""Most sites that a note names."""
+"""Maximum number of sites that a note names."""
 
 Form = Literal["whole", "masked", "block-sparse"]
 
 
 class MaskSelector:
-    """Selects the masks that make attention faster on this machine, with the engine that a recipe describes.
+    """Selects the masks that make attention faster on this machine, in the engine that a recipe describes.
 
     Args:
-        recipe: batch sizes, provider, precision, threads and kernel, and whether every site is masked regardless.
+        recipe: batch sizes, provider, precision, threads and kernel, and whether all sites are masked regardless.
         lengths: lengths to time, in addition to some up to the longest row.
-        longest: positions of the longest row; None: the longest of `lengths`.
-        extras: site -> its inputs besides positions, padding and causality.
-        timer: times the forms; None: sessions like those of the recipe's engine.
+        longest: number of positions of the longest row; None: the largest of `lengths`.
+        extras: inputs of each site besides positions, padding and causality.
+        timer: times the forms; None: an `AttentionTimer` of the recipe.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class MaskSelector:
         self._times: dict[str, tuple[SiteTimes, ...]] = {}
 
     def times(self, site: SitePlan, mask: BlockMask) -> tuple[SiteTimes, ...]:
-        """Times of a site with the heads that it keeps, at every length and batch size; measured once.
+        """Times of a site with the heads that it keeps, at every length and batch size; each site is timed once.
 
         Args:
             site: the site.
@@ -74,24 +74,24 @@ class MaskSelector:
 
     @property
     def timed(self) -> dict[str, list[dict[str, Any]]]:
-        """All times so far, as JSON."""
+        """All times so far; they can be written as JSON."""
         return {site: [asdict(time) for time in times] for site, times in self._times.items()}
 
     def recall(self, path: Path) -> None:
-        """Take over what an interrupted run timed, from the file that `learn_blocks` writes, if it exists."""
+        """Load the times of an interrupted run from the file that `learn_blocks` wrote, if it exists."""
         if path.is_file():
             for site, times in json.loads(path.read_text(encoding="utf-8"))["times"].items():
                 self._times.setdefault(site, tuple(SiteTimes(**time) for time in times))
 
     def select(self, plan: Plan, masks: Mapping[str, BlockMask]) -> tuple[dict[str, BlockMask], tuple[Note, ...]]:
-        """The masks that the model is to be trained with, and notes on the selection.
+        """The masks with which to train the model, and notes on the selection.
 
         A mask is selected if block-sparse attention is `MIN_GAIN` times as fast at the longest length, and not slower
         at any other.
 
         Args:
             plan: the heads that are kept.
-            masks: site -> the mask of all its heads.
+            masks: mask of all heads of each site.
         """
         if self.recipe.blocks.mask_all_sites or self.recipe.blocks.block_size == 1:
             return dict(masks), ()
@@ -113,7 +113,7 @@ class MaskSelector:
         return selected, (Note(code=NoteCode.SITES_UNMASKED, text=text),)
 
     def lowered(self, plan: Plan) -> frozenset[str]:
-        """The masked sites of a plan where block-sparse attention is faster than the mask as a bias."""
+        """The masked sites of a plan at which block-sparse attention is faster than the mask as a bias."""
         sites = set()
         for site in plan.sites:
             if site.name in plan.masks and site.kept:
@@ -130,14 +130,14 @@ class MaskSelector:
         dense: Mapping[str, str],
         unprojected: Mapping[str, int] | None = None,
     ) -> tuple[SiteBlocks, ...]:
-        """The result for each site that was to lose blocks or has a mask.
+        """The result for each site that has a mask or from which blocks were to be dropped.
 
         Args:
-            plan: with the masks that the model was trained with.
-            requested: sites whose kind was to lose blocks.
+            plan: the plan with the masks with which the model was trained.
+            requested: sites from whose kind of attention blocks were to be dropped.
             lowered: sites that are block-sparse in the graph.
-            dense: site -> why it could not be made block-sparse.
-            unprojected: site -> key blocks whose keys and values are not projected.
+            dense: for sites that could not be made block-sparse, the reason.
+            unprojected: for each site the number of key blocks whose keys and values are not projected.
         """
         results = []
         for site in plan.sites:
@@ -166,7 +166,7 @@ class MaskSelector:
         return tuple(results)
 
     def _slow_size(self, times: Sequence[SiteTimes]) -> str:
-        """The size at which block-sparse attention is least fast, if that is too slow for a mask; else empty."""
+        """A description of the size at which block-sparse attention gains least, if that is too little; else empty."""
         longest = _at_longest(times)
         slow = [time for time in times if time.gain < (MIN_GAIN if time in longest else 1.0)]
         if not slow:
@@ -183,7 +183,7 @@ class MaskSelector:
         lowered: Collection[str],
         dense: Mapping[str, str],
     ) -> tuple[Form, str]:
-        """The form in which the engine computes a site, and why."""
+        """The form in which the engine computes the attention of a site, and the reason."""
         if mask is None:
             rule = f"it has to be {MIN_GAIN:g} times as fast at the longest length and as fast at the others"
             return "whole", f"block-sparse attention is {self._slow_size(times) or 'not faster'}; {rule}"
@@ -201,12 +201,12 @@ def _at_longest(times: Sequence[SiteTimes]) -> list[SiteTimes]:
 
 
 def _kept_share(mask: BlockMask, site: SitePlan, length: int) -> float:
-    """Share of the blocks that a mask keeps, over the kept heads and rows of a length; causal sites without the future.
+    """Share of the blocks of the kept heads that a mask keeps; future blocks of causal sites are not counted.
 
     Args:
         mask: the mask of all heads.
-        site: the heads that are kept.
-        length: positions of a row.
+        site: the site with the heads that are kept.
+        length: number of positions of the rows.
     """
     rows, columns = -(-length // mask.block), -(-(length + mask.memory) // mask.block)
     kept = mask.kept[list(site.kept), :rows, :columns]

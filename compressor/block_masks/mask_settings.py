@@ -1,4 +1,4 @@
-"""What a recipe's settings of blocks mean for a model: the share of each kind of attention, and the reach of masks."""
+"""A recipe's block settings applied to a model: the share to drop of each kind of attention, the length of masks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graph_passes import Kind, SitePlan
 
 
 def shares_by_kind(recipe: Recipe, sites: Sequence[Site | SitePlan]) -> dict[Kind, float]:
-    """The share of the blocks to drop of each kind of attention that the model has.
+    """The share of blocks to drop from each kind of attention that the model has.
 
     Raises:
         UsageError: the recipe sets a share for a kind that the model lacks.
@@ -35,7 +35,7 @@ def shares_by_kind(recipe: Recipe, sites: Sequence[Site | SitePlan]) -> dict[Kin
 
 
 def mask_length(model: PreTrainedModel, data: Data, recipe: Recipe) -> int:
-    """Positions that masks cover: those of the longest possible row, whether or not the data has one."""
+    """Number of positions that masks cover: those of the longest possible row, even if the data has none so long."""
     if isinstance(data.task, Streams):
         return max(1, *(length - 1 for length in data.train["length"]))
     limit, maximum = token_limit(model), recipe.rows.max_length

@@ -1,4 +1,4 @@
-"""Masks from average maps: drop the share p of a layer's blocks that get least attention (attention pruning, 3.2)."""
+"""Derive masks from average maps: drop the share p of a site's blocks with least attention (attention pruning, 3.2)."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ def build_masks(
     weight_by_count: bool = False,
     allow_empty_rows: bool = False,
 ) -> dict[str, BlockMask]:
-    """Masks of every site whose kind loses a share of its blocks.
+    """Masks of all sites whose kind of attention loses a share p of its blocks.
 
-    Of the n blocks of a layer, over all its kept heads together, exactly `round(p n)` are dropped: those of least mean
-    attention, ties by index. Every row of blocks keeps its strongest block, unless `allow_empty_rows` is set, so fewer
-    are dropped where p leaves less than one per row. Blocks that no row of the data reaches are not counted and are
-    kept; nor are the future blocks of a causal site, which are never computed. The score of a block is the mean over
-    its entries that count.
+    Of the n counted blocks of a site, over all its kept heads together, exactly `round(p n)` are dropped: those with
+    least mean attention, ties by index. Every row of blocks keeps its strongest block unless `allow_empty_rows` is set,
+    so fewer are dropped if p leaves less than one per row. Blocks that no row of the data reaches are kept and not
+    counted. Future blocks of a causal site are never computed and not counted. The score of a block is the mean over
+    its entries that a row of the data reaches.
 
     Args:
         maps: average maps of this model.
         plan: the heads that are kept.
-        shares: kind -> p, from 0 to 1; a kind that is missing loses nothing.
-        block: positions along the side of a block; 1 drops single entries.
-        seed: drop blocks in a random order instead (the paper's baseline).
+        shares: share p, from 0 to 1, for each kind of attention; missing kinds lose nothing.
+        block: number of positions along the side of a block; 1 drops single entries.
+        seed: drop blocks in a random order drawn with this seed (the paper's baseline); None: by attention.
         count_causal_zeros: count future blocks too, as the paper's own code does.
         weight_by_count: weight the attention of a pair of positions by the number of rows that have it. Then the blocks
-            of least total attention over all rows are dropped, so that rows shorter than the maps keep more of what
-            they use.
-        allow_empty_rows: allow a row to lose every block: its queries attend to nothing in that head, and their output
-            is zero. The strongest block of a row can be weaker than any block that another head has to lose for it.
+            with least total attention over all rows are dropped, so rows shorter than the maps keep more of the blocks
+            that they use.
+        allow_empty_rows: allow a row to lose all blocks: its queries attend to nothing in that head, and their output
+            is zero. Otherwise another head may have to lose a stronger block in place of the row's strongest one.
 
     Raises:
         ValueError: a share outside 0 to 1.
@@ -68,7 +68,7 @@ def build_masks(
 
 
 def density(mask: BlockMask, maps: AttentionMaps, site: str, kept: tuple[int, ...]) -> np.ndarray:
-    """Share `[kept head]` of the counted blocks that a mask keeps.
+    """Share of the counted blocks that a mask keeps, `[kept head]`.
 
     Args:
         mask: mask of all heads of the site.
@@ -82,7 +82,7 @@ def density(mask: BlockMask, maps: AttentionMaps, site: str, kept: tuple[int, ..
 
 
 def unreached_share(maps: AttentionMaps, sites: Iterable[str], block: int) -> float:
-    """Share of the blocks that attention can use but no row reaches: these are not counted, and are kept.
+    """Share of the blocks that attention can use but no row reaches; these are kept and not counted.
 
     Args:
         maps: average maps of the model.
@@ -97,13 +97,13 @@ def unreached_share(maps: AttentionMaps, sites: Iterable[str], block: int) -> fl
 
 
 def _counted(maps: AttentionMaps, site: str, *, causal_zeros: bool = False) -> np.ndarray:
-    """Bool `[query, key]`: pairs of positions that attention can use and some row has."""
+    """Bool `[query, key]`: pairs of positions that attention can use and at least one row has."""
     reached = maps.counts[site] > 0
     return reached if causal_zeros else reached & _past(maps, site)
 
 
 def _count_weights(maps: AttentionMaps, site: str) -> np.ndarray:
-    """Rows that have a pair `[query, key]`, as a share of the rows that have the most frequent pair."""
+    """Number of rows that have each pair `[query, key]`, as a share of that of the most frequent pair."""
     counts = maps.counts[site]
     weights: np.ndarray = counts / max(1.0, float(counts.max(initial=0.0)))
     return weights
@@ -126,7 +126,7 @@ def _site_mask(
     block: int,
     past: np.ndarray,
     memory: int,
-    draw: np.random.Generator | None,
+    rng: np.random.Generator | None,
     *,
     allow_empty_rows: bool,
 ) -> BlockMask:
@@ -136,16 +136,16 @@ def _site_mask(
         attention: `[head, query, key]`.
         counted: bool `[query, key]`: pairs that count.
         heads: the heads that are kept.
-        share: share of the counted blocks that are dropped.
+        share: share of the counted blocks to drop.
         block: positions along the side of a block.
         past: bool `[query, key]`: pairs that causality permits.
         memory: key positions before position 0.
-        draw: draws the order in which blocks are dropped; None: by attention.
-        allow_empty_rows: a row may lose every block.
+        rng: draws the order in which blocks are dropped; None: by attention.
+        allow_empty_rows: allow a row to lose all blocks.
     """
     entries = _blocks(counted.astype(np.float64), block)
     scores = np.stack([_blocks(attention[head] * counted, block) for head in heads]) / np.maximum(entries, 1.0)
-    order = scores if draw is None else draw.random(scores.shape)
+    order = scores if rng is None else rng.random(scores.shape)
     population = np.broadcast_to(entries > 0, scores.shape)
     computed = _blocks(past.astype(np.float64), block) > 0
     removable = population.copy()
@@ -161,8 +161,10 @@ def _site_mask(
 
 
 def _strongest(order: np.ndarray, counted: np.ndarray) -> np.ndarray:
-    """Bool `[head, query block, key block]`: the strongest counted block of each row; of equal ones the last, because
-    the first is dropped first."""
+    """Bool `[head, query block, key block]`: the strongest counted block of each row.
+
+    Of equal blocks it is the last, because the first is dropped first.
+    """
     last = counted.shape[2] - 1
     columns = last - np.where(counted, order, -1.0)[..., ::-1].argmax(axis=2)
     head, row = np.nonzero(counted.any(axis=2))
@@ -172,7 +174,7 @@ def _strongest(order: np.ndarray, counted: np.ndarray) -> np.ndarray:
 
 
 def _blocks(entries: np.ndarray, block: int) -> np.ndarray:
-    """Sums of `[query, key]` over blocks; the last blocks may be smaller."""
+    """Sums of `entries` `[query, key]` over blocks; the last blocks may be smaller."""
     queries, keys = entries.shape
     rows, columns = np.arange(0, queries, block), np.arange(0, keys, block)
     sums: np.ndarray = np.add.reduceat(np.add.reduceat(entries, rows, axis=0), columns, axis=1)

@@ -1,4 +1,4 @@
-"""Train with fewer blocks: average the maps, derive masks, select the sites to mask, and train with the masks."""
+"""Train a model with masks: average its maps, derive masks, select the sites to mask, and train with the masks."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from compressor.workdir import MAPS, write_json
 from graph_passes import BlockMask, Plan
 
 EPOCHS = 3.0
-"""Passes over the training rows where the recipe does not set them."""
+"""Number of epochs, unless the recipe sets it."""
 _ENTMAX, _CHECKPOINTS, _PLAN, _PLANNED = "entmax", "checkpoints", "plan.json", "planned.json"
-"""Checkpoints of the stages, and the selected masks with notes and times."""
+"""Checkpoint folders of the trainings with entmax and with masks, and files of the selected plan, notes and times."""
 _NOTES = TypeAdapter(tuple[AnyNote, ...])
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class MaskedTraining:
 
     Attributes:
         plan: the plan with the masks.
-        curves: what was measured during training; empty if no site is masked.
-        notes: what a reader of the plan must know.
+        curves: values that were measured during training, by step; empty if no site is masked.
+        notes: facts for a reader of the plan.
     """
 
     plan: Plan
@@ -80,15 +80,15 @@ def learn_blocks(
     can be derived from them.
 
     Args:
-        model: with the weights that the maps are computed with.
+        model: the model; maps are computed with its current weights.
         sites: its sites.
         data: rows for the maps and for training.
         recipe: shares, block size, schedule.
         plan: the heads that are kept.
         store: folder of maps, selected masks and checkpoints.
-        selector: selects among the masks.
+        selector: selects the masks to train with.
         on_progress: called with (step, steps).
-        start: weights to train from; None: those that the maps are computed with.
+        start: initial weights of the training; None: the weights with which the maps are computed.
 
     Raises:
         UsageError: an option or a share does not fit the model.
@@ -116,7 +116,7 @@ def learn_blocks(
             " (--block-size) follow short rows more closely"
         )
         notes.append(Note(code=NoteCode.BLOCKS_UNREACHED, text=text))
-    # Times vary, so every process, and a run that is resumed, trains with what the main process selected once.
+    # Times vary, so all processes, and a resumed run, train with the masks that the main process selected once.
     if state.is_main_process and not (store / _PLANNED).is_file():
         _select(plan, masks, selector, notes, store)
     state.wait_for_everyone()
@@ -140,7 +140,7 @@ def _maps(
     length: int,
     on_progress: ProgressCallback,
 ) -> AttentionMaps:
-    """The maps of the recipe or of an interrupted run, else new ones, which are stored."""
+    """The maps that the recipe names, or those of an interrupted run, else new ones; all are stored."""
     state, path = process_state(), store / MAPS.name
     if recipe.blocks.maps is not None:
         maps = load_maps(recipe.blocks.maps, model, sites, length)
@@ -166,16 +166,16 @@ def _maps(
     if state.is_main_process:
         store.mkdir(parents=True, exist_ok=True)
         maps.save(path)
-        shutil.rmtree(store / _ENTMAX, ignore_errors=True)  # nothing resumes from there any more
+        shutil.rmtree(store / _ENTMAX, ignore_errors=True)  # not needed to resume once the maps are stored
     return maps
 
 
 def _select(
     plan: Plan, masks: Mapping[str, BlockMask], selector: MaskSelector, notes: Sequence[Note], store: Path
 ) -> None:
-    """Select among the masks and store the plan with them, the notes and the times."""
+    """Select the masks to train with, and store the plan with them, the notes and the times."""
     selected, reasons = selector.select(plan, masks)
-    _log.debug("%d of %d sites are masked", len(selected), len(masks))
+    logger.debug("%d of %d sites are masked", len(selected), len(masks))
     plan.masked(selected).save(store / _PLAN)
     stored = [note.model_dump(mode="json") for note in (*notes, *reasons)]
     write_json(store / _PLANNED, {"notes": stored, "times": selector.timed})
@@ -205,23 +205,23 @@ def train_with_masks(
         data: rows to train on and to evaluate on.
         recipe: schedule and its options.
         plan: heads and masks.
-        checkpoint_dir: where checkpoints are written, and found again.
+        checkpoint_dir: folder of the checkpoints, from which an interrupted run resumes.
         on_progress: called with (step, steps).
 
     Returns:
-        What was measured, by step.
+        Values that were measured during training, by step.
     """
     selection = recipe.selection
-    pace = read_options(TRAINING_WITH_MASKS, selection.options, ScheduleOptions)
-    rows = selection.batch_size * process_count()
-    steps = selection.steps or math.ceil((selection.epochs or EPOCHS) * len(data.train) / rows)
-    schedule = pace.schedule(steps, selection.batch_size, selection.learning_rate, selection.seed)
+    schedule_options = read_options(TRAINING_WITH_MASKS, selection.options, ScheduleOptions)
+    rows_per_step = selection.batch_size * process_count()
+    steps = selection.steps or math.ceil((selection.epochs or EPOCHS) * len(data.train) / rows_per_step)
+    schedule = schedule_options.schedule(steps, selection.batch_size, selection.learning_rate, selection.seed)
     masks = sorted(
         (name, mask.block, hashlib.sha256(mask.kept.tobytes()).hexdigest()) for name, mask in plan.masks.items()
     )
     if not isinstance(data.task, Streams):
         data = replace(data, task=data.task.chooser)
-    checkpoints = Checkpoints(checkpoint_dir, {"masks": masks, **pace.model_dump()})
+    checkpoints = Checkpoints(checkpoint_dir, {"masks": masks, **schedule_options.model_dump()})
     with gated(model, plan):
         log = fit(model, data, schedule, checkpoints, on_progress=on_progress)
     return training_curves(log, data.task.metric)

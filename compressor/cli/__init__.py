@@ -1,4 +1,4 @@
-"""The command line. Nothing heavy is imported before a command needs it."""
+"""The command line: one click command per module. Heavy libraries are imported only by the commands that need them."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ for _command in (run, sites, apply, build, bench, check, report, study, train, e
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and exit with its code: 0, that of `compressor.errors`, or 130 for Ctrl-C.
+    """Run one command and exit: 0, a code of `compressor.errors`, 130 after Ctrl-C, or 141 where the reader has gone.
 
     Args:
-        arguments: words of the command line after `compress`; None: those of the process.
+        arguments: arguments after `compress`; None: those of the process.
 
     Raises:
         SystemExit: always, caused by the error of the command if there is one.
     """
     console = Console()
-    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    if "--debug" not in words:
+    command_arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if "--debug" not in command_arguments:
         _silence_libraries()
     try:
-        cli.main(words, prog_name="compress", obj=console, standalone_mode=False)
+        cli.main(command_arguments, prog_name="compress", obj=console, standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError as error:
         # The reader of the output has gone, as in `compress sites model | head`.
@@ -99,7 +99,10 @@ def explain(error: Exception) -> tuple[str, int]:
 
 
 def _unknown_option(error: click.NoSuchOption) -> str:
-    """click compares the leading dashes too, which every option has: `--bogus` is not similar to `--out`."""
+    """The message for an unknown option, with the most similar option.
+
+    click's own suggestions compare the leading dashes too, which every option has, so that `--bogus` resembles `--out`.
+    """
     options = {name.lstrip("-"): name for name in error.possibilities or ()}
     match = closest(error.option_name.lstrip("-"), list(options))
     return f"no such option: {error.option_name}{f', did you mean {options[match]}?' if match else '.'}"

@@ -1,4 +1,4 @@
-"""`python -m compressor.cli`, the command under a Python of one's own choosing, e.g. for `accelerate launch -m`."""
+"""`python -m compressor.cli`: the command under a chosen Python interpreter, e.g. for `accelerate launch -m`."""
 
 from compressor.cli import main
 

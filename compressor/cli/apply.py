@@ -1,4 +1,4 @@
-"""`compress apply`: the graph passes alone, on any ONNX file."""
+"""`compress apply`: run the graph passes alone, on any ONNX file."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ def _print_result(console: Console, requested: Plan, shrunk: Shrunk, out: Path, 
     """Print what was removed.
 
     Args:
-        console: prints.
-        requested: the plan as it was read.
-        shrunk: the graph and the plan as it was carried out.
+        console: the console to print to.
+        requested: the plan that was read.
+        shrunk: the shrunk graph, and the plan as it was carried out.
         out: the file that was written.
-        size: bytes of the original graph with its data.
+        size: bytes of the original graph with its external data.
     """
     import graph_passes
     from compressor.run.run_notes import of_emptied_heads

@@ -1,4 +1,4 @@
-"""`compress bench`: two graphs, built alike and timed in turn."""
+"""`compress bench`: build two graphs with the same settings and time them in turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`compress build`: the engine of a finished run, for another runtime or on the machine that it will run on."""
+"""`compress build`: build the engine of a finished run for another runtime, or on the machine that will run it."""
 
 from __future__ import annotations
 

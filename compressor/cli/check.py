@@ -1,4 +1,4 @@
-"""`compress check`: whether a model is as fast as its baseline and computes the right outputs."""
+"""`compress check`: check that a model is as fast as its baseline and computes the right outputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FIELDS = {**CheckRequest.model_fields, **CheckArtifacts.model_fields}
 @options_of(_FIELDS)
 @common
 @click.pass_obj
-def check(view: Console, path: str | None, **flags: Any) -> None:
+def check(console: Console, path: str | None, **flags: Any) -> None:
     """Compare a model's outputs, then its times, with a baseline's. Exit code 0: as fast; 7: slower; 5: wrong outputs.
 
     compress check --server grpc://localhost:8001 --model small --baseline dense --inputs rows.tsv --tokenizer out
@@ -41,10 +41,10 @@ def check(view: Console, path: str | None, **flags: Any) -> None:
 
     def show(verdict: Verdict) -> None:
         data = {**verdict.model_dump(mode="json"), "outcome": verdict.outcome.value, "passed": verdict.passed}
-        view.result(Text("\n".join(verdict.lines())), data)
+        console.result(Text("\n".join(verdict.lines())), data)
 
     title = f"{values.get('model')} against {values.get('baseline')}"
-    check_and_record(files, title, lambda: run_check(CheckRequest(**values), view), show)
+    check_and_record(files, title, lambda: run_check(CheckRequest(**values), console), show)
 
 
 def _check_path(path: str, values: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The group of all commands: `run` where no command is named, and common flags before or after any command."""
+"""The group of all commands. `run` is the default command; common flags stand before or after any command."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Interrupted(click.ClickException):
 
 
 class CommandGroup(DefaultGroup):
-    """Turns Ctrl-C into an error like any other: one line and an exit code."""
+    """The group of commands, which reports Ctrl-C like any other error: one line and an exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)

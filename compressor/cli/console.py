@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Console:
-    """Prints results, notes, progress and errors, as the common flags say.
+    """Prints results, notes, progress and errors, according to the common flags.
 
     Attributes:
         quiet: print no progress and no notes.
@@ -41,7 +41,7 @@ class Console:
 
     @staticmethod
     def as_json(content: Any) -> str:
-        """The text of `content` as the command prints it."""
+        """`content` as the JSON text that commands print."""
         return json.dumps(content, indent=1, ensure_ascii=False)
 
     def note(self, note: Note | str) -> None:

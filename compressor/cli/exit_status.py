@@ -1,4 +1,4 @@
-"""The end of a run on the terminal: its result, and the error that its status stands for, if any."""
+"""The end of a run on the terminal: print its result, and raise the error that its status calls for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def finish(console: Console, report: Report | None, out: Path) -> None:
     """Print the result of a run or of a build.
 
     Args:
-        console: prints.
+        console: the console to print to.
         report: the result; None in the worker processes of a distributed run.
         out: folder of the report.
 

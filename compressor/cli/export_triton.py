@@ -1,4 +1,4 @@
-"""`compress export-triton`: a model in a Triton repository, from the folder of a run."""
+"""`compress export-triton`: write a model of a Triton repository from the folder of a run."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _FIELDS = ServeRequest.model_fields
 @renamed_options({"plan": "engine"})
 @common
 @click.pass_obj
-def export_triton(view: Console, out: str, **flags: Any) -> None:
+def export_triton(console: Console, out: str, **flags: Any) -> None:
     """Write a model of a Triton repository from OUT, the folder of a finished run, and a KServe YAML beside it."""
     from compressor import serving
 
     request = ServeRequest(out=Path(out), **{name: value for name, value in flags.items() if value is not None})
-    with view.stage("writing the model"):
+    with console.stage("writing the model"):
         exported = serving.export(request)
     for note in exported.notes:
-        view.note(note)
+        console.note(note)
     batches = f"batches of up to {exported.max_batch}" if exported.max_batch else "no batches"
     text = f"{exported.model}: {exported.backend} on {exported.device}, {batches}, {exported.warmups} warm-up requests"
     data = {
@@ -44,5 +44,5 @@ def export_triton(view: Console, out: str, **flags: Any) -> None:
         "service": str(exported.service),
         "notes": [note.model_dump(mode="json") for note in exported.notes],
     }
-    view.result(Text(text), data)
-    view.note(f"the KServe service is in {exported.service}")
+    console.result(Text(text), data)
+    console.note(f"the KServe service is in {exported.service}")

@@ -36,7 +36,7 @@ class FieldsCommand(click.Command):
 
 
 def options_of(fields: Mapping[str, FieldInfo] | type[BaseModel], *, without: Collection[str] = ()) -> Callable[[F], F]:
-    """A decorator that gives a command one option a field.
+    """A decorator that gives a command one option per field.
 
     Args:
         fields: fields by name, or a model that has them.

@@ -1,4 +1,4 @@
-"""Checks of a file to write, before any work is done for it."""
+"""Check that output files can be written, before any work is done."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ def check_output_file(out: Path, *, force: bool, also: tuple[Path, ...] = ()) ->
 
     Args:
         out: the file.
-        force: it may replace an existing file.
+        force: whether an existing file may be replaced.
         also: files that are written with it.
 
     Raises:
-        UsageError: it exists, is a folder, or its folder does not exist.
+        UsageError: the file is a folder, its folder does not exist, or a file exists and `force` is not set.
     """
     if out.is_dir():
         raise UsageError(f"{out}: is a folder; name the file to write (-o)", code=ErrorCode.INVALID_VALUE, path=out)

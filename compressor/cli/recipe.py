@@ -1,4 +1,4 @@
-"""`compress recipe`: what a recipe may contain."""
+"""`compress recipe`: list the keys of a recipe, or the options of a method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`compress report`: the page of a finished run, rendered again from its data."""
+"""`compress report`: render the page of a finished run again from its data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`compress run`: every flag is one field of the recipe, made from it."""
+"""`compress run`: run a recipe. Each flag is made from one field of the recipe."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(
 
 
 def _unexpected(ctx: click.Context, word: str) -> str:
-    """Why a command line with more than one word is none: its first word was meant as a command, most likely."""
+    """The message for a command line of several words: the first of them was most likely meant as a command."""
     group = ctx.parent.command if ctx.parent else None
     commands = group.list_commands(ctx) if isinstance(group, CommandGroup) else []
     if match := closest(word, commands):

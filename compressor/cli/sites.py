@@ -1,4 +1,4 @@
-"""`compress sites`: what can be pruned."""
+"""`compress sites`: list the attention sites that can be pruned."""
 
 from __future__ import annotations
 

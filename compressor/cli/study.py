@@ -1,4 +1,4 @@
-"""`compress study`: many runs side by side, one table and figures at the end."""
+"""`compress study`: compare many runs in one table, with figures."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def study(console: Console, kind: str, model: str | None, size: str, file: str |
 
 
 def _workers(text: str | None) -> str | None:
-    """The value of `--ray`, checked as that of a recipe is."""
+    """The value of `--ray`, validated like the recipe's field `ray`."""
     try:
         return SelectionConfig(method="astar", ray=text).ray
     except pydantic.ValidationError as error:

@@ -1,4 +1,4 @@
-"""`compress train`: train a language model with segment memory from scratch. Each flag is a field of `Training`."""
+"""`compress train`: train a language model with segment memory. Each flag is made from one field of `Training`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What each command is asked to do: one frozen model a command."""
+"""The configurations of the commands, as frozen pydantic models. Command-line flags are made from their fields."""

@@ -1,4 +1,4 @@
-"""What `compress check` compares and which files it writes: each field is a flag."""
+"""The configuration of `compress check`: what it compares and which files it writes. Each field is a flag."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODELS, INPUTS, OUTPUTS, TIMING, FILES = "Models", "Inputs", "Outputs", "Timing"
 
 
 def _as_slowdown(value: Any) -> float:
-    """`5%` or 0.05. A number from 1 up needs the percent sign: 5 is more likely to mean 5% than 500%."""
+    """The share that `5%` or 0.05 stands for. From 1 on the percent sign is required, since 5 probably means 5%."""
     text = str(value).strip()
     try:
         share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
@@ -34,7 +34,7 @@ def _as_slowdown(value: Any) -> float:
 
 
 def _as_milliseconds(value: Any) -> float:
-    """`10ms`, `0.5s`, or a number of milliseconds."""
+    """The milliseconds that `10ms`, `0.5s` or a bare number of milliseconds stands for."""
     text = str(value).strip()
     if text.endswith("ms"):
         number, scale = text[:-2], 1.0
@@ -179,7 +179,7 @@ class CheckArtifacts(Request):
     """Files in which checks are recorded.
 
     Raises:
-        UsageError: a file cannot be written, or a picture has no history.
+        UsageError: a file cannot be written, or a plot is requested without a history.
     """
 
     junit: OutputFile | None = config_field(FILES, "JUnit XML file for this check")

@@ -1,4 +1,4 @@
-"""What the configuration of every command shares: fields, the names that they have in flags and files, and errors."""
+"""What all configurations share: their base class, fields with metadata, and errors that name a flag or a key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PLACEHOLDER = re.compile(r"<(\w+)>")
 
 
 class Config(BaseModel):
-    """Base of every configuration: frozen, closed to unknown fields, and validated where it is constructed."""
+    """Base of every configuration: frozen, without unknown fields, and validated at construction."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
 
@@ -25,8 +25,8 @@ class FieldConflictError(ValueError):
     """Fields that contradict each other, or one that needs another.
 
     Args:
-        code: kind of the fault.
-        message: `<name>` stands for a field; the reader sees it as a flag or as a key of a file, wherever it was set.
+        code: the kind of error.
+        message: `<name>` stands for a field; it is replaced by the flag or the key of a file that set the field.
         fields: the fields at fault, the main one first.
     """
 
@@ -35,12 +35,12 @@ class FieldConflictError(ValueError):
         self.code, self.message, self.fields = code, message, fields
 
     def text(self, name_of: Callable[[str], str]) -> str:
-        """The message with each field under the name that `name_of` gives it."""
+        """The message with each `<name>` replaced by `name_of(name)`."""
         return _PLACEHOLDER.sub(lambda field: name_of(field[1]), self.message)
 
 
 class InvalidValueError(ValueError):
-    """A value that cannot be read as what its field holds; the message says why and how to mend it."""
+    """A value that its field cannot hold; the message says why and how to mend it."""
 
     def __init__(self, message: str, code: ErrorCode = ErrorCode.INVALID_VALUE) -> None:
         super().__init__(message)
@@ -63,12 +63,13 @@ def config_field(
     Args:
         heading: section of `--help` and of the documentation that lists it.
         description: its help text.
-        default: value where it is not set.
-        required: it has no default.
-        decides_plan: a run that differs in it learns something else, so it is part of the key that resuming goes by.
-        runs_code: it makes the command load code or trust another machine: a model folder's own recipe may not set it.
-        is_path: it names a file or folder; in a recipe it is relative to the recipe's folder.
-        choices: the names that it takes, where they are registered elsewhere rather than written as a `Literal`.
+        default: value where the field is not set.
+        required: whether the field has no default.
+        decides_plan: whether the field changes what a run learns; such fields are part of the key for resuming.
+        runs_code: whether the field makes the command load code or trust another machine; a model folder's own recipe
+            may not set it.
+        is_path: whether the field names a file or folder; in a recipe it is relative to the recipe's folder.
+        choices: the accepted names, where they come from a registry rather than from a `Literal`.
     """
     extra: dict[str, Any] = {
         "heading": heading,
@@ -105,7 +106,8 @@ def flag_of(name: str) -> str:
 
 def has_default(field: FieldInfo) -> bool:
     """Whether a field has a default that a reader should see."""
-    return not field.is_required() and field.get_default(call_default_factory=True) not in (None, (), {}, False)
+    default = None if field.is_required() else field.get_default(call_default_factory=True)
+    return default is not False and default not in (None, (), {})
 
 
 def choices_of(field: FieldInfo) -> tuple[Any, ...]:
@@ -119,7 +121,7 @@ def choices_of(field: FieldInfo) -> tuple[Any, ...]:
 def usage_error(
     error: pydantic.ValidationError, fields: Mapping[str, FieldInfo], name_of: Callable[[str], str]
 ) -> UsageError:
-    """The first fault of a validation as one line, with the field's flag or key, its code, and the value.
+    """The first error of a validation as one line, with the field's flag or key, the code, and the value.
 
     Args:
         error: what pydantic raised.
@@ -138,7 +140,11 @@ def usage_error(
 
 
 def describe_fault(fault: Mapping[str, Any]) -> tuple[ErrorCode, str]:
-    """Code and message of a fault in one field, an item of `pydantic.ValidationError.errors()`."""
+    """Code and message of an error in one field.
+
+    Args:
+        fault: an item of `pydantic.ValidationError.errors()`.
+    """
     kind, cause = str(fault["type"]), fault.get("ctx", {}).get("error")
     if isinstance(cause, InvalidValueError):
         return cause.code, str(cause)
@@ -153,7 +159,7 @@ def describe_fault(fault: Mapping[str, Any]) -> tuple[ErrorCode, str]:
 
 
 def one_of(names: Sequence[str]) -> Callable[[str], str]:
-    """A validator that accepts registered names alone."""
+    """A validator that accepts only the given names."""
 
     def check(value: str) -> str:
         if value not in names:
@@ -164,7 +170,7 @@ def one_of(names: Sequence[str]) -> Callable[[str], str]:
 
 
 def as_list(value: Any) -> Any:
-    """`1,8` as a flag gives it, as the list that a file gives; a single value as a list of one."""
+    """A list: text is split at commas (`1,8`, as a flag gives it), and any other single value becomes a list of one."""
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
     return value if isinstance(value, (list, tuple)) else [value]

@@ -1,4 +1,4 @@
-"""The methods that choose heads, by name. To add one: write its file in `compressor.selection`, add one line here.
+"""The methods that choose heads, by name. To add one, write its file in `compressor.selection` and add one line here.
 
 A method is named by the path of its class, so that reading a recipe or `--help` does not load PyTorch.
 """
@@ -18,12 +18,12 @@ class Method:
     """One method.
 
     Attributes:
-        description: what it does, in a line of the documentation.
-        kind: `gate`: learned by gradient together with the weights; `search`: chosen by evaluating subsets.
+        description: one line for the documentation.
+        kind: `gate`: heads are learned by gradient; `search`: heads are chosen by evaluating subsets.
         path: `module:class` of its gate or search.
-        trains_model: the model's weights learn too.
-        epochs: passes over the training rows where the recipe does not say.
-        penalised: a penalty closes its gates, so it works without a number of heads to keep.
+        trains_model: whether the model's weights are trained too.
+        epochs: passes over the training rows where the recipe sets none.
+        penalised: whether a penalty closes its gates, so that no number of heads is needed.
     """
 
     description: str
@@ -96,4 +96,4 @@ METHODS: Mapping[str, Method] = {
 SEARCH_METHODS = tuple(name for name, method in METHODS.items() if method.kind == "search")
 """Methods that evaluate subsets and can work by a budget (`max_drop`) in place of a number of heads (`keep`)."""
 PENALISED_METHODS = tuple(name for name, method in METHODS.items() if method.penalised)
-"""Methods that need no number of heads: as many stay as their penalty leaves open."""
+"""Methods that need no number of heads: the heads whose gates the penalty leaves open are kept."""

@@ -17,7 +17,7 @@ from compressor.config.run import FIELDS, FORMER_NAMES, SECTIONS, Recipe
 from compressor.errors import ErrorCode, UsageError, nearest
 
 FILE_NAME = "compress.toml"
-"""The recipe that is read from the model folder where none is named."""
+"""Name of the recipe in a model folder, which is read where no other recipe is named."""
 _ROWS = ("data", "eval_data", "test_data")
 
 
@@ -26,8 +26,8 @@ class RecipeFile:
     """A recipe file that was read.
 
     Attributes:
-        path: where it is.
-        fields: what it sets, by name; paths are relative to its own folder already.
+        path: the file.
+        fields: field name -> value; relative paths have been joined to the file's folder.
     """
 
     path: Path
@@ -54,7 +54,7 @@ def recipe_of(
 
     Raises:
         UsageError: the file cannot be read, a key is unknown, a value is out of its range, or the model folder's own
-            file sets a field that only the command line or `--recipe` may set. One line names the flag or key.
+            file sets a field that only the command line or `--recipe` may set. The message names the flag or key.
     """
     stored = _stored_recipe(model, file)
     fields = {**stored.fields, **({"model": model} if model else {}), **flags}
@@ -79,7 +79,7 @@ def recipe_of(
 
 
 def _stored_recipe(model: str | None, file: str | None) -> RecipeFile:
-    """The recipe file of a command; one without fields where there is none."""
+    """The recipe file of a command; one without fields where the model folder has none."""
     if file:
         return read_recipe(Path(file))
     if not model:
@@ -97,12 +97,12 @@ def _stored_recipe(model: str | None, file: str | None) -> RecipeFile:
 
 
 def read_recipe(path: Path) -> RecipeFile:
-    """Read a recipe file. Paths in it become relative to its own folder.
+    """Read a recipe file. Relative paths in it are joined to its folder.
 
     Keys may stand alone or in a table named after their section: `keep = 36`, or `[selection]` and `keep = 36`.
 
     Raises:
-        UsageError: it is missing, is not TOML, or has a key that is no field.
+        UsageError: the file is missing, is not TOML, or has an unknown key.
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -144,10 +144,10 @@ def _check_key(path: Path, name: str) -> None:
 
 
 def check_folder_recipe(recipe: RecipeFile) -> None:
-    """Refuse what a recipe inside a model folder must not decide: a downloaded folder is not trusted.
+    """Check that a recipe inside a model folder sets nothing unsafe, since a downloaded folder is not trusted.
 
-    1. Fields that load code or trust another machine.
-    2. Paths that leave the folder.
+    1. Fields that load code or trust another machine are refused.
+    2. Paths that leave the folder are refused.
 
     Raises:
         UsageError: code `UNSAFE_RECIPE`; it names the flag that sets the field from the command line.
@@ -178,7 +178,7 @@ def _is_inside(folder: Path, path: Path) -> bool:
 
 
 def _is_path(name: str, path: Path) -> bool:
-    """Whether a value names a file: rows may also be named by a data set of a hub, which is no file."""
+    """Whether a value names a file; the value of a field of rows may name a data set of a hub instead."""
     return bool(extra_of(FIELDS[name], "is_path")) or (name in _ROWS and path.exists())
 
 

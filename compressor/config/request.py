@@ -13,7 +13,7 @@ from compressor.errors import ErrorCode, UsageError
 
 
 class Request(Config):
-    """A configuration whose faults are usage errors: each names the flag, and holds a code, the field and the value.
+    """A configuration that raises usage errors, which name the flag and hold a code, the field and the value.
 
     Raises:
         UsageError: a field is missing, unknown or invalid, or two fields contradict each other.

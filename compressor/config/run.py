@@ -73,13 +73,13 @@ def current_fields(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Recipe(Config):
-    """Everything that decides what a run computes. Frozen, and validated where it is constructed.
+    """Everything that decides what a run computes. It is frozen, and validated at construction.
 
     Args:
         source: the model.
         rows: rows to learn from, to choose on and to report on.
         selection: how heads are selected.
-        blocks: which blocks of the attention maps are dropped.
+        blocks: how blocks of the attention maps are dropped.
         engine: what is built.
         export: how the graph is exported.
         measure: sizes to time.
@@ -106,7 +106,7 @@ class Recipe(Config):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _into_sections(cls, fields: Any) -> Any:
-        """Fields given directly go into their sections."""
+        """Move fields that are given directly into their sections."""
         if not isinstance(fields, dict):
             return fields
         sections: dict[str, Any] = {}
@@ -241,7 +241,10 @@ class Recipe(Config):
 
     @property
     def selects_heads(self) -> bool:
-        """Whether heads are selected from rows: with blocks to drop, only if a number or another method is set."""
+        """Whether heads are selected from rows.
+
+        Where blocks are dropped, they are only if a number of heads, or another method than the default, is set.
+        """
         if self.rows.data is None:
             return False
         selection = self.selection
@@ -266,7 +269,7 @@ class Recipe(Config):
         }
 
     def updated(self, **fields: Any) -> Recipe:
-        """The recipe with other values of some fields, which are not validated against the others."""
+        """A copy with other values for some fields, which are not validated."""
         sections: dict[str, Any] = {}
         for name, value in fields.items():
             sections.setdefault(SECTION_OF[name], {})[name] = value
@@ -274,12 +277,12 @@ class Recipe(Config):
         return self.model_copy(update=copies)
 
     def learning_key(self, **fingerprints: str) -> str:
-        """Hash of the fields that decide what is learned, and of `fingerprints` of the files that they name.
+        """Hash of the fields that decide what is learned, and of the fingerprints of the files that they name.
 
-        Where blocks are dropped, the settings of the engine count too: whether a mask pays is timed with them.
+        Where blocks are dropped, the engine's settings are included, since they decide whether a mask pays.
         """
         names = set(fields_with(FIELDS, "decides_plan"))
-        if self.selection.keep is None and self.selection.searches:  # then the loss allowed decides how many heads go
+        if self.selection.keep is None and self.selection.searches:  # the allowed loss then decides how many heads go
             names.add("max_drop")
         if self.blocks.drops_any:
             names |= {"provider", "precision", "threads", "batch", "seq"}

@@ -47,7 +47,7 @@ class SourceConfig(Config):
 
 
 class RowsConfig(Config):
-    """The rows to learn from, to choose on and to report on, and how they are read."""
+    """The training, evaluation and test rows, and how they are read."""
 
     data: str | None = config_field(
         DATA, "training rows: a TSV, CSV or JSONL file, or a Hugging Face data set", decides_plan=True
@@ -73,7 +73,7 @@ class RowsConfig(Config):
 
 
 class SelectionConfig(Config):
-    """How heads are selected and how the model learns meanwhile."""
+    """How heads are selected, and how the model is trained meanwhile."""
 
     plan: Path | None = config_field(HEADS, "plan.json to follow; nothing is learned", is_path=True)
     method: Annotated[str, AfterValidator(one_of(tuple(METHODS)))] = config_field(
@@ -225,7 +225,7 @@ class ExportConfig(Config):
 
 
 class MeasureConfig(Config):
-    """At which sizes engines are timed, and for how long."""
+    """The sizes at which engines are timed, and the time spent on each."""
 
     batch: Sizes = config_field(MEASURING, "batch sizes to time, separated by commas", (1, 8))
     seq: Sizes | None = config_field(

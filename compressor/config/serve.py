@@ -1,4 +1,4 @@
-"""What `compress export-triton` writes: each field is a flag."""
+"""The configuration of `compress export-triton`. Each field is a flag."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def _as_gpu_ids(value: Any) -> tuple[int, ...]:
-    """Ids of GPUs, each once."""
+    """Ids of GPUs without repeats."""
     ids = [str(gpu) for gpu in as_list(value)]
     if not all(gpu.isdecimal() for gpu in ids):
         raise InvalidValueError("not a list of GPUs; give their ids separated by commas, e.g. 0,1")

@@ -1,4 +1,4 @@
-"""What `compress study` is asked to do: a recipe, a size, and the axes along which its cells vary."""
+"""The configuration of `compress study`: a recipe, a size, and the axes along which its cells vary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RESERVED = (
     *("plan", "method", "keep", "certify", "max_drop", "ray", "force"),
     *("drop_blocks", "drop_blocks_by_kind", "maps", "random_blocks", "mask_all_sites", "entmax"),
 )
-"""Fields of a recipe that a study sets itself. A recipe's `ray` is for its own search, the flag for the study's."""
+"""Fields of a recipe that a study sets itself. `ray` is among them: the flag of that name applies to the study."""
 
 
 class StudyAxes(Config):
@@ -76,21 +76,21 @@ def axes_of(flags: Mapping[str, str]) -> dict[str, tuple[Any, ...]]:
 
 @dataclass(frozen=True)
 class StudySize:
-    """What is done at most.
+    """The amount of work of a study.
 
     Attributes:
-        name: what `--size` says.
-        train, eval, test: rows to learn from, to choose on and to report on, at most; None: all that there are.
-        epochs: passes over the rows to learn from.
-        steps: optimizer steps at most; None: as the epochs say.
+        name: value of `--size`.
+        train, eval, test: maximum numbers of training, evaluation and test rows; None: all rows.
+        epochs: passes over the training rows.
+        steps: maximum number of optimizer steps; None: no limit besides the epochs.
         seeds: seeds of the cells.
         keeps: heads to keep, where a study varies them.
-        evaluations: evaluations over a run that learns; a checkpoint goes with each.
+        evaluations: evaluations during a training; each writes a checkpoint.
         sample: training rows that a sensitivity is averaged over.
-        trials: random ways to try.
-        masks: random masks of each number of heads that are timed.
-        seconds: about how long to time each.
-        searched: rows that a search evaluates thousands of subsets on, at most.
+        trials: number of random subsets or orders of heads to evaluate.
+        masks: random masks to time for each number of heads.
+        seconds: approximate time spent on each measurement.
+        searched: maximum number of evaluation rows for searches that evaluate thousands of subsets; None: all rows.
     """
 
     name: str
@@ -110,8 +110,8 @@ class StudySize:
 
     def __str__(self) -> str:
         rows = ", ".join(
-            f"{'all' if most is None else f'at most {most:,}'} {kind}"
-            for kind, most in (("training", self.train), ("evaluation", self.eval), ("test", self.test))
+            f"{'all' if maximum is None else f'at most {maximum:,}'} {kind}"
+            for kind, maximum in (("training", self.train), ("evaluation", self.eval), ("test", self.test))
         )
         steps = "" if self.steps is None else f", at most {self.steps} steps"
         return f"{self.name}: {rows} rows; {self.epochs:g} epochs{steps}"
@@ -119,14 +119,14 @@ class StudySize:
 
 @dataclass(frozen=True)
 class StudyRequest:
-    """What a study is asked for.
+    """What to study.
 
     Attributes:
-        recipe: model, rows, pace of learning, engine.
-        size: how much of it.
-        sources: data sets that are compared with each other; the first is the recipe's own.
-        axes: what is varied, name -> values; what is not there takes the study's own values.
-        ray: where evaluations are spread, as in `spread`; it decides no result.
+        recipe: model, rows, training schedule and engine.
+        size: amount of work.
+        sources: data sets to compare; the first is the recipe's own.
+        axes: axis name -> values; an axis that is absent takes the study's own values.
+        ray: where Ray runs workers, as in the field `ray` of a recipe; results do not depend on it.
     """
 
     recipe: Recipe

@@ -1,4 +1,4 @@
-"""The tasks that rows can be read for, by name. To add one: write its class in `compressor.tasks`, add one line here.
+"""The tasks that rows can be read for. To add one, write its class in `compressor.tasks` and add one line here.
 
 A task is named by the path of its class, so that loading a model folder or reading `--help` does not load the tasks.
 """
@@ -43,7 +43,7 @@ TASKS: tuple[TaskEntry, ...] = (
     _task("translation", "translation:Translation", "text2text-generation"),
     _task("question-answering", "question_answering:QuestionAnswering"),
 )
-"""Of several classes of one name, the first that accepts a model folder is used."""
+"""Where several classes share a name, the first that accepts a model folder is used."""
 
 TASK_NAMES: tuple[str, ...] = tuple(dict.fromkeys(entry.name for entry in TASKS))
-"""Every name once."""
+"""The names without repeats."""

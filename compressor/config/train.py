@@ -22,7 +22,7 @@ MODEL, DATA, TRAINING, OUTPUT = "Model", "Data", "Training", "Output"
 
 
 class Training(Config):
-    """The configuration of a training from scratch. It is frozen, and validated where it is constructed.
+    """The configuration of a training from scratch. It is frozen, and validated at construction.
 
     Raises:
         pydantic.ValidationError: a field is out of its range, or two fields contradict each other.

@@ -1,4 +1,4 @@
-"""Values that fields of a configuration hold, each read alike from a flag's text and from a file."""
+"""Types of the fields of a configuration. Each reads the text of a flag as well as the value in a file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WORKERS = r"local(:[1-9]\d*)?|(?!local:)(\[.+\]|[^:/\s]+):\d{1,5}"
 
 
 def _as_table(value: Any) -> Any:
-    """`tau_ini=100,cooldown=0.5` as a flag gives it, as the table that a file gives."""
+    """A table: text such as `tau_ini=100,cooldown=0.5` (as a flag gives it) becomes a dictionary."""
     if not isinstance(value, str):
         return value
     table = dict[str, Any]()
@@ -34,7 +34,7 @@ def _as_table(value: Any) -> Any:
 
 
 def _as_share(value: Any) -> Any:
-    """`90%` or a number from 0 to 1."""
+    """The share that `90%` or a number from 0 to 1 stands for."""
     try:
         share = float(value.removesuffix("%")) / 100 if isinstance(value, str) and "%" in value else float(value)
         if isinstance(value, bool):
@@ -68,7 +68,7 @@ def _check_workers(value: Any) -> Any:
 
 
 def _maps_file(path: Path) -> Path:
-    """The folder of a run stores its maps under a fixed name."""
+    """The file of attention maps, which has a fixed name where the path is the folder of a run."""
     return path / "maps.safetensors" if path.is_dir() else path
 
 

@@ -1,4 +1,4 @@
-"""Files that record checks: a JUnit report of one, a history of many."""
+"""Files that record checks: a JUnit report of one check, and a history of many."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OUTPUTS, _SLOWDOWN, _TIMING = "outputs", "slowdown", "timing"
 
 
 def write(path: Path, content: str) -> None:
-    """Write a file whole or not at all."""
+    """Write a text file atomically."""
     with atomic_replace(path) as temporary:
         temporary.write_text(content, encoding="utf-8")
 
@@ -84,7 +84,7 @@ def _to_xml(suite: ElementTree.Element) -> str:
 
 
 def append_to_history(path: Path, verdict: Verdict) -> None:
-    """Add a line to a history in one write, so that concurrent checks may share the file."""
+    """Append a line to a history in one write, so that concurrent checks may share the file."""
     line = verdict.model_dump_json().encode() + b"\n"
     with path.open("a+b", buffering=0) as stream:
         if stream.seek(0, os.SEEK_END):

@@ -1,4 +1,4 @@
-"""A baseline in a file: times and outputs of a model, for checks that cannot call it at the same time."""
+"""A saved baseline: times and outputs of a model, for checks that cannot call it at the same time."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ Array = Annotated[np.ndarray, pydantic.PlainValidator(_unpack), pydantic.PlainSe
 
 
 class Baseline(pydantic.BaseModel):
-    """What was measured of a model.
+    """Times and outputs of a model.
 
     Attributes:
         format: version of the file's format.
         model: name of the model.
-        host: where it ran.
+        host: where the model ran.
         inputs: digest of the batches.
         batch, seq: rows per call and tokens per row.
         times: milliseconds of every call, by round.
-        outputs: the outputs of every batch, by name.
+        outputs: for every batch, output name -> array.
         machine: description of the machine.
     """
 
@@ -112,7 +112,7 @@ class Baseline(pydantic.BaseModel):
         return baseline
 
     def save(self, path: Path) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file atomically."""
         artifacts.write(path, self.model_dump_json())
 
     @property
@@ -121,7 +121,7 @@ class Baseline(pydantic.BaseModel):
         return [np.array(calls) for calls in self.times]
 
     def differences(self, host: str) -> dict[str, tuple[str | None, str | None]]:
-        """What differs between the baseline's machine and host and the present ones: name -> (then, now)."""
+        """Fields in which the baseline's machine and host differ from the present ones: name -> (then, now)."""
         then, now = {**self.machine, "host": self.host}, {**machine(), "host": host}
         pairs = {name: (then.get(name), now.get(name)) for name in (*COMPARABLE_FIELDS, "host")}
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
@@ -135,10 +135,10 @@ def check_comparable(baseline: Baseline, path: Path, batches: Sequence[Feeds], h
         path: its file.
         batches: the batches of this check.
         host: where the model of this check runs.
-        force: accept another machine or host.
+        force: whether to accept another machine or host.
 
     Raises:
-        InputError: it was measured on another machine or on other inputs.
+        InputError: the baseline was measured on another machine or on other inputs, or lacks outputs of a batch.
     """
     differences = baseline.differences(host)
     if differences and not force:

@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class Timer(Protocol):
-    """Times two calls in turn; `compressor.measure.timing.alternate_calls` is one."""
+    """A function that times two calls in turn, such as `compressor.measure.timing.alternate_calls`."""
 
     def __call__(
         self,
@@ -51,13 +51,13 @@ class Timer(Protocol):
         needs_more: Callable[[], bool],
         on_progress: ProgressCallback,
     ) -> Iterator[np.ndarray]:
-        """Seconds of the calls of one pair of rounds after another, `[2, call]`."""
+        """Yield the seconds of each call, `[2, call]`, for one pair of rounds after another."""
         ...
 
 
 @dataclass(frozen=True)
 class _Side:
-    """A model and the batches in the form that it takes."""
+    """One side of the comparison: a model, and the batches in the form that it takes."""
 
     endpoint: Endpoint
     requests: Sequence[Any]
@@ -74,7 +74,7 @@ class _Side:
 
 @dataclass(frozen=True)
 class _Comparison:
-    """What a check compares: the model with a second model, or with a saved baseline."""
+    """The model of a check and what it is compared with: a second model, or a saved baseline."""
 
     request: CheckRequest
     batches: Batches
@@ -88,7 +88,7 @@ class _Comparison:
 
 @dataclass
 class _Measurements:
-    """What a check has measured so far, and the phase that it is in."""
+    """The measurements of a check so far, and its present phase."""
 
     times: RoundTimes
     scenarios: list[ScenarioResult]
@@ -99,8 +99,8 @@ class _Measurements:
 def check(request: CheckRequest, listener: Listener | None = None, timer: Timer = alternate_calls) -> Verdict:
     """Compare a model's outputs and then its times with those of a baseline.
 
-    A server or an engine that fails while it is timed leaves a verdict with what was measured until then; its `phase`
-    and `interrupted` say so. LoadGen's scenarios run in a process of their own, which imports the program's main
+    If a server or an engine fails while it is timed, the verdict contains what was measured until then; its `phase` and
+    `interrupted` say so. LoadGen's scenarios run in a process of their own, which imports the program's main
     module: a script that requests them calls this function under `if __name__ == "__main__"`.
 
     Args:
@@ -111,13 +111,13 @@ def check(request: CheckRequest, listener: Listener | None = None, timer: Timer 
     Raises:
         MismatchError: the outputs are wrong, before timing or after it; then the times are void.
         ServerError: the server does not respond, or lacks a model.
-        InputError: inputs or a baseline that do not fit the model.
+        InputError: the inputs or the baseline do not fit the model.
         TargetMissingError: a client or a runtime is not installed.
-        UsageError: texts without a tokenizer, or a malformed name of a model.
+        UsageError: texts are given without a tokenizer, or the name of a model is malformed.
     """
     listener, start = listener or NullListener(), time.perf_counter()
     if request.scenarios:
-        loadgen.library()  # before any work, if it is missing
+        loadgen.library()  # raises before any work if it is missing
     with ExitStack() as stack:
         with _phase(CheckPhase.LOADING, listener):
             comparison = _load(request, stack)
@@ -143,7 +143,7 @@ def _phase(phase: CheckPhase, listener: Listener) -> AbstractContextManager[Prog
 
 
 def _load(request: CheckRequest, stack: ExitStack) -> _Comparison:
-    """The models and the batches; the models are closed with the stack."""
+    """Open the models and read the batches; the stack closes the models."""
     model = stack.enter_context(open_endpoint(request, request.model))
     if request.baseline_file is not None:
         saved = Baseline.load(request.baseline_file)
@@ -171,7 +171,7 @@ def _compare_outputs(comparison: _Comparison) -> tuple[ExpectedOutputs, list[Out
 
 
 def _measure(comparison: _Comparison, expected: ExpectedOutputs, listener: Listener, timer: Timer) -> _Measurements:
-    """Run the phases that measure, as far as no error interrupts them."""
+    """Run the phases that measure; an error interrupts them and is recorded."""
     saved = comparison.baseline.rounds if isinstance(comparison.baseline, Baseline) else None
     measured = _Measurements(RoundTimes(saved), [])
     try:
@@ -190,7 +190,7 @@ def _measure(comparison: _Comparison, expected: ExpectedOutputs, listener: Liste
 
 
 def _time_rounds(comparison: _Comparison, times: RoundTimes, listener: Listener, timer: Timer) -> None:
-    """Time model and baseline in turn; of a saved baseline, the model alone."""
+    """Time model and baseline in turn, or the model alone where the baseline is saved."""
     request, model = comparison.request, comparison.model
     call = model.caller()
     second = call if isinstance(comparison.baseline, Baseline) else comparison.baseline.caller()

@@ -16,11 +16,11 @@ def check_and_record(
     run_check: Callable[[], Verdict],
     on_verdict: Callable[[Verdict], object] = lambda verdict: None,
 ) -> Verdict:
-    """The verdict of a check that passed. Every check is recorded, whatever its outcome.
+    """Run a check and return its verdict if it passed. Every check is recorded, whatever its outcome.
 
     Args:
-        files: where to record it.
-        title: what is compared.
+        files: the files that record it.
+        title: the models that are compared, for the JUnit report of a check without a verdict.
         run_check: runs the check.
         on_verdict: receives the verdict before any error is raised.
 

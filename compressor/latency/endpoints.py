@@ -1,4 +1,4 @@
-"""What a check calls: a model on an inference server, or an engine on this machine, behind one interface."""
+"""One interface to the models of a check: on an inference server, or as an engine on this machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Endpoint(Protocol):
     Attributes:
         name: name of the model, or path of its file.
         host: where it runs: runtime and device, or the server's name, version and address.
-        precision: numeric precision of its outputs; of a server's model the lowest that is likely.
+        precision: numeric precision of its outputs; for a server's model the lowest that is likely.
         concurrency: maximum number of calls that are useful at the same time.
         inputs: the inputs that it takes.
     """
@@ -40,7 +40,7 @@ class Endpoint(Protocol):
         ...
 
     def encode(self, feeds: Feeds) -> Any:
-        """A batch in the form that `call` and `infer` take; not part of what is timed."""
+        """A batch in the form that `call` and `infer` take. Encoding is not timed."""
         ...
 
     def call(self, request: Any) -> object:
@@ -52,7 +52,7 @@ class Endpoint(Protocol):
         ...
 
     def wait_until_idle(self) -> None:
-        """Wait until the threads of earlier calls have come to rest."""
+        """Wait until the threads of earlier calls are idle."""
         ...
 
 
@@ -61,7 +61,7 @@ def open_endpoint(request: CheckRequest, name: str) -> Iterator[Endpoint]:
     """One model of a check, on the server or on this machine; closed at the end of the context.
 
     Raises:
-        InputError: there is no such file, or it cannot be loaded.
+        InputError: the file is missing or cannot be loaded.
         ServerError: the server does not respond or lacks the model.
     """
     if request.server is not None:
@@ -73,9 +73,9 @@ def open_endpoint(request: CheckRequest, name: str) -> Iterator[Endpoint]:
 
 
 def cast_inputs(feeds: Mapping[str, np.ndarray], inputs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
-    """Arrays in the types of a model's inputs, as far as they are of the same kind (signed, unsigned, float).
+    """Arrays in the types of a model's inputs, where both are of the same kind (signed, unsigned or float).
 
-    Integers and floats may be wider or narrower than an input: TensorRT 8.6, for instance, takes no int64.
+    An array may be wider or narrower than its input: TensorRT 8.6, for instance, takes no int64.
     """
     arrays = dict(feeds)
     for tensor in inputs:
@@ -89,7 +89,7 @@ def encode_batches(endpoint: Endpoint, batches: Sequence[Feeds]) -> list[Any]:
     """Every batch in the form that a model takes.
 
     Raises:
-        InputError: the model has other inputs than the batches.
+        InputError: the batches lack an input of the model, or have it in another type.
     """
     arrays = [cast_inputs(batch, endpoint.inputs) for batch in batches]
     for tensor in endpoint.inputs:

@@ -1,4 +1,4 @@
-"""A picture of the checks in a history."""
+"""Plot the checks of a history."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _MAX_CHECKS, _MAX_TICKS = 100, 8
 
 
 def comparable(checks: Sequence[Verdict], last: Verdict) -> list[Verdict]:
-    """The checks that were timed and compare the same models at the same sizes on the same host as `last`."""
+    """The timed checks of the same models, at the same sizes and on the same host and machine as `last`."""
     return [check for check in checks if check.slowdown is not None and check.comparison == last.comparison]
 
 
 def plot_history(checks: Sequence[Verdict], last: Verdict, path: Path) -> None:
-    """Draw the median times and the slowdowns of the checks that are comparable with `last`.
+    """Plot the median times and the slowdowns of the checks that are comparable with `last`.
 
     Args:
         checks: a history.

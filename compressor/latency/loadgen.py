@@ -1,4 +1,4 @@
-"""Latency bounds and throughput, measured by MLCommons LoadGen: SingleStream, Server and Offline."""
+"""Latency bounds and throughput, measured by the scenarios of MLCommons LoadGen: SingleStream, Server and Offline."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from compressor.latency.verdict import ScenarioResult
 
 PERCENTILE = 0.99
 MIN_QUERIES = 662
-"""Queries that LoadGen needs to bound a 99th percentile with 99% confidence; of so few, the slowest one decides."""
+"""Queries that LoadGen needs to bound a 99th percentile with 99% confidence; with so few, the slowest one decides."""
 MORE_QUERIES = 4 * MIN_QUERIES
-"""Queries of a second run, where those of the first were within the bound but did not prove it."""
+"""Queries of the second run, where the first run kept the bound without proving it."""
 _PATIENCE = 10
 """A scenario sends queries for at most this many times its expected duration, and waits as long for their responses."""
 
@@ -60,7 +60,7 @@ def run_scenario(
     - Offline: all queries at once; throughput.
 
     Args:
-        scenario: which one.
+        scenario: the scenario.
         calls: the queries, in turn; each makes one call.
         settings: sizes and bounds.
         on_error: receives the first exception of a call, at once and in the thread of that call.
@@ -106,9 +106,17 @@ def run_until_proven(
     settings: ScenarioSettings,
     on_error: Callable[[BaseException], object] = lambda error: None,
 ) -> ScenarioResult:
-    """Run a scenario, and once more with more queries if those of the first run keep the bound without proving it.
+    """Run a scenario, and once more with more queries if the first run keeps the bound without proving it.
 
-    Arguments and errors are those of `run_scenario`.
+    Args:
+        scenario: the scenario.
+        calls: the queries, in turn; each makes one call.
+        settings: sizes and bounds of the first run.
+        on_error: receives the first exception of a call, at once and in the thread of that call.
+
+    Raises:
+        TargetMissingError: LoadGen is not installed.
+        Exception: the first exception of a call.
     """
     result = run_scenario(scenario, calls, settings, on_error)
     if result.unproven:
@@ -169,7 +177,7 @@ def _test_settings(loadgen: Any, scenario: Scenario, settings: ScenarioSettings,
 
 
 def _read_log(path: Path) -> dict[str, Any]:
-    """LoadGen's results by key; of a repeated key the last."""
+    """LoadGen's results: key -> last value."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     entries = [json.loads(line.partition(" ")[2]) for line in lines if line.startswith(":::MLLOG ")]
     return {entry["key"]: entry["value"] for entry in entries}
@@ -199,13 +207,13 @@ def _read_result(scenario: Scenario, settings: ScenarioSettings, log: Mapping[st
 def _missed_bound(
     scenario: Scenario, bound: float | None, observed: float, estimate: float, log: Mapping[str, Any]
 ) -> str:
-    """Why a bound does not hold or is not proven; empty where it is.
+    """The reason why a bound does not hold or is not proven; empty where it is proven.
 
     Args:
-        scenario: which one.
+        scenario: the scenario.
         bound: maximum of the 99th percentile in milliseconds, or None.
-        observed: 99th percentile of the queries.
-        estimate: LoadGen's upper bound of the true one.
+        observed: 99th percentile of the queries, in milliseconds.
+        estimate: LoadGen's upper bound of the true percentile, in milliseconds.
         log: LoadGen's results by key.
     """
     queries = int(log["result_query_count"])

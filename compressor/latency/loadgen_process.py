@@ -1,4 +1,4 @@
-"""A LoadGen scenario in a process of its own: LoadGen cannot be stopped, a process can.
+"""Run a LoadGen scenario in a process of its own, because LoadGen cannot be stopped but a process can.
 
 LoadGen keeps to its schedule however many queries fail. Here the first error is reported at once and ends the process.
 """
@@ -36,15 +36,15 @@ _log = logging.getLogger(__name__)
 def run_worker(
     pipe: Connection, scratch: str, scenario: Scenario, request: CheckRequest, batches: Sequence[Feeds], times: Slowdown
 ) -> None:
-    """The main function of the process: sends a ScenarioResult, or the first error.
+    """The main function of the process, which sends a ScenarioResult or the first error.
 
     Args:
         pipe: the parent's end receives the result.
         scratch: folder for temporary files; it outlives the process.
-        scenario: what to run.
-        request: names the model, which is loaded or connected to anew.
+        scenario: the scenario.
+        request: names the model, which the process loads or connects to.
         batches: the queries, in turn.
-        times: what was measured of model and baseline.
+        times: times of model and baseline.
     """
     tempfile.tempdir = scratch
     threading.Thread(target=_exit_with_parent, daemon=True).start()
@@ -69,13 +69,13 @@ def measure(
     """Run one scenario for the model of a check, which a new process loads or connects to.
 
     Without a `rate` the Server scenario sends half as many queries per second as one caller of the baseline could, so
-    that a slower model receives as many as a faster one.
+    that a slower model receives as many queries as a faster one.
 
     Args:
-        scenario: which one.
-        request: names the model and has the bound.
+        scenario: the scenario.
+        request: names the model and sets the bound.
         batches: the queries, in turn.
-        times: what was measured of model and baseline.
+        times: times of model and baseline.
         worker: main function of the process.
 
     Raises:
@@ -124,14 +124,14 @@ def _settings(scenario: Scenario, request: CheckRequest, times: Slowdown, concur
 
 
 def _send_error(pipe: Connection, error: BaseException) -> None:
-    """Send an error to the parent; one of a library may hold what cannot be pickled."""
+    """Send an error to the parent. Errors of libraries are replaced, since some cannot be pickled."""
     if not isinstance(error, CompressorError):
         error = CompressorError(f"{type(error).__name__}: {one_line(error)}", code=ErrorCode.CHECK_INTERRUPTED)
     pipe.send(error)
 
 
 def _exit_with_parent() -> None:
-    """End the process when the parent has ended: nobody would do so later."""
+    """End the process when the parent has ended, since nobody would end it later."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -140,7 +140,7 @@ def _exit_with_parent() -> None:
 
 @contextlib.contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Processes started here ignore Ctrl-C, which a terminal sends to every process: the parent ends them."""
+    """Let processes started in the context ignore Ctrl-C, which a terminal sends to all: the parent ends them."""
     resource_tracker.ensure_running()  # it would unblock interrupts while it starts
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

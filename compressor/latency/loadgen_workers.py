@@ -11,7 +11,7 @@ from typing import Any
 
 
 class LateError(Exception):
-    """The time of the scenario is over."""
+    """The time limit of the scenario has passed."""
 
 
 @contextlib.contextmanager
@@ -23,17 +23,17 @@ def query_workers(
     errors: list[BaseException],
     on_error: Callable[[BaseException], object],
 ) -> Iterator[Callable[[Sequence[Any]], None]]:
-    """A function that hands queries to threads, for LoadGen to issue its samples with.
+    """Start threads that answer queries, and yield the function with which LoadGen issues its samples to them.
 
-    After the first error, or when the time is over, queries are completed without a call: LoadGen waits for every query
+    After the first error or the time limit, queries are completed without a call, because LoadGen waits for every query
     that it has issued.
 
     Args:
         loadgen: LoadGen's module.
-        calls: the calls; the sample's index chooses one.
+        calls: the calls; the sample's index selects one.
         count: number of threads.
-        seconds: time after which no call is made.
-        errors: receives the exceptions of calls, and LateError when the time is over.
+        seconds: time limit, after which no call is made.
+        errors: receives the exceptions of calls, and LateError after the time limit.
         on_error: receives the first exception of a call, in the thread of that call.
     """
     waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()

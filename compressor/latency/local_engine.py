@@ -39,7 +39,8 @@ class LocalEngine:
         precision: numeric precision of its outputs.
         host: runtime and device.
         graph: ONNX file of the function that it computes.
-        lock: held during a call; an engine with one execution context needs a real one.
+        lock: held during a call; only an engine with one execution context needs more than a null context.
+        concurrency: maximum number of calls that are useful at the same time.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Comparison of a model's outputs with the expected ones, before and after timing: an empty output is always fast."""
+"""Compare a model's outputs with the expected ones, before and after timing, since wrong outputs may be fast."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ ANY, BASELINE = "any", "baseline"
 """Values of `--expect` that name no file."""
 Outputs = dict[str, np.ndarray]
 _Source = Callable[[int, Feeds], Outputs]
-"""The expected outputs of a batch, from its number and its inputs."""
+"""A function that returns the expected outputs of a batch, from its number and its inputs."""
 
 
 @dataclass(frozen=True)
 class ExpectedOutputs:
-    """What a model has to compute.
+    """The outputs that a model must compute.
 
     Attributes:
         source: where the expected outputs are from.
         outputs: the outputs of every batch, by name.
         batches: the inputs of every batch.
         tolerance: maximum relative error.
-        exact_integers: integers and truth values must be equal, whatever the tolerance.
-        shapes_only: compare shapes and types alone.
-        hint: how to proceed where a model computes another function by design.
+        exact_integers: whether integers and booleans must be equal, whatever the tolerance.
+        shapes_only: whether only shapes and types are compared.
+        hint: end of error messages: how to proceed where a model computes another function by design.
     """
 
     source: str
@@ -86,8 +86,8 @@ class ExpectedOutputs:
         largest = 0.0
         for name, expected in self.outputs[number].items():
             error = relative_error(expected, outputs[name], self.batches[number])
-            whole = expected.dtype.kind in "biu" and expected.shape == outputs[name].shape
-            if error and whole and self.exact_integers:
+            is_integer = expected.dtype.kind in "biu" and expected.shape == outputs[name].shape
+            if error and is_integer and self.exact_integers:
                 raise MismatchError(
                     f"{model}: the outputs differ from those of {self.source}: {name} (batch {number}) holds integers,"
                     f" which must be equal; permit a relative error with --tolerance{self.hint}",
@@ -125,16 +125,16 @@ def expected_outputs(
     expect: str | None,
     tolerance: float | None,
 ) -> ExpectedOutputs:
-    """What a model has to compute for every batch.
+    """The outputs that a model must compute for every batch.
 
     Args:
         endpoint: the model.
         batches: the inputs of every batch.
         baseline: the baseline's outputs of every batch.
         expect: `baseline`; `any`: the shapes and types of the baseline; an `.npz` of outputs `[row, ...]` by name; an
-            ONNX file, or a folder with a `model.onnx`, to run here. None: for a graph on this machine its own outputs
-            without optimization, for a server's model the baseline's.
-        tolerance: maximum relative error; None: that of the model's precision, and equality for integers.
+            ONNX file, or a folder with a `model.onnx`, to run here. None: a graph on this machine is compared with its
+            own outputs without optimization, a server's model with the baseline's outputs.
+        tolerance: maximum relative error; None: the tolerance of the model's precision, and equality for integers.
 
     Raises:
         InputError: the file is missing, unreadable, or has too few rows.
@@ -161,7 +161,7 @@ def check_finite(model: str, number: int, outputs: Outputs) -> None:
     """Make sure that a batch has outputs, none of them empty, and only finite numbers.
 
     Raises:
-        MismatchError: it has not.
+        MismatchError: there are no outputs, or an output is empty or holds NaN or infinity.
     """
     for name, array in outputs.items():
         if array.size == 0:

@@ -23,12 +23,12 @@ MAX_BATCHES = 16
 
 @dataclass(frozen=True)
 class Batches:
-    """What both models of a check are sent.
+    """The batches that are sent to both models of a check.
 
     Attributes:
         feeds: the batches, arrays `[batch, ...]` by name of the input.
         source: where they are from.
-        random: they are drawn, not read.
+        random: whether they are drawn instead of read.
     """
 
     feeds: tuple[Feeds, ...]
@@ -36,7 +36,7 @@ class Batches:
     random: bool = False
 
     def length(self, default: int) -> int:
-        """Tokens per row, from the first input with a second axis."""
+        """Tokens per row: the largest second axis of any input, or `default` where no input has one."""
         return max((array.shape[1] for array in self.feeds[0].values() if array.ndim > 1), default=default)
 
 
@@ -47,7 +47,7 @@ def load_batches(endpoint: Endpoint, request: CheckRequest) -> Batches:
 
     Raises:
         InputError: the file lacks an input, or its type or sizes do not match.
-        UsageError: texts without a tokenizer.
+        UsageError: texts are given without a tokenizer.
     """
     path, batch = request.inputs, request.batch
     if path is None:
@@ -80,10 +80,10 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an .npz file by name.
 
     Raises:
-        InputError: it is not one, or holds pickled objects.
+        InputError: the file is not an archive of arrays, or holds pickled objects.
     """
     try:
-        # np.load would leave the file open where its content is torn, and returns a bare array for an .npy file.
+        # np.load would leave the file open where its content is damaged, and returns a bare array for an .npy file.
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             return dict(archive)
     except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
@@ -95,7 +95,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def _encode_texts(path: Path, request: CheckRequest, inputs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
-    """Rows of text as the inputs that the tokenizer makes of them."""
+    """Rows of text, tokenized into the inputs of a model."""
     if request.tokenizer is None:
         raise UsageError(
             f"--inputs {path.name}: texts need a tokenizer; name a folder that has one (--tokenizer)",
@@ -119,7 +119,7 @@ def _encode_texts(path: Path, request: CheckRequest, inputs: Sequence[TensorSpec
 
 
 def _check_rows(rows: Mapping[str, np.ndarray], inputs: Sequence[TensorSpec], path: Path) -> dict[str, np.ndarray]:
-    """The arrays that a model takes, each in the type of its input."""
+    """The arrays of a model's inputs, each in the type of its input."""
     arrays = cast_inputs(rows, inputs)
     for tensor in inputs:
         if tensor.name not in arrays:
@@ -145,7 +145,7 @@ def _check_rows(rows: Mapping[str, np.ndarray], inputs: Sequence[TensorSpec], pa
 
 
 def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
-    """Whether an array fits an input; the first axis counts rows, which are divided into batches later."""
+    """Whether an array fits an input. The first axis is not compared: its rows are divided into batches later."""
     return len(shape) == len(dims) and all(dim in (FREE, size) for dim, size in zip(dims[1:], shape[1:], strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Times of a model and its baseline in rounds, and the slowdown that they show."""
+"""Times of a model and its baseline in rounds, and the slowdown computed from them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ class RoundTimes:
 
     Args:
         saved: rounds of a baseline that was measured earlier; None where both sides are measured in turn.
+
+    Attributes:
+        model: the rounds of the model.
+        baseline: the rounds of the baseline.
+        interleaved: whether rounds of model and baseline alternate.
     """
 
     def __init__(self, saved: Sequence[np.ndarray] | None = None) -> None:
@@ -65,7 +70,7 @@ class RoundTimes:
 
 
 def _unpaired_interval(model: np.ndarray, baseline: np.ndarray, seed: int) -> tuple[float, float]:
-    """Bootstrap bounds of the ratio of medians, for rounds of the two sides that were measured at different times."""
+    """Bootstrap bounds of the ratio of medians, for sides that were measured at different times."""
     rng = np.random.default_rng(seed)
     medians = [
         np.median(side[rng.integers(0, len(side), (_RESAMPLES, len(side)))], axis=(1, 2)) for side in (model, baseline)

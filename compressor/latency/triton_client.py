@@ -1,4 +1,4 @@
-"""A model on a Triton inference server that a check calls."""
+"""A model on a Triton inference server, as an endpoint of a check."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from compressor.targets.tensor_specs import spec_from_server
 
 T = TypeVar("T")
 _IDLE_SECONDS = 0.05
-"""How long a server has no calls between rounds: its runtime's threads spin for a while after a call."""
+"""Pause between rounds: the threads of a server's runtime spin for a while after a call."""
 _CODES = {
     Fault.TIMEOUT: ErrorCode.SERVER_TIMEOUT,
     Fault.UNREACHABLE: ErrorCode.SERVER_UNREACHABLE,
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class TritonModel:
-    """A model of a Triton server, or of any other that speaks its protocol (KServe v2).
+    """A model of a Triton server, or of another server with its protocol (KServe v2).
 
     Args:
         url: `grpc://HOST:PORT` or `http://HOST:PORT`.
@@ -96,7 +96,7 @@ class TritonModel:
         return inputs
 
     def call(self, request: list[Any]) -> Any:
-        """Send one encoded batch; the response as Triton's client returns it."""
+        """Send one encoded batch and return the response of Triton's client."""
         return self._send(lambda: self._protocol.infer(request))
 
     def infer(self, request: list[Any]) -> dict[str, np.ndarray]:
@@ -120,7 +120,7 @@ class TritonModel:
         return outputs
 
     def wait_until_idle(self) -> None:
-        """Give the server a moment without calls."""
+        """Pause, so that the server's threads become idle."""
         time.sleep(_IDLE_SECONDS)
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class TritonModel:
         self._protocol.close()
 
     def _send(self, call: Callable[[], T]) -> T:
-        """Run one call of the protocol within the deadline; a fault of the client becomes an error of ours."""
+        """Run one call of the protocol within the deadline; raise errors of this package for those of the client."""
         try:
             with self._protocol.deadline():
                 return call()

@@ -1,4 +1,4 @@
-"""Triton's clients over gRPC and HTTP behind one interface, with their faults sorted by kind."""
+"""One interface to Triton's clients over gRPC and HTTP, with their exceptions sorted into kinds of faults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TensorMetadata = tuple[str, str, tuple[int, ...]]
 
 
 class Fault(Enum):
-    """What kind of fault a client's exception reports."""
+    """The kind of fault that a client's exception reports."""
 
     REFUSED = auto()
     """The server rejects the request as invalid."""
@@ -24,7 +24,7 @@ class Fault(Enum):
     UNREACHABLE = auto()
     """No connection, or it was closed."""
     MALFORMED = auto()
-    """The response is not of the protocol: no HTTP, no JSON, or JSON without the required keys."""
+    """The response violates the protocol: it is not HTTP, not JSON, or lacks required keys."""
     OTHER = auto()
 
 
@@ -43,27 +43,41 @@ class TritonProtocol(Protocol):
         """A context that bounds the time of one call."""
         ...
 
-    def check_live(self) -> None: ...
+    def check_live(self) -> None:
+        """Raise one of `errors` unless the server responds."""
+        ...
 
-    def is_ready(self) -> bool: ...
+    def is_ready(self) -> bool:
+        """Whether the server has loaded the model."""
+        ...
 
-    def inputs(self) -> list[TensorMetadata]: ...
+    def inputs(self) -> list[TensorMetadata]:
+        """The inputs of the model."""
+        ...
 
     def server(self) -> tuple[str, str]:
         """Name and version of the server."""
         ...
 
-    def infer(self, inputs: Sequence[Any]) -> Any: ...
+    def infer(self, inputs: Sequence[Any]) -> Any:
+        """The client's response to one request; the inputs are of its class `InferInput`."""
+        ...
 
-    def output_names(self, response: Any) -> list[str]: ...
+    def output_names(self, response: Any) -> list[str]:
+        """Names of the outputs in a response."""
+        ...
 
-    def fault(self, error: Exception) -> Fault: ...
+    def fault(self, error: Exception) -> Fault:
+        """The kind of fault of one of `errors`."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close the connection."""
+        ...
 
 
 class GrpcProtocol:
-    """Triton's client over gRPC: every call takes a deadline."""
+    """Triton's client over gRPC. Every call of it takes a deadline."""
 
     def __init__(self, address: str, model: str, version: str, seconds: float) -> None:
         import tritonclient.grpc as module
@@ -114,8 +128,11 @@ _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, HTTPException)
 
 
 class HttpProtocol:
-    """Triton's client over HTTP. Its own timeouts bound a connection and a single read, and a response may take many
-    reads, so a deadline bounds the whole call."""
+    """Triton's client over HTTP.
+
+    The client's own timeouts bound a connection and a single read, but a response may take many reads. Therefore a
+    deadline bounds the whole call.
+    """
 
     def __init__(self, address: str, model: str, version: str, seconds: float) -> None:
         import gevent
@@ -177,7 +194,7 @@ def connect(url: str, model: str, version: str, seconds: float) -> TritonProtoco
         seconds: maximum duration of a call.
 
     Raises:
-        UsageError: the URL is of another form.
+        UsageError: the URL is malformed.
         TargetMissingError: Triton's client is not installed.
     """
     scheme, address = split_url(url)
@@ -195,7 +212,7 @@ def split_url(url: str) -> tuple[str, str]:
     """Scheme and address of a server's URL.
 
     Raises:
-        UsageError: it is not `grpc://HOST:PORT` or `http://HOST:PORT`.
+        UsageError: the URL is not `grpc://HOST:PORT` or `http://HOST:PORT`.
     """
     with contextlib.suppress(ValueError):  # the port is not a number
         parts = urlsplit(url)

@@ -1,4 +1,4 @@
-"""The result of a latency check as data; its text, JSON, JUnit report and history line are made from it."""
+"""The result of a latency check as data, from which its text, JSON, JUnit report and history line are made."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CheckPhase(StrEnum):
 
 
 class Outcome(StrEnum):
-    """What a check amounts to."""
+    """The outcome of a check."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -49,7 +49,7 @@ class OutputAgreement(BaseModel):
     Attributes:
         expected: where the expected outputs are from.
         error: largest relative error; None where only shapes and types are compared.
-        tolerance: largest relative error that is permitted.
+        tolerance: maximum relative error.
         batches: number of batches compared.
     """
 
@@ -69,7 +69,7 @@ class Slowdown(BaseModel):
         slowdown: the ratio of the medians minus one; `low` and `high` bound it at `confidence`.
         limit: maximum slowdown.
         rounds: number of rounds of each side; a round has `calls` timed calls.
-        interleaved: the rounds of both sides alternate; False where the baseline was measured earlier.
+        interleaved: whether the rounds of both sides alternate; False where the baseline was measured earlier.
     """
 
     model_config = _RECORD
@@ -94,12 +94,12 @@ class Slowdown(BaseModel):
 
     @property
     def holds(self) -> bool:
-        """Whether the limit holds: it is missed only where even the lower bound of the interval is beyond it."""
+        """Whether the limit holds. It is exceeded only where the whole interval lies above it."""
         return self.low <= self.limit
 
     @property
     def text(self) -> str:
-        """Whether the limit holds, and how surely."""
+        """The result in words: whether the limit holds, and whether that is certain."""
         if not self.holds:
             return "FAILED"
         return "passed" if self.high <= self.limit else "passed, but a larger slowdown cannot be excluded"
@@ -112,13 +112,13 @@ class ScenarioResult(BaseModel):
         scenario: its name.
         queries: number of queries that were answered.
         rate: requested queries per second (Server).
-        percentile: which percentile of the latencies is reported, as a share: 0.99.
+        percentile: the reported percentile of the latencies, as a share: 0.99.
         observed: that percentile of the queries, in milliseconds.
         milliseconds: upper bound of that percentile with LoadGen's confidence, where it computes one (SingleStream).
         bound: maximum of the percentile in milliseconds, or None.
         samples_per_second: throughput (Offline).
         holds: whether the bound holds and is proven; True where there is no bound.
-        why: why not.
+        why: why the bound does not hold or is not proven; empty where it holds.
     """
 
     model_config = _RECORD
@@ -145,8 +145,8 @@ class Verdict(BaseModel):
     """The result of one check.
 
     Attributes:
-        time: start of the record, ISO 8601 in UTC.
-        model, baseline: what was compared.
+        time: end of the check, ISO 8601 in UTC.
+        model, baseline: the models that were compared.
         host: where the model runs.
         inputs: where the inputs are from.
         batch, seq: rows per call and tokens per row.
@@ -186,12 +186,12 @@ class Verdict(BaseModel):
 
     @property
     def title(self) -> str:
-        """What is compared."""
+        """The models that are compared, in words."""
         return f"{self.model} against {self.baseline}"
 
     @property
     def comparison(self) -> tuple[object, ...]:
-        """The values that two checks share if their times may be compared: models, sizes, host and machine."""
+        """The values that must be equal for times to be comparable: models, sizes, host and machine."""
         machine = (self.machine.get(part) for part in COMPARABLE_FIELDS)
         return self.model, self.baseline, self.batch, self.seq, self.host, *machine
 

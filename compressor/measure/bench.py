@@ -1,4 +1,4 @@
-"""Two ONNX files built for one runtime and timed in turn, and the facts about an engine that reports hold."""
+"""Build two ONNX files for one runtime and time them in turn; facts about an engine for reports."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def bench(
     Raises:
         GraphError: a file cannot be read.
         InputError: a graph cannot be run at a requested size, or the two graphs have different inputs.
-        UsageError: there is no such target, or options contradict it.
+        UsageError: the target does not exist, or options contradict it.
         TargetMissingError: the runtime or its device is missing.
     """
     chosen, listener = target(runtime), listener or NullListener()
@@ -113,6 +113,7 @@ def bench(
 def _speeds(
     engines: list[Engine], inputs: Mapping[tuple[int, int], Feeds], seconds: float, seed: int, listener: Listener
 ) -> Iterator[Speed]:
+    """Time two engines on each of `inputs`, which are feeds by batch size and length."""
     for (batch, seq), feeds in inputs.items():
         with listener.stage(f"time batch {batch}, length {seq}") as on_progress:
             yield interleave(
@@ -167,12 +168,12 @@ def _fixed_lengths(model: ir.Model) -> Iterator[tuple[str, int]]:
 
 
 def require_run(engine: Engine, path: Path, feeds: Feeds, batch: int, seq: int) -> None:
-    """Raise unless an engine takes inputs of a size.
+    """Check that an engine can run on inputs of a size.
 
     Args:
         engine: the engine.
-        path: its graph, for the message.
-        feeds: inputs of the size.
+        path: its graph, for the error message.
+        feeds: inputs of that size.
         batch: their number of rows.
         seq: their length in tokens.
 
@@ -198,9 +199,9 @@ def facts(engine: Engine, graph: Path, *, batch: int, seq: int, file: str | None
     Args:
         engine: the engine.
         graph: the graph that it was built from, whose parameters and multiply-accumulates are counted.
-        batch: rows of the random inputs that memory is measured with.
+        batch: rows of the random inputs with which memory is measured.
         seq: their length in tokens.
-        file: name to report, or None where the file is not kept.
+        file: name of the engine's file in the report; None: the file is not kept.
     """
     model = load(graph)
     feeds = random_feeds(model, batch, seq)

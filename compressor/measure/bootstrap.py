@@ -1,4 +1,4 @@
-"""The difference of a metric between two models, with a bootstrap interval over the examples that both have scored."""
+"""The difference of a metric between two models, with a bootstrap interval over the examples."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def paired_interval(
     """Percentile bootstrap of a difference of metrics; each draw takes the same examples from both models.
 
     Args:
-        statistics_dense: statistics of the dense model that the metric is computed from, `[examples, ...]`.
-        statistics_compressed: those of the compressed model, of the same examples in the same order.
+        statistics_dense: statistics of the dense model's outputs, `[examples, ...]`.
+        statistics_compressed: statistics of the compressed model's outputs for the same examples in the same order.
         metric: computes the metric from the statistics of any examples.
-        seed: of the draws; the same seed gives the same interval.
+        seed: seed of the draws; the same seed gives the same interval.
         confidence: coverage of the interval.
         resamples: number of draws.
 

@@ -1,4 +1,4 @@
-"""Multiply-accumulates of one forward pass, counted from the shapes in the graph."""
+"""Count the multiply-accumulates of one forward pass from the shapes in a graph."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _PRODUCTS = frozenset(("FusedGemm", "FusedMatMul", "Gemm", "MatMul", "TransposeM
 
 
 def macs(model: ir.Model, batch: int, seq: int) -> int | None:
-    """Multiply-accumulates of one forward pass at a size of the inputs.
+    """Number of multiply-accumulates of one forward pass.
 
     - `MatMul`, `Gemm` and their fused forms `[..., m, k] x [..., k, n]`: elements of the output times `k`.
     - `Conv` with kernel `[out, in / groups, *window]`: elements of the output times `in / groups * prod(window)`.
     - `Einsum` of two operands: the product of the sizes of all its labels.
-    - `Attention`, `MultiHeadAttention`, `GroupQueryAttention`: scores and sums, `batch * heads * query * key *
+    - `Attention`, `MultiHeadAttention`, `GroupQueryAttention`: scores and weighted sums, `batch * heads * query * key *
       (key width + value width)`; for the `Attention` of `com.microsoft` also its projection of the input.
-    - `BlockSparseAttention`: scores and sums over the pairs of positions in kept blocks.
+    - `BlockSparseAttention`: scores and weighted sums over the pairs of positions in kept blocks.
 
-    Sums without a product (biases, residuals), norms, activations and softmax are no multiply-accumulates. A causal
-    mask saves nothing, because the masked pairs are computed.
+    Sums without a product (biases, residuals), norms, activations and softmax do not count. A causal mask saves
+    nothing, because the masked pairs are computed.
 
     Args:
         model: the graph, fused or not; it stays unchanged. Local functions other than `BlockSparseAttention` must have
@@ -50,9 +50,11 @@ def macs(model: ir.Model, batch: int, seq: int) -> int | None:
 
 
 _Shapes = Callable[[ir.Value | None], Shape | None]
+"""Returns the shape of a value; None: unknown."""
 
 
 def _shapes(model: ir.Model, batch: int, seq: int) -> _Shapes:
+    """The shapes of all values of a graph for inputs of a size; the graph is restored afterwards."""
     original_shapes = [(value, value.shape) for value in model.graph.inputs]
     sizes = free_sizes(model, batch, seq)
     try:

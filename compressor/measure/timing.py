@@ -1,4 +1,4 @@
-"""Two engines timed in turn, so that whatever disturbs the machine disturbs both.
+"""Time two engines in turn, so that disturbances of the machine affect both.
 
 Times are taken in rounds: several calls of one engine after another. A pair of rounds is one of each engine.
 """
@@ -15,13 +15,13 @@ from compressor.results import Latency, Note, NoteCode, Speed
 from compressor.targets.base import Engine, Feeds
 
 WARM_UP_CALLS = 3
-"""Calls of each engine before anything is timed."""
+"""Calls of each engine before timing begins."""
 PROBE_CALLS = 3
-"""Calls of each engine that the number of calls and rounds is planned from; a single call may be disturbed."""
+"""Calls of each engine from which the number of calls and rounds is planned; a single call may be disturbed."""
 ROUND_CALLS = (2, 50)
 """Minimum and maximum number of timed calls in a round."""
 ROUNDS = (10, 100)
-"""Minimum and maximum number of pairs of rounds; fewer give no interval."""
+"""Minimum and maximum number of pairs of rounds; too few would give no useful interval."""
 OVERTIME = 2
 """Multiple of the requested seconds after which no further pair begins, unless the minimum has not been reached."""
 _ROUND_SECONDS = 0.1
@@ -33,7 +33,7 @@ _PATIENCE_SECONDS = 1.0
 _RESAMPLES = 2000
 
 Clock = Callable[[], float]
-"""Returns seconds that pass."""
+"""Returns the current time in seconds."""
 
 
 def wait_until_idle() -> None:
@@ -65,21 +65,21 @@ def interleave(
 ) -> Speed:
     """Time two engines on the same inputs, in pairs of rounds whose order alternates.
 
-    Before each round the threads of the other engine come to rest, and a call that is not timed loads the engine's
-    weights into the caches. Both engines get the same number of rounds and calls. The same engine passed twice shows
-    the smallest difference that the machine can resolve: its ratio is one, and the interval says how surely.
+    Before each round, `wait` lets the threads of the other engine become idle, and a call that is not timed loads the
+    engine's weights into the caches. Both engines get the same number of rounds and calls. If the same engine is passed
+    twice, the ratio is close to one and the interval shows the smallest difference that the machine can resolve.
 
     Args:
         dense: the first engine.
         compressed: the second engine.
         feeds: one batch of inputs.
-        batch: its number of rows, for the record and the throughput.
-        seq: its length in tokens, for the record; None for a model of images or sound.
+        batch: its number of rows, for the report and the throughput.
+        seq: its length in tokens, for the report; None for a model of images or sound.
         seconds: approximate duration; at least ten pairs of rounds are timed.
-        seed: of the bootstrap.
+        seed: seed of the bootstrap.
         confidence: coverage of the bootstrap interval.
         on_progress: called with (pairs timed, pairs planned).
-        wait: returns when what ran before has come to rest.
+        wait: returns when no thread of earlier calls computes.
         clock: returns seconds; None: `time.perf_counter`.
 
     Returns:
@@ -134,9 +134,9 @@ def alternate_calls(
         first: one call of the first side.
         second: one call of the second side.
         seconds: approximate duration, exceeded at most `OVERTIME` times; at least ten pairs are timed.
-        wait: returns when what ran before has come to rest.
-        needs_more: called once, when all planned pairs are timed; if true, the same number follows as far as time
-            permits.
+        wait: returns when no thread of earlier calls computes.
+        needs_more: called once, when all planned pairs are timed; if it returns True, as many pairs again are timed, as
+            far as time permits.
         on_progress: called with (pairs timed, pairs planned).
         clock: returns seconds; None: `time.perf_counter`.
 
@@ -167,7 +167,7 @@ def alternate_calls(
 
 
 def _round(call: Callable[[], object], calls: int, wait: Callable[[], None], clock: Clock) -> list[float]:
-    """Seconds of each timed call of one round."""
+    """Seconds of each timed call of one round, which begins with a call that is not timed."""
     wait()
     call()
     times = []
@@ -184,7 +184,7 @@ def _latency(times: np.ndarray, batch: int, device_seconds: list[float | None]) 
     Args:
         times: milliseconds of every timed call `[rounds, calls]`.
         batch: rows in a call.
-        device_seconds: seconds of every call by the device's clock, warm-up included; None where it has none.
+        device_seconds: seconds of every call by the device's clock, warm-up included; None: it has no clock.
     """
     p50, p90, p99 = np.quantile(times, [0.5, 0.9, 0.99])
     rounds, calls = times.shape
@@ -205,13 +205,13 @@ def _latency(times: np.ndarray, batch: int, device_seconds: list[float | None]) 
 
 
 def ratio_interval(times: np.ndarray, seed: int, confidence: float) -> tuple[float, float]:
-    """Bootstrap bounds of the dense median time over the compressed one.
+    """Bootstrap bounds of the ratio of the dense to the compressed median time.
 
-    Pairs of rounds are drawn, not calls, because what disturbs one call disturbs its neighbours.
+    The bootstrap draws pairs of rounds, not calls, because neighbouring calls are disturbed together.
 
     Args:
         times: `[2, rounds, calls]`, dense first.
-        seed: of the draws.
+        seed: seed of the draws.
         confidence: coverage of the interval.
     """
     rng = np.random.default_rng(seed)
@@ -240,12 +240,12 @@ def incomparable_reason(dense: Engine, compressed: Engine) -> Note | None:
 
 
 def saved_share(speed: Speed, macs_dense: int, macs_compressed: int) -> float:
-    """Share of time saved over share of multiply-accumulates removed; one where time falls as arithmetic does.
+    """Share of time saved divided by share of multiply-accumulates removed; 1 if time falls in proportion to them.
 
     `(1 - p50_compressed / p50_dense) / (1 - macs_compressed / macs_dense)`
 
     Args:
-        speed: of both engines.
+        speed: times of both engines.
         macs_dense: multiply-accumulates of the dense graph.
         macs_compressed: multiply-accumulates of the compressed graph.
 

@@ -1,4 +1,4 @@
-"""Inputs to trace, verify and time a model: random, but of the shape, range and layout that its processor makes."""
+"""Random inputs to trace, verify and time a model, in the shape, range and layout that its processor produces."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from compressor.models import SegmentConfig
 from compressor.segment_memory import memory_names
 
 _NO_TARGET = ("text-classification", "regression", "question-answering")
-"""Tasks for which an encoder-decoder makes the inputs of its decoder itself."""
+"""Tasks for which an encoder-decoder model derives its decoder inputs itself."""
 
 _SIGNALS = ("pixel_values", "input_features", "input_values")
+"""Names of inputs that hold images or sound."""
 
 _AUDIO: dict[str, type[optimum.DummyAudioInputGenerator]] = {
     "audio-spectrogram-transformer": optimum.ASTDummyAudioInputGenerator,
     "speech_to_text": optimum.Speech2TextDummyAudioInputGenerator,
 }
-"""Families whose sound is not `[batch, features, frames]` or `[batch, samples]`."""
+"""Generators for families whose sound is neither `[batch, features, frames]` nor `[batch, samples]`."""
 
 Parameters = Mapping[str, inspect.Parameter]
 """The parameters of a model's forward by name."""
@@ -36,9 +37,9 @@ def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> 
     """Keyword arguments of the model's forward.
 
     Text begins and ends with the special tokens of the tokenizer, ids `[batch, seq]` int64; the last of two rows or
-    more is padded on the right, so that a mask has an effect. Images and sound have the one size that the model reads.
-    A model with segment memory gets memories of the length that they reach beside `seq` tokens, and no mask: a stream
-    has no padding.
+    more is padded on the right, so that the mask has an effect. Images and sound have the only size that the model
+    reads. A model with segment memory gets memories as long as positions permit beside `seq` tokens, and no mask:
+    streams have no padding.
 
     Args:
         folder: a loaded folder.
@@ -47,7 +48,7 @@ def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> 
         seed: the same seed gives the same inputs.
 
     Raises:
-        InputError: the model reads fewer tokens, or needs an input that is neither text, image nor sound.
+        InputError: the model reads fewer than `seq` tokens, or needs an input that is neither text, image nor sound.
     """
     model, parameters = folder.model, inspect.signature(folder.model.forward).parameters
     inputs: dict[str, Tensor] = {}
@@ -67,7 +68,7 @@ def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> 
         name = missing[0] if missing else model.main_input_name
         raise InputError(
             f"{folder.path}: {type(model).__name__} needs {name}, which is neither text, image nor sound; use a model"
-            " of these",
+            " of text, images or sound",
             code=ErrorCode.UNSUPPORTED_MODEL,
             path=folder.path,
             input=name,
@@ -80,7 +81,7 @@ def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> 
 
 
 def token_limit(model: PreTrainedModel) -> int | None:
-    """The tokens of the longest row that a model reads; None if positions are relative."""
+    """Maximum number of tokens in a row of a model's input; None if positions are relative."""
     config = model.config.get_text_config()
     limit = getattr(config, "max_target_positions", None) or getattr(config, "max_position_embeddings", None)
     if not limit:
@@ -95,22 +96,22 @@ def token_limit(model: PreTrainedModel) -> int | None:
 
 
 def takes_text(folder: ModelFolder) -> bool:
-    """Whether encoder or decoder read tokens, so that a length in tokens has a meaning."""
+    """Whether the encoder or the decoder reads tokens, so that a length in tokens has a meaning."""
     return any(name.endswith("input_ids") for name in example_inputs(folder, batch=1, seq=2))
 
 
 def takes_token_types(model: PreTrainedModel, tokenizer: Any) -> bool:
-    """Whether the tokenizer makes `token_type_ids` and the model distinguishes two texts by them.
+    """Whether the tokenizer produces `token_type_ids` and the model distinguishes two texts by them.
 
     GPT-2 has an input of this name for another purpose, and RoBERTa has a single type.
     """
     names = getattr(tokenizer, "model_input_names", ("token_type_ids",))
-    several = (getattr(model.config.get_text_config(), "type_vocab_size", None) or 0) > 1
-    return several and "token_type_ids" in names and "token_type_ids" in inspect.signature(model.forward).parameters
+    has_types = (getattr(model.config.get_text_config(), "type_vocab_size", None) or 0) > 1
+    return has_types and "token_type_ids" in names and "token_type_ids" in inspect.signature(model.forward).parameters
 
 
 def _required(parameters: Parameters) -> set[str]:
-    """The parameters without default."""
+    """Names of the parameters without a default."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {
         name
@@ -120,12 +121,17 @@ def _required(parameters: Parameters) -> set[str]:
 
 
 def _has_two_towers(config: PretrainedConfig) -> bool:
-    """Whether text and image are separate inputs, as of CLIP; not if an image stands for a token of the text."""
+    """Whether text and image are separate inputs, as for CLIP, rather than images in place of text tokens."""
     image_token = hasattr(config, "image_token_id") or hasattr(config, "image_token_index")
     return hasattr(config, "text_config") and hasattr(config, "vision_config") and not image_token
 
 
 def _text(folder: ModelFolder, batch: int, seq: int, parameters: Parameters) -> dict[str, Tensor]:
+    """Token ids `[batch, seq]`, and the mask and token types if the model reads them.
+
+    Raises:
+        InputError: the model reads fewer than `seq` tokens.
+    """
     limit = token_limit(folder.model)
     if limit is not None and seq > limit:
         raise InputError(
@@ -158,7 +164,7 @@ def _text(folder: ModelFolder, batch: int, seq: int, parameters: Parameters) -> 
 
 
 def _memories(config: PretrainedConfig, batch: int, seq: int) -> dict[str, Tensor]:
-    """Memories `[batch, memory, hidden]` as long as positions permit beside `seq` tokens; none without memory."""
+    """Memories `[batch, memory, hidden]`, as long as positions permit beside `seq` tokens; empty without memory."""
     if not isinstance(config, SegmentConfig) or not config.memory_length:
         return {}
     length = min(config.memory_length, config.max_position_embeddings - seq)
@@ -167,6 +173,7 @@ def _memories(config: PretrainedConfig, batch: int, seq: int) -> dict[str, Tenso
 
 
 def _target(config: PretrainedConfig, batch: int, seq: int) -> Tensor:
+    """Decoder input ids `[batch, seq]`, shorter if the decoder has fewer positions."""
     limit = getattr(config, "max_target_positions", None) or seq
     ids = _ordinary_ids(config, batch, min(seq, limit), set())
     start = getattr(config, "decoder_start_token_id", None)
@@ -176,7 +183,7 @@ def _target(config: PretrainedConfig, batch: int, seq: int) -> Tensor:
 
 
 def _signal(name: str, folder: ModelFolder, batch: int) -> Tensor:
-    """An image or sound of the size that the configuration gives, by optimum's generators."""
+    """A batch of images or sound of the size that the configuration defines, from optimum's generators."""
     config = folder.config
     if name == "pixel_values":
         vision = getattr(config, "vision_config", config)
@@ -190,13 +197,14 @@ def _signal(name: str, folder: ModelFolder, batch: int) -> Tensor:
 
 
 def _normalize(config: PretrainedConfig) -> NormalizedConfig:
+    """The configuration with the attribute names that optimum's generators read."""
     if config.model_type in NormalizedConfigManager._conf:
         return NormalizedConfigManager.get_normalized_config_class(config.model_type)(config)
     return NormalizedConfig(config)
 
 
 def _ordinary_ids(config: PretrainedConfig, batch: int, seq: int, special: set[int]) -> Tensor:
-    """Random ids `[batch, seq]` that are not special tokens, unless the vocabulary has no others."""
+    """Random ids `[batch, seq]` of tokens that are not special, unless the vocabulary has no others."""
     values = [value for name, value in config.to_dict().items() if name.endswith("_token_id")]
     ids = {item for value in values for item in (value if isinstance(value, list) else [value])}
     special = special | {value for value in ids if isinstance(value, int)}

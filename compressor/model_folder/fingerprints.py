@@ -26,13 +26,13 @@ _NO_EFFECT = {
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """`sha256:...` of the configuration and of every tensor as float32 by name; gates are left out."""
+    """`sha256:...` of the configuration and of every tensor as float32, by name; gates are left out."""
     digest = hashlib.sha256()
     digest.update(type(model).__name__.encode())
     digest.update(json.dumps(_effective(model.config.to_diff_dict()), sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):
         if name.endswith(GATE_SUFFIX):
-            continue  # a gate is attached to the model for a time
+            continue  # gates are attached only temporarily
         digest.update(f"{name} {tuple(tensor.shape)}".encode())
         values = tensor.detach().cpu()
         digest.update((values.float() if values.is_floating_point() else values.long()).contiguous().numpy().data)
@@ -40,7 +40,7 @@ def fingerprint(model: PreTrainedModel) -> str:
 
 
 def _effective(config: dict[str, Any]) -> dict[str, Any]:
-    """The entries that decide the function, those of nested configurations too."""
+    """The entries that determine the function, including those of nested configurations."""
     return {
         str(name): _effective(value) if isinstance(value, dict) else value
         for name, value in config.items()

@@ -1,4 +1,4 @@
-"""Loading a model folder; every fault of the folder is found before anything runs."""
+"""Load a model folder; its faults are reported before any other stage runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ModelFolder:
     Attributes:
         path: the folder.
         model: float32, in evaluation mode.
-        processor: tokenizer, or the processor of images or sound; None if the folder has none.
+        processor: the tokenizer, or the processor of images or sound; None if the folder has none.
         config: configuration of the model.
         fingerprint: `sha256:...` of weights and configuration, independent of the precision of the file.
         task: `text-classification`, `regression`, `causal-lm`, `question-answering`, or optimum's name of another task.
@@ -62,7 +62,7 @@ def load(
         task: the task of the model, if its class does not determine it.
         allow_pickle: load `pytorch_model.bin` too; reading it can run code.
         trust_remote_code: run the Python files of the folder.
-        needs_processor: refuse a model of text without a tokenizer.
+        needs_processor: raise an error for a text model without a tokenizer.
 
     Raises:
         InputError: the folder cannot be used.
@@ -100,7 +100,11 @@ def load(
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """config.json as it is, before any code of transformers reads it."""
+    """The content of config.json, read before transformers reads it.
+
+    Raises:
+        InputError: it is missing, or not a configuration of transformers.
+    """
     file = path / "config.json"
     if not path.exists():
         problem = "no such folder"
@@ -133,6 +137,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _load_config(path: Path, remote: bool) -> PretrainedConfig:
+    """The configuration as transformers reads it; raise InputError if it cannot."""
     try:
         return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=remote)
     except Exception as error:
@@ -149,7 +154,7 @@ def _load_model(
     path: Path, cls: Any, config: PretrainedConfig, pickled: bool, remote: bool
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """The model in float32, and transformers' report on missing and unexpected tensors."""
-    # Only auto classes know the flag; a class of transformers takes it for a configuration entry.
+    # Only auto classes have this parameter; a model class would treat it as a configuration entry.
     remote_options = {"trust_remote_code": True} if remote else {}
     try:
         model, info = cls.from_pretrained(
@@ -162,7 +167,7 @@ def _load_model(
             **remote_options,
         )
     except Exception as error:
-        # Weights of other shapes, a quantization without its library, a damaged pickle.
+        # E.g. weights of other shapes, a quantization whose library is missing, a damaged pickle.
         raise InputError(
             f"{path}: the weights cannot be loaded as {cls.__name__} ({one_line(error)}); save model and configuration"
             " together",
@@ -175,7 +180,7 @@ def _load_model(
 
 
 def _check_complete(path: Path, name: str, info: dict[str, Any]) -> None:
-    """Missing weights are an error: transformers would draw them at random."""
+    """Raise InputError if weights are missing, which transformers would initialize at random."""
     missing = sorted(info["missing_keys"]) + sorted(str(key[0]) for key in info["mismatched_keys"])
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -190,6 +195,7 @@ def _check_complete(path: Path, name: str, info: dict[str, Any]) -> None:
 
 
 def _notes_on_unused(path: Path, cls: Any, info: dict[str, Any]) -> tuple[Note, ...]:
+    """A note on tensors of the folder that the model does not use, if there are any."""
     unused = sorted(info["unexpected_keys"])
     if not unused:
         return ()

@@ -16,14 +16,14 @@ from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.silence_libraries import one_line
 
 _RENAMED = {"text-generation": "causal-lm"}
-"""Optimum's name of a task -> the name here, where a folder without a named task is of it."""
+"""Optimum's name of a task -> its name in this package, where they differ."""
 
 
 def model_class(folder: Path, config: PretrainedConfig, task: str | None, remote: bool) -> tuple[Any, str]:
     """The class to load, and the name of its task.
 
     Without `task` it is the class that `config.architectures` names. With `task` it is the class that transformers has
-    for this family and task, else the named class if it serves the task.
+    for this family and task; if there is none, the named class, provided that it is of that task.
 
     Args:
         folder: the model folder, for error messages.
@@ -32,7 +32,7 @@ def model_class(folder: Path, config: PretrainedConfig, task: str | None, remote
         remote: whether the code of the folder may run.
 
     Raises:
-        InputError: the folder names no class that transformers or `compressor.models` has, or a class of unknown task.
+        InputError: the folder names no class of transformers or `compressor.models`, or a class whose task is unknown.
         UsageError: the task does not exist, or this family has no class for it.
     """
     name = (config.architectures or [""])[0]
@@ -74,7 +74,7 @@ def model_class(folder: Path, config: PretrainedConfig, task: str | None, remote
 def _class_for_task(
     task: str, config: PretrainedConfig, named_class: type[PreTrainedModel] | None, remote: bool
 ) -> tuple[Any, str]:
-    """The class for a requested task, and the name of the task here."""
+    """The class for a requested task, and the name of the task in this package."""
     model_tasks = {entry.name: entry.model_task for entry in TASKS if entry.model_task != entry.name}
     optimum_task = TasksManager.map_from_synonym(model_tasks.get(task, task))
     loader = _auto_class(task, optimum_task, config)
@@ -93,6 +93,7 @@ def _class_for_task(
 
 
 def _auto_class(requested: str, optimum_task: str, config: PretrainedConfig) -> Any:
+    """The auto class of transformers for a task; raise UsageError if there is none."""
     try:
         return TasksManager.get_model_class_for_task(optimum_task, model_type=config.model_type)
     except (KeyError, ValueError) as error:
@@ -111,7 +112,7 @@ def _auto_class(requested: str, optimum_task: str, config: PretrainedConfig) -> 
 
 
 def _class_of_family(loader: Any, config: PretrainedConfig) -> type[PreTrainedModel] | None:
-    """The class that an auto class loads for a family; of several, the one that the configuration names."""
+    """The class that an auto class loads for a family; of several, the one that the configuration names; else None."""
     classes = loader._model_mapping.get(type(config), None)
     if isinstance(classes, (tuple, list)):
         named = [cls for cls in classes if cls.__name__ in (config.architectures or [])]
@@ -126,12 +127,12 @@ def _infer_task(cls: type[PreTrainedModel]) -> str | None:
     try:
         return str(TasksManager.infer_task_from_model(cls))
     except ValueError:
-        # No auto class loads it first: it is a second class of the family, such as CLIP's text with a projection.
+        # An additional class of its family, such as CLIP's text model with projection, which no auto class loads.
         return "feature-extraction" if cls.__name__.endswith(("Model", "ModelWithProjection")) else None
 
 
 def _task_name(optimum_task: str, config: PretrainedConfig) -> str:
-    """The name of a task here; a classifier with a single logit is a regression."""
+    """The name of a task in this package; a classifier with a single logit is a regression."""
     regression = config.problem_type == "regression" or (config.num_labels == 1 and config.problem_type is None)
     if optimum_task == "text-classification" and regression:
         return "regression"

@@ -25,9 +25,9 @@ def load_processor(path: Path, trust_remote_code: bool = False) -> Any:
     try:
         return AutoProcessor.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
     except ImportError:
-        return None  # processors of images and sound need libraries that the graph does without; text needs none
+        return None  # processors of images and sound need optional libraries; tokenizers need none
     except Exception as error:
-        # The files of tokenizers and processors are free-form.
+        # The files of tokenizers and processors are free-form: any value can raise any error.
         raise InputError(
             f"{path}: its tokenizer or processor cannot be loaded ({one_line(error)}); copy its files again",
             code=ErrorCode.FILE_UNREADABLE,
@@ -37,13 +37,13 @@ def load_processor(path: Path, trust_remote_code: bool = False) -> Any:
 
 
 def set_padding_token(model: PreTrainedModel, task: str, processor: Any) -> None:
-    """Give a classifier without a padding token one, since it answers at the last token that is not padding.
+    """Set the padding token of a classifier that has none: it classifies at the last token that is not padding.
 
-    Language models that classify often have a tokenizer without padding; their end token then stands for it.
+    Tokenizers of language models often have no padding token; their end token is used instead.
 
     Args:
-        model: its configuration is changed.
-        task: the name of its task.
+        model: the model, whose configuration is changed.
+        task: name of its task.
         processor: its tokenizer, or None.
     """
     config = model.config.get_text_config()

@@ -1,4 +1,4 @@
-"""The files that an application needs beside the engine: configuration, tokenizer or processor, licence."""
+"""Copy the files that an application needs beside the engine: configuration, tokenizer or processor, licence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PATTERNS = (
 
 
 def save_companions(folder: ModelFolder, out: Path) -> None:
-    """Copy configuration, tokenizer or processor files and licence into `out`, which exists; no weights, no code."""
+    """Copy configuration, tokenizer or processor files and licence, but no weights or code, into the folder `out`."""
     for pattern in _PATTERNS:
         for file in sorted(folder.path.glob(pattern)):
             if file.is_file():
@@ -37,7 +37,7 @@ def save_companions(folder: ModelFolder, out: Path) -> None:
 
 
 def _save_label_names(folder: ModelFolder, file: Path) -> None:
-    """Write the class names that came from the rows, so that other rows are read with the same mapping."""
+    """Write class names that were learned from rows, so that the labels of other rows are mapped in the same way."""
     config = json.loads(file.read_text(encoding="utf-8"))
     names = {str(index): name for index, name in (folder.config.id2label or {}).items()}
     if not _are_defaults(names) and config.get("id2label") != names:

@@ -1,4 +1,4 @@
-"""Checks of the weight files before anything is built from them: present, complete, safe to read, and finite."""
+"""Check weight files before anything is built from them: present, complete, safe to read, and finite."""
 
 from __future__ import annotations
 
@@ -20,22 +20,25 @@ _OTHER_FORMATS = (".h5", ".msgpack", ".gguf", ".onnx")
 
 
 def check_weight_files(folder: Path, config: Mapping[str, Any], allow_pickle: bool) -> bool:
-    """Find the weights in the order in which transformers looks for them; return whether they are pickled.
+    """Find the weights in the order in which transformers searches for them, and check their files.
 
     Args:
         folder: the model folder.
         config: entries of its config.json.
         allow_pickle: whether pickled weights may be read.
 
+    Returns:
+        Whether the weights are pickled.
+
     Raises:
-        InputError: there are no weights, a shard is missing, a file is truncated, or they are pickled without
+        InputError: there are no weights, a shard is missing, a file is truncated, or the weights are pickled without
             permission.
     """
     names = (config.get("transformers_weights"), _SAFE, _SAFE_INDEX, _PICKLED, _PICKLED_INDEX)
     name = next((name for name in names if isinstance(name, str) and (folder / name).is_file()), None)
     if name is None:
-        unread = sorted(path.name for path in folder.iterdir() if path.suffix in _OTHER_FORMATS)
-        hint = f"; {unread[0]} is of a format that is not read" if unread else ""
+        unsupported = sorted(path.name for path in folder.iterdir() if path.suffix in _OTHER_FORMATS)
+        hint = f"; the format of {unsupported[0]} is not supported" if unsupported else ""
         raise InputError(
             f"{folder}: no weights; save the model there as {_SAFE} (model.save_pretrained){hint}",
             code=ErrorCode.FILE_MISSING,
@@ -84,7 +87,7 @@ def check_finite(folder: Path, model: nn.Module) -> None:
 
 
 def _shards(folder: Path, name: str) -> list[str]:
-    """The files that an index lists, all of them in the folder itself."""
+    """The files that an index lists; raise InputError unless all of them are in the folder of the index."""
     try:
         files = sorted(set(json.loads((folder / name).read_text(encoding="utf-8"))["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -105,6 +108,7 @@ def _shards(folder: Path, name: str) -> list[str]:
 
 
 def _check_header(file: Path) -> None:
+    """Raise InputError if a safetensors file is damaged or truncated."""
     try:
         with safe_open(file, framework="pt"):
             pass

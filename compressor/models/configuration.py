@@ -23,7 +23,7 @@ _COUNTS = (
 
 @strict
 class SegmentConfig(PreTrainedConfig):
-    """The fields that both families share.
+    """Fields that both families share.
 
     Attributes:
         vocab_size: number of tokens.
@@ -35,14 +35,14 @@ class SegmentConfig(PreTrainedConfig):
         max_position_embeddings: maximum number of positions, memory and segment together.
         attention_dropout: dropout of attention maps.
         embedding_dropout: dropout of token embeddings.
-        hidden_dropout: dropout of what a sublayer adds to the residual.
+        hidden_dropout: dropout of the output of each sublayer, before it is added to the residual.
         initializer_range: standard deviation of initial weights.
         layer_norm_eps: epsilon of the layer norms.
         tie_word_embeddings: whether the output matrix is the embedding.
         layer_heads: original ids of the heads of each layer; None: every layer has all heads.
 
     Raises:
-        InputError: a size that no model can have.
+        InputError: a size is out of range, sizes contradict each other, or `layer_heads` is invalid.
     """
 
     vocab_size: int = 32000
@@ -83,6 +83,7 @@ class SegmentConfig(PreTrainedConfig):
         self._check_heads()
 
     def _check_sizes(self) -> None:
+        """Raise InputError unless all sizes are in range and consistent."""
         for name in _COUNTS:
             if (size := getattr(self, name, None)) is not None and size < 1:
                 raise _out_of_range(name, size, "give 1 or more")
@@ -114,6 +115,7 @@ class SegmentConfig(PreTrainedConfig):
             )
 
     def _check_heads(self) -> None:
+        """Raise InputError unless `layer_heads` lists ascending ids of original heads for every layer."""
         if self.layer_heads is None:
             return
         if len(self.layer_heads) != self.num_hidden_layers:
@@ -136,12 +138,13 @@ class SegmentConfig(PreTrainedConfig):
 
 
 def _out_of_range(field: str, value: Any, remedy: str) -> InputError:
+    """The error for a field with a value out of range."""
     return InputError(f"{field} is {value}; {remedy}", code=ErrorCode.OUT_OF_RANGE, field=field, value=value)
 
 
 @strict
 class AllAttentionConfig(SegmentConfig):
-    """All-attention Transformer: persistent key and value vectors take the place of the feed-forward layer.
+    """All-attention Transformer: persistent key and value vectors replace the feed-forward layer.
 
     Attributes:
         num_persistent: persistent vectors per head.

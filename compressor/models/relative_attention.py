@@ -22,16 +22,16 @@ def eager_attention_forward(
     dropout: float = 0.0,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Attention in plain operators, as transformers' attention interface calls it.
+    """Attention in basic operators, with the signature of transformers' attention interface.
 
     Args:
-        module: the attention; its mode decides whether dropout applies.
+        module: the attention module; dropout applies if it is in training mode.
         query: `[batch, head, query, head_dim]`.
         key: `[batch, head, key, head_dim]`.
         value: `[batch, head, key, head_dim]`.
         attention_mask: added to the scores `[batch, head, query, key]`, or None.
         scaling: factor of the scores.
-        dropout: of the map.
+        dropout: dropout probability of the attention map.
 
     Returns:
         Output `[batch, query, head, head_dim]` and map `[batch, head, query, key]`.
@@ -45,7 +45,7 @@ def eager_attention_forward(
 
 
 def sinusoids(length: int, width: int, like: Tensor) -> Tensor:
-    """Encodings `[length, width]` of the distances length-1, ..., 0, sines before cosines (Transformer-XL, R).
+    """Encodings `[length, width]` of the distances length-1, ..., 0, sines before cosines (R in Transformer-XL).
 
     Args:
         length: number of distances.
@@ -59,7 +59,7 @@ def sinusoids(length: int, width: int, like: Tensor) -> Tensor:
 
 
 def rel_shift(scores: Tensor) -> Tensor:
-    """Shift scores by distance into scores by key (Transformer-XL, appendix B).
+    """Convert scores by distance into scores by key (Transformer-XL, appendix B).
 
     Args:
         scores: `[batch, head, query, key]`, column p for distance key - 1 - p.
@@ -74,7 +74,7 @@ def rel_shift(scores: Tensor) -> Tensor:
 
 
 class RelativeAttention(nn.Module):
-    """One attention site.
+    """Attention over memory, segment and persistent vectors, with relative positions.
 
     The score of query i and key j is `((q_i + b_w) k_j + (q_i + b_r) W_r R_{i+S-j}) / sqrt(head_dim)` (Transformer-XL,
     section 3.3). Persistent vectors (All-attention, eq. 1) are attended by every query, never masked, and have no
@@ -83,12 +83,12 @@ class RelativeAttention(nn.Module):
     Args:
         config: sizes of the model.
         heads: heads of this site, at least one.
-        persistent: key and value vectors N per head.
+        persistent: number N of persistent key and value vectors per head.
     """
 
     is_causal = True
     reads_segments = True
-    """Queries start at position 0 of the segment, whatever the length of the memory."""
+    """Queries start at position 0 of the segment, regardless of the length of the memory."""
 
     def __init__(self, config: SegmentConfig, heads: int, persistent: int = 0) -> None:
         super().__init__()
@@ -112,10 +112,10 @@ class RelativeAttention(nn.Module):
         """Attend from a segment to memory, segment and persistent vectors.
 
         Args:
-            context: normalized memory and segment, `[batch, key, hidden]`; the segment is the last `length` positions.
+            context: normalized memory and segment, `[batch, key, hidden]`; the last `length` positions are the segment.
             length: number of queries.
             positions: encodings of distances `[key, hidden]`, farthest first.
-            masked: True where a query must not attend to a key, broadcast to `[batch, 1, query, key]`.
+            masked: True where a query must not attend to a key; can be broadcast to `[batch, 1, query, key]`.
 
         Returns:
             `[batch, query, hidden]`.
@@ -128,7 +128,7 @@ class RelativeAttention(nn.Module):
         mask = rel_shift(biased @ distance.permute(0, 2, 3, 1)) * self.scaling
         mask = mask.masked_fill(masked, torch.finfo(mask.dtype).min)
         if self.persistent:
-            # The factors keep both in the range of learned keys and values (Sukhbaatar et al., 2019).
+            # The factors keep both in the range of the projected keys and values (Sukhbaatar et al., 2019).
             key = self._append_persistent(key, self.persistent_key * math.sqrt(self.head_dim))
             value = self._append_persistent(value, self.persistent_value * math.sqrt(self.persistent))
             mask = nn.functional.pad(mask, (0, self.persistent))

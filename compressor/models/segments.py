@@ -2,8 +2,8 @@
 
 `AllAttentionForCausalLM` is the variant of Shim et al. (Layer-wise Pruning of Transformer Attention Heads for Efficient
 Language Modeling, 2021) of Sukhbaatar et al.'s All-attention Transformer: pre-norm, no adaptive span.
-`TransformerXLForCausalLM` is that of Dai et al. (2019), also pre-norm, so that the two differ only in the feed-forward
-layer.
+`TransformerXLForCausalLM` is the model of Dai et al. (2019), also pre-norm, so that the two differ only in the
+feed-forward layer.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from compressor.models.relative_attention import RelativeAttention, sinusoids
 from compressor.segment_memory import new_memory_names, ordered_memories
 
 Memories = tuple[Tensor, ...]
-"""One tensor per layer: hidden states before its norm, `[batch, memory, hidden]`."""
+"""One tensor per layer: its input hidden states, before the norm, `[batch, memory, hidden]`."""
 
 
 @dataclass
 class SegmentStates(ModelOutput):
-    """Output of the models without head.
+    """Output of the models without language model head.
 
     Attributes:
         last_hidden_state: normalized, `[batch, segment, hidden]`.
@@ -56,7 +56,7 @@ class SegmentOutput(ModelOutput):
 
 
 class SegmentLayer(nn.Module):
-    """Pre-norm attention; a layer without heads adds its output bias to the residual.
+    """Pre-norm attention; a layer without heads only adds its output bias to the residual.
 
     Args:
         config: sizes of the model.
@@ -79,7 +79,7 @@ class SegmentLayer(nn.Module):
 
         Args:
             states: hidden states of the segment, `[batch, segment, hidden]`.
-            memory: hidden states before it, `[batch, memory, hidden]`, or None.
+            memory: hidden states of earlier segments, `[batch, memory, hidden]`, or None.
             positions: see `RelativeAttention.forward`.
             masked: see `RelativeAttention.forward`.
         """
@@ -138,7 +138,7 @@ class SegmentPreTrainedModel(PreTrainedModel):
 
 
 class SegmentModel(SegmentPreTrainedModel):
-    """The model without head: embedding, layers and final norm."""
+    """The model without language model head: embedding, layers and final norm."""
 
     layer_class: ClassVar[Callable[..., SegmentLayer]]
 
@@ -162,8 +162,8 @@ class SegmentModel(SegmentPreTrainedModel):
     ) -> SegmentStates | dict[str, Tensor]:
         """Compute hidden states and new memories.
 
-        Memories may also be passed by name, as to a graph: `memory_0`, `memory_1`, ...; the result is then a dict of
-        the first output and `new_memory_0`, `new_memory_1`, ...
+        Memories may also be passed by name, as to an exported graph: `memory_0`, `memory_1`, ... The result is then a
+        dictionary of the first output and `new_memory_0`, `new_memory_1`, ...
 
         Args:
             input_ids: `[batch, segment]`.
@@ -174,7 +174,7 @@ class SegmentModel(SegmentPreTrainedModel):
             named: memories by name.
 
         Raises:
-            InputError: memories of the wrong number or shape, or more positions than the model has.
+            InputError: the memories have a wrong number or shape, or there are more positions than the model has.
         """
         if inputs_embeds is None:
             assert input_ids is not None
@@ -198,8 +198,8 @@ class SegmentModel(SegmentPreTrainedModel):
 
     def _new_memory(self, memory: Tensor | None, states: Tensor) -> Tensor:
         """The last `memory_length` positions of memory and segment, without gradient."""
-        whole = (states if memory is None else torch.cat([memory, states], dim=1)).detach()
-        return whole[:, torch.sym_max(whole.shape[1] - self.config.memory_length, 0) :]
+        context = (states if memory is None else torch.cat([memory, states], dim=1)).detach()
+        return context[:, torch.sym_max(context.shape[1] - self.config.memory_length, 0) :]
 
 
 class SegmentForCausalLM(SegmentPreTrainedModel):
@@ -234,6 +234,9 @@ class SegmentForCausalLM(SegmentPreTrainedModel):
             shift_labels: `[batch, segment]`, the token after each position, instead of `labels`.
             inputs_embeds: see `SegmentModel.forward`.
             kwargs: memories by name, and arguments of the loss function.
+
+        Raises:
+            InputError: see `SegmentModel.forward`.
         """
         named_memories = ordered_memories(kwargs)
         outputs = self.model(input_ids, attention_mask, memories or named_memories, inputs_embeds)
@@ -248,7 +251,7 @@ class SegmentForCausalLM(SegmentPreTrainedModel):
 
 
 def _by_name(outputs: SegmentStates | SegmentOutput) -> dict[str, Tensor]:
-    """The outputs by the names that a graph with memory gives them."""
+    """The outputs by their names in an exported graph with memory."""
     memories = outputs.memories or ()
     return {name: value for name, value in outputs.items() if torch.is_tensor(value)} | dict(
         zip(new_memory_names(len(memories)), memories, strict=True)
@@ -266,14 +269,14 @@ def _masked_keys(length: int, keys: int, attention_mask: Tensor | None, device: 
 
 
 class AllAttentionModel(SegmentModel):
-    """The All-attention Transformer without head."""
+    """The All-attention Transformer without language model head."""
 
     config_class = AllAttentionConfig
     layer_class = AllAttentionLayer
 
 
 class TransformerXLModel(SegmentModel):
-    """Transformer-XL without head."""
+    """Transformer-XL without language model head."""
 
     config_class = TransformerXLConfig
     layer_class = TransformerXLLayer

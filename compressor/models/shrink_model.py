@@ -1,4 +1,4 @@
-"""A smaller PyTorch model of the same family, without the heads that a plan drops."""
+"""Build a smaller PyTorch model of the same family, without the heads that a plan drops."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Model = TypeVar("Model", bound=SegmentPreTrainedModel)
 
 
 def pruned(model: Model, plan: Plan) -> Model:
-    """A model without the dropped heads that computes what `model` gated by `plan` computes.
+    """A model without the dropped heads that computes the same function as `model` gated by `plan`.
 
-    With a head go its query, key, value, position and output projections, its two biases and its persistent vectors; a
-    layer without heads adds its output bias to the residual. Scales are folded into the output projections.
+    Dropping a head removes its query, key, value, position and output projections, its two biases and its persistent
+    vectors. A layer without heads adds its output bias to the residual. Scales are folded into the output projections.
 
     Args:
-        model: not changed; the result shares no tensor with it.
+        model: the model, which is not changed and shares no tensor with the result.
         plan: one entry for each attention site of the model.
 
     Raises:
@@ -32,8 +32,8 @@ def pruned(model: Model, plan: Plan) -> Model:
     """
     if plan.masks:
         raise InputError(
-            f"plan: masks blocks of {', '.join(sorted(plan.masks))}, which tensors of a model cannot; use a plan that"
-            " drops heads only",
+            f"plan: it masks blocks of {', '.join(sorted(plan.masks))}, which removing heads cannot express; use a plan"
+            " that only drops heads",
             code=ErrorCode.INVALID_VALUE,
             field="plan",
             sites=tuple(sorted(plan.masks)),

@@ -1,4 +1,4 @@
-"""The report of a run: its data, its verdict, its page and its summary in the terminal."""
+"""The report of a run: its data, its verdict, its HTML page and its summary in the terminal."""
 
 from compressor.report.files import HTML_NAME, JSON_NAME, load, write
 from compressor.report.terminal import summary

@@ -1,6 +1,6 @@
-"""The pictures of the page as inline SVG, one function each; the page defines their colours.
+"""The figures of the page as inline SVG, one function each; the page defines their colours.
 
-Pictures contain numbers only, no strings of a report, so that no name can be read as markup.
+Figures contain numbers only, no strings of a report, so that no name can be read as markup.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 from compressor.report import formatting
 from compressor.results import Latency, Speed
 
-# Colours that stand for the page's own, which differ between light, dark and print.
+# Placeholders for the page's colours, which differ between light, dark and print.
 DENSE, COMPRESSED, INK, LINE, MUTED = "#010101", "#020202", "#030303", "#040404", "#050505"
 _ON_PAGE = {
     DENSE: "var(--dense)",
@@ -50,11 +50,11 @@ STYLE: dict[Any, Any] = {
     "grid.color": LINE,
     "grid.linewidth": 0.7,
 }
-_WIDTH = 4.4  # inches of 72 pixels: two stand side by side on a desktop, one fills a telephone
+_WIDTH = 4.4  # inches of 72 pixels: two fit side by side on a desktop, one fills the width of a phone
 
 
 def curve(steps: Sequence[int], values: Sequence[float]) -> Markup:
-    """One logged quantity over the steps; logarithmic where it spans three decades or more."""
+    """A logged quantity over the steps, with a logarithmic axis where it spans three decades or more."""
     with matplotlib.rc_context(STYLE):
         figure, axes = _axes(2.1)
         axes.plot(steps, values, color=COMPRESSED, linewidth=1.4, marker="o" if len(steps) <= 25 else None, ms=3.5)
@@ -69,7 +69,7 @@ def curve(steps: Sequence[int], values: Sequence[float]) -> Markup:
 
 
 def latencies(speed: Speed) -> Markup:
-    """Both engines' calls on one axis that starts at nothing: a histogram each, with p50, p90 and p99 marked."""
+    """Histograms of both engines' calls on one axis from zero, with p50, p90 and p99 marked."""
     end = axis_end(speed)
     bins = np.linspace(0, end, 81)
     with matplotlib.rc_context(STYLE):
@@ -80,17 +80,17 @@ def latencies(speed: Speed) -> Markup:
             axes.stairs(base + height, bins, baseline=base, fill=True, color=colour, linewidth=0)
             _percentiles(axes, base, engine)
         axes.set_yticks([1.0, 0.0], ["dense", "compressed"], va="bottom")
-        axes.set(xlim=(0, end), ylim=(-0.16, 1.95), xlabel="milliseconds a call")
+        axes.set(xlim=(0, end), ylim=(-0.16, 1.95), xlabel="milliseconds per call")
         return inline(figure)
 
 
 def axis_end(speed: Speed) -> float:
-    """Where the latencies' axis ends, milliseconds: past both p99, short of lone stalls, which the page counts."""
+    """The end of the latencies' axis, in milliseconds: beyond both p99; the page counts the few calls after it."""
     return 1.15 * max(speed.dense.p99, speed.compressed.p99, 1e-9)
 
 
 def ratios(speeds: Sequence[Speed]) -> Markup:
-    """Speed against dense with its interval, a line a size; one means no difference. Void rows are hollow and grey."""
+    """Speed relative to dense with its interval, one line per size; 1 means equal. Void rows are hollow and grey."""
     with matplotlib.rc_context(STYLE):
         figure, axes = _axes(0.75 + 0.3 * len(speeds))
         rows = range(len(speeds), 0, -1)
@@ -100,8 +100,8 @@ def ratios(speeds: Sequence[Speed]) -> Markup:
             axes.plot(speed.ratio, row, "o", color=colour, markersize=6, fillstyle="none" if speed.void else "full")
         axes.axvline(1, color=INK, linewidth=1)
         ends = [1.0, *(end for speed in speeds for end in (speed.low, speed.high, speed.ratio) if math.isfinite(end))]
-        room = 0.06 * (max(ends) - min(ends)) or 0.1
-        axes.set(xlim=(min(ends) - room, max(ends) + room), ylim=(0.4, len(speeds) + 0.6))
+        margin = 0.06 * (max(ends) - min(ends)) or 0.1
+        axes.set(xlim=(min(ends) - margin, max(ends) + margin), ylim=(0.4, len(speeds) + 0.6))
         axes.set_yticks(list(rows), [formatting.inputs_label(speed) for speed in speeds])
         axes.set_xlabel("times the speed of dense")
         axes.grid(axis="x")
@@ -123,7 +123,7 @@ def _axes(height: float) -> tuple[Figure, Axes]:
 
 
 def inline(figure: Figure) -> Markup:
-    """The figure as an `<svg>` element for the inside of a page: no prologue, no fonts, no colours of its own."""
+    """The figure as an `<svg>` element to embed in a page, without prologue, fonts or colours of its own."""
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     svg = text.getvalue()[text.getvalue().index("<svg") :]
@@ -131,9 +131,9 @@ def inline(figure: Figure) -> Markup:
     svg = re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', r'<svg \1 aria-hidden="true" focusable="false">', svg, count=1)
     svg = re.sub(r"font-family: [^;]*; ", "", svg).replace("xlink:href", "href")
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)
-    # Hundredths of a pixel are enough inside a tag; between tags stand the numbers that people read.
+    # Hundredths of a pixel are enough inside tags; the text between tags holds the numbers that people read.
     svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\.\d\d)\d+", r"\1", tag[0]), re.sub(r"\s+", " ", svg))
-    # Ids are shared by the whole page: two pictures with the same frame must not both own its clip path.
+    # Ids are shared by the whole page, so two figures must not define the same clip path.
     prefix = hashlib.sha256(svg.encode()).hexdigest()[:8]
     svg = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
     for sentinel, colour in _ON_PAGE.items():

@@ -1,4 +1,4 @@
-"""`report.json` and `report.html` of a folder, written atomically and read with every fault in one line."""
+"""Write `report.json` and `report.html` into a folder atomically, and read the former."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ HTML_NAME = "report.html"
 
 
 def write(report: Report, folder: str | os.PathLike[str]) -> Path:
-    """Write both files; the same report always gives the same bytes.
+    """Write `report.json` and `report.html`; the same report always gives the same bytes.
+
+    Args:
+        report: the report.
+        folder: the folder to write into.
 
     Returns:
         Path of `report.html`.
 
     Raises:
         pydantic.ValidationError: the report violates its schema (copying a model does not validate it).
-        OSError: the folder cannot be written; the former files stay as they were.
+        OSError: the folder cannot be written; existing files are left unchanged.
     """
     # Imported here: the page needs matplotlib, which takes long to import, and reading the data does not.
     from compressor.report.html import render
@@ -43,10 +47,13 @@ def write(report: Report, folder: str | os.PathLike[str]) -> Path:
 
 
 def load(path: str | os.PathLike[str]) -> Report:
-    """Read and validate a report: a finished run's folder, or its `report.json`.
+    """Read and validate a report.
+
+    Args:
+        path: the folder of a finished run, or its `report.json`.
 
     Raises:
-        InputError: the file is missing, is not JSON, or breaks the schema; one line says where.
+        InputError: the file is missing, is not JSON, or violates the schema; the message names the field.
     """
     path = Path(path)
     path = path / JSON_NAME if path.is_dir() else path
@@ -77,5 +84,5 @@ def load(path: str | os.PathLike[str]) -> Report:
 
 
 def to_json(report: Report) -> str:
-    """The report as text; the same bytes for the same report. Keys keep their order, which is that of the stages."""
+    """The report as JSON; the same report always gives the same text. Keys are in the order of the fields."""
     return report.model_dump_json(indent=1) + "\n"

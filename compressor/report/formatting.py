@@ -1,4 +1,4 @@
-"""Numbers as text, alike in the verdict, on the page and in the terminal."""
+"""Numbers as text, in one form for the verdict, the page and the terminal."""
 
 from __future__ import annotations
 

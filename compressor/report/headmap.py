@@ -1,4 +1,4 @@
-"""The map of layers and heads: a table for each kind of attention, with rows in call order."""
+"""Maps of layers and heads: a table for each kind of attention, with rows in call order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Cell:
     tooltip: str = ""
     """Site, head and scale."""
     group: bool = False
-    """The first query head of its key/value head, where several share one: a gap is drawn before it."""
+    """Whether it is the first query head of a shared key/value head; a gap is drawn before it."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,10 @@ def _head_map(title: str, sites: list[SitePlan]) -> HeadMap:
 
 def _shared(names: list[list[str]]) -> tuple[int, int]:
     """Numbers of leading and of trailing parts that all names share; at least one part of each name remains."""
-    room = min(map(len, names)) - 1 if len(names) > 1 else 0
-    before = next((at for at in range(room) if len({name[at] for name in names}) > 1), room)
-    after = next((at for at in range(room - before) if len({name[-1 - at] for name in names}) > 1), room - before)
+    most = min(map(len, names)) - 1 if len(names) > 1 else 0
+    before = next((part for part in range(most) if len({name[part] for name in names}) > 1), most)
+    rest = most - before
+    after = next((part for part in range(rest) if len({name[-1 - part] for name in names}) > 1), rest)
     return before, after
 
 

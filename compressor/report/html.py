@@ -1,4 +1,4 @@
-"""The report as one self-contained page: no scripts, no fonts, no external pictures."""
+"""The report as one self-contained HTML page, without scripts, fonts or external images."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from compressor.results import Report, Speed
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture with its title and the text that describes it."""
+    """A figure with its title and a description in words; `svg` is None where nothing can be drawn."""
 
     title: str
     description: str
@@ -29,7 +29,7 @@ class Figure:
 
 
 def render(report: Report) -> str:
-    """The page. Every value of the report is escaped; only the pictures, which contain numbers alone, are not."""
+    """The HTML page. Every value of the report is escaped; only the figures, which contain only numbers, are not."""
     return (
         _templates()
         .get_template("page.html")
@@ -109,7 +109,7 @@ def _tiles(report: Report) -> list[tuple[str, str, str]]:
 
 
 def _curves(report: Report) -> list[Figure]:
-    """One picture per logged quantity: loss first, then temperature, evaluations, and the others by name."""
+    """One figure per logged quantity: loss first, then temperature, evaluations, and the others by name."""
     names = {name for point in report.curves for name in point.values}
 
     def rank(name: str) -> tuple[int, str]:
@@ -128,7 +128,7 @@ def _curve(report: Report, name: str) -> Figure:
         description = f"{start:.3g} at step {first}"
         description += f", {end:.3g} at step {last}" if len(points) > 1 else ""
     if 0 < len(points) < len(logged):
-        description += f"; {len(logged) - len(points)} of {len(logged)} points are no finite number and are not drawn"
+        description += f"; {len(logged) - len(points)} of {len(logged)} points are not finite numbers and are not drawn"
     svg = figures.curve(*zip(*points, strict=True)) if points else None
     return Figure(name.replace("_", " "), description, svg)
 

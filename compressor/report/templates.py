@@ -1,4 +1,4 @@
-"""Self-contained pages in one frame: no scripts, no fonts, no external pictures."""
+"""The jinja environment of self-contained HTML pages, which share one frame."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import jinja2
 
 
 def environment(package: str) -> jinja2.Environment:
-    """Templates of `compressor.<package>`, which extend `frame.html`; every value is escaped."""
+    """The templates of `compressor.<package>`, which extend `frame.html`; every value is escaped."""
     folders = [jinja2.PackageLoader("compressor", folder) for folder in dict.fromkeys((package, "report"))]
     return jinja2.Environment(
         loader=jinja2.ChoiceLoader(folders),

@@ -16,7 +16,7 @@ _STYLES = {"good": "bold green", "mixed": "bold yellow", "bad": "bold red"}
 
 
 def summary(report: Report) -> RenderableType:
-    """The verdict, then dense against compressed. Names are plain text, so that brackets in them are no markup."""
+    """The verdict, then a table of dense against compressed. Names are plain text: brackets are not read as markup."""
     table = Table(box=None, pad_edge=False)
     table.add_column("")
     for column in ("dense", "compressed", "change"):

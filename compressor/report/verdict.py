@@ -1,4 +1,4 @@
-"""The verdict: one sentence from the facts, which begins with whatever went wrong."""
+"""The verdict: the result of a run in one sentence, which begins with whatever went wrong."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def verdict(
     max_drop: float | None = None,
     missing: MissingTarget | None = None,
 ) -> str:
-    """What was gained, or that nothing was, in one sentence.
+    """The result of a run in one sentence: what was gained, or that nothing was.
 
     Args:
         plan: the plan as it was carried out.
         dense: facts about the dense engine.
         compressed: facts about the compressed engine.
-        speeds: times of both.
-        scores: the metric of both.
+        speeds: times of both engines.
+        scores: the metric of both engines.
         proofs: comparisons of the products of the run.
         drop_status: whether the metric fell by more than `max_drop`.
         refused: sites that could not be shrunk.
         blocks: sites from which blocks were to be dropped.
         max_drop: the loss of the metric that the run allows.
-        missing: the requested target, if another one was measured.
+        missing: the requested target, if this machine lacks it and another one was measured.
     """
     warnings = warnings_of(plan, speeds, proofs, drop_status)
     if missing is not None:
@@ -61,7 +61,7 @@ def verdict(
 
 
 def warnings_of(plan: Plan, speeds: Sequence[Speed], proofs: Sequence[Proof], drop_status: DropStatus) -> list[str]:
-    """What a reader must know first, worst first; empty if the run gained what was requested."""
+    """Warnings that the verdict begins with, the worst first; empty if the run gained what was requested."""
     warnings = []
     if any(not proof.holds for proof in proofs):
         warnings.append("numbers differ")
@@ -92,19 +92,19 @@ def tone(
     refused: Sequence[Refusal],
     missing: MissingTarget | None = None,
 ) -> Tone:
-    """How to read the verdict: `bad` if the result must not be used, `mixed` if it gained less than requested."""
+    """The tone of the verdict: `bad` if the result must not be used, `mixed` if it gained less than requested."""
     if drop_status is DropStatus.FAILED or any(not proof.holds for proof in proofs):
         return "bad"
     return "mixed" if missing or refused or warnings_of(plan, speeds, proofs, drop_status) else "good"
 
 
 def valid_rows(speeds: Sequence[Speed]) -> list[Speed]:
-    """The rows that are results: those that are not void."""
+    """The rows that are not void."""
     return [speed for speed in speeds if speed.void is None]
 
 
 def headline_scores(scores: Sequence[Score]) -> list[Score]:
-    """The scores to quote: those on test rows, on which nothing was chosen, else those on evaluation rows."""
+    """The scores to quote: those on test rows, which no choice was based on, else those on evaluation rows."""
     return [score for score in scores if score.split == "test"] or list(scores)
 
 
@@ -170,10 +170,10 @@ def _drop(metric: str, max_drop: float | None) -> str:
 def _proof(proofs: Sequence[Proof]) -> str:
     broken = [proof for proof in proofs if not proof.holds]
     if broken:
-        worst = broken[0]
+        first = broken[0]
         return (
-            f"{worst.stage} fails on the {worst.variant} model with relative error {formatting.error(worst.error)} "
-            f"where {formatting.error(worst.tolerance)} is allowed ({len(broken)} of {len(proofs)} proofs fail)"
+            f"{first.stage} fails on the {first.variant} model with relative error {formatting.error(first.error)} "
+            f"where {formatting.error(first.tolerance)} is allowed ({len(broken)} of {len(proofs)} proofs fail)"
         )
     if not proofs:
         return "no proof was run"

@@ -1,1 +1,1 @@
-"""One run: from a model folder to a report. `pipeline` is the list of its stages."""
+"""One run, from a model folder to a report. `pipeline` lists its stages."""

@@ -19,13 +19,16 @@ _SCORED_ROWS = 32
 def build_options(
     recipe: Recipe, lengths: Sequence[int | None], proven: Sequence[Feeds], data: Data | None = None
 ) -> BuildOptions:
-    """Sizes and settings of the engines: optimized for the timed sizes, able to take every size that occurs.
+    """Sizes and settings of the engines, which are optimized for the timed sizes and take every size that occurs.
 
     Args:
         recipe: batch sizes to time, and settings of the build.
         lengths: lengths to time, in tokens.
         proven: inputs of the proofs.
-        data: its test rows are scored; None: none are.
+        data: the rows, whose test rows are scored; None: no rows are scored.
+
+    Returns:
+        The options; `workspace` in bytes.
     """
     shapes = [array.shape for feeds in proven for array in feeds.values() if array.ndim == 2]
     memories = [array.shape[1] for feeds in proven for name, array in feeds.items() if name.startswith("memory_")]

@@ -20,8 +20,8 @@ def statistics_of(variant: Variant, data: Data, batch_size: int, on_progress: Pr
 
     Args:
         variant: the variant whose engine runs.
-        data: its test rows and its task.
-        batch_size: streams in parallel, for a task that reads a text in order.
+        data: the test rows and the task.
+        batch_size: number of parallel streams, for a task that reads texts in order.
         on_progress: called with (rows scored, rows).
     """
     scored = 0
@@ -48,7 +48,7 @@ def score(dense: np.ndarray, compressed: np.ndarray, data: Data, seed: int) -> S
 
     Args:
         dense: statistics of the dense variant, `[examples, statistics]`.
-        compressed: those of the compressed one, for the same examples.
+        compressed: statistics of the compressed variant for the same examples, `[examples, statistics]`.
         data: the rows that were scored, and the task.
         seed: seed of the bootstrap.
     """

@@ -1,4 +1,4 @@
-"""What an interrupted run left of its learning, and what the same run resumes from."""
+"""The folder of what a run learns, from which an interrupted run resumes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LearningStore:
 
     Attributes:
         path: the folder.
-        notes: what of an interrupted run is used, or was discarded.
+        notes: what is used of an interrupted run, or that its work was discarded.
     """
 
     path: Path
@@ -53,7 +53,7 @@ class LearningStore:
         return self.path / "blocks"
 
     def finished(self, model: PreTrainedModel) -> SelectedPlan | None:
-        """What an earlier run finished learning; None: nothing. The model gets the weights that belong to it."""
+        """The plan that an interrupted run finished learning, or None. The model gets the weights of the plan."""
         file = self.path / _FINISHED
         if not file.is_file():
             return None
@@ -68,7 +68,7 @@ class LearningStore:
         )
 
     def finish(self, selected: SelectedPlan, model: PreTrainedModel) -> None:
-        """Store what was learned, so that a run that is interrupted later does not learn again."""
+        """Store a plan and its weights, so that a run that is interrupted later does not learn again."""
         if selected.trained:
             safetensors.torch.save_model(model, str(self.path / _WEIGHTS))
         selected.plan.save(self.path / _PLAN)
@@ -85,14 +85,14 @@ class LearningStore:
 def open_learning_store(
     recipe: Recipe, model: LoadedModel, data: Data, path: Path, state: PartialState
 ) -> LearningStore:
-    """Open the store of a run. What another recipe, model or rows left there is discarded; the same run's is kept.
+    """Open the store of a run. The work of the same run is kept; that of another recipe, model or rows is discarded.
 
     Every process of a distributed run calls this; only the main process writes.
 
     Args:
-        recipe: its fields that decide what is learned are part of the store's key, and so are model and rows.
-        model: the model.
-        data: the rows.
+        recipe: the recipe, whose fields that decide what is learned are part of the store's key.
+        model: the model, whose fingerprint is part of the key.
+        data: the rows, whose hashes are part of the key.
         path: folder of the store.
         state: the processes of the run.
 
@@ -131,7 +131,7 @@ def _claim(store: Path, key: str, *, force: bool) -> Iterator[Note]:
 
 
 def _resumed(store: Path, *, own_maps: bool) -> Iterator[Note]:
-    """Notes on what of an interrupted run is used."""
+    """Notes on the work of an interrupted run that is used."""
     if (store / _FINISHED).is_file():
         yield Note(code=NoteCode.RESUMED, text=f"the plan was learned by an interrupted run and is taken from {store}")
         return
@@ -145,7 +145,7 @@ def _resumed(store: Path, *, own_maps: bool) -> Iterator[Note]:
 
 
 def _last_step(checkpoints: Path) -> str | None:
-    """Progress of an interrupted run's last complete checkpoint: `step 40 of 120`."""
+    """The step of an interrupted run's last complete checkpoint, e.g. `step 40 of 120`; None without one."""
     states = []
     for path in checkpoints.glob("checkpoint-*/trainer_state.json"):
         with contextlib.suppress(OSError, ValueError):  # an incomplete checkpoint, which learning ignores too
@@ -155,7 +155,7 @@ def _last_step(checkpoints: Path) -> str | None:
 
 
 def _progress(store: Path) -> str | None:
-    """How far an interrupted run got; None: it left nothing to resume from."""
+    """The progress of an interrupted run in words; None if there is nothing to resume from."""
     if (store / _FINISHED).is_file():
         return "learning had finished"
     for part in reversed(_CHECKPOINTS):

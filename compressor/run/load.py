@@ -20,7 +20,7 @@ from compressor.units.entmax import entmax_function
 
 
 def load_model(recipe: Recipe) -> LoadedModel:
-    """Load the model and find its sites. Whatever is bound to fail later fails here, before anything is exported.
+    """Load the model and find its sites. Errors that can be foreseen are raised here, before anything is exported.
 
     Raises:
         CompressorError: the target, an option, the model folder, a length or a share cannot be used.

@@ -25,13 +25,13 @@ def time_variants(
     """Time both engines in turn on the same inputs.
 
     Args:
-        dense: the engine to compare with.
-        compressed: the engine to judge.
+        dense: the dense variant.
+        compressed: the compressed variant.
         feeds: inputs by name.
         recipe: time to spend, and the seed of the bootstrap.
         batch: batch size of the inputs.
         seq: their length in tokens; None for a model of images or sound.
-        on_progress: called with (rounds, rounds in all).
+        on_progress: called with (rounds, total rounds).
     """
     return interleave(
         dense.engine,

@@ -40,7 +40,7 @@ from compressor.workdir import WorkDir, open_workdir
 from graph_passes import Plan
 
 _COPIES = 4
-"""Graphs of the model's size on the disk at the same time, at least."""
+"""Minimum number of graphs of the model's size that are on the disk at the same time."""
 
 
 def compress(recipe: Recipe, listener: Listener | None = None) -> Report:
@@ -50,10 +50,10 @@ def compress(recipe: Recipe, listener: Listener | None = None) -> Report:
 
     Args:
         recipe: what to do.
-        listener: is called with stages, progress and notes.
+        listener: receives stages, progress and notes.
 
     Returns:
-        The report. A metric that fell too far (`report.drop_status`) is no error here: the output holds the evidence.
+        The report. A metric that fell too far (`report.drop_status`) raises no error: the output is the evidence.
 
     Raises:
         CompressorError: see `compressor.errors`. Work that can be resumed stays in `<out>.partial`.
@@ -79,7 +79,7 @@ def compress(recipe: Recipe, listener: Listener | None = None) -> Report:
 
 
 def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) -> Report:
-    """Every stage in order; the output folder is in `work.result` afterwards."""
+    """Run every stage in order and return the report; the output is in `work.result` afterwards."""
     with log.stage("loading the model"):
         model = load_model(recipe)
         work.reserve(_COPIES * sum(weight.nbytes for weight in model.folder.model.state_dict().values()))
@@ -125,7 +125,7 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
 
 
 def run_worker(recipe: Recipe, state: PartialState) -> None:
-    """What a worker process of a distributed run does: learn along. The main process does everything else."""
+    """Take part in learning as a worker process of a distributed run; the main process does everything else."""
     model = load_model(recipe)
     if recipe.rows.data is None or recipe.plan_file is not None:
         return
@@ -145,7 +145,7 @@ def _note_inputs(
 
 
 def _mask_selector(recipe: Recipe, model: LoadedModel, sizes: RunSizes) -> MaskSelector:
-    """Times the forms of masked attention at the sizes of the run."""
+    """The selector of masks, which times the forms of masked attention at the sizes of the run."""
     extras = {}
     if sizes.mask_reach is not None:
         extras = find_attention_extras(model.folder.model, example_inputs(model.folder, 2, 8))
@@ -154,7 +154,7 @@ def _mask_selector(recipe: Recipe, model: LoadedModel, sizes: RunSizes) -> MaskS
 
 
 def _timed_recipe(recipe: Recipe) -> Recipe:
-    """The recipe that attention is timed with: only ONNX Runtime times single attentions."""
+    """The recipe that attention is timed with: single attentions are timed only with ONNX Runtime."""
     return recipe if recipe.engine.target == DEFAULT_TARGET else cpu_fallback(recipe)
 
 

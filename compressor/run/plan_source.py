@@ -1,4 +1,4 @@
-"""Where the plan of a run comes from: a file, learning, or every head where there is nothing to learn from."""
+"""The plan of a run: read from a file, learned, or every head where there are no rows to learn from."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from graph_passes import Plan
 
 
 def load_plan(recipe: Recipe, model: LoadedModel) -> SelectedPlan | None:
-    """The plan of a file, or the plan of every head where there are no rows; None: a plan is to be learned.
+    """The plan of a file, or a plan that keeps every head where there are no rows; None if a plan is to be learned.
 
     Raises:
         InputError: the plan belongs to another model.
@@ -48,7 +48,7 @@ def load_plan(recipe: Recipe, model: LoadedModel) -> SelectedPlan | None:
 
 
 def _foreign_plan(recipe: Recipe, plan: Plan, folder: ModelFolder) -> InputError:
-    """The error of a plan whose fingerprint is not the model's."""
+    """The error for a plan whose fingerprint is not the model's."""
     file = recipe.plan_file
     assert file is not None
     method = METHODS.get(plan.method or "")
@@ -84,7 +84,7 @@ def learn_plan(
     selector: MaskSelector,
     on_progress: ProgressCallback,
 ) -> SelectedPlan:
-    """Learn which heads and blocks to keep, or resume where an interrupted run stopped.
+    """Learn which heads and blocks to keep, or resume an interrupted run.
 
     Under `accelerate launch` every process calls this, and only the main process writes into the store. The model is
     left with the weights that the plan belongs to.
@@ -93,8 +93,8 @@ def learn_plan(
         recipe: method, number of heads, shares of blocks, schedule.
         model: the model.
         data: the rows.
-        store: where checkpoints are, and what was learned goes.
-        selector: chooses which masks pay on this machine.
+        store: folder of the checkpoints and of the result.
+        selector: selects the masks that make the engine faster on this machine.
         on_progress: called with (step, steps).
     """
     folder = model.folder
@@ -122,7 +122,7 @@ def _learn(
     selector: MaskSelector,
     on_progress: ProgressCallback,
 ) -> Learned:
-    """Select heads first, if they are to be selected, then blocks of the attention that is left."""
+    """Select heads first, if they are to be selected, then blocks of the remaining attention."""
     network, sites = model.folder.model, model.sites
     from_original = recipe.blocks.from_original_weights
     original = {name: tensor.clone() for name, tensor in network.state_dict().items()} if from_original else None

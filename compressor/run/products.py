@@ -1,4 +1,4 @@
-"""The products that the stages of a run pass on: frozen data, each made by one stage."""
+"""The products of a run's stages, as frozen data; each is made by one stage and read by later ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LoadedModel:
     Attributes:
         folder: the model with its tokenizer or processor.
         sites: its attention sites, in call order.
-        missing: what this machine lacks to build for the requested target; None: nothing.
+        missing: the requested target, if this machine lacks what it needs; None otherwise.
     """
 
     folder: ModelFolder
@@ -35,9 +35,9 @@ class SelectedPlan:
 
     Attributes:
         plan: one entry a site, with the fingerprint of the weights that it belongs to.
-        curves: what was measured while it was learned.
-        trained: whether the model's weights were trained along with it.
-        notes: for the readers of the report.
+        curves: quantities logged while it was learned.
+        trained: whether the model's weights were trained with it.
+        notes: notes for the readers of the report.
     """
 
     plan: Plan
@@ -80,10 +80,10 @@ class RunSizes:
 
 @dataclass(frozen=True)
 class ExportedGraph:
-    """The reference graph of a plan: every unit is still in it, gated.
+    """The reference graph of a plan, which still contains every unit, gated.
 
     Attributes:
-        name: which variant it belongs to.
+        name: the variant that it belongs to.
         plan: the plan whose gates and masks it holds.
         path: its file.
         proof: gated model = reference graph.
@@ -100,13 +100,13 @@ class ShrunkGraph:
     """The graph without the units that its plan drops.
 
     Attributes:
-        name: which variant it belongs to.
+        name: the variant that it belongs to.
         plan: the plan as it was carried out, see `graph_passes.Shrunk`.
         path: its file.
-        proofs: those of the reference graph, and reference graph = shrunk graph.
+        proofs: gated model = reference graph, and reference graph = shrunk graph.
         lowered: masked sites that are block-sparse in the graph.
         dense: masked sites that were to be block-sparse, with the operator that prevents it.
-        unused: site -> key blocks that are not projected.
+        unused: site -> number of key blocks that are not projected.
     """
 
     name: VariantName
@@ -123,9 +123,9 @@ class Variant:
     """One side of the comparison, ready to be scored and timed.
 
     Attributes:
-        graph: what the engine was built from.
-        engine: what the runtime runs.
-        proofs: those of the graph, and shrunk graph = engine.
+        graph: the graph that the engine was built from.
+        engine: the loaded engine.
+        proofs: the proofs of the graph, and shrunk graph = engine.
     """
 
     graph: ShrunkGraph
@@ -134,12 +134,13 @@ class Variant:
 
     @property
     def name(self) -> VariantName:
+        """`dense` or `compressed`."""
         return self.graph.name
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """What was measured of both engines.
+    """The measurements of both engines.
 
     Attributes:
         speeds: times at each size.

@@ -1,30 +1,25 @@
-"""The engine of a finished run for another target, or on another machine: built, proven and measured from its folder.
+"""Build, prove and measure the engine of a finished run for another target, or on another machine.
 
-The folder needs nothing but what the run wrote. Where the model folder and the rows of the run are on this machine too,
-the metric is measured on the engines.
+Only the output folder of the run is needed. Where the model folder and the rows of the run are on this machine too, the
+metric is measured on the engines.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pydantic
-import torch
 
 from compressor import model_folder
 from compressor import report as reports
-from compressor.config.fields import extra_of, flag_of, usage_error
-from compressor.config.run import BUILD_FIELDS, FIELDS, Recipe, current_fields
+from compressor.config.run import BUILD_FIELDS, Recipe, current_fields
 from compressor.environment import machine
-from compressor.errors import CompressorError, ErrorCode, InputError
+from compressor.errors import CompressorError
 from compressor.measure import require_run
 from compressor.progress import Listener
 from compressor.results import (
@@ -41,18 +36,17 @@ from compressor.results import (
 from compressor.run import run_notes, verify
 from compressor.run.build_options import build_options
 from compressor.run.evaluate import score, statistics_of
+from compressor.run.finished_run import FinishedRun, load_run
 from compressor.run.measure import engine_facts, time_variants, timing_stage
-from compressor.run.products import Case, ShrunkGraph, Variant
+from compressor.run.products import ShrunkGraph, Variant
 from compressor.run.run_log import RunLog
 from compressor.run.variant import build_engine
 from compressor.run.write_report import drop_status
 from compressor.targets import BuildOptions, target
-from compressor.targets.graph_facts import graph_digest
-from compressor.targets.random_inputs import fixed_batch, random_feeds
+from compressor.targets.random_inputs import random_feeds
 from compressor.tasks import Data, open_data
 from compressor.workdir import locked
 from graph_passes import load
-from graph_passes.block_sparse.masks import REACH
 
 _WITHOUT_ENGINE: Mapping[str, Any] = {
     "file": None,
@@ -62,26 +56,7 @@ _WITHOUT_ENGINE: Mapping[str, Any] = {
     "optimization": "not built",
     "built": None,
 }
-"""Facts of an engine, rather than of its graph, where none was built."""
-
-
-@dataclass(frozen=True)
-class FinishedRun:
-    """The folder of a finished run, as far as it decides how its engine is built.
-
-    Attributes:
-        report: what the run reported.
-        recipe: fields of its recipe that concern the build, and those that were requested anew.
-        graphs: the proven graph of each variant; the dense one only where the folder has it.
-        lengths: lengths to time, in tokens.
-        cases: inputs of the proofs.
-    """
-
-    report: Report
-    recipe: Recipe
-    graphs: Mapping[VariantName, Path]
-    lengths: tuple[int | None, ...]
-    cases: tuple[Case, ...]
+"""Facts about an engine, rather than its graph, where no engine was built."""
 
 
 def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
@@ -90,14 +65,16 @@ def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
     Args:
         out: the folder.
         fields: fields of the recipe, among `BUILD_FIELDS`, that replace those of the run.
-        listener: is called with stages, progress and notes.
+        listener: receives stages, progress and notes.
 
     Raises:
         UsageError: a field is out of its range.
         InputError: no run wrote the folder, its graph is not the proven one, or a size to time exceeds what the model
-            takes. The folder stays as it was.
-        TargetMissingError: the runtime or its device is missing. The folder stays as it was.
-        MismatchError: the engine computes something else than the graph. The folder stays as it was.
+            takes.
+        TargetMissingError: the runtime or its device is missing.
+        MismatchError: the engine computes something else than the graph.
+
+    After any error the folder is unchanged.
     """
     run = load_run(out, fields)
     engine = run.recipe.engine
@@ -120,69 +97,8 @@ def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
     return report
 
 
-def load_run(out: Path, fields: Mapping[str, Any]) -> FinishedRun:
-    """Read the folder of a run, and check that its graphs are the proven ones.
-
-    Raises:
-        UsageError: a field is out of its range.
-        InputError: a file is missing or is another one than the run wrote.
-    """
-    report = reports.load(out)
-    recipe = _recipe(report, fields)
-    graphs: dict[VariantName, Path] = {}
-    names: tuple[VariantName, ...] = ("compressed", "dense")
-    for name, path in zip(names, (out / "model.onnx", out / "dense.onnx"), strict=True):
-        if path.is_file():
-            graphs[name] = path
-        elif name == "compressed" or path.name in report.graphs:
-            raise InputError(
-                f"{path}: missing; copy the whole folder of the run", code=ErrorCode.FILE_MISSING, path=path
-            )
-        if path.is_file() and report.graphs.get(path.name) not in (None, graph_digest(path)):
-            raise InputError(
-                f"{path}: not the graph that the run proved; copy the whole folder of the run again",
-                code=ErrorCode.FILE_MISMATCH,
-                path=path,
-            )
-    timed: tuple[int | None, ...] = tuple(dict.fromkeys(row.seq for row in report.speeds))
-    lengths = recipe.measure.seq or timed or (128,)
-    cases = _cases(graphs["compressed"], max(seq or 1 for seq in lengths))
-    ordered = {name: graphs[name] for name in ("dense", "compressed") if name in graphs}
-    return FinishedRun(report, recipe, ordered, lengths, cases)
-
-
-def _recipe(report: Report, fields: Mapping[str, Any]) -> Recipe:
-    """The fields of a run's recipe that concern the build, replaced by those of `fields`."""
-    stored = current_fields(report.recipe)
-    # The folder may come from elsewhere: a library that it names is code, and comes from the command line alone.
-    kept = {
-        name: value
-        for name, value in stored.items()
-        if name in BUILD_FIELDS and value is not None and not extra_of(FIELDS[name], "runs_code")
-    }
-    if "target" in fields and fields["target"] != kept.get("target"):
-        kept = {name: kept[name] for name in kept if name in ("batch", "seq", "seconds")}
-    try:
-        return Recipe(**{**kept, **fields, "model": Path(os.devnull), "seed": stored.get("seed", 0)})
-    except pydantic.ValidationError as error:
-        raise usage_error(error, FIELDS, flag_of) from error
-
-
-def _cases(graph: Path, maximum: int) -> tuple[Case, ...]:
-    """Inputs to prove an engine on: no longer than what is timed or what the masks cover."""
-    model = load(graph)
-    batch_size = fixed_batch(model)
-
-    def draw(batch: int, seq: int, seed: int) -> dict[str, torch.Tensor]:
-        feeds = random_feeds(model, batch_size or batch, seq, seed=seed, padded=batch > 1)
-        return {name: torch.from_numpy(array) for name, array in feeds.items()}
-
-    reach = json.loads(model.metadata_props.get(REACH, "{}"))
-    return verify.make_cases(draw, maximum_length=maximum, mask_reach=min(reach.values(), default=None))
-
-
 def _read_rows(run: FinishedRun, scratch: Path, log: RunLog) -> Data | None:
-    """The rows of the run; None where they or its model folder are not on this machine, or there is no dense graph."""
+    """The rows of the run; None where they, its model folder or the dense graph are not on this machine."""
     if not run.report.scores or "dense" not in run.graphs:
         return None
     try:
@@ -223,7 +139,7 @@ def _evaluate(
 
 
 def _time(variants: Mapping[VariantName, Variant], run: FinishedRun, log: RunLog) -> tuple[Speed, ...]:
-    """Times at every batch size and length; none without a dense engine to compare with."""
+    """Times at every batch size and length; empty without a dense engine to compare with."""
     model = load(run.graphs["compressed"])
     sizes = itertools.product(run.recipe.measure.batch, run.lengths)
     inputs = {(batch, seq): random_feeds(model, batch, seq or 1) for batch, seq in sizes}
@@ -274,7 +190,7 @@ def _report(
     speeds: tuple[Speed, ...],
     log: RunLog,
 ) -> Report:
-    """The report of the run with everything that this build measured."""
+    """The report of the run, updated with everything that this build measured."""
     before, recipe = run.report, run.recipe
     with log.stage("measuring memory"):
         sizes = {"batch": recipe.measure.batch[0], "seq": run.lengths[0] or 1}
@@ -316,11 +232,17 @@ def _report(
 
 
 def replace_engine(built: Path, out: Path, name: str, report: Report) -> None:
-    """Move what was built into the folder of a run, with its report.
+    """Move a new engine and its report into the folder of a run.
 
-    The file without which nothing loads the engine is removed first and moved last, after the report: the metadata of a
-    TensorRT engine, else the engine itself. So an interruption leaves no engine beside the report of another one.
-    Engines of other targets stay.
+    The file without which the engine cannot be loaded (the metadata of a TensorRT engine, else the engine itself) is
+    removed first and moved last, after the report. An interruption therefore leaves no engine beside the report of
+    another one. Engines of other targets stay.
+
+    Args:
+        built: folder of the files that were built.
+        out: folder of the run.
+        name: name of the target.
+        report: the new report.
     """
     runtime = target(name)
     metadata = runtime.metadata_file

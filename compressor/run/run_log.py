@@ -11,10 +11,10 @@ from compressor.results import Note
 
 
 class RunLog:
-    """Passes stages and notes on to a listener, and keeps them.
+    """Reports stages and notes to a listener, and records them.
 
     Attributes:
-        seconds: wall time by stage.
+        seconds: wall time of each stage, in seconds.
         notes: notes in the order in which they were added.
     """
 
@@ -25,7 +25,7 @@ class RunLog:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[ProgressCallback]:
-        """Time a stage; the value is the callback for its progress."""
+        """Time a stage; the context's value is the callback for its progress."""
         start = time.perf_counter()
         with self._listener.stage(name) as on_progress:
             yield on_progress

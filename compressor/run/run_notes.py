@@ -1,4 +1,4 @@
-"""Notes of a run: what a reader of its numbers must know."""
+"""The notes of a run, which tell the reader what its numbers depend on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TRAINING_FIELDS = ("epochs", "steps", "learning_rate")
 
 
 def of_missing_target(missing: MissingTarget) -> Note:
-    """What stands in for a target that this machine lacks."""
+    """The substitute for a target that this machine lacks."""
     return Note(
         code=NoteCode.TARGET_MISSING,
         text=f"{missing.target}: {missing.reason}; all results are from ONNX Runtime on the CPU in fp32, none from"
@@ -35,7 +35,7 @@ def of_unused_fields(recipe: Recipe, maximum_length: int | None, *, learns: bool
     Args:
         recipe: the recipe.
         maximum_length: positions of the model; None: no limit.
-        learns: a plan is learned, not followed.
+        learns: whether a plan is learned rather than followed.
     """
     rows, blocks = recipe.rows, recipe.blocks
     if rows.available and "max_length" in recipe.fields_set and maximum_length and rows.max_length > maximum_length:
@@ -63,7 +63,7 @@ def _unused(names: Iterable[str], recipe: Recipe, reason: str) -> Iterator[Note]
 
 
 def of_selection(folder: ModelFolder, selected: SelectedPlan, data: Data | None) -> Iterator[Note]:
-    """How the compressed model came about, and what its numbers leave out."""
+    """How the compressed model was made, and what its numbers leave out."""
     if selected.trained:
         how = "with its masks" if selected.plan.masks else "while its heads were selected"
         yield Note(
@@ -113,7 +113,7 @@ def of_masks(plan: Plan, lengths: Iterable[int | None], maximum_row: int | None 
 
 
 def of_emptied_heads(requested: Plan, carried_out: Plan) -> Iterator[Note]:
-    """Heads that a plan keeps and that are dropped all the same, because their masks keep no block."""
+    """Heads that a plan keeps but that are dropped, because their masks keep no block."""
     emptied = [
         f"{site.name} {', '.join(str(head) for head in site.kept if head not in carried_out[site.name].kept)}"
         for site in requested.sites

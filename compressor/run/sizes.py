@@ -1,4 +1,4 @@
-"""Every size that a run needs: lengths to time, inputs of the proofs, and the sizes that engines must take."""
+"""The sizes of a run: lengths to time, inputs of the proofs, and the sizes that engines must take."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def work_out_sizes(recipe: Recipe, model: LoadedModel, data: Data | None, follow
     Args:
         recipe: the recipe.
         model: the model.
-        data: the rows; None: there are none.
-        followed: the plan to follow; None: one is learned.
+        data: the rows; None: there are no rows.
+        followed: the plan to follow; None: a plan is learned.
 
     Raises:
         InputError: a row is longer than the masks of the plan, or attention maps are too short.
@@ -63,7 +63,7 @@ def timed_lengths(
     """The lengths to time, in tokens; `(None,)` for a model of images or sound, which have one size.
 
     Args:
-        config: may set lengths.
+        config: the configured lengths, if any.
         folder: the model.
         mask_reach: positions that the masks of the plan cover; None: no masks.
         longest_row: length of the longest row, at which masks that cover more are timed; None: no rows.
@@ -93,7 +93,7 @@ def timed_lengths(
 
 
 def _mask_reach(recipe: Recipe, folder: ModelFolder, data: Data | None, followed: SelectedPlan | None) -> int | None:
-    """Positions that the masks of the plan cover, or will cover; None where there are none."""
+    """Positions that the masks of the plan cover, or will cover; None without masks."""
     if followed is None and data is not None and recipe.blocks.drops_any:
         return mask_length(folder.model, data, recipe)
     masks = followed.plan.masks.values() if followed is not None else ()

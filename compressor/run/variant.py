@@ -1,4 +1,4 @@
-"""One variant of the model on its way to an engine: exported, shrunk, built, and proven at every step."""
+"""Build one variant of the model: export, shrink and build it, and prove each step."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def export_graph(
     """Export the gated model, with every unit still in it, and prove the graph.
 
     Args:
-        name: which variant it is.
+        name: name of the variant.
         folder: the model.
-        plan: one entry for each of its sites.
-        config: form of the graph.
+        plan: the plan, with one entry for each site.
+        config: operator set and form of attention of the graph.
         cases: inputs of the proof.
         out: file to write.
 
@@ -90,7 +90,7 @@ def build_variant(graph: ShrunkGraph, config: EngineConfig, options: BuildOption
 
 
 def build_engine(graph: Path, folder: Path, config: EngineConfig, options: BuildOptions) -> Engine:
-    """Build the engine of a graph into a folder, under the file name that its target has for it."""
+    """Build the engine of a graph into a folder, under the target's file name for engines."""
     runtime = target(config.target)
     return runtime(
         graph,
@@ -108,10 +108,10 @@ def shrink(reference: Path, plan: Plan, lower: Collection[str] = ()) -> Shrunk:
 
 
 def require_complete(shrunk: Shrunk) -> Shrunk:
-    """What was shrunk, if no site was refused.
+    """The result of shrinking, if no site was refused.
 
     Raises:
-        SiteRefusedError: a site was; the message names the operator that prevents it.
+        SiteRefusedError: a site was refused; the message names the operator that prevents it.
     """
     if shrunk.obstacle:
         raise SiteRefusedError(
@@ -125,7 +125,8 @@ def require_complete(shrunk: Shrunk) -> Shrunk:
 def rehearsal_plan(sites: Sequence[Site]) -> Plan:
     """A plan that drops the first key/value head of every site, with all query heads that read it.
 
-    A site that cannot be shrunk by this plan cannot be shrunk by any: the rehearsal shows it before hours of learning.
+    A site that cannot be shrunk by this plan cannot be shrunk by any plan. The rehearsal detects it before hours of
+    learning.
     """
     dense = keep_all(sites).sites
     return Plan(sites=tuple(replace(site, kept=site.kept[site.heads // site.kv_heads :], scale=()) for site in dense))
@@ -137,5 +138,5 @@ def rehearse(reference: Path, sites: Sequence[Site]) -> Shrunk:
 
 
 def cpu_fallback(recipe: Recipe) -> Recipe:
-    """The recipe for ONNX Runtime on the CPU in fp32, which proves and measures what the target cannot here."""
+    """The recipe for ONNX Runtime on the CPU in fp32, which replaces a target that this machine lacks."""
     return recipe.updated(target=DEFAULT_TARGET, precision="fp32", provider="cpu")

@@ -34,12 +34,12 @@ def make_cases(
     maximum_length: int | None = None,
     mask_reach: int | None = None,
 ) -> tuple[Case, ...]:
-    """Batches of several sizes, with and without padding; for a model with memories: empty, half full and full.
+    """Batches of several sizes, with and without padding; memories are empty, half full and full in turn.
 
     Args:
         inputs: makes a batch of the model's inputs from (batch size, length, seed); its last row is padded.
-        maximum_length: positions that the model has; None: no limit.
-        mask_reach: positions that a plan's masks cover: no batch is longer, and one has this length; None: no masks.
+        maximum_length: maximum number of positions of the model; None: no limit.
+        mask_reach: positions that a plan's masks cover; no batch is longer, and one has this length. None: no masks.
     """
     sizes = _SIZES if mask_reach is None else (*_SIZES, (2, mask_reach))
     limit = min((size for size in (maximum_length, mask_reach) if size is not None), default=None)
@@ -49,7 +49,7 @@ def make_cases(
         feeds = {name: tensor.numpy() for name, tensor in tensors.items()}
         for name in (name for name in feeds if name.startswith("memory_")):
             feeds[name] = feeds[name][:, : seed * feeds[name].shape[1] // (len(sizes) - 1)]
-        # A model with one length only gives the same shapes again: one case is enough.
+        # A model of a single length gives the same shapes again; one case is enough.
         cases.setdefault(tuple((name, array.shape) for name, array in feeds.items()), Case(feeds, case_name(feeds)))
     return tuple(cases.values())
 
@@ -79,11 +79,11 @@ def prove_export(
     """Compare the gated PyTorch model with its reference graph.
 
     Args:
-        model: the model, gated by `plan` for the comparison and left as it was.
-        plan: which units the gates switch off.
+        model: the model, which is gated by `plan` only during the comparison.
+        plan: the plan, whose dropped units the gates switch off.
         graph: the reference graph.
-        cases: inputs.
-        variant: whose proof it is.
+        cases: the inputs.
+        variant: name of the variant.
         attention: form of attention in the graph.
     """
     import torch
@@ -119,7 +119,7 @@ def require(proof: Proof) -> Proof:
     """The proof, if it holds.
 
     Raises:
-        MismatchError: it does not.
+        MismatchError: it does not hold.
     """
     if not proof.holds:
         raise MismatchError(

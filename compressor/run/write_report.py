@@ -1,4 +1,4 @@
-"""The last stage of a run: everything in the output folder besides the engine."""
+"""The last stage of a run: make the report, and write the files of the output folder besides the engine."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def make_report(
     """The report of a run.
 
     Args:
-        recipe: what was requested.
-        built: what was built, on the CPU where the machine lacks the target.
+        recipe: the requested recipe.
+        built: the recipe that was built: `recipe`, or its CPU fallback where the machine lacks the target.
         model: the model.
-        selected: its plan.
+        selected: the plan, as it was selected.
         dense: the variant with every unit.
         compressed: the variant of the plan.
-        scores: the metric of both.
-        measured: times, sizes and memory of both.
+        scores: the metric of both variants.
+        measured: times, sizes and memory of both variants.
         refused: sites that no plan could shrink.
-        selector: timed the forms of masked attention.
+        selector: the selector that timed the forms of masked attention.
         log: stages and notes.
     """
     plan = compressed.graph.plan
@@ -91,7 +91,14 @@ def make_report(
 def write_output(report: Report, model: LoadedModel, selected: SelectedPlan, dense: Variant, work: WorkDir) -> Report:
     """Write plan, report, tokenizer files and trained weights beside the engine of the compressed variant.
 
-    A run that lacks its target also gets the dense graph, to compare with where the engine will be built.
+    Where the machine lacks the target, the dense graph is written too, for the comparison where the engine is built.
+
+    Args:
+        report: the report without hashes.
+        model: the model, with the trained weights.
+        selected: the plan, and whether weights were trained with it.
+        dense: the dense variant.
+        work: the work folder, whose `result` is written.
 
     Returns:
         The report with the hashes of the graphs.
@@ -113,7 +120,7 @@ def write_output(report: Report, model: LoadedModel, selected: SelectedPlan, den
 
 
 def drop_status(max_drop: float | None, scores: Sequence[Score]) -> DropStatus:
-    """Whether the metric fell by no more than is allowed."""
+    """Whether the metric fell by no more than `max_drop`, in the metric's own unit; None: it is not checked."""
     if max_drop is None:
         return DropStatus.NOT_CHECKED
     worse = [-score.difference if score.higher_is_better else score.difference for score in scores]
@@ -121,13 +128,13 @@ def drop_status(max_drop: float | None, scores: Sequence[Score]) -> DropStatus:
 
 
 def _save_dense(dense: Variant, path: Path) -> str:
-    """Write the dense graph with its data; the hash of both."""
+    """Write the dense graph with its external data; return the hash of both."""
     graph_passes.save(graph_passes.load(dense.graph.path), path)
     return graph_digest(path)
 
 
 def _evidence(scores: Sequence[Score]) -> Mapping[str, Any]:
-    """The metric before and after, as a plan records it."""
+    """The metric before and after, for the plan's `evidence`."""
     return {
         score.split: {"metric": score.metric, "rows": score.rows, "dense": score.dense, "compressed": score.compressed}
         for score in scores

@@ -1,1 +1,1 @@
-"""Which heads to drop: gates learned by gradient, searches by evaluation."""
+"""Selection of the heads to keep: gates learned by gradient, searches by evaluation."""

@@ -1,15 +1,17 @@
-"""Certificates for unseen rows: which steps of a search lose no more of the metric than allowed, with confidence.
+"""Certificates for unseen rows: steps of a search that lose no more of the metric than allowed, with confidence.
 
-The rows are divided once, before anything is computed. The search sees one part; on the other, its steps are tested in
-order, each against "the true drop is more than the budget", until one test does not reject (fixed-sequence testing, as
-in Angelopoulos et al. 2021, "Learn then test"). The first step that must fail does so with the requested confidence,
-and no later step is tested, so no test needs a correction for the others.
+The rows are divided once, before anything is computed. The search sees one part. On the other part its steps are tested
+in order, each against the hypothesis "the true drop is more than the budget", until one test does not reject
+(fixed-sequence testing, as in Angelopoulos et al. 2021, "Learn then test"). The first step whose true drop is more than
+the budget fails its test with the requested confidence, and later steps are not tested, so the tests need no correction
+for their number.
 
-Each test is a bet (Waudby-Smith, Ramdas 2024, "Estimating means of bounded random variables by betting"): capital that
-cannot grow in expectation while the true drop is more than the budget reaches 1/p with probability p at most (Ville).
-It needs independent rows and nothing else. The bet adapts to the variance of the rows, and both models give the same
-answer for most rows; the Hoeffding-Bentkus bound cannot use that and is weaker (the tests compare them). Taking the
-better of two p-values after seeing both would prove nothing, so that bound is not computed.
+Each test is a sequence of bets (Waudby-Smith, Ramdas 2024, "Estimating means of bounded random variables by betting"):
+capital that cannot grow in expectation while the true drop is more than the budget reaches 1/p with probability at most
+p (Ville's inequality). The test assumes only that rows are independent. The bets adapt to the variance of the rows,
+which is small because both models give the same answer for most rows. The Hoeffding-Bentkus bound does not use the
+variance and is weaker (the tests compare them). It is not computed, because the better of two p-values, selected after
+seeing both, would prove nothing.
 """
 
 from __future__ import annotations
@@ -27,26 +29,27 @@ from compressor.selection.search import Step
 from compressor.tasks.base import Task
 
 _VARIANCE = 0.1
-"""Variance of a row's difference that is assumed before the first row. It tunes the first bets only, no bound."""
+"""Variance of a row's difference that the first bet assumes; it affects the size of bets, not their validity."""
 _STAKE = 0.95
-"""Share of the capital that one row may lose."""
+"""Maximum share of the capital that one row may lose."""
 _MAX_ROWS = 2**22
+"""Largest number of rows that `rows_needed` considers."""
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """What was proven of the steps of a search on rows that it had not seen.
+    """The result of testing the steps of a search on rows that the search has not seen.
 
     Attributes:
-        steps: number of certified steps, including the first (all heads, nothing to prove).
-        drops: drop of accuracy on the unseen rows of every tested step, including the first.
-        p_values: p-value of every tested step, including the first.
+        steps: number of certified steps, including the first, which has all heads and needs no proof.
+        drops: drop of accuracy on the unseen rows, of every tested step including the first.
+        p_values: p-value of every tested step including the first.
         confidence: confidence of the certificate.
-        budget: drop of accuracy that it permits.
-        searched_rows: rows that the search saw.
-        unseen_rows: rows of the test.
-        needed_rows: unseen rows at which the first step that failed would pass if they continued like these; None: no
-            step failed, or no number of rows suffices.
+        budget: permitted drop of accuracy.
+        searched_rows: number of rows that the search saw.
+        unseen_rows: number of rows of the test.
+        needed_rows: number of unseen rows with which the first step that failed would pass, if more rows continued like
+            these; None: no step failed, or no number of rows suffices.
     """
 
     steps: int
@@ -59,7 +62,11 @@ class Certificate:
     needed_rows: int | None
 
     def note(self, steps: Sequence[Step]) -> Note:
-        """The result in words; `steps` are those that were tested."""
+        """The result as a note.
+
+        Args:
+            steps: the steps that were passed to `certify`.
+        """
         total, kept = len(steps[0].kept), len(steps[self.steps - 1].kept)
         rows = f"the search saw {self.searched_rows} evaluation rows, the test {self.unseen_rows} others"
         if len(steps) == 1:
@@ -90,33 +97,33 @@ def p_value(differences: np.ndarray, budget: float, confidence: float) -> np.nda
 
     Args:
         differences: loss after minus loss before of each row, in {-1, 0, 1}, in random order, `[..., rows]`.
-        budget: from 0 to below 1.
-        confidence: the bets are tuned to reach 1 / (1 - confidence); the p-value is valid for any.
+        budget: permitted mean difference, from 0 to below 1.
+        confidence: the bets are tuned to reach the capital 1 / (1 - confidence); the p-value is valid for any value.
 
     Returns:
-        `[...]`.
+        p-values `[...]`.
     """
     rows = differences.shape[-1]
     counts = np.arange(1, rows + 1)
     mean = np.cumsum(differences, -1) / (counts + 1)
     variance = (_VARIANCE + np.cumsum((differences - mean) ** 2, -1)) / (counts + 1)
-    before = np.concatenate([np.full_like(variance[..., :1], _VARIANCE), variance[..., :-1]], -1)
-    # A bet may depend on the rows before it only. A row loses at most 1 - budget of the stake.
-    bet = np.minimum(np.sqrt(-2 * math.log(1 - confidence) / (rows * before)), _STAKE / (1 - budget))
+    previous_variance = np.concatenate([np.full_like(variance[..., :1], _VARIANCE), variance[..., :-1]], -1)
+    # A bet may depend only on earlier rows. A row loses at most the share 1 - budget of the bet.
+    bet = np.minimum(np.sqrt(-2 * math.log(1 - confidence) / (rows * previous_variance)), _STAKE / (1 - budget))
     capital = np.cumsum(np.log1p(bet * (budget - differences)), -1)
     return np.exp(-np.maximum(capital.max(-1), 0.0))
 
 
 def rows_needed(differences: np.ndarray, budget: float, confidence: float) -> int | None:
-    """The smallest number of rows that would be certified if they continued as `differences` `[rows]`, to about 1%.
+    """The smallest number of rows, to about 1%, with which a step would be certified if rows continued like these.
 
     Args:
-        differences: loss after minus loss before of each row.
-        budget: drop that is permitted.
+        differences: loss after minus loss before of each row, `[rows]`.
+        budget: permitted drop.
         confidence: confidence of the certificate.
 
     Returns:
-        None if the rows lose the budget or more, or if more than four million rows would be needed.
+        The number; None if the mean of `differences` reaches the budget, or if more than four million rows are needed.
     """
     if differences.mean() >= budget:
         return None
@@ -136,18 +143,18 @@ def rows_needed(differences: np.ndarray, budget: float, confidence: float) -> in
 
 
 def split_rows(rows: Dataset, task: Task, budget: float, confidence: float, seed: int) -> tuple[Dataset, Dataset]:
-    """Half of the rows to search on, and the other half, in random order, to certify on.
+    """Divide rows at random into one half for the search and one, in random order, for the certificate.
 
     Args:
         rows: the evaluation rows.
-        task: its metric must be the accuracy of a text classifier.
-        budget: drop of accuracy that is permitted.
+        task: the task, whose metric must be the accuracy of a text classifier.
+        budget: permitted drop of accuracy.
         confidence: confidence of the certificate.
         seed: seed of the division.
 
     Raises:
-        UsageError: the metric is not a share of rows, or the budget is not between 0 and 1.
-        InputError: too few rows to certify even a search that loses nothing.
+        UsageError: the metric is not accuracy, or the budget is not between 0 and 1.
+        InputError: there are too few rows to certify even a search that loses nothing.
     """
     if task.name != "text-classification" or task.metric != "accuracy":
         raise UsageError(
@@ -192,11 +199,11 @@ def certify(
 
     Args:
         steps: the steps of a search, each with fewer heads than the one before; the first has all heads.
-        losses: 1.0 for each unseen row that the model with a step's heads gets wrong, else 0.0, `[rows]`, in random
+        losses: 1.0 for each unseen row that the model with a step's heads misclassifies, else 0.0, `[rows]`, in random
             order.
-        budget: drop of accuracy that is permitted.
+        budget: permitted drop of accuracy.
         confidence: confidence that a certified drop is within the budget.
-        searched_rows: rows that the search saw.
+        searched_rows: number of rows that the search saw, for the certificate.
     """
     dense = losses(steps[0])
     drops, p_values, needed, passed = [0.0], [0.0], None, 1
@@ -212,7 +219,7 @@ def certify(
 
 
 def removal_steps(steps: Iterable[Step]) -> list[Step]:
-    """The steps that remove heads, and the first."""
+    """The first step and the steps that remove heads."""
     removals: list[Step] = []
     for step in steps:
         if not removals or step.kept != removals[-1].kept:

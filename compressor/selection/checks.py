@@ -1,4 +1,4 @@
-"""Checks of a configuration before anything is computed."""
+"""Check the configuration of a selection before anything is computed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from compressor.selection.ray_cluster import check_reachable
 from compressor.tasks.base import Data
 
 TRAINING_WITH_MASKS = "training with masks"
-"""What the options of the schedule belong to where no method reads them, for messages."""
+"""Name in messages of what reads the schedule options if no method does."""
 
 
 def check_options(selection: SelectionConfig, *, heads: bool = True, blocks: bool = False) -> None:
-    """Check the options as learning will read them, without a model.
+    """Check the options of learning, without a model.
 
     Args:
         selection: method and options.
@@ -23,7 +23,7 @@ def check_options(selection: SelectionConfig, *, heads: bool = True, blocks: boo
         blocks: the model trains with masks afterwards, so the options of the schedule are read.
 
     Raises:
-        UsageError: an option does not exist, cannot be read or is out of range.
+        UsageError: an option does not exist, has an invalid value or is out of range.
         TargetMissingError: the requested Ray workers are not available.
     """
     names = option_names(selection.method) if heads else ()
@@ -46,16 +46,17 @@ def check_options(selection: SelectionConfig, *, heads: bool = True, blocks: boo
 
 
 def _check_schedule(subject: str, selection: SelectionConfig) -> None:
-    pace = read_options(subject, selection.options, ScheduleOptions)
-    pace.schedule(1, selection.batch_size, selection.learning_rate, selection.seed)
+    """Raise UsageError unless the schedule options are valid; `subject` names their reader in messages."""
+    schedule_options = read_options(subject, selection.options, ScheduleOptions)
+    schedule_options.schedule(1, selection.batch_size, selection.learning_rate, selection.seed)
 
 
 def check_budget(selection: SelectionConfig, data: Data) -> None:
-    """Check the loss allowed against the metric and the number of rows.
+    """Check the allowed loss (`max_drop`) against the metric and the number of rows.
 
     Raises:
-        UsageError: the metric cannot fall so far, or it cannot be certified.
-        InputError: too few rows for a certificate.
+        UsageError: the metric cannot fall so far, or cannot be certified.
+        InputError: there are too few rows for a certificate.
     """
     if selection.max_drop is None:
         return

@@ -16,11 +16,12 @@ from graph_passes.files import atomic_replace
 
 
 class Evaluation(NamedTuple):
-    """What is known about one subset.
+    """The evaluation of one subset of heads.
 
     Attributes:
         statistics: `Task.per_example` of every evaluation row, `[examples, k]`.
-        forwards: cost: its part of the cost of the subsets that were measured with it.
+        forwards: cost, in forwards of the whole model over all evaluation rows; subsets that were measured together
+            share their cost equally.
     """
 
     statistics: np.ndarray
@@ -28,17 +29,18 @@ class Evaluation(NamedTuple):
 
 
 Evaluations = dict[frozenset[Head], Evaluation]
+"""Evaluations by the heads that are kept."""
 
 
 class EvaluationStore:
-    """Evaluations in an `.npz` file. It is written from time to time, and seldom if writing takes long.
+    """Evaluations in an `.npz` file, which is written at intervals, longer ones if a write takes long.
 
     Args:
         path: the file; it need not exist.
         heads: all heads, in (site, head) order.
         rows: number of evaluation rows.
-        seconds: least time between two writes.
-        write_share: the same, as a multiple of the time that a write takes; the longer one counts.
+        seconds: minimum time between two writes.
+        write_share: minimum time between two writes, as a multiple of the time that a write takes.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class EvaluationStore:
         self._next_write = time.monotonic() + seconds
 
     def load(self) -> Evaluations:
-        """The evaluations in the file; none if it is missing, damaged, or of other heads or rows."""
+        """The evaluations in the file; empty if it is missing, damaged, or of other heads or rows."""
         with (
             contextlib.suppress(OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile),
             np.load(self._path) as file,
@@ -62,7 +64,7 @@ class EvaluationStore:
         return {}
 
     def exchange(self, evaluations: Evaluations) -> None:
-        """If it is time to write: add to `evaluations` what other processes wrote, and write all of them."""
+        """If the interval has passed, add evaluations that other processes wrote to `evaluations`, and write all."""
         if time.monotonic() < self._next_write:
             return
         start = time.monotonic()

@@ -1,4 +1,4 @@
-"""How much the loss of an example depends on the gate of each head (Michel et al. 2019, equation 2)."""
+"""Importance of heads: the sensitivity of the loss to the gate of each head (Michel et al. 2019, equation 2)."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def sensitivity(
     of a site that one forward calls several times). One gate per example and head lets autograd compute the sum.
 
     Args:
-        model: not changed; evaluated without dropout.
-        sites: its sites.
-        mask: `[heads]`, bool: the heads that remain; the others are zero in the forward.
+        model: the model, which is not changed and runs without dropout.
+        sites: its sites, in call order.
+        mask: `[heads]`, bool: the heads that are kept; the others are zero in the forward.
         batches: collated batches with the model's labels (`Task.loss_inputs`). A batch without `labels` has one label
             per row under another name.
 
     Returns:
-        float64, zero for the heads outside `mask`.
+        `[heads]`, float64; zero for the heads outside `mask`.
     """
     total = torch.zeros(mask.shape, dtype=torch.float64)
     examples = 0
@@ -64,11 +64,11 @@ def sensitivity(
 
 
 def _loss_factor(labels: Tensor, *, is_shifted: bool) -> Tensor:
-    """Factor `[rows, 1]` from d(loss of the batch) to d(loss of an example).
+    """Factor `[rows, 1]` that converts a gradient of the batch's loss to one of each example's own loss.
 
     The loss of the batch is the mean over all its labels, the loss of an example the mean over its own labels. With one
-    label per row the factor is the number of rows; with one label per token rows differ. A decoder-only model shifts
-    its labels by one, so that the first has no loss; an encoder-decoder model shifts its inputs.
+    label per row the factor is the number of rows; with one label per token it differs between rows. A decoder-only
+    model shifts its labels by one, so the first label has no loss; an encoder-decoder model shifts its inputs.
     """
     if labels.dim() < 2 or labels.is_floating_point():
         return labels.new_full((len(labels), 1), len(labels), dtype=torch.float32)

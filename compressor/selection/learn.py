@@ -1,4 +1,4 @@
-"""From a model and rows to a plan: select the heads to keep by the configured method."""
+"""Learn a plan from a model and rows: select the heads to keep by the configured method."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from compressor.tasks.base import Data
 from compressor.tasks.segment_streams import Streams
 from compressor.units import Site
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def learn(
@@ -45,7 +45,7 @@ def learn(
         data: encoded rows; heads are selected by `Task.chooser`.
         selection: method, options, number of heads, schedule, seed.
         checkpoint_dir: where checkpoints are written; those of another run are discarded.
-        on_progress: called with (steps finished, steps in all).
+        on_progress: called with (steps finished, steps in total).
 
     Raises:
         UsageError: an option does not exist or is out of range, the number of heads is missing or out of range, or the
@@ -55,7 +55,7 @@ def learn(
     heads = sum(site.heads for site in pool_of(sites, selection.options))
     keep = None if selection.keep is None else heads_to_keep(selection.keep, heads)
     reported = data.task
-    if selection.searches or not isinstance(reported, Streams):  # training reads streams as they are scored
+    if selection.searches or not isinstance(reported, Streams):  # training on streams uses the reported metric
         data = replace(data, task=reported.chooser)
     if method.kind == "gate":
         if keep is None and selection.method not in PENALISED_METHODS:
@@ -79,5 +79,5 @@ def learn(
             )
         with evaluator_factory(selection.ray) as make_evaluator:
             learned = run_search(model, sites, data, selection, keep, checkpoint_dir, on_progress, make_evaluator)
-    _log.debug("%s keeps %d heads", selection.method, learned.plan.heads_kept)
+    logger.debug("%s keeps %d heads", selection.method, learned.plan.heads_kept)
     return learned

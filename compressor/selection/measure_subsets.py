@@ -1,4 +1,4 @@
-"""Statistics of evaluation rows for subsets of heads, with as little of the model run as each subset needs."""
+"""Statistics of evaluation rows for subsets of heads; each subset runs only the part of the model that it changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from compressor.training.schedule import MixedPrecision
 from compressor.units import Site
 
 _SHARED_TOKENS = {"cpu": 1024, "cuda": 65_536}
-"""Tokens of a forward up to which several subsets share it: more rows make a processor no faster."""
+"""Maximum number of tokens of a forward that several subsets share; larger forwards are not more efficient."""
 
 _Base = tuple[frozenset[Head], ActivationCache]
 """A subset and its activations on one batch."""
@@ -39,15 +39,15 @@ class Measurement(NamedTuple):
 
 
 class Measurer(Protocol):
-    """Measures subsets of heads, on this process or on others."""
+    """Measures subsets of heads, in this process or in others."""
 
     def measure(self, subsets: Sequence[frozenset[Head]], base: frozenset[Head] | None) -> Measurement:
-        """Measure different subsets.
+        """Measure subsets, which must be distinct.
 
         Args:
-            subsets: the heads that each keeps.
-            base: the subset whose activations are recorded first, so that `subsets` run from their first difference to
-                it; None: from their difference to what was recorded last.
+            subsets: the heads that each subset keeps.
+            base: a subset whose activations are recorded first, so that `subsets` run from their first difference from
+                it; None: they run from their first difference from the subset that was recorded last.
         """
         ...
 
@@ -61,19 +61,19 @@ class _Batch(NamedTuple):
 
 
 class SubsetMeasurer:
-    """Measures subsets of one model on this process.
+    """Measures subsets of one model in this process.
 
-    A recorded subset, too, runs from its first difference to the one recorded before it.
+    A subset to be recorded also runs from its first difference from the one that was recorded before.
 
     Args:
-        model: not changed.
+        model: the model, which is not changed.
         sites: its sites, in call order.
         task: computes the statistics.
         rows: the evaluation rows.
         batch_size: rows per batch.
         mixed_precision: precision of matrix products.
-        reuse: False: run the whole model for every subset, one at a time, with the rows in their own order.
-        memory_share: share of the free memory that activations may take; those that do not fit are computed again.
+        reuse: reuse activations. False: run the whole model for every subset, one at a time, with rows in their order.
+        memory_share: share of the free memory that activations may use; those that do not fit are computed again.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class SubsetMeasurer:
         return Measurement(np.stack([np.concatenate(arrays)[inverse] for arrays in parts]), self._forwards)
 
     def _record(self, base: frozenset[Head], number: int, batch: _Batch) -> _Base:
-        """The activations of `base` on one batch: recorded already, or run from its difference to an older record."""
+        """The activations of `base` on batch `number`: the current record, or a new one that starts from it."""
         older = self._records.get(number)
         if older is not None and older[0] == base:
             return older
@@ -129,7 +129,7 @@ class SubsetMeasurer:
     def _groups(
         self, subsets: Sequence[frozenset[Head]], record: _Base | None, batch: _Batch
     ) -> Iterator[tuple[int, list[frozenset[Head]]]]:
-        """Subsets that share a forward, with the first attention call that any of them changes."""
+        """Groups of subsets that share a forward, each with the first attention call that its subsets change."""
         by_call: dict[int, list[frozenset[Head]]] = {}
         for subset in subsets:
             by_call.setdefault(self._first_call(subset, record), []).append(subset)
@@ -142,7 +142,7 @@ class SubsetMeasurer:
     def _logits(
         self, batch: _Batch, group: Sequence[frozenset[Head]], record: _Base | None, call: int
     ) -> list[np.ndarray]:
-        """Logits of each subset of a group."""
+        """Logits of each subset of a group, which runs from attention call `call` on."""
         try:
             outputs = self._run(batch, group, record, call)
         except NotRowsError:
@@ -158,6 +158,15 @@ class SubsetMeasurer:
         call: int,
         cache: ActivationCache | None = None,
     ) -> Any:
+        """The outputs of a group of subsets on a batch, run from attention call `call` on; adds to the cost.
+
+        Args:
+            batch: the batch.
+            group: the subsets.
+            record: recorded activations to replay; None: run the whole model.
+            call: the first attention call at which a subset differs from `record`.
+            cache: filled with the activations of this run; None: they are not recorded.
+        """
         replayed = record[1] if record else None
         share = 1 - replayed.start(call) / len(replayed.layers) if replayed and replayed.layers else 1.0
         outputs = self._forward.run(batch.inputs, self._gates(group), base=replayed, call=call, record=cache)
@@ -169,11 +178,12 @@ class SubsetMeasurer:
         return record[1].first_call({site for site, _ in subset ^ record[0]}) if record else 0
 
     def _gates(self, subsets: Sequence[frozenset[Head]]) -> Tensor:
-        """`[subsets, heads]`, one where a head is kept."""
+        """Gates `[subsets, heads]`: one where a head is kept, else zero."""
         gates = [[float(head in subset) for head in self._heads] for subset in subsets]
         return torch.tensor(gates, device=self._model.device)
 
     def _batches(self) -> Iterator[_Batch]:
+        """All batches of the evaluation rows, on the device of the model."""
         for indices, batch in batches(self._task, self._rows, self._batch_size) if self._reuse else self._in_order():
             labels = batch.pop(self._task.label_name).numpy()
             yield _Batch(indices, {name: tensor.to(self._model.device) for name, tensor in batch.items()}, labels)
@@ -185,7 +195,7 @@ class SubsetMeasurer:
             yield indices, self._task.collate([self._rows[index] for index in indices])
 
     def _room(self) -> float:
-        """Bytes that all activations may take, by the free memory when the first are recorded."""
+        """Bytes that all activations may use: a share of the memory that was free at the first record."""
         if self._memory_limit is None:
             cuda = self._model.device.type == "cuda"
             free = torch.cuda.mem_get_info()[0] if cuda else psutil.virtual_memory().available

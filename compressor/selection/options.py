@@ -1,7 +1,7 @@
 """Options of methods: one frozen model for each method beside its class, and the models that methods share.
 
-`--options name=value` sets a field of the method's own model or of a shared one: a gate has `ScheduleOptions` and
-`PoolOptions`, a search `SampleOptions`. The tables of the documentation are made from these fields.
+`--options name=value` sets a field of the method's own model or of a shared one: gates share `ScheduleOptions` and
+`PoolOptions`, searches share `SampleOptions`. The tables of the documentation are generated from these fields.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ StepShare = Annotated[float, Field(ge=0, le=1)]
 
 
 class MethodOptions(Config):
-    """Base of the options of a method. A field holds its default, its range and its description."""
+    """Base class of the options of a method. Each field has a default, a range and a description."""
 
 
 class ScheduleOptions(MethodOptions):
@@ -56,7 +56,7 @@ class ScheduleOptions(MethodOptions):
 
 
 class PoolOptions(MethodOptions):
-    """The option of every gate that says which heads compete."""
+    """The option of every gate that determines which heads compete."""
 
     pool: Literal["model", "kind", Kind] = Field(
         "model",
@@ -100,10 +100,15 @@ def default_options(method: str) -> dict[str, Any]:
 
 
 def check_option_names(subject: str, options: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Refuse options that do not exist.
+    """Check that all options exist.
+
+    Args:
+        subject: what the options belong to, for the message: a method, or `training with masks`.
+        options: option values by name.
+        names: names of the options that exist.
 
     Raises:
-        UsageError: one is not among `names`; the most similar name is suggested. `subject` is what they belong to.
+        UsageError: an option is not among `names`; the message suggests the most similar name.
     """
     for name, value in options.items():
         if name not in names:
@@ -121,11 +126,11 @@ def read_options(subject: str, options: Mapping[str, Any], model: type[_M]) -> _
 
     Args:
         subject: what the options belong to, for the message: a method, or `training with masks`.
-        options: name -> value as a recipe holds it.
-        model: whose fields are read.
+        options: option values by name, as in a recipe.
+        model: the model whose fields are read.
 
     Raises:
-        UsageError: a value cannot be read, is out of its range, or contradicts another.
+        UsageError: a value is invalid, out of range, or contradicts another.
     """
     try:
         return model(**{name: value for name, value in options.items() if name in model.model_fields})
@@ -134,6 +139,7 @@ def read_options(subject: str, options: Mapping[str, Any], model: type[_M]) -> _
 
 
 def _usage_error(subject: str, error: pydantic.ValidationError, model: type[MethodOptions]) -> UsageError:
+    """The error for the first fault that pydantic found in the options of `subject`."""
     fault = error.errors(include_url=False)[0]
     cause = fault.get("ctx", {}).get("error")
     if isinstance(cause, FieldConflictError):
@@ -158,9 +164,9 @@ class Option:
 
     Attributes:
         name: its name in `--options`.
-        default: its value where it is not set; None where it depends on other options.
+        default: its default; None if it depends on other options.
         description: what it does.
-        choices: the values that it chooses among; empty where it takes any of its type.
+        choices: the values that it permits; empty if it permits any value of its type.
     """
 
     name: str
@@ -170,7 +176,7 @@ class Option:
 
     @property
     def assignment(self) -> str:
-        """`name=default` as `--options` reads it; the name alone where there is no fixed default."""
+        """`name=default` as `--options` reads it; only the name if there is no fixed default."""
         if self.default is None:
             return self.name
         text = f"{self.default:.4g}" if isinstance(self.default, float) else str(self.default)
@@ -178,7 +184,7 @@ class Option:
 
 
 def list_options(*models: type[MethodOptions]) -> tuple[Option, ...]:
-    """The options of some models, in order; `list_options(*option_models(method))` are all options of a method."""
+    """The options of some models, in order; `list_options(*option_models(method))` lists all options of a method."""
     return tuple(
         Option(name, field.default, field.description or "", choices_of(field))
         for model in models
@@ -192,6 +198,7 @@ def options_table(method: str) -> str:
 
 
 def _rows(options: Sequence[Option]) -> Iterator[tuple[str, str, str]]:
+    """Cells of a table of options: name, default, description with choices."""
     for option in options:
         _, _, default = option.assignment.partition("=")
         choices = ", ".join(f"`{choice}`" for choice in option.choices)

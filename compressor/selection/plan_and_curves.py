@@ -1,4 +1,4 @@
-"""The result of learning: kept heads as a plan, the log as curves."""
+"""The result of learning: the plan of kept heads, and curves from the log."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Learned:
 
     Attributes:
         plan: every site with the heads that are kept. The caller adds the fingerprint of the model.
-        curves: what was measured meanwhile, by step.
+        curves: values that were measured during learning, by step.
         trained: whether the weights of the model changed.
-        notes: what a reader of the plan must know, e.g. what was certified.
-        certificate: what was proven of a search; None where nothing was to be certified.
+        notes: facts for a reader of the plan, e.g. that it is certified.
+        certificate: the certificate of a search; None: none was requested.
     """
 
     plan: Plan
@@ -50,22 +50,25 @@ def to_plan(
 
     Args:
         sites: the model's sites, in call order.
-        scales: kept head -> its scale.
+        scales: scale of each kept head.
         selection: method and seed.
         options: every option of the method, defaults included.
-        data: its training rows were learned from.
+        data: the rows from which heads were learned.
     """
-    evidence = {
+    record = {
         "method": selection.method,
         "options": dict(options),
         "seed": selection.seed,
         "data": data.train_hash,
     }
-    return keep_only(sites, scales).model_copy(update=evidence)
+    return keep_only(sites, scales).model_copy(update=record)
 
 
 def training_curves(log: Sequence[Mapping[str, Any]], metric: str) -> tuple[CurvePoint, ...]:
-    """The log of `fit` as points; `overlap` is the share of the finally kept heads that were already kept then."""
+    """The log of `fit` as points.
+
+    `overlap` is the share of the heads kept at the last point of the log that are kept at a point.
+    """
     names = ("loss", "learning_rate", f"eval_{metric}")
     final = set(next((entry["kept"] for entry in reversed(log) if "kept" in entry), ()))
     points: dict[int, dict[str, float]] = {}
@@ -80,7 +83,7 @@ def training_curves(log: Sequence[Mapping[str, Any]], metric: str) -> tuple[Curv
 
 
 def search_curves(steps: Sequence[Step], task: Task) -> tuple[CurvePoint, ...]:
-    """The steps of a search as points: the number of heads that remain, and the metric in its own direction."""
+    """The steps of a search as points: the number of heads that remain, and the metric with its original sign."""
     sign = 1.0 if task.higher_is_better else -1.0
     points = []
     for number, step in enumerate(steps):

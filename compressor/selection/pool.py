@@ -1,4 +1,4 @@
-"""Which heads compete, and how many of them are kept."""
+"""The heads that compete, and the number of them to keep."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from graph_passes.plan import Kind
 
 
 def pool_of(sites: Sequence[Site], options: Mapping[str, Any]) -> list[Site]:
-    """The sites among whose heads a method with these options chooses: those of option `pool`.
+    """The sites whose heads compete under a method's options: those that the option `pool` names.
 
     Raises:
         UsageError: the model has no attention of this kind.
@@ -38,10 +38,10 @@ def heads_to_keep(keep: int | str, heads: int, flag: str = "--keep") -> int:
     Args:
         keep: a count or a share.
         heads: the number of heads to choose from.
-        flag: the flag that set it, for the message.
+        flag: the flag that set it, for the error message.
 
     Raises:
-        UsageError: it is neither, or out of range.
+        UsageError: `keep` is neither, or out of range.
     """
     text = str(keep).strip()
     try:

@@ -1,8 +1,8 @@
-"""Run a model from any of its layers on, and replay the layers before: a search repeats most of each forward.
+"""Run a model from any of its layers on and replay recorded outputs of the layers before, which a search would repeat.
 
-A layer here is an element of the model's outermost lists of modules: a layer of an encoder or a decoder. A subset of
-heads has its first effect at the first attention call whose gates differ. Every layer that ends before that call gives
-the same output, and every attention up to and including that call gives the same output of each head before its gate.
+A layer here is an element of the model's outermost module lists: a layer of an encoder or a decoder. Two subsets of
+heads differ first at the first attention call whose gates differ. All layers that end before that call have the same
+output, and all attentions up to and including that call have the same head outputs before their gates.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ActivationCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensors, storage shared by several counted once."""
+        """Bytes of the tensors; shared storage is counted once."""
         sizes: dict[int, int] = {}
         for tensor in (*self.heads, *_tensors(self.layers)):
             sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
@@ -52,21 +52,21 @@ class ActivationCache:
         return next((call for call, site in enumerate(self.sites) if site in changed), len(self.sites))
 
     def start(self, call: int) -> int:
-        """The number of calls of a layer that end before attention call `call`: these need not run again."""
+        """The number of layer calls that end before attention call `call`; these need not run again."""
         return sum(end <= call for end in self.ends)
 
 
 class PartialForward:
-    """Forwards of one model without dropout, from any layer on.
+    """Runs forwards of one model without dropout, from any layer on.
 
     Args:
-        model: not changed.
+        model: the model, which is not changed.
         sites: its sites, in call order.
         mixed_precision: precision of matrix products.
     """
 
     def __init__(self, model: PreTrainedModel, sites: Sequence[Site], mixed_precision: MixedPrecision = "no") -> None:
-        self._model, self._sites, self._half = model, sites, mixed_precision == "bf16"
+        self._model, self._sites, self._is_half = model, sites, mixed_precision == "bf16"
         self._layers = outermost_layers(model)
         parameters = inspect.signature(model.forward).parameters
         self._fixed_inputs = {"use_cache": False} if "use_cache" in parameters else {}
@@ -86,8 +86,8 @@ class PartialForward:
             batch: inputs `[rows, ...]`.
             gates: `[subsets, heads]`; the output has `subsets * rows` rows, all rows of the first subset first.
             base: activations of an earlier run on this batch, replayed up to the attention call `call`.
-            call: the first attention call at which gates differ from those of `base`.
-            record: filled with the activations of this run; only for one subset.
+            call: the first attention call at which `gates` differ from those of `base`.
+            record: filled with the activations of this run, which must be of one subset; None: they are not recorded.
 
         Raises:
             NotRowsError: several subsets cannot share a forward of this model.
@@ -100,22 +100,30 @@ class PartialForward:
         def on_call(attention: Call) -> tuple[Tensor, Tensor | None]:
             out = replay.attention(attention)
             gate = gate_of[attention.site].to(out.device, out.dtype)
-            # Where a forward splits a row into several, as chunked attention does, those lie side by side.
+            # Chunked attention splits a row into several, which are consecutive.
             return out * gate.repeat_interleave(len(out) // len(gate), dim=0)[:, None, :, None], None
 
         inputs = {name: _repeat(value, len(gates), rows) for name, value in batch.items()}
         was_training = self._model.training
         self._model.eval()
         try:
-            half = torch.autocast(self._model.device.type, torch.bfloat16, enabled=self._half)
-            with torch.no_grad(), half, replay.patched(self._layers), intercepted(self._model, on_call, None):
+            autocast = torch.autocast(self._model.device.type, torch.bfloat16, enabled=self._is_half)
+            with torch.no_grad(), autocast, replay.patched(self._layers), intercepted(self._model, on_call, None):
                 return self._model(**inputs, **self._fixed_inputs)
         finally:
             self._model.train(was_training)
 
 
 class _Replay:
-    """What one forward replays, and what it records."""
+    """Replays recorded activations in one forward, and records new ones.
+
+    Args:
+        subsets: number of subsets in the forward.
+        rows: rows of each subset.
+        base: activations to replay; None: nothing is replayed.
+        call: the first attention call that differs from `base`.
+        record: filled with the activations of this forward; None: they are not recorded.
+    """
 
     def __init__(
         self, subsets: int, rows: int, base: ActivationCache | None, call: int, record: ActivationCache | None
@@ -125,6 +133,7 @@ class _Replay:
         self.layer_calls = self.attention_calls = 0
 
     def attention(self, attention: Call) -> Tensor:
+        """The output of an attention call before its gates, replayed if it equals that of `base`."""
         number = self.attention_calls
         self.attention_calls += 1
         if self.base is not None and number <= self.call and number < len(self.base.heads):
@@ -138,14 +147,15 @@ class _Replay:
         return repeated
 
     def layer(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The output of a layer call, replayed if it equals that of `base`."""
         number = self.layer_calls
         self.layer_calls += 1
         if self.base is not None and number < self.start:
-            before, self.attention_calls = self.attention_calls, self.base.ends[number]
+            first_call, self.attention_calls = self.attention_calls, self.base.ends[number]
             output = self.base.layers[number]
             if self.record is not None:
-                self.record.heads += self.base.heads[before : self.attention_calls]
-                self.record.sites += self.base.sites[before : self.attention_calls]
+                self.record.heads += self.base.heads[first_call : self.attention_calls]
+                self.record.sites += self.base.sites[first_call : self.attention_calls]
             repeated = _repeat(output, self.subsets, self.rows)
         else:
             repeated = output = forward(*args, **kwargs)
@@ -156,21 +166,21 @@ class _Replay:
 
     @contextmanager
     def patched(self, modules: Sequence[nn.Module]) -> Iterator[None]:
-        """Route the forwards of some modules through `layer`."""
-        before = [(module, vars(module).get("forward")) for module in modules]
+        """Route the forwards of `modules` through `layer`; restore them on exit."""
+        former_forwards = [(module, vars(module).get("forward")) for module in modules]
         try:
             for module in modules:
                 module.forward = partial(self.layer, module.forward)
             yield
         finally:
-            for module, forward in before:
+            for module, forward in former_forwards:
                 del module.forward
                 if forward is not None:
                     module.forward = forward
 
 
 def outermost_layers(model: nn.Module) -> list[nn.Module]:
-    """The elements of the outermost lists of modules, none of which lies inside another."""
+    """The elements of the outermost module lists of a model; none of them is inside another."""
     layers: list[nn.Module] = []
 
     def visit(module: nn.Module) -> None:
@@ -185,11 +195,15 @@ def outermost_layers(model: nn.Module) -> list[nn.Module]:
 
 
 class NotRowsError(Exception):
-    """Several subsets cannot share a forward, because the output of a layer is not made of rows."""
+    """Several subsets cannot share a forward, because the output of a layer does not consist of rows."""
 
 
 def _repeat(value: Any, times: int, rows: int) -> Any:
-    """`times` concatenated copies of every tensor made of `rows` rows; a tensor of a single row serves all."""
+    """Concatenate `times` copies of every tensor of `rows` rows in `value`; tensors of a single row stay as they are.
+
+    Raises:
+        NotRowsError: `value` contains anything else.
+    """
     if times == 1 or value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Tensor):
@@ -203,6 +217,7 @@ def _repeat(value: Any, times: int, rows: int) -> Any:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
+    """All tensors in nested lists and tuples."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (tuple, list)):

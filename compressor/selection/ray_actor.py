@@ -1,4 +1,4 @@
-"""`ShareWorker` as an actor of Ray. This module is loaded without PyTorch, because the driver needs the class alone."""
+"""`ShareWorker` as a Ray actor. This module does not import PyTorch, because the driver needs only the class."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 _THREADS = 1
-"""Threads of a worker: more rows at a time are better distributed than computed by several threads."""
+"""Threads of a worker: more workers with fewer rows each are faster than more threads per worker."""
 
 
 class RayWorker:
-    """One worker. Every request holds references to what it needs, so that a worker that was restarted can continue."""
+    """One worker. Every request holds references to all data that it needs, so that a restarted worker can continue."""
 
     def __init__(self) -> None:
         import torch
@@ -20,7 +20,7 @@ class RayWorker:
         self._worker: Any = None
 
     def ready(self) -> None:
-        """Returns once the worker has started."""
+        """Return once the worker has started."""
 
     def measure(
         self, setup: list[Any], share: list[Any], subsets: Sequence[Any], base: Any, record: bool
@@ -28,11 +28,11 @@ class RayWorker:
         """The statistics and the cost that `ShareWorker.measure` returns.
 
         Args:
-            setup: reference to a pickled `WorkerSetup`, in a list, because Ray looks up a bare reference itself.
+            setup: reference to a pickled `WorkerSetup`, in a list, because Ray would resolve a bare reference.
             share: reference to the pickled rows of this worker, in a list.
-            subsets: the heads that each keeps.
-            base: the subset that the workers recorded last; None: they recorded none yet.
-            record: record it again.
+            subsets: the heads that each subset keeps.
+            base: the subset that the workers recorded last; None: they have recorded none.
+            record: record `base` first.
         """
         if self._worker is None or self._share != share:
             import ray

@@ -1,4 +1,4 @@
-"""Ray, started or joined by a process of its own, and ended without a trace."""
+"""Start Ray, or join a Ray cluster, in a separate process, and remove all its processes and files at the end."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ import psutil
 from compressor.errors import ErrorCode, TargetMissingError
 
 _CONNECT_SECONDS = 5
-"""Time to reach an address."""
+"""Time limit for a connection to an address."""
 _SHUTDOWN_SECONDS, _INTERRUPT_SECONDS, _EXIT_SECONDS = 20, 5, 2
-"""Time for Ray to shut down, for an interrupted driver to do so, and for the processes of Ray to end after that."""
+"""Time limits for Ray to shut down, for an interrupted driver to do so, and for Ray's processes to end afterwards."""
 _MIN_STORE = 80 * 2**20
-"""The least memory that Ray takes for objects that processes share."""
-_log = logging.getLogger(__name__)
+"""Minimum size of Ray's object store, in bytes."""
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class RaySettings:
-    """How Ray is used.
+    """Settings of workers and time limits of Ray.
 
     Attributes:
-        cores: cores that a worker reserves.
-        restarts: times that a worker that died is restarted before the run fails.
-        start_seconds: time for workers to start.
-        answer_seconds: time for a cluster behind an address to answer.
+        cores: number of cores that a worker reserves.
+        restarts: number of times that a worker that ended is restarted before the run fails.
+        start_seconds: time limit for workers to start.
+        answer_seconds: time limit for a cluster to answer.
     """
 
     cores: float = 1
@@ -48,12 +48,15 @@ class RaySettings:
 
 
 def is_installed() -> bool:
-    """Whether Ray is on this machine; it is not imported."""
+    """Whether Ray is installed; it is not imported."""
     return importlib.util.find_spec("ray") is not None
 
 
 def check_reachable(where: str) -> None:
-    """Refuse what can be known at once not to work.
+    """Check that Ray is installed, and that the address of a cluster accepts connections.
+
+    Args:
+        where: value of `--ray`, see `RayProcess`.
 
     Raises:
         TargetMissingError: Ray is not installed, or nothing listens at the address.
@@ -75,13 +78,13 @@ def check_reachable(where: str) -> None:
 
 
 class RayProcess:
-    """The process that Ray is driven from; nothing of it remains after the context.
+    """The process that drives Ray. Its processes and files are removed when the context ends.
 
     Args:
-        where: `local`, as many workers as this machine has cores; `local:4`; `HOST:PORT` of a cluster that this machine
-            is a node of.
-        settings: how Ray is used.
-        shared_bytes: bytes that the workers share.
+        where: `local`: as many workers as this machine has cores; `local:4`: four workers; `HOST:PORT`: a cluster of
+            which this machine is a node.
+        settings: settings of workers, and time limits.
+        shared_bytes: bytes of the objects that workers share.
 
     Raises:
         TargetMissingError: Ray does not start, or no cluster answers.
@@ -120,33 +123,34 @@ class RayProcess:
         self.close()
 
     def request(self, name: str, *arguments: Any, **options: Any) -> Any:
-        """The result of a method of `ray_driver.Driver`.
+        """Call a method of `ray_driver.Driver` in the process and return its result.
 
         Raises:
             TargetMissingError: the process ended.
-            Exception: what the method raised.
+            Exception: the method raised it.
         """
         self._send(name, *arguments, **options)
-        succeeded, answer = self._receive()
+        succeeded, result = self._receive()
         if not succeeded:
-            raise _unpickled(answer)
-        return answer
+            raise _unpickled(result)
+        return result
 
     def close(self) -> None:
         """End Ray and the process, and remove their files."""
-        self._connection.close()  # which ends an idle process
+        self._connection.close()  # an idle process then ends by itself
         if self._process is not None:
             if not self._is_connected:
                 seconds = 0
             elif self._is_waiting:
                 seconds = _INTERRUPT_SECONDS
-                self._process.terminate()  # a busy process does not see the connection close
+                self._process.terminate()  # a busy process does not notice the closed connection
             else:
                 seconds = _SHUTDOWN_SECONDS
             _end(self._process, self._folder.name, seconds)
         self._folder.cleanup()
 
     def _connect(self, settings: RaySettings, shared_bytes: int) -> None:
+        """Let the process start or join Ray; raise TargetMissingError if that fails or takes too long."""
         workers = _local_workers(self._where)
         if workers is None:
             arguments: dict[str, Any] = {"address": self._where}
@@ -159,33 +163,35 @@ class RayProcess:
                 "_temp_dir": self._folder.name,
             }
         self._send("connect", arguments)
-        # Ray may wait for a long time for a cluster that does not answer.
+        # Ray itself may wait much longer for a cluster that does not answer.
         seconds = settings.answer_seconds if workers is None else settings.start_seconds
         if not self._connection.poll(seconds):
             raise _unavailable(self._where, f"no answer for {seconds:g} s")
-        succeeded, answer = self._receive()
+        succeeded, result = self._receive()
         if not succeeded:
-            raise _unavailable(self._where, str(_unpickled(answer)))
+            raise _unavailable(self._where, str(_unpickled(result)))
         self._is_connected = True
-        _log.debug("--ray %s: connected", self._where)
+        logger.debug("--ray %s: connected", self._where)
 
     def _send(self, name: str, *arguments: Any, **options: Any) -> None:
+        """Send a request: the name of a method of `Driver` and its arguments."""
         self._is_waiting = True
-        with suppress(BrokenPipeError):  # the process ended, which receiving shows
+        with suppress(BrokenPipeError):  # the process ended, which `_receive` reports
             self._connection.send((name, arguments, options))
 
     def _receive(self) -> tuple[bool, Any]:
         """Whether the request succeeded, and its result or the pickled error."""
         try:
-            succeeded, answer = self._connection.recv()
+            succeeded, result = self._connection.recv()
         except (EOFError, ConnectionResetError) as error:
             lines = [line.strip() for line in self._log_path.read_text(errors="replace").splitlines() if line.strip()]
             raise _unavailable(self._where, lines[-1][:200] if lines else "its process ended") from error
         self._is_waiting = False
-        return succeeded, answer
+        return succeeded, result
 
 
 def _unpickled(error: bytes) -> Exception:
+    """The exception that the driver pickled."""
     from ray import cloudpickle
 
     unpickled: Exception = cloudpickle.loads(error)
@@ -193,10 +199,10 @@ def _unpickled(error: bytes) -> Exception:
 
 
 def _environment(where: str) -> dict[str, str]:
-    """Variables of the driver: it imports what this process can import."""
+    """Environment variables of the driver, which has the import path of this process."""
     defaults = {"RAY_USAGE_STATS_ENABLED": "0"}
     if _local_workers(where) is not None:
-        # The first, named for other systems, keeps Ray on the loopback device; the others keep strangers out.
+        # The first, in spite of its name, binds Ray to the loopback device; the others require a token of its clients.
         defaults |= {
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
             "RAY_AUTH_MODE": "token",
@@ -211,8 +217,8 @@ def _end(process: subprocess.Popen[bytes], folder: str, seconds: float) -> None:
 
     Args:
         process: the driver.
-        folder: folder of the session of Ray.
-        seconds: time for the driver to end by itself.
+        folder: the folder of Ray's session.
+        seconds: time limit for the driver to end by itself.
     """
     started = _descendants(process)
     with suppress(subprocess.TimeoutExpired):
@@ -221,20 +227,21 @@ def _end(process: subprocess.Popen[bytes], folder: str, seconds: float) -> None:
     process.kill()
     process.wait()
     started |= _processes_in(folder)
-    # Interrupted while it starts, Ray leaves processes that wait for the others.
+    # If Ray was interrupted while it started, processes remain that wait for others.
     for remaining in psutil.wait_procs(started, timeout=_EXIT_SECONDS)[1]:
         with suppress(psutil.NoSuchProcess):
             remaining.kill()
 
 
 def _descendants(process: subprocess.Popen[bytes]) -> set[psutil.Process]:
+    """All processes that a process started, directly or not."""
     with suppress(psutil.Error):
         return set(psutil.Process(process.pid).children(recursive=True))
     return set()
 
 
 def _processes_in(folder: str) -> set[psutil.Process]:
-    """Processes of Ray whose parent has ended: their command line names the folder of their session."""
+    """Processes whose command line names the folder of Ray's session, including those whose parent has ended."""
     processes = set()
     for process in psutil.process_iter():
         with suppress(psutil.Error):
@@ -244,6 +251,7 @@ def _processes_in(folder: str) -> set[psutil.Process]:
 
 
 def _unavailable(where: str, reason: str) -> TargetMissingError:
+    """The error for Ray that does not start, or a cluster that does not answer."""
     if _local_workers(where) is not None:
         message = f"--ray {where}: Ray did not start ({reason}); omit --ray to search in this process"
         return TargetMissingError(message, code=ErrorCode.RUNTIME_FAILED, field="ray", value=where, reason=reason)

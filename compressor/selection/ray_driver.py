@@ -1,8 +1,8 @@
-"""The process that Ray is driven from: `python -m compressor.selection.ray_driver CONNECTION`.
+"""The process that drives Ray: `python -m compressor.selection.ray_driver DESCRIPTOR WHERE`.
 
-Ray prints to stdout, replaces signal handlers and may end the process that connects to it, so it has a process of its
-own, which does without PyTorch. `ray_cluster.RayProcess` starts it and sends requests: the name of a method of `Driver`
-and its arguments. It ends Ray and itself when the connection closes.
+Ray prints to stdout, replaces signal handlers and may end the process that connects to it. Therefore a separate
+process, without PyTorch, connects to it. `ray_cluster.RayProcess` starts this process and sends requests: the name of a
+method of `Driver` and its arguments. It shuts down Ray and ends when the connection closes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from compressor.errors import CompressorError, ErrorCode, TargetMissingError
 from compressor.selection.ray_actor import RayWorker
 
 _QUIET: dict[str, Any] = {"logging_level": "critical", "configure_logging": False, "log_to_driver": False}
+"""Arguments of `ray.init` that silence its logs."""
 
 
 class Driver:
     """Serves the requests of a `RayProcess`.
 
     Args:
-        where: where Ray runs, as `--ray` names it, for messages.
+        where: value of `--ray`, for messages.
     """
 
     def __init__(self, where: str) -> None:
@@ -34,7 +35,11 @@ class Driver:
         self._objects: dict[int, Any] = {}
 
     def connect(self, settings: Mapping[str, Any]) -> None:
-        """Start or join a cluster; `settings` are arguments of `ray.init`."""
+        """Start or join a cluster; `settings` are arguments of `ray.init`.
+
+        Raises:
+            CompressorError: Ray reports an error.
+        """
         import ray
 
         try:
@@ -45,14 +50,20 @@ class Driver:
         signal.signal(signal.SIGTERM, _exit)
 
     def start_workers(self, maximum: int, cores: float, restarts: int, seconds: float, *, on_gpu: bool) -> int:
-        """Start at most `maximum` workers, as many as are free.
+        """Start a worker on every free core or GPU, but at most `maximum`.
 
         Args:
-            maximum: number of workers that have work.
-            cores: cores that a worker reserves.
-            restarts: times that a worker that died is restarted.
-            seconds: time for all to start.
-            on_gpu: every worker takes a GPU.
+            maximum: maximum number of workers.
+            cores: number of cores that a worker reserves.
+            restarts: number of times that a worker that ended is restarted.
+            seconds: time limit for all workers to start.
+            on_gpu: every worker uses a GPU.
+
+        Returns:
+            The number of workers.
+
+        Raises:
+            TargetMissingError: no core or GPU is free, or not all workers start.
         """
         import ray
 
@@ -65,9 +76,11 @@ class Driver:
                 value=self._where,
             )
         self._restarts = restarts
-        make: Any = ray.remote(RayWorker)
-        make = make.options(num_cpus=cores, num_gpus=int(on_gpu), max_restarts=restarts, max_task_retries=restarts)
-        self._actors = [make.remote() for _ in range(min(free, maximum))]
+        worker_class: Any = ray.remote(RayWorker)
+        worker_class = worker_class.options(
+            num_cpus=cores, num_gpus=int(on_gpu), max_restarts=restarts, max_task_retries=restarts
+        )
+        self._actors = [worker_class.remote() for _ in range(min(free, maximum))]
         try:
             ray.get([actor.ready.remote() for actor in self._actors], timeout=seconds)
         except ray.exceptions.RayError as error:
@@ -92,7 +105,12 @@ class Driver:
 
         Args:
             released: numbers of shared bytes that are no longer needed.
-            requests: arguments of `RayWorker.measure` of each worker, with numbers of shared bytes for references.
+            requests: arguments of `RayWorker.measure` for each worker, with numbers of shared bytes instead of
+                references.
+
+        Raises:
+            TargetMissingError: a worker ended and could not be restarted.
+            Exception: a worker raised it.
         """
         import ray
 
@@ -105,7 +123,7 @@ class Driver:
         try:
             measurements: list[tuple[Any, float]] = ray.get(pending)
         except ray.exceptions.RayTaskError as error:
-            raise error.cause from error  # the error of the worker itself, with its message for the user
+            raise error.cause from error  # the error that the worker raised, with its message for the user
         except ray.exceptions.RayError as error:
             raise TargetMissingError(
                 f"--ray {self._where}: a worker died and {self._restarts} restarts did not help ({last_line(error)});"
@@ -119,13 +137,13 @@ class Driver:
 
 
 def last_line(error: object) -> str:
-    """The last line of a message that often fills a page."""
+    """The last nonempty line of an error message, at most 200 characters; messages of Ray often fill a page."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:200] if lines else type(error).__name__
 
 
 def _exit(number: int, frame: object) -> None:
-    """End this process by its `finally` clauses, which further signals do not interrupt."""
+    """A signal handler that ends this process through its `finally` clauses and ignores further signals."""
     signal.signal(number, signal.SIG_IGN)
     sys.exit(128 + number)
 
@@ -140,17 +158,17 @@ def _serve(connection: Connection, driver: Driver) -> None:
         except EOFError:
             return
         try:
-            answer = (True, getattr(driver, name)(*arguments, **options))
+            response = (True, getattr(driver, name)(*arguments, **options))
         except Exception as error:
-            answer = (False, cloudpickle.dumps(error))
-        connection.send(answer)
+            response = (False, cloudpickle.dumps(error))
+        connection.send(response)
 
 
 def main(arguments: Sequence[str]) -> None:
     """Serve the process that holds the other end of a connection.
 
     Args:
-        arguments: file descriptor of the connection, and where Ray runs.
+        arguments: file descriptor of the connection, and the value of `--ray`.
     """
     descriptor, where = arguments
     signal.signal(signal.SIGTERM, _exit)

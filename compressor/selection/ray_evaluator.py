@@ -1,9 +1,9 @@
-"""The evaluations of a search distributed over processes and machines with Ray.
+"""Distribute the evaluations of a search over processes and machines with Ray.
 
 The evaluation rows are divided, not the subsets: each worker runs every new subset on its share of the batches, and the
-parts are put together row by row. A batch is evaluated as a single process would: with the same subsets in a forward,
-from the same recorded activations. So the numbers depend neither on the number of workers nor on which finishes first,
-nothing is recorded twice, and a search that evaluates one subset at a time is distributed like any other.
+statistics are joined row by row. A batch is evaluated as in a single process: with the same subsets in a forward, from
+the same recorded activations. Therefore the numbers depend neither on the number of workers nor on their order of
+finishing, nothing is recorded twice, and searches that evaluate one subset at a time are distributed too.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from compressor.units import Site
 
 
 class WorkerPool(Protocol):
-    """Workers that each measure subsets on a share of the rows."""
+    """Workers, each of which measures subsets on a share of the rows."""
 
     def start(self, model: PreTrainedModel, maximum: int) -> int:
-        """The number of workers, at most `maximum`; the first call starts them."""
+        """Start workers at the first call; return their number, at most `maximum`."""
         ...
 
     def share(self, content: Any) -> Any:
-        """A handle under which every worker finds `content`."""
+        """Make `content` available to every worker; return a handle for requests."""
         ...
 
     def release(self, handle: Any) -> None:
@@ -48,8 +48,12 @@ class WorkerPool(Protocol):
         ...
 
     def measure(self, requests: Sequence[tuple[Any, ...]]) -> list[Measurement]:
-        """The measurement of each worker; a request holds the handles of a `WorkerSetup` and of rows, and the other
-        arguments of `RayWorker.measure`."""
+        """The measurement of each worker.
+
+        Args:
+            requests: for each worker the handles of a `WorkerSetup` and of its rows, and the other arguments of
+                `RayWorker.measure`.
+        """
         ...
 
 
@@ -58,13 +62,14 @@ def evaluator_factory(where: str | None, settings: RaySettings | None = None) ->
     """A factory of evaluators that measure in this process, or on workers that end with the context.
 
     Args:
-        where: None: no workers. `local`: one per core of this machine; `local:4`: four. `HOST:PORT`: one per core of
-            the cluster that answers there and that this machine is a node of. With the model on a GPU: one per GPU.
-        settings: how Ray is used.
+        where: None: no workers. `local`: one worker per core of this machine; `local:4`: four workers. `HOST:PORT`: one
+            per core of the cluster at this address, of which this machine is a node. If the model is on a GPU: one per
+            GPU instead.
+        settings: settings of workers, and time limits; None: the defaults.
 
     Raises:
-        UsageError: each of several processes of `accelerate launch` calls it.
-        TargetMissingError: Ray is not installed, does not start or does not answer; or workers keep dying.
+        UsageError: several processes of `accelerate launch` are running.
+        TargetMissingError: Ray is not installed, does not start or does not answer, or workers end repeatedly.
     """
     if where is None:
         yield ModelSubsetEvaluator
@@ -105,7 +110,7 @@ class DistributedMeasurer:
 
     Args:
         pool: the workers.
-        setup: the model and how it is evaluated.
+        setup: the model and the settings of its evaluation.
         rows: the evaluation rows.
     """
 
@@ -113,7 +118,7 @@ class DistributedMeasurer:
         batch_rows = _batch_rows(setup.task, rows, setup.batch_size)
         workers = pool.start(setup.model, len(batch_rows))
         self._pool, self._rows = pool, len(rows)
-        # The rows of a share, in order, make the same batches again: all but the last one are full.
+        # The rows of a share, in order, form the same batches again, because all batches but the last are full.
         self._shares = [sorted(itertools.chain(*batch_rows[worker::workers])) for worker in range(workers)]
         self._setup = pool.share(setup)
         self._contents = [pool.share(_in_memory(rows.select(share))) for share in self._shares]
@@ -137,11 +142,11 @@ class DistributedMeasurer:
 
 
 class RayPool:
-    """Workers of Ray, from the first evaluator until the context ends.
+    """Ray workers, which run from the first evaluator until the context ends.
 
     Args:
-        where: where they run, see `evaluator_factory`.
-        settings: how Ray is used.
+        where: see `evaluator_factory`.
+        settings: settings of workers, and time limits.
     """
 
     def __init__(self, where: str, settings: RaySettings) -> None:
@@ -189,14 +194,14 @@ class RayPool:
         return handle
 
     def release(self, handle: int) -> None:
-        """See `WorkerPool`; it may be called while a request is in progress, so the next request tells the driver."""
+        """See `WorkerPool`. The driver is informed with the next request, because another may be in progress."""
         self._released.append(handle)
 
     def measure(self, requests: Sequence[tuple[Any, ...]]) -> list[Measurement]:
         """See `WorkerPool`.
 
         Raises:
-            TargetMissingError: workers keep dying.
+            TargetMissingError: workers end repeatedly.
         """
         assert self._process is not None
         released, self._released = self._released, []
@@ -204,10 +209,10 @@ class RayPool:
 
 
 def _batch_rows(task: Task, rows: Dataset, batch_size: int) -> list[list[int]]:
-    """The rows of each batch that a single process would make."""
+    """The rows of each batch, as in a single process."""
     return [indices for indices, _ in batches(task, rows, batch_size)]
 
 
 def _in_memory(rows: Dataset) -> Dataset:
-    """The same rows without the files that they may be mapped from, which another machine lacks."""
+    """A copy of rows in memory, without files that they are mapped from and that another machine would lack."""
     return Dataset.from_dict(rows.to_dict(), features=rows.features)

@@ -16,7 +16,15 @@ from compressor.units import Site
 
 
 class WorkerSetup(NamedTuple):
-    """What all workers have in common."""
+    """The model and the settings that all workers share.
+
+    Attributes:
+        model: the model.
+        sites: its sites, in call order.
+        task: computes the statistics.
+        batch_size: rows per batch.
+        mixed_precision: precision of matrix products.
+    """
 
     model: PreTrainedModel
     sites: tuple[Site, ...]
@@ -29,8 +37,8 @@ class ShareWorker:
     """Measures subsets on one share of the rows.
 
     Args:
-        setup: the model and how it is evaluated.
-        rows: the share.
+        setup: the model and the settings of its evaluation.
+        rows: the rows of the share.
     """
 
     def __init__(self, setup: WorkerSetup, rows: Dataset) -> None:
@@ -42,11 +50,11 @@ class ShareWorker:
         """The statistics of the share, and their cost in forwards over it.
 
         Args:
-            subsets: the heads that each keeps.
-            base: the subset that the workers recorded last; None: they recorded none yet.
-            record: record it again.
+            subsets: the heads that each subset keeps.
+            base: the subset that the workers recorded last; None: they have recorded none.
+            record: record `base` first.
         """
-        # A worker that replaces another records what that one had, or other subsets would share a forward.
+        # A restarted worker records `base` first; without it, subsets would be grouped into other forwards.
         record = record or base != self._recorded
         if base is not None:
             self._recorded = base

@@ -45,18 +45,18 @@ def run_search(
     """Run the search of `selection.method` and keep the heads of its last step, or of its last certified step.
 
     Args:
-        model: not changed.
+        model: the model, whose weights are not changed; it is moved to a GPU if there is one.
         sites: its sites, in call order.
-        data: encoded rows, with the task that heads are selected by.
-        selection: method, options, loss allowed, confidence of a certificate, seed.
-        keep: number of heads to keep; None: as few as the loss allowed permits.
-        checkpoint_dir: where evaluations are stored, and found again.
-        on_progress: called with (heads removed, heads to remove at most).
-        make_evaluator: makes the evaluator of subsets.
+        data: encoded rows, with the task by which heads are selected.
+        selection: method, options, allowed loss, confidence of a certificate, seed.
+        keep: number of heads to keep; None: as few as the allowed loss permits.
+        checkpoint_dir: folder of stored evaluations, from which an interrupted search resumes.
+        on_progress: called with (heads removed, maximum number of heads to remove).
+        make_evaluator: constructs the evaluator of subsets.
 
     Raises:
-        UsageError: an option does not exist or is out of range, or no head can be removed within the loss allowed.
-        InputError: too few rows for a certificate.
+        UsageError: an option does not exist or is out of range, or no head can be removed within the allowed loss.
+        InputError: there are too few rows for a certificate.
     """
     search, sample = _read(selection)
     unseen = None
@@ -94,7 +94,7 @@ def run_search(
 
 
 def _read(selection: SelectionConfig) -> tuple[Search[MethodOptions], SampleOptions]:
-    """The configured search and how it measures."""
+    """The configured search, and the options of its evaluations."""
     method, options = selection.method, selection.options
     check_option_names(method, options, option_names(method))
     search_options = read_options(method, options, option_models(method)[0])
@@ -105,7 +105,7 @@ def _read(selection: SelectionConfig) -> tuple[Search[MethodOptions], SampleOpti
 
 
 def _certified_budget(selection: SelectionConfig, keep: int | None) -> float:
-    """The loss allowed, which a certificate needs; it excludes a fixed number of heads."""
+    """The allowed loss; raise UsageError if it is missing or the number of heads is fixed."""
     if keep is not None or selection.max_drop is None:
         raise UsageError(
             f"--certify {selection.certify:g}: it certifies the loss of a search; set the loss allowed (--max-drop) and"
@@ -121,6 +121,7 @@ def _certified_budget(selection: SelectionConfig, keep: int | None) -> float:
 def _certify(
     steps: Sequence[Step], evaluator: ModelSubsetEvaluator, selection: SelectionConfig, searched_rows: int
 ) -> Certificate:
+    """Test the steps of a search on the rows of `evaluator`, which the search has not seen."""
     assert selection.certify is not None
     assert selection.max_drop is not None
 
@@ -132,11 +133,13 @@ def _certify(
 
 
 def _certification_cost(evaluator: ModelSubsetEvaluator) -> Note:
+    """The note on the cost of a certificate."""
     text = f"certifying took {evaluator.count} evaluations, {evaluator.forwards:.1f} forwards over the unseen rows"
     return Note(code=NoteCode.CERTIFICATION_COST, text=text)
 
 
 def _nothing_removed(last: Step, selection: SelectionConfig) -> UsageError:
+    """The error for a search that removed no head, with the reason from the notes of its last step."""
     reasons = (str(note) for note in last.notes if note.code is NoteCode.NOTHING_REMOVED)
     reason = next(reasons, "no head was removed: each one costs more of the metric than is allowed")
     return UsageError(

@@ -1,4 +1,4 @@
-"""The frozen model behind a search: it evaluates subsets of heads, caches what it measured and counts the cost."""
+"""Evaluate subsets of a frozen model's heads for a search, cache the results and count their cost."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _GRADIENT_FORWARDS = 3.0
 class ModelSubsetEvaluator:
     """`SubsetEvaluator` of one model and its rows.
 
-    `evaluate_without` records the activations of the subset that it starts from, and `evaluate` those of a new subset,
-    so that the subsets after it run from their first difference.
+    `evaluate_without` records the activations of `kept`, and `evaluate` those of a new subset, so that later subsets
+    run from their first difference.
 
     Args:
-        model: not changed.
+        model: the model, which is not changed.
         sites: its sites, in call order.
         data: metrics are computed on its evaluation rows, sensitivity on its training rows.
         batch_size: rows per batch.
         rows: maximum number of training rows that sensitivity is averaged over.
         seed: seed of the draw of these rows.
         mixed_precision: precision of matrix products in evaluations; sensitivity is measured in float32.
-        measurer: measures the subsets; None: this process does.
+        measurer: measures the subsets; None: a `SubsetMeasurer` in this process.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ModelSubsetEvaluator:
         return len(self._counted)
 
     def evaluate(self, kept: frozenset[Head]) -> float:
-        # A search removes heads, so the next subset differs from this one only in what it removes.
+        # A search removes heads, so the next subset differs from this one only in the heads that it removes.
         return self._evaluate([kept], base=kept)[0]
 
     def evaluate_without(self, kept: frozenset[Head], heads: Sequence[Head]) -> list[float]:
@@ -81,10 +81,15 @@ class ModelSubsetEvaluator:
         return self._evaluations[kept].statistics
 
     def store_in(self, path: Path, *, seconds: float = 30.0, write_share: float = 20.0) -> None:
-        """Use the evaluations in a file, and keep new ones there, at intervals as in `EvaluationStore`.
+        """Use the evaluations in a file, and store new ones there.
 
-        For an interrupted search that resumes, and for searches that share their evaluations: the cost of a subset
-        counts for every search that evaluates it, whichever measured it.
+        An interrupted search resumes from the file, and searches on the same model and rows can share it. The cost of a
+        subset counts for every search that evaluates it, even if another measured it.
+
+        Args:
+            path: the file; it need not exist.
+            seconds: see `EvaluationStore`.
+            write_share: see `EvaluationStore`.
         """
         rows = len(self._data.eval)
         self._store = EvaluationStore(path, self.heads, rows, seconds=seconds, write_share=write_share)
@@ -99,12 +104,13 @@ class ModelSubsetEvaluator:
         return dict(zip(self.heads, importance.tolist(), strict=True))
 
     def _evaluate(self, subsets: list[frozenset[Head]], *, base: frozenset[Head] | None) -> list[float]:
+        """The metric of each subset, negated if lower is better; `base` is recorded first, see `Measurer.measure`."""
         new = [subset for subset in dict.fromkeys(subsets) if subset not in self._counted]
         if missing := [subset for subset in new if subset not in self._evaluations]:
             statistics, forwards = self._measurer.measure(missing, base)
-            each = forwards / len(missing)
+            cost = forwards / len(missing)
             self._evaluations.update(
-                {subset: Evaluation(array, each) for subset, array in zip(missing, statistics, strict=True)}
+                {subset: Evaluation(array, cost) for subset, array in zip(missing, statistics, strict=True)}
             )
             if self._store is not None:
                 self._store.exchange(self._evaluations)

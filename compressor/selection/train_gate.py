@@ -1,4 +1,4 @@
-"""Select heads by gradient: train a gate, with the model or in front of a frozen one."""
+"""Select heads by gradient: train a gate together with the model, or on a frozen model."""
 
 from __future__ import annotations
 
@@ -35,26 +35,28 @@ def train_gate(
     Args:
         model: trained in place, unless the method is pipelined.
         sites: its sites, in call order.
-        data: encoded rows, with the task that heads are selected by.
+        data: encoded rows, with the task by which heads are selected.
         selection: method, options, schedule, seed.
         keep: number of heads to keep; None: as many as the penalty leaves open.
-        checkpoint_dir: where checkpoints are written, and found again.
+        checkpoint_dir: folder of the checkpoints, from which an interrupted run resumes.
         on_progress: called with (step, steps).
 
     Raises:
         UsageError: an option does not exist or is out of range.
+        DivergedError: see `fit`.
     """
     method, name, options = METHODS[selection.method], selection.method, selection.options
-    make = method.load()
+    gate_class = method.load()
     check_option_names(name, options, option_names(name))
-    gate_options = read_options(name, options, make.options_class)
-    pace, pool = read_options(name, options, ScheduleOptions), read_options(name, options, PoolOptions)
-    rows = selection.batch_size * process_count()
-    steps = selection.steps or math.ceil((selection.epochs or method.epochs) * len(data.train) / rows)
-    schedule = pace.schedule(steps, selection.batch_size, selection.learning_rate, selection.seed)
+    gate_options = read_options(name, options, gate_class.options_class)
+    schedule_options = read_options(name, options, ScheduleOptions)
+    pool = read_options(name, options, PoolOptions)
+    rows_per_step = selection.batch_size * process_count()
+    steps = selection.steps or math.ceil((selection.epochs or method.epochs) * len(data.train) / rows_per_step)
+    schedule = schedule_options.schedule(steps, selection.batch_size, selection.learning_rate, selection.seed)
 
     def make_gate(layers: Sequence[int], count: int | None, seed: int) -> Gate:
-        gate: Gate = make(layers, count, steps, seed, gate_options)
+        gate: Gate = gate_class(layers, count, steps, seed, gate_options)
         return gate
 
     layers, kinds = [site.heads for site in sites], [site.kind for site in sites]
@@ -63,16 +65,16 @@ def train_gate(
     else:
         only = None if pool.pool == "kind" else pool.pool
         gate = PooledGate(make_gate, layers, kinds, keep, selection.seed, only=only)
-    every_option = {**gate_options.model_dump(), **pace.model_dump(), **pool.model_dump()}
+    all_options = {**gate_options.model_dump(), **schedule_options.model_dump(), **pool.model_dump()}
     log = fit(
         model,
         data,
         schedule,
-        Checkpoints(checkpoint_dir, {"keep": keep, **every_option}),
+        Checkpoints(checkpoint_dir, {"keep": keep, **all_options}),
         gating=GateSetup(gate, sites, trains_model=method.trains_model),
         on_progress=on_progress,
     )
     heads, mask = all_heads(sites), gate.harden().tolist()
     scales = {head: scale for head, scale, kept in zip(heads, gate.scale().tolist(), mask, strict=True) if kept}
-    plan = to_plan(sites, scales, selection, every_option, data)
+    plan = to_plan(sites, scales, selection, all_options, data)
     return Learned(plan, training_curves(log, data.task.metric), method.trains_model)

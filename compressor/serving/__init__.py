@@ -1,4 +1,4 @@
-"""A Triton model repository from the folder of a run, and real inputs for what is served."""
+"""Write a Triton model repository from the folder of a run, and make real inputs for served models."""
 
 from compressor.config.serve import Backend, Device, ServeRequest
 from compressor.serving.inputs import Rows, real_rows

@@ -1,4 +1,4 @@
-"""Real inputs of a served model: texts, through the tokenizer in the folder of the run."""
+"""Real inputs for a served model: texts, tokenized by the tokenizer in the folder of the run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Rows:
     """Rows for a served model.
 
     Attributes:
-        feeds: one row each: every input, with its batch axis.
+        feeds: for each row, input name -> array `[batch, ...]`.
         random: names of the inputs that no text provides; their values are valid but random.
     """
 
@@ -47,7 +47,7 @@ def real_rows(
         folder: holds the tokenizer, if there is one.
         model: the graph, which determines the valid values of random inputs.
         inputs: the inputs of the served model.
-        texts: one text each, or a pair.
+        texts: for each row a text, or a pair of texts.
         shortest: minimum tokens of a row; shorter ones are padded.
         longest: maximum tokens of a row; longer ones are cut.
 

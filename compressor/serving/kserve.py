@@ -1,4 +1,4 @@
-"""KServe's `InferenceService` of a Triton repository."""
+"""The `InferenceService` of KServe for a Triton repository."""
 
 from __future__ import annotations
 
@@ -17,26 +17,28 @@ from compressor.targets.tensorrt.metadata import read_metadata
 
 FILE_NAME = "kserve.yaml"
 _HEADER = """\
-# Written with each model of the repository. storageUri is as set with --storage-uri; CPUs and memory are estimated from
-# the models' files, instances and threads (measure them under load). Everything else is kept as it is found here.
+# Written with each model of the repository. --storage-uri sets storageUri; CPUs and memory are estimated from files,
+# instances and threads of the models (measure them under load). All other content of this file is kept.
 """
 _MAX_NAME = 63 - len("-predictor-default-00001")
-"""Characters of a name; KServe and Knative append such a suffix."""
+"""Maximum characters of a name, to which KServe and Knative append such a suffix."""
 _GIB = 1 << 30
 _CORES = 4
-"""CPUs of an instance without a limit on its threads; the server alone, with all models on GPUs, needs half as many."""
+"""CPUs of an instance whose threads are not limited; a server whose models are all on GPUs needs half as many."""
 
 
 def service(repository: Path, models: Sequence[Path], storage_uri: str | None, runtime_version: str | None) -> str:
-    """The YAML of a service of all models of a repository: KServe's Triton runtime with the GPUs, the memory and the
-    arguments that the models need. Whatever else an existing YAML contains is kept.
+    """The YAML of a service for all models of a repository.
+
+    It requests KServe's Triton runtime with the GPUs, the memory and the arguments that the models need. All other
+    content of an existing YAML is kept.
 
     Source: KServe's `ClusterServingRuntime` `kserve-tritonserver`, whose format `triton` is a whole repository.
 
     Args:
-        repository: the models' folder.
+        repository: the folder of the repository.
         models: folders of all models.
-        storage_uri: where the cluster finds the repository; None: as in the existing YAML, else a placeholder.
+        storage_uri: URI of the repository for the cluster; None: as in the existing YAML, else a placeholder.
         runtime_version: tag of Triton's image; None: as in the existing YAML, else the runtime's default.
 
     Raises:
@@ -64,7 +66,7 @@ def placeholder_uri(repository: Path) -> str:
 
 
 def service_name(repository: str) -> str:
-    """The repository's name as Kubernetes takes it (RFC 1035): lower-case letters, digits and `-`, a letter first."""
+    """The repository's name as a Kubernetes name (RFC 1035): lower-case letters, digits and `-`, a letter first."""
     name = re.sub(r"[^a-z0-9]+", "-", repository.lower()).strip("-")
     return (name if name[:1].isalpha() else f"model-{name}").strip("-")[:_MAX_NAME].strip("-")
 
@@ -91,7 +93,7 @@ def _read_or_create(repository: Path) -> dict[str, Any]:
         }
     except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
         raise InputError(
-            f"{path}: not a readable InferenceService ({one_line(error)}); mend it or move it away",
+            f"{path}: not a readable InferenceService ({one_line(error)}); correct it or move it away",
             code=ErrorCode.FILE_UNREADABLE,
             path=path,
         ) from error

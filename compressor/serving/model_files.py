@@ -1,4 +1,4 @@
-"""The files of a served model: what of the folder of a run goes into a version folder, for each backend."""
+"""The files of a served model: which files of a run's folder go into the version folder, for each backend."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from compressor.targets.tensor_specs import FREE, TensorSpec, input_specs, outpu
 
 GRAPH = "model.onnx"
 _RECENT_IR = 10
-"""IR version that servers of some years ago do not read."""
+"""First IR version that servers of some years ago cannot read."""
 _DEFAULT_BATCH, _DEFAULT_LENGTH = 8, 128
-"""Sizes where the run measured none."""
+"""Maximum batch and length where the run timed none."""
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,16 @@ class ModelFiles:
     """The files of one model, and what the server must know about them.
 
     Attributes:
-        backend: what runs the model.
-        device: where it runs.
-        graph: the ONNX graph, which determines what inputs are valid.
-        inputs, outputs: as the backend sees them.
+        backend: the backend that runs the model.
+        device: the device that it runs on.
+        graph: the ONNX graph, which determines the valid inputs.
+        inputs, outputs: inputs and outputs in the types and shapes of the backend.
         max_batch: maximum rows per batch; 0: the server forms no batches.
         lengths: minimum and maximum tokens per row that are known to run.
-        files: path of every file by its name in the version folder.
+        files: name in the version folder -> path of the file.
         default: name of the model's file in the version folder.
-        by_capability: name of the TensorRT engine for each compute capability.
-        notes: what the reader must know.
+        by_capability: compute capability -> name of its TensorRT engine.
+        notes: notes for the user of the command.
     """
 
     backend: Backend
@@ -75,9 +75,9 @@ def find_files(request: ServeRequest) -> ModelFiles:
 
 
 def _graph_files(request: ServeRequest, report: Report, backend: Backend) -> ModelFiles:
-    """The graph for ONNX Runtime, under the server's own backend or its Python backend.
+    """The graph for ONNX Runtime, in the server's ONNX Runtime backend or its Python backend.
 
-    `engine.onnx`, which was measured, has operators of ONNX Runtime, which every build of it knows.
+    The measured `engine.onnx` has operators of ONNX Runtime's own domain, which every build of ONNX Runtime supports.
     """
     engine = request.out / "engine.onnx"
     path = engine if engine.is_file() and not request.plain else request.out / GRAPH
@@ -105,14 +105,14 @@ def _graph_files(request: ServeRequest, report: Report, backend: Backend) -> Mod
 
 
 def _lengths(inputs: Sequence[TensorSpec], report: Report) -> tuple[int, int]:
-    """Minimum and maximum tokens per row: what the graph fixes, else up to the longest that was measured."""
+    """Minimum and maximum tokens per row: the length that the graph fixes, else 1 to the longest measured length."""
     fixed = next((tensor.dims[1] for tensor in inputs if len(tensor.dims) == 2 and tensor.dims[1] != FREE), None)
     longest = max((speed.seq for speed in report.speeds if speed.seq), default=_DEFAULT_LENGTH)
     return (fixed or 1, fixed or longest)
 
 
 def _requirements(graph: ir.Model, backend: Backend, device: Device) -> Iterator[Note]:
-    """What the server must have that not every server has."""
+    """Requirements that not every server meets."""
     texts = []
     if (graph.ir_version or 0) >= _RECENT_IR:
         opset = graph.opset_imports.get("", 0)
@@ -159,7 +159,7 @@ def _version_folder(path: Path, graph: ir.Model) -> dict[str, Path]:
 
 
 def _tensorrt_files(request: ServeRequest, paths: Sequence[Path]) -> ModelFiles:
-    """The TensorRT engines; their metadata determines what they take."""
+    """The TensorRT engines; their metadata determine the inputs, batches and lengths."""
     if request.device == "cpu":
         raise UsageError(
             "--device cpu: TensorRT runs on GPUs only; omit it, or use --backend onnxruntime",
@@ -196,10 +196,13 @@ def _max_batch(request: ServeRequest, tensors: Sequence[TensorSpec], default: in
     """Maximum rows per batch; 0 where the model fixes its batch, so that the server can form no batches.
 
     Args:
-        request: may ask for a number.
+        request: the request, whose `max_batch` may be set.
         tensors: inputs and outputs.
-        default: the number where the request has none.
-        limit: the largest number that the model takes; None: any.
+        default: the number where the request sets none.
+        limit: the largest number that the model takes; None: no limit.
+
+    Raises:
+        UsageError: the request exceeds `limit`, or the model fixes its batch.
     """
     requested = request.max_batch
     if not all(tensor.has_batch for tensor in tensors):

@@ -1,7 +1,7 @@
-"""ONNX Runtime under Triton's Python backend, for servers that have no other; copied beside the graph as `model.py`.
+"""ONNX Runtime in Triton's Python backend, for servers without another backend; copied beside the graph as `model.py`.
 
-It needs `numpy<2` and `onnxruntime` in the server's Python, and nothing of this package. The requests that the server
-passes together have inputs of the same lengths: they run as one batch.
+The file needs `numpy<2` and `onnxruntime` in the server's Python, and nothing of this package. Requests that the server
+passes together have inputs of the same lengths, so that they run as one batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the graph on the instance's device."""
         if int(np.__version__.split(".")[0]) > 1:
-            # The backend takes its arrays for empty ones (python_backend, pull request 384): responses would be empty.
+            # The backend reads arrays of NumPy 2 as empty ones (python_backend, pull request 384).
             raise RuntimeError(f"NumPy {np.__version__}: Triton's Python backend needs numpy<2")
         config = json.loads(args["model_config"])
         self.batched = config["max_batch_size"] > 0
@@ -44,7 +44,7 @@ class TritonPythonModel:
         self.outputs = [value.name for value in self.session.get_outputs()]
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """The responses of all requests; where their common batch fails, each runs alone: one may be at fault."""
+        """The responses of all requests. If their common batch fails, each runs alone, so that only a bad one fails."""
         feeds = [{name: _array(request, name) for name in self.inputs} for request in requests]
         results: list[Any]
         try:
@@ -62,7 +62,7 @@ class TritonPythonModel:
         return [{name: part[index] for name, part in parts.items()} for index in range(len(feeds))]
 
     def _run_or_explain(self, feeds: Feeds) -> Feeds | str:
-        """The outputs, or why there are none."""
+        """The outputs, or the message of the error."""
         try:
             return self._run(feeds)
         except Exception as error:  # ONNX Runtime's exceptions share no other base

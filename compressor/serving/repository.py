@@ -1,4 +1,4 @@
-"""A model's folder in a Triton repository, written whole or not at all."""
+"""Write the folder of a model into a Triton repository, atomically."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from compressor.workdir import locked, replace_folder
 
 VERSION = "1"
 _MAX_ROWS = 1000
-"""Rows of a data set that are read at most."""
+"""Maximum number of rows that are read from a data set."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """The result of an export.
 
     Attributes:
         model: folder of the model.
-        service: KServe's YAML of all models of the repository.
-        backend, device: what runs the model, and where.
+        service: the KServe YAML for all models of the repository.
+        backend, device: the backend that runs the model, and its device.
         max_batch: maximum rows per batch; 0: the server forms no batches.
         warmups: number of requests that the server runs before it is ready.
-        notes: what the reader must know.
+        notes: notes for the user of the command.
     """
 
     model: Path
@@ -47,7 +47,7 @@ class Exported:
 
 
 ServiceWriter = Callable[[Path, Sequence[Path], str | None, str | None], str]
-"""The text of a service, as `compressor.serving.kserve.service`."""
+"""A function that returns the YAML of a service; `compressor.serving.kserve.service` is the default."""
 
 
 def export(request: ServeRequest, service: ServiceWriter = kserve.service) -> Exported:
@@ -55,7 +55,7 @@ def export(request: ServeRequest, service: ServiceWriter = kserve.service) -> Ex
 
     Args:
         request: what to serve and how.
-        service: composes the service.
+        service: returns the YAML of the service.
 
     Raises:
         UsageError: the repository has the model already, or the request contradicts what the run's files permit.
@@ -117,7 +117,7 @@ def _write_model(model: Path, files: ModelFiles, config: str, requests: Sequence
 
 
 def _other_models(request: ServeRequest) -> list[Path]:
-    """Folders of the repository's models of other names."""
+    """Folders of the other models of the repository."""
     folders = (path.parent for path in sorted(request.repository.glob(f"*/{triton_config.FILE_NAME}")))
     return [path for path in folders if path.name != request.model]
 
@@ -158,8 +158,11 @@ def _check_output(request: ServeRequest) -> None:
 
 @contextmanager
 def _temporary_folder(repository: Path) -> Iterator[Path]:
-    """A folder to write a model in, on the repository's file system and, if possible, outside of it: a server that
-    watches the repository would load an incomplete model. The repository is locked meanwhile."""
+    """A temporary folder on the file system of the repository, which is locked meanwhile.
+
+    If possible, the folder is outside the repository: a server that watches the repository would load an incomplete
+    model.
+    """
     repository.mkdir(parents=True, exist_ok=True)
     parent = repository.resolve().parent
     outside = os.access(parent, os.W_OK) and parent.stat().st_dev == repository.stat().st_dev

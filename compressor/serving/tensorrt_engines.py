@@ -1,4 +1,4 @@
-"""TensorRT engines of one graph for one GPU or several, described by their metadata."""
+"""The TensorRT engines of one graph, for one or several GPUs, described by their metadata."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from compressor.targets.tensorrt.metadata import (
 )
 
 VERSION_COMPATIBLE = ("--backend-config=tensorrt,version-compatible=true",)
-"""Options that `tritonserver` needs for version-compatible engines: they contain code, which it must permit."""
+"""Options of `tritonserver` that permit version-compatible engines, which contain code."""
 _DEFAULT_LENGTHS = (1, 128)
 
 
@@ -31,7 +31,7 @@ class EngineSet:
     """Engines of one graph, each for another compute capability.
 
     Attributes:
-        metadata: metadata by file; the first engine is the run's own, if it has one.
+        metadata: engine file -> metadata; the engine of the run comes first, if it has one.
     """
 
     metadata: Mapping[Path, EngineMetadata]
@@ -58,7 +58,7 @@ class EngineSet:
 
     @property
     def default(self) -> str:
-        """Name of the engine for GPUs without one of their own: a hardware-compatible one, if there is any."""
+        """Name of the engine for all other GPUs: a hardware-compatible one if there is one, else the first."""
         compatible = (path for path, metadata in self.metadata.items() if metadata.hardware_compatible)
         return self.names[next(compatible, next(iter(self.metadata)))]
 
@@ -72,7 +72,7 @@ class EngineSet:
     def max_batch(self) -> int:
         """Maximum rows per batch of every engine; 1 where no input has a batch axis."""
         profiles = (shapes for metadata in self.metadata.values() for shapes in metadata.profiles.values())
-        return min(maximum[0] for _, _, maximum in profiles if maximum)
+        return min((maximum[0] for _, _, maximum in profiles if maximum), default=1)
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -92,7 +92,7 @@ class EngineSet:
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """What the server needs for the engines."""
+        """Requirements of the engines on the server."""
         compatible = [metadata.version_compatible for metadata in self.metadata.values()]
         later = ", or with a later one that runs its version-compatible engines" if all(compatible) else ""
         texts = [f"the server needs TensorRT {self.newest}, which built the engine{later}"]
@@ -115,12 +115,12 @@ class EngineSet:
 
 
 def find_engines(out: Path, more: Sequence[Path]) -> tuple[Path, ...]:
-    """The engines in the folder of a run, by name, and those given besides, each once."""
+    """The engines in the folder of a run, sorted by name, then the additional ones, without repeats."""
     return tuple({path.resolve(): path for path in (*sorted(out.glob("*.plan")), *more)}.values())
 
 
 def load_engines(out: Path, paths: Sequence[Path]) -> EngineSet:
-    """Read and check the metadata of engines; needs neither TensorRT nor a GPU.
+    """Read and check the metadata of engines. This needs neither TensorRT nor a GPU.
 
     Args:
         out: folder of a run, which has the graph.
@@ -153,7 +153,7 @@ def load_engines(out: Path, paths: Sequence[Path]) -> EngineSet:
 
 
 def _check_combination(engines: EngineSet) -> None:
-    """Make sure that the engines can stand behind one configuration in one server."""
+    """Make sure that one server can serve the engines under one configuration."""
     if len(engines.by_capability) < len(engines.metadata):
         raise _conflict(
             "--engine: two engines are for the same compute capability, and the server would load only one; name one",
@@ -171,7 +171,7 @@ def _check_combination(engines: EngineSet) -> None:
 
 
 def _check_same_server(path: Path, metadata: EngineMetadata, engines: EngineSet) -> None:
-    """Make sure that an engine agrees with the first one in what a configuration and a server have once."""
+    """Make sure that an engine needs the same version of TensorRT, precision, types and shapes as the first one."""
     first, newest = engines.first, engines.newest
     if metadata.tensorrt != newest and not (metadata.version_compatible and runs_engines_of(newest, metadata.tensorrt)):
         raise _conflict(

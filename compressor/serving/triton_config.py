@@ -1,4 +1,4 @@
-"""`config.pbtxt`, written and read with Triton's own protobuf classes."""
+"""Write and read `config.pbtxt` with Triton's own protobuf classes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _add_warmup(config: Any, files: ModelFiles, warmup: Warmup, leading: int) ->
 
 
 def to_text(config: Any) -> str:
-    """A `ModelConfig` as the server reads it."""
+    """The text of a `ModelConfig`, as the server reads it."""
     return str(text_format.MessageToString(config))
 
 
@@ -80,7 +80,7 @@ def from_text(text: str) -> Any:
     """The `ModelConfig` of a text.
 
     Raises:
-        google.protobuf.text_format.ParseError: it is not one.
+        google.protobuf.text_format.ParseError: the text is not a `ModelConfig`.
     """
     return text_format.Parse(text, pb.ModelConfig())
 
@@ -89,7 +89,7 @@ def load(path: Path) -> Any:
     """Read a `config.pbtxt`.
 
     Raises:
-        InputError: it is missing, or is not the configuration of a model.
+        InputError: the file is missing, or is not the configuration of a model.
     """
     try:
         return from_text(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Requests that the server runs before it reports ready: real texts, alone and in the largest batch."""
+"""Warm-up requests, which the server runs before it reports ready: real texts, alone and in the largest batch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ FOLDER = "warmup"
 
 @dataclass(frozen=True)
 class Warmup:
-    """One request.
+    """One warm-up request.
 
     Attributes:
         row: number of the row.
-        batch: how often the server repeats the row in one batch.
-        feeds: the row: every input, with its batch axis.
+        batch: number of times that the server repeats the row in one batch.
+        feeds: input name -> array `[batch, ...]` of the row.
     """
 
     row: int

@@ -88,17 +88,7 @@ class StudyFolder:
         Raises:
             InputError: a cell's file cannot be read.
         """
-        results = []
-        for file in sorted(self._cells.glob("*.json")):
-            try:
-                results.append(_renamed(json.loads(file.read_text(encoding="utf-8"))))
-            except ValueError as error:
-                raise InputError(
-                    f"{file}: is damaged ({error}); remove it and run the study again",
-                    code=ErrorCode.FILE_UNREADABLE,
-                    path=file,
-                ) from error
-        return results
+        return read_results(self.path)
 
     def run(self, cells: Sequence[Cell], run_cell: RunCell, listen: Listener) -> None:
         """Run the cells that are not finished, and wait for those that other processes run.
@@ -135,6 +125,25 @@ class StudyFolder:
 
     def _file(self, name: str) -> Path:
         return self._cells / f"{name}.json"
+
+
+def read_results(folder: Path) -> list[dict[str, Any]]:
+    """The results of all finished cells in the folder of a study, by the names of their files.
+
+    Raises:
+        InputError: a cell's file cannot be read.
+    """
+    results = []
+    for file in sorted((folder / "cells").glob("*.json")):
+        try:
+            results.append(_renamed(json.loads(file.read_text(encoding="utf-8"))))
+        except ValueError as error:
+            raise InputError(
+                f"{file}: is damaged ({error}); remove it and run the study again",
+                code=ErrorCode.FILE_UNREADABLE,
+                path=file,
+            ) from error
+    return results
 
 
 def _renamed(result: dict[str, Any]) -> dict[str, Any]:

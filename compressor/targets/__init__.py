@@ -19,13 +19,13 @@ TARGETS: Mapping[str, str] = {
 }
 """Name -> module that defines the target, imported on first use."""
 DEFAULT_TARGET = "ort"
-"""The target where none is named, and the one that proves and measures on the CPU where another target is missing."""
+"""The target where none is named; it also proves and measures on the CPU where another target is missing."""
 
 
 def target(name: str) -> Target:
     """The target of a name; calling it builds an engine.
 
-    The object exists on any machine: `Target.check` and `Target.missing` say whether its runtime does.
+    The object exists on any machine; `Target.check` and `Target.missing` tell whether its runtime is installed.
 
     Raises:
         UsageError: there is no target of this name.
@@ -42,7 +42,7 @@ def target(name: str) -> Target:
 
 
 def target_of(path: Path) -> Target:
-    """The target whose engine files end like a path, by the longest suffix; the default one for every other path."""
+    """The target with the longest suffix of engine files that a path ends with; the default target for other paths."""
     runtimes = [(suffix, runtime) for runtime in map(target, TARGETS) for suffix in runtime.suffixes]
     matching = [(suffix, runtime) for suffix, runtime in runtimes if path.name.endswith(suffix)]
     return max(matching, key=lambda entry: len(entry[0]), default=("", target(DEFAULT_TARGET)))[1]

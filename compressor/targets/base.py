@@ -22,7 +22,7 @@ Feeds = Mapping[str, np.ndarray]
 """One batch of inputs: graph input -> array."""
 
 TOLERANCE: Mapping[Precision, float] = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
-"""Largest relative error of an engine against its graph. bfloat16 has three mantissa bits less than half precision."""
+"""Largest relative error of an engine against its graph. bfloat16 has three mantissa bits less than fp16."""
 
 Span = tuple[int, int, int]
 """Smallest, usual and largest value of a size."""
@@ -57,8 +57,8 @@ def span(usual: Iterable[int], also: Iterable[int] = ()) -> Span:
     """The span of sizes that an engine must take.
 
     Args:
-        usual: sizes that the engine is optimized for; the middle one, of two the larger, becomes the usual size.
-        also: further sizes that the engine must take; they widen the span only.
+        usual: sizes that the engine is optimized for; their median (the larger one of two) becomes the usual size.
+        also: further sizes that the engine must take, which only widen the span.
     """
     sizes = sorted(usual)
     total = (*sizes, *also)
@@ -115,20 +115,22 @@ class Engine(Protocol):
     def device_seconds(self) -> float | None: ...
 
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
-        """Outputs by name. Feeds that the graph has no input for are ignored."""
+        """Outputs by name; feeds without an input of the graph are ignored."""
         ...
 
     def memory(self, feeds: Feeds) -> int | None:
-        """Bytes that loading the engine and running `feeds` takes at the peak, on the device where it has memory of its
-        own, else in a fresh process; None: unknown."""
+        """Peak memory in bytes of loading the engine and running `feeds`; None: unknown.
+
+        It is measured on the device where that has memory of its own, else in a fresh process.
+        """
         ...
 
 
 class Target(ABC):
     """A runtime to build for. Its package defines one object of a subclass, `TARGET`, in `target.py`.
 
-    Calling the object builds an engine, like `build`. Modules that need the runtime are imported by the methods, so
-    that the object exists where the runtime does not.
+    Calling the object builds an engine, like `build`. The methods import the modules that need the runtime, so that the
+    object exists on machines without it.
 
     Attributes:
         name: key in `TARGETS`, and value of `--target`.
@@ -137,7 +139,7 @@ class Target(ABC):
         metadata_file: name of the file beside the engine without which it cannot be loaded; None: there is none.
         suffixes: suffixes of the engine files that `load` takes.
         providers: devices that its engines run on.
-        options: fields of `BuildOptions` that it uses, besides the sizes.
+        options: names of the fields of `BuildOptions` that it uses, besides the sizes.
     """
 
     name: ClassVar[str]
@@ -154,7 +156,7 @@ class Target(ABC):
         return "cpu" not in self.providers
 
     def missing(self) -> str | None:
-        """What only the machine to deploy on must have and this one lacks, in a few words; None: nothing."""
+        """What this machine lacks that a deployment machine has, in a few words; None: nothing."""
         return None
 
     def check_request(self, *, provider: Provider | None = None, kernel: Path | None = None) -> None:

@@ -1,6 +1,6 @@
-"""The NVIDIA GPU of this machine, through its driver alone: its name, memory on it, and its clock.
+"""The NVIDIA GPU of this machine, through its driver alone: its name, its memory and its clock.
 
-Only `libcuda` is needed, which comes with the driver. TensorRT cannot be asked whether there is a GPU: without one its
+Only `libcuda` is needed, which comes with the driver. TensorRT cannot be used to detect a GPU, because without one its
 runtime ends the process.
 """
 
@@ -32,9 +32,9 @@ class Device:
     """A GPU.
 
     Attributes:
-        name: as reported by the driver, e.g. `NVIDIA H200`.
+        name: name reported by the driver, e.g. `NVIDIA H200`.
         capability: compute capability, e.g. (9, 0).
-        memory: bytes of its memory.
+        memory: size of its memory in bytes.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Device:
 
 
 class CudaDriver:
-    """Calls of the driver on the first GPU, in the primary context, which the CUDA runtime of this process uses too.
+    """The driver API of the first GPU, in the primary context, which the CUDA runtime of this process uses too.
 
     Args:
         load: opens the driver's library by name.
@@ -77,7 +77,7 @@ class CudaDriver:
         """Call a function of the driver.
 
         Raises:
-            InputError: it returns an error; the message holds the driver's text.
+            InputError: the function returns an error; the message contains the driver's text.
         """
         status = getattr(self._library, name)(*args)
         if status:
@@ -112,7 +112,7 @@ def open_driver(load: Callable[[str], Any] = ctypes.CDLL) -> CudaDriver:
         load: opens the driver's library by name.
 
     Raises:
-        TargetMissingError: there is no driver or no usable GPU; the message holds the driver's text.
+        TargetMissingError: there is no driver or no usable GPU; the message contains the driver's text.
     """
     try:
         return CudaDriver(load)
@@ -140,7 +140,7 @@ class CudaStream:
     """A CUDA stream with a start and a stop event.
 
     Args:
-        driver: of the GPU.
+        driver: the driver of the GPU.
     """
 
     def __init__(self, driver: CudaDriver) -> None:
@@ -153,11 +153,11 @@ class CudaStream:
             driver.call("cuEventCreate", byref(event), 0)
 
     def record_start(self) -> None:
-        """Record the start event behind all work enqueued so far."""
+        """Record the start event after all work enqueued so far."""
         self._driver.call("cuEventRecord", self._start, self.handle)
 
     def record_stop(self) -> None:
-        """Record the stop event behind all work enqueued so far."""
+        """Record the stop event after all work enqueued so far."""
         self._driver.call("cuEventRecord", self._stop, self.handle)
 
     def synchronize(self) -> None:
@@ -182,11 +182,11 @@ class DeviceBuffer:
     """Memory on the GPU that grows on demand and is freed with the object.
 
     Args:
-        driver: of the GPU.
+        driver: the driver of the GPU.
 
     Attributes:
-        address: of the first byte.
-        size: in bytes.
+        address: address of the first byte.
+        size: size in bytes.
     """
 
     def __init__(self, driver: CudaDriver) -> None:

@@ -16,7 +16,7 @@ _CHUNK = 1 << 20
 
 
 def fusible_attentions(model: ir.Model) -> list[GraphSite]:
-    """The attentions of a graph except block-sparse ones, whose MatMuls no runtime fuses; the graph is normalized."""
+    """The attentions of a graph except block-sparse ones, which no runtime fuses. The graph is normalized in place."""
     Normalize()(model)
     return [site for site in find_attention(model) if not is_block_sparse(site.output.producer())]
 

@@ -26,8 +26,8 @@ CUDA_PROVIDER = "CUDAExecutionProvider"
 def peak_growth(module: str, path: Path, session: Mapping[str, Any], feeds: Feeds) -> int | None:
     """Bytes by which loading and running a graph grows the resident set of a fresh process at its peak.
 
-    On CUDA: bytes by which the GPU's free memory shrinks, including what other processes take meanwhile. What the
-    process holds before (interpreter, runtime, inputs) is not counted.
+    On CUDA: bytes by which the GPU's free memory shrinks, including allocations of other processes meanwhile. Memory
+    that the process holds before (interpreter, runtime, inputs) is not counted.
 
     Args:
         module: the module of a runtime whose `runner(path, session)` loads a graph.
@@ -51,7 +51,7 @@ def peak_growth(module: str, path: Path, session: Mapping[str, Any], feeds: Feed
 
 
 def _measure(request: str) -> int:
-    """What the fresh process does; see `peak_growth`."""
+    """Measure the growth in bytes; the fresh process runs this, see `peak_growth`."""
     from compressor.targets.cuda import driver
 
     arguments = json.loads(request)

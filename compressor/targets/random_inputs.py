@@ -1,4 +1,4 @@
-"""Random inputs of a graph, valid as far as the graph itself says which inputs are."""
+"""Random inputs of a graph, valid as far as the graph itself determines which inputs are valid."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Axis = Literal["batch", "memory", "past", "length"]
 
 
 def axis_kind(value: ir.Value, axis: int) -> Axis:
-    """What a free axis of an input counts: rows, positions of a memory or of a key/value cache, or tokens."""
+    """The kind of a free axis of an input: rows, positions of a memory, positions of a key/value cache, or tokens."""
     if axis == 0:
         return "batch"
     if axis == 1 and str(value.name).startswith("memory_"):
@@ -35,7 +35,7 @@ def axis_kind(value: ir.Value, axis: int) -> Axis:
 
 
 def memory_length(model: ir.Model, seq: int) -> int | None:
-    """The longest memory of a model that reads a segment of `seq` tokens; None where the graph's metadata lack it.
+    """Length of the longest memory for a segment of `seq` tokens; None where the graph's metadata lack it.
 
     `model_folder.example_inputs` gives the PyTorch model memories of the same length.
     """
@@ -61,7 +61,7 @@ def free_sizes(model: ir.Model, batch: int, seq: int, memory: int | None = None)
 
 
 def fixed_batch(model: ir.Model) -> int | None:
-    """The batch size that the graph fixes; None where it takes any."""
+    """The batch size that the graph fixes; None where it is free."""
     shapes = (value.shape for value in model.graph.inputs if not value.is_initializer())
     sizes = (shape[0] for shape in shapes if shape is not None and len(shape) > 1)
     return next((size for size in sizes if isinstance(size, int)), None)
@@ -70,7 +70,7 @@ def fixed_batch(model: ir.Model) -> int | None:
 def random_feeds(
     model: ir.Model, batch: int, seq: int, *, memory: int | None = None, seed: int = 0, padded: bool = False
 ) -> dict[str, np.ndarray]:
-    """One batch of inputs for a graph of which only names and types of the inputs are known.
+    """One batch of inputs for a graph, from the names, types and uses of its inputs.
 
     Ids are drawn below the number of rows of every table that they index; positions count up from zero; masks are
     ones; key/value caches are empty; everything else is normal noise.
@@ -80,8 +80,11 @@ def random_feeds(
         batch: size of free first axes.
         seq: size of every other free axis, except those of caches and memories.
         memory: positions of memories; None: the longest that the model takes, or `seq` where that is unknown.
-        seed: of the random numbers.
-        padded: mask the last quarter of every second row, at least one position, where there is a mask.
+        seed: seed of the random numbers.
+        padded: whether to mask the last quarter of every second row, at least one position, where there is a mask.
+
+    Returns:
+        Input name -> array.
 
     Raises:
         InputError: the graph fixes another batch size.

@@ -8,7 +8,7 @@ from compressor.targets.base import Feeds
 
 
 def as_bytes(array: np.ndarray) -> np.ndarray:
-    """An array of texts as bytes: a runtime returns `str`, a server bytes. Numeric arrays are returned unchanged."""
+    """An array of texts as bytes, since a runtime returns `str` and a server bytes. Numeric arrays stay unchanged."""
     return _encode(array) if array.dtype == np.object_ else array
 
 
@@ -49,7 +49,7 @@ def relative_error(reference: np.ndarray, output: np.ndarray, feeds: Feeds) -> f
 
 
 def _valid_positions(output: np.ndarray, feeds: Feeds) -> np.ndarray:
-    """An index of the positions to compare: booleans `[batch, length]`, or of the output's shape where it has none."""
+    """An index of the positions to compare: booleans `[batch, length]`, or of the output's shape without positions."""
     decodes = any(name.startswith("decoder_") for name in feeds)
     mask = feeds.get("decoder_attention_mask" if decodes else "attention_mask")
     if mask is None or mask.ndim != 2 or output.shape[:2] != mask.shape or output.ndim < 3:

@@ -1,4 +1,4 @@
-"""Read texts through an engine segment by segment, each segment with the memories of the earlier ones."""
+"""Read texts with an engine segment by segment, passing the memories of each segment to the next one."""
 
 from __future__ import annotations
 
@@ -35,12 +35,16 @@ def limits(graph: Path) -> MemoryLimits | None:
             tensor="memory_0",
             shape=None if shape is None else tuple(map(str, shape)),
         )
-    known = {name: int(text) for name, text in model.metadata_props.items() if name in (MEMORY_LENGTH, MAX_POSITIONS)}
-    return MemoryLimits(layers, shape[2], known.get(MEMORY_LENGTH), known.get(MAX_POSITIONS))
+    memory, positions = (_number(model.metadata_props.get(name, "")) for name in (MEMORY_LENGTH, MAX_POSITIONS))
+    return MemoryLimits(layers, shape[2], memory, positions)
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None
 
 
 def empty_memories(graph: Path, batch: int) -> dict[str, np.ndarray]:
-    """Memories `[batch, 0, hidden]` for the first segment of texts; none where the graph has no memory."""
+    """Input name -> empty memory `[batch, 0, hidden]` for the first segment of texts; empty without memories."""
     sizes = limits(graph)
     return {} if sizes is None else dict(zip(memory_names(sizes.layers), _empty(sizes, batch), strict=True))
 
@@ -50,17 +54,17 @@ def _empty(sizes: MemoryLimits, batch: int) -> list[np.ndarray]:
 
 
 class Stream:
-    """Reads texts through an engine, one text per row of the batch.
+    """Reads texts with an engine, one text per row of the batch.
 
     Args:
-        engine: built from `graph`.
+        engine: the engine, built from `graph`.
         graph: an ONNX file with inputs `input_ids`, `memory_0`, ... and outputs `logits`, `new_memory_0`, ...
 
     Attributes:
         engine: the engine.
         limits: number and sizes of its memories.
-        memories: one array `[batch, memory, hidden]` per layer, none before the first segment. Assign it to continue
-            elsewhere in a text; one array `[layer, batch, memory, hidden]` is accepted too.
+        memories: one array `[batch, memory, hidden]` per layer; empty before the first segment. Assign stored memories
+            to continue from them; one array `[layer, batch, memory, hidden]` is accepted too.
 
     Raises:
         InputError: the graph has no memory, or one whose width is not fixed.
@@ -88,7 +92,7 @@ class Stream:
             Logits `[batch, segment, vocabulary]`.
 
         Raises:
-            InputError: the memories do not fit, or the segment is longer than positions allow; `memories` is unchanged.
+            InputError: the memories do not fit, or the segment exceeds the positions; `memories` is unchanged.
         """
         if input_ids.ndim != 2 or input_ids.dtype.kind not in "iu" or not input_ids.shape[1]:
             raise InputError(

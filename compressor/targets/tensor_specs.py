@@ -25,9 +25,9 @@ class TensorSpec:
     """An input or output.
 
     Attributes:
-        name: as in the graph.
+        name: name in the graph.
         dtype: element type.
-        dims: size of every axis, the batch among them; -1: any length.
+        dims: size of every axis, the batch included; -1: any length.
     """
 
     name: str
@@ -60,8 +60,8 @@ def spec_from_server(name: str, type_: str, dims: Iterable[Any]) -> TensorSpec:
     """An input or output from the metadata of a served model.
 
     Args:
-        name: of the tensor.
-        type_: element type's name in the KServe v2 protocol.
+        name: name of the tensor.
+        type_: name of its element type in the KServe v2 protocol.
         dims: size of every axis; -1: any length.
 
     Raises:
@@ -78,7 +78,7 @@ def spec_from_server(name: str, type_: str, dims: Iterable[Any]) -> TensorSpec:
 
 
 def input_specs(model: ir.Model, path: Path) -> tuple[TensorSpec, ...]:
-    """The inputs of a graph that are no weights.
+    """The inputs of a graph that are not weights.
 
     Args:
         model: the graph.

@@ -1,4 +1,4 @@
-"""Tasks: rows to batches, and outputs to a metric that can be resampled."""
+"""Tasks: they convert rows to batches, and outputs to statistics from which a metric is computed."""
 
 from compressor.tasks.base import Data, Task
 from compressor.tasks.data import open_data, training_texts

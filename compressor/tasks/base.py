@@ -1,4 +1,4 @@
-"""The interface of a task: rows to batches, and a model's outputs to a metric that can be resampled."""
+"""The interface of a task: rows to batches, and a model's outputs to statistics from which a metric is computed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Forward = Callable[[dict[str, Tensor]], np.ndarray]
 class Task(ABC):
     """One task on one model folder.
 
-    A task is a class in a module of its own and a line in `compressor.config.tasks.TASKS`. The class declares
-    everything that is particular to the task: the columns it reads, how a batch is collated, which outputs are scored,
-    and its metrics with their units.
+    A task is a class in its own module and a line in `compressor.config.tasks.TASKS`. The class declares everything
+    that is specific to the task: the columns that it reads, how a batch is collated, which outputs are scored, and its
+    metrics with their units.
 
     Args:
         metric: one of `metrics`.
@@ -37,8 +37,8 @@ class Task(ABC):
         outputs: the model outputs that are scored, in the order in which the model returns them.
         label_name: the key of the labels in a collated batch.
         notes: how rows are read and scored; complete after `learn_labels`.
-        beams: hypotheses per row that the model processes at once.
-        max_new_tokens: the longest text generated for a row; 0 if one forward answers it.
+        beams: number of hypotheses per row that the model processes at once.
+        max_new_tokens: maximum number of tokens generated for a row; 0 if the metric needs one forward only.
     """
 
     name: ClassVar[str]
@@ -55,7 +55,7 @@ class Task(ABC):
 
     @classmethod
     def accepts(cls, folder: ModelFolder) -> bool:
-        """Whether this class serves a folder of its task; of several classes, the first that accepts is used."""
+        """Whether this class supports a folder of its task; of several classes, the first that accepts it is used."""
         return True
 
     @property
@@ -65,7 +65,7 @@ class Task(ABC):
 
     @property
     def metric_unit(self) -> MetricUnit:
-        """How values of the metric are shown."""
+        """Unit in which values of the metric are shown."""
         return self._metric.unit
 
     @property
@@ -85,11 +85,11 @@ class Task(ABC):
 
     @property
     def chooser(self) -> Task:
-        """The task by which heads and checkpoints are chosen: this one, if one forward answers its rows."""
+        """The task whose metric selects heads and checkpoints: this one, if its metric needs one forward only."""
         return self
 
     def learn_labels(self, rows: Dataset, source: str) -> None:  # noqa: B027 - many tasks have no labels to map
-        """Fix how the labels of `rows` map to numbers, for every split. Called once, before any `encode`.
+        """Determine how labels map to numbers, from `rows`, for every split. Called once, before any `encode`.
 
         Args:
             rows: the rows of the first split that is read.
@@ -101,7 +101,7 @@ class Task(ABC):
 
     @abstractmethod
     def encode(self, rows: Dataset, source: str) -> Dataset:
-        """Encode rows as examples: columns `input_ids`, `length` (tokens), and what else `collate` reads.
+        """Encode rows as examples with columns `input_ids`, `length` (in tokens) and others that `collate` reads.
 
         Args:
             rows: rows as read from a file or a data set.
@@ -112,10 +112,10 @@ class Task(ABC):
         """
 
     def encode_unlabelled(self, rows: Dataset, source: str) -> Dataset:
-        """Encode rows as `encode` does, whatever their labels; placeholders stand for labels that no model reads.
+        """Encode rows whose labels are not used, e.g. to run the model on them; labels may be placeholders.
 
         Args:
-            rows: rows of any labels, or of none.
+            rows: rows with any labels, or without labels where the task permits it.
             source: name of the rows in error messages.
         """
         return self.encode(rows, source)
@@ -125,11 +125,11 @@ class Task(ABC):
         """One batch, padded to its longest example: the model's inputs, and the labels under `label_name`."""
 
     def loss_inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A collated batch in the form from which the model computes its own loss."""
+        """Convert a collated batch to the arguments from which the model computes its own loss."""
         return batch
 
     def logits(self, outputs: Mapping[str, Any]) -> np.ndarray:
-        """The logits among the outputs of one forward, in PyTorch or of an engine; several outputs on a new last axis.
+        """The logits among the outputs of one forward, in PyTorch or of an engine; several are stacked on a last axis.
 
         Raises:
             InputError: the model lacks one of `Task.outputs`.
@@ -147,9 +147,13 @@ class Task(ABC):
         return arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=-1)
 
     def measure(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> np.ndarray:
-        """Sufficient statistics of a few examples, `[examples, k]` float64; `score` of any of their rows is the metric.
+        """Sufficient statistics of some examples, `[examples, k]` float64, from which `score` computes the metric.
 
         One forward computes them, unless the task overrides this method.
+
+        Args:
+            forward: runs the model.
+            examples: encoded rows.
         """
         batch = self.collate(examples)
         labels = batch.pop(self.label_name).numpy()
@@ -160,7 +164,7 @@ class Task(ABC):
         """Sufficient statistics `[examples, k]` from the logits of one collated batch and its labels."""
 
     def score(self, statistics: np.ndarray) -> float:
-        """The metric of statistics `[examples, k]`, e.g. of rows that a bootstrap resampled."""
+        """The metric from statistics `[examples, k]`, e.g. of examples that a bootstrap resampled."""
         return self._metric.compute(statistics)
 
 
@@ -169,12 +173,12 @@ class Data:
     """Encoded rows of one run, ready for `Task.collate`.
 
     Attributes:
-        train: rows to learn from; empty if a plan is only followed.
-        eval: rows on which choices are made; empty if only test rows were requested.
-        test: rows that are reported on; nothing is chosen on them.
+        train: rows to learn from; empty if a given plan is followed.
+        eval: rows by which heads and checkpoints are selected; empty if only test rows were requested.
+        test: rows whose metric is reported; nothing is selected by them.
         task: the task that encoded them.
         notes: facts for the reader, e.g. that test rows were set aside from the evaluation rows.
-        train_hash: `sha256:...` of the encoded training rows, whatever file they came from; None without rows.
+        train_hash: `sha256:...` of the encoded training rows, independent of their file; None without rows.
         eval_hash: `sha256:...` of the encoded evaluation rows; None without rows.
     """
 

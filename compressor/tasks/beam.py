@@ -1,4 +1,4 @@
-"""Beam search over any runner of an encoder-decoder: PyTorch, gated or not, or a built engine."""
+"""Beam search with an encoder-decoder, run by PyTorch (gated or not) or by an engine."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from compressor.tasks.base import Forward
 def beam_search(model: PreTrainedModel, forward: Forward, batch: dict[str, Tensor], beams: int, longest: int) -> Tensor:
     """The best target of each source, ids `[batch, tokens]`, by the beam search of transformers.
 
-    Every step runs `forward` on whole sources and whole targets so far, as an engine without a key/value cache must;
-    targets of different runners can therefore be compared.
+    Every step runs `forward` on the whole sources and on the whole targets generated so far, as an engine without a
+    key/value cache requires. Therefore targets of PyTorch and of engines are comparable.
 
     Args:
         model: provides special tokens, length penalty and the like; it is not run.
         forward: (input_ids, attention_mask, decoder_input_ids) to logits `[batch, target, vocabulary]`.
         batch: input_ids and attention_mask, `[batch, source]`.
         beams: hypotheses kept per source.
-        longest: tokens of a target at most.
+        longest: maximum number of tokens of a target.
     """
     settings = copy.deepcopy(model.generation_config)
     for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id"):
@@ -40,7 +40,7 @@ def beam_search(model: PreTrainedModel, forward: Forward, batch: dict[str, Tenso
 
 
 class _Generator(GenerationMixin):
-    """The model that `generate` needs; a step of it is one call of `forward`."""
+    """The model that `generate` requires; each step calls `forward` once."""
 
     main_input_name = "input_ids"
     base_model_prefix = "model"

@@ -1,4 +1,4 @@
-"""Language modelling: plain text, the next token."""
+"""Language modelling: predict the next token of plain text."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ from compressor.tasks.columns import TextColumns
 from compressor.tasks.metrics import Metric, perplexity
 
 _TEXTS_PER_CALL = 64
-"""Chunks of lines, or rows, that the tokenizer gets at a time."""
+"""Number of chunks of lines, or rows, per call of the tokenizer."""
 
 PERPLEXITY = Metric("perplexity", perplexity, higher_is_better=False)
 
 
 class CausalLM(Task):
-    """Perplexity over blocks of equal length, cut from the concatenation of the rows.
+    """Perplexity over blocks of equal length, into which the concatenation of the rows is divided.
 
     Rows of plain text are lines and are joined by line ends; rows of one column are joined by the end token, or by
-    line ends if the tokenizer has none. The first token of a block is not predicted, as nothing precedes it. The last,
-    shorter block is kept if a token can be predicted in it.
+    line ends if the tokenizer has none. The first token of a block is not predicted, because nothing precedes it. The
+    last, shorter block is kept if a token can be predicted in it.
 
     Args:
-        folder: its tokenizer makes the tokens.
+        folder: its tokenizer encodes the text.
         request: the text column and the length of a block.
         metric: one of `metrics`.
 
     Raises:
-        InputError: blocks are too short to predict a token.
+        InputError: a block is too short to predict a token.
     """
 
     name = "causal-lm"
     metrics: ClassVar[tuple[Metric, ...]] = (PERPLEXITY,)
     text_columns: ClassVar[TextColumns] = TextColumns(counts=(1,))
     shortest: ClassVar[int] = 2
-    """Tokens of the shortest block in which one can be predicted."""
+    """Tokens of the shortest block in which a token can be predicted."""
     lines_per_chunk: ClassVar[int] = 1000
-    """Lines that are tokenized as one text, so that no tokenizer gets a whole file at once."""
+    """Number of lines that are tokenized as one text, so that a tokenizer never receives a whole file."""
 
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
         super().__init__(metric)
@@ -95,11 +95,11 @@ class CausalLM(Task):
         return summed_loss(torch.from_numpy(logits[:, :-1]), torch.from_numpy(labels[:, 1:])).numpy()
 
     def token_stream(self, texts: Sequence[str], *, lines: bool) -> np.ndarray:
-        """Tokenize texts as one sequence of ids `[tokens]`, int32: 4 bytes a token, a list of Python's needs 36.
+        """Tokenize texts as one sequence of ids `[tokens]`, int32: 4 bytes per token, where a Python list needs 36.
 
         Args:
-            texts: lines of one text, or texts that an end token divides.
-            lines: whether they are lines.
+            texts: lines of one text, or texts that are separated by the end token.
+            lines: whether the texts are lines.
         """
         end = None if lines else self._tokenizer.eos_token_id
         if end is None:
@@ -111,7 +111,7 @@ class CausalLM(Task):
         return self._join_chunks([np.array([*row, *ends], np.int32) for group in groups for row in self._ids(group)])
 
     def _check_vocabulary(self, texts: Sequence[str], ids: np.ndarray, source: str) -> None:
-        """Raise InputError if the tokenizer does not know the words of the text; any text passes here."""
+        """Raise InputError if the tokenizer lacks the words of the text; this class accepts any text."""
 
     def _block_bounds(self, tokens: int) -> tuple[np.ndarray, np.ndarray]:
         """Start and end of each block of a text of `tokens`, each with a token to predict."""
@@ -119,17 +119,18 @@ class CausalLM(Task):
         return starts, np.minimum(starts + self._block, tokens)
 
     def _join_chunks(self, chunks: Sequence[np.ndarray]) -> np.ndarray:
-        """The ids of consecutive chunks as those of the whole text."""
+        """Join the ids of consecutive chunks to those of the whole text."""
         return np.concatenate(chunks) if chunks else np.empty(0, np.int32)
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text, without special tokens."""
         with quiet_transformers():
             ids: list[list[int]] = self._tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
         return ids
 
 
 def _slice_rows(ids: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Dataset:
-    """The slices of `ids` between starts and ends as rows, without Python lists in between."""
+    """Rows of the slices of `ids` between `starts` and `ends`, built without Python lists."""
     lengths = ends - starts
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     flat = np.concatenate([ids[start:end] for start, end in zip(starts, ends, strict=True)])
@@ -142,10 +143,10 @@ def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
     Args:
         logits: `[batch, tokens, vocabulary]`.
-        targets: `[batch, tokens]`, the token that each position predicts; -100 is not counted.
+        targets: `[batch, tokens]`, the token that each position predicts; -100 is ignored.
     """
     sums = [
         torch.nn.functional.cross_entropy(scores.float(), row, ignore_index=-100, reduction="none").double().sum()
-        for scores, row in zip(logits, targets, strict=True)  # row by row: a copy of a whole batch may not fit
+        for scores, row in zip(logits, targets, strict=True)  # row by row: a float32 copy of the batch may not fit
     ]
     return torch.stack([torch.stack(sums), (targets != -100).sum(1).double()], dim=1)

@@ -1,4 +1,4 @@
-"""Text classification: one or two texts, one class of several."""
+"""Text classification: predict one of several classes from one or two texts."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from compressor.tasks.metrics import Metric, accuracy, f1, matthews
 
 
 class TextClassification(LabelledTexts):
-    """The class of the largest logit, scored by accuracy, F1 or Matthews correlation.
+    """Classification by the largest logit, scored by accuracy, F1 or Matthews correlation.
 
     Args:
-        folder: its tokenizer makes the tokens, its configuration has the number of classes and their names.
-        request: columns and the longest row.
+        folder: its tokenizer encodes the texts; its configuration has the number of classes and their names.
+        request: columns and maximum row length.
         metric: one of `metrics`.
 
     Raises:
-        InputError: the model assigns several classes to a row, or the longest row leaves no room for text.
+        InputError: the model assigns several classes to a row, or the maximum row length leaves no room for text.
     """
 
     name = "text-classification"
@@ -51,7 +51,7 @@ class TextClassification(LabelledTexts):
         self._class_ids: dict[str, int] = {}
 
     def learn_labels(self, rows: Dataset, source: str) -> None:
-        """Number the classes as `labels.class_ids` describes."""
+        """Map labels to classes by the rules of `labels.class_ids`."""
         self._class_ids = class_ids(rows, self._find_labels(rows, source), self._config, source)
 
     def encode_labels(self, rows: Dataset, column: str, source: str) -> list[int]:

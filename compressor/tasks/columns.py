@@ -1,4 +1,4 @@
-"""The columns that hold texts and labels: those requested, else those with the names that data sets use."""
+"""Find the columns of texts and labels: the requested ones, else those with names that are usual in data sets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PAIRS = (
 )
 _SINGLES = (("sentence",), ("text",), ("content",), ("review",), ("document",), ("question",), ("sentence1",))
 _LISTED = 12
-"""Columns that an error message lists."""
+"""Maximum number of columns that an error message lists."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class TextColumns:
     """The columns of text that a task reads.
 
     Attributes:
-        usual: names that data sets use, each entry the columns of one convention; the first that is present is used.
-        counts: how many columns the task can read.
-        description: the columns in error messages.
+        usual: conventions of data sets, each the names of its columns; the first one that is present is used.
+        counts: numbers of columns that the task can read.
+        description: name of the columns in error messages.
         example: a value of `--text-columns` in error messages.
         allows_empty: whether a text may be empty.
     """
@@ -51,8 +51,8 @@ class TextColumns:
             source: name of the rows in error messages.
 
         Raises:
-            InputError: a requested column is missing, no usual name is present, their number is not one that the task
-                reads, or a column holds something else than text.
+            InputError: a requested column is missing, no usual name is present, the task reads another number of
+                columns, or a column does not hold text.
         """
         names = tuple(requested) or self.find_usual(rows)
         self._check_count(rows, names, requested, source)
@@ -61,10 +61,11 @@ class TextColumns:
         return names
 
     def find_usual(self, rows: Dataset) -> tuple[str, ...]:
-        """The first convention all of whose columns are present; empty if there is none."""
+        """The columns of the first convention that is present completely; empty if there is none."""
         return next((names for names in self.usual if set(names) <= set(rows.column_names)), ())
 
     def _check_count(self, rows: Dataset, names: Sequence[str], requested: Sequence[str], source: str) -> None:
+        """Raise InputError unless the task reads as many columns as `names`."""
         distinct = 1 in self.counts or len(set(names)) == len(names)
         if len(names) in self.counts and distinct:
             return
@@ -94,6 +95,7 @@ class TextColumns:
         )
 
     def _check_text(self, rows: Dataset, name: str, source: str) -> None:
+        """Raise InputError unless a column exists and every row holds a text that the task can read."""
         _check_present(rows, name, source, "text_columns")
         if not is_text(rows, name):
             raise InputError(
@@ -117,7 +119,7 @@ class LabelColumn:
 
     Attributes:
         usual: names that data sets use; the first that is present is used.
-        description: the column in error messages.
+        description: name of the column in error messages.
     """
 
     usual: tuple[str, ...] = ("label", "labels", "score", "target", "class", "similarity", "stars", "rating")
@@ -167,5 +169,5 @@ def _check_present(rows: Dataset, name: str, source: str, field: str) -> None:
 
 
 def _list_columns(rows: Dataset) -> str:
-    # A quoted name may hold line breaks; an error message is one line.
+    """The first column names for an error message, on one line even if a quoted name has line breaks."""
     return ", ".join(" ".join(name.split()) for name in rows.column_names[:_LISTED]) or "none"

@@ -1,4 +1,4 @@
-"""From a recipe and a model folder to encoded rows for learning, choosing and reporting."""
+"""Read and encode the rows of a run: training, evaluation and test rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TEST_SHARE = 0.5
 
 @dataclass(frozen=True)
 class _Rows:
-    """The rows of one split, and their name in messages."""
+    """The rows of one split, and their source as messages name it."""
 
     rows: Dataset
     source: str
@@ -39,9 +39,9 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0) -> Data:
     """Read, check, encode and divide the rows of a run.
 
     Args:
-        request: files, columns, metric and the longest row.
+        request: files, columns, metric and maximum row length.
         folder: its task and tokenizer encode the rows.
-        seed: draws the rows that are set aside.
+        seed: seed of the draw of rows that are set aside.
 
     Raises:
         InputError: a file, a column or a label cannot be used.
@@ -49,18 +49,18 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0) -> Data:
     """
     splits, notes = _read_splits(request)
     task = make_task(folder, request)
-    first = next(iter(splits.values()))
-    task.learn_labels(first.rows, first.source)
+    first_split = next(iter(splits.values()))
+    task.learn_labels(first_split.rows, first_split.source)
     notes += task.notes
-    encoded = {split: task.encode(part.rows, part.source) for split, part in splits.items()}
+    encoded = {name: task.encode(split.rows, split.source) for name, split in splits.items()}
     if "eval" not in encoded and "train" in encoded:
         encoded["train"], encoded["eval"] = _set_aside(encoded["train"], _EVAL_SHARE, seed, "train", task)
         notes.append(_set_aside_note("eval", "train", encoded["eval"], seed, task))
     if "test" not in encoded:
         encoded["eval"], encoded["test"] = _set_aside(encoded["eval"], _TEST_SHARE, seed, "eval", task)
         notes.append(_set_aside_note("test", "eval", encoded["test"], seed, task))
-    none = encoded["test"].select([])
-    train, evaluation, test = encoded.get("train", none), encoded.get("eval", none), encoded["test"]
+    empty = encoded["test"].select([])
+    train, evaluation, test = encoded.get("train", empty), encoded.get("eval", empty), encoded["test"]
     logger.debug(
         "%s: %d training, %d evaluation and %d test rows, scored by %s",
         task.name,
@@ -73,7 +73,7 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0) -> Data:
 
 
 def training_texts(request: RowsConfig) -> list[str]:
-    """The texts of the training rows, e.g. to make a tokenizer from.
+    """The texts of the training rows, e.g. to build a tokenizer from them.
 
     Raises:
         InputError: the file cannot be read, or does not have exactly one column of text.
@@ -85,7 +85,7 @@ def training_texts(request: RowsConfig) -> list[str]:
 
 
 def _read_splits(request: RowsConfig) -> tuple[dict[Split, _Rows], list[Note]]:
-    """The rows of each requested split and of those that the training data has, and notes on the latter."""
+    """The rows of each requested split and of further splits of the training data, with notes on the latter."""
     requested: dict[Split, str | None] = {"train": request.data, "eval": request.eval_data, "test": request.test_data}
     sources = {source: named_splits(source) for source in requested.values() if source is not None}
     if not sources:
@@ -111,7 +111,7 @@ def _read_splits(request: RowsConfig) -> tuple[dict[Split, _Rows], list[Note]]:
 
 
 def _select(split: Split, named: dict[str, Dataset], source: str) -> _Rows:
-    """The rows of a source for one purpose; a source of a single split serves any."""
+    """The rows of a source for one purpose; a source with a single split serves every purpose."""
     name = pick(named, split)
     if name is None and len(named) > 1:
         raise InputError(
@@ -127,19 +127,21 @@ def _select(split: Split, named: dict[str, Dataset], source: str) -> _Rows:
 
 
 _PURPOSES: dict[Split, str] = {"train": "training", "eval": "evaluation", "test": "test"}
+"""Adjectives of the splits in messages."""
 
 
 def _set_aside(examples: Dataset, share: float, seed: int, split: Split, task: Task) -> tuple[Dataset, Dataset]:
-    """Divide rows into those that remain and a share, at least one, for another purpose.
+    """Divide rows into those that remain and those that are set aside for another purpose, at least one.
 
-    The share is drawn at random and both parts keep the order of rows; of rows in order, the last ones are taken.
+    The rows set aside are drawn at random, and both parts keep the order of rows. If the task reads rows in order, the
+    last rows are set aside.
 
     Args:
         examples: encoded rows.
-        share: of the rows to set aside.
-        seed: of the draw.
+        share: share of the rows to set aside.
+        seed: seed of the draw.
         split: the split of the rows.
-        task: whose rows they are.
+        task: the task that encoded the rows.
 
     Raises:
         InputError: no row would remain.
@@ -161,10 +163,11 @@ def _set_aside(examples: Dataset, share: float, seed: int, split: Split, task: T
 
 
 def _set_aside_note(split: Split, origin: Split, rows: Dataset, seed: int, task: Task) -> Note:
-    how = "the last ones" if task.in_order else f"drawn with seed {seed}"
+    """The note on `rows` of the split `origin` that were set aside for `split`."""
+    choice = "the last ones" if task.in_order else f"drawn with seed {seed}"
     text = (
-        f"no {_PURPOSES[split]} data was named: {len(rows)} of the {_PURPOSES[origin]} rows, {how}, were set aside for"
-        " it"
+        f"no {_PURPOSES[split]} data was named: {len(rows)} of the {_PURPOSES[origin]} rows, {choice}, were set aside"
+        " for it"
     )
     return Note(text=text, code=NoteCode.ROWS_SET_ASIDE)
 

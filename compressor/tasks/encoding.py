@@ -1,4 +1,4 @@
-"""Texts to tokens and padded batches, and the base of the tasks that read texts with a label."""
+"""Encoding of texts as tokens and padded batches, and the base class of tasks that read texts with a label."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from compressor.tasks.metrics import Metric
 
 
 def longest_row(folder: ModelFolder, request: RowsConfig) -> int:
-    """The tokens to which a row is truncated: the smallest of the limits of recipe, model and tokenizer."""
+    """Number of tokens to which rows are truncated: the smallest limit of recipe, model and tokenizer."""
     limits = (request.max_length, token_limit(folder.model), folder.processor.model_max_length)
     return int(min(limit for limit in limits if limit))
 
 
 def pad(rows: Sequence[Any], fill: int) -> Tensor:
-    """Integers of rows of any length as one tensor, padded on the right: `[rows, longest]`, or `[rows, longest, k]`."""
+    """Rows of integers as one tensor, padded on the right with `fill`: `[rows, longest]`, or `[rows, longest, k]`."""
     return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=fill)
 
 
 class LabelledTexts(Task):
-    """Base of the tasks that read one or two texts and one label per row.
+    """Base class of tasks that read one or two texts and one label per row.
 
     Args:
-        folder: its tokenizer makes the tokens.
-        request: columns and the longest row.
+        folder: its tokenizer encodes the texts.
+        request: columns and maximum row length.
         metric: one of `metrics`.
 
     Raises:
-        InputError: the longest row leaves no room for text.
+        InputError: the maximum row length leaves no room for text.
     """
 
     text_columns: ClassVar[TextColumns] = TextColumns()
@@ -89,9 +89,11 @@ class LabelledTexts(Task):
         return {**texts, "labels": labels}
 
     def _find_labels(self, rows: Dataset, source: str) -> str:
+        """The name of the column of labels."""
         return self.label_column.find(rows, self._request.label_column, source)
 
     def _encode_texts(self, rows: Dataset, source: str) -> dict[str, list[Any]]:
+        """Columns of the tokenizer's encoding of every row, and `length`; raise InputError if a row has no token."""
         names = self.text_columns.find(rows, self._request.text_columns, source)
         with quiet_transformers():
             columns = dict(

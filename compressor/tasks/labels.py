@@ -1,4 +1,4 @@
-"""Labels as numbers: one mapping for every split of a run."""
+"""Map labels to numbers, with one mapping for all splits of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import PretrainedConfig
 from compressor.errors import ErrorCode, InputError
 
 _LISTED = 6
-"""Labels that an error message lists."""
+"""Maximum number of labels that an error message lists."""
 
 
 def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str) -> dict[str, int]:
@@ -20,20 +20,20 @@ def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str)
 
     The first rule that applies decides:
 
-    1. names in `config.id2label`, in any case, are the model's classes; so are the names behind the numbers of a
-       `ClassLabel` column;
-    2. whole numbers are class indices;
-    3. other names are numbered in sorted order, and the configuration is given the names.
+    1. Labels that are names in `config.id2label`, ignoring case, are those classes; a `ClassLabel` column is mapped by
+       the names of its numbers.
+    2. Whole numbers are class indices.
+    3. Other names are numbered in sorted order and written into the configuration.
 
     Args:
         rows: the rows of one split.
         column: the column of labels.
-        config: of the model; rule 3 sets its `id2label` and `label2id`.
+        config: configuration of the model; rule 3 sets its `id2label` and `label2id`.
         source: name of the rows in error messages.
 
     Raises:
-        InputError: a label is empty or outside the model's classes, only some are names that the model has, or all
-            rows have the same label.
+        InputError: a label is empty or outside the model's classes, only some labels are names of the model's classes,
+            or all rows have the same label.
     """
     classes = int(config.num_labels or 0)
     names = sorted(set(label_texts(rows, column, source)))
@@ -54,7 +54,7 @@ def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str)
     else:
         _check_new_names(names, config, source)
         ids = {name: index for index, name in enumerate(names)}
-        config.id2label, config.label2id = dict(enumerate(names)), dict(ids)  # rows of later runs are read by them
+        config.id2label, config.label2id = dict(enumerate(names)), dict(ids)  # later runs map their labels by them
     outside = [name for name in names if not 0 <= ids[name] < classes]
     if outside:
         raise InputError(
@@ -68,7 +68,7 @@ def class_ids(rows: Dataset, column: str, config: PretrainedConfig, source: str)
 
 
 def _check_new_names(names: Sequence[str], config: PretrainedConfig, source: str) -> None:
-    """Labels that are not the model's names must be as many as its classes, and none of them among its names."""
+    """Raise InputError unless there are as many new names as classes, and none of them is already a class name."""
     classes = int(config.num_labels or 0)
     unknown = _names_unknown_to(config, names)
     details: dict[str, Any] = {"code": ErrorCode.LABEL_MISMATCH, "labels": tuple(names), "classes": classes}
@@ -143,7 +143,7 @@ def numbers_of(rows: Dataset, column: str, source: str) -> list[float]:
 
 
 def label_texts(rows: Dataset, column: str, source: str) -> list[str]:
-    """Every label as text, the same for `1`, `"1"` and `1.0`.
+    """Every label as text; `1`, `"1"` and `1.0` are the same label.
 
     Raises:
         InputError: a label is missing, withheld, or a list or an object.
@@ -172,12 +172,13 @@ def label_texts(rows: Dataset, column: str, source: str) -> list[str]:
 
 
 def are_withheld(rows: Dataset) -> bool:
-    """Whether every label is -1, as in the test rows of public benchmarks."""
+    """Whether every row of a `ClassLabel` column is -1, as in the test rows of public benchmarks."""
     class_columns = [name for name, feature in rows.features.items() if isinstance(feature, ClassLabel)]
     return any(set(rows[name]) == {-1} for name in class_columns)
 
 
 def _label_text(value: Any) -> str | None:
+    """A label as text; None if it is empty or neither a number nor text."""
     if isinstance(value, bool):
         return str(int(value))
     if isinstance(value, (int, float)):
@@ -190,7 +191,7 @@ def _label_text(value: Any) -> str | None:
 
 
 def _whole_number(text: str) -> int | None:
-    """`3` for `3` and `3.0`; None for anything else."""
+    """The number of a text such as `3` or `3.0`; None for any other text."""
     try:
         number = float(text)
     except ValueError:
@@ -199,7 +200,7 @@ def _whole_number(text: str) -> int | None:
 
 
 def _model_ids(names: Sequence[str], config: PretrainedConfig) -> dict[str, int]:
-    """Name to class by `config.id2label`, also in the spelling of `names`; empty if it lacks one of them."""
+    """Map names to classes by `config.id2label`, also in the spelling of `names`; empty if it lacks one of them."""
     exact = {str(name): int(index) for index, name in (config.id2label or {}).items()}
     lower_case = {name.lower(): index for name, index in exact.items()}
     if _names_unknown_to(config, names):
@@ -208,11 +209,12 @@ def _model_ids(names: Sequence[str], config: PretrainedConfig) -> dict[str, int]
 
 
 def _names_unknown_to(config: PretrainedConfig, names: Sequence[str]) -> list[str]:
-    """The names that `config.id2label` does not have in any case."""
+    """The names that are not in `config.id2label`, ignoring case."""
     model_names = {str(name).lower() for name in (config.id2label or {}).values()}
     return [name for name in names if name.lower() not in model_names]
 
 
 def _shorten(names: Sequence[str]) -> str:
+    """The first names, each truncated, for an error message."""
     listed = ", ".join(str(name)[:40] for name in names[:_LISTED])
     return listed if len(names) <= _LISTED else f"{listed}, ..."

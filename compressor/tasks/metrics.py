@@ -1,4 +1,4 @@
-"""Metrics: the name and unit of each, and how it is computed from the statistics of examples."""
+"""Metrics: their names and units, and their computation from the statistics of examples."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from compressor.results import MetricUnit
 
-_SENTENCE_BLEU = BLEU(effective_order=True)  # counts of a single sentence; they do not depend on the order
+_SENTENCE_BLEU = BLEU(
+    effective_order=True
+)  # for the n-gram counts of single sentences, which do not depend on `effective_order`
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A number computed from statistics of examples; any resample of the examples is scored exactly.
+    """A number that is computed from sufficient statistics of examples, so any resample of them is scored exactly.
 
     Attributes:
         name: the value of `--metric`, e.g. `accuracy`.
-        compute: statistics `[examples, k]` float64 to the value.
-        unit: how values are shown.
+        compute: computes the value from statistics `[examples, k]` float64.
+        unit: unit in which values are shown.
         higher_is_better: False for a loss.
         maximum: the largest value, e.g. 1 for a share or a correlation.
     """
@@ -97,7 +99,7 @@ def bleu_counts(translation: str, reference: str) -> np.ndarray:
 
 
 def bleu(statistics: np.ndarray) -> float:
-    """Corpus BLEU, 0 to 100, from `bleu_counts` of each row `[rows, 10]` (Papineni et al. 2002; as sacrebleu's)."""
+    """Corpus BLEU, 0 to 100, from `bleu_counts` of each row `[rows, 10]` (Papineni et al. 2002; as in sacrebleu)."""
     translated, reference, *ngrams = statistics.sum(axis=0).astype(np.int64).tolist()
     return float(BLEU.compute_bleu(ngrams[:4], ngrams[4:], translated, reference, smooth_method="exp").score)
 

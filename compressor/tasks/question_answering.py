@@ -1,4 +1,4 @@
-"""Question answering: a question and a context, the span of the context that answers it."""
+"""Question answering: predict the span of a context that answers a question."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from compressor.tasks.question_windows import LONGEST_ANSWER, Question, Window, 
 from compressor.tasks.squad import answers_of, exact_match, f1
 
 _LONGEST_QUESTION = 64
-"""Tokens of a question that are read, as in BERT (Devlin et al. 2019)."""
+"""Maximum number of tokens of a question, as in BERT (Devlin et al. 2019)."""
 _NO_WINDOW = -100
+"""Padding of `spans` in a batch of questions with different numbers of windows."""
 
 
 def _mean_f1(statistics: np.ndarray) -> float:
@@ -38,18 +39,18 @@ def _mean_exact_match(statistics: np.ndarray) -> float:
 class QuestionAnswering(Task):
     """Answers that are spans of a context, by the logits of their first and last token: SQuAD's F1 and exact match.
 
-    A row is a question. If it does not fit beside its context, the context is read in overlapping windows; one forward
-    answers a batch of windows. The model learns the first answer of a row; the span with the largest logits in any
-    window is compared with all of them.
+    A row is a question. If question and context do not fit in one window, the context is read in overlapping windows;
+    one forward runs a batch of windows. The model is trained on the first answer of a row. The span with the largest
+    logits in any window is compared with all answers.
 
     Args:
-        folder: its tokenizer makes the tokens.
-        request: columns (question and context, and the answers as label), the longest window, and the tokens that two
-            windows share.
+        folder: its tokenizer encodes the texts.
+        request: columns (question and context, and the answers as label), maximum length of a window, and number of
+            tokens that consecutive windows share.
         metric: one of `metrics`.
 
     Raises:
-        InputError: the tokenizer does not report the characters of a token, or a window leaves no room.
+        InputError: the tokenizer does not report the characters of a token, or a window has no room for both texts.
     """
 
     name = "question-answering"
@@ -101,7 +102,7 @@ class QuestionAnswering(Task):
         """Every encoded question; its index is the `number` of its row."""
 
     def learn_labels(self, rows: Dataset, source: str) -> None:
-        """Fix the columns for every split, and note how they are read."""
+        """Determine the columns for every split, and note how they are read."""
         self._columns = self.text_columns.find(rows, self._request.text_columns, source)
         self._answers = self.label_column.find(rows, self._request.label_column, source)
         question, context = self._columns
@@ -146,8 +147,8 @@ class QuestionAnswering(Task):
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Windows `[windows, longest]`, those of a question consecutive, and `spans` `[questions, most windows, 3]`.
 
-        A span is the positions of an answer's first and last token and the number of its question; -100 stands for no
-        window.
+        A span holds the positions of an answer's first and last token and the number of its question; -100 pads the
+        windows of a question.
         """
         fills = {"input_ids": max(0, self._padding or 0), "token_type_ids": self._tokenizer.pad_token_type_id}
         batch = {
@@ -178,7 +179,7 @@ class QuestionAnswering(Task):
         return np.array(statistics)
 
     def _tokenize(self, questions: list[str], contexts: list[str]) -> Any:
-        """The windows of each pair, with the characters of each token."""
+        """The windows of each pair of question and context, with the characters of each token."""
         with quiet_transformers():
             return self._tokenizer(
                 self._truncate(questions),
@@ -192,7 +193,7 @@ class QuestionAnswering(Task):
             )
 
     def _truncate(self, questions: list[str]) -> list[str]:
-        """Questions without the text after their last token that is read."""
+        """Questions truncated to their maximum number of tokens."""
         offsets = self._tokenizer(questions, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
         maximum = self._longest_question
         return [
@@ -204,7 +205,7 @@ class QuestionAnswering(Task):
 def _check_windows(
     windows: Sequence[Window], windows_of_row: Sequence[Sequence[int]], column: str, source: str
 ) -> None:
-    """Every window must hold a token of the context."""
+    """Raise InputError unless every window holds a token of the context."""
     for row, numbers in enumerate(windows_of_row, 1):
         if not all(len(windows[number].characters) for number in numbers):
             raise InputError(

@@ -1,4 +1,4 @@
-"""Windows over the context of a question, and the span that the logits of all of them predict."""
+"""Windows over the context of a question, and the span that their logits predict."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from compressor.tasks.squad import Answer
 
 LONGEST_ANSWER = 30
-"""Tokens of a predicted answer at most, as is usual for SQuAD."""
+"""Maximum number of tokens of a predicted answer, as is usual for SQuAD."""
 
 
 @dataclass(frozen=True)
@@ -19,15 +19,15 @@ class Window:
     """The tokens of the context in one window.
 
     Attributes:
-        first: position of the first of them in the window.
-        characters: start and end of each in the context, `[tokens, 2]`.
+        first: position of the first of these tokens in the window.
+        characters: first character of each token in the context and the one after its last, `[tokens, 2]`.
     """
 
     first: int
     characters: np.ndarray
 
     def token_span(self, answer: Answer) -> tuple[int, int]:
-        """Positions of the first and the last token of an answer; (0, 0) unless all of it is in the window."""
+        """Positions of the first and the last token of an answer; (0, 0) unless the whole answer is in the window."""
         starts, ends = self.characters.T
         end = answer.start + len(answer.text)
         first = int(np.searchsorted(ends, answer.start, side="right"))
@@ -39,7 +39,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Question:
-    """What a prediction is read from and compared with.
+    """The context, accepted answers and windows of one question.
 
     Attributes:
         context: the whole text.
@@ -52,7 +52,7 @@ class Question:
     windows: tuple[Window, ...]
 
     def predict(self, logits: np.ndarray) -> str:
-        """The best span of all windows, from logits `[windows, tokens, 2]`."""
+        """The text of the best span of all windows, from logits `[windows, tokens, 2]`."""
         spans = []
         for window, scores in zip(self.windows, logits, strict=True):
             inside = scores[window.first : window.first + len(window.characters)]
@@ -63,12 +63,12 @@ class Question:
 
 
 def best_span(start: np.ndarray, end: np.ndarray, longest: int = LONGEST_ANSWER) -> tuple[float, int, int]:
-    """The largest `start[i] + end[j]` with `i <= j < i + longest`, and i and j; every span is scored.
+    """The largest `start[i] + end[j]` with `i <= j < i + longest`, and its i and j.
 
     Args:
         start: logits of the first token, `[tokens]`.
         end: logits of the last token, `[tokens]`.
-        longest: tokens of a span at most.
+        longest: maximum number of tokens of a span.
     """
     padded = np.concatenate([end, np.full(longest - 1, -np.inf, end.dtype)])
     scores = start[:, None] + np.lib.stride_tricks.sliding_window_view(padded, longest)
@@ -77,7 +77,7 @@ def best_span(start: np.ndarray, end: np.ndarray, longest: int = LONGEST_ANSWER)
 
 
 def windows_of(encoding: Any) -> Iterator[Window]:
-    """The context of each window in a tokenizer's encoding of (question, context) pairs with offsets."""
+    """The windows in a tokenizer's encoding of (question, context) pairs, which includes offsets."""
     for number, characters in enumerate(encoding["offset_mapping"]):
         inside = np.flatnonzero([text == 1 for text in encoding.sequence_ids(number)])
         first = int(inside[0]) if len(inside) else 0

@@ -1,4 +1,4 @@
-"""Texts for a model of which only the graph is available: rows of a file, and the tokenizer of a folder."""
+"""Texts of a file of rows and the tokenizer of a folder, for a model of which only the graph is available."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def read_texts(source: str, columns: Sequence[str], maximum: int) -> list[tuple[
 
     Args:
         source: a file of rows, or the name of a Hugging Face data set.
-        columns: the columns of text; empty: by usual names.
-        maximum: the number of rows at most.
+        columns: the columns of text; empty: those with usual names.
+        maximum: maximum number of rows.
 
     Raises:
         InputError: the source cannot be read, or has no column of text.

@@ -1,4 +1,4 @@
-"""The task that serves a model folder, and the metrics of all tasks."""
+"""The task of a model folder, and the metrics of all tasks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def task_classes() -> tuple[type[Task], ...]:
 
 
 def make_task(folder: ModelFolder, request: RowsConfig) -> Task:
-    """The task of a folder with the columns, longest row and metric of a recipe.
+    """The task of a folder, with the columns, maximum row length and metric of a recipe.
 
     Raises:
         InputError: rows cannot be read for the task, or the folder has no tokenizer.
@@ -55,7 +55,7 @@ def make_task(folder: ModelFolder, request: RowsConfig) -> Task:
 
 
 def metric_named(name: str) -> Metric:
-    """The metric of a name, for stored results that hold no unit; tasks that share a name share its unit.
+    """The metric with a name, for stored results without a unit; metrics of the same name have the same unit.
 
     Raises:
         UsageError: no task has a metric of this name.

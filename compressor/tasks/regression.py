@@ -1,4 +1,4 @@
-"""Regression: one or two texts, one number."""
+"""Regression: predict a number from one or two texts."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from compressor.tasks.metrics import Metric, pearson, spearman
 
 
 class Regression(LabelledTexts):
-    """The number that is the model's one logit, scored by its correlation with the label.
+    """Regression by the model's only logit, scored by its correlation with the label.
 
     Args:
-        folder: its tokenizer makes the tokens; its model has one output and a squared loss.
-        request: columns and the longest row.
+        folder: its tokenizer encodes the texts; its model has one output and a squared loss.
+        request: columns and maximum row length.
         metric: one of `metrics`.
 
     Raises:
-        InputError: the model has several outputs, or the longest row leaves no room for text.
+        InputError: the model has several outputs, or the maximum row length leaves no room for text.
     """
 
     name = "regression"
@@ -48,7 +48,7 @@ class Regression(LabelledTexts):
         super().__init__(folder, request, metric)
 
     def learn_labels(self, rows: Dataset, source: str) -> None:
-        """Check that labels differ, as a correlation needs.
+        """Check that labels differ, which a correlation requires.
 
         Raises:
             InputError: a label is not a number, or all are the same.

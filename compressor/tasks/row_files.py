@@ -1,8 +1,8 @@
-"""Files of rows as data sets in memory: TSV, CSV, JSON lines and plain text, each also compressed as `.xz` or `.gz`.
+"""Read files of rows into data sets in memory: TSV, CSV, JSON lines and plain text, optionally with `.xz` or `.gz`.
 
-Arrow, on which `datasets` is built, reads the tables. The CSV builder of `datasets` is pandas', which silently fills
-rows that are too short and takes the first column of rows that are too long as an index. Python reads JSON: Arrow's
-reader, which the JSON builder calls, ends the process on some malformed lines.
+Tables are read by Arrow, on which `datasets` is built. The CSV builder of `datasets` uses pandas, which silently fills
+rows that are too short and uses the first column of rows that are too long as an index. JSON is read by Python, because
+Arrow's reader, which the JSON builder calls, ends the process on some malformed lines.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def is_file_name(source: str) -> bool:
 
 
 def read_file(path: Path) -> Dataset:
-    """Every row of a file, under the column names of the file; cells of TSV and CSV are text.
+    """Every row of a file, with the column names of the file; cells of TSV and CSV are text.
 
     TSV has no quotes: a cell is the text between two tabs. Plain text is one column `text`, one row per line.
 
@@ -99,6 +99,7 @@ def _format(path: Path) -> str:
 
 
 def _unpack(path: Path) -> bytes:
+    """The decompressed content of a file, without byte order mark; raise InputError if it cannot be read."""
     try:
         raw = path.read_bytes()
         content = _UNPACK[path.suffix.lower()](raw) if path.suffix.lower() in _UNPACK else raw
@@ -118,6 +119,7 @@ def _unpack(path: Path) -> bytes:
 
 
 def _check_text(path: Path, content: bytes) -> None:
+    """Raise InputError unless `content` is UTF-8 text without zero bytes."""
     try:
         content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -139,6 +141,7 @@ def _check_text(path: Path, content: bytes) -> None:
 
 
 def _parse(file_format: str, content: bytes) -> pa.Table:
+    """The table in a file's content; empty without content."""
     if not content.strip():
         return pa.table({})
     if file_format == ".txt":
@@ -160,7 +163,7 @@ def _parse(file_format: str, content: bytes) -> pa.Table:
 
 
 def _parse_json(text: str) -> pa.Table:
-    """One object per line; a key that a line lacks is null there.
+    """The table of a text with one JSON object per line; a key that a line lacks is null in its row.
 
     Raises:
         _LineError: a line is not an object.
@@ -187,7 +190,7 @@ def _parse_json(text: str) -> pa.Table:
 
 
 def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; `json` alone would silently keep the last of two values of one key."""
+    """A JSON object; raise ValueError if a key is repeated, of which `json` would silently keep the last value."""
     values = dict(pairs)
     if len(values) < len(pairs):
         names = [name for name, _ in pairs]

@@ -1,4 +1,4 @@
-"""Batches of a data set and the statistics of its rows, whatever runs the model: PyTorch or a built engine."""
+"""Batches of a data set and the statistics of its rows, from a PyTorch model or an engine."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ def statistics(
 
 
 def _group_by_length(examples: Dataset, batch_size: int) -> Iterator[list[int]]:
-    """Rows of similar length need little padding; longest first, so that memory runs out in the first batch if ever."""
+    """Row numbers of batches of similar length, which need little padding.
+
+    The longest rows come first, so that a lack of memory shows in the first batch.
+    """
     order = np.argsort(-np.asarray(examples["length"]), kind="stable")
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size].tolist()

@@ -1,4 +1,4 @@
-"""Plain text for models with segment memory: consecutive segments, read side by side in streams."""
+"""Plain text for models with segment memory: consecutive segments, read in parallel streams."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from compressor.tasks.causal_lm import PERPLEXITY, CausalLM, summed_loss
 from compressor.tasks.metrics import Metric, bits_per_token
 
 SegmentForward = Callable[[Tensor], Tensor]
-"""Runs the next segment of every stream, ids `[streams, segment]`, to logits; keeps the memory between calls."""
+"""Computes logits from the next segment of every stream, ids `[streams, segment]`; keeps the memory between calls."""
 
 FILLER = -1
-"""Row number that stands for no row: its targets are not counted."""
+"""Row number in place of a missing row, whose targets are ignored."""
 
 _MAX_UNKNOWN = 0.5
-"""Largest share of unknown tokens in a text that belongs to the tokenizer."""
+"""Maximum share of unknown tokens in a text that suits the tokenizer."""
 
 
 class Streams(CausalLM):
-    """Perplexity of a text read from its first segment to its last, with the memory of the model carried along.
+    """Perplexity of a text that is read from the first segment to the last, with the memory of earlier segments.
 
     A row is `max_length` + 1 tokens: the inputs of a segment, and the token after the last of them. That token is also
     the first input of the next row, so every token of a text but the first is predicted once.
 
     Args:
-        folder: its tokenizer makes the tokens.
+        folder: its tokenizer encodes the text.
         request: the text column and the length of a segment.
         metric: one of `metrics`.
 
@@ -91,11 +91,11 @@ class Streams(CausalLM):
 
     @property
     def chooser(self) -> Task:
-        """Independent segments without memory: a search evaluates rows in any order."""
+        """Independent segments without memory, because a search evaluates rows in any order."""
         return self._independent
 
     def collate(self, examples: Sequence[Mapping[str, Any] | None]) -> dict[str, Tensor]:
-        """`input_ids` and `shift_labels`, `[streams, segment]`; targets of a short row's end and of a filler are -100.
+        """`input_ids` and `shift_labels`, `[streams, segment]`; -100 pads the targets of short rows and of fillers.
 
         Args:
             examples: the row of each stream; None for a filler.
@@ -119,7 +119,7 @@ class Streams(CausalLM):
         if share > _MAX_UNKNOWN:
             raise InputError(
                 f"{source}: {share:.0%} of its {self._unit} are unknown to the tokenizer of {self._path}; give text"
-                f" like that from which the tokenizer was made{self._remedy}",
+                f" like that from which the tokenizer was built{self._remedy}",
                 code=ErrorCode.FILE_MISMATCH,
                 path=self._path,
                 share=share,
@@ -127,7 +127,7 @@ class Streams(CausalLM):
             )
 
     def _unknown_share(self, texts: Sequence[str], ids: np.ndarray) -> float:
-        """Share of a text that the tokenizer does not know."""
+        """Share of a text that is unknown to the tokenizer."""
         unknown = self._tokenizer.unk_token_id
         return 0.0 if unknown is None or not len(ids) else float((ids == unknown).mean())
 
@@ -155,7 +155,7 @@ class CharacterStreams(Streams):
         return all(len(token) == 1 for token in set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens))
 
     def _unknown_share(self, texts: Sequence[str], ids: np.ndarray) -> float:
-        # A tokenizer of letters writes a space for an unknown character and may have no unknown token.
+        # A tokenizer of letters encodes an unknown character as a space and may have no unknown token.
         characters = sum(len(word) for text in texts for word in text.split())
         unknown = self._tokenizer.unk_token_id
         blank = [*self._ids([" "])[0], *([] if unknown is None else [unknown])]
@@ -163,34 +163,34 @@ class CharacterStreams(Streams):
         return max(0.0, 1 - known / characters) if characters else 0.0
 
     def _join_chunks(self, chunks: Sequence[np.ndarray]) -> np.ndarray:
-        """Join chunks; if the tokenizer merges two spaces, those at the end of a chunk and the next one's start too."""
+        """Join chunks; a tokenizer that merges two spaces would also merge those at the border of two chunks."""
         (space,) = self._ids(["  "])
-        repeated = [before[-1:].tolist() == chunk[:1].tolist() == space for before, chunk in itertools.pairwise(chunks)]
+        repeated = [left[-1:].tolist() == right[:1].tolist() == space for left, right in itertools.pairwise(chunks)]
         skips = [False, *repeated]
         return super()._join_chunks([chunk[int(skip) :] for chunk, skip in zip(chunks, skips, strict=False)])
 
 
 class IndependentSegments(CausalLM):
-    """The rows of `Streams` as `CausalLM` reads them: the same targets, each predicted from its own row alone."""
+    """The rows of `Streams` as `CausalLM` reads them: the same targets, each predicted from its own row only."""
 
     shortest = 1
 
 
 def assign_streams(rows: int, streams: int, *, whole: bool) -> np.ndarray:
-    """Row numbers `[segments, streams]`: column s is a section of the text, row t the t-th segment of every stream.
+    """Row numbers `[segments, streams]`: column s is a consecutive part of the text, row t segment t of every stream.
 
     Args:
-        rows: segments of the text.
-        streams: streams side by side.
-        whole: whether to cover the text to its end, filling streams that end early with `FILLER`; else only as many
-            segments are used as fill all streams.
+        rows: number of segments of the text.
+        streams: number of parallel streams.
+        whole: cover the whole text and pad streams that end early with `FILLER`; otherwise leave out the segments that
+            do not fill all streams.
 
     Raises:
         InputError: there are fewer segments than streams to fill.
     """
     if not whole and rows < streams:
         raise InputError(
-            f"{streams} streams side by side need as many segments, the text has {rows}; lower --batch-size, shorten"
+            f"{streams} parallel streams need as many segments, the text has {rows}; lower --batch-size, shorten"
             " the segments, or give more text",
             code=ErrorCode.TOO_FEW_ROWS,
             rows=rows,
@@ -202,7 +202,7 @@ def assign_streams(rows: int, streams: int, *, whole: bool) -> np.ndarray:
 
 
 def reader(model: PreTrainedModel) -> SegmentForward:
-    """A runner of streams on a PyTorch model in evaluation mode, which starts with an empty memory."""
+    """A `SegmentForward` of a PyTorch model in evaluation mode, which starts with an empty memory."""
     memories: Memories | None = None
 
     def forward(ids: Tensor) -> Tensor:
@@ -222,13 +222,13 @@ def read(
     streams: int = 32,
     progress: Callable[[int], None] | None = None,
 ) -> np.ndarray:
-    """Statistics of every row, `[examples, 2]`, the text read in order with memory carried along.
+    """Statistics of every row, `[examples, 2]`; the text is read in order, with the memory of earlier segments.
 
     Args:
         task: collates the rows.
         examples: encoded rows in the order of the text.
         forward: runs the model on one segment of every stream; its memory is empty at the start.
-        streams: streams side by side; more of them are faster, and each begins without memory.
+        streams: number of parallel streams; more are faster, but each begins without memory.
         progress: called after each segment with its number of rows.
     """
     losses = np.zeros((len(examples), 2))

@@ -1,4 +1,4 @@
-"""Named splits of a file or a data set, and which of them holds training, evaluation and test rows."""
+"""Named splits of a file or a data set, and the selection of training, evaluation and test rows by their names."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _NAMES: dict[Split, tuple[str, ...]] = {
 def named_splits(source: str) -> dict[str, Dataset]:
     """The rows of a file or of a Hugging Face data set, by the name of their split.
 
-    A file with a column `split` that holds the usual name of a split is divided by it; any other file is one split,
-    named `""`.
+    A file is divided by its column `split`, if that holds the usual name of a split; any other file is one split, named
+    `""`.
 
     Args:
         source: path of a file, or `owner/name` or `owner/name:configuration` of a data set.
@@ -70,7 +70,7 @@ def _load_from_hub(source: str) -> dict[str, Dataset]:
         with quiet_hub():
             splits = load_dataset(path, configuration or None)
     except Exception as error:
-        # The library and the network below it raise dozens of types; the name cannot be used, whichever it is.
+        # `datasets` and its network libraries raise many types of errors; each means that the name cannot be used.
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
         raise InputError(
             f"{source}: no such file, and not a Hugging Face data set that can be loaded{offline} ({one_line(error)});"

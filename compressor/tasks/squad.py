@@ -1,4 +1,4 @@
-"""Answers to questions as data sets write them, and the metrics of SQuAD (Rajpurkar et al. 2016)."""
+"""Read the answers to questions in the forms of data sets; the metrics of SQuAD (Rajpurkar et al. 2016)."""
 
 from __future__ import annotations
 
@@ -74,23 +74,25 @@ def exact_match(prediction: str, answers: Iterable[str]) -> float:
 def f1(prediction: str, answers: Iterable[str]) -> float:
     """The largest F1 between the words of the prediction and those of an answer.
 
-    If either text has no words, it is 1 if both have none, else 0 (as in SQuAD 2.0).
+    If either text has no words, F1 is 1 if both have none, else 0 (as in SQuAD 2.0).
     """
     return max(_f1(_words(prediction), _words(answer)) for answer in answers)
 
 
 def _f1(predicted: list[str], expected: list[str]) -> float:
+    """F1 between two lists of words."""
     if not predicted or not expected:
         return float(predicted == expected)
     return 2 * (Counter(predicted) & Counter(expected)).total() / (len(predicted) + len(expected))
 
 
 def _words(text: str) -> list[str]:
-    """The words in lower case, without punctuation and articles."""
+    """The words of a text in lower case, without punctuation and articles."""
     return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
 
 
 def _read_cell(cell: Any) -> Iterable[Answer]:
+    """The answers in a cell, in any of the forms that `answers_of` describes."""
     if isinstance(cell, str):
         cell = json.loads(cell)
     if isinstance(cell, Mapping):

@@ -1,4 +1,4 @@
-"""Translation: a source text, a target text."""
+"""Translation: generate a target text from a source text."""
 
 from __future__ import annotations
 
@@ -24,38 +24,39 @@ from compressor.tasks.encoding import longest_row, pad
 from compressor.tasks.metrics import Metric, bleu, bleu_counts, mean_loss
 
 BEAMS = 5
+"""Number of beams of the beam search."""
 
 _LANGUAGE = re.compile(r"[a-z]{2}([-_][A-Za-z]{2,4})?")
-"""A column named by its language: `de`, `pt_BR`."""
+"""Name of a column that is a language: `de`, `pt_BR`."""
 
 _BLEU = Metric("bleu", bleu)
 _LOSS = Metric("loss", mean_loss, higher_is_better=False)
 
 
 class TranslationColumns(TextColumns):
-    """Source and target: by usual names, else two columns named by languages, in the order of the file."""
+    """Columns of source and target: those with usual names, else two columns named by languages, in file order."""
 
     def find_usual(self, rows: Dataset) -> tuple[str, ...]:
-        """The first convention that is present, else the columns of languages if there are two."""
+        """The columns of the first convention that is present, else the columns named by languages if there are two."""
         languages = tuple(name for name in rows.column_names if _LANGUAGE.fullmatch(name) and is_text(rows, name))
         return super().find_usual(rows) or (languages if len(languages) == 2 else ())
 
 
 class Translation(Task):
-    """Target texts that an encoder-decoder generates: BLEU of beam search, or the loss with teacher forcing.
+    """Translation by an encoder-decoder, scored by BLEU of beam search or by the loss with teacher forcing.
 
-    BLEU is sacrebleu's, cased, against the target texts as they are. The search has five beams; length penalty and
+    BLEU is sacrebleu's, cased, against the unchanged target texts. The search has five beams; length penalty and
     special tokens are those of the model's generation configuration. Prefixes that the model expects before every
     source, such as T5's, must be in the rows.
 
     Args:
-        folder: its tokenizer makes the tokens of both texts.
-        request: the two columns, and the longest text of either side, which is also the longest generated text.
+        folder: its tokenizer encodes both texts.
+        request: the two columns, and the maximum length of either text, which also limits the generated text.
         metric: one of `metrics`.
 
     Raises:
         InputError: the model is not an encoder-decoder of text, its configuration lacks the token that starts a target,
-            or the longest text leaves no room for text.
+            or the maximum length leaves no room for text.
     """
 
     name = "translation"
@@ -90,14 +91,14 @@ class Translation(Task):
 
     @property
     def chooser(self) -> Task:
-        """This task scored by the loss: beam search for every checkpoint or subset of heads would dominate a run."""
+        """This task scored by the loss; beam search for every checkpoint or subset of heads would take too long."""
         return self if self.metric == _LOSS.name else Translation(self._folder, self._request, _LOSS)
 
     def learn_labels(self, rows: Dataset, source: str) -> None:
-        """Fix the columns of source and target for every split, and note them."""
+        """Determine the columns of source and target for every split, and note them."""
         self._columns = self.text_columns.find(rows, self._request.text_columns, source)
         first, second = self._columns
-        texts = [
+        notes = [
             Note(text=f"each row is translated from its {first!r} to its {second!r}", code=NoteCode.TEXT_COLUMNS),
         ]
         if self.metric == _BLEU.name:
@@ -106,8 +107,8 @@ class Translation(Task):
                 f" {sacrebleu.__version__} (case:mixed, tok:13a, smooth:exp); heads and checkpoints are chosen by the"
                 " loss on the evaluation rows, not by BLEU"
             )
-            texts.append(Note(text=settings, code=NoteCode.METRIC_SETTINGS))
-        self.notes = tuple(texts)
+            notes.append(Note(text=settings, code=NoteCode.METRIC_SETTINGS))
+        self.notes = tuple(notes)
 
     def encode(self, rows: Dataset, source: str) -> Dataset:
         """Encode sources as `input_ids`, targets as `labels`, and keep target texts as `reference`."""
@@ -131,7 +132,7 @@ class Translation(Task):
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Sources `[batch, source]` and targets `[batch, target]`, padded on the right.
 
-        Decoder inputs are the targets as the model itself shifts them.
+        Decoder inputs are the targets, shifted by the model.
         """
         fills = {"input_ids": self._folder.config.pad_token_id, "attention_mask": 0, "labels": -100}
         batch = {name: pad([example[name] for example in examples], fill) for name, fill in fills.items()}
@@ -139,7 +140,7 @@ class Translation(Task):
         return {**batch, "decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels=batch["labels"])}
 
     def measure(self, forward: Forward, examples: Sequence[Mapping[str, Any]]) -> np.ndarray:
-        """`bleu_counts` `[examples, 10]` of what beam search generates, or losses `[examples, 2]` of one forward."""
+        """`bleu_counts` `[examples, 10]` of the texts that beam search generates, or losses `[examples, 2]`."""
         if self.metric == _LOSS.name:
             return super().measure(forward, examples)
         batch = self.collate(examples)
@@ -156,7 +157,7 @@ class Translation(Task):
 
 
 def _check_model(folder: ModelFolder) -> None:
-    """The model must be an encoder-decoder of text whose configuration starts and pads a target."""
+    """Raise InputError unless the model is an encoder-decoder of text with a padding and a decoder start token."""
     model, config = folder.model, folder.config
     if not config.is_encoder_decoder or model.main_input_name != "input_ids":
         raise InputError(

@@ -1,5 +1,5 @@
-"""Training of models, with gates, with masks, or from scratch, on transformers' Trainer.
+"""Training of models on transformers' Trainer: with gates, with masks, or from scratch.
 
-Only the interface of a gate is known here (`compressor.units.gate`); methods that select heads are in
+This package uses only the interface of a gate (`compressor.units.gate`); methods that select heads are in
 `compressor.selection`.
 """

@@ -14,16 +14,16 @@ from compressor.training.schedule import Schedule
 SELECTION_METRIC = "chosen"
 """Name under which an evaluation reports the number that selects the best checkpoint; larger is better."""
 _EVAL_FACTOR = 4
-"""Rows of an evaluation batch for each row of a training batch: no gradients are stored."""
+"""Size of an evaluation batch as a multiple of a training batch; evaluation stores no gradients."""
 
 
 def training_arguments(schedule: Schedule, task: Task, folder: Path) -> TrainingArguments:
     """Arguments of the trainer, on one device per process.
 
     Args:
-        schedule: length and pace.
-        task: determines how rows are batched.
-        folder: where checkpoints are written.
+        schedule: length, optimizer and learning rate.
+        task: determines the label name and the size of evaluation batches.
+        folder: folder of the checkpoints.
     """
     evaluation_steps = max(1, schedule.steps // schedule.evaluations)
     arguments = TrainingArguments(
@@ -60,12 +60,12 @@ def use_one_device(arguments: TrainingArguments) -> None:
     """Restrict the trainer to one GPU; `accelerate launch` assigns one to each process.
 
     Otherwise the trainer would split larger batches over all visible GPUs, and streams would be read with the memories
-    of others.
+    of other streams.
     """
     arguments._n_gpu = min(arguments.n_gpu, 1)
 
 
 def _logging_steps(schedule: Schedule, evaluation_steps: int) -> int:
-    """Steps between points of the curves: a divisor of `evaluation_steps`, so that evaluations fall on points."""
+    """Steps between points of the curves: a divisor of `evaluation_steps`, so that every evaluation is at a point."""
     maximum = max(1, schedule.steps // schedule.points)
     return next(steps for steps in range(maximum, 0, -1) if evaluation_steps % steps == 0)

@@ -1,4 +1,4 @@
-"""The order in which a training reads its rows, fixed before it starts by the seed alone."""
+"""The order in which a training reads its rows; only the seed, the lengths and the sizes determine it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 _POOL = 50
-"""Batches whose rows are sorted by length together: large enough to save padding, small enough to stay random."""
+"""Batches per pool, in which rows are sorted by length: many save padding, few keep the order random."""
 
 
 def row_order(lengths: Sequence[int], batch_size: int, batches: int, seed: int) -> list[int]:
@@ -25,15 +25,15 @@ def row_order(lengths: Sequence[int], batch_size: int, batches: int, seed: int) 
     Returns:
         `batches * batch_size` row numbers.
     """
-    draw = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     needed = batches * batch_size
     tokens = np.asarray(lengths)
-    epochs = [draw.permutation(len(tokens)) for _ in range(-(-needed // len(tokens)))]
+    epochs = [rng.permutation(len(tokens)) for _ in range(-(-needed // len(tokens)))]
     rows = np.concatenate(epochs)[:needed] if epochs else np.empty(0, dtype=int)
     pool = _POOL * batch_size
     grouped = []
     for start in range(0, needed, pool):
         part = rows[start : start + pool]
         part = part[np.argsort(tokens[part], kind="stable")].reshape(-1, batch_size)
-        grouped.append(draw.permutation(part).reshape(-1))
+        grouped.append(rng.permutation(part).reshape(-1))
     return [int(row) for part in grouped for row in part]

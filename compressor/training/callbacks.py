@@ -19,7 +19,7 @@ EvaluationCallback = Callable[[int, float], None]
 
 
 class StepCounter(TrainerCallback):
-    """The current optimizer step, for code that runs inside a forward or an evaluation.
+    """Counts optimizer steps, for code that runs inside a forward or an evaluation.
 
     Attributes:
         step: number of finished optimizer steps.
@@ -38,10 +38,11 @@ class StepCounter(TrainerCallback):
 class ClipGradients(TrainerCallback):
     """Clips the gradients of model and gate separately.
 
-    Near a tie of two heads the gradient of a gate is so large that a joint norm would stop the training of the model.
+    Near a tie of two heads the gradient of a gate is so large that clipping by a joint norm would stop the training of
+    the model.
 
     Args:
-        gate: the gate, which is a submodule of the model; None: there is none.
+        gate: the gate, a submodule of the model; None: there is no gate.
         max_grad_norm: maximum norm of the model's gradient.
     """
 
@@ -62,10 +63,10 @@ class RunCallback(TrainerCallback):
     """Reports the progress of a run and adds the gate's readings to its log.
 
     Args:
-        gate: the gate; None: there is none.
+        gate: the gate; None: there is no gate.
         metric: name of the metric.
         on_progress: called after every step.
-        on_evaluation: called after every evaluation; None: nothing is called.
+        on_evaluation: called after every evaluation; None: evaluations are not reported.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class RunCallback(TrainerCallback):
         self.gate, self.metric, self.on_progress, self.on_evaluation = gate, metric, on_progress, on_evaluation
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step >= state.max_steps:  # the last step is evaluated and saved, whatever the intervals
+        if state.global_step >= state.max_steps:  # the last step is always evaluated and saved
             control.should_log = control.should_evaluate = control.should_save = True
         self.on_progress(state.global_step, state.max_steps)
 
@@ -94,11 +95,11 @@ class RunCallback(TrainerCallback):
 
 
 def require_finite(value: Tensor, quantity: str, finished_steps: int) -> None:
-    """Check a number before a step would write NaN into the weights.
+    """Check that a number is finite, before an optimizer step would write NaN into the weights.
 
     Args:
         value: the number, a scalar tensor.
-        quantity: what it is, for the error message.
+        quantity: its name in the error message, e.g. `loss`.
         finished_steps: optimizer steps before the current one.
 
     Raises:
@@ -113,7 +114,7 @@ def diverged(step: int, quantity: str, value: float) -> DivergedError:
 
     Args:
         step: the optimizer step at which it was computed, counted from 1.
-        quantity: what it is, e.g. `loss`.
+        quantity: its name, e.g. `loss`.
         value: NaN or an infinity.
     """
     return DivergedError(

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 _RUN = "run.json"
 _STATE = "trainer_state.json"
 _LISTED = 3
-"""Most differences between two runs that a message names."""
+"""Maximum number of differences between two runs that a message names."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,9 @@ class Checkpoints:
     """The checkpoint folder of a run.
 
     Attributes:
-        folder: where checkpoints are written; checkpoints of the same run are resumed.
-        settings: what determines the run besides model, rows, schedule and gate, e.g. the options of a method, as JSON.
+        folder: the folder; a run resumes its own checkpoints from there.
+        settings: values that determine the run besides model, rows, schedule and gate, e.g. the options of a method;
+            they can be written as JSON.
         refuse_others: raise an error if the folder has checkpoints of another run, instead of deleting them.
     """
 
@@ -44,11 +45,11 @@ def claim(
 ) -> Path | None:
     """Assign `folder` to the run that `settings` describe and find its newest checkpoint.
 
-    Checkpoints of another run are deleted or refused: no single command computes what resuming them would give.
+    Checkpoints of another run are deleted or refused, because no single command reproduces a mixture of runs.
 
     Args:
         folder: the checkpoint folder.
-        settings: everything that determines the run, as JSON.
+        settings: everything that determines the run; it can be written as JSON.
         refuse_others: raise an error if the folder has checkpoints of another run.
         memory_files: number of processes that each write a `memory_file`.
 
@@ -56,7 +57,7 @@ def claim(
         The checkpoint to resume, or None to start from the beginning.
 
     Raises:
-        UsageError: there are checkpoints of another run (`refuse_others`).
+        UsageError: the folder has checkpoints of another run (`refuse_others`).
     """
     description = json.dumps(settings, indent=1, sort_keys=True, default=str)
     run = folder / _RUN
@@ -88,12 +89,12 @@ def newest(folder: Path, memory_files: int = 0) -> Path | None:
 
 
 def memory_file(checkpoint: Path, process: int) -> Path:
-    """The file with the segment memories of one process, which reads streams of its own."""
+    """The file with the segment memories of one process; each process reads streams of its own."""
     return checkpoint / f"memory_{process}.safetensors"
 
 
 def digest(model: nn.Module) -> str:
-    """`sha256:...` of all tensors of a model by name; two runs that start from different weights are different runs."""
+    """`sha256:...` of the names and values of all tensors of a model, by which runs from different weights differ."""
     sha = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         sha.update(name.encode())

@@ -22,7 +22,7 @@ class Evaluation:
     Args:
         model: its weights are checked before a checkpoint is written.
         task: its metric selects the best checkpoint.
-        gate: no checkpoint is selected before the gate has settled; None: there is no gate.
+        gate: no checkpoint is eligible before the gate has settled; None: there is no gate.
         counter: the current step.
         steps: optimizer steps of the run.
     """
@@ -31,10 +31,10 @@ class Evaluation:
         self._model, self._task, self._gate, self._counter, self._steps = model, task, gate, counter, steps
 
     def row_statistics(self, outputs: Any, labels: Tensor) -> Tensor:
-        """Statistics `[rows, k]` of one batch; the logits of a language model would not fit in memory.
+        """Statistics `[rows, k]` of one batch. They replace its logits: those of all rows may not fit in memory.
 
         Args:
-            outputs: the model's outputs, or the only one.
+            outputs: the model's outputs, a tuple or a single one.
             labels: labels of the batch, `[rows, ...]`.
         """
         task = self._task
@@ -46,7 +46,7 @@ class Evaluation:
         """The metric by name, and the number that selects the best checkpoint.
 
         Raises:
-            DivergedError: a weight or the metric is not finite. It is raised before the checkpoint is written, which
+            DivergedError: a weight or the metric is not finite. The error comes before the checkpoint is written, which
                 would otherwise count as a good one.
         """
         step, statistics = self._counter.step, np.asarray(prediction.predictions)
@@ -61,5 +61,5 @@ class Evaluation:
         return {self._task.metric: metric, SELECTION_METRIC: selection if self._is_eligible(step) else float("-inf")}
 
     def _is_eligible(self, step: int) -> bool:
-        """Whether the checkpoint of this step may be the result: the selected heads change until the gate settles."""
+        """Whether the checkpoint of this step may be the result: after the gate has settled, and at the last step."""
         return self._gate is None or self._gate.is_settled(step) or step >= self._steps

@@ -63,7 +63,7 @@ def fit(
     on_evaluation: EvaluationCallback | None = None,
     remedy: str = _REMEDY,
 ) -> list[dict[str, Any]]:
-    """Train `model`, and a gate with it, in place; both end with the weights of the best evaluation.
+    """Train `model`, and a gate if there is one, in place; both end with the weights of the best evaluation.
 
     Rows are shuffled anew in every epoch. A text that is read in order (`Streams`) is divided into parallel streams
     instead, and the model keeps the memory of earlier segments. Evaluations before the gate has settled do not count.
@@ -72,11 +72,11 @@ def fit(
         model: a float32 model.
         data: the model is trained on its training rows; its evaluation rows select the checkpoint.
         schedule: length, optimizer and learning rate.
-        checkpoints: where checkpoints are written; an interrupted run of the same settings is resumed from there.
-        gating: a gate that is trained too; None: the model alone is trained.
+        checkpoints: the checkpoint folder; an interrupted run with the same settings is resumed from there.
+        gating: a gate to train too; None: only the model is trained.
         on_progress: called with (step, steps) after every step.
         on_evaluation: called with (step, metric) after every evaluation.
-        remedy: how to prevent a divergence, in the flags of the command, for the error message.
+        remedy: how to prevent a divergence, in terms of the command's flags, for the error message.
 
     Returns:
         The log: one dictionary per entry, each with its `step`.
@@ -129,7 +129,7 @@ def fit(
 
 
 def _trainer_type(data: Data, schedule: Schedule, processes: int) -> Callable[..., GateTrainer]:
-    """The trainer for the rows of `data`, with the order in which it reads them."""
+    """The class of the trainer for the task of `data`, with the rows in the order in which it reads them."""
     train: Dataset[Any]
     if isinstance(data.task, Streams):
         streams = schedule.batch_size * processes
@@ -150,7 +150,7 @@ def _settings(
     gating: GateSetup | None,
     processes: int,
 ) -> dict[str, Any]:
-    """Everything that determines a run, as JSON: a checkpoint of other settings is not resumed."""
+    """Everything that determines a run; checkpoints with other settings are not resumed."""
     return {
         **checkpoints.settings,
         "schedule": asdict(schedule),
@@ -163,6 +163,6 @@ def _settings(
 
 
 def _with_remedy(error: DivergedError, remedy: str, checkpoint: Path | None) -> DivergedError:
-    """The error with what to do about it and the last checkpoint before it."""
+    """The error with its remedy and the last checkpoint before it."""
     last = f"the last good checkpoint is {checkpoint.name}" if checkpoint else "there is no checkpoint yet"
     return DivergedError(f"{error}; {remedy}; {last}", code=error.code, **error.details, checkpoint=checkpoint)

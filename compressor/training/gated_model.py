@@ -1,4 +1,4 @@
-"""A model and its gate while both are trained."""
+"""Attach a gate to a model for training, freeze the model, and restore its state."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def frozen(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def restore_model_state(model: PreTrainedModel) -> Iterator[None]:
-    """Restore what a trainer changes besides the weights.
+    """Restore, on exit, the state besides the weights that a trainer changes.
 
     A trainer disables the cache, a loss may set the problem type, and mixed precision wraps `forward`, which would then
     compute, and be exported, in bfloat16.

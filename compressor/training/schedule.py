@@ -21,13 +21,13 @@ class Schedule:
         batch_size: rows, or parallel streams of text, per step and process.
         learning_rate: peak learning rate of the model, after a linear warm-up.
         seed: seed of the order of rows, of dropout and of the gate's noise.
-        warmup: share of the steps in which the learning rate of the model rises.
+        warmup: share of the steps over which the learning rate of the model rises linearly from zero.
         weight_decay: weight decay of the model's matrices.
         max_grad_norm: maximum norm of the model's gradient.
         evaluations: evenly spaced evaluations with hard gates; each writes a checkpoint.
         points: evenly spaced points of the training curves.
         mixed_precision: precision of matrix products.
-        optimizer: `adamw` or `lamb` (You et al. 2020), which scales each matrix's rate by its norm, up to 10.
+        optimizer: `adamw` or `lamb` (You et al. 2020), which scales the rate of each matrix by its norm, at most 10.
         scheduler: shape of the decrease of the learning rate after the warm-up, `linear` or `cosine`.
         final_learning_rate: learning rate at the last step.
 
@@ -62,7 +62,7 @@ class Schedule:
         )
 
     def _require(self, field: str, holds: bool, range_: str) -> None:
-        """Raise UsageError unless a field is in its range."""
+        """Raise UsageError unless `holds`; `range_` describes the valid values of `field` in the message."""
         if not holds:
             value = getattr(self, field)
             raise UsageError(
@@ -74,10 +74,10 @@ class Schedule:
 
     def pace(self, step: int) -> float:
         """Factor on `learning_rate` at `step`: a linear warm-up from zero, then a decrease to the final rate."""
-        rise = round(self.warmup * self.steps)
-        if step < rise:
-            return step / rise
-        remaining = max(0.0, (self.steps - step) / max(1, self.steps - rise))
+        warmup_steps = round(self.warmup * self.steps)
+        if step < warmup_steps:
+            return step / warmup_steps
+        remaining = max(0.0, (self.steps - step) / max(1, self.steps - warmup_steps))
         if self.scheduler == "cosine":
             remaining = 0.5 * (1 - math.cos(math.pi * remaining))
         final = self.final_learning_rate / self.learning_rate

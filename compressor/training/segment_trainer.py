@@ -1,4 +1,4 @@
-"""The trainer of models with segment memory, which is carried from step to step and stored in every checkpoint."""
+"""A trainer of models with segment memory; memories pass from step to step and are stored in every checkpoint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StreamRows(Dataset[Any]):
 
     Args:
         rows: encoded rows.
-        order: row numbers, those of one segment of all streams after each other.
+        order: row numbers; the first segment of every stream, then the second segment of every stream, and so on.
     """
 
     def __init__(self, rows: datasets.Dataset, order: Sequence[int]) -> None:
@@ -38,10 +38,10 @@ class StreamRows(Dataset[Any]):
 
 
 class SegmentTrainer(GateTrainer):
-    """`GateTrainer` over streams: each batch is the next segment of every stream, with the memories of the last one.
+    """`GateTrainer` over streams: each batch is the next segment of every stream, with the memories of the one before.
 
     Args:
-        pass_steps: steps in which the streams are read to their end; they then start again without memory.
+        pass_steps: number of steps after which the streams end and start again without memory.
         kwargs: arguments of `GateTrainer`.
     """
 

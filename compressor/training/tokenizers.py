@@ -1,4 +1,4 @@
-"""Tokenizers built from a text: of its words, or of the letters."""
+"""Tokenizers for training from scratch: of the words of a text, or of letters."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def words(texts: Iterable[str], size: int | None = None) -> PreTrainedTokenizerF
 def characters() -> PreTrainedTokenizerFast:
     """A tokenizer of the letters a to z and the space; text is lower-cased, and runs of anything else become a space.
 
-    This is the alphabet of text8, whose text it leaves unchanged. Unlike in the preparation of text8, digits are not
-    spelled out.
+    This is the alphabet of text8: encoding leaves the text of text8 unchanged. Unlike in the preparation of text8,
+    digits are not spelled out.
     """
     vocabulary = [" ", *string.ascii_lowercase]
     tokenizer = Tokenizer(models.WordLevel({letter: index for index, letter in enumerate(vocabulary)}, unk_token=" "))

@@ -32,7 +32,7 @@ FILE_NAME = "training.json"
 
 _CHECKPOINTS = "checkpoints"
 _POINTS = 60
-"""Points of the curves, unless there are more evaluations."""
+"""Number of points of the curves, unless there are more evaluations."""
 _REMEDY = (
     "lower the learning rate (--learning-rate) or lengthen its warm-up (--warmup), and start from the beginning with"
     " --force or in another folder"
@@ -69,7 +69,7 @@ def train(training: Training, listener: Listener | None = None) -> TrainingResul
     """Train a model from scratch and write its folder, which appears only when it is complete.
 
     An interrupted training resumes from its last checkpoint. Under `accelerate launch`, each process trains on streams
-    of its own; the processes other than the main one exit after that.
+    of its own; all processes but the main one exit afterwards.
 
     Args:
         training: the configuration.
@@ -178,7 +178,7 @@ def _prepare(training: Training) -> tuple[ModelFolder, Data]:
 
 
 def _train_in_helper(training: Training) -> None:
-    """Take part in a training as one of several processes, other than the main one, then exit."""
+    """Take part in a training as one of several processes, not the main one, then exit."""
     checkpoints = WorkDir(training.out.absolute()).learning
     _fit(training, *_prepare(training), checkpoints, NullListener(), ignore_progress)
     sys.exit(0)
@@ -213,7 +213,7 @@ def _fit(
 
 
 def _evaluate(folder: ModelFolder, data: Data, log: Log, streams: int) -> TrainingResult:
-    """The result of a training: the trained model reads the test text in parallel streams."""
+    """The result of a training, from its log and from the test text, which the model reads in parallel streams."""
     task, model = data.task, folder.model.eval()
     assert isinstance(task, Streams)
     key = f"eval_{task.metric}"

@@ -31,10 +31,10 @@ Groups = list[dict[str, Any]]
 def lamb(groups: Any, learning_rate: float, betas: tuple[float, float]) -> Lamb:
     """The optimizer LAMB (You et al. 2020, algorithm 2), with weight decay inside the norm of the update.
 
-    The scaling function phi of a tensor's own norm is, as in the library, that norm up to 10 and 10 beyond. The
-    persistent vectors of a layer exceed 10, so each step changes them by a smaller fraction than a small matrix.
+    As in `pytorch_optimizer`, the scaling function phi limits the norm of a tensor to 10. The norm of the persistent
+    vectors of a layer exceeds 10, so each step changes them by a smaller fraction than a small matrix.
 
-    There is no bias correction, as in version 3 of the paper; the library's would be partial.
+    There is no bias correction, as in version 3 of the paper; that of `pytorch_optimizer` would be partial.
 
     Args:
         groups: parameters or parameter groups.
@@ -51,7 +51,7 @@ class GateTrainer(Trainer):
     restores every tensor of model and gate or fails.
 
     Args:
-        gate: one multiplier per head; None: there is none.
+        gate: one multiplier per head; None: there is no gate.
         schedule: optimizer and learning rate.
         loss_inputs: converts a collated batch to the model's arguments.
         kwargs: arguments of transformers' Trainer.
@@ -74,7 +74,7 @@ class GateTrainer(Trainer):
         return self.optimizer
 
     def _parameter_groups(self) -> Groups:
-        """The trained parameters: of the model with and without weight decay, then of the gate."""
+        """Groups of the trained parameters: the model's with and without weight decay, then the gate's."""
         decayed = set(self.get_decay_parameter_names(self._gated_model))
         trained = [(name, weight) for name, weight in self._gated_model.named_parameters() if weight.requires_grad]
         of_model = [(name, weight) for name, weight in trained if not name.startswith(f"{GATE_NAME}.")]

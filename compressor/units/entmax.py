@@ -15,7 +15,7 @@ from compressor.units.hook import Call, family, intercepted, unwrap
 
 _TOLERANCE = 1e-4
 _PROBE_SCORE = 8.0
-"""Largest score in the comparison with softmax: caps and attention sinks show at this size, whatever the weights."""
+"""Largest score in the comparison with softmax, at which caps and attention sinks have an effect with any weights."""
 
 
 def entmax_function() -> Callable[..., Tensor]:
@@ -38,12 +38,12 @@ def entmax_function() -> Callable[..., Tensor]:
 def with_entmax(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
     """The model with entmax-1.5 instead of softmax in every attention, for training and for collecting maps.
 
-    Enter it before `gated` and `hooked`. The first call of each site checks that the same computation with softmax
-    equals the family's own attention, so nothing else that a family computes is lost. On exit the model is restored.
+    Enter this context before `gated` and `hooked`. The first call of each site checks that the same computation with
+    softmax equals the family's own attention, so no other part of it is lost. On exit the model is restored.
 
     Raises:
         TargetMissingError: the package `entmax` is not installed.
-        SiteRefusedError: on a call: the family's attention is more than a softmax of scaled products and a mask.
+        SiteRefusedError: on a call, if the family's attention is more than a softmax of scaled products and a mask.
     """
     entmax15 = entmax_function()
     checked: set[str] = set()
@@ -80,7 +80,7 @@ def _check_softmax(call: Call, name: str) -> None:
         name: the family, for the error message.
 
     Raises:
-        SiteRefusedError: it does not.
+        SiteRefusedError: they differ.
     """
     training = call.module.training
     with torch.no_grad():

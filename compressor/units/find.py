@@ -22,7 +22,7 @@ SUPPORTED = (
     "BERT, RoBERTa, DistilBERT, ELECTRA, ModernBERT, GPT-2, Llama, Qwen3, T5, BART, Marian, ViT, CLIP, Whisper, "
     "All-attention, Transformer-XL and every other family that calls transformers' attention interface"
 )
-"""The families that work, for error messages."""
+"""The supported families, for error messages."""
 _CROSS_INPUTS = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
 """Arguments by which transformers' attention modules receive a second sequence to attend to."""
 
@@ -58,7 +58,7 @@ def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
     Args:
         model: a transformers model; runs once in evaluation mode without gradients, and is restored afterwards.
         inputs: keyword arguments of its forward, at least two positions long so that causality can be detected.
-        attention: run the model with `eager` or `sdpa` attention; None: with the model's configured one.
+        attention: run every attention as `eager` or `sdpa`; None: as configured.
 
     Raises:
         SiteRefusedError: no attention call reached the hook.
@@ -120,6 +120,11 @@ def _evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def _site(call: Call, output: Tensor, arguments: ForwardArguments) -> Site:
+    """The site of a call, from its output and the arguments of its module's forward.
+
+    Raises:
+        SiteRefusedError: the output is not `[batch, query, head, head_dim]`.
+    """
     heads, kv_heads = call.query.shape[1], call.key.shape[1]
     if output.dim() != 4 or output.shape[2] != heads or heads % kv_heads:
         raise SiteRefusedError(
@@ -136,6 +141,7 @@ def _site(call: Call, output: Tensor, arguments: ForwardArguments) -> Site:
 
 
 def _kind(call: Call, arguments: ForwardArguments) -> Kind:
+    """The kind of attention of a call, from the arguments of its module's forward and from its mask."""
     if _has_second_sequence(call.module, arguments):
         return "cross"
     if call.query.shape[2] == call.key.shape[2]:
@@ -146,8 +152,10 @@ def _kind(call: Call, arguments: ForwardArguments) -> Kind:
 
 
 def _has_second_sequence(module: nn.Module, arguments: ForwardArguments) -> bool:
-    """Whether a module received another sequence to attend to, under a parameter of its own: modules of
-    self-attention may receive the same argument in `**kwargs` and ignore it."""
+    """Whether a module received a second sequence to attend to, by a named parameter of its forward.
+
+    Modules of self-attention may receive the same argument in `**kwargs` and ignore it.
+    """
     args, kwargs = arguments
     names = list(inspect.signature(type(module).forward).parameters)[1:]  # without `self`
     by_name = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -164,7 +172,7 @@ def _is_causal(call: Call) -> bool:
         return False
     hidden = ~call.mask if call.mask.dtype == torch.bool else call.mask < torch.finfo(call.mask.dtype).min / 2
     length = call.query.shape[2]
-    hidden = hidden.expand(-1, -1, length, -1)  # a mask of padding alone has one row for all queries
+    hidden = hidden.expand(-1, -1, length, -1)  # a mask of padding only has one row for all queries
     later = torch.ones(length, length, dtype=torch.bool, device=hidden.device).triu(1)
     # The keys of the queries' own positions follow a memory of any length.
     starts = range(hidden.shape[3] - length + 1)

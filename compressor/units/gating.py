@@ -1,4 +1,4 @@
-"""Gate a model by a plan: in PyTorch, the reference for what the shrunk graph has to compute."""
+"""Gate a PyTorch model by a plan: the reference for the function of the shrunk graph."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def check_plan(plan: Plan, sites: Sequence[Site], *, source: str = "plan") -> No
     Args:
         plan: the plan.
         sites: the sites of the model.
-        source: where the plan is from, for the error message.
+        source: origin of the plan, for the error message.
 
     Raises:
         InputError: an entry is missing, superfluous or different.
@@ -80,7 +80,7 @@ def check_plan(plan: Plan, sites: Sequence[Site], *, source: str = "plan") -> No
 def gated(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = None) -> Iterator[PreTrainedModel]:
     """The model with every head multiplied by its gate: the scale of a kept head, zero for a dropped one.
 
-    Sites for which the plan has a mask attend accordingly; see `masked`. Inside the context, each site has a buffer
+    Block masks of the plan are applied too; see `masked`. Inside the context, each site has a buffer
     `head_gate` `[heads, 1]`, which becomes an initializer of an exported graph. On exit the model is restored: the
     same modules, state dict and configuration.
 
@@ -90,8 +90,8 @@ def gated(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = N
         attention: run every attention as `eager` or `sdpa`; None: as configured.
 
     Raises:
-        InputError: the plan names a site that the model lacks, or the model is gated already. On a call: the plan
-            lacks a site of the model, or its sizes differ.
+        InputError: the plan names a site that the model lacks, or the model is gated already; on a call, if the plan
+            lacks a site of the model or has other sizes.
     """
     bare = unwrap(model)
     modules = dict(bare.named_modules())
@@ -151,6 +151,7 @@ def _check_output(site: SitePlan, output: Tensor) -> None:
 
 
 def _missing_site(name: str, source: str) -> InputError:
+    """The error for a site of the model that a plan lacks."""
     return InputError(
         f"{source}: site {name} of the model is missing; add an entry for every site",
         code=ErrorCode.PLAN_MISMATCH,
@@ -159,5 +160,6 @@ def _missing_site(name: str, source: str) -> InputError:
 
 
 def _first_names(names: Iterable[str], limit: int = 3) -> str:
+    """At most `limit` names as text, and the number of the others."""
     listed = list(names)
     return ", ".join(listed[:limit]) + (f" and {len(listed) - limit} more" if len(listed) > limit else "")

@@ -91,7 +91,7 @@ def intercepted(
         **options: Any,
     ) -> Any:
         site = names.get(module)
-        if site is None:  # a call of another model
+        if site is None:  # the call belongs to another model
             if getattr(module, "_is_replica", False):
                 raise UsageError(
                     "the model runs under DataParallel, whose replicas cannot be gated; start one process per device "
@@ -118,7 +118,7 @@ def hooked(
     attention: Attention | None = None,
     on_weights: WeightsHook | None = None,
 ) -> Iterator[None]:
-    """Pass the output of every attention call through `on_output`, right before the output projection.
+    """Pass the output of every attention call through `on_output`, before the output projection.
 
     Works in training and in evaluation. The model itself is not modified.
 
@@ -173,7 +173,7 @@ def family(model: PreTrainedModel) -> str:
 
 
 def configs(model: PreTrainedModel) -> list[PreTrainedConfig]:
-    """All configurations that parts of `model` read, each once; encoder and decoder often hold copies."""
+    """All configurations that parts of `model` read, each once; encoder and decoder often have copies of their own."""
     by_id: dict[int, PreTrainedConfig] = {}
 
     def add(config: Any) -> None:
@@ -214,7 +214,7 @@ def _attention_implementation(model: PreTrainedModel, attention: Attention | Non
             family=family(model),
             attention=unhooked[0],
         )
-    # The property's setter would also write the name into all sub-configurations, whatever theirs is.
+    # The property's setter would overwrite the names in all sub-configurations too.
     for config, _ in configured:
         if attention is not None:
             config._attn_implementation_internal = attention

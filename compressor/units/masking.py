@@ -1,4 +1,4 @@
-"""Mask a model's attention: pairs of positions that a block mask excludes are computed as if they were padding."""
+"""Mask a model's attention: pairs of positions that a block mask excludes are treated like padding."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def masked(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = 
         attention: run every attention as `eager` or `sdpa`; None: as configured.
 
     Raises:
-        InputError: a mask for a module that the model lacks. On a call: a mask for another number of heads, or more
-            positions than the mask covers.
+        InputError: a mask is for a module that the model lacks; on a call, if the mask has another number of heads or
+            covers fewer positions.
     """
     bare = unwrap(model)
     modules, masks = dict(bare.named_modules()), plan.masks
@@ -77,10 +77,10 @@ def masked(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = 
 class _QueryPositions:
     """Counts the positions that precede the queries of each attention call.
 
-    1. Causal attention with a key/value cache: the positions that the cache has seen. It may hold the last of them
-       only (a sliding window) or have room for more (a static cache).
-    2. A segment of a model with memory: none; position 0 is where the memory ends.
-    3. Other self-attention: the keys in excess of the queries.
+    1. Causal attention with a key/value cache: the number of positions that the cache has seen. It may hold only the
+       last of them (a sliding window) or have room for more (a static cache).
+    2. A segment of a model with memory: zero; position 0 is the first one after the memory.
+    3. Other self-attention: the number of keys minus the number of queries.
     4. Cross-attention: as in the self-attention before it.
 
     Args:
@@ -98,7 +98,7 @@ class _QueryPositions:
         self._cached = int(cache.get_seq_length()) if isinstance(cache, Cache) else None
 
     def advance(self, call: Call) -> tuple[int, bool]:
-        """Positions before the queries of the next call, and whether its keys come from a cache."""
+        """Number of positions before the queries of the next call, and whether its keys come from a cache."""
         kind = self._kinds.get(call.site)
         if kind == "causal" and self._cached is not None:  # case 1
             self._past = self._cached
@@ -109,7 +109,7 @@ class _QueryPositions:
 
 
 def _reads_segments(call: Call) -> bool:
-    """Whether keys before those of the queries are a segment's memory; in other families they are positions."""
+    """Whether the keys before those of the queries are the memory of a segment, which precedes position 0."""
     return getattr(call.module, "reads_segments", False)
 
 
@@ -124,11 +124,11 @@ def _masked_call(call: Call, mask: BlockMask, past: int, *, cached: bool) -> tup
     Args:
         call: the call.
         mask: the block mask of its site.
-        past: positions before the queries.
+        past: number of positions before the queries.
         cached: whether the keys come from a cache.
 
     Returns:
-        The call with both masks, and `[batch, query, head, 1]`: one where a query has any key left, else zero.
+        The call with both masks, and `[batch, query, head, 1]`: one where a query may attend to any key, else zero.
     """
     heads, queries, keys = call.query.shape[1], call.query.shape[2], call.key.shape[2]
     context = _context_length(call)
@@ -169,7 +169,16 @@ def _sdpa_is_causal(call: Call) -> bool:
 
 
 def _check_coverage(site: str, mask: BlockMask, heads: int, queries: int, keys: int, memory: int) -> None:
-    """Raise InputError unless a mask covers the heads and positions of a call."""
+    """Raise InputError unless a mask covers a call.
+
+    Args:
+        site: name of the site.
+        mask: its mask.
+        heads: heads of the call.
+        queries: positions up to the last query.
+        keys: positions up to the last key, without the memory.
+        memory: positions of the memory.
+    """
     if len(mask.kept) != heads:
         raise InputError(
             f"{site}: the mask has {len(mask.kept)} heads, the model {heads}; use masks of this model",

@@ -1,4 +1,4 @@
-"""Whether the mask of an attention hides later keys: whether it is made by comparing positions."""
+"""Detect whether the mask of an attention hides later keys, that is whether it is computed by comparing positions."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def is_causally_masked(values: Sequence[ir.Value | None], probe: Probe) -> bool:
 def _is_threshold(node: ir.Node, probe: Probe) -> bool:
     """Whether a computed mask of floats is compared with a single number.
 
-    Block masks test the model's own mask for hidden pairs this way. Positions are not compared there, but where that
-    mask is computed. A mask that is stored in the graph is computed nowhere, so it is compared here.
+    Block masks test the model's own mask for hidden pairs this way. Such a node does not compare positions; the nodes
+    that compute the model's mask do. A mask that is stored in the graph has no such nodes, and counts as a comparison.
     """
     if node.op_type == "Trilu":
         return False
@@ -47,7 +47,7 @@ def _is_threshold(node: ir.Node, probe: Probe) -> bool:
 
 
 def _is_calculated(value: ir.Value | None) -> bool:
-    """Whether a tensor is calculated, and is not a stored one that was only brought into shape."""
+    """Whether a tensor is calculated rather than stored; changes of layout are not calculations."""
     while value is not None and (node := value.producer()) is not None:
         if node.op_type not in LAYOUT:
             return node.op_type != "Constant"

@@ -43,8 +43,8 @@ class GraphSite:
         kv_heads: number of key/value heads.
         head_dim: width of one head's value vector.
         output: the tensor of the heads' outputs, which a gate multiplies.
-        axis: its axis of heads, or of heads * head_dim (then it is the last axis).
-        rank: its number of axes.
+        axis: the axis of `output` that holds heads, or heads * head_dim (then it is the last axis).
+        rank: number of axes of `output`.
     """
 
     name: str | None
@@ -77,7 +77,7 @@ def find_attention(model: ir.Model) -> list[GraphSite]:
         else:
             continue
         if site is None:
-            _logger.debug("%s %s is no attention whose heads can be determined", node.op_type, node.name)
+            _logger.debug("%s %s is not an attention whose heads can be determined", node.op_type, node.name)
         else:
             sites.append(site)
     return sites

@@ -11,7 +11,7 @@ GATE_NAME = "head_gate"
 """Name of a gate in its PyTorch module, and the last part of its initializer's name."""
 
 GATE_SUFFIX = f".{GATE_NAME}"
-"""What follows the site's name in the name of its gate initializer."""
+"""The part of a gate initializer's name that follows the site's name."""
 
 
 def gate_name(site: str) -> str:
@@ -20,7 +20,7 @@ def gate_name(site: str) -> str:
 
 
 def gated_site(value: ir.Value | None) -> str | None:
-    """The site that a tensor gates, or None if it is no gate initializer."""
+    """The site that a tensor gates, or None if it is not a gate initializer."""
     if value is None or not value.is_initializer() or not (value.name or "").endswith(GATE_SUFFIX):
         return None
     return (value.name or "").removesuffix(GATE_SUFFIX)
@@ -58,7 +58,7 @@ def gate_content(site: SitePlan, gate: ir.Value) -> np.ndarray | None:
 
 
 def set_gates(graph: ir.Graph, plan: Plan) -> None:
-    """Write the plan's gates into the graph's gate initializers; sites whose gate has another size are left alone."""
+    """Write the plan's gates into the graph's gate initializers; sites whose gate has another size stay as they are."""
     gates = find_gates(graph)
     for site in plan.sites:
         value = gates.get(site.name)

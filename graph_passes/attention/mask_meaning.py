@@ -1,8 +1,8 @@
-"""What a mask means, found by computing it: whether it says the same as a padding mask and causality.
+"""Determine the meaning of a mask by computing it: whether it equals a padding mask, causality, or both.
 
-The part of a graph that builds a mask out of inputs and positions is small. It is run on random paddings, and the
-result is compared with what each input and causality would give. The last run has as many positions as there may be,
-so that a window is not overlooked.
+The part of a graph that computes a mask from inputs and positions is small. It is run on random paddings, and the
+result is compared with the masks of each input and of causality. The last run has the maximum number of positions, so
+that a sliding window is detected.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from graph_passes.flow.node_inference import run_node
 _logger = logging.getLogger(__name__)
 
 _LENGTHS = (5, 11)
-"""Lengths of the short runs; two inputs of one run have different ones."""
+"""Lengths of the short runs; two inputs of one run have different lengths."""
 _BATCH = 4
 _EXPENSIVE = frozenset("Attention Conv Einsum Gemm LayerNormalization MatMul Softmax".split())
-"""Operators that a mask of positions and padding does not use."""
+"""Operators that do not occur in the computation of a mask from positions and padding."""
 _MAX_NODES = 300
 _PADDING_MASK = "attention_mask"
-"""Part of the names of the inputs that may be padding masks."""
+"""Part of the names of inputs that may be padding masks."""
 _KEPT_SHARE = 0.7
 """Share of the keys that random padding masks keep."""
 
 
 class MaskMeaning(NamedTuple):
-    """What a mask means.
+    """The meaning of a mask.
 
     Attributes:
         padding: the graph's input `[batch, key]` that is nonzero for the keys that it keeps; None: it keeps all keys.
@@ -44,11 +44,11 @@ class MaskMeaning(NamedTuple):
 
 
 def mask_meaning(model: ir.Model, value: ir.Value, longest: int) -> MaskMeaning | None:
-    """What a mask means, or None where a padding mask and causality cannot express it.
+    """The meaning of a mask, or None where a padding mask and causality cannot express it.
 
     Args:
         model: the graph.
-        value: the mask, as numbers to add to scores or True where a pair is allowed.
+        value: the mask: numbers to add to scores, or booleans that are True where a pair is allowed.
         longest: number of positions for which the meaning must hold.
     """
     nodes = _nodes_behind(value)
@@ -63,18 +63,18 @@ def mask_meaning(model: ir.Model, value: ir.Value, longest: int) -> MaskMeaning 
     for lengths, batch in ((_LENGTHS, _BATCH), (_LENGTHS[::-1], _BATCH), ((longest, longest), 1)):
         feeds = _random_feeds(inputs, lengths, batch, rng)
         try:
-            content = _computed(value, nodes, feeds, opset)
+            content = _evaluate(value, nodes, feeds, opset)
         except Exception as error:  # the reference evaluator raises whatever its operators raise
             _logger.debug("the mask %s cannot be evaluated: %s", value.name, error)
             return None
-        meanings = [meaning for meaning in meanings if _is_meant(content, meaning, feeds)]
+        meanings = [meaning for meaning in meanings if _matches(content, meaning, feeds)]
         if not meanings:
             return None
     return meanings[0]
 
 
 def _nodes_behind(value: ir.Value) -> list[ir.Node] | None:
-    """The nodes that compute a value, in order; None if they are too many or do more than a mask needs."""
+    """The nodes that compute a value, in order; None if they are too many or have operators that no mask needs."""
     stack, visited = [value.producer()], set[ir.Node]()
     while stack:
         node = stack.pop()
@@ -88,10 +88,10 @@ def _nodes_behind(value: ir.Value) -> list[ir.Node] | None:
     return [node for node in graph if node in visited] if isinstance(graph, ir.Graph) else []
 
 
-def _computed(value: ir.Value, nodes: list[ir.Node], feeds: Mapping[ir.Value, np.ndarray], opset: int) -> np.ndarray:
+def _evaluate(value: ir.Value, nodes: list[ir.Node], feeds: Mapping[ir.Value, np.ndarray], opset: int) -> np.ndarray:
     """The content of a tensor, computed node by node.
 
-    Each tensor on the way is dropped after its last use: at thousands of positions they would fill gigabytes together.
+    Intermediate tensors are dropped after their last use, since at thousands of positions they would fill gigabytes.
 
     Args:
         value: the tensor.
@@ -121,9 +121,9 @@ def _random_feeds(
 
     Args:
         inputs: the inputs.
-        lengths: the sizes of the symbols other than the batch, in turn.
-        batch: the size of the batch.
-        rng: the source of the contents.
+        lengths: sizes of the symbolic dimensions other than the batch, in turn.
+        batch: size of the batch.
+        rng: random number generator.
     """
     sizes: dict[str, int] = {}
     feeds = {}
@@ -146,7 +146,7 @@ def _random_feeds(
     return feeds
 
 
-def _is_meant(content: np.ndarray, meaning: MaskMeaning, feeds: Mapping[ir.Value, np.ndarray]) -> bool:
+def _matches(content: np.ndarray, meaning: MaskMeaning, feeds: Mapping[ir.Value, np.ndarray]) -> bool:
     """Whether a mask allows exactly what a padding mask and causality allow, and adds nothing else."""
     if content.dtype == np.bool_:
         allowed = content

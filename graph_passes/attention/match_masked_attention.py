@@ -1,4 +1,4 @@
-"""Find the masked attentions of one site: their operands, what else is added to the scores, and the guards around.
+"""Find the masked attentions of one site: their operands, other addends of the scores, and the guards of their outputs.
 
 The search goes forward from the initializer `<site>.block_mask` to the scores that it is added to, and from these back
 to what they are computed from, see `operands`. `passes.LowerBlockSparse` lists the cases.
@@ -22,7 +22,7 @@ from graph_passes.block_sparse.masks import BlockMask
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.refusal import RefusalCode
 
-# Operators that turn blocks into a mask of scores, and that into a marker of the queries that have a key.
+# Operators that expand blocks into a mask of scores, and reduce it to a mask of the queries that have a key.
 _MASK_OPS = frozenset(
     "And Cast CastLike Equal Expand Gather Greater Identity Less Not Pad ReduceMax ReduceSum Reshape Squeeze Transpose "
     "Unsqueeze".split()
@@ -30,7 +30,7 @@ _MASK_OPS = frozenset(
 _LAYOUT = frozenset(("Identity", "Reshape", "Transpose"))
 
 _LOWEST = -1e4
-"""Numbers below this one hide a pair."""
+"""Addends below this number hide a pair."""
 
 Use = tuple[ir.Node, int]
 """A node and the position of one of its inputs."""
@@ -46,8 +46,8 @@ class MaskedAttentionMatch:
         operands: its operands; the addends are those of the model's native mask.
         dims: widths of a query and of a value.
         persistent: number of keys after those of the mask that every query attends to.
-        guards: nodes that zero queries without a key, and the input that the attention's output reaches them by.
-        idle: reshapes on the way to the guards that change nothing.
+        guards: nodes that zero queries without a key, and the position of the input that holds the attention's output.
+        idle: reshapes before the guards that change nothing.
     """
 
     mask: BlockMask
@@ -61,12 +61,12 @@ class MaskedAttentionMatch:
 
 @dataclasses.dataclass(frozen=True)
 class _MaskUses:
-    """What is made of a mask.
+    """The uses of a mask in the graph.
 
     Attributes:
-        derived: the tensors computed from it.
-        guards: nodes that zero queries without a key, and the input of what they zero.
-        ends: nodes that mask scores, and the input of the mask.
+        derived: the tensors computed from the mask.
+        guards: nodes that zero queries without a key, and the position of the input that they zero.
+        ends: nodes that mask scores, and the position of the mask among their inputs.
         persistent: number of keys that the mask lets every query attend to.
     """
 
@@ -85,7 +85,7 @@ def match_masked_attentions(blocks: ir.Value, planned: BlockMask, probe: Probe) 
         probe: the graph's shapes.
 
     Raises:
-        NoMatchError: an operator is in the way.
+        NoMatchError: the mask is unsupported, or an operator around it does not match.
     """
     tensor = blocks.const_value
     if planned.block == 1:
@@ -120,10 +120,10 @@ def _unsupported_mask(why: str) -> NoMatchError:
 
 
 def _check_shapes(node: ir.Node, operands: Operands, heads: int, probe: Probe) -> tuple[int, int]:
-    """The widths of a query and of a value, after the operands are known to have the mask's heads."""
+    """Check that the operands have the mask's heads, and return the widths of a query and of a value."""
     query, key, value = (probe.shape(operand) for operand in (operands.query, operands.key, operands.value))
     if query is None or key is None or value is None or any(len(shape) != 4 for shape in (query, key, value)):
-        why = "has operands of other axes than batch, head, position, dim"
+        why = "has operands whose axes are not batch, head, position, dim"
         raise NoMatchError(RefusalCode.UNMATCHED_ATTENTION, why, node)
     operand_heads = {query[1], key[1], value[1]}
     if operand_heads != {heads}:
@@ -133,7 +133,7 @@ def _check_shapes(node: ir.Node, operands: Operands, heads: int, probe: Probe) -
 
 
 def _follow(blocks: ir.Value, probe: Probe) -> _MaskUses:
-    """Everything that is made of a mask, from its initializer forward."""
+    """The uses of a mask, followed forward from its initializer."""
     derived, guards, ends, persistent = {blocks}, [], [], 0
     stack = list(blocks.uses())
     while stack:
@@ -175,7 +175,7 @@ def _native_parts(addend: ir.Value, derived: set[ir.Value], probe: Probe) -> Ite
     The block mask is joined with the native one as `Where(blocks and native, native or zero, lowest)`.
 
     Args:
-        addend: what is added to the scores.
+        addend: the tensor that is added to the scores.
         derived: the tensors computed from the block mask.
         probe: the graph's shapes.
     """
@@ -189,7 +189,7 @@ def _native_parts(addend: ir.Value, derived: set[ir.Value], probe: Probe) -> Ite
             yield from _native_parts(part, derived, probe)
         return
     if where is None or where.op_type != "Where" or where.inputs[1] in derived:
-        raise NoMatchError(RefusalCode.UNSUPPORTED_MASK, "computes no mask of scores", where)
+        raise NoMatchError(RefusalCode.UNSUPPORTED_MASK, "does not compute a mask of scores", where)
     native, allowed = where.inputs[1], where.inputs[0]
     assert native is not None
     content = probe.constant(native)
@@ -211,7 +211,7 @@ def _guarded(
 
     Args:
         guard: the node that zeroes queries without a key.
-        position: its input that is zeroed, behind changes of layout and gates.
+        position: position of the input that it zeroes: the attention's output after changes of layout and gates.
         matches: the attentions of the site.
         probe: the graph's shapes.
     """

@@ -58,8 +58,8 @@ def _match_by_name(by_name: list[tuple[SitePlan, list[GraphSite]]], attentions: 
     for site, matches in by_name:
         if not matches:
             raise PlanError(
-                f"site {site.name} is no attention of this graph, which has {_names(attentions)}; use a plan of this"
-                " model",
+                f"site {site.name} is not an attention of this graph, which has {_names(attentions)}; use a plan of"
+                " this model",
                 code=GraphErrorCode.SITE_MISSING,
                 site=site.name,
             )

@@ -1,7 +1,7 @@
-"""The model's native mask of a masked attention, in the terms of block-sparse attention: a row, causality, or pairs.
+"""Express the model's native mask of a masked attention as block-sparse attention takes it: a row, a flag, or pairs.
 
-Models build `[batch, 1, query, key]` out of a padding mask, positions and causality, each in its own way. A graph need
-not hold that for every pair where a row of keys and a flag for causality say the same, see `mask_meaning`.
+Models compute `[batch, 1, query, key]` from a padding mask, positions and causality, each in its own way. Where a row
+of keys and a flag for causality are equivalent (see `mask_meaning`), the mask of every pair is not needed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class NativeMask:
     Attributes:
         row: numbers for each key, `[batch, 1, 1, key]`.
         causal: whether keys after the query are hidden.
-        full: numbers for each pair, `[batch or 1, 1 or head, query, key]`: what a row and causality cannot express.
+        full: numbers for each pair, `[batch or 1, 1 or head, query, key]`, for masks that row and flag cannot express.
         heads: number of heads of `full`; 0 where there is none.
     """
 
@@ -37,7 +37,7 @@ class NativeMaskReader:
 
     Args:
         model: the graph; nodes are added where a mask is read.
-        longest: number of positions for which a mask must be what it is read as.
+        longest: number of positions for which the meaning of a mask must hold.
         probe: the graph's shapes.
     """
 
@@ -50,9 +50,9 @@ class NativeMaskReader:
         """The native mask of one site.
 
         Args:
-            addends: numbers to add to the scores, or True where a pair is allowed; each broadcasts to
+            addends: numbers to add to the scores, or booleans that are True where a pair is allowed; each broadcasts to
                 `[batch, head, query, key]`.
-            before: the attention, which new nodes are inserted before.
+            before: the attention; new nodes are inserted before it.
             allow_causal: whether causality may be expressed by the flag.
         """
         padding: ir.Value | None = None

@@ -1,4 +1,4 @@
-"""What a masked attention multiplies: from its scores back to queries and keys, and on to the values."""
+"""The operands of a masked attention, found from its scores back to queries and keys, and forward to the values."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class NoMatchError(Exception):
     Args:
         code: the kind of obstacle.
         why: what is wrong: a clause whose subject is the operator.
-        node: the operator in the way, if there is one.
-        op: what is in the way instead of a node, e.g. `mask`.
+        node: the operator that prevents the match, if there is one.
+        op: what prevents the match instead of a node, e.g. `mask`.
     """
 
     def __init__(self, code: RefusalCode, why: str, node: ir.Node | None = None, *, op: str = "") -> None:
@@ -40,8 +40,8 @@ class Operands(NamedTuple):
         key: keys, `[batch, head, key, head_dim]`.
         value: values, `[batch, head, key, value_dim]`.
         scale: the factor of the scores.
-        addends: what is added to the scores besides the block mask, or True where a pair is allowed; each broadcasts to
-            `[batch, head, query, key]`.
+        addends: numbers that are added to the scores besides the block mask, or booleans that are True where a pair is
+            allowed; each broadcasts to `[batch, head, query, key]`.
         output: the attention's output, `[batch, head, query, value_dim]`.
     """
 
@@ -79,11 +79,11 @@ def operands_around_mask(add: ir.Node, position: int, probe: Probe) -> Operands:
 
     Args:
         add: the node that adds the mask to the scores.
-        position: which of its inputs is the mask.
+        position: position of the mask among its inputs.
         probe: the graph's shapes.
 
     Raises:
-        NoMatchError: an operator is in the way.
+        NoMatchError: an operator between scores, softmax and values does not match.
     """
     product, scale, addends = _score_product(add.inputs[1 - position], probe)
     masked = add.outputs[0]
@@ -115,7 +115,7 @@ def operands_around_mask(add: ir.Node, position: int, probe: Probe) -> Operands:
 
 
 def is_scores(value: ir.Value | None, probe: Probe) -> bool:
-    """Whether a tensor holds products of queries and keys, and is not only added to them."""
+    """Whether a tensor holds scores, that is products of queries and keys, rather than an addend of scores."""
     try:
         product, _, _ = _score_product(value, probe)
     except NoMatchError:
@@ -128,7 +128,11 @@ def _unmatched(node: ir.Node, why: str) -> NoMatchError:
 
 
 def _only_reader(value: ir.Value) -> ir.Node:
-    """The node that reads a value, if there is only one."""
+    """The only node that reads a value.
+
+    Raises:
+        NoMatchError: several nodes read it, or the graph returns it.
+    """
     uses = list(value.uses())
     if len(uses) != 1 or value.is_graph_output():
         raise NoMatchError(
@@ -138,10 +142,10 @@ def _only_reader(value: ir.Value) -> ir.Node:
 
 
 def _score_product(value: ir.Value | None, probe: Probe) -> tuple[ir.Node, float, list[ir.Value]]:
-    """The product of queries and keys that scores are computed from, its scale, and what is added to it."""
+    """The product of queries and keys that scores are computed from, its scale, and its addends."""
     node = value.producer() if value is not None else None
     if node is None:
-        raise NoMatchError(RefusalCode.UNMATCHED_ATTENTION, "provides scores that are no product", op="graph input")
+        raise NoMatchError(RefusalCode.UNMATCHED_ATTENTION, "provides scores that are not a product", op="graph input")
     if node.op_type == "MatMul":
         return node, 1.0, []
     if node.op_type in ("Mul", "Div"):
@@ -197,7 +201,7 @@ def _untransposed(value: ir.Value, probe: Probe) -> ir.Value | None:
         return node.inputs[0] if node.attributes.get_ints("perm", ()) == (0, 1, 3, 2) else None
     if node.op_type != "Reshape" or len(probe.shape(value) or ()) != 4:
         return None
-    # torch's decomposition merges batch and heads, transposes, and separates them again.
+    # PyTorch's decomposition merges batch and heads, transposes, and separates them again.
     transpose = node.inputs[0].producer()
     merge = transpose.inputs[0].producer() if transpose is not None and transpose.inputs[0] is not None else None
     if transpose is None or merge is None or transpose.op_type != "Transpose" or merge.op_type != "Reshape":

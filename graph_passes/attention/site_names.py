@@ -1,4 +1,4 @@
-"""The name of an attention's site: that of its gate, else the module path that the exporter recorded."""
+"""Name the site of an attention after its gate, or else after the module path that the exporter recorded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from graph_passes.attention.gate_initializers import gated_site
 from graph_passes.attention.tracing import LAYOUT
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
-"""Metadata of a node: the module paths that torch's exporter records, from the model down to the node."""
+"""Key of a node's metadata: the module paths that PyTorch's exporter records, from the model down to the node."""
 
 
 def site_name(node: ir.Node, output: ir.Value) -> str | None:
@@ -39,7 +39,7 @@ def site_name(node: ir.Node, output: ir.Value) -> str | None:
 def block_sparse_site(node: ir.Node, overloads: Collection[str]) -> str | None:
     """Name of the site of a call of block-sparse attention.
 
-    A module that is called several times has one call under the site's name; the others have a number behind it.
+    Of the calls of one module, the first has the site's name; a number is appended to the names of the others.
 
     Args:
         node: the call.

@@ -1,4 +1,4 @@
-"""Follow activations through the operators around an attention: back to projections, on to the product with values."""
+"""Follow activations through the operators around an attention, back to projections and forward to the values."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ PRODUCTS = frozenset(("FusedMatMul", "Gemm", "MatMul"))
 _POINTWISE = frozenset(("Add", "CastLike", "Clip", "Div", "Dropout", "Max", "Min", "Mul", "Sub", "Tanh", "Where"))
 
 _STEPS = 8
-"""Nodes that `is_computed` looks at before it takes a tensor for computed."""
+"""Nodes that `is_computed` follows before it assumes that a tensor is computed."""
 
 
 def is_computed(value: ir.Value | None) -> bool:
-    """Whether a tensor depends on the graph's inputs, as far as a few steps back tell."""
+    """Whether a tensor depends on the graph's inputs, as far as a few nodes before it show."""
     for _ in range(_STEPS):
         if value is None or value.is_initializer():
             return False
@@ -73,7 +73,7 @@ def source_activation(value: ir.Value | None) -> ir.Value | None:
 
 
 def _is_index(value: ir.Value) -> bool:
-    """Whether a tensor holds positions, sizes or conditions, but no activations."""
+    """Whether a tensor holds positions, sizes or conditions rather than activations."""
     return value.dtype in (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL)
 
 
@@ -90,7 +90,7 @@ def separate_heads(value: ir.Value, heads: int, probe: Probe) -> ir.Value | None
 
 
 def count_repeats(value: ir.Value | None, probe: Probe) -> int:
-    """How many query heads share one key/value head: by how much an `Expand` after the projection repeats it."""
+    """Number of query heads that share one key/value head, read from an `Expand` after the projection."""
     while value is not None and (node := value.producer()) is not None and node.op_type in LAYOUT:
         before, after = probe.shape(node.inputs[0]), probe.shape(node.outputs[0])
         if node.op_type == "Expand" and before is not None and after is not None and len(before) == len(after):

@@ -1,8 +1,8 @@
-"""The body of block-sparse attention, from plain operators.
+"""The body of block-sparse attention, built from operators of the ONNX standard.
 
-Rows of all heads go into a few buckets by how many key blocks they keep. A bucket is one product: gather query, key
-and value blocks, multiply, mask, softmax, multiply. Heads that keep every block are computed together, as one dense
-product of all positions. One gather at the end puts the results in order.
+Rows of all heads are sorted into a few buckets by the number of key blocks that they keep. A bucket is one product:
+gather query, key and value blocks, multiply, mask, softmax, multiply. Heads that keep every block are computed together
+as one dense product of all positions. One gather at the end orders the results.
 """
 
 from __future__ import annotations
@@ -40,19 +40,29 @@ def build_body(op: GraphBuilder, spec: AttentionSpec, inputs: AttentionInputs) -
 
 
 def _row_counts(spec: AttentionSpec) -> np.ndarray:
-    """Rows of each bucket that hold queries, at least one, by the number of query blocks: `[query blocks, bucket]`."""
+    """Number of rows of each bucket that hold queries, at least one, for each number of query blocks.
+
+    Returns:
+        `[number of query blocks, bucket]`.
+    """
     counts = [[max(1, np.searchsorted(bucket.rows, rows)) for bucket in spec.buckets] for rows in range(spec.rows + 1)]
     return np.array(counts, np.int64).reshape(spec.rows + 1, -1)
 
 
 def _column_counts(spec: AttentionSpec) -> np.ndarray:
-    """Columns of each bucket that hold keys, at least one, by the number of key blocks: `[key blocks, bucket]`."""
+    """Number of columns of each bucket that hold keys, at least one, for each number of key blocks.
+
+    Returns:
+        `[number of key blocks, bucket]`.
+    """
     return np.array([[_width(bucket, columns) for bucket in spec.buckets] for columns in range(spec.columns + 1)])
 
 
 def _width(bucket: Bucket, columns: int) -> int:
-    """Columns of a bucket that hold all of its key blocks before `columns`; in a diagonal bucket all of them, because
-    the last one is the row's own block."""
+    """Number of columns of a bucket that hold its key blocks before `columns`.
+
+    A diagonal bucket needs all of its columns, because the last one is the row's own block.
+    """
     if bucket.diagonal:
         return bucket.width
     return max(1, int(((bucket.columns >= 0) & (bucket.columns < columns)).sum(1).max()))
@@ -111,7 +121,7 @@ class _BucketProduct:
         tables: tables of keys.
         bucket: the rows.
         count: number of rows that hold queries, `[1]`.
-        extent: that number, and the number of columns that hold keys, `[2]`.
+        extent: the same number of rows, and the number of columns that hold keys, `[2]`.
     """
 
     def __init__(
@@ -159,7 +169,7 @@ class _BucketProduct:
         return op("Reshape", output, op.ints([0, -1, spec.value_dim]))
 
     def _with_persistent(self, key: ir.Value, value: ir.Value, added: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
-        """Keys, values and what is added to scores, with the persistent vectors of each row's head behind."""
+        """Keys, values and addends of the scores, followed by those of the persistent vectors of each row's head."""
         op, tables = self._op, self._tables
         heads = op("Slice", op.ints(self._bucket.heads), op.ints([0]), self._count)
         vectors = [op("Gather", operand.vectors, heads, axis=1) for operand in (tables.key, tables.value)]
@@ -168,7 +178,7 @@ class _BucketProduct:
         return key, value, op("Concat", added, op("Expand", tables.added_persistent, shape), axis=3)
 
     def _full(self, table: ir.Value) -> ir.Value:
-        """What the mask of pairs adds, `[batch or 1, row, position in block, key]`."""
+        """The addends of the mask of pairs, `[batch or 1, row, position in block, key]`."""
         op, spec, sizes, bucket = self._op, self._spec, self._sizes, self._bucket
         row = op("Add", op.ints(bucket.rows[:, None] * spec.block), op.ints(np.arange(spec.block)))
         row = op("Min", op("Slice", row, op.ints([0]), self._count), op("Sub", sizes.queries, op.ints([1])))
@@ -248,7 +258,7 @@ def _in_order(
     index = op("Mul", op("Unsqueeze", index, op.ints([2])), op.ints(spec.block))
     index = op("Add", index, op.ints(np.arange(spec.block)))
     zero_index = op("Mul", op("Gather", offset, op.ints(len(spec.buckets)), axis=0), op.ints(spec.block))
-    # A row keeps a key if its first block holds one; all other rows are zero.
+    # A row keeps a key if its first kept block holds a key; the outputs of all other rows are zero.
     first = np.where(spec.kept.any(2), spec.kept.argmax(2), 2 * spec.columns)[..., None]
     first = np.zeros_like(first) if spec.persistent else first
     has_key = op("Less", op("Slice", op.ints(first), *existing), sizes.key_blocks)

@@ -42,7 +42,7 @@ def block_sparse_attention(
     Inputs of the function, in order:
         - `query` `[batch, query, head, head_dim]`, `key` `[batch, key, head, head_dim]`, `value`
           `[batch, key, head, value_dim]`;
-        - `block_mask`, bool `[head, query block, key block]`, for kernels: the body holds it as indices;
+        - `block_mask`, bool `[head, query block, key block]`, which kernels read; the body contains it as indices;
         - `row` `[batch or 1, 1, 1, key]`, if the function has it, added to the scores;
         - `full` `[batch or 1, 1 or head, query, key]`, if the function has it, added to the scores.
 
@@ -55,19 +55,19 @@ def block_sparse_attention(
 
     Args:
         mask: blocks to compute, for the heads of the inputs.
-        head_dim: width of a query and a key.
+        head_dim: width of a query and of a key.
         value_dim: width of a value.
         scale: factor of the scores.
         causal: whether to hide keys after the query.
         row: whether the function has the input `row`.
         full: heads of the input `full`: 1 or all; 0: the function does not have it.
-        persistent: number of last keys, which every query of a head attends to whatever the mask says.
+        persistent: number of last keys, which every query of a head attends to, independently of the mask.
         site: name of the site.
         opset: version of the ONNX standard of the graph that calls the function.
         dtype: type of queries, keys and values.
 
     Raises:
-        ValueError: causal attention with a memory or persistent vectors, whose mask must contain causality itself.
+        ValueError: `causal` is set with a memory or persistent vectors; then `full` must contain causality.
     """
     if causal and (mask.memory or persistent):
         raise ValueError(
@@ -97,7 +97,7 @@ def rebuild_function(
     """The function of the same site for another mask or another type.
 
     Args:
-        function: the present function.
+        function: the function to rebuild.
         mask: blocks to compute.
         dims: widths of a key and of a value.
         full: heads of the input `full`, if the function has it.
@@ -125,7 +125,7 @@ def is_block_sparse(node: ir.Node | None) -> bool:
 
 
 def call(function: ir.Function, inputs: Sequence[ir.Value]) -> ir.Node:
-    """A node that calls the function; its attributes hold what a kernel needs beside the inputs."""
+    """A node that calls the function; its attributes hold what a kernel needs besides the inputs."""
     attributes = {name: attribute.value for name, attribute in function.attributes.items()}
     return ir.node(NAME, inputs, attributes, domain=DOMAIN, overload=function.overload)
 

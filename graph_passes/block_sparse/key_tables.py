@@ -15,7 +15,7 @@ from graph_passes.block_sparse.builder import GraphBuilder
 from graph_passes.block_sparse.spec import AttentionInputs, AttentionSpec, Sizes
 
 _REUSED = 2
-"""Uses of a key block, on average, from which on it pays to gather all blocks first."""
+"""Average number of uses of a key block above which it is faster to gather all blocks first."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Operand:
         table: blocks `[batch, key block * head + 1, position in block, dim]`, or tokens `[batch, key * head, dim]`.
         tokens: index of each block's tokens, `[key block * head + 1, position in block]`; None: the table has blocks.
         dim: width of one vector.
-        vectors: the persistent ones, `[batch, head, persistent, dim]`; None: there are none.
+        vectors: the persistent vectors, `[batch, head, persistent, dim]`; None: there are no persistent vectors.
     """
 
     table: ir.Value
@@ -42,15 +42,16 @@ class Operand:
 
 @dataclasses.dataclass(frozen=True)
 class KeyTables:
-    """What buckets gather from, by block and head; the last entry hides, and fills up rows.
+    """The tables that buckets gather from, by block and head. The last entry of each is hidden, and pads rows.
 
     Attributes:
-        key, value: the operands.
-        added: what is added to scores, `[batch or 1, key block * head + 1, position in block]`.
-        added_persistent: the same for persistent keys, `[batch or 1, 1, 1, persistent]`.
+        key, value: keys and values.
+        added: addends of the scores, `[batch or 1, key block * head + 1, position in block]`.
+        added_persistent: addends of the scores of persistent keys, `[batch or 1, 1, 1, persistent]`.
         hidden_block: index of the last entry, `[1]`.
         full: the mask of pairs, `[batch or 1, query (and head) * key block, position in block]`; None: there is none.
-        full_persistent: the same for persistent keys, `[batch or 1, query (and head), persistent]`; None: none.
+        full_persistent: the mask of pairs with persistent keys, `[batch or 1, query (and head), persistent]`; None:
+            there is none.
     """
 
     key: Operand
@@ -63,7 +64,7 @@ class KeyTables:
 
 
 def build_key_tables(op: GraphBuilder, spec: AttentionSpec, inputs: AttentionInputs, sizes: Sizes) -> KeyTables:
-    """Nodes that build the tables.
+    """Record the nodes that build the tables.
 
     Args:
         op: the tape of the function.
@@ -88,7 +89,7 @@ def build_key_tables(op: GraphBuilder, spec: AttentionSpec, inputs: AttentionInp
 
 
 def _key_positions(op: GraphBuilder, spec: AttentionSpec, sizes: Sizes) -> ir.Value:
-    """Index of each block's keys, `[key block, 1, position in block]`; the number of keys where there is no key."""
+    """Index of each block's keys, `[key block, 1, position in block]`; the number of keys where a key is missing."""
     first = op("Mul", op("Range", op.ints(0), op.scalar(sizes.key_blocks), op.ints(1)), op.ints(spec.block))
     position = op("Add", op("Unsqueeze", first, op.ints([1])), op.ints(np.arange(spec.block)))
     if sizes.missing is not None:
@@ -108,7 +109,7 @@ def _operand(
         operand: keys or values, `[batch, key, head, dim]`.
         dim: width of one vector.
         token: index of each block's tokens.
-        gather_first: whether all blocks are gathered once, rather than by each bucket.
+        gather_first: whether all blocks are gathered once instead of by each bucket.
     """
     tokens = op("Reshape", operand, op.ints([0, -1, dim]))
     table, index = (op("Gather", tokens, token, axis=1), None) if gather_first else (tokens, token)
@@ -121,7 +122,7 @@ def _operand(
 def _added(
     op: GraphBuilder, spec: AttentionSpec, row: ir.Value | None, position: ir.Value, sizes: Sizes
 ) -> tuple[ir.Value, ir.Value]:
-    """What is added to the scores of each block and head, and of persistent keys."""
+    """The addends of the scores for each block and head, and for persistent keys; see `KeyTables`."""
     row, persistent = _split_persistent(op, spec, row, 3)
     if row is None:
         row = op("Expand", op.floats([[0.0]]), op("Concat", op.ints([1]), sizes.keys, axis=0))
@@ -139,14 +140,14 @@ def _added(
 def _full_tables(
     op: GraphBuilder, spec: AttentionSpec, full: ir.Value | None, sizes: Sizes
 ) -> tuple[ir.Value | None, ir.Value | None]:
-    """The mask of pairs by key block, and for persistent keys."""
+    """The mask of pairs by key block, and for persistent keys; see `KeyTables`."""
     full, persistent = _split_persistent(op, spec, full, 3)
     if full is not None:
         before = op.ints([0]) if sizes.missing is None else sizes.missing
         after = op("Sub", op("Mul", sizes.key_blocks, op.ints([spec.block])), op("Add", sizes.keys, before))
         zeros = op.ints([0, 0, 0])
         full = op("Pad", full, op("Concat", zeros, before, zeros, after, axis=0))
-        # The size of the batch, which may be one, is copied; the key blocks of one query follow one another.
+        # 0 copies the size of the batch, which may be one; the key blocks of one query are consecutive.
         full = op("Reshape", full, op.ints([0, -1, spec.block]))
     if persistent is not None:
         persistent = op("Reshape", persistent, op.ints([0, -1, spec.persistent]))

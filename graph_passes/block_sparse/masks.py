@@ -1,7 +1,7 @@
 """Block masks: which blocks of a site's attention map are computed, head by head.
 
-Rows of the map are query positions, columns key positions. Position 0 of both is that of the segment: a memory before
-it has negative key positions, and columns of keys that have no position (persistent vectors) are outside every mask.
+Rows of the map are query positions, columns are key positions. Position 0 of both is the first position of the segment:
+a memory before it has negative key positions. Keys without a position (persistent vectors) are outside every mask.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class BlockMask:
 
     Attributes:
         kept: bool `[head, query block, key block]`, for the heads of the unpruned model; True: the block is computed.
-        block: positions along each side of a block; 1: the mask is of single entries.
+        block: positions along each side of a block; 1: the mask consists of single entries.
         memory: number of key positions before position 0, so that the first key block begins at `-memory`.
 
     Raises:
-        ValueError: the array is no mask, or a block or memory has an impossible size.
+        ValueError: the array is not a mask, or a block or memory has an impossible size.
     """
 
     kept: np.ndarray

@@ -1,7 +1,7 @@
-"""Buckets of a block mask: rows that keep about as many key blocks, computed together.
+"""Buckets of a block mask: rows that keep similar numbers of key blocks and are computed together.
 
 Heads that keep every block are in no bucket: they are computed together as one dense product. The rows of a bucket are
-padded to its widest row; buckets are chosen so that padding and additional nodes cost least together.
+padded to its widest row. Buckets are chosen to minimize the total cost of padding and of additional nodes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Bucket:
 
 
 def buckets(mask: BlockMask, head_dim: int, *, causal: bool = False, every: bool = False) -> list[Bucket]:
-    """The rows of a mask that keep any block, of heads that are not whole, in the buckets that cost least.
+    """Sort the rows of a mask that keep any block into the buckets of least cost, without rows of whole heads.
 
     Args:
         mask: the blocks to compute.
@@ -62,15 +62,15 @@ def buckets(mask: BlockMask, head_dim: int, *, causal: bool = False, every: bool
         chosen = (widths > 0) & (keeps_diagonal == diagonal)
         for low, high in _ranges(widths[chosen], mask.block, head_dim):
             heads, rows = np.nonzero(chosen & (widths >= low) & (widths <= high))
-            most = max(1, _BUCKET_SCORES // (high * mask.block**2))
-            for part in np.array_split(np.arange(len(heads)), -(-len(heads) // most)):
+            maximum = max(1, _BUCKET_SCORES // (high * mask.block**2))
+            for part in np.array_split(np.arange(len(heads)), -(-len(heads) // maximum)):
                 order = part[np.argsort(rows[part], kind="stable")]
                 result.append(_bucket(kept, heads[order], rows[order], high, diagonal=diagonal))
     return result
 
 
 def computed(mask: BlockMask, *, causal: bool) -> np.ndarray:
-    """The blocks kept that causality does not hide whole, bool `[head, query block, key block]`."""
+    """The kept blocks that causality does not hide entirely, bool `[head, query block, key block]`."""
     return mask.kept & np.tri(*mask.kept.shape[1:], dtype=np.bool_) if causal else mask.kept
 
 
@@ -82,9 +82,9 @@ def whole(mask: BlockMask, *, causal: bool) -> np.ndarray:
 
 
 def _ranges(widths: np.ndarray, block: int, head_dim: int) -> list[tuple[int, int]]:
-    """Cut the widths into ranges of least cost: padding each row to the highest width, and the nodes of each range.
+    """Divide the widths into the ranges of least cost. The cost of a range is that of its padded rows and of its nodes.
 
-    Dynamic programming over the distinct widths: `best[end]` is the cost and the cut of the first `end` widths.
+    This is dynamic programming over the distinct widths: `best[end]` holds cost and ranges of the first `end` widths.
     """
     values, counts = np.unique(widths, return_counts=True)
     block_cost = 2 * block * block * head_dim

@@ -1,4 +1,4 @@
-"""What a block-sparse attention computes, and the tensors that it reads, before any node is built."""
+"""The specification of a block-sparse attention, and the tensors that it reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from graph_passes.block_sparse.row_buckets import Bucket, buckets, computed, who
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AttentionSpec:
-    """The fixed facts of one block-sparse attention.
+    """The constants of one block-sparse attention.
 
     Attributes:
         mask: blocks to compute, for the heads of the inputs.
@@ -23,7 +23,7 @@ class AttentionSpec:
         value_dim: width of a value.
         scale: factor of the scores.
         causal: whether keys after the query are hidden.
-        persistent: number of last keys, which every query of a head attends to whatever the mask says.
+        persistent: number of last keys, which every query of a head attends to, independently of the mask.
         full_heads: heads of the mask of pairs: 0 where there is none, 1, or all.
         dtype: type of the scores.
     """
@@ -39,7 +39,7 @@ class AttentionSpec:
 
     @functools.cached_property
     def kept(self) -> np.ndarray:
-        """Blocks to compute, without those that causality hides whole: bool `[head, query block, key block]`."""
+        """Blocks to compute, without those that causality hides entirely: bool `[head, query block, key block]`."""
         return computed(self.mask, causal=self.causal)
 
     @functools.cached_property
@@ -95,8 +95,8 @@ class Sizes:
 
     Attributes:
         queries: number of query positions.
-        keys: number of keys that have a position, that is without persistent ones.
-        missing: memory positions of the mask that the keys do not begin with; None: the mask has no memory.
+        keys: number of keys with a position, that is without persistent keys.
+        missing: number of the mask's memory positions that have no key; None: the mask has no memory.
         query_blocks: number of blocks that hold the queries.
         key_blocks: number of blocks that hold the keys and the missing memory.
     """
@@ -109,7 +109,7 @@ class Sizes:
 
 
 def read_sizes(op: GraphBuilder, spec: AttentionSpec, inputs: AttentionInputs) -> Sizes:
-    """Nodes that read the sizes of the inputs."""
+    """Record the nodes that read the sizes of the inputs."""
     queries = op("Shape", inputs.query, start=1, end=2)
     keys = op("Shape", inputs.key, start=1, end=2)
     if spec.persistent:

@@ -1,18 +1,18 @@
-"""Which indices of which axis of which tensor belong to the heads that a plan drops.
+"""Find the indices of each axis of each tensor that belong to the heads that a plan drops.
 
 Dropping a head is dead-code elimination, index by index instead of node by node. A gate of zero makes some indices of
 an axis zero. Where such an axis is summed over (the output projection), those indices contribute nothing, so they are
-not needed any more. From there the analysis walks back: the rule of each operator says which indices of its inputs its
-outputs need, until initializers are reached. No architecture is named anywhere: biases, fused projections, grouped
-heads, relative-position tables and rotary embeddings are all the same walk.
+not needed any more. From there the analysis walks back: the rule of each operator returns the indices of its inputs
+that its outputs need, until initializers are reached. No code is specific to an architecture: the same walk covers
+biases, fused projections, grouped heads, relative-position tables and rotary embeddings.
 
 A `Flow` walks over the graph twice:
 
-1. forward, *gains*: by which factor each index of an axis is multiplied, from the gates to the sums;
-2. backward, *needs*: which indices of an axis are needed, from the sums to the initializers.
+1. forward, *gains*: the factor by which each index of an axis is multiplied, from the gates to the sums;
+2. backward, *needs*: the indices of an axis that are needed, from the sums to the initializers.
 
 An operator without a rule, or one that mixes the indices of an axis that heads occupy (a norm over all heads), ends the
-walk with a `Refusal` of the sites concerned: half a head is never dropped.
+walk with a `Refusal` of the affected sites: a head is never dropped in part.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class _Use(NamedTuple):
 
     Attributes:
         node: the node that reads it; None: the graph returns it.
-        position: which input of the node it is.
+        position: position of the tensor among the node's inputs.
         need: the indices that the node needs.
-        sites: names of the sites because of which not all indices are needed.
+        sites: names of the sites because of which some indices are not needed.
     """
 
     node: ir.Node | None
@@ -54,9 +54,9 @@ class Flow(Cuts):
     """Gains and needs of one graph whose gates have the given values.
 
     Args:
-        model: the graph; it is read, not changed.
-        gates: for each gate initializer its site's name and its values, in the initializer's shape.
-        rules: the rule of each operator, by (domain, type).
+        model: the graph, which is not changed.
+        gates: gate initializer -> (name of its site, values in the initializer's shape).
+        rules: (domain, operator type) -> rule.
         probe: the graph's shapes.
 
     Attributes:
@@ -134,7 +134,7 @@ class Flow(Cuts):
                 self._refuse_value(self._sites[value], RefusalCode.GRAPH_INPUT, "graph input", value, why)
 
     def _demand(self, node: ir.Node, outputs: list[Need], sites: frozenset[str]) -> tuple[Demand, frozenset[str]]:
-        """What a node needs of its inputs, and the sites because of which that may not be everything."""
+        """What a node needs of its inputs, and the names of the sites because of which that may not be everything."""
         rule = self.rule(node)
         sums = self.sums.get(node, {}).values()
         sites |= frozenset().union(*(gain.sites for gain in sums if not gain.factors.all()))
@@ -188,17 +188,17 @@ class Flow(Cuts):
         return tuple(need)
 
     def _selects(self, use: _Use, axis: int) -> bool:
-        """Whether a use takes the same part of an axis when every head stays."""
+        """Whether a use reads the same part of an axis when no head is dropped."""
         rule = self.rule(use.node) if use.node is not None else None
         if use.node is None or rule is None or not rule.selective:
             return False
         unpruned = rule.demand(use.node, [self.whole(value) for value in use.node.outputs], self).inputs[use.position]
         return unpruned is not None and same_index(unpruned[axis], use.need[axis])
 
-    # -- Operators that need an axis whole -----------------------------------------------------------------------
+    # -- Operators that need all of an axis ----------------------------------------------------------------------
 
     def _find_mixer(self, value: ir.Value, use: _Use, axis: int) -> tuple[str, str] | None:
-        """What needs an axis whole, at one use or wherever that use carries it: (operator, name), or None."""
+        """The node that needs all of an axis, at a use or after it: (operator, name), or None."""
         if use.node is None:
             return "graph output", value.name or ""
         stack, visited = [(use.node, use.position, axis)], {(value, axis)}
@@ -222,7 +222,7 @@ class Flow(Cuts):
             return True
 
     def _carriers(self, node: ir.Node, position: int, axis: int) -> Iterator[tuple[ir.Value, int]]:
-        """Output axes of more than one index that carry the indices of an input's axis."""
+        """Output axes with more than one index that carry the indices of an input's axis."""
         rule = self.rule(node)
         assert rule is not None
         with contextlib.suppress(NoRuleError):

@@ -1,9 +1,9 @@
-"""The shape of every tensor of a graph, found by walking the graph twice with concrete sizes for the free dimensions.
+"""Infer the shape of every tensor of a graph by walking it twice with concrete sizes for the free dimensions.
 
-Exporters leave shapes half known: dimensions are symbols, targets of `Reshape` are computed from `Shape`, and nothing
-is inferred past operators of other domains. With every free dimension set to a number, all of that becomes arithmetic
-on small constants. Two walks with different numbers tell fixed sizes (equal in both) from those that depend on the
-graph's inputs.
+Exporters record shapes incompletely: dimensions are symbols, targets of `Reshape` are computed from `Shape`, and
+nothing is inferred beyond operators of other domains. With every free dimension set to a number, shapes become
+arithmetic on small constants. Two walks with different numbers distinguish fixed sizes (equal in both) from those that
+depend on the graph's inputs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BATCH = (_SIZES[0][0], _SIZES[1][0])
 
 @dataclasses.dataclass(frozen=True)
 class _Walk:
-    """What one walk found: shapes, types, and the content of small tensors."""
+    """The result of one walk: shapes, types, and the content of small tensors."""
 
     shapes: dict[ir.Value, Shape]
     types: dict[ir.Value, onnx.TypeProto]
@@ -40,10 +40,10 @@ class _Walk:
 
 
 class Probe:
-    """Concrete shapes and small constants of one graph in its present state: build a new one after an edit.
+    """Concrete shapes and small constants of one graph in its present state; after an edit, construct a new one.
 
     Args:
-        model: the graph; it is read, not changed.
+        model: the graph, which is not changed.
     """
 
     def __init__(self, model: ir.Model) -> None:
@@ -70,7 +70,7 @@ class Probe:
         return None if proto is None else ir.DataType(proto.tensor_type.elem_type)
 
     def copy_shape(self, target: ir.Value, source: ir.Value) -> None:
-        """Give a new tensor the shapes of the one that it replaces: positions stay those of the unpruned graph."""
+        """Give a new tensor the shapes of the tensor that it replaces: positions are those of the unpruned graph."""
         for walk in self._walks:
             if source in walk.shapes:
                 walk.shapes[target] = walk.shapes[source]
@@ -95,7 +95,7 @@ class Probe:
 
 
 class _ClashError(Exception):
-    """Two symbols of the file that some operator needs to have one size."""
+    """Two symbols of the file that must have one size for some operator."""
 
     def __init__(self, symbol: str, equal_symbol: str) -> None:
         super().__init__(symbol, equal_symbol)
@@ -152,7 +152,7 @@ def _check_clash(
 ) -> None:
     """Check that a node does not fail to broadcast its inputs because two symbols have two sizes.
 
-    Exporters may give the length of ids and of their mask two names, though the model needs them to be equal.
+    Exporters may give the length of ids and that of their mask two names, although the model needs them to be equal.
 
     Args:
         node: the node whose output shape is unknown.
@@ -162,7 +162,7 @@ def _check_clash(
         aliases: symbols that have the size of another symbol already.
 
     Raises:
-        _ClashError: it does fail; the error names both symbols.
+        _ClashError: it fails; the error names both symbols.
     """
     if node.op_type not in _BROADCASTS:
         return
@@ -180,15 +180,15 @@ def _check_clash(
 def _bind(graph: ir.Graph, sizes: Shape, aliases: dict[str, str]) -> dict[str, int]:
     """Give every symbol of the graph's inputs its own size; a nameless dimension is bound by its axis.
 
-    All leading dimensions share one size: they are the batch, which exporters often name anew for every input. So do
-    the symbols in `aliases`.
+    All leading dimensions share one size: they are the batch, which exporters often name differently for every input.
+    Symbols in `aliases` share the size of another symbol.
     """
     supply = itertools.chain(sizes[1:], itertools.count(sizes[-1] + 2, 2))
     bindings: dict[str, int] = {}
     free = [
         (axis, dim) for value in graph.inputs for axis, dim in enumerate(value.shape or ()) if not isinstance(dim, int)
     ]
-    # Plain symbols first; the others are sums of them (`past + length`), or only look like one (`batch-size`).
+    # Plain symbols first; others are sums of symbols (`past + length`), or only look like one (`batch-size`).
     for axis, dim in sorted(free, key=lambda pair: not (pair[1].value or "").isidentifier()):
         symbol = f"axis {axis}" if dim.value is None else dim.value
         if symbol not in bindings and (_size(dim, bindings) or 0) < 1:
@@ -208,7 +208,7 @@ def _size(dim: ir.SymbolicDim, bindings: dict[str, int]) -> int | None:
         return bindings[dim.value]
     try:
         size = dim.evaluate(bindings)
-    except ValueError:  # the name is no expression
+    except ValueError:  # the name is not an expression
         return None
     return size if isinstance(size, int) else None
 

@@ -1,4 +1,4 @@
-"""Small edits that rules and passes share: cutting and scaling tensors, giving a node another constant."""
+"""Small edits that rules and passes share: cut and scale tensors, and give nodes constant inputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cut_value(value: ir.Value, axis: int, positions: Index, before: ir.Node) -> 
         value: the tensor to cut.
         axis: the axis to cut.
         positions: positions among those that the tensor holds; None: all, and the tensor is returned as it is.
-        before: the node that the new nodes are inserted before.
+        before: the node before which the new nodes are inserted.
     """
     graph = before.graph
     if positions is None or graph is None:
@@ -52,7 +52,7 @@ def positions_among(index: Index, held: Index) -> Index:
 
 
 def set_ints(node: ir.Node, position: int, values: Sequence[int] | np.ndarray) -> None:
-    """Replace one input of a node by int64 constants, in the rank of `values`."""
+    """Replace one input of a node by an int64 constant with the values and the rank of `values`."""
     assert node.graph is not None
     constant = ints(values)
     node.graph.insert_before(node, constant)

@@ -1,4 +1,4 @@
-"""Output shapes of operators that ONNX's own inference does not know: those of ONNX Runtime, and a few others."""
+"""Output shapes of operators that ONNX's shape inference does not support: those of ONNX Runtime, and a few others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Inputs = Sequence[Shape | None]
 
 
 def foreign_shape(node: ir.Node, shapes: Mapping[ir.Value, Shape]) -> Shape | None:
-    """Shape of the first output of an operator that ONNX's inference does not know, else None.
+    """Shape of the first output of an operator that ONNX's shape inference does not support, else None.
 
     Args:
         node: the node.

@@ -1,4 +1,4 @@
-"""Indices along the axes of a tensor: which of them are needed, and how such sets combine."""
+"""Sets of needed indices along the axes of a tensor, and operations on them."""
 
 from __future__ import annotations
 

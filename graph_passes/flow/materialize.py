@@ -1,4 +1,4 @@
-"""Zeros or repeated rows of a known shape, computed from the sizes of the graph's inputs."""
+"""Compute zeros or repeated rows of a known shape from the sizes of the graph's inputs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def materialize(
 ) -> ir.Value | None:
     """A tensor in the shape of another: zeros, or rows that are repeated.
 
-    The sizes come from the graph's inputs, else from the first tensor of that shape, so that nothing that a plan drops
-    has to be computed for its shape.
+    Sizes are read from the graph's inputs, else from the first tensor of that shape, so that no dropped tensor is
+    computed only for its shape.
 
     Args:
         graph: the graph that nodes are added to.
         like: the tensor whose shape and type the new one has.
         rows: a tensor that broadcasts to the shape; None: zeros.
-        before: the node that the new nodes are inserted before.
+        before: the node before which the new nodes are inserted.
         probe: the graph's shapes; the new tensor's are added.
 
     Returns:
@@ -89,7 +89,7 @@ def _size(graph: ir.Graph, sizes: tuple[int, int], nodes: list[ir.Node], probe: 
 
 
 def _first_of_shape(graph: ir.Graph, shapes: tuple[Shape, Shape], before: ir.Node, probe: Probe) -> ir.Value | None:
-    """The first computed tensor of a shape, if there is one before a node."""
+    """The first computed tensor of a shape among those before a node; None if there is none."""
     for node in graph:
         if node is before:
             return None

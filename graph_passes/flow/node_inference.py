@@ -1,4 +1,4 @@
-"""Shape, type and small content of one node's outputs, from those of its inputs."""
+"""Infer shapes, types and small contents of one node's outputs from those of its inputs."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import onnx_ir as ir
 
 from graph_passes.flow.foreign_shapes import OLD_COMPARES, Shape, foreign_shape
 
-# Integer arithmetic that exporters use to compute shapes; the content of other operators' outputs is not followed.
+# Operators with which exporters compute shapes; outputs of other operators are not evaluated.
 _SHAPE_ARITHMETIC = frozenset(
     "Add And Cast CastLike Concat Constant ConstantOfShape Div Equal Expand Floor Gather Identity Less Max Min Mod Mul "
     "Neg Not Or Range ReduceProd ReduceSum Reshape Slice Split Sqrt Squeeze Sub Transpose Unsqueeze Where".split()
 )
 
 LARGEST_CONSTANT = 4096
-"""Elements of the largest tensor whose content is followed."""
+"""Maximum number of elements of a tensor whose content is evaluated."""
 
 # Since this opset, every operator of `_SHAPE_ARITHMETIC` reads its axes from an input.
 _AXES_ARE_INPUTS = 18
 
-# What ONNX's inference raises for operators or types that it does not know.
+# Exceptions of ONNX's inference for operators or types that it does not support.
 _UNKNOWN = (
     onnx.defs.SchemaError,
     onnx.shape_inference.InferenceError,
@@ -50,10 +50,10 @@ def infer(
 
     Args:
         node: the node.
-        model: its graph, which says the opset.
+        model: the model of the node, for its operator sets.
         shapes: known shapes of the tensors before the node.
-        types: their known types and shapes, in the form that ONNX reads.
-        constants: the known contents of small ones.
+        types: known types and shapes of these tensors, as ONNX reads them.
+        constants: known contents of small tensors.
     """
     shape = foreign_shape(node, shapes)
     if shape is not None:
@@ -72,7 +72,7 @@ def infer(
 
 
 def _infer_foreign(node: ir.Node, shape: Shape, types: dict[ir.Value, onnx.TypeProto]) -> Iterator[Inferred]:
-    """Shapes and types of an operator that ONNX's inference does not know, from the shape of its first output."""
+    """Shapes and types of the outputs of a foreign operator, from the shape of its first output."""
     # The first inputs of an embedding are ids; its data come third.
     data = node.inputs[2 if node.op_type == "EmbedLayerNormalization" else 0]
     element = types[data].tensor_type.elem_type if data in types else 0
@@ -91,7 +91,7 @@ def _infer_standard(
     types: dict[ir.Value, onnx.TypeProto],
     constants: dict[ir.Value, np.ndarray],
 ) -> dict[str, onnx.TypeProto]:
-    """Types of a node's outputs by their names, by ONNX's own inference; the arguments are those of `infer`."""
+    """Output name -> type, by ONNX's own inference; for the arguments see `infer`."""
     inputs = {value.name: value for value in node.inputs if value is not None and value.name}
     contents = {name: constants[value] for name, value in inputs.items() if value in constants}
     try:
@@ -114,11 +114,11 @@ def _opset(node: ir.Node, model: ir.Model) -> int:
 def evaluate(
     node: ir.Node, model: ir.Model, shapes: dict[ir.Value, Shape], constants: dict[ir.Value, np.ndarray]
 ) -> None:
-    """Add the content of a node's small outputs to `constants`, if that of its inputs is known.
+    """Add the content of a node's small outputs to `constants` if the content of its inputs is known.
 
     Args:
         node: the node.
-        model: its graph, which says the opset.
+        model: the model of the node, for its operator sets.
         shapes: known shapes of the tensors up to the node's outputs.
         constants: known contents of small tensors.
     """
@@ -142,7 +142,7 @@ def evaluate(
     try:
         results = run_node(ir.serde.serialize_node(node), feeds, _opset(node, model))
     except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError):
-        return  # Unknown content is no error: the shape may be enough.
+        return  # Unknown content is not an error: the shape may be enough.
     for value, result in zip(node.outputs, results, strict=True):
         constants[value] = np.asarray(result)
 
@@ -157,7 +157,7 @@ def run_node(proto: onnx.NodeProto, feeds: dict[str, np.ndarray], opset: int) ->
     """
     if opset >= _AXES_ARE_INPUTS:
         return list(onnx.reference.ReferenceEvaluator(proto).run(None, feeds))
-    # The evaluator takes a single node for one of the newest opset, a model for one of the opset that it imports.
+    # The evaluator assumes the newest opset for a single node, and for a model the opset that it imports.
     inputs = [onnx.ValueInfoProto(name=name) for name in feeds]
     outputs = [onnx.ValueInfoProto(name=name) for name in proto.output]
     imports = [onnx.helper.make_opsetid("", opset)]

@@ -1,4 +1,4 @@
-"""Refusals: why a site stays as it is, as a code, the operator in the way and a sentence for people."""
+"""Refusals: why a site is left unchanged, as a code, the operator that prevents the change, and a sentence."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class RefusalCode(StrEnum):
-    """Why an operator is in the way, as programs and tests read it: codes stay while sentences may change."""
+    """Why an operator prevents a change, for programs and tests. Codes are stable; sentences may change."""
 
     UNSPECIFIED = "unspecified"
 
@@ -21,7 +21,7 @@ class RefusalCode(StrEnum):
     EVERY_HEAD_NEEDED = "every-head-needed"
     """A tensor is pruned for one reader while another reader needs all of its heads."""
     NOT_LINEAR = "not-linear"
-    """The gated tensor is no factor of the output, so heads that are zero do not stay zero."""
+    """The output is not a product with the gated tensor, so heads that are zero do not stay zero."""
     COMPUTED_VALUE = "computed-value"
     """The operator reads indices, sizes or axes that are computed at run time."""
     UNKNOWN_SHAPE = "unknown-shape"
@@ -43,7 +43,7 @@ class RefusalCode(StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Refusal:
-    """Why sites are left as they are: the operator in the way.
+    """Why sites are left unchanged: the operator that prevents the change.
 
     Attributes:
         sites: names of the sites whose heads reach the operator.
@@ -51,7 +51,7 @@ class Refusal:
         node: name of the node, or of the graph's input or output.
         why: what is wrong with it: a clause whose subject is the operator.
         code: the kind of obstacle.
-        value: name of the tensor concerned, where the obstacle is about one.
+        value: name of the affected tensor, if the obstacle concerns one.
     """
 
     sites: frozenset[str]

@@ -1,4 +1,4 @@
-"""What a rule says about one operator: which indices it needs, multiplies, carries and mixes, and how to rewrite it."""
+"""The interface of rules: which indices an operator needs, multiplies, carries and mixes, and how to rewrite it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SummedGain:
     Attributes:
         factors: factor of each index of the axis, `[size]`.
         sites: names of the sites whose gates contribute to the factors.
-        axes: the axis of each input of the node that is summed over; None where an input does not have it.
+        axes: for each input of the node, its axis that is summed over; None where the input lacks that axis.
     """
 
     factors: np.ndarray
@@ -70,13 +70,13 @@ class NoRuleError(Exception):
 
 
 class RuleContext:
-    """What rules know of the graph that a node belongs to.
+    """The information about a graph that rules read.
 
     Args:
         probe: the graph's shapes and constants.
 
     Attributes:
-        sums: the gain along each label that a node sums over, written by `Rule.gain`, read by `Rule.demand`.
+        sums: node -> label that it sums over -> gain along that label; written by `Rule.gain`, read by `Rule.demand`.
     """
 
     counts_positions = False
@@ -105,7 +105,7 @@ class Rule(Protocol):
 
     @property
     def selective(self) -> bool:
-        """Whether `rewrite` accepts inputs that hold more than the node needs; else they are cut before the node."""
+        """Whether `rewrite` accepts inputs that hold more than the node needs; otherwise they are cut before it."""
 
     def demand(self, node: ir.Node, outputs: Sequence[Need], context: RuleContext) -> Demand:
         """What the inputs must hold so that the outputs hold at least `outputs`.
@@ -124,13 +124,13 @@ class Rule(Protocol):
     def carries(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> Iterable[tuple[int, int]]:
         """Output axes that carry the indices of one axis of one input, as pairs of (output, axis).
 
-        An output axis carries an input axis if fewer indices needed there mean fewer indices needed here, while
-        everything else is needed. Two outputs that share an input axis do not carry it: each needs all of it without
-        the other.
+        An output axis carries an input axis if needing fewer indices of the output axis means needing fewer indices of
+        the input axis, while all other axes are needed entirely. Two outputs that share an input axis do not carry it,
+        because each of them needs all of it.
 
         Args:
             node: the node.
-            position: the input.
+            position: position of the input.
             axis: the axis of the input.
             context: the graph's shapes.
 
@@ -143,7 +143,7 @@ class Rule(Protocol):
 
         Args:
             node: the node.
-            position: the input.
+            position: position of the input.
             axis: the axis of the input.
             context: the graph's shapes.
 
@@ -157,7 +157,7 @@ class Rule(Protocol):
         Args:
             node: the node, in its graph.
             demand: what `demand` returned for the node.
-            held: what each input holds now. Inputs of a selective operator hold at least what it demands; those of any
-                other have been cut to exactly that.
+            held: what each input holds now. Inputs of a selective operator hold at least what it demands; those of
+                other operators have been cut to exactly that.
             context: the shapes of the unpruned graph.
         """

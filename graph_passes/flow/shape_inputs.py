@@ -1,6 +1,6 @@
-"""Shape inputs of `Reshape`, `Expand` and `ConstantOfShape`, written as plainly as the graph allows.
+"""Write the shape inputs of `Reshape`, `Expand` and `ConstantOfShape` as constants where the graph allows it.
 
-Exporters compute them with dozens of nodes, though nearly all of them only copy sizes of the input and state numbers.
+Exporters compute them with dozens of nodes, although nearly all of these only copy sizes of the input.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def check_shape_input(node: ir.Node, source: ir.Value | None, need: Need, probe:
         count: see `plain_shape`.
 
     Raises:
-        NoRuleError: it cannot.
+        NoRuleError: no shape input can state it.
     """
     numbers = plain_shape(node, source, need, probe, count=count)
     if any(index is not None for index in need) and (numbers is None or not _is_writable(node, numbers)):
@@ -99,7 +99,7 @@ def set_shape_input(
     Args:
         node: the node that reads the shape input.
         source: the tensor that the node reshapes or expands, or None.
-        need: what the output will hold; None: everything, and the shape input changes only if it becomes a constant.
+        need: what the output will hold; None: everything. Then the shape input changes only if it becomes a constant.
         probe: the graph's shapes.
         count: see `plain_shape`.
 
@@ -127,7 +127,7 @@ def set_shape_input(
 
 
 def _shape_nodes(shape_input: ir.Value | None, numbers: list[int | None]) -> list[ir.Node]:
-    """Nodes that compute a shape, the last one all of it; computed sizes are taken from the present shape input."""
+    """Nodes that compute a shape, which the last one returns; computed sizes are taken from the present shape input."""
     if None not in numbers:
         return [ints(np.array(numbers, np.int64))]
     nodes, parts = [], []

@@ -1,4 +1,4 @@
-"""The graph passes, one a file. Each is an `onnx_ir` pass that returns a report of what it changed."""
+"""The graph passes, one per file. Each is an `onnx_ir` pass that returns a report of what it changed."""
 
 from graph_passes.passes.clean_up import CleanUp
 from graph_passes.passes.drop_unread_positions import DropUnreadPositions

@@ -1,4 +1,4 @@
-"""The base of the passes: a pass returns the model together with a frozen report of what it changed."""
+"""The base class of passes, which return the model together with a frozen report of what they changed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import onnx_ir as ir
 from graph_passes.block_sparse.function import is_block_sparse
 
 Report = TypeVar("Report")
-"""A frozen dataclass that says what a pass changed."""
+"""A frozen dataclass with what a pass changed."""
 
 
 @dataclasses.dataclass
@@ -20,7 +20,7 @@ class ReportedResult(ir.passes.PassResult, Generic[Report]):
     """Result of a pass.
 
     Attributes:
-        report: what the pass changed, and what it left alone on purpose.
+        report: what the pass changed, and what it left unchanged on purpose.
     """
 
     report: Report
@@ -29,7 +29,7 @@ class ReportedResult(ir.passes.PassResult, Generic[Report]):
 class GraphPass(ir.passes.PassBase, Generic[Report]):
     """A pass that returns a report. It edits the model in place unless it overrides `in_place`.
 
-    Reports of changes are logged at level DEBUG under the name of the pass's module.
+    Reports of changes are logged at level DEBUG with the name of the pass's module.
     """
 
     @property
@@ -53,7 +53,7 @@ class GraphPass(ir.passes.PassBase, Generic[Report]):
 
 
 def require_inlined(model: ir.Model) -> None:
-    """Precondition of passes that read the main graph alone.
+    """Check the precondition of passes that read only the main graph.
 
     Raises:
         PreconditionError: the graph calls a local function other than block-sparse attention.

@@ -1,4 +1,4 @@
-"""Clean up after shrinking: gates of one, computed shapes, and constants and nodes that nothing reads."""
+"""Clean up after shrinking: remove gates of ones and unused nodes and constants, and make computed shapes constant."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CleanedUp:
 
     Attributes:
         unit_gates: names of the gates of ones that were removed.
-        shapes: names of the `Reshape` and `Expand` nodes whose shape input became plainer.
+        shapes: names of the `Reshape` and `Expand` nodes whose shape input became a constant.
     """
 
     unit_gates: tuple[str, ...]
@@ -75,7 +75,7 @@ def _bypass(graph: ir.Graph, product: ir.Node, factor: ir.Value) -> None:
     """Let the readers of a product read one factor. An output of the graph keeps its name and type."""
     output = product.outputs[0]
     if output.is_graph_output():
-        identity = ir.node("Identity", [factor])  # The elimination of identities decides whether it can go.
+        identity = ir.node("Identity", [factor])  # The elimination of identities decides whether it can be removed.
         graph.insert_before(product, identity)
         factor = identity.outputs[0]
         factor.type, factor.shape = output.type, output.shape

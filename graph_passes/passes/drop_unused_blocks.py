@@ -1,4 +1,4 @@
-"""Drop unused blocks: keys and values that no query of any head attends to are not projected."""
+"""Drop unused blocks: do not project the keys and values that no query of any head attends to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graph_passes.flow.edit import ints
 from graph_passes.passes.base import GraphPass, ReportedResult
 
 _LEAST_UNUSED = 0.25
-"""Share of the key blocks from which on it pays to gather the used ones."""
+"""Minimum share of unused key blocks for which gathering the used ones is faster."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +33,8 @@ class DropUnusedBlocks(GraphPass[DroppedBlocks]):
         1. Keys and values are projected position by position (a product with a weight, a bias, a split into heads),
            nothing else reads them, and the mask of keys, if any, is a row: only the used positions are projected.
         2. Causality, a memory, persistent vectors or a mask of pairs ties keys to positions: the site stays as it is.
-           In a causal site the diagonal blocks hide a triangle, which columns taken out would shift; and every
-           position usually attends to its own block, so that few blocks are unused.
+           In a causal site the diagonal blocks hide a triangle, which the removal of columns would shift. Besides,
+           every position usually attends to its own block, so that few blocks are unused.
         3. Fewer than a quarter of the key blocks are unused: the site stays as it is.
     """
 
@@ -116,8 +116,10 @@ def _gather_sources(graph: ir.Graph, products: Sequence[ir.Node], used: np.ndarr
 
 
 def _forget_length(value: ir.Value) -> None:
-    """Leave the length open from a projection to the attention: it is no longer that of the queries, and a runtime lets
-    tensors of the same named sizes share memory."""
+    """Make the recorded length free from a projection to the attention.
+
+    It is no longer the length of the queries, and a runtime lets tensors with the same symbolic sizes share memory.
+    """
     while True:
         if value.shape is not None:
             value.shape = ir.Shape([size if axis != 1 else None for axis, size in enumerate(value.shape)])
@@ -128,8 +130,10 @@ def _forget_length(value: ir.Value) -> None:
 
 
 def _projection(value: ir.Value | None, probe: Probe) -> ir.Node | None:
-    """The first product of a projection to heads `[batch, position, head, dim]` of `[batch, position, hidden]`; None
-    where another operator is in between, or another reader."""
+    """The first product of a projection from `[batch, position, hidden]` to heads `[batch, position, head, dim]`.
+
+    None where the projection has another operator or another reader.
+    """
     node = value.producer() if value is not None else None
     if node is None or node.op_type != "Reshape" or len(node.outputs[0].uses()) != 1:
         return None
@@ -152,14 +156,16 @@ def _used_positions(hidden: ir.Value, used: np.ndarray, block: int, before: ir.N
     """The positions of `hidden` in used blocks, `[position]`, computed just before a node."""
     starts = np.flatnonzero(used) * block
     known = ints((starts[:, None] + np.arange(block)).ravel())
-    first, zero, most = ints(starts), ints([0]), ints([block])
+    first, zero, full_block = ints(starts), ints([0]), ints([block])
     size = ir.node("Shape", [hidden], {"start": 1, "end": 2})
     # Counted block by block, so that the numbers are few enough for `Probe` to follow: it then knows the key length.
-    behind = ir.node("Sub", [size.outputs[0], first.outputs[0]])
-    some = ir.node("Max", [behind.outputs[0], zero.outputs[0]])
-    here = ir.node("Min", [some.outputs[0], most.outputs[0]])
-    count = ir.node("ReduceSum", here.outputs, {"keepdims": 1})
+    remaining = ir.node("Sub", [size.outputs[0], first.outputs[0]])
+    non_negative = ir.node("Max", [remaining.outputs[0], zero.outputs[0]])
+    in_block = ir.node("Min", [non_negative.outputs[0], full_block.outputs[0]])
+    count = ir.node("ReduceSum", in_block.outputs, {"keepdims": 1})
     cut = ir.node("Slice", [known.outputs[0], zero.outputs[0], count.outputs[0]])
     assert before.graph is not None
-    before.graph.insert_before(before, [known, first, zero, most, size, behind, some, here, count, cut])
+    before.graph.insert_before(
+        before, [known, first, zero, full_block, size, remaining, non_negative, in_block, count, cut]
+    )
     return cut.outputs[0]

@@ -1,4 +1,4 @@
-"""Fold the gates of kept heads into the output projection, where they cost nothing."""
+"""Fold the gates of kept heads into the weights of the output projection, so that they cost nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FoldedGates:
 
 
 class FoldGates(GraphPass[FoldedGates]):
-    """Multiply gates into the weights that the gated tensor is multiplied by, and leave zeros and ones in the gate.
+    """Multiply gates into the weights that the gated tensor is multiplied by, and set the gates to zeros and ones.
 
     Cases:
         1. Every path from the gate ends in a sum over the heads' axis against an initializer: the initializer is
@@ -68,7 +68,7 @@ class FoldGates(GraphPass[FoldedGates]):
 
 
 class _GatedWeight(NamedTuple):
-    """A weight that gated heads are multiplied by: an input of a node, and the factor of each index of one axis."""
+    """A weight that gated heads are multiplied by: an input of a node, and the factors `[size]` of one of its axes."""
 
     node: ir.Node
     position: int
@@ -77,7 +77,7 @@ class _GatedWeight(NamedTuple):
 
 
 def _gated_weights(flow: Flow) -> dict[str, list[_GatedWeight]]:
-    """The weights that each site's gates meet, for the sites of case 1."""
+    """Site -> the weights that its gates are folded into, for the sites of case 1."""
     unfoldable = frozenset().union(*flow.blocked.values()) if flow.blocked else frozenset[str]()
     weights: dict[str, list[_GatedWeight]] = {}
     for node, sums in flow.sums.items():
@@ -113,7 +113,7 @@ def _weight_of_sum(node: ir.Node, flow: Flow) -> _GatedWeight | None:
         value = producer.inputs[0]
     if value is None:
         return None
-    # Rows of a dropped head keep their values: they are removed later, or stay behind a gate of zero.
+    # Rows of a dropped head keep their values: they are removed later, or a gate of zero still precedes them.
     factors = sums[0].factors
     return _GatedWeight(reader, position, axis, np.where(factors == 0, 1.0, factors))
 

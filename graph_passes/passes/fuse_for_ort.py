@@ -1,5 +1,4 @@
-"""Fuse for ONNX Runtime: onnxscript's rules for the operators of `com.microsoft`, on every part but block-sparse
-attention."""
+"""Fuse for ONNX Runtime: apply onnxscript's rules for `com.microsoft`, except to block-sparse attention."""
 
 from __future__ import annotations
 

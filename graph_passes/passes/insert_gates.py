@@ -1,4 +1,4 @@
-"""Insert the gates of a plan into a graph that has none, whichever exporter wrote it."""
+"""Insert the gates of a plan into a graph of any exporter that has no gates."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class InsertGates(GraphPass[InsertedGates]):
         2. It has none: each site of the plan is paired with its attentions, see `match_plan`.
 
     Args:
-        plan: the sites; the gates get its scales, and zero for dropped heads.
+        plan: the plan; gates are the scales of its kept heads, and zero for dropped heads.
 
     Raises (from `call`):
-        PlanError: the plan's sites are not the graph's, the heads are removed already, or a mask is missing.
+        PlanError: the plan's sites are not those of the graph, the heads are removed already, or a mask is missing.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -157,13 +157,13 @@ def _gate(graph: ir.Graph, site: SitePlan, attention: GraphSite, dtype: ir.DataT
 
 
 def _dtype(value: ir.Value) -> ir.DataType:
-    """Type of a tensor; where the file does not record it, that of the nearest float tensor before it."""
-    queue, seen = [value], {value}
+    """Type of a tensor; where the file does not record it, the type of the nearest float tensor before it."""
+    queue, visited = [value], {value}
     for candidate in queue:
         if candidate.dtype is not None and candidate.dtype.is_floating_point():
             return candidate.dtype
         producer = candidate.producer()
         sources = [source for source in producer.inputs if source is not None] if producer is not None else []
-        queue += [source for source in sources if source not in seen]
-        seen.update(sources)
+        queue += [source for source in sources if source not in visited]
+        visited.update(sources)
     return ir.DataType.FLOAT

@@ -28,7 +28,7 @@ class LoweredBlockSparse:
 
     Attributes:
         lowered: sites that are block-sparse now.
-        refused: sites that stay dense and masked, and the operator in the way.
+        refused: sites that stay dense and masked, with the operator that prevents lowering.
     """
 
     lowered: tuple[str, ...]
@@ -39,7 +39,7 @@ class LowerBlockSparse(GraphPass[LoweredBlockSparse]):
     """Replace each masked attention by a call of `compressor::BlockSparseAttention`.
 
     Cases, by how the block mask `<site>.block_mask` reaches the scores:
-        1. It is added to them before a Softmax between two products; scales and other addends may stand beside it.
+        1. It is added to them before a Softmax between two products; the scores may be scaled and have other addends.
         2. It is the mask of an `Attention` operator of the ONNX standard.
         3. Neither: the site stays dense and masked, and is refused.
 
@@ -47,7 +47,7 @@ class LowerBlockSparse(GraphPass[LoweredBlockSparse]):
     `NativeMaskReader`. Nodes that zero the queries without a key are removed: the function returns zero for them.
 
     Args:
-        masks: block mask of each site, for the heads of the unpruned model.
+        masks: site -> block mask, for the heads of the unpruned model.
         sites: names of the sites to lower; None: all of them.
     """
 
@@ -89,7 +89,7 @@ def _lower(model: ir.Model, name: str, masked: MaskedAttentionMatch, native_mask
 
     Args:
         model: the graph, edited in place.
-        name: of the function: the site, with a number where its module is called several times.
+        name: name of the function: the site, with a number where its module is called several times.
         masked: the attention.
         native_masks: the model's native masks.
     """

@@ -1,4 +1,4 @@
-"""Lower the operator set: write a graph of operator set 18 in set 17, for runtimes that read no newer one."""
+"""Lower the operator set: rewrite a graph of operator set 18 in set 17, for runtimes that do not read newer ones."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class LowerOpset(GraphPass[LoweredOpset]):
 
     Cases:
         1. Axes of a reduction are an input in set 18: a constant becomes the attribute `axes` of set 17.
-        2. `Split` counts its outputs in set 18: the count goes where the parts are of equal size, as set 17 assumes.
-        3. Attributes that set 17 lacks go where they hold their default.
+        2. `Split` has a count of outputs in set 18: it is removed where the parts are of equal size, as set 17 assumes.
+        3. Attributes that set 17 lacks are removed where they hold their default.
         4. A graph of operator set 17 or older stays as it is.
 
     Raises (from `call`):

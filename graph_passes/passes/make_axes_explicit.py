@@ -1,4 +1,4 @@
-"""Make axes explicit: nodes that select axes by default or by attribute state them in an input."""
+"""Make axes explicit: nodes that select axes by default or by attribute get them as an input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Narrow integers: 64-bit inputs and outputs of a graph become 32-bit."""
+"""Narrow integers: make the 64-bit inputs and outputs of a graph 32-bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Normalize a graph for the other passes: no local functions, no sequences, every constant an initializer."""
+"""Normalize a graph for other passes: remove local functions and sequences, and make constants initializers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from graph_passes.block_sparse.function import DOMAIN, NAME
 from graph_passes.passes.base import GraphPass, ReportedResult, require_inlined
 
 _SEPARATE_INITIALIZERS = 4
-"""The version of the file format from which on initializers need not be inputs of the graph too."""
+"""First version of the file format in which initializers need not be inputs of the graph too."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Normalize(GraphPass[Normalized]):
         2. `SplitToSequence` with `SequenceAt` (fused query/key/value projections) becomes `Split`.
         3. Chains of constants fold into one. No weight is copied: a node that reads an initializer of floats is not
            folded, so that weights keep their names and stay in their file.
-        4. `Constant` nodes become initializers, and initializers are no inputs of the graph.
+        4. `Constant` nodes become initializers, and initializers are removed from the inputs of the graph.
     """
 
     def call(self, model: ir.Model) -> ReportedResult[Normalized]:
@@ -64,7 +64,7 @@ def _is_unranked_split(node: ir.Node) -> bool:
 
 
 def _may_fold(node: ir.Node) -> bool | None:
-    """The answer for the folding pass: False leaves the node, None lets the pass decide."""
+    """The argument `should_fold` of the folding pass: False keeps the node, None lets the pass decide."""
     reads_weights = any(value is not None and value.is_initializer() and _is_float(value) for value in node.inputs)
     return False if reads_weights else None
 

@@ -13,7 +13,7 @@ from graph_passes.passes.base import GraphPass, ReportedResult
 from graph_passes.plan import Kind, Plan
 
 _ENCODER_FEATURES = frozenset(("pixel_values", "input_features", "input_values"))
-"""Inputs of encoders of images and sounds."""
+"""Names of the inputs of image and audio encoders."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,11 +26,11 @@ class RecordedReach:
 class RecordReach(GraphPass[RecordedReach]):
     """Write the number of positions that the masks of a plan cover into the metadata `REACH`, as JSON.
 
-    Inputs concerned are tokens `[batch, position]` and memories `[batch, position, hidden]`.
+    The inputs are tokens `[batch, position]` and memories `[batch, position, hidden]`.
 
     Cases:
         1. The plan has masks: an input gets the smallest reach of the sites whose queries or keys are its positions.
-           Next to an image or a sound, it is unknown whose encoder a site belongs to: encoders set no reach.
+           In a model that also takes images or sounds, the encoder of a site is unknown, so encoders set no reach.
         2. The plan has no masks: the graph stays as it is.
 
     Args:

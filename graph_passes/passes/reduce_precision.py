@@ -1,4 +1,4 @@
-"""Reduce precision: weights and arithmetic in fp16 or bf16, for runtimes on a GPU."""
+"""Reduce precision: convert weights and arithmetic to fp16 or bf16, for runtimes on a GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LARGEST_FP16 = 65504.0
 _TYPE_ATTRIBUTES = (("Cast", "to"), ("EyeLike", "dtype"), ("RandomNormalLike", "dtype"))
 """Attributes that hold a type, as (operator, attribute)."""
 _BOUNDARY_CAST = re.compile(r"graph_(input|output)_cast\d+")
-"""Names of the casts that ONNX Runtime's converter inserts at inputs and outputs."""
+"""Pattern of the names of casts that ONNX Runtime's converter inserts at inputs and outputs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,12 +40,12 @@ class ReducePrecision(GraphPass[ReducedPrecision]):
     """Convert a graph from fp32 to fp16 or bf16; inputs and outputs keep their types.
 
     Cases:
-        1. fp16: ONNX Runtime's converter changes initializers, constants and types, and leaves operators in fp32 that
-           have no fp16 form. Numbers beyond fp16's range, such as the lowest value of a mask, are clipped to it.
-        2. Bodies of block-sparse attention are built again for fp16, because the converter skips functions.
+        1. fp16: ONNX Runtime's converter changes initializers, constants and types. It leaves operators without an fp16
+           form in fp32. Numbers beyond fp16's range, such as the lowest value of a mask, are clipped to it.
+        2. Bodies of block-sparse attention are rebuilt for fp16, because the converter skips functions.
         3. bf16: the graph is converted to fp16 first, then every fp16 type becomes bf16. Initializers are rounded from
            their fp32 values, because bf16 has a wider range than fp16.
-        4. A graph that this pass has converted before stays as it is.
+        4. A graph that this pass has converted already stays as it is.
 
     The pass returns a new model, whose weights are in memory.
 

@@ -1,4 +1,4 @@
-"""Remove dead branches: an attention without heads is its output bias on the residual, not a product of width zero."""
+"""Remove dead branches: replace an attention without heads by its output bias, which is added to the residual."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class RemoveDeadBranches(GraphPass[RemovedBranches]):
     Cases:
         1. A zero tensor that is moved, multiplied or projected is zero.
         2. Zero plus a tensor is that tensor; `Gemm` of zero is its addend.
-        3. A bias that stays alone that way stands for its rows, until it is added to a tensor of the rows' shape.
-        4. Any other operator reads zeros or rows of the full shape, which are constants: the projections are gone.
+        3. A bias that remains alone is kept as a single row, until it is added to a tensor of the full shape.
+        4. Any other operator reads zeros or rows of the full shape, which do not depend on the projections.
     """
 
     def requires(self, model: ir.Model) -> None:
@@ -58,14 +58,14 @@ class RemoveDeadBranches(GraphPass[RemovedBranches]):
 
 
 class _ZeroFlow:
-    """The tensors that are zero, or repeat the rows of a smaller tensor, as far as the graph has been followed.
+    """The tensors that are zero or repeat the rows of a smaller tensor, among the nodes followed so far.
 
     Args:
         model: the graph, which `follow` edits.
         gates: the gates that are zero.
 
     Attributes:
-        modified: whether a node of the graph reads another tensor than before.
+        modified: whether the graph was changed.
     """
 
     def __init__(self, model: ir.Model, gates: list[ir.Value]) -> None:
@@ -77,7 +77,7 @@ class _ZeroFlow:
         self._rows: dict[ir.Value, ir.Value] = {}
 
     def follow(self, node: ir.Node) -> None:
-        """Take one node into account; its producers come first."""
+        """Follow zeros and rows through one node; its producers must have been followed before."""
         if not any(value in self._zeros or value in self._rows for value in node.inputs):
             return
         output = node.outputs[0]
@@ -139,7 +139,7 @@ class _ZeroFlow:
         """Case 4."""
         if value in self._zeros or value in self._rows:
             filled = materialize(self._graph, value, self._rows.get(value), node, self._probe)
-            if filled is not None:  # Otherwise the shape is unknown, and the gate goes on computing the zeros.
+            if filled is not None:  # Otherwise the shape is unknown, and the zeros are still computed with the gate.
                 node.replace_input_with(position, filled)
                 self.modified = True
 

@@ -1,4 +1,4 @@
-"""Remove idle expands: an `Expand` to the shape that its input already has."""
+"""Remove idle expands: each `Expand` to the shape that its input already has."""
 
 from __future__ import annotations
 

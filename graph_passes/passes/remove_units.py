@@ -1,4 +1,4 @@
-"""Remove units: cut every tensor down to what the kept heads need."""
+"""Remove units: cut every tensor to the indices that the kept heads need."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RemovedUnits:
 
     Attributes:
         nodes: number of nodes that were rewritten.
-        refused: sites that stay whole, and the operator in the way; one entry for each operator.
+        refused: sites whose heads stay, with the operator that prevents their removal; one entry for each operator.
     """
 
     nodes: int
@@ -35,8 +35,8 @@ class RemoveUnits(GraphPass[RemovedUnits]):
         1. A computed tensor holds more than a node needs (shared tables, unevenly grouped heads): it is cut before the
            node.
         2. An initializer is cut for the node that reads it; nodes that need the same indices share the cut initializer.
-        3. The node itself states sizes (shapes, attributes): its rule restates them.
-        4. Heads of a site reach an operator without a rule: the site stays whole and gated, and is refused.
+        3. The node itself states sizes (in shapes or attributes): its rule rewrites them.
+        4. Heads of a site reach an operator without a rule: the site keeps its heads, gated, and is refused.
     """
 
     def requires(self, model: ir.Model) -> None:

@@ -1,4 +1,4 @@
-"""Scale queries: the scale of attention scores moves to the queries, where TensorRT's attention fusion expects it."""
+"""Scale queries: move the scale of attention scores to the queries, where TensorRT's attention fusion expects it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ScaleQueries(GraphPass[ScaledQueries]):
 
     Cases:
         1. `Mul` or `Div` by one constant number, of a product that nothing else reads: the scale moves.
-        2. Anything else stays: a scale for each head, a product with several readers, queries that are scaled already.
+        2. Anything else stays: a scale per head, a product with several readers, or queries that are scaled already.
     """
 
     def call(self, model: ir.Model) -> ReportedResult[ScaledQueries]:

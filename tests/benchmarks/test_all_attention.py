@@ -1,4 +1,4 @@
-"""The scripts on the worth of heads of All-attention: their schedules, their counts, and what they report."""
+"""Scripts that measure the heads of All-attention: their schedules, their counts and their reports."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests import language
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(("name", "dense"), [("tiny", 0.05), ("small", 0.05), ("paper", 4_000 / 160_000)])
-def test_the_warm_up_is_that_of_the_paper_or_a_twentieth(name: str, level: str, dense: float) -> None:
+def test_warm_up_takes_the_share_of_the_paper_or_a_twentieth(name: str, level: str, dense: float) -> None:
     size = SIZES[name][level]
     assert [pace(steps, size.precision)["warmup"] for steps in (size.steps, size.pruning)] == [dense, 0.05]
 
@@ -71,7 +71,7 @@ def test_a_study_reports_tokens_and_times(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 @pytest.mark.parametrize("persistent", [True, False])
-def test_the_count_of_a_layer_is_that_of_the_graph(persistent: bool, tmp_path: Path) -> None:
+def test_computed_macs_of_a_layer_equal_those_of_the_graph(persistent: bool, tmp_path: Path) -> None:
     """Five heads in two layers of four, over a segment of 6 with a memory of the same length."""
     sizes: dict[str, Any] = {
         "vocab_size": 2,
@@ -93,8 +93,8 @@ def test_the_count_of_a_layer_is_that_of_the_graph(persistent: bool, tmp_path: P
     assert macs(shrunk, 1, 6) == sum(layer_macs(heads, 4, 24, 5, 6, persistent=persistent) for heads in (3, 2))
 
 
-def test_half_of_the_heads_is_half_of_all_attention_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a Transformer-XL, 73% of multiply-accumulates and 81% of parameters remain in figure 1 of the paper."""
+def test_half_of_the_heads_is_half_of_the_cost_only_in_all_attention(capsys: pytest.CaptureFixture[str]) -> None:
+    """For a Transformer-XL, 73% of multiply-accumulates and 81% of parameters remain in figure 1 of the paper."""
     all_attention_cost.main()
     (half,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("| 50%"))
     assert half == "| 50% | 50.0 | 71.9 | 50.0 | 80.8 |"

@@ -27,20 +27,20 @@ ROWS = 3 * len(BATCHES) * len(SEQS)
 WITHOUT_TORCH = "import sys; sys.modules.update(torch=None, transformers=None); import benchmarks.gpu"
 
 
-def test_the_machine_of_the_gpu_needs_no_torch() -> None:
+def test_the_gpu_benchmark_runs_without_torch() -> None:
     process = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", WITHOUT_TORCH], capture_output=True, text=True, check=False
     )
     assert process.returncode == 0, process.stderr
 
 
-def test_removed_weights_are_drawn_the_same_again(tmp_path: Path) -> None:
+def test_removed_weights_are_drawn_again_with_equal_values(tmp_path: Path) -> None:
     graphs = []
     for name in ("whole", "here", "there"):
         (folder := tmp_path / name).mkdir()
         graphs.append(folder / "graph.onnx")
         model = load(pruned("bert").shrunk)
-        # A constant that is no weight, and large enough to be in the file of weights.
+        # A constant that is not a weight but is large enough for the data file.
         model.graph.initializers["val_5"].const_value = ir.tensor(np.arange(500), name="val_5")
         save(model, graphs[-1])
     before = load(graphs[0]).graph.initializers
@@ -69,7 +69,7 @@ class FakeBenchmark(Benchmark):
     """The benchmark with engines that are not built, and times that are not measured.
 
     Args:
-        folder: of the rows.
+        folder: folder of the rows.
         options: `seconds` and `seed`; with a seed one engine does not build.
     """
 
@@ -136,7 +136,7 @@ def test_goals(heads: int, row: tuple[Any, ...], share: float | None, missed: in
 
 
 def test_messages() -> None:
-    """What is printed of the goals."""
+    """The text that is printed for the goals."""
     assert str(Goals()) == "every goal reached"
     assert str(Goals(["a", "b"], ["c"])) == "missed: a; b\nunknown: c"
     row = speed(8, 128, 1.0, 1.0).model_copy(update={"ratio": 1.1})

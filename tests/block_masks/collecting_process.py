@@ -38,13 +38,13 @@ def collect(folder: Path) -> dict[str, AttentionMaps]:
 def as_json(maps: dict[str, AttentionMaps]) -> dict[str, Any]:
     """Maps and counts of every site."""
     return {
-        name: {site: [each.maps[site].tolist(), each.counts[site].tolist()] for site in each.maps}
-        for name, each in maps.items()
+        name: {site: [site_maps.maps[site].tolist(), site_maps.counts[site].tolist()] for site in site_maps.maps}
+        for name, site_maps in maps.items()
     }
 
 
 def main(folder: Path) -> None:
-    """Collect in one of the processes, and write what it has in the end."""
+    """Collect maps in one of the processes, and write them to `folder`."""
     state = PartialState(cpu=True)
     (folder / f"rank{state.process_index}.json").write_text(json.dumps(as_json(collect(folder))))
     state.destroy_process_group()

@@ -41,7 +41,7 @@ def test_a_plan_without_its_masks_is_refused(tmp_path: Path) -> None:
 
 
 def test_maps_of_version_01_are_read(tmp_path: Path) -> None:
-    """They name the kinds of attention by the side of the model."""
+    """Version 0.1 named kinds of attention after the side of the model: `encoder`, `decoder`, `cross`."""
     tensors = {f"{site}.{part}": np.ones((2, 4, 4), np.float32) for site in "abc" for part in ("map", "count")}
     tensors |= {f"{site}.count": np.ones((4, 4), np.float32) for site in "abc"}
     kinds = {"a": "encoder", "b": "decoder", "c": "cross"}
@@ -57,14 +57,15 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         AttentionMaps.load(tmp_path / "nowhere")
 
 
-def test_another_file_is_refused(tmp_path: Path) -> None:
+def test_a_file_without_maps_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "maps.safetensors"
     path.write_bytes(b"no maps")
     with fails_with(ErrorCode.FILE_UNREADABLE, path=path):
         AttentionMaps.load(path)
-    safetensors.numpy.save_file({"x": np.ones(1)}, path)
-    with fails_with(ErrorCode.FILE_UNREADABLE, path=path):
-        AttentionMaps.load(path)
+    for metadata in (None, {"kinds": "[]", "memory": "0"}):
+        safetensors.numpy.save_file({"x": np.ones(1)}, path, metadata=metadata)
+        with fails_with(ErrorCode.FILE_UNREADABLE, path=path):
+            AttentionMaps.load(path)
 
 
 def test_maps_of_longer_rows_are_cropped() -> None:
@@ -85,6 +86,7 @@ def test_maps_of_the_model_are_accepted() -> None:
     [
         ([SITE, replace(SITE, name="b")], {}, {"field": "site", "value": "b"}),
         ([replace(SITE, name="b")], {}, {"field": "site", "value": "a"}),
+        ([SITE], {"maps": {}, "counts": {}, "kinds": {}}, {"field": "site", "value": "a"}),
         ([replace(SITE, heads=4)], {}, {"field": "heads", "value": 3, "site": "a"}),
         ([replace(SITE, kind="cross")], {}, {"field": "kind", "value": "bidirectional", "site": "a"}),
         ([SITE], {"counts": {"a": np.ones((20, 19))}}, {"field": "count", "value": (20, 19), "site": "a"}),

@@ -1,4 +1,4 @@
-"""The forms that are timed compute the same attention, with the inputs of the site."""
+"""All timed forms compute the same attention, with the inputs of the site."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RECIPE = Recipe(model=Path("m"), data="d", drop_blocks=0.5, threads=1)
 
 
 class RunOnce:
-    """Measures by one call of each form, and records the outputs."""
+    """A timer that calls each form once and records the outputs."""
 
     def __init__(self) -> None:
         self.outputs: dict[str, np.ndarray] = {}
@@ -42,7 +42,7 @@ class RunOnce:
 @pytest.mark.parametrize("extras", [AttentionExtras(), AttentionExtras(bias=2), AttentionExtras(persistent=3, bias=2)])
 @pytest.mark.parametrize(("kind", "memory"), [("bidirectional", 0), ("causal", 0), ("causal", 8), ("cross", 0)])
 @pytest.mark.parametrize("length", [6, 11])
-def test_with_a_mask_that_keeps_every_block_all_forms_are_equal(
+def test_all_forms_are_equal_under_a_mask_that_keeps_every_block(
     kind: Kind, memory: int, extras: AttentionExtras, length: int
 ) -> None:
     site = SitePlan("a", kind, 2, 1, 4, (0, 1))

@@ -59,7 +59,7 @@ def test_no_more_rows_are_read_than_requested() -> None:
     assert progress == [(4, 5), (5, 5)]
 
 
-def test_maps_are_those_of_the_pruned_model() -> None:
+def test_maps_come_from_the_pruned_model() -> None:
     model = tiny.classifier()
     sites = tiny.sites_of(model)
     plans = keep_all(sites), keep_only(sites, {(site.name, head): 1.0 for site in sites for head in (0, 1)})
@@ -84,7 +84,7 @@ def test_sites_that_no_row_reaches_are_refused() -> None:
         collect_attention_maps(model, sites, empty, keep_all(sites), length=9)
 
 
-def test_a_memory_has_columns_of_its_own(tmp_path: Path) -> None:
+def test_a_memory_has_separate_columns(tmp_path: Path) -> None:
     """In one stream the first segment has no memory, the second six positions, the others eight."""
     untrained = language.folder(**language.UNDROPPED)
     data = language.data(tmp_path, untrained)
@@ -97,11 +97,11 @@ def test_a_memory_has_columns_of_its_own(tmp_path: Path) -> None:
 
 
 def test_several_processes_collect_the_maps_of_one(tmp_path: Path) -> None:
-    """Also with fewer rows than processes."""
+    """This also holds with fewer rows than processes."""
     ranks = launch("tests.block_masks.collecting_process", tmp_path)
-    alone = as_json(collect(tmp_path))
+    one_process = as_json(collect(tmp_path))
     assert ranks[0] == ranks[1]
-    for name, sites in alone.items():
+    for name, sites in one_process.items():
         for site, (maps, counts) in sites.items():
             np.testing.assert_allclose(ranks[0][name][site][0], maps, atol=1e-6)
             assert ranks[0][name][site][1] == counts

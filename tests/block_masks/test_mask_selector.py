@@ -1,4 +1,4 @@
-"""Which sites are masked, and in which form, by tables of times."""
+"""The selection of masked sites and of their forms, from tables of times."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONGEST = 16
 
 
 class TableTimer(AttentionTimer):
-    """A timer whose times are given.
+    """A timer that returns given times.
 
     Args:
         table: site -> form -> milliseconds at shorter lengths and at the longest; a form that is missing is not timed.
@@ -43,7 +43,7 @@ def selector_of(table: Mapping[str, Mapping[str, tuple[float, float]]], **fields
 
 
 def gains(short: float, long: float) -> dict[str, tuple[float, float]]:
-    """Times of a site whose block-sparse attention is so many times as fast as whole attention."""
+    """Times of a site with block-sparse attention `short` or `long` times as fast as whole attention."""
     return {"whole": (short, long), "masked": (2.0, 2.0), "block-sparse": (1.0, 1.0)}
 
 
@@ -53,7 +53,7 @@ MASKS = {name: BlockMask(np.ones((4, 2, 2), np.bool_), 8) for name in SITES}
 GAINS = {"a": gains(1.0, 1.1), "b": gains(1.0, 1.09), "c": gains(0.99, 5.0)}
 
 
-def test_masks_have_to_pay_at_the_longest_length_and_cost_nothing_at_others() -> None:
+def test_masks_must_save_time_at_the_longest_length_and_cost_none_at_others() -> None:
     selected, notes = selector_of(GAINS).select(PLAN, MASKS)
     assert list(selected) == ["a"]
     (note,) = notes
@@ -66,12 +66,12 @@ def test_masks_have_to_pay_at_the_longest_length_and_cost_nothing_at_others() ->
 
 
 @pytest.mark.parametrize("fields", [{"mask_all_sites": True}, {"block_size": 1}])
-def test_nothing_is_timed_where_every_site_is_masked(fields: dict[str, Any]) -> None:
+def test_nothing_is_timed_if_every_site_is_masked(fields: dict[str, Any]) -> None:
     selector = selector_of({}, **fields)
     assert selector.select(PLAN, MASKS) == (MASKS, ())
 
 
-def test_if_every_mask_pays_there_is_no_note() -> None:
+def test_there_is_no_note_if_every_mask_saves_time() -> None:
     selected, notes = selector_of(dict.fromkeys(SITES, gains(1.5, 2.0))).select(PLAN, MASKS)
     assert (selected, notes) == (MASKS, ())
 
@@ -91,14 +91,14 @@ def test_a_masked_site_gets_its_faster_form() -> None:
     assert [site.form for site in selector.site_blocks(PLAN, {"a"}, (), {})] == ["whole"]
 
 
-def test_the_reason_why_a_site_is_not_block_sparse_is_told() -> None:
+def test_the_reason_why_a_site_is_not_block_sparse_is_reported() -> None:
     selector = selector_of(GAINS)
     (result,) = selector.site_blocks(PLAN.masked({"a": MASKS["a"]}), (), (), {"a": "its keys are shared"})
     assert (result.form, result.why) == ("masked", "its keys are shared")
 
 
 @pytest.mark.parametrize(("kind", "share"), [("bidirectional", 0.75), ("causal", 2 / 3)])
-def test_the_share_of_kept_blocks_does_not_count_the_future(kind: Any, share: float) -> None:
+def test_the_share_of_kept_blocks_excludes_future_positions(kind: Any, share: float) -> None:
     site = SitePlan("a", kind, 2, 2, 4, (0,))
     kept = np.ones((2, 2, 2), np.bool_)
     kept[0, 1, 0] = False
@@ -113,7 +113,7 @@ def test_shorter_rows_than_the_longest_are_always_timed(lengths: tuple[int, ...]
     assert MaskSelector(recipe, lengths, 100).lengths == timed
 
 
-def test_times_of_an_interrupted_run_are_used(tmp_path: Path) -> None:
+def test_times_of_an_interrupted_run_are_reused(tmp_path: Path) -> None:
     timer = TableTimer(GAINS)
     first, second = selector_of(GAINS), MaskSelector(selector_of({}).recipe, (), LONGEST, timer=timer)
     expected = first.times(PLAN.sites[0], MASKS["a"])

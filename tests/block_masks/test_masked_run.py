@@ -1,4 +1,4 @@
-"""A run that drops blocks: its output, a run that follows its plan, a rebuild, and what is refused before anything."""
+"""A run that drops blocks: its output, a run with its plan, a rebuild, and settings that are refused early."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def masked_recipe(inputs: Path, out: Path, **fields: Any) -> Recipe:
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """The output folder of a run, its report, and what it reported on the way."""
+    """The output folder of a run, its report, and its listener."""
 
     out: Path
     report: Report
@@ -84,7 +84,7 @@ def test_a_run_selects_heads_and_blocks(finished: FinishedRun) -> None:
     assert "of the blocks of 1 of 1 attention layers kept" in report.verdict
 
 
-def test_the_output_of_a_run_is_followed_and_a_head_that_loses_every_block_is_dropped(
+def test_the_plan_of_a_run_is_followed_and_a_head_without_blocks_is_dropped(
     finished: FinishedRun, tmp_path: Path
 ) -> None:
     plan = Plan.load(finished.out / "plan.json")
@@ -115,7 +115,7 @@ def test_a_rebuild_keeps_the_report_of_the_run(finished: FinishedRun) -> None:
     notes = rebuild(finished.out, {}, finished.listener).notes
     assert len(notes) == len(set(notes))
     assert NoteCode.EARLIER_REPORT_KEPT in [note.code for note in notes]
-    for suffix in ("json", "html"):  # what cannot be measured again is still there
+    for suffix in ("json", "html"):  # measurements that cannot be repeated are kept
         assert (finished.out / f"run-report.{suffix}").read_bytes() == before[finished.out / f"report.{suffix}"]
 
 
@@ -128,7 +128,7 @@ def test_a_rebuild_keeps_the_report_of_the_run(finished: FinishedRun) -> None:
         ({"maps": "short.safetensors"}, InputError, ErrorCode.TOO_LONG, {"maximum": 8, "length": 16}),
     ],
 )
-def test_what_does_not_fit_the_model_is_refused_before_anything_is_built(
+def test_settings_that_do_not_fit_the_model_are_refused_before_a_build(
     fields: dict[str, Any],
     error: type[CompressorError],
     code: ErrorCode,

@@ -28,7 +28,7 @@ from tests.block_masks.maps import plan_of, random_maps
 def test_exactly_the_share_of_the_counted_blocks_is_dropped(
     share: float, kind: Kind, block: int, length: int, memory: int, kept: tuple[int, ...], is_random: bool, empty: bool
 ) -> None:
-    """As long as every row keeps a block, or rows may be empty."""
+    """Fewer blocks are dropped only if a row would become empty and empty rows are not allowed."""
     maps, plan = random_maps(kind, length=length, memory=memory, seed=length), plan_of(kind, kept=kept)
     seed = 1 if is_random else None
     mask = build_masks(maps, plan, {kind: share}, block, seed=seed, allow_empty_rows=empty)["a"]
@@ -64,20 +64,22 @@ def test_with_weights_the_least_attention_over_all_rows_is_dropped(
     has_position = np.arange(length)[:, None] < lengths
     counts = np.einsum("qn,kn->qk", has_position, has_position).astype(np.float32) + 1.0
     equal, weighted = (
-        build_masks(replace(maps, counts={"a": each}), plan_of(kind), {kind: share}, block, weight_by_count=True)["a"]
-        for each in (np.ones_like(counts), counts)
+        build_masks(replace(maps, counts={"a": row_counts}), plan_of(kind), {kind: share}, block, weight_by_count=True)[
+            "a"
+        ]
+        for row_counts in (np.ones_like(counts), counts)
     )
     unweighted = build_masks(replace(maps, counts={"a": counts}), plan_of(kind), {kind: share}, block)["a"]
     np.testing.assert_array_equal(equal.kept, unweighted.kept, "equal counts are no weights")
     assert weighted.kept.sum() == unweighted.kept.sum()
-    if kind == "bidirectional":  # a causal block may have few entries that count
+    if kind == "bidirectional":  # a causal block can have few counted entries
         kept_attention = [
             (mask.entries(length, length) * maps.maps["a"] * counts).sum() for mask in (weighted, unweighted)
         ]
         assert kept_attention[0] >= kept_attention[1] * (1 - 1e-5)
 
 
-def test_the_least_attention_is_dropped_and_ties_by_index() -> None:
+def test_blocks_with_the_least_attention_are_dropped_and_ties_by_index() -> None:
     maps = random_maps(heads=1, length=4)
     maps.maps["a"][0] = [[1, 2, 3, 4], [1, 1, 1, 1], [9, 0, 0, 0], [5, 6, 7, 8]]
     mask = build_masks(maps, plan_of(heads=1, kept=(0,)), {"bidirectional": 7 / 16}, 1)["a"]
@@ -100,7 +102,7 @@ def test_a_row_that_may_be_empty_loses_its_strongest_block_before_a_stronger_one
 
 @pytest.mark.parametrize("share", [0.5, 0.95])
 def test_random_masks_do_not_depend_on_the_maps(share: float) -> None:
-    """Not even where a row would lose every block."""
+    """This holds even if a row would lose every block."""
     first, second = (
         build_masks(random_maps(length=16, seed=seed), plan_of(), {"bidirectional": share}, 8, seed=3)["a"]
         for seed in (0, 1)
@@ -124,7 +126,7 @@ def test_blocks_that_no_row_reaches_are_not_counted_and_are_kept() -> None:
     assert int(mask.kept[0, :3, :3].sum()) == 6
 
 
-def test_the_share_that_no_row_reaches() -> None:
+def test_the_share_of_blocks_that_no_row_reaches_is_reported() -> None:
     maps = random_maps("causal", heads=1, length=16)
     assert unreached_share(maps, ["a"], 8) == 0
     maps.counts["a"][8:] = 0

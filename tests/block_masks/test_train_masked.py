@@ -22,8 +22,8 @@ from tests.selection import tiny
 
 
 @pytest.mark.parametrize("entmax", [False, True])
-def test_an_interrupted_run_ends_like_one_that_was_not(entmax: bool, tmp_path: Path) -> None:
-    """Interrupted while it trains with masks, or with entmax before maps are computed."""
+def test_an_interrupted_run_ends_like_an_uninterrupted_one(entmax: bool, tmp_path: Path) -> None:
+    """The interruption is during training with masks, or with entmax before maps are computed."""
     recipe = masked_recipe(steps=3, options={"evaluations": 3}, entmax=entmax)
     store = tmp_path / "interrupted"
 
@@ -42,7 +42,7 @@ def test_an_interrupted_run_ends_like_one_that_was_not(entmax: bool, tmp_path: P
 
 
 def test_entmax_changes_the_maps_and_not_the_weights(tmp_path: Path) -> None:
-    """Training with masks starts from the weights of the model, not from those that were trained with entmax."""
+    """Training with masks starts from the weights of the model and not from those trained with entmax."""
     maps = []
     for entmax in (False, True):
         recipe = masked_recipe(drop_blocks=0.0, drop_blocks_by_kind={"bidirectional": 0.0}, keep=8, entmax=entmax)
@@ -54,7 +54,7 @@ def test_entmax_changes_the_maps_and_not_the_weights(tmp_path: Path) -> None:
 
 
 def test_training_can_start_from_other_weights_than_the_maps(tmp_path: Path) -> None:
-    """If heads were selected before: masks are those of the model as it is, and the original weights are trained."""
+    """After heads were selected, masks come from the current model, and the original weights are trained."""
     model = tiny.classifier(1)
     sites = tiny.sites_of(model)
     path = tmp_path / "maps.safetensors"
@@ -114,7 +114,7 @@ def test_a_kind_that_the_model_lacks_is_refused(tmp_path: Path) -> None:
         train(tmp_path / "store", recipe)
 
 
-def test_without_a_mask_that_pays_the_model_is_not_trained(tmp_path: Path) -> None:
+def test_the_model_is_not_trained_if_no_mask_saves_time(tmp_path: Path) -> None:
     recipe = masked_recipe(block_size=8, mask_all_sites=False)
     names = [site.name for site in tiny.sites_of(tiny.classifier())]
     selector = MaskSelector(recipe, (), 9, timer=TableTimer(dict.fromkeys(names, gains(0.5, 0.5))))
@@ -125,7 +125,7 @@ def test_without_a_mask_that_pays_the_model_is_not_trained(tmp_path: Path) -> No
 
 
 def test_selected_masks_of_version_01_are_read(tmp_path: Path) -> None:
-    """Their notes are texts."""
+    """Version 0.1 stored notes as strings."""
     recipe, store = masked_recipe(steps=1), tmp_path / "store"
     expected = train(store, recipe)
     stored = json.loads((store / "planned.json").read_text())

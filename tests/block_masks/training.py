@@ -22,7 +22,7 @@ from tests.selection import tiny
 
 @dataclass(frozen=True)
 class Trained:
-    """What training with masks gave: the plan, a hash of the weights, and the notes."""
+    """Result of training with masks: the plan, a hash of the weights, and the notes."""
 
     plan: Plan
     weights: str
@@ -58,7 +58,7 @@ def train(
 
     Args:
         store: folder of maps and checkpoints.
-        recipe: what to do.
+        recipe: settings of the masks and of the training.
         seed: seed of the weights that maps are computed with.
         start: weights to train from; None: the same.
         selector: selects masks; None: all of them.

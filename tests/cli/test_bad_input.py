@@ -1,4 +1,4 @@
-"""Every bad input: an exit code, a code, one line that names what is wrong, and no file left behind."""
+"""Every bad input gives an exit code, an error code and a one-line message, and leaves no file."""
 
 from __future__ import annotations
 
@@ -24,339 +24,344 @@ from tests import folders
 from tests.command import compress
 
 Cap = pytest.CaptureFixture[str]
-Words = list[str | Path]
+Arguments = list[str | Path]
 SITE = "bert.encoder.layer.0.attention.self"
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which nothing is wrong: `model`, `rows.tsv`, `plan.json`, `dense.onnx`."""
+def valid_inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of valid inputs: `model`, `rows.tsv`, `plan.json`, `dense.onnx`."""
     from compressor.export import export_reference
 
-    place = tmp_path_factory.mktemp("sound")
-    folders.save(folders.bert(), place / "model")
-    folder = load(place / "model")
-    inputs = example_inputs(folder, 2, 8)
-    plan = keep_all(find_sites(folder.model, inputs)).model_copy(update={"model": folder.fingerprint})
-    plan.save(place / "plan.json")
-    export_reference(folder.model, plan, inputs, place / "dense.onnx")
+    inputs = tmp_path_factory.mktemp("sound")
+    folders.save(folders.bert(), inputs / "model")
+    folder = load(inputs / "model")
+    batch = example_inputs(folder, 2, 8)
+    plan = keep_all(find_sites(folder.model, batch)).model_copy(update={"model": folder.fingerprint})
+    plan.save(inputs / "plan.json")
+    export_reference(folder.model, plan, batch, inputs / "dense.onnx")
     rows = [f"{index % 2}\tthe {'good' if index % 2 else 'bad'} film {index % 5}" for index in range(40)]
-    (place / "rows.tsv").write_text("\n".join(["label\ttext", *rows, ""]))
-    return place
+    (inputs / "rows.tsv").write_text("\n".join(["label\ttext", *rows, ""]))
+    return inputs
 
 
 @pytest.fixture
-def place(sound: Path, tmp_path: Path) -> Path:
-    """A copy of the sound folder, to be spoilt."""
-    return shutil.copytree(sound, tmp_path / "place")
+def inputs(valid_inputs: Path, tmp_path: Path) -> Path:
+    """A copy of the valid inputs, which a test may damage."""
+    return shutil.copytree(valid_inputs, tmp_path / "place")
 
 
 LEARN = ["--keep", "1", "--steps", "2", "--batch-size", "4", "--max-length", "8", "--batch", "1", "--seq", "8"]
 
 
-def learning(place: Path) -> Words:
-    return [place / "model", "--data", place / "rows.tsv", *LEARN]
+def learn_command(inputs: Path) -> Arguments:
+    return [inputs / "model", "--data", inputs / "rows.tsv", *LEARN]
 
 
-def searching(place: Path) -> Words:
-    """A search that has its end from what it is allowed to lose."""
-    return [place / "model", "--data", place / "rows.tsv", *LEARN[2:], "--method", "astar"]
+def search_command(inputs: Path) -> Arguments:
+    """A search without a number of heads, which ends at the maximum drop."""
+    return [inputs / "model", "--data", inputs / "rows.tsv", *LEARN[2:], "--method", "astar"]
 
 
-def following(place: Path, **changed: Any) -> Words:
-    """A run that follows the plan with its one site changed."""
-    plan = json.loads((place / "plan.json").read_text())
-    plan["sites"][0].update(changed)
-    (place / "plan.json").write_text(json.dumps(plan))
-    return [place / "model", "--plan", place / "plan.json"]
+def run_with_plan(inputs: Path, **fields: Any) -> Arguments:
+    """A run with the plan, some fields of its only site changed."""
+    plan = json.loads((inputs / "plan.json").read_text())
+    plan["sites"][0].update(fields)
+    (inputs / "plan.json").write_text(json.dumps(plan))
+    return [inputs / "model", "--plan", inputs / "plan.json"]
 
 
-def missing(place: Path) -> Words:
-    return [place / "nowhere"]
+def missing_folder(inputs: Path) -> Arguments:
+    return [inputs / "nowhere"]
 
 
-def empty(place: Path) -> Words:
-    (place / "empty").mkdir()
-    return [place / "empty"]
+def empty_folder(inputs: Path) -> Arguments:
+    (inputs / "empty").mkdir()
+    return [inputs / "empty"]
 
 
-def no_tokenizer(place: Path) -> Words:
-    for file in (place / "model").glob("tokenizer*"):
+def no_tokenizer(inputs: Path) -> Arguments:
+    for file in (inputs / "model").glob("tokenizer*"):
         file.unlink()
-    return [place / "model"]
+    return [inputs / "model"]
 
 
-def pickled(place: Path) -> Words:
-    (place / "model" / "model.safetensors").unlink()
-    torch.save(folders.bert().state_dict(), place / "model" / "pytorch_model.bin")
-    return [place / "model"]
+def pickled_weights(inputs: Path) -> Arguments:
+    (inputs / "model" / "model.safetensors").unlink()
+    torch.save(folders.bert().state_dict(), inputs / "model" / "pytorch_model.bin")
+    return [inputs / "model"]
 
 
-def remote_code(place: Path) -> Words:
-    config = json.loads((place / "model" / "config.json").read_text())
+def remote_code(inputs: Path) -> Arguments:
+    config = json.loads((inputs / "model" / "config.json").read_text())
     config["auto_map"] = {"AutoModel": "modeling.Mine"}
-    (place / "model" / "config.json").write_text(json.dumps(config))
-    return [place / "model"]
+    (inputs / "model" / "config.json").write_text(json.dumps(config))
+    return [inputs / "model"]
 
 
-def not_a_number(place: Path) -> Words:
+def nan_weights(inputs: Path) -> Arguments:
     model = folders.bert()
     with torch.no_grad():
         next(model.parameters())[0, 0] = torch.nan
-    model.save_pretrained(place / "model")
-    return [place / "model"]
+    model.save_pretrained(inputs / "model")
+    return [inputs / "model"]
 
 
-def truncated_weights(place: Path) -> Words:
-    cut(place / "model" / "model.safetensors")
-    return [place / "model"]
+def truncated_weights(inputs: Path) -> Arguments:
+    truncate(inputs / "model" / "model.safetensors")
+    return [inputs / "model"]
 
 
-def truncated_graph(place: Path) -> Words:
-    cut(place / "dense.onnx")
-    return applying(place)
+def truncated_graph(inputs: Path) -> Arguments:
+    truncate(inputs / "dense.onnx")
+    return apply_command(inputs)
 
 
-def truncated_data(place: Path) -> Words:
-    cut(place / "dense.onnx.data")
-    return applying(place)
+def truncated_data(inputs: Path) -> Arguments:
+    truncate(inputs / "dense.onnx.data")
+    return apply_command(inputs)
 
 
-def data_outside(place: Path) -> Words:
-    graph = onnx.load(place / "dense.onnx", load_external_data=False)
+def data_outside_the_folder(inputs: Path) -> Arguments:
+    graph = onnx.load(inputs / "dense.onnx", load_external_data=False)
     for tensor in graph.graph.initializer:
         for entry in tensor.external_data:
             if entry.key == "location":
                 entry.value = "../dense.onnx.data"
-    onnx.save(graph, place / "dense.onnx")
-    return applying(place)
+    onnx.save(graph, inputs / "dense.onnx")
+    return apply_command(inputs)
 
 
-def applying(place: Path) -> Words:
-    return ["apply", place / "dense.onnx", "--plan", place / "plan.json"]
+def apply_command(inputs: Path) -> Arguments:
+    return ["apply", inputs / "dense.onnx", "--plan", inputs / "plan.json"]
 
 
-def another_model(place: Path) -> Words:
+def another_model(inputs: Path) -> Arguments:
     torch.manual_seed(7)
-    folders.save(folders.bert(), place / "model")
-    return following(place)
+    folders.save(folders.bert(), inputs / "model")
+    return run_with_plan(inputs)
 
 
-def trained_elsewhere(place: Path) -> Words:
-    plan = json.loads((place / "plan.json").read_text())
-    (place / "plan.json").write_text(json.dumps({**plan, "model": "sha256:1", "method": "dsp"}))
-    return [place / "model", "--plan", place / "plan.json"]
+def plan_of_trained_weights(inputs: Path) -> Arguments:
+    plan = json.loads((inputs / "plan.json").read_text())
+    (inputs / "plan.json").write_text(json.dumps({**plan, "model": "sha256:1", "method": "dsp"}))
+    return [inputs / "model", "--plan", inputs / "plan.json"]
 
 
-def beside_its_weights(place: Path) -> Words:
-    trained_elsewhere(place)
-    (place / "run").mkdir()
-    (place / "run" / "model.safetensors").touch()
-    return [place / "model", "--plan", (place / "plan.json").rename(place / "run" / "plan.json")]
+def plan_next_to_its_weights(inputs: Path) -> Arguments:
+    plan_of_trained_weights(inputs)
+    (inputs / "run").mkdir()
+    (inputs / "run" / "model.safetensors").touch()
+    return [inputs / "model", "--plan", (inputs / "plan.json").rename(inputs / "run" / "plan.json")]
 
 
-def shrunk_already(place: Path) -> Words:
-    plan = Plan.load(place / "plan.json")
+def already_shrunk_graph(inputs: Path) -> Arguments:
+    plan = Plan.load(inputs / "plan.json")
     site = plan.sites[0]
-    less = plan.model_copy(update={"sites": (replace(site, kept=site.kept[1:], scale=()),)})
-    save(shrink(load_graph(place / "dense.onnx"), less).model, place / "dense.onnx")
-    less.save(place / "plan.json")
-    return applying(place)
+    smaller = plan.model_copy(update={"sites": (replace(site, kept=site.kept[1:], scale=()),)})
+    save(shrink(load_graph(inputs / "dense.onnx"), smaller).model, inputs / "dense.onnx")
+    smaller.save(inputs / "plan.json")
+    return apply_command(inputs)
 
 
-def strange_label(place: Path) -> Words:
-    config = json.loads((place / "model" / "config.json").read_text())
+def unknown_label(inputs: Path) -> Arguments:
+    config = json.loads((inputs / "model" / "config.json").read_text())
     config |= {"id2label": {"0": "asyncio", "1": "email"}, "label2id": {"asyncio": 0, "email": 1}}
-    (place / "model" / "config.json").write_text(json.dumps(config))
-    text = (place / "rows.tsv").read_text().replace("\n0\t", "\nasyncio\t").replace("\n1\t", "\nemail\t")
-    (place / "rows.tsv").write_text(text + "zebra\tthe plot\n")
-    return learning(place)
+    (inputs / "model" / "config.json").write_text(json.dumps(config))
+    text = (inputs / "rows.tsv").read_text().replace("\n0\t", "\nasyncio\t").replace("\n1\t", "\nemail\t")
+    (inputs / "rows.tsv").write_text(text + "zebra\tthe plot\n")
+    return learn_command(inputs)
 
 
-def timing(place: Path, graph: str | Path) -> Words:
-    return ["bench", place / "dense.onnx" if isinstance(graph, Path) else place / graph, place / "dense.onnx"]
+def bench_command(inputs: Path, graph: str | Path) -> Arguments:
+    return ["bench", inputs / "dense.onnx" if isinstance(graph, Path) else inputs / graph, inputs / "dense.onnx"]
 
 
-def no_label(place: Path) -> Words:
-    text = (place / "rows.tsv").read_text()
-    (place / "rows.tsv").write_text(text.replace("label\ttext", "verdict\ttext"))
-    return learning(place)
+def no_label_column(inputs: Path) -> Arguments:
+    text = (inputs / "rows.tsv").read_text()
+    (inputs / "rows.tsv").write_text(text.replace("label\ttext", "verdict\ttext"))
+    return learn_command(inputs)
 
 
-def one_class(place: Path) -> Words:
-    text = (place / "rows.tsv").read_text()
-    (place / "rows.tsv").write_text(text.replace("\n1\t", "\n0\t"))
-    return learning(place)
+def one_class(inputs: Path) -> Arguments:
+    text = (inputs / "rows.tsv").read_text()
+    (inputs / "rows.tsv").write_text(text.replace("\n1\t", "\n0\t"))
+    return learn_command(inputs)
 
 
-def empty_evaluation(place: Path) -> Words:
-    (place / "eval.tsv").write_text("label\ttext\n")
-    return [*learning(place), "--eval-data", place / "eval.tsv"]
+def empty_evaluation(inputs: Path) -> Arguments:
+    (inputs / "eval.tsv").write_text("label\ttext\n")
+    return [*learn_command(inputs), "--eval-data", inputs / "eval.tsv"]
 
 
-def off_the_hook(place: Path) -> Words:
+def unsupported_family(inputs: Path) -> Arguments:
     sizes: dict[str, Any] = {"vocab_size": 25, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = hf.DebertaV2Config(**sizes, intermediate_size=20, max_position_embeddings=20)
-    folders.save(hf.DebertaV2ForSequenceClassification(config), place / "deberta")
-    return [place / "deberta"]
+    folders.save(hf.DebertaV2ForSequenceClassification(config), inputs / "deberta")
+    return [inputs / "deberta"]
 
 
-def unknown_key(place: Path) -> Words:
-    (place / "model" / "compress.toml").write_text("kep = 3")
-    return [place / "model"]
+def unknown_key(inputs: Path) -> Arguments:
+    (inputs / "model" / "compress.toml").write_text("kep = 3")
+    return [inputs / "model"]
 
 
-def cut(file: Path) -> Path:
+def truncate(file: Path) -> Path:
     os.truncate(file, file.stat().st_size // 2)
     return file
 
 
-BAD: dict[str, tuple[Callable[[Path], Words], int, str, str]] = {
-    "missing folder": (missing, 3, ErrorCode.FILE_MISSING, "nowhere"),
-    "empty folder": (empty, 3, ErrorCode.FILE_MISSING, "empty"),
+BAD_INPUTS: dict[str, tuple[Callable[[Path], Arguments], int, str, str]] = {
+    "missing folder": (missing_folder, 3, ErrorCode.FILE_MISSING, "nowhere"),
+    "empty folder": (empty_folder, 3, ErrorCode.FILE_MISSING, "empty"),
     "no tokenizer": (no_tokenizer, 3, ErrorCode.FILE_MISSING, "model"),
-    "pickled weights": (pickled, 3, ErrorCode.UNSAFE_CODE, "--allow-pickle"),
+    "pickled weights": (pickled_weights, 3, ErrorCode.UNSAFE_CODE, "--allow-pickle"),
     "remote code": (remote_code, 3, ErrorCode.UNSAFE_CODE, "--trust-remote-code"),
-    "NaN weights": (not_a_number, 3, ErrorCode.NOT_FINITE, "model"),
+    "NaN weights": (nan_weights, 3, ErrorCode.NOT_FINITE, "model"),
     "truncated safetensors": (truncated_weights, 3, ErrorCode.FILE_UNREADABLE, "model.safetensors"),
     "truncated ONNX": (truncated_graph, 3, ErrorCode.FILE_UNREADABLE, "dense.onnx"),
     "truncated external data": (truncated_data, 3, ErrorCode.FILE_UNREADABLE, "dense.onnx.data"),
-    "external data outside": (data_outside, 3, GraphErrorCode.UNSAFE_PATH, "dense.onnx.data"),
+    "external data outside": (data_outside_the_folder, 3, GraphErrorCode.UNSAFE_PATH, "dense.onnx.data"),
     "plan with an unknown site": (
-        lambda place: following(place, name="bert.nowhere"),
+        lambda inputs: run_with_plan(inputs, name="bert.nowhere"),
         3,
         ErrorCode.PLAN_MISMATCH,
         "bert.nowhere",
     ),
-    "head out of range": (lambda place: following(place, kept=[0, 2]), 3, GraphErrorCode.INVALID_PLAN, "head 2"),
-    "head twice": (lambda place: following(place, kept=[1, 1]), 3, GraphErrorCode.INVALID_PLAN, "[1, 1]"),
+    "head out of range": (lambda inputs: run_with_plan(inputs, kept=[0, 2]), 3, GraphErrorCode.INVALID_PLAN, "head 2"),
+    "head twice": (lambda inputs: run_with_plan(inputs, kept=[1, 1]), 3, GraphErrorCode.INVALID_PLAN, "[1, 1]"),
     "plan with other heads": (
-        lambda place: following(place, heads=4, kv_heads=4),
+        lambda inputs: run_with_plan(inputs, heads=4, kv_heads=4),
         3,
         ErrorCode.PLAN_MISMATCH,
         "heads is 4",
     ),
     "plan of another model": (another_model, 3, ErrorCode.FILE_MISMATCH, "plan.json"),
-    "plan of trained weights": (trained_elsewhere, 3, ErrorCode.FILE_MISMATCH, "plan.json"),
-    "plan of trained weights that lie beside it": (beside_its_weights, 3, ErrorCode.FILE_MISMATCH, "place/run ..."),
-    "no plan": (lambda place: [place / "model", "--plan", place / "p.json"], 3, ErrorCode.FILE_MISSING, "p.json"),
-    "graph that is shrunk already": (shrunk_already, 3, ErrorCode.FILE_MISMATCH, "dense.onnx"),
+    "plan of trained weights": (plan_of_trained_weights, 3, ErrorCode.FILE_MISMATCH, "plan.json"),
+    "plan of trained weights that lie beside it": (
+        plan_next_to_its_weights,
+        3,
+        ErrorCode.FILE_MISMATCH,
+        "place/run ...",
+    ),
+    "no plan": (lambda inputs: [inputs / "model", "--plan", inputs / "p.json"], 3, ErrorCode.FILE_MISSING, "p.json"),
+    "graph that is shrunk already": (already_shrunk_graph, 3, ErrorCode.FILE_MISMATCH, "dense.onnx"),
     "output in no folder": (
-        lambda place: [*applying(place), "-o", place / "no" / "s.onnx"],
+        lambda inputs: [*apply_command(inputs), "-o", inputs / "no" / "s.onnx"],
         2,
         ErrorCode.FILE_MISSING,
         "place/no",
     ),
-    "label that the model does not know": (strange_label, 3, ErrorCode.LABEL_MISMATCH, "zebra"),
-    "negative keep": (lambda place: [*learning(place), "--keep", "-3"], 2, ErrorCode.OUT_OF_RANGE, "--keep"),
+    "label that the model does not know": (unknown_label, 3, ErrorCode.LABEL_MISMATCH, "zebra"),
+    "negative keep": (lambda inputs: [*learn_command(inputs), "--keep", "-3"], 2, ErrorCode.OUT_OF_RANGE, "--keep"),
     "keep more than there are": (
-        lambda place: [*learning(place), "--keep", "3"],
+        lambda inputs: [*learn_command(inputs), "--keep", "3"],
         2,
         ErrorCode.OUT_OF_RANGE,
         "--keep 3",
     ),
-    "no label column": (no_label, 3, ErrorCode.COLUMN_MISSING, "verdict, text"),
+    "no label column": (no_label_column, 3, ErrorCode.COLUMN_MISSING, "verdict, text"),
     "one class only": (one_class, 3, ErrorCode.INVALID_ROWS, "rows.tsv"),
     "empty evaluation set": (empty_evaluation, 3, ErrorCode.TOO_FEW_ROWS, "eval.tsv"),
-    "family off the hook": (off_the_hook, 8, ErrorCode.SITE_REFUSED, "deberta-v2"),
+    "family off the hook": (unsupported_family, 8, ErrorCode.SITE_REFUSED, "deberta-v2"),
     "unknown method": (
-        lambda place: [*learning(place), "--method", "dps"],
+        lambda inputs: [*learn_command(inputs), "--method", "dps"],
         2,
         ErrorCode.UNKNOWN_NAME,
         "did you mean dsp?",
     ),
     "drop beyond the metric": (
-        lambda place: [*learning(place), "--max-drop", "1"],
+        lambda inputs: [*learn_command(inputs), "--max-drop", "1"],
         2,
         ErrorCode.OUT_OF_RANGE,
         "--max-drop 1",
     ),
     "budget that no head fits": (
-        lambda place: [*searching(place), "--max-drop", "0"],
+        lambda inputs: [*search_command(inputs), "--max-drop", "0"],
         2,
         ErrorCode.NOTHING_REMOVED,
         "--max-drop",
     ),
     "too few rows for a guarantee": (
-        lambda place: [*searching(place), "--max-drop", "0.01", "--certify", "0.95"],
+        lambda inputs: [*search_command(inputs), "--max-drop", "0.01", "--certify", "0.95"],
         3,
         ErrorCode.TOO_FEW_ROWS,
         "rows",
     ),
     "unknown key": (unknown_key, 2, ErrorCode.UNKNOWN_NAME, "did you mean keep?"),
-    "unknown option": (lambda place: [*learning(place), "--options", "tau=3"], 2, ErrorCode.UNKNOWN_NAME, "tau"),
+    "unknown option": (lambda inputs: [*learn_command(inputs), "--options", "tau=3"], 2, ErrorCode.UNKNOWN_NAME, "tau"),
     "option of another type": (
-        lambda place: [*learning(place), "--options", "cooldown=x"],
+        lambda inputs: [*learn_command(inputs), "--options", "cooldown=x"],
         2,
         ErrorCode.INVALID_VALUE,
         "cooldown",
     ),
     "option out of its range": (
-        lambda place: [*learning(place), "--options", "warmup=2"],
+        lambda inputs: [*learn_command(inputs), "--options", "warmup=2"],
         2,
         ErrorCode.OUT_OF_RANGE,
         "warmup",
     ),
     "unknown task": (
-        lambda place: [place / "model", "--task", "text-classifcation"],
+        lambda inputs: [inputs / "model", "--task", "text-classifcation"],
         2,
         ErrorCode.UNKNOWN_NAME,
         "--task text-classifcation",
     ),
     "no such runtime": (
-        lambda place: [*timing(place, "dense.onnx"), "--target", "trt"],
+        lambda inputs: [*bench_command(inputs, "dense.onnx"), "--target", "trt"],
         6,
         ErrorCode.DEVICE_MISSING,
         "trt",
     ),
-    "neither folder nor graph": (lambda place: ["sites", place / "no"], 3, ErrorCode.FILE_MISSING, "place/no"),
-    "benchmark of nothing": (lambda place: timing(place, "no.onnx"), 3, ErrorCode.FILE_MISSING, "no.onnx"),
+    "neither folder nor graph": (lambda inputs: ["sites", inputs / "no"], 3, ErrorCode.FILE_MISSING, "place/no"),
+    "benchmark of nothing": (lambda inputs: bench_command(inputs, "no.onnx"), 3, ErrorCode.FILE_MISSING, "no.onnx"),
     "benchmark of a truncated graph": (
-        lambda place: timing(place, cut(place / "dense.onnx")),
+        lambda inputs: bench_command(inputs, truncate(inputs / "dense.onnx")),
         3,
         ErrorCode.FILE_UNREADABLE,
         "dense.onnx",
     ),
     "benchmark of truncated data": (
-        lambda place: timing(place, cut(place / "dense.onnx.data")),
+        lambda inputs: bench_command(inputs, truncate(inputs / "dense.onnx.data")),
         3,
         ErrorCode.FILE_UNREADABLE,
         "dense.onnx.data",
     ),
     "benchmark of too long a text": (
-        lambda place: [*timing(place, "dense.onnx"), "--seq", "99"],
+        lambda inputs: [*bench_command(inputs, "dense.onnx"), "--seq", "99"],
         3,
         ErrorCode.RUNTIME_FAILED,
         "dense.onnx",
     ),
-    "text too long": (lambda place: [place / "model", "--seq", "99"], 3, ErrorCode.OUT_OF_RANGE, "--seq"),
+    "text too long": (lambda inputs: [inputs / "model", "--seq", "99"], 3, ErrorCode.OUT_OF_RANGE, "--seq"),
     "no half precision on a CPU": (
-        lambda place: [place / "model", "--precision", "fp16", "--provider", "cpu"],
+        lambda inputs: [inputs / "model", "--precision", "fp16", "--provider", "cpu"],
         6,
         ErrorCode.DEVICE_MISSING,
         "fp16",
     ),
 }
-"""Fault -> command, exit code, code of the error, what its line names."""
+"""Fault -> function that makes the fault and returns the command, exit code, error code, text of the message."""
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_bad_input(name: str, place: Path, capfd: Cap) -> None:
-    spoil, exit_code, error_code, named = BAD[name]
-    out = place.parent / "out"
-    words = spoil(place)
-    takes_out = words[0] not in ("bench", "sites") and "-o" not in words
-    done = compress(capfd, *words, *(("-o", out) if takes_out else ()), "--quiet")
-    assert (done.code, done.error_code, done.out) == (exit_code, error_code, "")
-    assert named in done.error
-    assert len(done.error) < 500
-    assert [path.name for path in place.parent.iterdir()] == ["place"]
+@pytest.mark.parametrize("name", BAD_INPUTS)
+def test_bad_input_gives_a_one_line_error(name: str, inputs: Path, capfd: Cap) -> None:
+    make_fault, exit_code, error_code, expected = BAD_INPUTS[name]
+    out = inputs.parent / "out"
+    arguments = make_fault(inputs)
+    needs_output = arguments[0] not in ("bench", "sites") and "-o" not in arguments
+    result = compress(capfd, *arguments, *(("-o", out) if needs_output else ()), "--quiet")
+    assert (result.code, result.error_code, result.out) == (exit_code, error_code, "")
+    assert expected in result.error
+    assert len(result.error) < 500
+    assert [path.name for path in inputs.parent.iterdir()] == ["place"]
 
 
-def test_an_output_that_is_there(place: Path, capfd: Cap) -> None:
-    out = place.parent / "out"
+def test_an_existing_output_is_refused(inputs: Path, capfd: Cap) -> None:
+    out = inputs.parent / "out"
     out.mkdir()
-    done = compress(capfd, place / "model", "-o", out, "--quiet")
-    assert (done.code, done.error_code) == (2, ErrorCode.OUTPUT_EXISTS)
-    assert "--force" in done.error
+    result = compress(capfd, inputs / "model", "-o", out, "--quiet")
+    assert (result.code, result.error_code) == (2, ErrorCode.OUTPUT_EXISTS)
+    assert "--force" in result.error
     assert list(out.iterdir()) == []

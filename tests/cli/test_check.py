@@ -1,4 +1,4 @@
-"""`compress check` as a user runs it: exit codes, what it prints, and the files that it writes."""
+"""The command `compress check`: exit codes, printed text, and written files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def suite_of(path: Path) -> ElementTree.Element:
     return ElementTree.parse(path).getroot()
 
 
-def test_a_graph_against_itself_and_then_against_its_saved_times(graph: Path, tmp_path: Path, capfd: Cap) -> None:
+def test_a_graph_passes_against_itself_and_against_its_saved_times(graph: Path, tmp_path: Path, capfd: Cap) -> None:
     files = {name: tmp_path / name for name in ("b.json", "j.xml", "h.jsonl", "p.svg")}
     options = ("--save-baseline", files["b.json"], "--junit", files["j.xml"], "--history", files["h.jsonl"])
     first = compress(capfd, "check", graph, "--baseline", graph, *QUICK, *options, "--json")
@@ -38,8 +38,8 @@ def test_a_graph_against_itself_and_then_against_its_saved_times(graph: Path, tm
     suite = suite_of(files["j.xml"])
     assert [case.get("name") for case in suite] == ["outputs", "slowdown", None]
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "0", "0")
-    again = ("--history", files["h.jsonl"], "--plot", files["p.svg"])
-    second = compress(capfd, "check", graph, "--baseline", files["b.json"], *QUICK, *again)
+    history_options = ("--history", files["h.jsonl"], "--plot", files["p.svg"])
+    second = compress(capfd, "check", graph, "--baseline", files["b.json"], *QUICK, *history_options)
     assert second.code == 0, second.err
     records = artifacts.read_history(files["h.jsonl"])
     assert [record.slowdown.interleaved for record in records if record.slowdown] == [True, False]
@@ -47,41 +47,41 @@ def test_a_graph_against_itself_and_then_against_its_saved_times(graph: Path, tm
     assert files["p.svg"].read_text().startswith("<?xml")
 
 
-def test_a_slower_model_is_exit_code_7(graph: Path, tmp_path: Path, capfd: Cap) -> None:
+def test_a_slower_model_exits_with_7(graph: Path, tmp_path: Path, capfd: Cap) -> None:
     junit, slow = tmp_path / "j.xml", wide_graph(tmp_path / "slow.onnx")
-    words = (slow, "--baseline", graph, "--seconds", "0.1", "--max-slowdown", "0%", "--junit", junit, "--quiet")
-    ended = compress(capfd, "check", *words)
-    assert (ended.code, ended.error_code) == (7, ErrorCode.TOO_SLOW)
-    assert ended.details["verdict"].slowdown.limit == 0.0
-    assert f"slower than {graph}" in ended.error
+    arguments = (slow, "--baseline", graph, "--seconds", "0.1", "--max-slowdown", "0%", "--junit", junit, "--quiet")
+    result = compress(capfd, "check", *arguments)
+    assert (result.code, result.error_code) == (7, ErrorCode.TOO_SLOW)
+    assert result.details["verdict"].slowdown.limit == 0.0
+    assert f"slower than {graph}" in result.error
     assert suite_of(junit).get("failures") == "1"
 
 
-def test_wrong_outputs_are_exit_code_5(graph: Path, tmp_path: Path, capfd: Cap) -> None:
+def test_wrong_outputs_exit_with_5(graph: Path, tmp_path: Path, capfd: Cap) -> None:
     junit, inputs, outputs = tmp_path / "j.xml", tmp_path / "inputs.npz", tmp_path / "outputs.npz"
     np.savez(inputs, x=np.ones((4, 4), np.float32))
     np.savez(outputs, y=np.zeros((4, 3), np.float32))
     options = ("--inputs", inputs, "--expect", outputs, "--junit", junit)
-    ended = compress(capfd, "check", graph, "--baseline", graph, *QUICK, *options)
-    assert (ended.code, ended.error_code) == (5, ErrorCode.OUTPUTS_DIFFER)
-    assert str(outputs) in ended.error
+    result = compress(capfd, "check", graph, "--baseline", graph, *QUICK, *options)
+    assert (result.code, result.error_code) == (5, ErrorCode.OUTPUTS_DIFFER)
+    assert str(outputs) in result.error
     assert suite_of(junit).get("failures") == "1"
 
 
-def test_a_server_that_dies_midway_is_exit_code_10(tmp_path: Path, capfd: Cap) -> None:
+def test_a_server_that_dies_midway_exits_with_10(tmp_path: Path, capfd: Cap) -> None:
     history = tmp_path / "history.jsonl"
     with serving(dies_after=400) as url:
-        ended = compress(
+        result = compress(
             capfd,
             *("check", "--server", url, "--model", "small", "--baseline", "dense", "--seconds", "60", "--quiet"),
             *("--history", history, "--max-slowdown", "1000%"),
         )
-    assert (ended.code, ended.error_code, ended.details["phase"]) == (
+    assert (result.code, result.error_code, result.details["phase"]) == (
         10,
         ErrorCode.CHECK_INTERRUPTED,
         CheckPhase.TIMING,
     )
-    assert "gone" in ended.error
+    assert "gone" in result.error
     (record,) = artifacts.read_history(history)
     assert record.interrupted
     assert record.slowdown is not None
@@ -89,37 +89,37 @@ def test_a_server_that_dies_midway_is_exit_code_10(tmp_path: Path, capfd: Cap) -
 
 
 def test_a_check_that_cannot_run_replaces_an_older_report(graph: Path, tmp_path: Path, capfd: Cap) -> None:
-    torn, junit, history = tmp_path / "torn.onnx", tmp_path / "j.xml", tmp_path / "history.jsonl"
-    torn.write_bytes(graph.read_bytes()[:20])
+    truncated, junit, history = tmp_path / "torn.onnx", tmp_path / "j.xml", tmp_path / "history.jsonl"
+    truncated.write_bytes(graph.read_bytes()[:20])
     history.write_text("nothing\n")
     faults: list[tuple[tuple[str | Path, ...], int]] = [
-        ((torn, "--baseline", graph), 3),
+        ((truncated, "--baseline", graph), 3),
         ((graph, "--baseline", graph, "--history", history), 3),
         ((graph, "--baseline", graph, "--rate", "5"), 2),
     ]
-    for words, code in faults:
+    for arguments, code in faults:
         junit.write_text("an older report of a check that passed")
-        assert compress(capfd, "check", *words, "--junit", junit, "--quiet").code == code
+        assert compress(capfd, "check", *arguments, "--junit", junit, "--quiet").code == code
         suite = suite_of(junit)
         assert (suite.get("failures"), suite.get("errors")) == ("0", "1")
         assert suite[0][0].tag == "error"
     assert history.read_text() == "nothing\n"
 
 
-def test_times_of_another_machine_are_compared_by_force_alone(graph: Path, tmp_path: Path, capfd: Cap) -> None:
-    saved, elsewhere = tmp_path / "b.json", tmp_path / "elsewhere.json"
+def test_times_of_another_machine_are_compared_only_with_force(graph: Path, tmp_path: Path, capfd: Cap) -> None:
+    saved, other_machine = tmp_path / "b.json", tmp_path / "elsewhere.json"
     assert compress(capfd, "check", graph, "--baseline", graph, *QUICK, "--save-baseline", saved).code == 0
     record = json.loads(saved.read_text())
-    elsewhere.write_text(json.dumps({**record, "machine": {**record["machine"], "processor": "another"}}))
-    refused = compress(capfd, "check", graph, "--baseline", elsewhere, *QUICK)
+    other_machine.write_text(json.dumps({**record, "machine": {**record["machine"], "processor": "another"}}))
+    refused = compress(capfd, "check", graph, "--baseline", other_machine, *QUICK)
     assert (refused.code, refused.error_code) == (3, ErrorCode.FILE_MISMATCH)
     assert refused.details["differences"] == ("processor",)
-    assert compress(capfd, "check", graph, "--baseline", elsewhere, *QUICK, "--force").code == 0
+    assert compress(capfd, "check", graph, "--baseline", other_machine, *QUICK, "--force").code == 0
     assert compress(capfd, "check", graph, "--baseline", saved, *QUICK, "--batch", "2").code == 3
 
 
 @pytest.mark.parametrize(
-    ("words", "exit_code", "code", "field"),
+    ("arguments", "exit_code", "code", "field"),
     [
         (["--baseline", "d.onnx"], 2, ErrorCode.MISSING_VALUE, "model"),
         (["m.onnx"], 2, ErrorCode.MISSING_VALUE, "baseline"),
@@ -132,10 +132,10 @@ def test_times_of_another_machine_are_compared_by_force_alone(graph: Path, tmp_p
         (["m.onnx", "--baseline", "d.onnx", "--slowdown", "5%"], 2, None, None),
     ],
 )
-def test_bad_input_is_one_line(
-    words: list[str], exit_code: int, code: ErrorCode | None, field: str | None, capfd: Cap
+def test_bad_input_gives_a_one_line_error(
+    arguments: list[str], exit_code: int, code: ErrorCode | None, field: str | None, capfd: Cap
 ) -> None:
-    ended = compress(capfd, "check", *words, "--quiet")
-    assert (ended.code, ended.out) == (exit_code, "")
-    assert ended.error
-    assert (ended.error_code, ended.details.get("field")) == (code, field)
+    result = compress(capfd, "check", *arguments, "--quiet")
+    assert (result.code, result.out) == (exit_code, "")
+    assert result.error
+    assert (result.error_code, result.details.get("field")) == (code, field)

@@ -1,4 +1,4 @@
-"""`compress export-triton` as a user runs it."""
+"""The command `compress export-triton`."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_model_and_its_service(out: Path, tmp_path: Path, capfd: Cap) -> None:
-    ended = compress(capfd, "export-triton", out, "-o", tmp_path / "repository", "--quiet", "--json")
-    assert (ended.code, ended.err) == (0, "")
+def test_a_model_is_exported_with_its_service(out: Path, tmp_path: Path, capfd: Cap) -> None:
+    result = compress(capfd, "export-triton", out, "-o", tmp_path / "repository", "--quiet", "--json")
+    assert (result.code, result.err) == (0, "")
     model = tmp_path / "repository" / "half"
-    assert ended.json["model"] == str(model)
-    assert (ended.json["backend"], ended.json["device"], ended.json["max_batch"]) == ("onnxruntime", "cpu", 8)
-    assert "storage-uri" in [note["code"] for note in ended.json["notes"]]
+    assert result.json["model"] == str(model)
+    assert (result.json["backend"], result.json["device"], result.json["max_batch"]) == ("onnxruntime", "cpu", 8)
+    assert "storage-uri" in [note["code"] for note in result.json["notes"]]
     service = yaml.safe_load((tmp_path / "repository" / "kserve.yaml").read_text())
     assert (service["kind"], service["metadata"]["name"]) == ("InferenceService", "repository")
     assert {path.name for path in tmp_path.iterdir()} == {"repository"}
 
 
 @pytest.mark.parametrize(
-    ("words", "exit_code", "code", "field"),
+    ("arguments", "exit_code", "code", "field"),
     [
         (["{tmp}/none", "-o", "{tmp}/r"], 3, ErrorCode.FILE_MISSING, None),
         (["{tmp}", "-o", "{tmp}/r"], 3, None, None),
@@ -49,17 +49,25 @@ def test_a_model_and_its_service(out: Path, tmp_path: Path, capfd: Cap) -> None:
         (["{out}"], 2, ErrorCode.MISSING_VALUE, "repository"),
     ],
 )
-def test_bad_input_is_one_line(
-    words: list[str], exit_code: int, code: ErrorCode | None, field: str | None, out: Path, tmp_path: Path, capfd: Cap
+def test_bad_input_gives_a_one_line_error(
+    arguments: list[str],
+    exit_code: int,
+    code: ErrorCode | None,
+    field: str | None,
+    out: Path,
+    tmp_path: Path,
+    capfd: Cap,
 ) -> None:
-    ended = compress(capfd, "export-triton", "--quiet", *(word.format(tmp=tmp_path, out=out) for word in words))
-    assert (ended.code, ended.out) == (exit_code, "")
-    assert ended.error
-    assert code is None or ended.error_code == code
-    assert field is None or ended.details["field"] == field
+    result = compress(
+        capfd, "export-triton", "--quiet", *(argument.format(tmp=tmp_path, out=out) for argument in arguments)
+    )
+    assert (result.code, result.out) == (exit_code, "")
+    assert result.error
+    assert code is None or result.error_code == code
+    assert field is None or result.details["field"] == field
     assert not list(tmp_path.iterdir())
 
 
 def test_a_former_flag_names_the_new_one(out: Path, tmp_path: Path, capfd: Cap) -> None:
-    ended = compress(capfd, "export-triton", out, "-o", tmp_path / "r", "--plan", "engine.plan")
-    assert "--engine" in ended.error
+    result = compress(capfd, "export-triton", out, "-o", tmp_path / "r", "--plan", "engine.plan")
+    assert "--engine" in result.error

@@ -15,11 +15,11 @@ def test_a_library_is_compiled_once(tmp_path: Path, capfd: pytest.CaptureFixture
     compiled()
     include = () if HEADERS is None else ("--include", HEADERS)
     out = tmp_path / "kernel.so"
-    done = compress(capfd, "kernel", "-o", out, *include, "--json", "--quiet")
-    assert done.code == 0, done.err
-    assert done.json["error"] < 1e-5
+    result = compress(capfd, "kernel", "-o", out, *include, "--json", "--quiet")
+    assert result.code == 0, result.err
+    assert result.json["error"] < 1e-5
     library = out.read_bytes()
-    again = compress(capfd, "kernel", "-o", out, *include)
-    assert (again.code, again.error_code) == (2, ErrorCode.OUTPUT_EXISTS)
+    repeated = compress(capfd, "kernel", "-o", out, *include)
+    assert (repeated.code, repeated.error_code) == (2, ErrorCode.OUTPUT_EXISTS)
     assert out.read_bytes() == library
     assert [path.name for path in tmp_path.iterdir()] == ["kernel.so"]

@@ -30,13 +30,13 @@ def test_every_field_is_one_flag() -> None:
 def test_the_result_is_printed(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text(language.text(30))
     data, out = tmp_path / "train.txt", tmp_path / "out"
-    command = compress(capfd, "train", out, "--data", data, *TINY.split(), "--json")
-    assert command.code == 0, command.err
+    result = compress(capfd, "train", out, "--data", data, *TINY.split(), "--json")
+    assert result.code == 0, result.err
     record = json.loads((out / "training.json").read_text())
-    assert command.json == {"out": str(out), **record["result"]}
-    assert f"the training curves are in {out / 'training.json'}" in command.err
+    assert result.json == {"out": str(out), **record["result"]}
+    assert f"the training curves are in {out / 'training.json'}" in result.err
 
 
 def test_a_missing_text_is_a_usage_error(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    command = compress(capfd, "train", tmp_path / "out")
-    assert (command.code, command.error_code, command.details["field"]) == (2, ErrorCode.MISSING_VALUE, "data")
+    result = compress(capfd, "train", tmp_path / "out")
+    assert (result.code, result.error_code, result.details["field"]) == (2, ErrorCode.MISSING_VALUE, "data")

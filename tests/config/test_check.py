@@ -1,4 +1,4 @@
-"""Requests of `compress check`: values are read alike from flags and from Python, and every fault names its field."""
+"""Requests of `compress check`: flags and Python values are read alike, and every fault names its field."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fault(construct: Any, **fields: Any) -> tuple[ErrorCode, str]:
 
 
 def read_or_refuse(field: str, value: object) -> Any:
-    """The field's value; None where the request is refused for it."""
+    """The field's value; None if the request is refused because of it."""
     try:
         return getattr(request_with(**{field: value}), field)
     except UsageError as error:
@@ -36,14 +36,14 @@ def read_or_refuse(field: str, value: object) -> Any:
 
 
 @given(st.text(max_size=8) | st.floats() | st.integers() | st.floats(0, 1e3).map("{}%".format))
-def test_a_slowdown_is_a_share_or_refused(value: object) -> None:
+def test_a_slowdown_is_a_share_or_is_refused(value: object) -> None:
     slowdown = read_or_refuse("max_slowdown", value)
     assert slowdown is None or 0 <= slowdown < float("inf")
     assert slowdown is None or slowdown < 1 or "%" in str(value)
 
 
 @given(st.text(max_size=8) | st.floats() | st.integers() | st.floats(0, 1e3).map("{}ms".format))
-def test_a_latency_bound_is_a_time_or_refused(value: object) -> None:
+def test_a_latency_bound_is_a_time_or_is_refused(value: object) -> None:
     p99 = read_or_refuse("p99", value)
     assert p99 is None or 0 < p99 < float("inf")
 
@@ -68,7 +68,7 @@ def test_flags_and_python_values_are_read_alike() -> None:
     assert request_with(expect=Path("out"), baseline=Path("b.json")) == request_with(expect="out", baseline="b.json")
 
 
-def test_a_request_crosses_to_another_process() -> None:
+def test_a_request_can_be_sent_to_another_process() -> None:
     request = request_with(max_slowdown="500%", p99="10ms", scenario="server", inputs="rows.tsv")
     assert pickle.loads(pickle.dumps(request)) == request
 
@@ -78,7 +78,7 @@ def test_a_bound_without_a_scenario_is_single_stream() -> None:
     assert request_with().scenarios == ()
 
 
-def test_a_saved_baseline_is_known_by_its_suffix() -> None:
+def test_a_saved_baseline_is_recognized_by_its_suffix() -> None:
     assert request_with(baseline="dense.json").baseline_file == Path("dense.json")
     assert request_with().baseline_file is None
 

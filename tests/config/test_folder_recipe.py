@@ -27,7 +27,7 @@ def test_every_field_that_runs_code_is_covered() -> None:
 
 
 @pytest.mark.parametrize("name", RUN_CODE)
-def test_code_is_not_loaded_on_the_word_of_a_folder(name: str, tmp_path: Path) -> None:
+def test_a_recipe_in_a_folder_cannot_load_code(name: str, tmp_path: Path) -> None:
     write(tmp_path, f"{name} = {VALUES[name]}")
     with pytest.raises(UsageError) as caught:
         recipe_of(str(tmp_path), None, {})
@@ -46,7 +46,7 @@ def test_a_named_recipe_and_a_flag_are_trusted(name: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["plan", "maps", "out", "timing_cache", "model"])
 @pytest.mark.parametrize("path", ["../outside", "/etc/outside", "link/outside"])
-def test_paths_do_not_leave_the_folder(name: str, path: str, tmp_path: Path) -> None:
+def test_paths_outside_the_folder_are_refused(name: str, path: str, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "link").symlink_to(tmp_path)
@@ -69,7 +69,7 @@ def test_rows_outside_the_folder_are_not_read(tmp_path: Path) -> None:
     assert recipe_of(str(folder), None, {}).rows.data == str(folder / "rows.tsv")
 
 
-def test_the_recipe_of_the_demo_is_one_that_a_folder_may_hold(tmp_path: Path) -> None:
+def test_the_recipe_of_the_demo_is_allowed_in_a_folder(tmp_path: Path) -> None:
     text = demo.RECIPE.format(epochs=demo.EPOCHS, learning_rate=demo.LEARNING_RATE, max_length=demo.MAX_LENGTH)
     write(tmp_path, text)
     demo.write_rows({"train": [("xml", "a row")], "eval": [], "test": []}, tmp_path / "rows")

@@ -24,7 +24,7 @@ from graph_passes import Kind
 
 
 def refused(model: str | None, file: str | None, flags: Mapping[str, Any]) -> UsageError:
-    """The error of a recipe that is not accepted; it is one line."""
+    """The error of a recipe that is refused; its message is one line."""
     with pytest.raises(UsageError) as caught:
         recipe_of(model, file, flags)
     assert "\n" not in str(caught.value)
@@ -73,7 +73,7 @@ def test_a_flag_and_a_file_set_the_same_fields(tmp_path: Path) -> None:
     assert recipe_of(str(tmp_path), None, {}) == recipe_of(str(tmp_path), None, flags)
 
 
-def test_keys_may_stand_in_the_table_of_their_section(tmp_path: Path) -> None:
+def test_keys_are_accepted_in_the_table_of_their_section(tmp_path: Path) -> None:
     (tmp_path / "flat.toml").write_text('model = "m"\ndata = "d"\nkeep = 3\nprecision = "fp16"\n')
     (tmp_path / "tables.toml").write_text(
         '[source]\nmodel = "m"\n[rows]\ndata = "d"\n[selection]\nkeep = 3\n[engine]\nprecision = "fp16"\n'
@@ -82,7 +82,7 @@ def test_keys_may_stand_in_the_table_of_their_section(tmp_path: Path) -> None:
     assert flat == tables
 
 
-def test_a_flag_wins(tmp_path: Path) -> None:
+def test_a_flag_overrides_the_file(tmp_path: Path) -> None:
     (tmp_path / "compress.toml").write_text('data = "rows.tsv"\nkeep = 3\nforce = true')
     recipe = recipe_of(str(tmp_path), None, {"keep": "5", "force": False})
     assert (recipe.selection.keep, recipe.output.force, recipe.rows.data) == (5, False, "rows.tsv")
@@ -152,7 +152,7 @@ def test_a_value_out_of_range_names_its_flag(flags: dict[str, Any], code: ErrorC
         ({"kernel": "k.so", "provider": "cuda"}, ErrorCode.CONTRADICTION, ("kernel", "target")),
     ],
 )
-def test_fields_that_contradict_are_named(flags: dict[str, Any], code: ErrorCode, fields: tuple[str, ...]) -> None:
+def test_contradicting_fields_are_named(flags: dict[str, Any], code: ErrorCode, fields: tuple[str, ...]) -> None:
     error = refused("model", None, flags)
     assert (error.code, error.details["fields"]) == (code, fields)
     assert "<" not in str(error)
@@ -195,7 +195,7 @@ def test_a_fault_in_a_file_names_the_file(tmp_path: Path, text: str, code: Error
 
 
 @given(text=st.text(max_size=60))
-def test_any_text_is_a_recipe_or_one_line(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_any_text_gives_a_recipe_or_a_one_line_error(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     file = tmp_path_factory.mktemp("fuzz") / "recipe.toml"
     file.write_text(text, encoding="utf-8", errors="surrogateescape" if text.isprintable() else "replace")
     fault: UsageError | None = None
@@ -208,7 +208,7 @@ def test_any_text_is_a_recipe_or_one_line(text: str, tmp_path_factory: pytest.Te
         assert len(str(fault).splitlines()) == 1 or "\n" in str(file)
 
 
-def test_a_recipe_that_is_missing(tmp_path: Path) -> None:
+def test_a_missing_recipe_is_refused(tmp_path: Path) -> None:
     assert refused(None, None, {}).code is ErrorCode.MISSING_VALUE
     assert refused(None, str(tmp_path / "r.toml"), {}).code is ErrorCode.FILE_MISSING
     (tmp_path / "r.toml").write_text("keep = 3")
@@ -233,7 +233,7 @@ def test_maps_may_be_named_by_their_folder(tmp_path: Path) -> None:
         assert recipe.blocks.maps == tmp_path / "maps.safetensors"
 
 
-def test_frozen_and_closed() -> None:
+def test_a_recipe_is_frozen_and_refuses_unknown_fields() -> None:
     recipe = Recipe(model=Path("m"))
     with pytest.raises(pydantic.ValidationError, match="frozen"):
         recipe.selection.seed = 3  # type: ignore[misc]
@@ -241,17 +241,17 @@ def test_frozen_and_closed() -> None:
         Recipe(model="m", keeep=3)
 
 
-def test_the_command_line_repeats_the_recipe() -> None:
+def test_the_command_line_of_a_recipe_gives_the_same_recipe() -> None:
     fields = {"data": "a b.tsv", "keep": "50%", "batch": "1,2", "options": "a=1,b=x", "force": True}
     recipe = recipe_of("my model", None, fields)
-    words = shlex.split(command_line(recipe))
-    assert words[:3] == ["compress", "run", "my model"]
-    context = run.make_context("run", words[2:])
+    arguments = shlex.split(command_line(recipe))
+    assert arguments[:3] == ["compress", "run", "my model"]
+    context = run.make_context("run", arguments[2:])
     flags = {name: value for name, value in context.params.items() if value and name in FIELDS}
     assert recipe_of(flags.pop("model"), None, flags) == recipe
 
 
-def test_learning_is_keyed_by_the_fields_that_decide_it() -> None:
+def test_the_learning_key_depends_on_the_fields_that_affect_learning() -> None:
     recipe = Recipe(model=Path("m"), data="d", keep=3)
     key = recipe.learning_key(model="sha256:1")
     assert recipe.updated(out=Path("x"), opset=23, batch=(1,)).learning_key(model="sha256:1") == key
@@ -259,7 +259,7 @@ def test_learning_is_keyed_by_the_fields_that_decide_it() -> None:
     assert recipe.learning_key(model="sha256:2") != key
 
 
-def test_the_loss_allowed_is_part_of_the_key_of_a_search_without_a_number() -> None:
+def test_the_key_of_a_search_without_a_number_depends_on_the_maximum_drop() -> None:
     def key(**fields: Any) -> str:
         return Recipe(model="m", data="rows.tsv", method="astar", **fields).learning_key()
 
@@ -267,7 +267,7 @@ def test_the_loss_allowed_is_part_of_the_key_of_a_search_without_a_number() -> N
     assert key(max_drop=0.01, keep=3) == key(max_drop=0.02, keep=3)
 
 
-def test_the_content_of_a_kernel_decides_which_masks_pay(tmp_path: Path) -> None:
+def test_the_learning_key_depends_on_the_content_of_a_kernel(tmp_path: Path) -> None:
     keys = set()
     for name, content in (("a", b"1"), ("b", b"1"), ("b", b"2")):
         (tmp_path / name).write_bytes(content)
@@ -276,7 +276,7 @@ def test_the_content_of_a_kernel_decides_which_masks_pay(tmp_path: Path) -> None
     assert len(keys) == 2
 
 
-def test_lambda_is_the_penalty_beside_the_other_options(tmp_path: Path) -> None:
+def test_lambda_sets_the_penalty_and_keeps_the_other_options(tmp_path: Path) -> None:
     (tmp_path / "compress.toml").write_text(
         'data = "d"\nmethod = "bin-concrete"\noptions = { initial = 0, penalty = 1 }'
     )
@@ -288,7 +288,7 @@ def test_lambda_is_the_penalty_beside_the_other_options(tmp_path: Path) -> None:
     assert context.params["penalty"] == 0.02
 
 
-def test_former_names_lead_to_current_ones() -> None:
+def test_former_names_map_to_current_ones() -> None:
     assert set(FORMER_NAMES.values()) <= set(FIELDS)
     assert not set(FORMER_NAMES) & set(FIELDS)
     stored = {"prune": {"encoder": 0.5, "decoder": 0.4}, "keep": 3}
@@ -308,8 +308,8 @@ def test_the_schema_describes_every_key_and_every_recipe_follows_it() -> None:
         jsonschema.validate({"keeep": 3}, schema)
 
 
-def test_kinds_of_attention_are_those_of_plans() -> None:
-    """They are written twice, since a recipe must not load the graph libraries."""
+def test_kinds_of_attention_equal_those_of_plans() -> None:
+    """They are defined twice, because a recipe must not import the graph libraries."""
     assert get_args(AttentionKind) == get_args(Kind)
 
 

@@ -1,4 +1,4 @@
-"""The configuration of a training: ranges, contradictions, and errors in the words of the flags."""
+"""The configuration of a training: ranges, contradictions, and errors that name the flags."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ PAGES = (
     *sorted((ROOT / "docs").glob("*.md")),
 )
 COMMANDS = tuple(page for page in PAGES if page.name not in ("RESULTS.md", "CHANGELOG.md"))
-"""Pages whose commands must work today; results keep the commands that printed them."""
+"""Pages whose commands must work; the results keep the commands that they were made with."""
 
 
 @dataclass(frozen=True)

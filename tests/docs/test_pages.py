@@ -1,4 +1,4 @@
-"""What the pages say holds: links, commands, Python and tables."""
+"""Links, commands and tables of the documentation are correct."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.docs.pages import COMMANDS, PAGES, ROOT, command_lines
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_point_to_existing_files(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), target
@@ -52,6 +52,6 @@ def test_commands_exist_with_their_flags(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", sorted({table.page for table in TABLES}), ids=lambda page: page.name)
-def test_tables_are_those_of_the_code(page: Path) -> None:
+def test_tables_match_the_code(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert text == with_tables(page), "run `make docs` to write the tables"

@@ -1,4 +1,4 @@
-"""The Python in the pages runs as it stands there."""
+"""The Python code in the documentation runs unchanged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.latency.graphs import text_model
 from tests.latency.grpc_server import TOKENS, serving
 
 
-def test_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders.save(folders.bert(), tmp_path / "model")
     rows = [f"{index % 2}\tthe {'good' if index % 2 else 'bad'} film {index % 5}" for index in range(40)]
     (tmp_path / "train.tsv").write_text("\n".join(["label\ttext", *rows, ""]))
@@ -35,7 +35,7 @@ def test_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [site.heads for site in find_attention(load("small.onnx"))] == [1]
 
 
-def test_language_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_on_language_models_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: dict[str, Any] = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4, "num_persistent": 5}
     model = AllAttentionForCausalLM(AllAttentionConfig(vocab_size=25, memory_length=6, **sizes))
     folder = load_folder(folders.save(model, tmp_path / "lm"))
@@ -49,19 +49,19 @@ def test_language_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     torch.testing.assert_close(torch.from_numpy(names["logits"]), names["out"].logits, rtol=1e-4, atol=1e-4)
 
 
-def test_the_latency_check(tmp_path: Path) -> None:
+def test_the_tests_on_the_latency_check_page_pass(tmp_path: Path) -> None:
     out = text_model(tmp_path / "out")
     session = open_session(out / "model.onnx", session_settings("cpu", 1))
 
-    def answer(**feeds: np.ndarray) -> np.ndarray:
+    def infer(**feeds: np.ndarray) -> np.ndarray:
         logits: np.ndarray = run_session(session, feeds)["logits"]
         return logits
 
     (tmp_path / "dev.tsv").write_text("text\n" + "the good film\n" * 16)
     text = python_block(ROOT / "docs" / "latency_check.md")
     inputs = {"input_ids": TOKENS, "attention_mask": TOKENS}
-    with serving({"small": answer, "dense": answer}, inputs, output="logits") as url:
-        # Bounds that any machine holds, and little time.
+    with serving({"small": infer, "dense": infer}, inputs, output="logits") as url:
+        # Bounds that any machine meets, and short measurements.
         for documented, tested in (
             ("grpc://localhost:8001", url),
             ('tokenizer="out"', 'tokenizer="out", seconds=0.1, load_seconds=0.1'),
@@ -78,7 +78,7 @@ def test_the_latency_check(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", range(6))
-def test_examples_of_extensions(number: int) -> None:
+def test_examples_of_extensions_run(number: int) -> None:
     """The code of each extension in the architecture page runs."""
     page = ROOT / "docs" / "architecture.md"
     examples = [block.text for block in blocks(page) if block.language == "python"]

@@ -1,9 +1,9 @@
-"""Proof that a refactoring changed nothing that is computed: the same commands in two checkouts, results compared.
+"""Compare the results of the same commands in two checkouts, to prove that a refactoring changes no result.
 
     python -m tests.equivalence BASE_CHECKOUT CURRENT_CHECKOUT --work FOLDER [--only NAME] [--jobs 2] [--keep]
 
-What the base checkout computed stays in `FOLDER/base-<commit>`, so that later only the current checkout runs. A call
-that was interrupted goes on with the cases that are left. `renames.py` lists what the current version may spell
+The results of the base checkout stay in `FOLDER/base-<commit>`, so that later calls run only the current checkout. A
+call after an interruption runs only the remaining cases. `renames.py` lists names that the current version may spell
 differently.
 """
 
@@ -15,18 +15,18 @@ import sys
 from pathlib import Path
 
 from tests.equivalence.cases import CASES, Case
-from tests.equivalence.checkouts import CaseError, Checkout, opened
+from tests.equivalence.checkouts import CaseError, Checkout, open_checkout
 from tests.equivalence.compare import differences
 from tests.equivalence.runs import prepare_inputs, recipe_faults, run_cases
 
 
 def main() -> int:
-    """Run and compare; 1 where anything differs, 2 where a checkout cannot be used."""
+    """Run and compare; return 1 if anything differs, 2 if a checkout cannot be used."""
     options = _options()
     work: Path = options.work.resolve()
     prepare_inputs(work)
     try:
-        base, current = opened(options.base, work, "base"), opened(options.current, work, "current")
+        base, current = open_checkout(options.base, work, "base"), open_checkout(options.current, work, "current")
     except CaseError as error:
         print(error, file=sys.stderr)
         return 2
@@ -40,7 +40,7 @@ def main() -> int:
     _print_outcome("recipe keys of the base version", faults)
     print(f"{len(cases)} cases: {equal} equal, {len(cases) - equal} different")
     if not current.is_unchanged:
-        print(f"{current.path}: was edited meanwhile; run again for a result of one version", file=sys.stderr)
+        print(f"{current.path}: was edited during the comparison; run again to compare one version", file=sys.stderr)
     is_equal = equal == len(cases) and not faults
     if is_equal and not options.keep:
         shutil.rmtree(current.results, ignore_errors=True)

@@ -14,9 +14,9 @@ class Step:
     """One command.
 
     Attributes:
-        line: what follows `compress`.
-        exit_code: with which it has to end.
-        stdout: name of the file in the case's folder that its standard output is kept in and compared by; None: none.
+        line: the arguments of `compress`.
+        exit_code: the expected exit code.
+        stdout: name of a file in the folder of the case for the standard output, which is compared; None: not compared.
     """
 
     line: str
@@ -26,14 +26,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Case:
-    """Commands that follow each other in one folder."""
+    """A sequence of commands in one folder."""
 
     name: str
     steps: tuple[Step, ...]
 
     @property
     def reads_base(self) -> bool:
-        """Whether it reads what the base checkout wrote."""
+        """Whether a command reads results of the base checkout."""
         return any("{base}" in step.line for step in self.steps)
 
 
@@ -68,7 +68,7 @@ def _bert(options: str) -> Step:
 
 
 def _rerun(case: str, options: str = "") -> Step:
-    """The run of an output folder of the base version by its plan."""
+    """A run with the plan in an output folder of the base version."""
     return Step(f"run {{base}}/{case}/run {_PLAN} -o {{out}}/run {options}")
 
 

@@ -1,4 +1,4 @@
-"""A version of the project: where it and its results lie, and how it spells the flags of the cases."""
+"""A version of the project: its folder, its results, and its spelling of the flags of the cases."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PACKAGES = ("compressor", "graph_passes")
 
 
 class CaseError(Exception):
-    """A case cannot be run, or a command ended otherwise than its case says."""
+    """A case cannot be run, or a command ended with an unexpected exit code."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Checkout:
 
     Attributes:
         path: the checkout.
-        results: folder of its results, one folder a case in it.
-        flags: flags of `compress run`, as its help lists them.
-        kinds: kind of attention in the base version -> as this version spells it.
+        results: folder of its results, with one folder for each case.
+        flags: flags of `compress run` that its help lists.
+        kinds: kind of attention in the base version -> name in this version.
     """
 
     path: Path
@@ -38,7 +38,7 @@ class Checkout:
     kinds: dict[str, str]
 
     def words(self, line: str) -> list[str]:
-        """The words of a command of the base version, flags spelled as this version does."""
+        """The arguments of a command of the base version, with the flags of this version."""
         return [self._spelled(word) for word in shlex.split(line)]
 
     def _spelled(self, word: str) -> str:
@@ -50,29 +50,29 @@ class Checkout:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether it is still the version that its results are named by."""
+        """Whether the source is still the version in the name of the results."""
         return self.results.name.endswith(f"-{_version(self.path)}")
 
 
-def opened(path: Path, work: Path, role: str) -> Checkout:
-    """A checkout, its results in `<work>/<role>-<commit>`.
+def open_checkout(path: Path, work: Path, role: str) -> Checkout:
+    """Describe a checkout, whose results are in `<work>/<role>-<commit>`.
 
     Raises:
-        CaseError: Python imports the package from elsewhere.
+        CaseError: Python imports the package from another folder.
     """
     path = path.resolve()
     imported = python(path, ["-c", "import compressor; print(compressor.__file__)"]).stdout.strip()
     if not Path(imported).is_relative_to(path):
-        raise CaseError(f"{path}: Python imports {imported or 'nothing'} there; give a checkout with the packages")
-    listed = python(path, ["-m", "compressor.cli", "run", "--help"]).stdout
-    is_renamed = any(re.search(rf"\b{kind}=", listed) for kind in KINDS.values() if kind not in KINDS)
+        raise CaseError(f"{path}: Python imports {imported or 'nothing'} in it; give a checkout with the packages")
+    help_text = python(path, ["-m", "compressor.cli", "run", "--help"]).stdout
+    is_renamed = any(re.search(rf"\b{kind}=", help_text) for kind in KINDS.values() if kind not in KINDS)
     kinds = {kind: new if is_renamed else kind for kind, new in KINDS.items()}
-    flags = frozenset(re.findall(r"--[a-z][a-z-]*", listed))
+    flags = frozenset(re.findall(r"--[a-z][a-z-]*", help_text))
     return Checkout(path, work / f"{role}-{_version(path)}", flags, kinds)
 
 
 def _version(path: Path) -> str:
-    """Commit of a checkout, with a digest of the packages where they differ from it."""
+    """Commit of a checkout, with a digest of the packages if they differ from the commit."""
     commit = _git(path, "rev-parse", "--short=12", "HEAD").strip()
     if not _git(path, "status", "--porcelain", "--", *PACKAGES).strip():
         return commit
@@ -83,8 +83,8 @@ def _version(path: Path) -> str:
     return f"{commit}-{digest.hexdigest()[:12]}"
 
 
-def _git(path: Path, *words: str) -> str:
-    return subprocess.run(["git", "-C", str(path), *words], capture_output=True, text=True, check=True).stdout
+def _git(path: Path, *arguments: str) -> str:
+    return subprocess.run(["git", "-C", str(path), *arguments], capture_output=True, text=True, check=True).stdout
 
 
 def environment(checkout: Path) -> dict[str, str]:
@@ -94,8 +94,8 @@ def environment(checkout: Path) -> dict[str, str]:
     return {**os.environ, **fixed, **quiet}
 
 
-def python(checkout: Path, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def python(checkout: Path, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Run Python in a checkout."""
     return subprocess.run(
-        [sys.executable, *words], cwd=checkout, env=environment(checkout), capture_output=True, text=True
+        [sys.executable, *arguments], cwd=checkout, env=environment(checkout), capture_output=True, text=True
     )

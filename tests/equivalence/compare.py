@@ -1,4 +1,4 @@
-"""Comparison of two folders of results: what was computed must be equal; words, pictures and times may differ."""
+"""Compare two folders of results: computed values must be equal; words, pictures and times may differ."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.equivalence.renames import (
 from tests.equivalence.runs import RECORD
 
 WHOLE_JSON = ("plan.json", "graph-sites.json", "folder-sites.json")
-"""JSON files whose words count, too."""
+"""JSON files whose words are also compared."""
 COMPANIONS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 """Files of a model folder that are copied."""
 SHOWN = 3
@@ -35,7 +35,7 @@ _SIGNATURE = ("input", "output", "attribute")
 
 
 def differences(base: Path, current: Path) -> Iterator[str]:
-    """Every difference between the folders of one case, a line each."""
+    """Every difference between the folders of one case, one line for each."""
     before, after = _files(base), _files(current)
     if not before:
         yield "the base version wrote no file that is compared"
@@ -52,7 +52,7 @@ def differences(base: Path, current: Path) -> Iterator[str]:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """Files that are compared, by their path in the folder as the current version names it."""
+    """Files that are compared, by their path in the folder with the names of the current version."""
     suffixes = (".onnx", ".safetensors", ".json", ".csv")
     files = (path for path in folder.rglob("*") if path.suffix in suffixes and path.name != RECORD)
     return {_renamed_path(path.relative_to(folder)): path for path in files if path.is_file()}
@@ -63,7 +63,7 @@ def _renamed_path(path: Path) -> str:
 
 
 def _reader(name: str) -> Callable[[Path], dict[str, Any]]:
-    """What reads the facts of a file: by name of the fact its value."""
+    """The function that reads the facts of a file: name of a fact -> value."""
     path = Path(name)
     if path.name in WHOLE_JSON or path.name in COMPANIONS:
         return _json_facts
@@ -88,13 +88,13 @@ def _short(value: Any) -> str:
 
 
 def _renamed_keys(path: Path) -> dict[str, str]:
-    """Key of a file, or a kind of attention that is a key -> the current version's."""
+    """Key of a file, or a kind of attention that is a key -> the name in the current version."""
     tables = [table for pattern, table in RENAMED_KEYS.items() if path.match(pattern)]
     return {**RENAMED_VALUES, **{key: renamed for table in tables for key, renamed in table.items()}}
 
 
 def _renamed(value: Any, keys: Mapping[str, str]) -> Any:
-    """JSON in the current version's keys and one-word values."""
+    """JSON with the keys and one-word values of the current version."""
     if isinstance(value, dict):
         return {
             keys.get(key, key): _renamed(item, {**keys, **RENAMED_RECIPE_KEYS} if key == "recipe" else keys)
@@ -106,7 +106,7 @@ def _renamed(value: Any, keys: Mapping[str, str]) -> Any:
 
 
 def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Every value that holds no other, by its path: `scores.0.dense`."""
+    """Every value without nested values, by its path: `scores.0.dense`."""
     items: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, (dict, list)) and value:
         items = value.items() if isinstance(value, dict) else enumerate(value)
@@ -121,7 +121,7 @@ def _json_facts(path: Path) -> dict[str, Any]:
 
 
 def _json_numbers(path: Path) -> dict[str, Any]:
-    """Numbers and truth values of a JSON file, but for those that time or memory decide."""
+    """Numbers and truth values of a JSON file, except those that depend on time or memory."""
     return {
         name: value
         for name, value in _json_facts(path).items()
@@ -130,7 +130,7 @@ def _json_numbers(path: Path) -> dict[str, Any]:
 
 
 def _table_facts(path: Path) -> dict[str, Any]:
-    """Cells of a CSV file by line and column; lines are sorted, for names that are renamed decide their order."""
+    """Cells of a CSV file by line and column; lines are sorted, because renamed names change their order."""
     keys = _renamed_keys(path)
     with path.open(encoding="utf-8", newline="") as file:
         lines = [
@@ -146,7 +146,7 @@ def _table_facts(path: Path) -> dict[str, Any]:
 
 
 def _renamed_cell(cell: str) -> str:
-    """A cell of one word, or of several with a plus between them."""
+    """Rename the words of a cell, which are separated by plus signs."""
     return "+".join(RENAMED_VALUES.get(word, word) for word in cell.split("+"))
 
 
@@ -170,7 +170,7 @@ def _metadata(text: str) -> Any:
 
 
 def _onnx_facts(path: Path) -> dict[str, Any]:
-    """Initializers, nodes, functions, inputs and outputs of a graph; names of nodes and notes on them are left out."""
+    """Initializers, nodes, functions, inputs and outputs of a graph; names of nodes and their metadata are left out."""
     model = onnx.load(path)
     facts: dict[str, Any] = {f"metadata {entry.key}": entry.value for entry in model.metadata_props}
     facts["versions"] = (model.ir_version, _opsets(model.opset_import))
@@ -191,19 +191,19 @@ def _opsets(imports: Iterable[onnx.OperatorSetIdProto]) -> list[tuple[str, int]]
 def _graph_facts(graph: onnx.GraphProto, prefix: str) -> dict[str, Any]:
     facts: dict[str, Any] = {f"{prefix}initializer {tensor.name}": _tensor(tensor) for tensor in graph.initializer}
     for role, values in (("input", graph.input), ("output", graph.output)):
-        facts |= {f"{prefix}{role} {at}": (value.name, str(value.type)) for at, value in enumerate(values)}
+        facts |= {f"{prefix}{role} {number}": (value.name, str(value.type)) for number, value in enumerate(values)}
     return facts | _node_facts(graph.node, prefix)
 
 
 def _node_facts(nodes: Iterable[onnx.NodeProto], prefix: str) -> dict[str, Any]:
     return {
-        f"{prefix}node {at}": (
+        f"{prefix}node {number}": (
             f"{node.domain}::{node.op_type}:{node.overload}",
             tuple(node.input),
             tuple(node.output),
             tuple(sorted(map(_attribute, node.attribute), key=str)),
         )
-        for at, node in enumerate(nodes)
+        for number, node in enumerate(nodes)
     }
 
 

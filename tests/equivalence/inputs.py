@@ -1,4 +1,4 @@
-"""Tiny model folders, rows, plans and a graph, drawn with fixed seeds by transformers, torch and numpy alone."""
+"""Tiny model folders, rows, plans and a graph, drawn with fixed seeds by transformers, torch and numpy only."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _marian_config(vocabulary: int) -> hf.MarianConfig:
 
 
 def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path, seed: int) -> None:
-    """Save the model with weights so large that every head moves the output."""
+    """Save the model with weights that are large enough for every head to change the output."""
     torch.manual_seed(seed)
     for parameter in model.parameters():
         if parameter.dim() > 1:
@@ -106,7 +106,7 @@ def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Pa
 
 
 def _train_classifier(folder: Path, rows: Path) -> None:
-    """Train until the answers depend on the heads: searches among heads that change nothing would prove nothing."""
+    """Train until the outputs depend on the heads; otherwise searches among the heads would prove nothing."""
     model = hf.AutoModelForSequenceClassification.from_pretrained(folder)
     tokenizer = hf.AutoTokenizer.from_pretrained(folder)
     cells = [line.split("\t") for line in rows.read_text(encoding="utf-8").splitlines()[1:]]
@@ -123,7 +123,7 @@ def _train_classifier(folder: Path, rows: Path) -> None:
 
 
 def _bert_tokenizer() -> PreTrainedTokenizerFast:
-    """Words between spaces, marked as BERT marks a text or a pair of texts."""
+    """A tokenizer of words separated by spaces, with the special tokens of BERT around one or two texts."""
     backend = _word_level((*BERT_MARKS, *BERT_WORDS, *NUMBERS), "[UNK]")
     backend.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
@@ -140,7 +140,7 @@ def _bert_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def _pair_tokenizer() -> PreTrainedTokenizerFast:
-    """Words of both languages between spaces, an end mark behind them."""
+    """A tokenizer of words of both languages separated by spaces, with an end token after every text."""
     backend = _word_level((*PAIR_MARKS, *GERMAN, *ENGLISH), "<unk>")
     backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     names = ["input_ids", "attention_mask"]
@@ -195,7 +195,7 @@ def _question(draw: np.random.Generator, row: int) -> str:
 
 
 def _counting(draw: np.random.Generator, shortest: int, longest: int) -> str:
-    """A line of numbers, each likely to be the next one."""
+    """A line of numbers, each of which is likely to be followed by the next one."""
     number, words = int(draw.integers(10)), []
     for _ in range(int(draw.integers(shortest, longest + 1))):
         words.append(NUMBERS[number])
@@ -204,7 +204,7 @@ def _counting(draw: np.random.Generator, shortest: int, longest: int) -> str:
 
 
 def _write_plans(folder: Path) -> None:
-    """Plans in the words of the base version: `encoder` is a bidirectional site, `decoder` a causal one."""
+    """Write plans with the names of the base version: `encoder` is a bidirectional site, `decoder` a causal one."""
     folder.mkdir()
     bert = [_site(BERT_SITE.format(0), "encoder", (0, 2), (1.0, 0.5)), _site(BERT_SITE.format(1), "encoder", (1,))]
     llama = [
@@ -225,7 +225,7 @@ def _site(
 
 
 def _write_recipes(folder: Path) -> None:
-    """A recipe of keys that every version knows."""
+    """Write a recipe whose keys all versions know."""
     folder.mkdir()
     lines = [
         *('model = "../bert"', 'data = "../reviews-train.tsv"', 'eval_data = "../reviews-eval.tsv"'),
@@ -237,7 +237,7 @@ def _write_recipes(folder: Path) -> None:
 
 
 def _export_graph(folder: Path, path: Path) -> None:
-    """The classifier as torch exports it, without gates."""
+    """Export the classifier by torch, without gates."""
     model = hf.AutoModelForSequenceClassification.from_pretrained(folder, attn_implementation="eager").eval()
     ids = torch.arange(2 * 7).reshape(2, 7) % 20 + 5
     mask = torch.ones_like(ids)

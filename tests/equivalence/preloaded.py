@@ -1,7 +1,7 @@
-"""`python -m compressor.cli` with the libraries imported once: they take longer than most of the commands.
+"""Run `python -m compressor.cli` with the libraries imported once, which takes longer than most of the commands.
 
-As a program it reads a command a line from its standard input, JSON of `arguments` and files for `stdout` and `stderr`,
-and writes the exit code. Every command runs in a fork, which imports the project itself.
+As a program it reads one command per line from its standard input, JSON of `arguments` and of files for `stdout` and
+`stderr`, and writes the exit code. Every command runs in a fork, which imports the project itself.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ LIMIT_SECONDS = 900
 
 
 class Preloaded:
-    """A Python process that stands in a checkout with its libraries imported.
+    """A Python process in a checkout with its libraries imported.
 
     Args:
-        checkout: its working folder and the first on its path.
+        checkout: the working folder of the process and the first folder on its path.
         environment: its environment variables.
 
     Raises:
-        RuntimeError: it has ended, in place of an answer.
+        RuntimeError: the process ended without a response.
     """
 
     def __init__(self, checkout: Path, environment: Mapping[str, str]) -> None:
@@ -48,16 +48,16 @@ class Preloaded:
         )
 
     def run(self, arguments: Sequence[str], stdout: Path, stderr: Path) -> int:
-        """The exit code of one command; negative where a signal ended it, as after `LIMIT_SECONDS`."""
+        """The exit code of one command; negative if a signal ended it, for example after `LIMIT_SECONDS`."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         command = {"arguments": list(arguments), "stdout": str(stdout), "stderr": str(stderr)}
         self._process.stdin.write(json.dumps(command) + "\n")
         self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        if not answer:
+        response = self._process.stdout.readline()
+        if not response:
             raise RuntimeError("the process that runs the commands has ended; its output says why")
-        return int(answer)
+        return int(response)
 
     def __enter__(self) -> Preloaded:
         return self
@@ -67,7 +67,7 @@ class Preloaded:
 
 
 def _serve() -> None:
-    sys.path[0] = os.getcwd()  # noqa: PTH109  (as `python -m` has it)
+    sys.path[0] = os.getcwd()  # noqa: PTH109  (as under `python -m`)
     for library in LIBRARIES:
         import_module(library)
     for line in sys.stdin:
@@ -79,7 +79,7 @@ def _serve() -> None:
 
 
 def _run(command: Mapping[str, list[str]]) -> NoReturn:
-    """Be the command line of the checkout to its end. What libraries do at the end of a process can hang in a fork."""
+    """Run a command and exit at once, because functions that libraries run at exit can hang in a fork."""
     for stream, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(str(command[name]), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), stream)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -100,8 +100,8 @@ def _run(command: Mapping[str, list[str]]) -> NoReturn:
 def _exit_code(child: int) -> int:
     deadline = time.monotonic() + LIMIT_SECONDS
     while True:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
             return os.waitstatus_to_exitcode(status)
         if time.monotonic() > deadline:
             os.kill(child, 9)

@@ -1,4 +1,4 @@
-"""What the current version may spell differently than the base version, and what no comparison looks at."""
+"""Names that the current version may spell differently than the base version, and values that are not compared."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ FLAGS = {
     "--restart": "--from-original-weights",
     "--guarantee": "--certify",
 }
-"""Flag of the base version -> of the current one. A recipe's key is the flag without dashes."""
+"""Flag of the base version -> flag of the current one. The key of a recipe is the flag without dashes."""
 
 
 def recipe_key(flag: str) -> str:
-    """Key of a recipe that a flag stands for: `--eval-data` is `eval_data`."""
+    """The key of a recipe for a flag: `--eval-data` is `eval_data`."""
     return flag.removeprefix("--").replace("-", "_")
 
 
 RENAMED_RECIPE_KEYS: dict[str, str] = {recipe_key(old): recipe_key(new) for old, new in FLAGS.items()}
-"""Key of a recipe -> the current version's."""
+"""Key of a recipe in the base version -> key in the current version."""
 RENAMED_KEYS: dict[str, dict[str, str]] = {
     "study.json": RENAMED_RECIPE_KEYS,
     "training.json": {"asked": "training", "found": "result"},
     "cells/*.json": {"asked": "settings"},
 }
-"""Pattern of a file's path -> its keys, or columns of a CSV file, at any depth -> the current version's. Add to it: the
-patterns are those of `PurePath.match`, e.g. `report.json`, `study.csv`, `cells/*.json`."""
+"""Pattern of the path of a file -> former key, or column of a CSV file, at any depth -> current key. Patterns follow
+`PurePath.match`, e.g. `report.json`, `study.csv`, `cells/*.json`. Add entries when keys are renamed."""
 RENAMED_VALUES: dict[str, str] = {**KINDS}
-"""A value that is one word, e.g. a kind of attention or a cell of study.csv -> the current version's. Add to it."""
+"""A value of one word, e.g. a kind of attention or a cell of study.csv -> the value in the current version."""
 IGNORED_NUMBERS = re.compile(
     r"(?:^|\.)(?:seconds|milliseconds|peak_memory_bytes|file_bytes|machine|session|built)(?:\.|$)"
     r"|_(?:runtime|per_second)$"
     r"|^speeds\.\d+\.(?:dense|compressed|ratio|low|high)(?:\.|$)"
 )
-"""Paths of numbers in a JSON file that time, memory or the length of names decide, in the current version's keys."""
+"""Paths of numbers in JSON files that depend on time, memory or the length of names, with current keys."""
 IGNORED_COLUMNS = frozenset({"seconds"})
-"""Columns of study.csv that time decides."""
+"""Columns of study.csv that depend on time."""

@@ -1,4 +1,4 @@
-"""Runs of the cases in a checkout, each command in a process of its own; what is done is not run again."""
+"""Run the cases in a checkout, each command in a separate process; finished cases are not run again."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests.equivalence.preloaded import Preloaded
 from tests.equivalence.renames import FLAGS, recipe_key
 
 RECORD = "case.json"
-"""File in a case's folder that says that its commands ended as they should; it is written last."""
+"""File in the folder of a case that shows that its commands ended as expected; it is written last."""
 
 
 def prepare_inputs(work: Path) -> None:
-    """Write the inputs on the first call, and anew whenever their module has changed."""
+    """Write the inputs on the first call, and again if their module has changed."""
     folder, stamp = work / "inputs", work / "inputs" / "stamp"
     work.mkdir(parents=True, exist_ok=True)
     with (work / ".inputs.lock").open("w") as lock:
@@ -49,11 +49,11 @@ def run_cases(checkout: Checkout, cases: Sequence[Case], base: Checkout, jobs: i
     Returns:
         Name of each case that failed -> why.
     """
-    left = [case for case in cases if not _is_done(checkout, case)]
+    remaining = [case for case in cases if not _is_done(checkout, case)]
     failures: dict[str, str] = {}
     with ExitStack() as stack:
         idle: SimpleQueue[Preloaded] = SimpleQueue()
-        for _ in range(min(jobs, len(left))):
+        for _ in range(min(jobs, len(remaining))):
             idle.put(stack.enter_context(Preloaded(checkout.path, environment(checkout.path))))
 
         def run(case: Case) -> str:
@@ -64,7 +64,7 @@ def run_cases(checkout: Checkout, cases: Sequence[Case], base: Checkout, jobs: i
                 idle.put(process)
 
         for reads_base in (False, True):
-            chosen = [case for case in left if case.reads_base == reads_base]
+            chosen = [case for case in remaining if case.reads_base == reads_base]
             with ThreadPoolExecutor(jobs) as pool:
                 failures |= {case.name: why for case, why in zip(chosen, pool.map(run, chosen), strict=True) if why}
     return failures
@@ -80,7 +80,7 @@ def _is_done(checkout: Checkout, case: Case) -> bool:
 
 
 def _run_case(checkout: Checkout, case: Case, base: Checkout, process: Preloaded) -> str:
-    """Why the case failed; empty where every command ended as it should."""
+    """The reason why the case failed; empty if every command ended as expected."""
     folder = checkout.results / case.name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -105,11 +105,11 @@ def _run_step(process: Preloaded, step: Step, words: Sequence[str], folder: Path
     exit_code = process.run(words, stdout, stderr)
     if exit_code != step.exit_code:
         last = (stderr.read_text().strip().splitlines() or ["no message"])[-1]
-        raise CaseError(f"exit code {exit_code} in place of {step.exit_code}: {last}")
+        raise CaseError(f"exit code {exit_code} instead of {step.exit_code}: {last}")
 
 
 def recipe_faults(checkout: Checkout) -> list[str]:
-    """How a version takes the recipe keys that it has renamed: each must be refused (2), and the new key named."""
+    """Renamed recipe keys that are not refused with exit code 2 and a message that names the new key."""
     values = {"--watch-rows": "20", "--blocks": "0.5", "--guarantee": "0.95", "--prune": "{ cross = 0.5 }"}
     checkout.results.mkdir(parents=True, exist_ok=True)
     model, recipe = checkout.results.parent / "inputs" / "bert", checkout.results / "renamed-key.toml"
@@ -118,8 +118,8 @@ def recipe_faults(checkout: Checkout) -> list[str]:
         if flag in checkout.flags:
             continue
         recipe.write_text(f"{recipe_key(flag)} = {values.get(flag, 'true')}\n")
-        ended = python(checkout.path, ["-m", "compressor.cli", "run", str(model), "--recipe", str(recipe)])
-        message = ended.stderr.strip() or "no message"
-        if ended.returncode != 2 or not re.search(rf"\b{recipe_key(renamed)}\b", message.replace("-", "_")):
-            faults.append(f"recipe key {recipe_key(flag)}: exit code {ended.returncode}, {message}")
+        process = python(checkout.path, ["-m", "compressor.cli", "run", str(model), "--recipe", str(recipe)])
+        message = process.stderr.strip() or "no message"
+        if process.returncode != 2 or not re.search(rf"\b{recipe_key(renamed)}\b", message.replace("-", "_")):
+            faults.append(f"recipe key {recipe_key(flag)}: exit code {process.returncode}, {message}")
     return faults

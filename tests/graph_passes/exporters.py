@@ -34,7 +34,7 @@ def _export(
     model.set_attn_implementation(attention)
     names = tuple(inputs)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # both exporters warn of their own code and of the models
+        warnings.simplefilter("ignore")  # both exporters warn about themselves and about the models
         torch.onnx.export(
             _Logits(model, names),
             tuple(inputs.values()),

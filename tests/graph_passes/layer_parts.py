@@ -1,4 +1,4 @@
-"""What the attention layers of the tests are made of: their description, projections and attention as ONNX text."""
+"""Parts of the attention layers of the tests: their description, projections and attention as ONNX text."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ RELATIVE = Layer(
     4 * 24 + 2 * 3 + 9,
 )
 
-# The output projection is a `Gemm` on two axes, with a bias and a residual, and the gate lies on heads * width.
+# The output projection is a `Gemm` on two axes, with a bias and a residual, and the gate has the axis heads * width.
 FLAT = Layer(
     PROJECT
     + TO_HEADS

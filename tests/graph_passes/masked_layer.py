@@ -106,7 +106,7 @@ def set_mask(model: ir.Model, mask: BlockMask) -> None:
 
 
 def random_mask(density: float = 0.5, seed: int = 0, unused: Sequence[int] = ()) -> BlockMask:
-    """A mask of four blocks a side; every head keeps a block, no head keeps a column of `unused`."""
+    """A mask of 4 x 4 blocks; every head keeps a block, and no head keeps a column of `unused`."""
     kept = np.random.default_rng(seed).random((HEADS, 4, 4)) < density
     kept[:, 0, 0] = True
     kept[:, :, list(unused)] = False

@@ -15,7 +15,7 @@ import onnx_ir as ir
 import pytest
 from hypothesis import strategies as st
 
-from graph_passes import GraphError, GraphPassError, find_attention, load, save, shrink
+from graph_passes import GraphError, GraphPassError, data_files, find_attention, load, save, shrink
 from graph_passes.errors import GraphErrorCode
 from graph_passes.files import atomic_replace
 from tests.graph_passes.graphs import SIZES, assert_same, content, draw, graph, plan, run
@@ -41,7 +41,7 @@ def edit(path: Path, change: Callable[[onnx.ModelProto], object]) -> None:
 
 
 def point(key: str, value: str) -> Callable[[onnx.ModelProto], object]:
-    """An edit of where the data of the first weight are."""
+    """An edit of the location of the data of the first weight."""
 
     def change(proto: onnx.ModelProto) -> None:
         entries = proto.graph.initializer[0].external_data
@@ -126,23 +126,23 @@ def assert_refused(path: Path, code: GraphErrorCode, **details: object) -> str:
     return message
 
 
-def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "none.onnx", tmp_path):
         assert_refused(path, GraphErrorCode.FILE_MISSING)
 
 
 @pytest.mark.parametrize("content", [b"", b"not a graph", b"\x08\x0a"])
-def test_a_file_of_something_else(tmp_path: Path, content: bytes) -> None:
+def test_a_file_without_a_graph_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.onnx").write_bytes(content)
     assert_refused(tmp_path / "model.onnx", GraphErrorCode.FILE_UNREADABLE)
 
 
-def test_missing_data(saved: Path) -> None:
+def test_missing_data_are_refused(saved: Path) -> None:
     saved.with_name("model.onnx.data").unlink()
     assert_refused(saved, GraphErrorCode.FILE_MISSING, tensor="W", location=Path("model.onnx.data"))
 
 
-def test_truncated_data(saved: Path) -> None:
+def test_truncated_data_are_refused(saved: Path) -> None:
     data = saved.with_name("model.onnx.data")
     data.write_bytes(data.read_bytes()[:-1])
     assert_refused(saved, GraphErrorCode.FILE_UNREADABLE, tensor="V")
@@ -151,7 +151,7 @@ def test_truncated_data(saved: Path) -> None:
 @pytest.mark.parametrize(
     "location", ["/etc/passwd", "../secret", "a/../../secret", "..\\secret", "link", "linked/secret"]
 )
-def test_data_outside_the_folder(tmp_path: Path, location: str) -> None:
+def test_data_outside_the_folder_are_refused(tmp_path: Path, location: str) -> None:
     (tmp_path / "secret").write_bytes(bytes(10_000))
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -175,28 +175,41 @@ def test_data_outside_the_folder(tmp_path: Path, location: str) -> None:
         ("offset", "x", {}),
     ],
 )
-def test_data_that_the_graph_misplaces(saved: Path, key: str, value: str, details: dict[str, object]) -> None:
+def test_data_at_an_invalid_position_are_refused(saved: Path, key: str, value: str, details: dict[str, object]) -> None:
     edit(saved, point(key, value))
     assert_refused(saved, GraphErrorCode.FILE_UNREADABLE, **details)
 
 
-def test_data_of_a_constant_outside_the_folder(saved: Path) -> None:
+def constant_in(location: str) -> Callable[[onnx.ModelProto], object]:
+    """An edit that adds a `Constant` of 4 numbers in an external file."""
+
     def change(proto: onnx.ModelProto) -> None:
         tensor = onnx.TensorProto(name="c", dims=[4], data_type=1, data_location="EXTERNAL")
-        tensor.external_data.add(key="location", value="../secret")
+        tensor.external_data.add(key="location", value=location)
         node = proto.graph.node.add(op_type="Constant", output=["c"])
         node.attribute.add(name="value", type=onnx.AttributeProto.TENSOR).t.CopyFrom(tensor)
 
-    edit(saved, change)
+    return change
+
+
+def test_data_of_weights_and_of_constants_are_listed(saved: Path) -> None:
+    constants = saved.with_name("constants")
+    constants.write_bytes(bytes(16))
+    edit(saved, constant_in("constants"))
+    assert data_files(load(saved)) == {constants, saved.with_name("model.onnx.data")}
+
+
+def test_data_of_a_constant_outside_the_folder_are_refused(saved: Path) -> None:
+    edit(saved, constant_in("../secret"))
     assert_refused(saved, GraphErrorCode.UNSAFE_PATH, tensor="c", location=Path("../secret"))
 
 
-def test_an_inline_weight_of_another_size_than_its_shape(saved: Path) -> None:
+def test_an_inline_weight_whose_size_differs_from_its_shape_is_refused(saved: Path) -> None:
     edit(saved, lambda proto: proto.graph.initializer.add(name="b", dims=[3], data_type=1, raw_data=bytes(8)))
     assert_refused(saved, GraphErrorCode.FILE_UNREADABLE, tensor="b")
 
 
-def test_a_node_that_reads_an_undefined_tensor(saved: Path) -> None:
+def test_a_node_that_reads_an_undefined_tensor_is_refused(saved: Path) -> None:
     edit(saved, lambda proto: proto.graph.node.add(op_type="Relu", input=["nowhere"], output=["z"]))
     message = assert_refused(saved, GraphErrorCode.FILE_UNREADABLE, tensor="nowhere")
     assert message == f"{saved}: Relu reads nowhere, which no node computes; export or copy it again"
@@ -211,7 +224,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
 @hypothesis.given(share=st.floats(0, 1, exclude_max=True))
-def test_a_truncated_graph(whole: Path, share: float) -> None:
+def test_a_truncated_graph_is_refused(whole: Path, share: float) -> None:
     content = whole.read_bytes()
     path = whole.with_name("cut.onnx")
     path.write_bytes(content[: int(share * len(content))])
@@ -248,7 +261,7 @@ def full_disk(limit: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("limit", [0, 100, 2000, 4000])
-def test_a_full_disk_leaves_nothing(tmp_path: Path, limit: int) -> None:
+def test_a_full_disk_leaves_no_file(tmp_path: Path, limit: int) -> None:
     with full_disk(limit), pytest.raises(OSError, match="File too large"):
         save(model(), tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []
@@ -261,7 +274,7 @@ def test_a_full_disk_leaves_the_former_graph(saved: Path) -> None:
     assert {file.name: file.read_bytes() for file in saved.parent.iterdir()} == before
 
 
-def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -272,7 +285,7 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").mkdir()
     with pytest.raises(IsADirectoryError):
         save(model(), tmp_path / "model.onnx")

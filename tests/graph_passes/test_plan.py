@@ -16,10 +16,10 @@ from graph_passes import BlockMask, Plan, PlanError, SitePlan
 from graph_passes.errors import GraphErrorCode
 from tests.graph_passes.graphs import plan, site
 
-Spoil = Callable[[dict[str, Any]], object]
-"""Breaks the JSON of a plan in place."""
+Edit = Callable[[dict[str, Any]], object]
+"""An edit that makes the JSON of a plan invalid."""
 
-INVALID: dict[str, tuple[Spoil, str, object]] = {
+INVALID: dict[str, tuple[Edit, str, object]] = {
     "no sites": (lambda fields: fields.pop("sites"), "sites", None),
     "no heads": (lambda fields: fields["sites"][0].pop("heads"), "sites[0].heads", None),
     "another version": (lambda fields: fields.update(version=2), "version", 2),
@@ -36,9 +36,9 @@ INVALID: dict[str, tuple[Spoil, str, object]] = {
 }
 
 
-def written(tmp_path: Path, spoil: Spoil) -> Path:
+def write_plan(tmp_path: Path, edit: Edit) -> Path:
     fields = plan([0, 2]).model_dump(mode="json")
-    spoil(fields)
+    edit(fields)
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(fields))
     return path
@@ -56,8 +56,8 @@ def load_error(path: Path) -> PlanError:
 
 @pytest.mark.parametrize("name", INVALID)
 def test_a_plan_that_breaks_the_schema_is_refused_with_its_field_and_value(name: str, tmp_path: Path) -> None:
-    spoil, field, value = INVALID[name]
-    error = load_error(written(tmp_path, spoil))
+    edit, field, value = INVALID[name]
+    error = load_error(write_plan(tmp_path, edit))
     assert (error.code, error.details["field"]) == (GraphErrorCode.INVALID_PLAN, field)
     if value is not None:
         assert error.details["value"] == value
@@ -79,10 +79,10 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 
 def test_messages_state_the_fault_and_the_remedy(tmp_path: Path) -> None:
-    spoils = [INVALID[name][0] for name in ("no heads", "another version", "a head out of range", "words for heads")]
+    edits = [INVALID[name][0] for name in ("no heads", "another version", "a head out of range", "words for heads")]
     remedy = "correct the plan or learn it again"
     path = tmp_path / "plan.json"
-    assert [str(load_error(written(tmp_path, spoil))).removeprefix(f"{path}: ") for spoil in spoils] == [
+    assert [str(load_error(write_plan(tmp_path, edit))).removeprefix(f"{path}: ") for edit in edits] == [
         f"sites[0].heads is missing; {remedy}",
         f"version 2 cannot be read, only version 1; {remedy}",
         f"a: head 4 is out of range, the site has heads 0 to 3; {remedy}",
@@ -106,7 +106,7 @@ SITES = st.builds(
 @hypothesis.given(
     sites=st.lists(SITES, max_size=4, unique_by=lambda entry: entry.name), seed=st.none() | st.integers(0)
 )
-def test_a_saved_plan_is_read_as_it_was(
+def test_a_saved_plan_is_read_without_a_change(
     sites: list[SitePlan], seed: int | None, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     original = Plan(sites=tuple(sites), method="dsp", options={"tau": 0.5}, seed=seed)
@@ -123,7 +123,7 @@ FORMER_KINDS = {"encoder": "bidirectional", "decoder": "causal", "cross": "cross
 
 @pytest.mark.parametrize("former", FORMER_KINDS)
 def test_a_plan_of_version_0_1_is_read_with_the_current_name_of_its_kind(former: str, tmp_path: Path) -> None:
-    path = written(tmp_path, lambda fields: fields["sites"][0].update(kind=former))
+    path = write_plan(tmp_path, lambda fields: fields["sites"][0].update(kind=former))
     loaded = Plan.load(path)
     assert loaded.sites[0].kind == FORMER_KINDS[former]
     loaded.save(path)

@@ -1,5 +1,4 @@
-"""The one contract: for any plan, a shrunk graph computes what the gated graph computes, without the weights of dropped
-heads."""
+"""For any plan, a shrunk graph computes what the gated graph computes, without the weights of dropped heads."""
 
 from __future__ import annotations
 
@@ -71,11 +70,11 @@ def test_a_refused_site_stays_gated_and_is_named() -> None:
     assert (shrunk.removed, shrunk.folded) == ((), ())
     assert shrunk.obstacle == f"a: {refusal}"
     assert shrink(SEPARATE.graph(), plan([0, 2])).obstacle is None
-    more = dataclasses.replace(shrunk, refused=(refusal, refusal, refusal))
-    assert more.obstacle == f"a: {refusal} (and 2 more)"
+    several = dataclasses.replace(shrunk, refused=(refusal, refusal, refusal))
+    assert several.obstacle == f"a: {refusal} (and 2 more)"
 
 
-def test_outputs_keep_their_names_where_heads_are_returned() -> None:
+def test_outputs_keep_their_names_if_heads_are_returned() -> None:
     model = stack("one")
     heads = next(value for node in model.graph for value in node.outputs if value.name == "heads0")
     model.graph.outputs.append(heads)
@@ -103,7 +102,7 @@ def test_masked_sites_compute_the_blocks_of_the_heads_kept(name: str, kept: tupl
     heads = Plan(sites=(pruned,)).masked({"a": layer.mask})
     lowered = shrink_and_compare(layer.graph(), heads, SIZES)
     assert (lowered.lowered, lowered.dense) == (("a",), ())
-    assert json.loads(lowered.model.metadata_props[REACH]) == {}  # Its inputs are no token ids.
+    assert json.loads(lowered.model.metadata_props[REACH]) == {}  # Its inputs are not token ids.
     dense = shrink(layer.graph(), heads, lower=())
     assert (dense.lowered, dense.dense) == ((), ())
     assert_same(dense.model, lowered.model, SIZES, 1e-5)
@@ -137,7 +136,7 @@ def test_a_head_whose_mask_keeps_nothing_is_removed() -> None:
     assert content(again.model) == content(shrunk.model)
 
 
-def test_causality_may_leave_a_head_nothing() -> None:
+def test_causality_can_leave_a_head_without_blocks() -> None:
     mask = random_mask()
     mask.kept[1] = ~np.tri(4, dtype=np.bool_)
     assert shrink(MaskedLayer(mask, causal=True).graph(), MaskedLayer(mask, causal=True).plan).plan.sites[0].kept == (
@@ -146,7 +145,7 @@ def test_causality_may_leave_a_head_nothing() -> None:
     assert shrink(MaskedLayer(mask).graph(), MaskedLayer(mask).plan).plan.sites[0].kept == tuple(range(HEADS))
 
 
-def test_a_lowered_graph_takes_no_other_mask() -> None:
+def test_a_lowered_graph_refuses_another_mask() -> None:
     layer = MaskedLayer(random_mask())
     lowered = shrink(layer.graph(), layer.plan).model
     with pytest.raises(PlanError) as error:

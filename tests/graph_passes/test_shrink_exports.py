@@ -1,4 +1,4 @@
-"""Graphs of other exporters: shrunk, they compute what the PyTorch model computes with those heads gated."""
+"""Shrunk graphs of other exporters compute what the PyTorch model computes with the dropped heads gated."""
 
 from __future__ import annotations
 

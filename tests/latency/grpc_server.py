@@ -37,7 +37,7 @@ MODELS: Mapping[str, Model] = MappingProxyType({"small": linear, "dense": linear
 
 
 class InferenceService(service.GRPCInferenceServiceServicer):  # type: ignore[name-defined]
-    """Responds to requests.
+    """Serves models that are functions.
 
     Args:
         models: functions by name; versions 1 and 2 of each exist.
@@ -81,7 +81,7 @@ class InferenceService(service.GRPCInferenceServiceServicer):  # type: ignore[na
             tensor.name: np.frombuffer(content, self.inputs[tensor.name][2]).reshape(tensor.shape)
             for tensor, content in zip(request.inputs, request.raw_input_contents, strict=True)
         }
-        if request.model_name not in self.models:  # unloaded meanwhile
+        if request.model_name not in self.models:  # unloaded since the server started
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no such model")
         y = self.models[request.model_name](**feeds)
         if y.dtype == np.object_:

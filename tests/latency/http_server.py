@@ -39,7 +39,7 @@ def serving_http(
     """A running server; its URL.
 
     Args:
-        pages: content by path in place of that of `PAGES`: JSON, or raw bytes.
+        pages: content by path that replaces that of `PAGES`: JSON, or raw bytes.
         small: response of the model `small`.
         status: status of that response.
         byte_seconds: seconds between any two bytes of that response.
@@ -47,7 +47,7 @@ def serving_http(
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True  # else every response waits for a delayed acknowledgement
+        disable_nagle_algorithm = True  # otherwise every response waits for a delayed acknowledgement
 
         def do_GET(self) -> None:
             self.respond({**PAGES, **pages}.get(self.path, {}))

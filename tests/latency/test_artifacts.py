@@ -1,4 +1,4 @@
-"""JUnit reports and histories: valid whatever a server says, and readable after a crash or an update."""
+"""JUnit reports and histories: valid for any message of a server, and readable after a crash or an update."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.latency.verdicts import scenario, slowdown, verdict
 
 
 def cases(suite: ElementTree.Element) -> dict[str | None, list[str]]:
-    """Name -> tags of what is in the case."""
+    """Name of each case -> tags of its elements."""
     return {case.get("name"): [entry.tag for entry in case] for case in suite}
 
 
@@ -34,7 +34,7 @@ def test_a_report_has_a_case_for_each_bound() -> None:
     assert counts(suite) == ("3", "2", "0")
 
 
-def test_a_report_of_an_interrupted_check_passes_nothing() -> None:
+def test_a_report_of_an_interrupted_check_has_no_passed_case() -> None:
     interrupted = verdict(phase=CheckPhase.TIMING, interrupted="gone")
     suite = ElementTree.fromstring(artifacts.junit(interrupted).encode())
     assert cases(suite) == {"outputs": [], "slowdown": ["skipped"], "timing": ["error"], None: []}
@@ -50,13 +50,13 @@ def test_a_report_of_a_check_without_a_verdict(error: Exception, tag: str) -> No
     assert counts(suite) == ("1", str(int(tag == "failure")), str(int(tag == "error")))
 
 
-def test_a_report_is_xml_whatever_a_server_says() -> None:
+def test_a_report_is_valid_xml_for_any_message_of_a_server() -> None:
     text = "\x1b[31mgone\x00\x0b \ud800 <\ufffe> & \U0001f600 \u00fc"
     (case,) = ElementTree.fromstring(artifacts.junit_of_error("small\x08", ServerError(text)).encode())
     assert case[0].get("message") == "[31mgone  <> & \U0001f600 \u00fc"
 
 
-def test_a_history_survives_torn_lines_and_later_versions(tmp_path: Path) -> None:
+def test_a_history_with_truncated_lines_and_later_versions_is_read(tmp_path: Path) -> None:
     history = tmp_path / "history.jsonl"
     artifacts.append_to_history(history, verdict())
     line = history.read_text()
@@ -78,7 +78,7 @@ def test_a_file_without_checks_is_not_a_history(content: bytes, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".PNG"])
-def test_a_picture_shows_comparable_checks_alone(suffix: str, tmp_path: Path) -> None:
+def test_a_picture_shows_only_comparable_checks(suffix: str, tmp_path: Path) -> None:
     last = verdict()
     checks = [verdict(batch=8), verdict(slowdown=None), verdict(time="2025-12-31T23:59:59+00:00"), last]
     assert comparable(checks, last) == checks[2:]

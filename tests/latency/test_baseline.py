@@ -1,4 +1,4 @@
-"""Saved baselines: arrays survive, earlier files are read, and times of another machine are not compared."""
+"""Saved baselines: arrays are restored, earlier files are read, and times of another machine are not compared."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOST = "onnxruntime on CPUExecutionProvider"
 
 
 def baseline(**fields: Any) -> Baseline:
-    """A baseline that is comparable here."""
+    """A baseline that is comparable on this machine."""
     defaults: dict[str, Any] = {
         "model": "dense",
         "host": HOST,
@@ -43,7 +43,7 @@ def baseline(**fields: Any) -> Baseline:
         np.zeros((1, 3), np.uint8),
     ],
 )
-def test_an_array_survives_bit_for_bit(array: np.ndarray, tmp_path: Path) -> None:
+def test_an_array_is_restored_bit_for_bit(array: np.ndarray, tmp_path: Path) -> None:
     baseline(outputs=({"y": array},)).save(tmp_path / "b.json")
     (outputs,) = Baseline.load(tmp_path / "b.json").outputs
     assert outputs["y"].dtype == array.dtype
@@ -108,7 +108,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         ({"host": HOST.replace("CPU", "CUDA")}, ("host",)),
     ],
 )
-def test_times_of_another_machine_are_compared_by_force_alone(
+def test_times_of_another_machine_are_compared_only_with_force(
     fields: dict[str, Any], differences: tuple[str, ...]
 ) -> None:
     saved = baseline(**fields)

@@ -1,4 +1,4 @@
-"""Checks over HTTP: whatever a server responds, and whatever else listens on a port, is one error with a code."""
+"""Checks over HTTP: any fault of a response, and any other service on the port, gives one error with a code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_once(url: str, **fields: Any) -> Verdict:
     return check(request_for(url, **fields), timer=EQUAL_TIMES)
 
 
-def test_models_of_a_server() -> None:
+def test_models_of_a_server_are_compared() -> None:
     with serving_http() as url:
         verdict = check_once(url)
     assert verdict.passed
@@ -42,7 +42,7 @@ def test_models_of_a_server() -> None:
         ({}, ErrorCode.TENSOR_MISMATCH, None),
     ],
 )
-def test_wrong_outputs(response: Any, code: ErrorCode, tensor: str | None) -> None:
+def test_wrong_outputs_are_refused(response: Any, code: ErrorCode, tensor: str | None) -> None:
     with serving_http(small=lambda x: response) as url, pytest.raises(MismatchError) as error:
         check_once(url)
     assert (error.value.code, error.value.details.get("tensor")) == (code, tensor)
@@ -60,7 +60,7 @@ def test_wrong_outputs(response: Any, code: ErrorCode, tensor: str | None) -> No
         ("/v2/models/small", b"<html>"),
     ],
 )
-def test_metadata_that_is_not_of_the_protocol(path: str, page: Any) -> None:
+def test_metadata_outside_the_protocol_are_refused(path: str, page: Any) -> None:
     with serving_http({path: page}) as url, pytest.raises(ServerError) as error:
         check_once(url)
     assert (error.value.code, error.value.details["url"]) == (ErrorCode.SERVER_ERROR, url)
@@ -68,14 +68,14 @@ def test_metadata_that_is_not_of_the_protocol(path: str, page: Any) -> None:
 
 
 @pytest.mark.parametrize("response", [[], {"outputs": None}, {"outputs": [{"shape": [1, 3]}]}, b"<html>"])
-def test_responses_that_are_not_of_the_protocol(response: Any) -> None:
+def test_responses_outside_the_protocol_are_refused(response: Any) -> None:
     with serving_http(small=lambda x: response) as url, pytest.raises(ServerError) as error:
         check_once(url)
     assert error.value.code is ErrorCode.SERVER_ERROR
 
 
 @pytest.mark.parametrize(("status", "code"), [(400, ErrorCode.REQUEST_REFUSED), (500, ErrorCode.SERVER_ERROR)])
-def test_a_request_that_is_refused(status: int, code: ErrorCode) -> None:
+def test_a_refused_request_is_reported(status: int, code: ErrorCode) -> None:
     with (
         serving_http(small=lambda x: {"error": "no such model"}, status=status) as url,
         pytest.raises((InputError, ServerError)) as error,
@@ -86,7 +86,7 @@ def test_a_request_that_is_refused(status: int, code: ErrorCode) -> None:
     assert "no such model" in str(error.value)
 
 
-def test_a_response_that_drips_is_given_up() -> None:
+def test_a_response_that_arrives_slowly_times_out() -> None:
     start = time.monotonic()
     with serving_http(byte_seconds=0.1) as url, pytest.raises(ServerError) as error:
         check_once(url, deadline=0.5)
@@ -94,7 +94,7 @@ def test_a_response_that_drips_is_given_up() -> None:
     assert time.monotonic() - start < 30
 
 
-def test_what_speaks_no_http_is_unreachable() -> None:
+def test_a_service_without_http_is_unreachable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def hang_up() -> None:

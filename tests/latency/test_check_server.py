@@ -26,7 +26,7 @@ def check_once(url: str, **fields: Any) -> Verdict:
     return check(request_for(url, **fields), timer=EQUAL_TIMES)
 
 
-def test_models_of_a_server() -> None:
+def test_models_of_a_server_are_compared() -> None:
     listener = NoteListener()
     with serving() as url:
         verdict = check(request_for(url), listener, EQUAL_TIMES)
@@ -64,7 +64,7 @@ def test_wrong_outputs_are_not_timed(model: Model, code: ErrorCode) -> None:
     assert (error.value.code, error.value.details["model"]) == (code, "small")
 
 
-def test_outputs_of_the_baseline_are_checked_too() -> None:
+def test_outputs_of_the_baseline_are_checked() -> None:
     with (
         serving({"small": linear, "dense": lambda x: linear(x) * np.nan}) as url,
         pytest.raises(MismatchError) as error,
@@ -73,15 +73,15 @@ def test_outputs_of_the_baseline_are_checked_too() -> None:
     assert (error.value.code, error.value.details["model"]) == (ErrorCode.NOT_FINITE, "dense")
 
 
-def test_outputs_that_change_while_they_are_timed_are_wrong() -> None:
+def test_outputs_that_change_during_timing_are_wrong() -> None:
     calls = itertools.count()
-    changing = {"small": lambda x: linear(x) + (next(calls) >= 40), "dense": linear}
-    with serving(changing) as url, pytest.raises(MismatchError) as error:
+    unstable = {"small": lambda x: linear(x) + (next(calls) >= 40), "dense": linear}
+    with serving(unstable) as url, pytest.raises(MismatchError) as error:
         check_once(url)
     assert error.value.code is ErrorCode.OUTPUTS_DIFFER
     assert next(calls) > 40, "the models were timed"
     calls = itertools.count()
-    with serving(changing) as url:
+    with serving(unstable) as url:
         assert check_once(url, expect="any").passed
     assert next(calls) > 40
 
@@ -91,7 +91,7 @@ def test_a_model_may_compute_another_function_by_design() -> None:
         assert check_once(url, expect="any").passed
 
 
-def test_a_version_of_a_model_is_a_number() -> None:
+def test_the_version_of_a_model_is_a_number() -> None:
     with serving() as url:
         assert check_once(url, model="small:1", baseline="small:2").model == "small:1"
         with pytest.raises(ServerError) as missing:
@@ -103,7 +103,7 @@ def test_a_version_of_a_model_is_a_number() -> None:
             assert (error.value.code, error.value.details["value"]) == (ErrorCode.INVALID_VALUE, name)
 
 
-def test_the_length_of_a_record_is_that_of_the_inputs(tmp_path: Path) -> None:
+def test_a_record_has_the_length_of_the_inputs(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x=np.ones((2, 4), np.float32))
     listener = NoteListener()
     with serving() as url:
@@ -112,7 +112,7 @@ def test_the_length_of_a_record_is_that_of_the_inputs(tmp_path: Path) -> None:
     assert listener.codes == []
 
 
-def test_a_server_that_is_missing_or_lacks_the_model() -> None:
+def test_a_missing_server_and_a_missing_model_are_reported() -> None:
     with pytest.raises(ServerError) as error:
         check_once("grpc://127.0.0.1:9", deadline=1.0)
     assert error.value.code is ErrorCode.SERVER_UNREACHABLE
@@ -122,13 +122,13 @@ def test_a_server_that_is_missing_or_lacks_the_model() -> None:
 
 
 @pytest.mark.parametrize("url", ["localhost:8001", "http://", "http://localhost:here", "grpc://localhost:99999"])
-def test_an_address_that_is_none(url: str) -> None:
+def test_an_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(UsageError) as error:
         check_once(url)
     assert (error.value.code, error.value.details["value"]) == (ErrorCode.INVALID_VALUE, url)
 
 
-def test_a_call_that_takes_too_long_is_given_up() -> None:
+def test_a_call_that_takes_too_long_times_out() -> None:
     start = time.monotonic()
     with serving(delay=2.0) as url, pytest.raises(ServerError) as error:
         check_once(url, deadline=0.3)
@@ -136,7 +136,7 @@ def test_a_call_that_takes_too_long_is_given_up() -> None:
     assert time.monotonic() - start < 30
 
 
-def test_a_server_that_dies_while_it_is_timed_leaves_what_was_measured() -> None:
+def test_a_check_of_a_server_that_dies_during_timing_keeps_its_measurements() -> None:
     with serving(dies_after=2 * CALLS_TO_COMPARE + 20) as url:
         verdict = check_once(url)
     assert (verdict.outcome, verdict.phase) == (Outcome.INTERRUPTED, CheckPhase.TIMING)
@@ -145,7 +145,7 @@ def test_a_server_that_dies_while_it_is_timed_leaves_what_was_measured() -> None
     assert "gone" in verdict.interrupted
 
 
-def test_a_server_that_dies_before_the_last_comparison_passes_nothing() -> None:
+def test_a_server_that_dies_before_the_last_comparison_does_not_pass() -> None:
     with serving(dies_after=2 * CALLS_TO_COMPARE + 60) as url:
         verdict = check_once(url)
     assert (verdict.outcome, verdict.phase) == (Outcome.INTERRUPTED, CheckPhase.CONFIRMING)
@@ -153,7 +153,7 @@ def test_a_server_that_dies_before_the_last_comparison_passes_nothing() -> None:
     assert verdict.slowdown.rounds == 30
 
 
-def test_a_model_that_is_unloaded_midway_leaves_what_was_measured() -> None:
+def test_a_check_of_a_model_that_is_unloaded_midway_keeps_its_measurements() -> None:
     models, calls = dict(MODELS), itertools.count(1)
 
     def unload(x: np.ndarray) -> np.ndarray:
@@ -169,7 +169,7 @@ def test_a_model_that_is_unloaded_midway_leaves_what_was_measured() -> None:
     assert verdict.slowdown.rounds == 24
 
 
-def test_a_saved_baseline_of_a_servers_model(tmp_path: Path) -> None:
+def test_a_model_of_a_server_is_compared_with_its_saved_baseline(tmp_path: Path) -> None:
     saved, listener = tmp_path / "dense.json", NoteListener()
     with serving() as url:
         slow = request_for(url, model="dense", save_baseline=saved, max_slowdown="5%")
@@ -188,7 +188,7 @@ def test_a_saved_baseline_of_a_servers_model(tmp_path: Path) -> None:
         assert (error.value.code, error.value.details["differences"]) == (ErrorCode.FILE_MISMATCH, ("host",))
 
 
-def test_texts_are_outputs_too(tmp_path: Path) -> None:
+def test_text_outputs_are_compared(tmp_path: Path) -> None:
     saved = tmp_path / "texts.json"
     texts = np.array([["yes", "caf\u00e9", b"\xff"]], np.object_)
     models = {"small": lambda x: texts[:, ::-1], "dense": lambda x: texts, "same": lambda x: texts}

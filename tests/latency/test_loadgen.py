@@ -1,4 +1,4 @@
-"""Scenarios of LoadGen: what they measure, and that they end whatever calls do."""
+"""Scenarios of LoadGen: what they measure, and that they end even if calls are slow or fail."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def test_throughput_is_measured() -> None:
     assert 0 < result.samples_per_second < 4 * 4 / 1e-4, "four threads, each with four rows per call"
 
 
-def test_a_scenario_ends_though_more_arrives_than_is_answered() -> None:
-    slow = replace(SETTINGS, p50=0.01, bound=1.0, seconds=0.02, rate=20_000.0)
-    result = run_scenario("Server", [lambda: time.sleep(0.05)], slow)
+def test_a_scenario_ends_although_requests_arrive_faster_than_responses() -> None:
+    overloaded = replace(SETTINGS, p50=0.01, bound=1.0, seconds=0.02, rate=20_000.0)
+    result = run_scenario("Server", [lambda: time.sleep(0.05)], overloaded)
     assert not result.holds
     assert result.bound == 1.0
     assert result.queries == 0 or (result.observed is not None and result.observed > 1.0)
@@ -70,22 +70,22 @@ def test_the_error_of_a_call_is_reported_at_once_and_raised_at_the_end(scenario:
     assert [str(error) for error in reported] == ["no call"]
 
 
-def test_a_bound_that_few_queries_do_not_prove_is_tried_with_more() -> None:
+def test_a_bound_that_few_queries_do_not_prove_is_repeated_with_more() -> None:
     calls = itertools.count()
 
-    def seldom_slow() -> None:
+    def rarely_slow() -> None:
         time.sleep(0.1 if next(calls) % 500 == 499 else 1e-5)
 
     settings = replace(SETTINGS, bound=50.0, p50=0.1, seconds=0.01)
-    few = run_scenario("SingleStream", [seldom_slow], settings)
-    assert few.unproven
-    assert few.queries < MORE_QUERIES
-    more = run_until_proven("SingleStream", [seldom_slow], settings)
-    assert more.holds, more.why
-    assert more.queries >= MORE_QUERIES
+    first = run_scenario("SingleStream", [rarely_slow], settings)
+    assert first.unproven
+    assert first.queries < MORE_QUERIES
+    repeated = run_until_proven("SingleStream", [rarely_slow], settings)
+    assert repeated.holds, repeated.why
+    assert repeated.queries >= MORE_QUERIES
 
 
-def test_a_bound_that_is_proven_or_missed_is_not_tried_again() -> None:
+def test_a_bound_that_is_proven_or_missed_is_not_repeated() -> None:
     for bound, holds in ((10_000.0, True), (1e-3, False)):
         calls = itertools.count()
         result = run_until_proven("SingleStream", [partial(next, calls)], replace(SETTINGS, bound=bound))

@@ -1,4 +1,4 @@
-"""Scenarios in a process of their own end when a server, a user or the system ends them."""
+"""Scenarios in a separate process end if a server dies, a user interrupts, or the process is killed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_process_that_ends_without_a_result_is_an_error() -> None:
     assert (error.value.details["scenario"], error.value.details["exit_code"]) == ("Server", 0)
 
 
-def test_an_error_crosses_to_the_parent_with_its_code() -> None:
+def test_an_error_is_sent_to_the_parent_with_its_code() -> None:
     error = InputError("refused", code=ErrorCode.REQUEST_REFUSED, url="grpc://127.0.0.1:9")
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy), copy.code, copy.details) == (InputError, "refused", error.code, error.details)
@@ -72,13 +72,13 @@ def test_ctrl_c_ends_a_scenario_and_its_process() -> None:
 
 def test_a_bound_from_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = softmax_graph(tmp_path / "graph.onnx")
-    ended = compress(
+    result = compress(
         capfd,
         *("check", path, "--baseline", path, "--seconds", "0.1", "--max-slowdown", "1000%", "--quiet", "--json"),
         *("--p99", "0.000001ms", "--load-seconds", "0.1"),
     )
-    assert (ended.code, ended.error_code) == (7, ErrorCode.TOO_SLOW)
-    (result,) = ended.details["verdict"].scenarios
-    assert (result.scenario, result.holds, result.unproven) == ("SingleStream", False, False)
-    assert result.queries >= loadgen.MIN_QUERIES
-    assert [entry["scenario"] for entry in ended.json["scenarios"]] == ["SingleStream"]
+    assert (result.code, result.error_code) == (7, ErrorCode.TOO_SLOW)
+    (scenario,) = result.details["verdict"].scenarios
+    assert (scenario.scenario, scenario.holds, scenario.unproven) == ("SingleStream", False, False)
+    assert scenario.queries >= loadgen.MIN_QUERIES
+    assert [entry["scenario"] for entry in result.json["scenarios"]] == ["SingleStream"]

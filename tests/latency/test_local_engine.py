@@ -48,7 +48,7 @@ def test_integers_may_be_narrower_than_those_of_the_other_model(tmp_path: Path) 
         assert (verdict.outputs.expected, verdict.outputs.error) == (baseline, 0.0)
 
 
-def test_whole_numbers_of_graphs_are_equal_or_wrong(tmp_path: Path) -> None:
+def test_integer_outputs_of_graphs_must_be_equal(tmp_path: Path) -> None:
     model, baseline = rounding_graph(tmp_path / "a.onnx", 29_500.0), rounding_graph(tmp_path / "b.onnx", 30_000.0)
     np.savez(tmp_path / "ones.npz", x=np.ones((2, 4), np.float32))
     request = CheckRequest(model=model, baseline=baseline, inputs=tmp_path / "ones.npz", expect="baseline")
@@ -58,7 +58,7 @@ def test_whole_numbers_of_graphs_are_equal_or_wrong(tmp_path: Path) -> None:
     assert check(request.model_copy(update={"tolerance": 0.02}), timer=EQUAL_TIMES).passed
 
 
-def test_both_models_take_the_same_inputs(tmp_path: Path) -> None:
+def test_both_models_must_have_the_same_inputs(tmp_path: Path) -> None:
     floats = tmp_path / "floats.onnx"
     save(parsed("y = Identity (ids)", "float[B, 4] ids", "float[B, 4] y"), floats)
     graph, ids = softmax_graph(tmp_path / "graph.onnx"), cast_graph(tmp_path / "ids.onnx")
@@ -69,7 +69,7 @@ def test_both_models_take_the_same_inputs(tmp_path: Path) -> None:
         assert (error.value.details["tensor"], error.value.details["dtype"]) == ("ids", dtype)
 
 
-def test_texts_are_inputs_of_a_graph(tmp_path: Path) -> None:
+def test_a_graph_is_checked_on_texts(tmp_path: Path) -> None:
     folder, rows = text_model(tmp_path / "out"), tmp_path / "rows.tsv"
     rows.write_text("text\n" + "the good film\n" * 40)
     path = folder / "model.onnx"
@@ -95,14 +95,14 @@ def test_a_tensorrt_engine_is_compared_with_its_graph(tmp_path: Path, monkeypatc
     assert (error.value.code, error.value.details["field"]) == (ErrorCode.CONTRADICTION, "kernel")
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         load_engine(tmp_path / "none.onnx", tmp_path)
     assert (error.value.code, error.value.details["path"]) == (ErrorCode.FILE_MISSING, tmp_path / "none.onnx")
 
 
 @pytest.mark.parametrize("fault", [AttributeError("'NoneType'"), RuntimeError("no kernel"), IndexError(), OSError(5)])
-def test_the_fault_of_a_library_names_the_file_and_the_reason(fault: Exception) -> None:
+def test_an_error_of_a_library_names_the_file_and_the_reason(fault: Exception) -> None:
     with pytest.raises(InputError) as error, library_errors(Path("model.onnx")):
         raise fault
     assert (error.value.code, error.value.details["path"]) == (ErrorCode.FILE_UNREADABLE, Path("model.onnx"))
@@ -111,7 +111,7 @@ def test_the_fault_of_a_library_names_the_file_and_the_reason(fault: Exception) 
 
 
 @pytest.mark.parametrize("fault", [UsageError("usage"), GraphError("graph"), MemoryError(), KeyboardInterrupt()])
-def test_other_faults_pass(fault: BaseException) -> None:
+def test_other_errors_are_not_changed(fault: BaseException) -> None:
     with pytest.raises(type(fault)) as error, library_errors(Path("model.onnx")):
         raise fault
     assert error.value is fault
@@ -130,8 +130,8 @@ def bit_flips(content: bytes, count: int, seed: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("count", [30, pytest.param(1000, marks=pytest.mark.zoo)])
-def test_a_damaged_graph_is_an_input_error(count: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A file with flipped bits is checked as it is, or refused with an error of ours, whatever a library raises."""
+def test_a_damaged_graph_gives_an_input_error(count: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A file with flipped bits is checked or refused with an error of this project, whatever a library raises."""
     whole, damaged = softmax_graph(tmp_path / "whole.onnx"), tmp_path / "damaged.onnx"
     outcomes = {"refused": 0, "checked": 0}
     for content in bit_flips(whole.read_bytes(), count, seed=0):

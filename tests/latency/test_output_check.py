@@ -1,4 +1,4 @@
-"""Outputs are compared with the expected ones: every fault of an output is found, and names model, output and batch."""
+"""Outputs are compared with the expected ones: every fault names model, output and batch."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def test_an_error_within_the_tolerance_is_reported_and_a_larger_one_is_refused(
         assert refused.value.details["error"] == pytest.approx(actual)
 
 
-Spoil = Callable[[np.ndarray], np.ndarray]
-SPOILT: list[tuple[Spoil, ErrorCode]] = [
+Damage = Callable[[np.ndarray], np.ndarray]
+DAMAGES: list[tuple[Damage, ErrorCode]] = [
     (lambda y: y[:, :0], ErrorCode.TENSOR_MISMATCH),
     (lambda y: np.where(y > 0, y, np.nan), ErrorCode.NOT_FINITE),
     (lambda y: np.where(y > 0, y, np.inf), ErrorCode.NOT_FINITE),
@@ -55,9 +55,9 @@ SPOILT: list[tuple[Spoil, ErrorCode]] = [
 
 
 @pytest.mark.parametrize("expect", ["baseline", "any"])
-@pytest.mark.parametrize(("spoil", "code"), SPOILT)
-def test_outputs_that_are_none_are_refused(spoil: Spoil, code: ErrorCode, expect: str) -> None:
-    outputs = [*BASELINE[:2], {"y": spoil(BASELINE[2]["y"])}]
+@pytest.mark.parametrize(("damage", "code"), DAMAGES)
+def test_invalid_outputs_are_refused(damage: Damage, code: ErrorCode, expect: str) -> None:
+    outputs = [*BASELINE[:2], {"y": damage(BASELINE[2]["y"])}]
     with pytest.raises(MismatchError) as error:
         expected(expect).compare("small", outputs)
     details = error.value.details
@@ -83,12 +83,12 @@ def test_an_output_that_is_missing_is_named() -> None:
     )
 
 
-def test_any_compares_shapes_and_types_alone() -> None:
+def test_any_compares_only_shapes_and_types() -> None:
     agreement = expected("any").compare("small", [{"y": batch["y"] + 1} for batch in BASELINE])
     assert (agreement.error, agreement.expected) == (None, "any")
-    for spoil in (lambda y: y[:, :2], lambda y: y.astype(np.float64)):
+    for damage in (lambda y: y[:, :2], lambda y: y.astype(np.float64)):
         with pytest.raises(MismatchError) as error:
-            expected("any").compare("small", [{"y": spoil(batch["y"])} for batch in BASELINE])
+            expected("any").compare("small", [{"y": damage(batch["y"])} for batch in BASELINE])
         assert (error.value.code, error.value.details["expected"]) == (ErrorCode.TENSOR_MISMATCH, (2, 4))
 
 
@@ -98,7 +98,7 @@ def test_another_shape_is_an_infinite_error() -> None:
     assert (error.value.code, error.value.details["error"]) == (ErrorCode.OUTPUTS_DIFFER, float("inf"))
 
 
-def test_integers_are_equal_or_wrong() -> None:
+def test_integers_must_be_equal() -> None:
     baseline = [{"y": np.array([[10_000, 20_000]])} for _ in BATCHES]
     near = [{"y": np.array([[10_001, 20_000]])} for _ in BATCHES]
     endpoint = FunctionEndpoint()
@@ -110,7 +110,7 @@ def test_integers_are_equal_or_wrong() -> None:
     assert expected_outputs(endpoint, BATCHES, baseline, "baseline", 1e-3).compare("small", near).error == 5e-5
 
 
-def test_texts_are_equal_or_wrong() -> None:
+def test_texts_must_be_equal() -> None:
     texts = np.array([["yes", b"\xff"]], np.object_)
     comparison = expected_outputs(FunctionEndpoint(), BATCHES, [{"y": texts}] * 3, "baseline", None)
     assert comparison.compare("small", [{"y": texts}] * 3).error == 0.0
@@ -118,11 +118,11 @@ def test_texts_are_equal_or_wrong() -> None:
         comparison.compare("small", [{"y": texts[:, ::-1]}] * 3)
 
 
-def test_the_tolerance_is_that_of_the_precision() -> None:
+def test_the_tolerance_depends_on_the_precision() -> None:
     assert [expected(precision=precision).tolerance for precision in ("fp32", "fp16")] == [1e-4, 2e-2]
 
 
-def test_expected_outputs_of_a_graph_or_a_file(tmp_path: Path) -> None:
+def test_expected_outputs_are_read_from_a_graph_or_a_file(tmp_path: Path) -> None:
     graph = softmax_graph(tmp_path / "model.onnx")
     session = open_session(graph, session_settings("cpu", 1))
     outputs = [run_session(session, batch) for batch in BATCHES]
@@ -134,7 +134,7 @@ def test_expected_outputs_of_a_graph_or_a_file(tmp_path: Path) -> None:
         assert agreement.error <= 1e-6
 
 
-def test_expected_outputs_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_expected_outputs_are_refused(tmp_path: Path) -> None:
     (tmp_path / "torn.npz").write_bytes(b"PK")
     np.savez(tmp_path / "few.npz", y=np.zeros((3, 4)))
     graph = softmax_graph(tmp_path / "graph.onnx")

@@ -69,7 +69,7 @@ def test_texts_go_through_the_tokenizer(tmp_path: Path) -> None:
         }
 
 
-def test_arrays_of_text_are_inputs_too(tmp_path: Path) -> None:
+def test_arrays_of_text_are_read(tmp_path: Path) -> None:
     path = arrays_file(tmp_path, text=np.array([["yes"], ["caf\u00e9"]]))
     batches = load_batches(FunctionEndpoint(inputs=TEXTS), request_with(inputs=path))
     assert [batch["text"].tolist() for batch in batches.feeds] == [[["yes"]], [["caf\u00e9"]]]
@@ -96,7 +96,7 @@ def test_arrays_that_do_not_fit_are_refused(
     assert (error.value.code, details["path"], details.get("tensor")) == (code, path, tensor)
 
 
-def test_inputs_have_as_many_rows_each(tmp_path: Path) -> None:
+def test_inputs_must_have_equally_many_rows(tmp_path: Path) -> None:
     path = arrays_file(tmp_path, input_ids=np.zeros((3, 4), int), attention_mask=np.zeros((2, 4), int))
     with pytest.raises(InputError) as error:
         load_batches(FunctionEndpoint(inputs=TOKENS), request_with(inputs=path))
@@ -104,8 +104,8 @@ def test_inputs_have_as_many_rows_each(tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
-    torn = tmp_path / "torn.npz"
-    torn.write_bytes(arrays_file(tmp_path, x=np.zeros((3, 4))).read_bytes()[:40])
+    truncated = tmp_path / "torn.npz"
+    truncated.write_bytes(arrays_file(tmp_path, x=np.zeros((3, 4))).read_bytes()[:40])
     pickled = tmp_path / "pickled.npz"
     np.savez(pickled, x=np.array([{}], np.object_))
     single = tmp_path / "single.npz"
@@ -114,7 +114,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     rows = tmp_path / "rows.tsv"
     rows.write_text("text\nhello\n")
     faults: list[tuple[dict[str, Any], ErrorCode, int]] = [
-        ({"inputs": torn}, ErrorCode.FILE_UNREADABLE, 3),
+        ({"inputs": truncated}, ErrorCode.FILE_UNREADABLE, 3),
         ({"inputs": pickled}, ErrorCode.FILE_UNREADABLE, 3),
         ({"inputs": single}, ErrorCode.FILE_UNREADABLE, 3),
         ({"inputs": tmp_path / "none.npz"}, ErrorCode.FILE_MISSING, 3),
@@ -138,7 +138,7 @@ def test_integers_may_be_narrower_than_those_of_the_other_model(dtype: ir.DataTy
     ("batch", "dtype"),
     [({"x": np.ones((1, 4), np.int64)}, "int64"), ({"z": np.ones((1, 4), np.float32)}, None)],
 )
-def test_both_models_take_the_same_inputs(batch: dict[str, np.ndarray], dtype: str | None) -> None:
+def test_both_models_must_have_the_same_inputs(batch: dict[str, np.ndarray], dtype: str | None) -> None:
     with pytest.raises(InputError) as error:
         encode_batches(FunctionEndpoint(inputs=X), [batch])
     assert error.value.code is ErrorCode.TENSOR_MISMATCH

@@ -1,4 +1,4 @@
-"""A slowdown is told from noise: none is reported where there is none, and every real one is."""
+"""Slowdowns are distinguished from noise: every real one is reported, and no other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from compressor.latency.round_times import RoundTimes
 @settings(deadline=None, max_examples=8)
 @given(st.integers(0, 10_000), st.floats(0.0, 0.05), st.booleans())
 def test_a_slowdown_is_distinguished_from_noise(seed: int, drift: float, interleaved: bool) -> None:
-    """Equal times are within the limit and twice the limit is not, whatever drifts together on both sides."""
+    """Equal times are within the limit and twice the limit is not, even if both drift together."""
     rng = np.random.default_rng(seed)
     for factor, holds in ((1.0, True), (1.12, False)):
         noise = [

@@ -57,7 +57,7 @@ def test_a_record_of_a_later_version_is_read() -> None:
 
 
 @pytest.mark.parametrize("record", [verdict(), verdict(slowdown=None), verdict(phase=CheckPhase.SCENARIOS)])
-def test_a_record_is_read_as_it_was_written(record: Verdict) -> None:
+def test_a_record_is_read_without_a_change(record: Verdict) -> None:
     assert Verdict.model_validate_json(record.model_dump_json()) == record
 
 
@@ -70,7 +70,7 @@ def test_a_limit_is_missed_only_beyond_noise(low: float, high: float, holds: boo
     assert verdict(slowdown=result).outcome is (Outcome.PASSED if holds else Outcome.FAILED)
 
 
-def test_the_outcome_is_interrupted_whatever_was_measured() -> None:
+def test_an_interrupted_check_never_passes_or_fails() -> None:
     slow = slowdown(low=0.5, high=0.6, slowdown=0.55)
     for measured in (None, slow, slowdown()):
         record = verdict(slowdown=measured, phase=CheckPhase.TIMING, interrupted="gone")
@@ -91,13 +91,13 @@ def test_every_missed_bound_is_a_failure() -> None:
     ("observed", "bound", "holds", "unproven"),
     [(9.0, 10.0, True, False), (9.0, 10.0, False, True), (11.0, 10.0, False, False), (9.0, None, True, False)],
 )
-def test_a_bound_is_unproven_where_the_queries_kept_it(
+def test_a_bound_is_unproven_if_the_queries_kept_it(
     observed: float, bound: float | None, holds: bool, unproven: bool
 ) -> None:
     assert scenario(observed=observed, bound=bound, holds=holds).unproven is unproven
 
 
-def test_lines() -> None:
+def test_lines_of_a_verdict() -> None:
     missed = scenario(holds=False, why="too slow", observed=12.0)
     assert verdict(scenarios=(missed,)).lines() == [
         "outputs    equal to the baseline within 1.0e-06 (16 batches); inputs: random",
@@ -108,8 +108,8 @@ def test_lines() -> None:
     ]
 
 
-def test_checks_are_compared_on_one_machine_alone() -> None:
-    here, elsewhere = verdict(), verdict(machine={"processor": "another"})
-    assert here.comparison == verdict(time="later").comparison
-    assert here.comparison != elsewhere.comparison
-    assert isinstance(here.slowdown, Slowdown)
+def test_checks_are_compared_only_on_one_machine() -> None:
+    this_machine, other_machine = verdict(), verdict(machine={"processor": "another"})
+    assert this_machine.comparison == verdict(time="later").comparison
+    assert this_machine.comparison != other_machine.comparison
+    assert isinstance(this_machine.slowdown, Slowdown)

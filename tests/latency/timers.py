@@ -1,4 +1,4 @@
-"""Timers for checks: times that are drawn in place of measured."""
+"""Timers for checks, which draw times and do not measure."""
 
 from __future__ import annotations
 

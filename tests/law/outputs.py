@@ -1,4 +1,4 @@
-"""Outputs of graphs on ONNX Runtime, and how far two of them differ."""
+"""Outputs of graphs on ONNX Runtime, and the relative error between two of them."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def run(path: Path, feeds: Sequence[Feeds], *, optimized: bool = True) -> list[l
 
 
 def relative_error(reference: Sequence[Sequence[np.ndarray]], outputs: Sequence[Sequence[np.ndarray]]) -> float:
-    """Largest difference over the largest magnitude of an output, over all outputs; NaN where one has a NaN."""
+    """Largest difference over the largest magnitude of an output, over all outputs; NaN if one has a NaN."""
     pairs = zip(itertools.chain(*reference), itertools.chain(*outputs), strict=True)
     return float(np.max([np.abs(a - b).max() / np.abs(a).max() for a, b in pairs]))

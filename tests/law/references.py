@@ -25,7 +25,7 @@ class Reference:
     """The reference graph of one family, with every gate open.
 
     Args:
-        family: of `tests.zoo`, one with memory where it has one.
+        family: name in `tests.zoo`; the inputs include a memory if the family has one.
         opset: operator set.
         attention: form of attention.
 
@@ -101,11 +101,11 @@ def gated(path: Path, plan: Plan) -> Path:
     """A copy of a reference graph that computes with the gates of a plan."""
     model = load(path)
     set_gates(model.graph, plan)
-    return written(model, f"gated-{path.name}")
+    return write_graph(model, f"gated-{path.name}")
 
 
-def written(model: ir.Model, name: str) -> Path:
-    """A graph as a file, which the next graph of this name replaces."""
+def write_graph(model: ir.Model, name: str) -> Path:
+    """Write a graph to a file, which replaces an earlier graph of this name; return its path."""
     path = Path(_FOLDER.name) / name
     save(model, path)
     return path

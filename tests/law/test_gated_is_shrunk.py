@@ -1,4 +1,4 @@
-"""The one contract, over families: for any plan, the shrunk graph computes what the gated graph computes."""
+"""For any plan of any family, the shrunk graph computes what the gated graph computes."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from compressor.units import Attention, keep_all
 from graph_passes import Plan, load, shrink
 from graph_passes.attention.gate_initializers import find_gates
 from tests.law.outputs import relative_error, run
-from tests.law.references import Reference, gated, reference, written
+from tests.law.references import Reference, gated, reference, write_graph
 from tests.law.removed_parameters import removed_parameters
 from tests.zoo import FAMILIES, random_plan
 
 TOLERANCE = 1e-4
-WAYS: list[tuple[int, Attention]] = [(18, "eager"), (18, "sdpa"), (23, "eager"), (23, "sdpa")]
+FORMS: list[tuple[int, Attention]] = [(18, "eager"), (18, "sdpa"), (23, "eager"), (23, "sdpa")]
 CASES: list[tuple[str, int, Attention]] = [
     ("bert", 18, "eager"),
     ("gpt2", 18, "sdpa"),
     ("llama", 23, "eager"),
     ("t5", 18, "eager"),
 ]
-"""Families that differ most (norms after attention, fused projections, grouped heads, two stacks with a relative bias),
-each in one form; `make zoo` proves all families in all forms."""
+"""The most different families (norms after attention, fused projections, grouped heads, two stacks with a relative
+bias), each in one form; `make zoo` proves all families in all forms."""
 
 
 def prove(family: str, graph: Reference, plan: Plan) -> None:
-    """The contract for one plan: equal outputs, removed heads, and exactly the parameters of those heads removed."""
+    """Check one plan: equal outputs, the heads that are removed, and exactly their parameters removed."""
     feeds = list(graph.feeds())
     shrunk = shrink(load(graph.path), plan)
     assert not shrunk.refused
@@ -36,12 +36,12 @@ def prove(family: str, graph: Reference, plan: Plan) -> None:
     assert {removed.site: removed.heads for removed in shrunk.removed} == {
         site.name: site.dropped for site in plan.sites if site.dropped
     }
-    outputs = run(written(shrunk.model, "shrunk.onnx"), feeds)
+    outputs = run(write_graph(shrunk.model, "shrunk.onnx"), feeds)
     assert relative_error(run(gated(graph.path, plan), feeds), outputs) <= TOLERANCE
     removed = removed_parameters(family, plan)
     crossing = [site for site in plan.sites if site.kind == "cross"]
     if crossing and not any(site.kept for site in crossing):
-        # Nothing reads the encoder: all of it is removed, whatever its sites keep.
+        # Nothing reads the encoder: all of it is removed, even the heads that its sites keep.
         decoder = Plan(sites=tuple(site for site in plan.sites if site.kind != "bidirectional"))
         encoder = sum(size for name, size in graph.dense.items() if "encoder" in name.split("."))
         removed = removed_parameters(family, decoder) + encoder
@@ -49,16 +49,16 @@ def prove(family: str, graph: Reference, plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(("family", "opset", "attention"), CASES)
-def test_gated_is_shrunk(family: str, opset: int, attention: Attention) -> None:
+def test_shrunk_graph_equals_gated_graph(family: str, opset: int, attention: Attention) -> None:
     graph = reference(family, opset, attention)
     for seed in range(3):
         prove(family, graph, random_plan(graph.sites, np.random.default_rng(seed)))
 
 
 @pytest.mark.zoo
-@pytest.mark.parametrize(("opset", "attention"), WAYS)
+@pytest.mark.parametrize(("opset", "attention"), FORMS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_gated_is_shrunk_everywhere(family: str, opset: int, attention: Attention) -> None:
+def test_shrunk_graph_equals_gated_graph_in_every_form(family: str, opset: int, attention: Attention) -> None:
     graph = reference(family, opset, attention)
     for seed in [0, 1, 2, *range(100, 120)]:
         prove(family, graph, random_plan(graph.sites, np.random.default_rng(seed)))
@@ -67,7 +67,7 @@ def test_gated_is_shrunk_everywhere(family: str, opset: int, attention: Attentio
 @pytest.mark.parametrize(
     "family", ["t5", *(pytest.param(name, marks=pytest.mark.zoo) for name in ("whisper", "bart", "marian"))]
 )
-def test_an_encoder_that_nothing_reads_is_removed_whole(family: str) -> None:
+def test_an_encoder_that_nothing_reads_is_removed_entirely(family: str) -> None:
     graph = reference(family, 18, "eager")
     plan = random_plan(graph.sites, np.random.default_rng(5))
     sites = [replace(site, kept=(), scale=()) if site.kind == "cross" else site for site in plan.sites]

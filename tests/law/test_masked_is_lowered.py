@@ -17,7 +17,7 @@ from graph_passes import Plan, find_attention, load, shrink
 from graph_passes.passes import LowerBlockSparse, Normalize, ReducePrecision
 from tests.graph_passes.masked_layer import MaskedLayer, random_mask
 from tests.law.outputs import Feeds, relative_error, run
-from tests.law.references import gated, masked_reference, written
+from tests.law.references import gated, masked_reference, write_graph
 from tests.zoo import pair, random_plan, text
 
 LENGTHS = ((7, 5), (21, 13), (32, 32))
@@ -39,7 +39,7 @@ def feeds(*, decoder: bool) -> list[Feeds]:
 
 
 def assert_equal(reference: Path, path: Path) -> None:
-    """Equal outputs of two graphs; the second one optimized by the runtime, and as it is."""
+    """Check that two graphs have equal outputs, the second one with and without the optimizations of the runtime."""
     decoder = any("decoder" in str(value.name) for value in load(reference).graph.inputs)
     expected = run(reference, feeds(decoder=decoder))
     for optimized in (True, False):
@@ -66,7 +66,7 @@ def test_lowered_equals_masked(family: str, attention: Attention, opset: int, fo
         for node in nodes
     }
     assert call_forms == forms
-    assert_equal(reference, written(result.model, "lowered.onnx"))
+    assert_equal(reference, write_graph(result.model, "lowered.onnx"))
 
 
 @pytest.mark.parametrize(("family", "attention", "opset", "forms"), CASES)
@@ -74,11 +74,11 @@ def test_masked_and_lowered_graphs_have_the_sites_of_the_model(
     family: str, attention: Attention, opset: int, forms: set[str]
 ) -> None:
     plan, reference = masked_reference(family, attention, opset)
-    # In a graph, keys that include a memory come from elsewhere than the queries.
+    # In a graph, keys that include a memory come from another tensor than the queries.
     kinds = {site.name: "cross" if family == "all_attention" else site.kind for site in plan.sites}
     dense, lowered = (shrink(load(reference), plan, lower=lower) for lower in ((), None))
     for model, expected in ((load(reference), plan), (dense.model, dense.plan), (lowered.model, lowered.plan)):
-        sites = find_attention(load(written(model, "sites.onnx")))
+        sites = find_attention(load(write_graph(model, "sites.onnx")))
         assert [site.name for site in sites] == [site.name for site in plan.sites]
         assert {site.name: site.kind for site in sites} == kinds
         assert [site.heads for site in sites] == [len(site.kept) for site in expected.sites]
@@ -99,16 +99,16 @@ def test_dropped_heads_and_masks_together(family: str, attention: Attention) -> 
         assert node.inputs[3] is not None
         assert node.inputs[3].shape is not None
         assert int(str(node.inputs[3].shape[0])) <= kept[node.overload]
-    assert_equal(reference, written(result.model, "both.onnx"))
+    assert_equal(reference, write_graph(result.model, "both.onnx"))
     dense = shrink(load(reference), plan, lower=())
     assert not dense.lowered
-    assert_equal(reference, written(dense.model, "dense.onnx"))
+    assert_equal(reference, write_graph(dense.model, "dense.onnx"))
 
 
 def test_a_lowered_graph_is_fused_and_counted_like_any_other(tmp_path: Path) -> None:
     plan, reference = masked_reference("bert", "eager", 18)
     model, dense = (shrink(load(reference), plan, lower=lower).model for lower in (None, ()))
-    lowered, fused = written(model, "counted.onnx"), tmp_path / "fused.onnx"
+    lowered, fused = write_graph(model, "counted.onnx"), tmp_path / "fused.onnx"
     assert fuse(lowered, fused, session_settings("cpu", 1)).fused
     assert len(calls(load(fused))) == len(plan.masks)
     assert "SkipLayerNormalization" in {node.op_type for node in load(fused).graph}
@@ -140,14 +140,14 @@ def skipped_macs(plan: Plan, batch: int, length: int) -> int:
 )
 def test_a_lowered_graph_in_half_precision(family: str, attention: Attention) -> None:
     plan, reference = masked_reference(family, attention, 18)
-    half = written(ReducePrecision()(shrink(load(reference), plan).model).model, "half.onnx")
+    half = write_graph(ReducePrecision()(shrink(load(reference), plan).model).model, "half.onnx")
     assert len(calls(load(half))) == len(plan.masks)
     outputs = run(half, feeds(decoder=False))
     assert all(np.isfinite(output).all() for batch in outputs for output in batch)
     assert relative_error(run(reference, feeds(decoder=False)), outputs) <= 2e-2
 
 
-def test_only_the_sites_asked_for_are_lowered() -> None:
+def test_only_the_requested_sites_are_lowered() -> None:
     plan, reference = masked_reference("bert", "eager", 18)
     first = next(iter(plan.masks))
     model = load(reference)
@@ -166,7 +166,7 @@ def test_keys_that_are_not_projected_are_not_counted(heads: tuple[int, ...]) -> 
     plan = Plan(sites=(replace(site, kept=heads, scale=(1.0,) * len(heads)),)).masked(layer.plan.masks)
     dense, lowered = shrink(layer.graph(), plan, lower=()), shrink(layer.graph(), plan)
     assert lowered.unused == {"a": 2}
-    normal = load(written(lowered.model, "counted-unused.onnx"))
+    normal = load(write_graph(lowered.model, "counted-unused.onnx"))
     Normalize()(normal)
     batch, hidden = 2, 8
     for length in (5, 8, 13, 21, 27, 32):

@@ -64,7 +64,7 @@ def test_graphs_with_different_inputs_are_not_compared(bert: Pruned, tmp_path: P
 
 
 def test_messages(tmp_path: Path) -> None:
-    """What a user reads of a graph with a fixed length."""
+    """The message about a graph with a fixed length."""
     path = tmp_path / "graph.onnx"
     save(parsed(BODY, "int64[2, 16] x", "float[2, 16] y", "float[6] w"), path)
     with pytest.raises(InputError) as error:

@@ -1,4 +1,4 @@
-"""Paired bootstrap intervals: their width, and what they are paired over."""
+"""Paired bootstrap intervals: their width, and the pairing of examples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def mean(statistics: np.ndarray) -> float:
     return float(statistics[:, 0].mean())
 
 
-def test_the_interval_is_narrow_where_the_models_agree() -> None:
+def test_the_interval_is_narrow_if_the_models_agree() -> None:
     rng = np.random.default_rng(0)
     dense = rng.normal(size=(400, 1))
     compressed = dense - 0.1

@@ -54,14 +54,14 @@ COUNTED = [
 
 
 @pytest.mark.parametrize(("body", "inputs", "weights", "count"), COUNTED)
-def test_operators(body: str, inputs: str, weights: str, count: int) -> None:
+def test_macs_of_operators(body: str, inputs: str, weights: str, count: int) -> None:
     model = parsed(body, inputs, "float y", weights)
     before = [str(value.shape) for value in model.graph.inputs]
     assert macs(model, 2, 7) == count
     assert [str(value.shape) for value in model.graph.inputs] == before, "the graph stays unchanged"
 
 
-def test_attention_of_the_onnx_standard() -> None:
+def test_macs_of_attention_of_the_onnx_standard() -> None:
     model = parsed(
         "y = Attention(q, k, v)", "float[B, 4, S, 8] q, float[B, 2, S, 8] k, float[B, 2, S, 6] v", "float y", opset=23
     )
@@ -79,8 +79,8 @@ def test_a_causal_head_that_keeps_every_block_is_computed_as_dense() -> None:
 
 
 @pytest.mark.parametrize(("longest", "positions", "memory"), [("3", "99", 3), ("64", "9", 2), (None, None, 7)])
-def test_memories_are_as_long_as_where_they_are_timed(longest: str | None, positions: str | None, memory: int) -> None:
-    """As long as the text where the graph's metadata do not say; caches are empty."""
+def test_memories_have_the_length_that_is_timed(longest: str | None, positions: str | None, memory: int) -> None:
+    """Without metadata, a memory is as long as the text; caches are empty."""
     model = parsed(
         "a = Concat <axis = 1> (memory_0, x)  y = MatMul(a, w)  z = MatMul(cache, w)",
         "float[batch, memory, 8] memory_0, float[batch, sequence, 8] x, float[batch, past_length, 8] cache",
@@ -99,7 +99,7 @@ def test_unknown_shapes_give_no_count() -> None:
     assert macs(model, 2, 7) is None
 
 
-def test_a_model() -> None:
+def test_macs_of_a_model_follow_the_formula() -> None:
     """BERT: projections and attention of the kept heads, feed-forward of every layer, pooler and classifier."""
     bert = pruned("bert")
     config = bert.model.config

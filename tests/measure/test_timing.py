@@ -29,12 +29,12 @@ def do_not_wait() -> None:
 
 
 def timed(dense: FakeEngine, compressed: FakeEngine, **options: Any) -> tuple[Speed, FakeClock]:
-    """The row of two engines on a clock that only they advance."""
+    """The row of two engines on a clock that advances only with their calls."""
     clock = FakeClock(dense, compressed)
     return interleave(dense, compressed, {}, batch=4, seq=8, wait=do_not_wait, clock=clock.read, **options), clock
 
 
-def test_times_are_those_of_each_engine() -> None:
+def test_each_engine_has_its_own_times() -> None:
     speed, _ = timed(FakeEngine(2.0), FakeEngine(1.0))
     assert speed.ratio == pytest.approx(2.0)
     assert (speed.low, speed.high) == pytest.approx((2.0, 2.0))
@@ -59,13 +59,13 @@ def test_rounds_alternate_and_so_does_their_order() -> None:
     assert clock.now < 2 * 2.0
 
 
-@pytest.mark.parametrize("more", [False, True])
-def test_as_many_rounds_follow_once_where_more_are_needed(more: bool) -> None:
-    clock, timed_then = FakeClock(), []
+@pytest.mark.parametrize("is_needed", [False, True])
+def test_the_number_of_rounds_is_doubled_once_if_more_are_needed(is_needed: bool) -> None:
+    clock, pairs_so_far = FakeClock(), []
 
     def needs_more() -> bool:
-        timed_then.append(len(pairs))
-        return more
+        pairs_so_far.append(len(pairs))
+        return is_needed
 
     def call() -> None:
         clock.now += 0.03
@@ -73,8 +73,8 @@ def test_as_many_rounds_follow_once_where_more_are_needed(more: bool) -> None:
     pairs: list[np.ndarray] = []
     for pair in alternate_calls(call, call, 5.0, wait=do_not_wait, needs_more=needs_more, clock=clock.read):
         pairs.append(pair)
-    assert len(timed_then) == 1
-    assert len(pairs) == timed_then[0] * (1 + more)
+    assert len(pairs_so_far) == 1
+    assert len(pairs) == pairs_so_far[0] * (1 + is_needed)
     assert len({pair.shape for pair in pairs}) == 1
 
 
@@ -91,7 +91,7 @@ def test_progress_counts_pairs_of_rounds() -> None:
     assert progress == [(number + 1, len(pairs)) for number in range(len(pairs))]
 
 
-def test_a_machine_that_slows_down_is_not_timed_for_ever() -> None:
+def test_timing_ends_on_a_machine_that_slows_down() -> None:
     clock, calls = FakeClock(), itertools.count()
 
     def call() -> None:
@@ -102,18 +102,18 @@ def test_a_machine_that_slows_down_is_not_timed_for_ever() -> None:
     assert clock.now < (OVERTIME + 0.5) * 5.0
 
 
-def test_threads_that_compute_are_waited_for() -> None:
-    done = threading.Event()
+def test_timing_waits_for_busy_threads() -> None:
+    is_finished = threading.Event()
 
-    def spin() -> None:
+    def keep_busy() -> None:
         end = time.thread_time() + 0.05
         while time.thread_time() < end:
             pass
-        done.set()
+        is_finished.set()
 
-    threading.Thread(target=spin).start()
+    threading.Thread(target=keep_busy).start()
     wait_until_idle()
-    assert done.is_set()
+    assert is_finished.is_set()
 
 
 def test_an_engine_against_itself_is_as_fast() -> None:
@@ -135,14 +135,14 @@ def test_the_interval_covers_the_true_ratio_and_shrinks_with_time() -> None:
 
 
 class DeviceEngine(FakeEngine):
-    """An engine that spends half of each call on a device with a clock of its own."""
+    """An engine that spends half of each call on a device that has its own clock."""
 
     def run(self, feeds: Any) -> dict[str, np.ndarray]:
         self.device_seconds = self.milliseconds / 2e3
         return super().run(feeds)
 
 
-def test_times_by_the_clock_of_the_device_are_reported_where_it_has_one() -> None:
+def test_device_times_are_reported_if_the_device_has_a_clock() -> None:
     speed, _ = timed(DeviceEngine(4.0), FakeEngine(2.0))
     assert speed.dense.device == pytest.approx((2.0, 2.0, 2.0))
     assert speed.compressed.device is None
@@ -171,7 +171,7 @@ def test_engines_that_are_not_comparable_make_the_row_void(
 
 
 def test_messages() -> None:
-    """What a void row says."""
+    """The text of a void row."""
     reason = incomparable_reason(FakeEngine(attentions=12, fused=12), FakeEngine(attentions=5, fused=4))
     assert str(reason) == (
         "the runtime fused 12 of 12 attentions of the dense graph and 4 of 5 of the compressed graph"

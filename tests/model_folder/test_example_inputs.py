@@ -33,7 +33,7 @@ def test_example_inputs_run(family: str, tmp_path: Path) -> None:
     assert any(not torch.equal(inputs[name], reseeded[name]) for name in inputs)
 
 
-def test_example_inputs_look_like_those_of_the_tokenizer(saved: Path) -> None:
+def test_example_inputs_resemble_those_of_the_tokenizer(saved: Path) -> None:
     inputs = example_inputs(load(saved), 2, 8)
     assert list(inputs) == ["input_ids", "attention_mask", "token_type_ids"]
     ids = inputs["input_ids"]

@@ -1,4 +1,4 @@
-"""Model folders load in full precision and as they were saved; any fault of one has a code."""
+"""Model folders load in full precision with unchanged weights, and every fault has a code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.model_folder.edits import (
 )
 
 
-def test_a_good_folder(saved: Path) -> None:
+def test_a_valid_folder_loads(saved: Path) -> None:
     folder = load(saved)
     assert (folder.task, folder.family, folder.notes) == ("text-classification", "bert", ())
     assert folder.model.dtype == torch.float32
@@ -165,7 +165,7 @@ def test_a_folder_without_tokenizer_loads_if_none_is_needed(folder: Path) -> Non
     assert load(folder, needs_processor=False).processor is None
 
 
-def test_whole_messages(folder: Path) -> None:
+def test_messages(folder: Path) -> None:
     remove_head(folder)
     with fails_with(ErrorCode.WEIGHTS_MISSING) as caught:
         load(folder)

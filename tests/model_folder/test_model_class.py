@@ -1,4 +1,4 @@
-"""The class as which a folder is loaded, and its task."""
+"""The model class and the task of a folder."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def test_one_output_is_a_regression(tmp_path: Path) -> None:
     assert load(folders.save(folders.bert(num_labels=1), tmp_path)).task == "regression"
 
 
-def test_a_language_model(tmp_path: Path) -> None:
+def test_a_language_model_has_its_task(tmp_path: Path) -> None:
     path = folders.save(folders.gpt2(), tmp_path)
     assert load(path).task == "causal-lm"
     assert load(path, task="causal-lm").model.lm_head is not None
 
 
-def test_a_requested_task_wins(tmp_path: Path) -> None:
+def test_a_requested_task_takes_precedence(tmp_path: Path) -> None:
     bart, _ = FAMILIES["bart"](0)
     path = folders.save(bart, tmp_path, with_tokenizer=False)
     assert load(path, needs_processor=False).task == "fill-mask"

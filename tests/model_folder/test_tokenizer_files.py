@@ -1,4 +1,4 @@
-"""The files that an application needs beside the engine."""
+"""The files that an application needs in addition to the engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_companions_are_configuration_tokenizer_and_licence(folder: Path, tmp_pa
     assert hf.AutoTokenizer.from_pretrained(out)("good film")["input_ids"] == [2, 5, 7, 3]
 
 
-def test_names_that_the_rows_gave_the_classes_are_saved(folder: Path, tmp_path: Path) -> None:
+def test_class_names_from_the_rows_are_saved(folder: Path, tmp_path: Path) -> None:
     loaded = load(folder)
     loaded.config.id2label = {0: "bad", 1: "good"}
     out = tmp_path / "out"

@@ -1,4 +1,4 @@
-"""Weight files are checked before anything is built from them."""
+"""Weight files are checked before they are loaded."""
 
 from __future__ import annotations
 

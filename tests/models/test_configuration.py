@@ -1,4 +1,4 @@
-"""Configurations that no model can have are refused."""
+"""Impossible configurations are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A text read through the graph in segments of any length is the text read whole, if the memory holds it."""
+"""Reading a text through the graph in segments of any length equals reading it whole, if the memory holds it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def stream(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @settings(max_examples=20, deadline=None)
 @given(cuts=st.sets(st.integers(1, TEXT - 1)), seed=st.integers(0, 99))
-def test_segments_equal_the_whole_through_the_graph(stream: Stream, cuts: set[int], seed: int) -> None:
+def test_segments_equal_the_whole_text_through_the_graph(stream: Stream, cuts: set[int], seed: int) -> None:
     text = token_ids(2, TEXT, seed).numpy()
     stream.memories = ()
     whole = [stream.read(text), *stream.memories]

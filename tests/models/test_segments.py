@@ -1,4 +1,4 @@
-"""The language models with segment memory: their size, what they compute, and transformers' view of them."""
+"""The language models with segment memory: their size, their outputs, and their use as models of transformers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ TABLES = [  # Shim et al., tables 1 and 2: layers, sparsity in percent, millions
 
 
 @pytest.mark.parametrize(("layers", "sparsity", "millions"), TABLES)
-def test_sizes_are_those_of_the_paper(layers: int, sparsity: float, millions: float) -> None:
+def test_sizes_match_the_paper(layers: int, sparsity: float, millions: float) -> None:
     heads = round(layers * 8 * (1 - sparsity / 100))
     order = sorted((head, layer) for layer in range(layers) for head in range(8))[:heads]
     kept = [[head for head, head_layer in order if head_layer == layer] for layer in range(layers)]
@@ -71,13 +71,13 @@ def test_a_transformer_xl_of_the_same_shape_is_as_large() -> None:
     assert round(sum(parameter.numel() for parameter in model.model.layers.parameters()) / 1e6, 1) == 54.6
 
 
-# What is computed
+# Outputs
 
 
 @BOTH
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("past", [0, 4])
-def test_hidden_states_are_those_of_the_equations(family: str, attention: Attention, past: int) -> None:
+def test_hidden_states_match_the_equations(family: str, attention: Attention, past: int) -> None:
     model = model_of(family, attn_implementation=attention)
     for norm in (module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)):
         torch.nn.init.zeros_(norm.bias)
@@ -90,7 +90,7 @@ def test_hidden_states_are_those_of_the_equations(family: str, attention: Attent
 
 @BOTH
 @pytest.mark.parametrize("length", [1, 3, 4])
-def test_segments_equal_the_whole_where_memory_holds_it(family: str, length: int) -> None:
+def test_segments_equal_the_whole_text_if_memory_holds_it(family: str, length: int) -> None:
     model = model_of(family, memory_length=12)
     with torch.no_grad():
         whole: Any = model(token_ids(2, 12))
@@ -174,7 +174,7 @@ def test_every_query_attends_to_persistent_vectors() -> None:
 
 
 @BOTH
-def test_shift_labels_are_labels_shifted(family: str) -> None:
+def test_shift_labels_are_shifted_labels(family: str) -> None:
     model: Any = model_of(family)
     text = token_ids(2, 6)
     following = torch.cat([text[:, 1:], torch.full((2, 1), -100)], dim=1)
@@ -221,11 +221,11 @@ def test_too_many_positions_are_refused(family: str, past: int | None, length: i
         model_of(family)(token_ids(2, length), memories=memories)
 
 
-# One of transformers' families
+# Use as a model of transformers
 
 
 @BOTH
-def test_saved_and_loaded_like_any_other(family: str, tmp_path: Path) -> None:
+def test_a_model_is_saved_and_loaded_like_any_other(family: str, tmp_path: Path) -> None:
     model: Any = model_of(family, layer_heads=[[0, 2], [], [1, 2, 3]])
     model.save_pretrained(tmp_path)
     assert not list(tmp_path.glob("*.bin"))
@@ -244,10 +244,10 @@ def test_saved_and_loaded_like_any_other(family: str, tmp_path: Path) -> None:
 
 @BOTH
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_its_sites_are_found_with_and_without_memory(family: str, attention: Attention) -> None:
+def test_sites_are_found_with_and_without_memory(family: str, attention: Attention) -> None:
     model: Any = model_of(family)
     for memories in ((), model(token_ids(2, 4)).memories):
-        named = dict(zip(memory_names(3), memories, strict=False))
-        sites = find_sites(model, {"input_ids": token_ids(2, 5), **named}, attention=attention)
+        named_memories = dict(zip(memory_names(3), memories, strict=False))
+        sites = find_sites(model, {"input_ids": token_ids(2, 5), **named_memories}, attention=attention)
         assert [site.name for site in sites] == [f"model.layers.{layer}.attention" for layer in range(3)]
         assert {(site.kind, site.heads, site.kv_heads, site.head_dim) for site in sites} == {("causal", 4, 4, 6)}

@@ -1,4 +1,4 @@
-"""Reports such as runs write them, for tests: a good one, and the awkward ones by name."""
+"""Example reports as runs write them: a typical one and unusual ones, by name."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _STAGES = tuple(ProofStage)
 
 
 def latency(p50: float, batch: int, calls: int = 200, seed: int = 0) -> Latency:
-    """`calls` log-normal times around `p50` milliseconds, with the odd stall."""
+    """`calls` log-normal times around `p50` milliseconds, with occasional stalls."""
     rng = random.Random(seed)
     samples = [p50 * rng.lognormvariate(0, 0.035) * (2.2 if rng.random() < 0.006 else 1) for _ in range(calls)]
-    at = sorted(samples)
-    p50, p90, p99 = (at[int(share * (calls - 1))] for share in (0.5, 0.9, 0.99))
+    ordered = sorted(samples)
+    p50, p90, p99 = (ordered[int(share * (calls - 1))] for share in (0.5, 0.9, 0.99))
     return Latency(p50=p50, p90=p90, p99=p99, throughput=1000 * batch / p50, samples=tuple(samples))
 
 
 def speed(batch: int, seq: int, dense: float, compressed: float, *, void: str | None = None) -> Speed:
-    """A row of two engines at these p50s, milliseconds."""
+    """A row of two engines with these p50 times in milliseconds."""
     slow, fast = latency(dense, batch, seed=batch * seq), latency(compressed, batch, seed=batch * seq + 1)
     ratio = slow.p50 / fast.p50
     return Speed(
@@ -55,14 +55,14 @@ def speed(batch: int, seq: int, dense: float, compressed: float, *, void: str | 
 def site(
     name: str, heads: int, kept: Sequence[int], kind: Kind = "bidirectional", kv_heads: int | None = None
 ) -> SitePlan:
-    """A site of 32 wide heads."""
+    """A site whose heads have width 32."""
     return SitePlan(name, kind, heads, kv_heads or heads, 32, tuple(kept))
 
 
 def bert_plan(kept: int = 36, layers: int = 6, heads: int = 12) -> Plan:
-    """A BERT's sites with `kept` heads drawn at random, the second layer losing all."""
-    places = [(layer, head) for layer in range(layers) if layer != 1 for head in range(heads)]
-    chosen = set(random.Random(3).sample(places, kept))
+    """The sites of a BERT with `kept` heads drawn at random; the second layer keeps none."""
+    candidates = [(layer, head) for layer in range(layers) if layer != 1 for head in range(heads)]
+    chosen = set(random.Random(3).sample(candidates, kept))
     return Plan(
         sites=tuple(
             site(
@@ -82,7 +82,7 @@ def bert_plan(kept: int = 36, layers: int = 6, heads: int = 12) -> Plan:
 
 
 def curves(steps: int = 1200, every: int = 20) -> tuple[CurvePoint, ...]:
-    """A loss that falls, a temperature from 1000 to 1e-8, an evaluation now and then."""
+    """A decreasing loss, a temperature from 1000 to 1e-8, and an evaluation every 200 steps."""
     rng = random.Random(0)
     points = []
     for step in range(every, steps + 1, every):
@@ -98,7 +98,7 @@ def curves(steps: int = 1200, every: int = 20) -> tuple[CurvePoint, ...]:
 
 
 def proofs(error: float = 3.1e-7) -> tuple[Proof, ...]:
-    """Three stages on both sides, with this error in the shrunk graph of the compressed side."""
+    """All stages for both variants, with this error in the second stage of the compressed variant."""
     cases = ("batch 1, length 8", "batch 2, length 17, padded", "batch 8, length 128, padded")
     return tuple(
         Proof(
@@ -113,23 +113,23 @@ def proofs(error: float = 3.1e-7) -> tuple[Proof, ...]:
     )
 
 
-def accuracy(dense: float = 0.915, compressed: float = 0.909, **other: Any) -> Score:
-    """A score on test rows with an interval of a point to either side."""
-    moved = compressed - dense
-    known = {"metric": "accuracy", "split": "test", "rows": 1821}
+def accuracy(dense: float = 0.915, compressed: float = 0.909, **fields: Any) -> Score:
+    """A score on test rows with an interval of one point to either side."""
+    difference = compressed - dense
+    defaults = {"metric": "accuracy", "split": "test", "rows": 1821}
     measured = {
         "dense": dense,
         "compressed": compressed,
-        "difference": moved,
-        "low": moved - 0.01,
-        "high": moved + 0.01,
+        "difference": difference,
+        "low": difference - 0.01,
+        "high": difference + 0.01,
     }
-    return Score(**{**known, **measured, **other})
+    return Score(**{**defaults, **measured, **fields})
 
 
-def engine(parameters: int, **other: Any) -> EngineFacts:
-    """An engine of fp32 weights."""
-    known: dict[str, Any] = {
+def engine(parameters: int, **fields: Any) -> EngineFacts:
+    """An engine with fp32 weights."""
+    defaults: dict[str, Any] = {
         "file": "model.onnx",
         "parameters": parameters,
         "file_bytes": 4 * parameters + 180_000,
@@ -139,11 +139,11 @@ def engine(parameters: int, **other: Any) -> EngineFacts:
         "fused": 6,
         "optimization": "onnxscript ort_fusions, proven equal to the graph it came from",
     }
-    return EngineFacts(**{**known, **other})
+    return EngineFacts(**{**defaults, **fields})
 
 
-def report(**changed: Any) -> Report:
-    """A run that won, with fields changed; the verdict follows from the facts unless given."""
+def report(**fields: Any) -> Report:
+    """A successful run with some fields replaced; the verdict is derived from the facts unless it is given."""
     facts: dict[str, Any] = {
         "model": "minilm-sst2",
         "family": "bert",
@@ -185,21 +185,21 @@ def report(**changed: Any) -> Report:
         "command": "compress minilm-sst2 --data sst2.tsv.xz --method dsp --keep 36 --max-drop 0.02 --seed 1",
         "seconds": {"learn": 812.4, "export": 9.7, "shrink": 1.2, "build": 4.1, "prove": 11.9, "measure": 95.3},
     }
-    facts |= changed
-    judged = ("plan", "dense", "compressed", "speeds", "scores", "proofs", "drop_status", "refused")
-    known = {name: facts[name] for name in judged if name in facts}
-    facts.setdefault("verdict", verdict(**known, max_drop=facts["recipe"].get("max_drop")))
+    facts |= fields
+    verdict_fields = ("plan", "dense", "compressed", "speeds", "scores", "proofs", "drop_status", "refused")
+    verdict_facts = {name: facts[name] for name in verdict_fields if name in facts}
+    facts.setdefault("verdict", verdict(**verdict_facts, max_drop=facts["recipe"].get("max_drop")))
     return Report(**facts)
 
 
 def dense(plan: Plan) -> Plan:
-    """The same sites with every head kept at scale one, as if nothing had been learned."""
+    """A plan of these sites that keeps every head at scale one, as if nothing had been learned."""
     sites = tuple(replace(site, kept=tuple(range(site.heads)), scale=(), mask=None) for site in plan.sites)
     return plan.model_copy(update={"sites": sites, "method": None, "options": {}, "evidence": {}})
 
 
 def nothing_learned() -> Report:
-    """Neither data nor a plan: the model as it is."""
+    """A run without data and plan, which leaves the model unchanged."""
     plan = dense(bert_plan()).model_copy(update={"seed": None, "data": None})
     facts = engine(22_713_602)
     notes = (Note(text="nothing was learned: add rows (--data) and the number of heads to keep (--keep)"),)
@@ -214,7 +214,7 @@ def nothing_learned() -> Report:
 
 
 def not_faster() -> Report:
-    """Two heads of 72 went: no interval is clear of one."""
+    """14 of 72 heads are dropped, and every interval of the speed includes 1."""
     return report(
         plan=bert_plan(58),
         speeds=(speed(1, 128, 6.32, 6.3), speed(8, 128, 47.9, 47.5)),
@@ -223,17 +223,17 @@ def not_faster() -> Report:
 
 
 def metric_fell() -> Report:
-    """Faster, at a price above what was allowed."""
+    """Faster, but the metric dropped by more than allowed."""
     return report(drop_status=DropStatus.FAILED, scores=(accuracy(0.915, 0.871),), plan=bert_plan(6))
 
 
 def numbers_differ() -> Report:
-    """A proof broke, with an error that has no bound."""
+    """A proof failed with an infinite error."""
     return report(proofs=proofs(math.inf), drop_status=DropStatus.NOT_CHECKED)
 
 
 def refused() -> Report:
-    """Half of the sites could not be shrunk, and one size has no result."""
+    """Two sites could not be shrunk, and one size has no result."""
     refusals = tuple(
         Refusal(
             what=f"bert.encoder.layer.{layer}.attention.self",
@@ -246,7 +246,7 @@ def refused() -> Report:
 
 
 def encoder_decoder() -> Report:
-    """Three kinds, layers of unlike widths, grouped heads, perplexity: lower is better."""
+    """Three kinds of attention, layers of different widths, grouped heads, and a metric of which lower is better."""
     rng = random.Random(5)
     widths = (16, 16, 12, 8, 16, 4)
     shapes: tuple[tuple[Kind, str], ...] = (
@@ -270,7 +270,7 @@ def encoder_decoder() -> Report:
 
 
 def bare() -> Report:
-    """As little as the schema allows: no scores, proofs, speeds, curves, nothing recorded."""
+    """The minimum that the schema allows: no scores, proofs, speeds or curves."""
     facts = engine(1234, peak_memory_bytes=None, macs=None, attentions=1, fused=0)
     return Report(
         verdict=verdict(plan=Plan(sites=(site("attn", 1, []),)), dense=facts, compressed=facts),
@@ -286,7 +286,7 @@ def bare() -> Report:
 
 
 def wide() -> Report:
-    """Thirty-two layers of 64 heads, four sizes, many logged quantities, one of them never a number."""
+    """32 layers of 64 heads, four sizes, and several logged quantities, one of which is always NaN."""
     rng = random.Random(7)
     sites = tuple(
         site(f"model.layers.{layer}.self_attn", 64, sorted(rng.sample(range(64), 20)), "causal", 8)
@@ -301,7 +301,7 @@ def wide() -> Report:
     return report(model="llama", family="llama", plan=Plan(sites=sites, method="taylor"), curves=points, speeds=speeds)
 
 
-AWKWARD: dict[str, Callable[[], Report]] = {
+REPORTS: dict[str, Callable[[], Report]] = {
     "won": report,
     "nothing learned": nothing_learned,
     "not faster": not_faster,

@@ -1,4 +1,4 @@
-"""The verdict's sentences, the files, and the page as text."""
+"""The sentences of the verdict, the files of a report, and its page as text."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ HOSTILE = (
         ("bare", "Speed unknown, not proven: 0 of 1 heads kept"),
     ],
 )
-def test_verdict_opens_with_what_matters_most(name: str, opening: str) -> None:
-    assert reports.AWKWARD[name]().verdict.startswith(opening)
+def test_verdict_opens_with_the_most_important_outcome(name: str, opening: str) -> None:
+    assert reports.REPORTS[name]().verdict.startswith(opening)
 
 
-def test_verdict_of_a_run_that_won_is_one_whole_sentence() -> None:
+def test_verdict_of_a_successful_run_is_one_sentence() -> None:
     assert reports.report().verdict == (
         "36 of 72 heads kept, 7.8% fewer parameters (22.7M → 20.9M); "
         "1.31× as fast as dense at batch 1, length 128 (95% interval 1.28 to 1.34) "
@@ -60,7 +60,7 @@ def test_verdict_of_a_run_that_won_is_one_whole_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "text"),
+    ("fields", "text"),
     [
         ({"speeds": (reports.speed(1, 128, 4.0, 6.0),)}, "Slower: "),
         (
@@ -84,8 +84,8 @@ def test_verdict_of_a_run_that_won_is_one_whole_sentence() -> None:
         ({"plan": reports.dense(reports.bert_plan()).model_copy(update={"method": "dsp"})}, "Nothing was dropped: "),
     ],
 )
-def test_verdict_says_so(changed: dict[str, Any], text: str) -> None:
-    assert text in reports.report(**changed).verdict
+def test_verdict_names_the_outcome(fields: dict[str, Any], text: str) -> None:
+    assert text in reports.report(**fields).verdict
 
 
 def test_verdict_quotes_the_test_rows_and_says_when_lower_is_better() -> None:
@@ -94,15 +94,15 @@ def test_verdict_quotes_the_test_rows_and_says_when_lower_is_better() -> None:
     assert "eval" not in reports.report().verdict
 
 
-@pytest.mark.parametrize("name", reports.AWKWARD)
-def test_report_reads_back_from_strict_json_as_the_same_bytes(name: str, tmp_path: Path) -> None:
-    text = to_json(reports.AWKWARD[name]())
+@pytest.mark.parametrize("name", reports.REPORTS)
+def test_report_is_read_back_from_strict_json_without_a_change(name: str, tmp_path: Path) -> None:
+    text = to_json(reports.REPORTS[name]())
     json.loads(text, parse_constant=pytest.fail)
     (tmp_path / "report.json").write_text(text, encoding="utf-8")
     assert to_json(load(tmp_path)) == text
 
 
-def test_a_report_read_back_writes_the_same_files(tmp_path: Path) -> None:
+def test_a_loaded_report_is_written_to_the_same_files(tmp_path: Path) -> None:
     page = write(reports.report(), tmp_path)
     first = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert page == tmp_path / "report.html"
@@ -111,24 +111,24 @@ def test_a_report_read_back_writes_the_same_files(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first
 
 
-def test_what_was_written_is_validated(tmp_path: Path) -> None:
-    broken = reports.bare().model_copy(update={"drop_status": "perhaps"})
+def test_report_is_validated_before_it_is_written(tmp_path: Path) -> None:
+    invalid = reports.bare().model_copy(update={"drop_status": "perhaps"})
     with pytest.raises(pydantic.ValidationError, match="drop_status"):
-        write(broken, tmp_path)
+        write(invalid, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_failed_write_leaves_what_stood_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_keeps_the_former_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(reports.bare(), tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    real = Path.write_text
+    write_text = Path.write_text
 
-    def full(path: Path, text: str, **kwargs: Any) -> int:
+    def fail_to_write(path: Path, text: str, **kwargs: Any) -> int:
         if "html" in path.name:
             raise OSError(28, "No space left on device")
-        return real(path, text, **kwargs)
+        return write_text(path, text, **kwargs)
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_text", fail_to_write)
     with pytest.raises(OSError, match="No space left"):
         write(reports.not_faster(), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -145,7 +145,7 @@ def test_failed_write_leaves_what_stood_there(tmp_path: Path, monkeypatch: pytes
         (b'{"version": 2}', "report.json: version: Input should be 1"),
     ],
 )
-def test_damaged_report_is_one_line(content: bytes | None, text: str, tmp_path: Path) -> None:
+def test_damaged_report_gives_a_one_line_error(content: bytes | None, text: str, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "report.json").write_bytes(content)
     with pytest.raises(InputError) as caught:
@@ -163,7 +163,7 @@ def test_unknown_field_is_named(tmp_path: Path) -> None:
 
 
 class _Skeleton(HTMLParser):
-    """Tags with the names of their attributes, in order, and the text between them."""
+    """The tags of a page with the names of their attributes, in order, and the text between them."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -179,8 +179,8 @@ class _Skeleton(HTMLParser):
         self.text.append(data)
 
 
-def _named(text: str, *, pictures: bool = False) -> Report:
-    """A report with `text` in every place that takes a free string."""
+def _report_with(text: str, *, pictures: bool = False) -> Report:
+    """A report with `text` in every field that takes any string."""
     plan = Plan(
         sites=(reports.site(text or "site", 2, [0]),),
         model=text,
@@ -216,8 +216,11 @@ def _named(text: str, *, pictures: bool = False) -> Report:
     )
 
 
-def test_hostile_names_stay_text_everywhere() -> None:
-    hostile, benign = _Skeleton(render(_named(HOSTILE, pictures=True))), _Skeleton(render(_named("a", pictures=True)))
+def test_hostile_names_remain_text() -> None:
+    hostile, benign = (
+        _Skeleton(render(_report_with(HOSTILE, pictures=True))),
+        _Skeleton(render(_report_with("a", pictures=True))),
+    )
     assert hostile.tags == benign.tags
     assert not any(tag == "script" or name.startswith("on") for tag, names in hostile.tags for name in (tag, *names))
     assert hostile.text.count(HOSTILE) >= 12
@@ -228,30 +231,30 @@ def test_hostile_names_stay_text_everywhere() -> None:
     st.text(alphabet=st.one_of(st.sampled_from("<>&\"'/={}%#\\`$-! \n\0"), st.characters(codec="utf-8")), min_size=1)
 )
 def test_no_string_changes_the_page_tags(text: str) -> None:
-    assert _Skeleton(render(_named(text))).tags == _Skeleton(render(_named("a"))).tags
+    assert _Skeleton(render(_report_with(text))).tags == _Skeleton(render(_report_with("a"))).tags
 
 
-@pytest.mark.parametrize("name", reports.AWKWARD)
-def test_page_needs_nothing_from_elsewhere(name: str) -> None:
-    page = render(reports.AWKWARD[name]())
-    for outside in ("http:", "https:", "//cdn", "@import", "<script", "src=", "<link rel=stylesheet", "file:"):
-        assert outside not in page
+@pytest.mark.parametrize("name", reports.REPORTS)
+def test_page_uses_no_external_resource(name: str) -> None:
+    page = render(reports.REPORTS[name]())
+    for external in ("http:", "https:", "//cdn", "@import", "<script", "src=", "<link rel=stylesheet", "file:"):
+        assert external not in page
     skeleton = _Skeleton(page)
     ids = [part.split('"')[0] for part in page.split(' id="')[1:]]
     assert len(ids) == len(set(ids))
     assert ("p", ("id",)) in skeleton.tags
 
 
-def test_page_stands_without_samples_and_with_scores_that_blew_up() -> None:
-    bare = reports.latency(2.0, 1).model_copy(update={"samples": ()})
-    row = reports.speed(1, 128, 3.0, 2.0).model_copy(update={"dense": bare, "compressed": bare})
-    blown = reports.accuracy(18.2, math.inf, metric="perplexity", low=math.nan, high=math.inf)
-    page = render(reports.report(speeds=(row,), scores=(blown,)))
+def test_page_renders_without_samples_and_with_infinite_scores() -> None:
+    without_samples = reports.latency(2.0, 1).model_copy(update={"samples": ()})
+    row = reports.speed(1, 128, 3.0, 2.0).model_copy(update={"dense": without_samples, "compressed": without_samples})
+    infinite = reports.accuracy(18.2, math.inf, metric="perplexity", low=math.nan, high=math.inf)
+    page = render(reports.report(speeds=(row,), scores=(infinite,)))
     assert "0 dense and 0 compressed calls" in page
     assert "perplexity on the test rows 18.2 → ∞" in page
 
 
-def test_map_keeps_original_heads_kinds_and_missing_heads() -> None:
+def test_map_shows_original_heads_kinds_and_missing_heads() -> None:
     maps = {kind.title: kind for kind in head_maps(reports.encoder_decoder().plan)}
     assert list(maps) == ["Bidirectional self-attention", "Causal self-attention", "Cross-attention"]
     cross = maps["Cross-attention"]
@@ -262,41 +265,41 @@ def test_map_keeps_original_heads_kinds_and_missing_heads() -> None:
     assert [head for head, cell in enumerate(grouped) if cell.group] == [4, 8, 12]
 
 
-def test_map_tells_site_head_and_scale() -> None:
+def test_tooltips_of_the_map_name_site_head_and_scale() -> None:
     site = reports.SitePlan("layer.10.attn", "bidirectional", 2, 2, 8, (1,), (0.5,))
-    (only,) = head_maps(Plan(sites=(site,)))
-    assert [cell.tooltip for cell in only.rows[0].cells] == [
+    (head_map,) = head_maps(Plan(sites=(site,)))
+    assert [cell.tooltip for cell in head_map.rows[0].cells] == [
         "layer.10.attn, head 0: dropped",
         "layer.10.attn, head 1: kept, scale 0.5",
     ]
-    assert only.rows[0].label == "layer.10.attn"
+    assert head_map.rows[0].label == "layer.10.attn"
 
 
 def test_small_numbers_on_the_axes_are_not_rounded_away() -> None:
     assert ">0.0001</text>" in render(reports.report())
 
 
-def test_curve_without_a_finite_point_says_so() -> None:
+def test_page_explains_why_a_curve_without_finite_points_is_not_drawn() -> None:
     assert "not drawn: none of its 98 points is a finite number" in render(reports.wide())
 
 
 def _printed(report: Report, width: int) -> str:
-    into = io.StringIO()
-    Console(width=width, file=into).print(summary(report))
-    return into.getvalue()
+    buffer = io.StringIO()
+    Console(width=width, file=buffer).print(summary(report))
+    return buffer.getvalue()
 
 
-@pytest.mark.parametrize("name", reports.AWKWARD)
+@pytest.mark.parametrize("name", reports.REPORTS)
 def test_summary_fits_a_terminal_and_opens_with_the_verdict(name: str) -> None:
-    report = reports.AWKWARD[name]()
+    report = reports.REPORTS[name]()
     text = _printed(report, 80)
     assert " ".join(text.split()).startswith(report.verdict)
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
-def test_summary_prints_brackets_as_they_are() -> None:
-    odd = reports.report(refused=(Refusal(what="[red]x[/red]", why="[/]"),))
-    assert "refused: [red]x[/red]: [/]" in _printed(odd, 200)
+def test_summary_prints_brackets_unchanged() -> None:
+    report = reports.report(refused=(Refusal(what="[red]x[/red]", why="[/]"),))
+    assert "refused: [red]x[/red]: [/]" in _printed(report, 200)
 
 
 @pytest.mark.parametrize(
@@ -319,7 +322,7 @@ def test_summary_prints_brackets_as_they_are() -> None:
         (formatting.change(0, 5), ""),
     ],
 )
-def test_numbers_as_people_read_them(text: str, expected: str) -> None:
+def test_numbers_are_formatted_for_readers(text: str, expected: str) -> None:
     assert text == expected
 
 
@@ -330,11 +333,11 @@ _VALUE = st.one_of(_PLAIN, st.lists(_PLAIN), st.dictionaries(_TEXT, _PLAIN))
 
 @settings(max_examples=200, deadline=None)
 @given(st.dictionaries(_TEXT, _VALUE))
-def test_recipe_reads_back_as_toml(recipe: dict[str, Any]) -> None:
+def test_recipe_is_written_as_valid_toml(recipe: dict[str, Any]) -> None:
     assert tomllib.loads(formatting.toml(recipe)) == recipe
 
 
-def test_reading_a_report_needs_no_plotting_and_no_torch() -> None:
+def test_reading_a_report_imports_neither_matplotlib_nor_torch() -> None:
     code = "import sys, compressor.report; print({'matplotlib', 'torch'} & set(sys.modules))"
     text = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert text.stdout.strip() == "set()"

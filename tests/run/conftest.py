@@ -1,4 +1,4 @@
-"""What the tests of a run share: inputs, and one run with everything on."""
+"""Fixtures of the tests of runs: inputs, and one run with every stage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.run.runs import learning_recipe, write_inputs
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """The output folder of a run, its report, and what it reported on the way."""
+    """The output folder of a run, its report, and its listener."""
 
     out: Path
     report: Report
@@ -24,7 +24,7 @@ class FinishedRun:
 
 @pytest.fixture(scope="session")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model and rows that it can learn; not to be changed."""
+    """A tiny model and rows that it can learn; tests must not change them."""
     return write_inputs(tmp_path_factory.mktemp("inputs"))
 
 

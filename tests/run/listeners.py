@@ -1,4 +1,4 @@
-"""Listeners that record what a run reports, and interrupt it where a test wants."""
+"""Listeners that record the reports of a run, and interrupt it at a given stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole run on a tiny model: the output folder, the proofs, and what the report says."""
+"""A whole run on a tiny model: the output folder, the proofs, and the report."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OUTPUT = {
 Cap = pytest.CaptureFixture[str]
 
 
-def test_the_output_folder(finished: FinishedRun) -> None:
+def test_the_output_folder_has_every_file(finished: FinishedRun) -> None:
     plan = finished.report.plan
     assert {path.name for path in finished.out.iterdir()} >= OUTPUT
     assert not finished.out.with_name("out.partial").exists()
@@ -47,7 +47,7 @@ def test_the_output_folder(finished: FinishedRun) -> None:
     assert Plan.load(finished.out / "plan.json") == plan
 
 
-def test_proofs_score_and_speed(finished: FinishedRun) -> None:
+def test_the_report_has_proofs_score_and_speed(finished: FinishedRun) -> None:
     report = finished.report
     assert [(proof.variant, proof.stage) for proof in report.proofs] == [
         (variant, stage) for variant in ("dense", "compressed") for stage in ProofStage
@@ -60,7 +60,7 @@ def test_proofs_score_and_speed(finished: FinishedRun) -> None:
     assert report.plan.evidence["test"]["compressed"] == report.scores[0].compressed
 
 
-def test_parameters_fall_by_what_the_plan_drops(finished: FinishedRun) -> None:
+def test_parameters_decrease_by_those_of_the_dropped_heads(finished: FinishedRun) -> None:
     width, head_dim = 16, 8
     fewer = finished.report.dense.parameters - finished.report.compressed.parameters
     assert fewer == 4 * width * head_dim + 3 * head_dim
@@ -90,12 +90,12 @@ def test_the_output_is_a_model_folder_with_its_plan(
     monkeypatch.setattr(graph_passes, "shrink", count)
     listener = RecordingListener()
     recipe = Recipe(model=finished.out, out=tmp_path / "out", batch=(1,), seq=(8,), seconds=0.01)
-    again = compressor.compress(recipe, listener)
-    assert again.plan.sites == finished.report.plan.sites
-    assert again.compressed.parameters == finished.report.compressed.parameters
+    repeated = compressor.compress(recipe, listener)
+    assert repeated.plan.sites == finished.report.plan.sites
+    assert repeated.compressed.parameters == finished.report.compressed.parameters
     assert not any("learning" in name for name in listener.stages)
     assert shrunk_heads == [2, 1], "dense, then by the plan; nothing is rehearsed"
-    assert again.refused == ()
+    assert repeated.refused == ()
     assert NoteCode.PLAN_FOLLOWED in listener.codes
 
 
@@ -114,7 +114,7 @@ def test_without_rows_and_plan_every_head_stays(inputs: Path, tmp_path: Path) ->
     assert report.verdict.startswith("Nothing was learned")
 
 
-def test_a_search_leaves_the_weights(inputs: Path, tmp_path: Path) -> None:
+def test_a_search_does_not_change_the_weights(inputs: Path, tmp_path: Path) -> None:
     report = compressor.compress(learning_recipe(inputs, tmp_path / "out", method="taylor", max_length=1000))
     assert {NoteCode.NO_EFFECT, NoteCode.LENGTH_LIMITED} <= {note.code for note in report.notes}
     assert (report.plan.method, report.plan.heads_kept) == ("taylor", 1)
@@ -122,7 +122,7 @@ def test_a_search_leaves_the_weights(inputs: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "model.safetensors").exists()
 
 
-def test_a_metric_that_fell_too_far_keeps_the_evidence(inputs: Path, tmp_path: Path, capfd: Cap) -> None:
+def test_a_run_whose_metric_falls_too_far_keeps_its_output(inputs: Path, tmp_path: Path, capfd: Cap) -> None:
     """The test rows have the opposite labels, so that learning from the others lowers the metric."""
     rows = (inputs / "rows.tsv").read_text().splitlines()
     flipped = [rows[0], *(f"{1 - int(row[0])}{row[1:]}" for row in rows[1:])]
@@ -138,7 +138,7 @@ def test_a_metric_that_fell_too_far_keeps_the_evidence(inputs: Path, tmp_path: P
     assert f"{report.scores[0].dense:.4g} to {report.scores[0].compressed:.4g}" in result.error
 
 
-def test_numbers_that_differ_end_the_run(
+def test_different_outputs_end_the_run(
     inputs: Path, tmp_path: Path, capfd: Cap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verify, "relative_error", lambda *arrays: 0.5)
@@ -162,7 +162,9 @@ def refuse_every_drop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_passes, "shrink", refuse)
 
 
-def test_a_refused_site_is_known_before_learning(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_site_is_reported_before_learning(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     refuse_every_drop(monkeypatch)
     listener = RecordingListener()
     with pytest.raises(SiteRefusedError, match=r"self: Frobnicate node_7") as caught:
@@ -207,7 +209,7 @@ def test_images_have_no_length(tmp_path: Path) -> None:
         ({"precision": "fp16", "provider": "cpu"}, TargetMissingError),
     ],
 )
-def test_a_run_that_must_fail_fails_before_an_export(
+def test_an_impossible_run_fails_before_the_export(
     inputs: Path, tmp_path: Path, fields: dict[str, Any], error: type[Exception]
 ) -> None:
     listener = RecordingListener()

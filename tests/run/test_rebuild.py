@@ -18,7 +18,8 @@ from compressor.errors import ErrorCode, MismatchError, UsageError
 from compressor.model_folder import example_inputs, load
 from compressor.results import DropStatus, NoteCode
 from compressor.run import verify
-from compressor.run.rebuild import load_run, rebuild, replace_engine
+from compressor.run.finished_run import load_run
+from compressor.run.rebuild import rebuild, replace_engine
 from compressor.serving import ServeRequest, export
 from compressor.units import find_sites, keep_all
 from graph_passes import BlockMask, save
@@ -34,7 +35,7 @@ QUICK = ("--seconds", "0.01", "--batch", "2", "--quiet")
 
 @pytest.fixture(scope="module")
 def finished(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run for TensorRT on a machine without a GPU."""
+    """The output folder of a run for TensorRT on a machine without a GPU."""
     out = tmp_path_factory.mktemp("trt") / "out"
     fields: dict[str, Any] = {"batch": (1,), "seq": (8,), "seconds": 0.01}
     report = compressor.compress(Recipe(model=inputs / "model", out=out, target="trt", precision="fp16", **fields))
@@ -63,31 +64,31 @@ def test_a_run_without_its_target_leaves_proven_graphs(finished: Path) -> None:
     assert NoteCode.TARGET_MISSING in [note.code for note in report.notes]
 
 
-def test_the_command_fails_with_what_is_missing(
+def test_the_command_fails_and_names_what_is_missing(
     finished: Path, tmp_path: Path, capfd: Cap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = reports.load(finished)
     monkeypatch.setattr("compressor.run.pipeline.compress", lambda recipe, listener: report)
-    done = compress(capfd, tmp_path, "--target", "trt", "-o", tmp_path / "out", "--quiet")
-    assert (done.code, done.error_code) == (6, ErrorCode.DEVICE_MISSING)
-    assert done.details["target"] == "trt"
+    result = compress(capfd, tmp_path, "--target", "trt", "-o", tmp_path / "out", "--quiet")
+    assert (result.code, result.error_code) == (6, ErrorCode.DEVICE_MISSING)
+    assert result.details["target"] == "trt"
     assert report.missing is not None
-    assert report.missing.command in done.error
+    assert report.missing.command in result.error
 
 
 def test_a_build_without_its_target_leaves_the_folder(copy: Path, capfd: Cap) -> None:
     before = {path.name: path.stat().st_mtime_ns for path in copy.iterdir()}
-    done = compress(capfd, "build", copy, "--target", "trt")
-    assert (done.code, done.error_code) == (6, ErrorCode.DEVICE_MISSING)
+    result = compress(capfd, "build", copy, "--target", "trt")
+    assert (result.code, result.error_code) == (6, ErrorCode.DEVICE_MISSING)
     assert {path.name: path.stat().st_mtime_ns for path in copy.iterdir()} == before
 
 
 def test_a_folder_of_another_machine_is_built(finished: Path, copy: Path, capfd: Cap) -> None:
     (copy / "engine.onnx").unlink()
-    done = compress(capfd, "build", copy, "--target", "ort", *QUICK, "--json")
-    assert done.code == 0, done.err
+    result = compress(capfd, "build", copy, "--target", "ort", *QUICK, "--json")
+    assert result.code == 0, result.err
     report = reports.load(copy)
-    assert report.model_dump(mode="json") == done.json
+    assert report.model_dump(mode="json") == result.json
     assert (report.missing, report.target, report.recipe["batch"]) == (None, "ort", [2])
     assert [(row.batch, row.seq) for row in report.speeds] == [(2, 8)]
     assert len(report.proofs) == 6
@@ -97,16 +98,16 @@ def test_a_folder_of_another_machine_is_built(finished: Path, copy: Path, capfd:
     assert {path.name for path in copy.iterdir()} == {path.name for path in finished.iterdir()}
 
 
-def test_a_metric_that_fell_has_not_recovered_by_a_build(copy: Path, capfd: Cap) -> None:
+def test_a_build_keeps_a_failed_metric(copy: Path, capfd: Cap) -> None:
     report = reports.load(copy)
     failed = {"drop_status": DropStatus.FAILED, "recipe": {**report.recipe, "max_drop": 0.01}}
     reports.write(report.model_copy(update=failed), copy)
-    done = compress(capfd, "build", copy, "--target", "ort", *QUICK)
-    assert (done.code, done.error_code) == (4, ErrorCode.METRIC_FELL)
+    result = compress(capfd, "build", copy, "--target", "ort", *QUICK)
+    assert (result.code, result.error_code) == (4, ErrorCode.METRIC_FELL)
     assert (reports.load(copy).drop_status, reports.load(copy).target) == (DropStatus.FAILED, "ort")
 
 
-def test_a_folder_without_a_dense_graph_is_built_and_compared_with_nothing(copy: Path) -> None:
+def test_a_folder_without_a_dense_graph_is_built_without_a_comparison(copy: Path) -> None:
     before = reports.load(copy)
     graphs = {"model.onnx": before.graphs["model.onnx"]}
     reports.write(before.model_copy(update={"graphs": graphs}), copy)
@@ -120,10 +121,10 @@ def test_a_folder_without_a_dense_graph_is_built_and_compared_with_nothing(copy:
     assert (copy / "engine.plan.json").is_file(), "the engine of another target stays"
 
 
-def test_a_folder_that_is_not_the_runs_is_refused(finished: Path, copy: Path, tmp_path: Path, capfd: Cap) -> None:
+def test_a_folder_with_changed_graphs_is_refused(finished: Path, copy: Path, tmp_path: Path, capfd: Cap) -> None:
     def refusal(folder: Path, *flags: str) -> tuple[int, str | None, Path | None]:
-        done = compress(capfd, "build", folder, *flags)
-        return done.code, done.error_code, done.details.get("path")
+        result = compress(capfd, "build", folder, *flags)
+        return result.code, result.error_code, result.details.get("path")
 
     shutil.copy(copy / "dense.onnx", copy / "model.onnx")
     assert refusal(copy, "--target", "ort") == (3, ErrorCode.FILE_MISMATCH, copy / "model.onnx")
@@ -138,7 +139,7 @@ def test_a_folder_that_is_not_the_runs_is_refused(finished: Path, copy: Path, tm
 def test_an_engine_is_replaced_with_its_report_or_not_at_all(
     moves: int, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Interrupted at the weights, at either file of the report, and at the graph."""
+    """The interruption is at the weights, at either file of the report, or at the graph."""
     names = ["engine.onnx", "engine.onnx.data"]
 
     def write_engine(name: str) -> Path:
@@ -170,24 +171,24 @@ def test_an_engine_is_replaced_with_its_report_or_not_at_all(
     assert reports.load(out).verdict == "new"
 
 
-def test_a_graph_of_a_fixed_batch_is_proven_at_it(finished: Path, tmp_path: Path) -> None:
+def test_a_graph_with_a_fixed_batch_is_proven_at_that_batch(finished: Path, tmp_path: Path) -> None:
     save(parsed("y = Mul(x, x)", "float[4, S] x", "float[4, S] y"), tmp_path / "model.onnx")
     reports.write(reports.load(finished).model_copy(update={"graphs": {}}), tmp_path)
     cases = load_run(tmp_path, {"seq": (8,)}).cases
     assert [case.feeds["x"].shape for case in cases] == [(4, 5), (4, 8)]
 
 
-def test_an_engine_is_not_proven_on_nothing(tmp_path: Path) -> None:
+def test_a_proof_without_cases_fails(tmp_path: Path) -> None:
     save(parsed("y = Mul(x, x)", "float[4, S] x", "float[4, S] y"), tmp_path / "model.onnx")
     with pytest.raises(MismatchError) as error:
         verify.prove_engine(tmp_path / "model.onnx", FakeEngine(), (), "dense")
     assert error.value.code is ErrorCode.OUTPUTS_DIFFER
 
 
-def test_the_kernel_of_a_run_is_used_where_it_is_named_again(
+def test_the_kernel_of_a_run_is_used_only_if_it_is_named_again(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A library is code: the folder of a run, which may come from elsewhere, does not decide that it is loaded."""
+    """A library is code, so the folder of a run, which may come from another machine, must not load one."""
     monkeypatch.setattr(MaskSelector, "lowered", lambda self, plan: frozenset(plan.masks))
     library, out, listener = tmp_path / "kernel.so", tmp_path / "out", RecordingListener()
     shutil.copy(compiled(), library)
@@ -203,12 +204,12 @@ def test_the_kernel_of_a_run_is_used_where_it_is_named_again(
     assert report.compressed.optimization.count(f"1 by the kernel of {library.resolve()}") == 1
     served = export(ServeRequest(out=out, repository=tmp_path / "repository"))
     assert NoteCode.KERNEL_NOT_SERVED in [note.code for note in served.notes]
-    named = rebuild(out, {"kernel": library}, listener)
-    assert named.session["kernel"] == str(library.resolve())
-    assert NoteCode.KERNEL_UNUSED not in [note.code for note in named.notes]
-    unnamed = rebuild(out, {}, listener)
-    assert "kernel" not in unnamed.session
-    assert NoteCode.KERNEL_UNUSED in [note.code for note in unnamed.notes]
+    with_kernel = rebuild(out, {"kernel": library}, listener)
+    assert with_kernel.session["kernel"] == str(library.resolve())
+    assert NoteCode.KERNEL_UNUSED not in [note.code for note in with_kernel.notes]
+    without_kernel = rebuild(out, {}, listener)
+    assert "kernel" not in without_kernel.session
+    assert NoteCode.KERNEL_UNUSED in [note.code for note in without_kernel.notes]
     library.unlink()
     with pytest.raises(UsageError) as error:
         rebuild(out, {"kernel": library}, listener)

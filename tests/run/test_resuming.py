@@ -1,4 +1,4 @@
-"""Interrupted runs: what they leave, and what the same command resumes from."""
+"""Interrupted runs: the files that they leave, and how the same command resumes."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from compressor.run.plan_source import learn_plan
 from compressor.run.products import LoadedModel, SelectedPlan
 from compressor.tasks import Data
 from tests import folders
-from tests.command import heed_ctrl_c
+from tests.command import enable_ctrl_c
 from tests.run.conftest import FinishedRun
 from tests.run.listeners import RecordingListener, interrupt
 from tests.run.runs import learning_recipe
 
 
 @pytest.mark.parametrize("stage", ["loading", "dense: building", "learning"])
-def test_an_interrupted_run_leaves_nothing(stage: str, inputs: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_leaves_no_files(stage: str, inputs: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         compressor.compress(learning_recipe(inputs, tmp_path / "out"), RecordingListener(stage, interrupt))
     assert list(tmp_path.iterdir()) == []
@@ -71,7 +71,7 @@ def model(inputs: Path) -> tuple[LoadedModel, Data]:
         ("checkpoints/checkpoint-search.npz", "", "a search"),
     ],
 )
-def test_the_work_of_another_recipe_is_discarded_with_force_only(
+def test_the_work_of_another_recipe_is_discarded_only_with_force(
     file: str, content: str, progress: str, inputs: Path, model: tuple[LoadedModel, Data], tmp_path: Path
 ) -> None:
     store = tmp_path / "learning"
@@ -88,7 +88,7 @@ def test_the_work_of_another_recipe_is_discarded_with_force_only(
     assert [path.name for path in store.iterdir()] == ["key"]
 
 
-def test_the_progress_is_that_of_the_last_complete_checkpoint(
+def test_progress_is_read_from_the_last_complete_checkpoint(
     inputs: Path, model: tuple[LoadedModel, Data], tmp_path: Path
 ) -> None:
     recipe, store = learning_recipe(inputs, tmp_path / "out"), tmp_path / "learning"
@@ -127,31 +127,31 @@ def test_a_store_without_progress_is_replaced(inputs: Path, model: tuple[LoadedM
 
 
 @pytest.mark.parametrize("stage", ["exporting", "measuring memory"])
-def test_a_full_disk_leaves_nothing(stage: str, inputs: Path, tmp_path: Path) -> None:
-    def fill() -> None:
+def test_a_full_disk_leaves_no_files(stage: str, inputs: Path, tmp_path: Path) -> None:
+    def fill_the_disk() -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model.onnx.data")
 
     recipe = Recipe(model=inputs / "model", out=tmp_path / "out", batch=(1,), seconds=0.01)
     with pytest.raises(InputError) as caught:
-        compressor.compress(recipe, RecordingListener(stage, fill))
+        compressor.compress(recipe, RecordingListener(stage, fill_the_disk))
     assert caught.value.code is ErrorCode.DISK_FULL
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ctrl_c_and_kill_from_outside(inputs: Path, tmp_path: Path) -> None:
-    """In a process of its own: interrupted while learning, resumed, then killed."""
+def test_ctrl_c_and_kill_leave_no_output(inputs: Path, tmp_path: Path) -> None:
+    """A separate process is interrupted while learning, resumed, then killed."""
     out, partial = tmp_path / "out", tmp_path / "out.partial"
     flags = ["--keep", "1", "--steps", "400", "--batch-size", "8", "--max-length", "8", "--batch", "1", "--seq", "8"]
-    words = [inputs / "model", "--data", inputs / "rows.tsv", *flags, "--seconds", "0.01", "-o", out, "--quiet"]
-    for number, code in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
+    arguments = [inputs / "model", "--data", inputs / "rows.tsv", *flags, "--seconds", "0.01", "-o", out, "--quiet"]
+    for signal_number, code in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
         process = subprocess.Popen(
-            [sys.executable, "-m", "compressor.cli", *map(str, words)],
+            [sys.executable, "-m", "compressor.cli", *map(str, arguments)],
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=heed_ctrl_c,
+            preexec_fn=enable_ctrl_c,
         )
         wait_until(lambda: any(partial.glob("learning/checkpoints/checkpoint-*/trainer_state.json")))
-        process.send_signal(number)
+        process.send_signal(signal_number)
         _, error = process.communicate(timeout=600)
         assert process.returncode == code, error
         assert not out.exists()
@@ -162,20 +162,20 @@ def test_ctrl_c_and_kill_from_outside(inputs: Path, tmp_path: Path) -> None:
 
 
 def search(recipe: Recipe, store: Path, on_progress: ProgressCallback = ignore_progress) -> SelectedPlan:
-    """The stage of a run that learns, alone."""
+    """Run only the stage that learns."""
     loaded = load_model(recipe)
     data = read_rows(recipe, loaded)
     opened = open_learning_store(recipe, loaded, data, store, PartialState())
     return learn_plan(recipe, loaded, data, opened, MaskSelector(recipe, ()), on_progress)
 
 
-def test_an_interrupted_search_resumes(inputs: Path, tmp_path: Path) -> None:
+def test_an_interrupted_search_resumes_with_its_evaluations(inputs: Path, tmp_path: Path) -> None:
     """The same command measures no subset twice, and arrives at the same plan."""
     torch.manual_seed(0)
     config = BertConfig(**{**folders.SIZES, "num_hidden_layers": 2})
     folders.save(BertForSequenceClassification(config), tmp_path / "model")
     recipe = learning_recipe(inputs, tmp_path / "out", model=tmp_path / "model", method="astar", steps=None)
-    whole = search(recipe, tmp_path / "whole")
+    expected = search(recipe, tmp_path / "whole")
 
     def stop(finished: int, total: int) -> None:
         if finished:
@@ -185,10 +185,10 @@ def test_an_interrupted_search_resumes(inputs: Path, tmp_path: Path) -> None:
         search(recipe, tmp_path / "store", stop)
     assert LearningStore(tmp_path / "store").finished(load_model(recipe).folder.model) is None
     resumed = search(recipe, tmp_path / "store")
-    assert resumed.plan == whole.plan
-    once, again = (selected.curves[-1].values for selected in (whole, resumed))
+    assert resumed.plan == expected.plan
+    once, again = (selected.curves[-1].values for selected in (expected, resumed))
     assert again["eval_accuracy"] == once["eval_accuracy"]
-    # The forwards before the interruption count, and so do those that are repeated in order to resume.
+    # The forwards before the interruption count, as do those that are repeated in order to resume.
     assert again["forwards"] >= once["forwards"] > 0
 
 

@@ -25,7 +25,7 @@ from graph_passes import BlockMask, Plan, SitePlan
         (True, {"data": "rows.tsv", "method": "taylor", "keep": 1, "steps": 5}, ("--steps",)),
     ],
 )
-def test_fields_without_effect(learns: bool, fields: dict[str, Any], flags: tuple[str, ...]) -> None:
+def test_fields_without_effect_are_noted(learns: bool, fields: dict[str, Any], flags: tuple[str, ...]) -> None:
     notes = list(run_notes.of_unused_fields(Recipe(model="model", **fields), None, learns=learns))
     assert [note.code for note in notes] == ([NoteCode.NO_EFFECT] if flags else [])
     assert all(flag in notes[0].text for flag in flags)
@@ -42,7 +42,9 @@ def test_a_length_beyond_the_model_is_noted() -> None:
     ("lengths", "maximum", "shorter"),
     [((16, None), None, ""), ((8, 16, 12), None, "8, 12"), ((8, 12), 12, "8"), ((24,), 40, "")],
 )
-def test_masks_longer_than_what_is_measured(lengths: tuple[int | None, ...], maximum: int | None, shorter: str) -> None:
+def test_masks_longer_than_the_measured_lengths_are_noted(
+    lengths: tuple[int | None, ...], maximum: int | None, shorter: str
+) -> None:
     whole = Plan(sites=(SitePlan("a", "bidirectional", 2, 2, 4, (0, 1)),))
     masked = whole.masked({"a": BlockMask(np.ones((2, 2, 2), np.bool_), 8)})
     notes = list(run_notes.of_masks(masked, lengths, maximum))

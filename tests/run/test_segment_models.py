@@ -1,4 +1,4 @@
-"""Models with memory go the way of any other: exported, shrunk, proven, scored and built."""
+"""Models with memory are exported, shrunk, proven, scored and built like any other."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_proofs_cover_empty_half_full_and_full_memories(exported: SegmentGraph) 
     assert [case.feeds["input_ids"].shape for case in exported.cases] == [(1, 5), (2, 17), (3, 32)]
 
 
-def test_the_reference_graph_is_the_gated_model(exported: SegmentGraph, tmp_path: Path) -> None:
+def test_the_reference_graph_equals_the_gated_model(exported: SegmentGraph, tmp_path: Path) -> None:
     plan = plan_of(exported.sites, [(), (0, 2, 3)], np.random.default_rng(7))
     graph = exported.gated(plan, tmp_path / "gated.onnx")
     proof = verify.prove_export(exported.model, plan, graph, exported.cases, "compressed", attention="eager")
@@ -82,7 +82,7 @@ def test_the_reference_graph_is_the_gated_model(exported: SegmentGraph, tmp_path
 
 
 @pytest.mark.parametrize("kept", [[(), (1,)], [(0, 2, 3), ()], [(1, 3), (0, 1, 2, 3)], [(2,), (0, 3)], [(), ()]])
-def test_the_shrunk_graph_is_the_gated_one_and_an_emptied_layer_is_its_bias(
+def test_the_shrunk_graph_equals_the_gated_one_and_an_emptied_layer_is_its_bias(
     exported: SegmentGraph, kept: list[tuple[int, ...]], tmp_path: Path
 ) -> None:
     plan = plan_of(exported.sites, kept, np.random.default_rng(0))
@@ -110,12 +110,12 @@ def test_the_shrunk_graph_is_the_gated_one_and_an_emptied_layer_is_its_bias(
 def test_every_dropped_head_removes_its_parameters(
     exported: SegmentGraph, tmp_path_factory: pytest.TempPathFactory, kept: list[tuple[int, ...]], seed: int
 ) -> None:
-    """In PyTorch and in the file; an emptied layer loses its normalization, 2 x 24 parameters, too."""
+    """This holds in PyTorch and in the file; an emptied layer also loses the 2 x 24 parameters of its normalization."""
     model, plan = exported.model, plan_of(exported.sites, kept, np.random.default_rng(seed))
     small = tmp_path_factory.mktemp("small") / "small.onnx"
     save(exported.shrunk(plan).model, small)
-    others = model.num_parameters() - plan.heads * head_parameters(model)
-    expected = plan.heads_kept * head_parameters(model) + others - 48 * kept.count(())
+    other_parameters = model.num_parameters() - plan.heads * head_parameters(model)
+    expected = plan.heads_kept * head_parameters(model) + other_parameters - 48 * kept.count(())
     assert pruned(model, plan).num_parameters() == expected
     assert weight_bytes(small) == 4 * (expected + FREQUENCIES * any(kept))
 
@@ -123,7 +123,7 @@ def test_every_dropped_head_removes_its_parameters(
 def write_inputs(folder: Path, memory: int) -> tuple[SegmentForCausalLM, Plan, Recipe]:
     """A folder with a model of one layer, a text, and a plan of two heads; and a recipe to follow the plan.
 
-    The biases of the model are zero, as in a new one: equal constants of a graph must not be taken for one.
+    The biases of the model are zero, as in a new one: equal constants of a graph must stay separate.
     """
     model = segment_model("all_attention", vocab_size=25, num_hidden_layers=1, memory_length=memory)
     for name, parameter in model.named_parameters():
@@ -163,6 +163,6 @@ def test_a_run_scores_a_model_without_memory_segment_by_segment(tmp_path: Path) 
     data = open_data(recipe.rows, load(tmp_path / "model"), recipe.selection.seed)
     assert isinstance(data.task, Streams)
     models = (model, pruned(model, plan).eval())
-    expected = [data.task.score(read(data.task, data.test, reader(each))) for each in models]
+    expected = [data.task.score(read(data.task, data.test, reader(network))) for network in models]
     (score,) = report.scores
     assert [score.dense, score.compressed] == pytest.approx(expected, rel=1e-5)

@@ -1,4 +1,4 @@
-"""Proofs hold where two products agree, and report the error where they do not."""
+"""Proofs hold if two products agree, and report the error if they do not."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_quantized_graph_may_round(tmp_path: Path) -> None:
     assert prove_engine(tmp_path / "graph.onnx", engine, cases, "dense").tolerance == 2e-2
 
 
-def test_the_plan_of_other_heads_does_not_hold(bert: Pruned) -> None:
+def test_a_proof_with_the_plan_of_other_heads_fails(bert: Pruned) -> None:
     proof = prove_export(bert.model, dense(bert.plan), bert.reference, CASES, "dense", attention="eager")
     assert not proof.holds
     with pytest.raises(MismatchError) as caught:
@@ -76,14 +76,14 @@ def nudge(weights: np.ndarray) -> np.ndarray:
     return weights * 1.01
 
 
-def spoil(weights: np.ndarray) -> np.ndarray:
-    spoilt = weights.copy()
-    spoilt.flat[0] = np.nan
-    return spoilt
+def damage(weights: np.ndarray) -> np.ndarray:
+    damaged = weights.copy()
+    damaged.flat[0] = np.nan
+    return damaged
 
 
-@pytest.mark.parametrize(("change", "low", "high"), [(nudge, 1e-4, 1.0), (spoil, np.inf, np.inf)])
-def test_a_changed_weight_is_noticed(
+@pytest.mark.parametrize(("change", "low", "high"), [(nudge, 1e-4, 1.0), (damage, np.inf, np.inf)])
+def test_a_changed_weight_is_detected(
     change: Callable[[np.ndarray], np.ndarray], low: float, high: float, bert: Pruned, tmp_path: Path
 ) -> None:
     model = load(bert.shrunk)

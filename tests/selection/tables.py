@@ -45,7 +45,7 @@ class TableEvaluator:
 
 
 class ReversedEvaluator(TableEvaluator):
-    """Evaluates in reverse what may be evaluated in any order."""
+    """Evaluates subsets in reverse if their order does not matter."""
 
     def evaluate_without(self, kept: frozenset[Head], heads: Sequence[Head]) -> list[float]:
         return super().evaluate_without(kept, heads[::-1])[::-1]

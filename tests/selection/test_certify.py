@@ -54,8 +54,8 @@ def test_certified_means_within_the_budget(budget: float, rows: int, discordant:
     passed = p_value(draw_differences(true, discordant, rows, 1000, seed=rows), budget, 0.95) <= 0.05
     certified = np.cumprod(passed, axis=1).sum(1)
     worst = np.array([0.0, *np.maximum.accumulate(true)])
-    wrong = (worst[certified] > budget).mean()
-    assert wrong <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 1000)
+    wrongly_certified = (worst[certified] > budget).mean()
+    assert wrongly_certified <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 1000)
 
 
 @pytest.mark.parametrize("discordant", [0.02, 0.1, 1.0])
@@ -90,7 +90,7 @@ def test_betting_has_at_least_the_power_of_hoeffding_bentkus(rows: int, budget: 
     assert betting >= (hoeffding_bentkus(differences, budget) <= 0.05).mean()
 
 
-def test_p_values_are_the_capital_of_one_bet_after_another() -> None:
+def test_p_values_follow_the_capital_of_sequential_bets() -> None:
     differences = np.array([0.0, 1.0, -1.0, 0.0])
     capital = []
     current, total, squares = 1.0, 0.0, 0.1
@@ -103,7 +103,7 @@ def test_p_values_are_the_capital_of_one_bet_after_another() -> None:
     assert p_value(differences, 0.1, 0.95) == pytest.approx(1 / max(1.0, *capital))
 
 
-def test_the_rows_needed_are_the_least_that_pass() -> None:
+def test_the_needed_rows_are_the_minimum_that_passes() -> None:
     needed = rows_needed(np.zeros(1), 0.01, 0.95)
     assert needed is not None
     assert p_value(np.zeros(needed), 0.01, 0.95) <= 0.05 < p_value(np.zeros(int(needed / 1.03)), 0.01, 0.95)
@@ -177,13 +177,13 @@ def test_too_few_rows_are_refused() -> None:
     assert len(split_rows(enough, tiny.Sign(), 0.01, 0.95, 0)[0]) > 100
 
 
-def test_a_metric_that_is_no_share_of_rows_is_refused() -> None:
+def test_a_metric_that_is_not_a_share_of_rows_is_refused() -> None:
     rows = Dataset.from_dict({"row": list(range(100))})
     with fails_with(ErrorCode.UNSUPPORTED, UsageError, field="certify", metric="loss", task="causal-lm"):
         split_rows(rows, tiny.NextToken(), 0.1, 0.95, 0)
 
 
 @pytest.mark.parametrize("budget", [0.0, 1.0, 2.0])
-def test_a_budget_that_is_no_share_is_refused(budget: float) -> None:
+def test_a_budget_that_is_not_a_share_is_refused(budget: float) -> None:
     with fails_with(ErrorCode.OUT_OF_RANGE, UsageError, field="max_drop", value=budget):
         split_rows(Dataset.from_dict({"row": list(range(100))}), tiny.Sign(), budget, 0.95, 0)

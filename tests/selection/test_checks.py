@@ -1,4 +1,4 @@
-"""Checks before anything is computed."""
+"""Checks that precede every computation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_options_are_checked_without_a_model(method: str, options: Any, field: s
         check_options(selection(method=method, options=options))
 
 
-def test_options_of_masks_and_of_the_method_are_each_read_by_their_own() -> None:
+def test_options_of_masks_and_of_the_method_are_checked_separately() -> None:
     options = {"share": 0.5, "warmup": 0.1, "mixed_precision": "bf16"}
     check_options(selection(method="taylor", options=options), blocks=True)
     with fails_with(ErrorCode.UNKNOWN_NAME, UsageError, field="warmup", subject="taylor"):
@@ -43,15 +43,15 @@ def test_options_of_masks_and_of_the_method_are_each_read_by_their_own() -> None
         check_options(selection(method="taylor", options={"warmup": 2}), blocks=True)
 
 
-def test_without_heads_or_blocks_no_option_is_read() -> None:
+def test_no_option_is_checked_without_heads_and_blocks() -> None:
     check_options(selection(options={"anything": 1}), heads=False)
 
 
-def test_ray_is_checked_for_a_search_only() -> None:
-    nowhere = "127.0.0.1:1"
-    check_options(selection(method="dsp", ray=nowhere))
+def test_ray_is_checked_only_for_a_search() -> None:
+    unreachable = "127.0.0.1:1"
+    check_options(selection(method="dsp", ray=unreachable))
     with pytest.raises(TargetMissingError):
-        check_options(selection(method="taylor", ray=nowhere))
+        check_options(selection(method="taylor", ray=unreachable))
 
 
 @pytest.mark.parametrize(("max_drop", "is_allowed"), [(None, True), (0.5, True), (1.0, False)])

@@ -20,7 +20,7 @@ always = partial(ModelSubsetEvaluator.store_in, seconds=0.0, write_share=0.0)
 
 
 class NoMeasurer:
-    """Fails if anything is measured."""
+    """A measurer that fails if anything is measured."""
 
     def measure(self, subsets: Sequence[frozenset[Head]], base: frozenset[Head] | None) -> Measurement:
         raise AssertionError("measured")
@@ -29,45 +29,45 @@ class NoMeasurer:
 def test_an_interrupted_search_measures_nothing_twice(tmp_path: Path) -> None:
     model = tiny.classifier()
     first, second = evaluator_of(model), evaluator_of(model, measurer=NoMeasurer())
-    everything = frozenset(first.heads)
+    all_heads = frozenset(first.heads)
 
     def search(evaluator: ModelSubsetEvaluator) -> list[float]:
         always(evaluator, tmp_path / "store" / "evaluations.npz")
-        return [evaluator.evaluate(everything), *evaluator.evaluate_without(everything, evaluator.heads[:3])]
+        return [evaluator.evaluate(all_heads), *evaluator.evaluate_without(all_heads, evaluator.heads[:3])]
 
     assert search(first) == search(second)
     assert (second.count, second.forwards) == (first.count, first.forwards)
-    for kept in (everything, everything - {first.heads[0]}):
+    for kept in (all_heads, all_heads - {first.heads[0]}):
         np.testing.assert_array_equal(first.statistics(kept), second.statistics(kept))
 
 
 def test_the_cost_of_a_subset_counts_for_every_search_that_evaluates_it(tmp_path: Path) -> None:
-    """As if it had been alone, whichever came first; subsets that a search does not evaluate do not count."""
+    """Counts equal those of a search without a file, in any order; subsets of other searches do not count."""
     model = tiny.classifier()
-    alone, longer, shorter = (evaluator_of(model) for _ in range(3))
-    everything = frozenset(alone.heads)
-    for evaluator, bases in ((alone, 1), (longer, 2), (shorter, 1)):
-        if evaluator is not alone:
+    without_file, longer, shorter = (evaluator_of(model) for _ in range(3))
+    all_heads = frozenset(without_file.heads)
+    for evaluator, bases in ((without_file, 1), (longer, 2), (shorter, 1)):
+        if evaluator is not without_file:
             always(evaluator, tmp_path / "evaluations.npz")
-        for base in (everything, everything - {evaluator.heads[0]})[:bases]:
+        for base in (all_heads, all_heads - {evaluator.heads[0]})[:bases]:
             evaluator.evaluate_without(base, evaluator.heads[1:4])
-    assert shorter.forwards == alone.forwards < longer.forwards
-    assert shorter.count == alone.count == 3
+    assert shorter.forwards == without_file.forwards < longer.forwards
+    assert shorter.count == without_file.count == 3
 
 
 def test_searches_that_share_a_file_keep_the_evaluations_of_each_other(tmp_path: Path) -> None:
     model = tiny.classifier()
     first, second, third = evaluator_of(model), evaluator_of(model), evaluator_of(model, measurer=NoMeasurer())
-    everything = frozenset(first.heads)
+    all_heads = frozenset(first.heads)
     for evaluator in (first, second):
         always(evaluator, tmp_path / "evaluations.npz")
-    first.evaluate(everything)
-    second.evaluate(everything - {first.heads[0]})
+    first.evaluate(all_heads)
+    second.evaluate(all_heads - {first.heads[0]})
     always(third, tmp_path / "evaluations.npz")
-    third.evaluate_all([everything, everything - {first.heads[0]}])
+    third.evaluate_all([all_heads, all_heads - {first.heads[0]}])
 
 
-def test_files_are_written_from_time_to_time(tmp_path: Path) -> None:
+def test_files_are_written_at_intervals(tmp_path: Path) -> None:
     evaluator = evaluator_of(tiny.classifier())
     evaluator.store_in(tmp_path / "evaluations.npz", seconds=3600.0)
     evaluator.evaluate(frozenset(evaluator.heads))

@@ -1,4 +1,4 @@
-"""Learning ends in exact plans, the same every time, alone or in two processes."""
+"""Learning gives exact and reproducible plans, in one process and in two."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def test_every_method_keeps_exactly_k(method: str, keep: int | str, tmp_path: Pa
     assert learned.plan.data == "sha256:rows"
     for site in learned.plan.sites:
         scale = site.heads / max(1, len(site.kept)) if method == "bin-concrete" else 1.0
-        assert all(each == pytest.approx(scale) for each in site.scale)
+        assert all(head_scale == pytest.approx(scale) for head_scale in site.scale)
 
 
 def test_the_same_seed_gives_the_same_plan_and_weights(tmp_path: Path) -> None:
     torch.manual_seed(1)
     models = tiny.classifier(), tiny.classifier()
     first = tiny.learn_plan(tmp_path / "1", model=models[0])
-    torch.rand(5)  # draws elsewhere do not matter
+    torch.rand(5)  # other draws do not matter
     second = tiny.learn_plan(tmp_path / "2", model=models[1])
     assert plan_bytes(first, tmp_path) == plan_bytes(second, tmp_path)
     assert first.curves == second.curves
@@ -96,7 +96,7 @@ def test_a_pipelined_method_does_not_change_the_model(tmp_path: Path) -> None:
     model, untouched = tiny.classifier(), tiny.classifier()
     config = selection(method="dsp-pipelined", options={"evaluations": 2})
     expected = tiny.learn_plan(tmp_path / "alone", config)
-    tiny.learn_plan(tmp_path / "run", config.model_copy(update={"method": "dsp"}))  # leaves checkpoints of another run
+    tiny.learn_plan(tmp_path / "run", config.model_copy(update={"method": "dsp"}))  # writes checkpoints of another run
     learned = tiny.learn_plan(tmp_path / "run", config, model)
     assert not learned.trained
     assert plan_bytes(learned, tmp_path) == plan_bytes(expected, tmp_path)
@@ -134,13 +134,13 @@ def test_penalised_gates_settle_and_the_model_trains_with_the_kept_heads(method:
     options = {"cooldown": 0.5, "penalty": 0.1, "points": 12, "evaluations": 2}
     learned = tiny.learn_plan(tmp_path, selection(method=method, keep=2, options=options))
     values = {point.step: point.values for point in learned.curves}
-    assert all({"open", "expected", "overlap"} <= set(each) for each in values.values())
+    assert all({"open", "expected", "overlap"} <= set(readings) for readings in values.values())
     assert {values[step]["overlap"] for step in range(6, 13)} == {1.0}
     assert len({values[step]["expected"] for step in range(1, 7)}) == 6
     assert {values[step]["expected"] for step in range(6, 13)} == {values[6]["expected"]}
 
 
-def test_the_checkpoint_of_the_smallest_loss_wins(tmp_path: Path) -> None:
+def test_the_checkpoint_of_the_smallest_loss_is_used(tmp_path: Path) -> None:
     model, task = tiny.language_model(), tiny.NextToken()
     config = selection(steps=8, options={"evaluations": 4, "cooldown": 0.5})
     learned = tiny.learn_plan(tmp_path, config, model, task)
@@ -156,13 +156,13 @@ def test_the_loss_falls(tmp_path: Path) -> None:
     assert sum(losses[-5:]) / 5 < 0.5 * sum(losses[:5]) / 5
 
 
-def test_epochs_become_steps(tmp_path: Path) -> None:
+def test_epochs_are_converted_to_steps(tmp_path: Path) -> None:
     learned = tiny.learn_plan(tmp_path, selection(steps=None, epochs=0.5, batch_size=8))
     assert learned.curves[-1].step == 4  # 30 of 60 rows, 8 per step
 
 
 @pytest.mark.parametrize(("method", "steps"), [("dsp", 9), ("dsp-pipelined", 3)])
-def test_epochs_default_to_those_of_the_paper(method: str, steps: int, tmp_path: Path) -> None:
+def test_epochs_default_to_the_number_of_the_paper(method: str, steps: int, tmp_path: Path) -> None:
     learned = tiny.learn_plan(tmp_path, selection(method=method, steps=None, epochs=None, batch_size=20))
     assert learned.curves[-1].step == steps
 
@@ -183,14 +183,14 @@ def test_epochs_default_to_those_of_the_paper(method: str, steps: int, tmp_path:
         ({"options": {"pool": "cross"}}, ErrorCode.UNSUPPORTED_MODEL, "pool"),
     ],
 )
-def test_what_cannot_be_done_is_refused(fields: dict[str, Any], code: ErrorCode, field: str, tmp_path: Path) -> None:
+def test_impossible_settings_are_refused(fields: dict[str, Any], code: ErrorCode, field: str, tmp_path: Path) -> None:
     with fails_with(code, UsageError, field=field):
         tiny.learn_plan(tmp_path, selection(**fields))
     assert not any(tmp_path.iterdir())
 
 
 class Perplexity(tiny.NextToken):
-    """Is scored by another metric than heads are selected by."""
+    """A task whose score is another metric than the one that selects heads."""
 
     metrics = (replace(tiny.NextToken.metrics[0], name="perplexity"),)
 

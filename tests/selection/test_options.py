@@ -1,4 +1,4 @@
-"""Options: one model for each method, read with errors that name the option; what the documentation lists."""
+"""Options: one model for each method, read with errors that name the option, and listed in the documentation."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def test_a_kind_that_the_model_lacks_is_refused() -> None:
 @pytest.mark.parametrize(
     ("keep", "count"), [(0, 0), (8, 8), ("3", 3), ("50%", 4), ("0%", 0), ("100%", 8), (" 30% ", 2), ("44%", 4)]
 )
-def test_a_count_or_a_share(keep: int | str, count: int) -> None:
+def test_the_number_of_heads_is_a_count_or_a_share(keep: int | str, count: int) -> None:
     assert heads_to_keep(keep, 8) == count
 
 
@@ -45,6 +45,6 @@ def test_a_count_or_a_share(keep: int | str, count: int) -> None:
         ("inf%", ErrorCode.INVALID_VALUE),
     ],
 )
-def test_what_is_no_number_of_heads_is_refused(keep: int | str, code: ErrorCode) -> None:
+def test_an_invalid_number_of_heads_is_refused(keep: int | str, code: ErrorCode) -> None:
     with fails_with(code, UsageError, field="keep", value=keep):
         heads_to_keep(keep, 8)

@@ -51,7 +51,7 @@ def test_every_family_can_be_replayed(family: str) -> None:
     assert cache.start(len(cache.sites) - 1) >= len(cache.layers) // 2
 
 
-def test_a_record_of_a_replay_is_that_of_the_whole_run() -> None:
+def test_a_record_of_a_replay_equals_that_of_a_whole_run() -> None:
     model = tiny.classifier()
     sites, inputs = tiny.sites_of(model), {"input_ids": torch.arange(8).reshape(2, 4)}
     forward, base, whole, replayed = PartialForward(model, sites), *(ActivationCache() for _ in range(3))

@@ -1,4 +1,4 @@
-"""Ray in a process of its own: what does not answer is one line, and what is interrupted leaves nothing behind."""
+"""Ray in a separate process: no answer gives a one-line error, and an interruption leaves no process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, TargetMissingError
 from compressor.selection.ray_cluster import RayProcess, RaySettings, check_reachable, is_installed
-from tests.command import heed_ctrl_c
+from tests.command import enable_ctrl_c
 from tests.faults import fails_with
 
 needs_ray = pytest.mark.skipif(not is_installed(), reason="ray is not installed")
@@ -51,7 +51,7 @@ def test_an_interrupted_search_leaves_no_process(signal_number: int) -> None:
             [sys.executable, "-c", SEARCH],
             env={**os.environ, "TMPDIR": folder},
             stderr=subprocess.DEVNULL,
-            preexec_fn=heed_ctrl_c,
+            preexec_fn=enable_ctrl_c,
         )
         process = psutil.Process(search.pid)
         started: list[psutil.Process] = []
@@ -67,22 +67,22 @@ def test_an_interrupted_search_leaves_no_process(signal_number: int) -> None:
             assert list(Path(folder).iterdir()) == []
 
 
-def test_an_address_that_refuses_is_one_line() -> None:
+def test_an_address_that_refuses_gives_a_one_line_error() -> None:
     with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # and does not listen
-        where = f"127.0.0.1:{closed.getsockname()[1]}"
+        closed.bind(("127.0.0.1", 0))  # bound, but not listening
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
         reason = "Connection refused"
-        with fails_with(ErrorCode.SERVER_UNREACHABLE, TargetMissingError, field="ray", value=where, reason=reason):
-            check_reachable(where)
+        with fails_with(ErrorCode.SERVER_UNREACHABLE, TargetMissingError, field="ray", value=address, reason=reason):
+            check_reachable(address)
 
 
 @needs_ray
-def test_an_address_that_does_not_answer_is_one_line() -> None:
+def test_an_address_that_does_not_answer_gives_a_one_line_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        where = f"127.0.0.1:{server.getsockname()[1]}"
-        check_reachable(where)
-        with fails_with(ErrorCode.SERVER_UNREACHABLE, TargetMissingError, value=where, reason="no answer for 1 s"):
-            RayProcess(where, RaySettings(answer_seconds=1), 0)
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        check_reachable(address)
+        with fails_with(ErrorCode.SERVER_UNREACHABLE, TargetMissingError, value=address, reason="no answer for 1 s"):
+            RayProcess(address, RaySettings(answer_seconds=1), 0)
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,6 +93,6 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install 'compressor[distributed]'" in str(caught.value)
 
 
-def test_workers_do_not_decide_what_is_learned() -> None:
+def test_the_learning_key_does_not_depend_on_workers() -> None:
     recipe = Recipe(model=Path("m"), data="d", keep=3, method="astar")
     assert recipe.updated(ray="local").learning_key() == recipe.learning_key()

@@ -1,4 +1,4 @@
-"""A distributed search: the numbers of a single process, with any number of workers and whichever of them die."""
+"""A distributed search gives the numbers of a single process, with any number of workers and even if workers die."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class LocalPool:
         self.released.append(handle)
 
     def restart(self) -> None:
-        """Replace every worker by one that has recorded nothing."""
+        """Replace every worker by one without records."""
         self._workers.clear()
 
     def measure(self, requests: Sequence[tuple[Any, ...]]) -> list[Measurement]:
@@ -69,32 +69,32 @@ def evaluator_of(make: EvaluatorFactory, task: tiny.Sign | None = None) -> Model
     return make(model, tiny.sites_of(model), tiny.data(task or tiny.NextToken()), 5, 6, 0)
 
 
-def check_equal(distributed: ModelSubsetEvaluator, alone: ModelSubsetEvaluator) -> None:
+def check_equal(distributed: ModelSubsetEvaluator, single: ModelSubsetEvaluator) -> None:
     """Compare evaluations to the last bit; the metric is a mean of losses."""
-    everything = frozenset(alone.heads)
-    subsets = [frozenset(alone.heads[::2]), everything, frozenset(alone.heads[:1])]
-    for kept in (everything, everything - {alone.heads[0]}, everything - {alone.heads[5]}):
-        assert distributed.evaluate_without(kept, alone.heads) == alone.evaluate_without(kept, alone.heads)
-        assert distributed.evaluate_all(subsets) == alone.evaluate_all(subsets)
-        np.testing.assert_array_equal(distributed.statistics(kept), alone.statistics(kept))
-    assert distributed.sensitivity(everything) == alone.sensitivity(everything)
-    assert distributed.count == alone.count
-    assert distributed.forwards == pytest.approx(alone.forwards)
+    all_heads = frozenset(single.heads)
+    subsets = [frozenset(single.heads[::2]), all_heads, frozenset(single.heads[:1])]
+    for kept in (all_heads, all_heads - {single.heads[0]}, all_heads - {single.heads[5]}):
+        assert distributed.evaluate_without(kept, single.heads) == single.evaluate_without(kept, single.heads)
+        assert distributed.evaluate_all(subsets) == single.evaluate_all(subsets)
+        np.testing.assert_array_equal(distributed.statistics(kept), single.statistics(kept))
+    assert distributed.sensitivity(all_heads) == single.sensitivity(all_heads)
+    assert distributed.count == single.count
+    assert distributed.forwards == pytest.approx(single.forwards)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
-def test_every_number_is_that_of_one_process(workers: int) -> None:
+def test_every_number_equals_that_of_one_process(workers: int) -> None:
     check_equal(evaluator_of(factory_of(LocalPool(workers))), evaluator_of(ModelSubsetEvaluator))
 
 
 def test_a_worker_that_is_replaced_gives_the_same_numbers() -> None:
     """It records the activations that the former worker had, or other subsets would share a forward."""
     pool = LocalPool(2)
-    alone, distributed = evaluator_of(ModelSubsetEvaluator), evaluator_of(factory_of(pool))
-    everything, subsets = frozenset(alone.heads), [frozenset(alone.heads[::2]), frozenset(alone.heads[:1])]
-    assert distributed.evaluate_without(everything, alone.heads) == alone.evaluate_without(everything, alone.heads)
+    single, distributed = evaluator_of(ModelSubsetEvaluator), evaluator_of(factory_of(pool))
+    all_heads, subsets = frozenset(single.heads), [frozenset(single.heads[::2]), frozenset(single.heads[:1])]
+    assert distributed.evaluate_without(all_heads, single.heads) == single.evaluate_without(all_heads, single.heads)
     pool.restart()
-    assert distributed.evaluate_all(subsets) == alone.evaluate_all(subsets)
+    assert distributed.evaluate_all(subsets) == single.evaluate_all(subsets)
 
 
 def test_shared_content_is_released_with_the_evaluator() -> None:
@@ -107,17 +107,17 @@ def test_shared_content_is_released_with_the_evaluator() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(("method", "options"), [("astar", {"variant": "lazy"}), ("random", {"trials": 8})])
-def test_the_plan_is_the_same(workers: int, method: str, options: Any, tmp_path: Path) -> None:
+def test_the_plan_equals_that_of_one_process(workers: int, method: str, options: Any, tmp_path: Path) -> None:
     def search(make: EvaluatorFactory, folder: Path) -> Learned:
         model, data = tiny.language_model(), tiny.data(tiny.NextToken())
         config = tiny.selection(method=method, keep=4, options=options)
         return run_search(model, tiny.sites_of(model), data, config, 4, folder, lambda done, total: None, make)
 
-    alone = search(ModelSubsetEvaluator, tmp_path / "alone")
+    single = search(ModelSubsetEvaluator, tmp_path / "alone")
     distributed = search(factory_of(LocalPool(workers)), tmp_path / "distributed")
-    assert distributed.plan == alone.plan
-    assert [point.step for point in distributed.curves] == [point.step for point in alone.curves]
-    for point, expected in zip(distributed.curves, alone.curves, strict=True):
+    assert distributed.plan == single.plan
+    assert [point.step for point in distributed.curves] == [point.step for point in single.curves]
+    for point, expected in zip(distributed.curves, single.curves, strict=True):
         assert point.values == pytest.approx(expected.values)
 
 
@@ -134,8 +134,8 @@ def test_ray_gives_the_numbers_of_one_process(make: EvaluatorFactory, capfd: pyt
     assert capfd.readouterr() == ("", "")
 
 
-class DiesOnce(tiny.NextToken):
-    """Ends the first process that finds a file, while it measures.
+class EndsProcessOnce(tiny.NextToken):
+    """A task that ends the first process that finds a file, during a measurement.
 
     Args:
         trigger: the file.
@@ -157,25 +157,25 @@ def test_a_worker_that_dies_is_replaced(
     make: EvaluatorFactory, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     trigger = tmp_path / "trigger"
-    alone, distributed = evaluator_of(ModelSubsetEvaluator), evaluator_of(make, DiesOnce(trigger))
-    everything, subsets = frozenset(alone.heads), [frozenset(alone.heads[::2]), frozenset(alone.heads[:1])]
-    assert distributed.evaluate_without(everything, alone.heads) == alone.evaluate_without(everything, alone.heads)
+    single, distributed = evaluator_of(ModelSubsetEvaluator), evaluator_of(make, EndsProcessOnce(trigger))
+    all_heads, subsets = frozenset(single.heads), [frozenset(single.heads[::2]), frozenset(single.heads[:1])]
+    assert distributed.evaluate_without(all_heads, single.heads) == single.evaluate_without(all_heads, single.heads)
     trigger.touch()
-    assert distributed.evaluate_all(subsets) == alone.evaluate_all(subsets)
+    assert distributed.evaluate_all(subsets) == single.evaluate_all(subsets)
     assert not trigger.exists()
-    assert distributed.count == alone.count
+    assert distributed.count == single.count
     assert capfd.readouterr() == ("", "")
 
 
 class Fails(tiny.Sign):
-    """Refuses its rows."""
+    """A task that refuses its rows."""
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         raise InputError("rows.tsv: row 3 has no label; add one", code=ErrorCode.INVALID_ROWS, row=3)
 
 
-class Dies(tiny.Sign):
-    """Ends its process midway, as a system without memory does."""
+class EndsProcess(tiny.Sign):
+    """A task that ends its process, as a system without free memory does."""
 
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         os._exit(1)
@@ -186,7 +186,7 @@ class Dies(tiny.Sign):
     ("task", "error", "code", "details"),
     [
         (Fails, InputError, ErrorCode.INVALID_ROWS, {"row": 3}),
-        (Dies, TargetMissingError, ErrorCode.PROCESS_ENDED, {"field": "ray", "value": "local:2", "restarts": 1}),
+        (EndsProcess, TargetMissingError, ErrorCode.PROCESS_ENDED, {"field": "ray", "value": "local:2", "restarts": 1}),
     ],
 )
 def test_errors_of_workers_are_raised_here(
@@ -196,7 +196,7 @@ def test_errors_of_workers_are_raised_here(
     code: ErrorCode,
     details: dict[str, Any],
 ) -> None:
-    """Last in this module, because it ends the workers for good."""
+    """This is the last test of the module, because it ends the workers for good."""
     distributed = evaluator_of(make, task())
     with fails_with(code, error, **details) as caught:
         distributed.evaluate(frozenset(distributed.heads))

@@ -1,4 +1,4 @@
-"""An interrupted run of learning gates ends in the plan and the weights of one that was not interrupted."""
+"""An interrupted training of gates gives the same plan and weights as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPTIONS = {"evaluations": 4}  # every third of twelve steps writes a checkpoint
 
 
 class EndOfPowerError(Exception):
-    """Ends a run midway."""
+    """Ends a run early."""
 
 
 def stop_after(step: int) -> ProgressCallback:
@@ -37,13 +37,13 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, obje
 
 
 @pytest.mark.parametrize("step", [1, 3, 4, 11, 12])
-def test_a_run_that_is_interrupted_at_any_step(
+def test_a_run_that_is_interrupted_at_any_step_resumes(
     step: int, uninterrupted: tuple[bytes, object, torch.nn.Module], tmp_path: Path
 ) -> None:
     config, resumed, steps = selection(options=OPTIONS), tiny.classifier(), list[int]()
     with pytest.raises(EndOfPowerError):
         tiny.learn_plan(tmp_path / "run", config, on_progress=stop_after(step))
-    torch.rand(step)  # draws elsewhere do not matter
+    torch.rand(step)  # other draws do not matter
     learned = tiny.learn_plan(tmp_path / "run", config, resumed, on_progress=lambda done, total: steps.append(done))
     plan, curves, weights = uninterrupted
     assert steps[0] == (step - 1) // 3 * 3 + 1  # the step after the last checkpoint
@@ -54,26 +54,29 @@ def test_a_run_that_is_interrupted_at_any_step(
 
 @pytest.mark.parametrize("method", [method for method in GATE_METHODS if method != "dsp"])
 def test_every_gate_resumes(method: str, tmp_path: Path) -> None:
-    config, whole, resumed = selection(method=method, steps=6, options={"evaluations": 2}), *_two_models()
-    expected = tiny.learn_plan(tmp_path / "whole", config, whole)
+    config, uninterrupted_model, resumed_model = (
+        selection(method=method, steps=6, options={"evaluations": 2}),
+        *_two_models(),
+    )
+    expected = tiny.learn_plan(tmp_path / "whole", config, uninterrupted_model)
     with pytest.raises(EndOfPowerError):
         tiny.learn_plan(tmp_path / "run", config, on_progress=stop_after(5))
-    learned = tiny.learn_plan(tmp_path / "run", config, resumed)
+    learned = tiny.learn_plan(tmp_path / "run", config, resumed_model)
     assert plan_bytes(learned, tmp_path) == plan_bytes(expected, tmp_path)
     assert learned.curves == expected.curves
-    assert tiny.have_same_weights(whole, resumed)
+    assert tiny.have_same_weights(uninterrupted_model, resumed_model)
 
 
-def test_tied_weights_are_still_tied(tmp_path: Path) -> None:
+def test_tied_weights_stay_tied_after_an_interruption(tmp_path: Path) -> None:
     config, task = selection(steps=8, options={"evaluations": 4, "cooldown": 0.5}), tiny.NextToken()
-    whole, resumed = tiny.language_model(), tiny.language_model()
-    expected = tiny.learn_plan(tmp_path / "whole", config, whole, task)
+    uninterrupted_model, resumed_model = tiny.language_model(), tiny.language_model()
+    expected = tiny.learn_plan(tmp_path / "whole", config, uninterrupted_model, task)
     with pytest.raises(EndOfPowerError):
         tiny.learn_plan(tmp_path / "run", config, tiny.language_model(), task, stop_after(7))
-    learned = tiny.learn_plan(tmp_path / "run", config, resumed, task)
+    learned = tiny.learn_plan(tmp_path / "run", config, resumed_model, task)
     assert plan_bytes(learned, tmp_path) == plan_bytes(expected, tmp_path)
-    assert tiny.have_same_weights(whole, resumed)
-    assert resumed.get_output_embeddings().weight is resumed.get_input_embeddings().weight
+    assert tiny.have_same_weights(uninterrupted_model, resumed_model)
+    assert resumed_model.get_output_embeddings().weight is resumed_model.get_input_embeddings().weight
 
 
 def test_an_incomplete_checkpoint_is_ignored(

@@ -1,4 +1,4 @@
-"""Searches on a model: no weight changes, steps become curves, and the heads of certified steps are kept."""
+"""Searches on a model: weights do not change, steps become curves, and heads of certified steps are kept."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_progress_counts_removed_heads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("options", "seed"), [({}, 3), ({"seed": 9}, 9)])
-def test_the_seed_of_the_recipe_is_that_of_the_draws(options: dict[str, int], seed: int, tmp_path: Path) -> None:
+def test_the_seed_of_the_recipe_seeds_the_draws(options: dict[str, int], seed: int, tmp_path: Path) -> None:
     config = selection(method="random", seed=3, options={"trials": 2, **options})
     assert tiny.learn_plan(tmp_path, config).plan.options["seed"] == seed
 

@@ -1,4 +1,4 @@
-"""Evaluating subsets of heads: with whatever is replayed, every number is that of the whole model."""
+"""Evaluating subsets of heads: with any replay, every number equals that of the whole model."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def compare_random_walk(fast: ModelSubsetEvaluator, plain: ModelSubsetEvaluator,
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_metrics_are_those_of_the_whole_model(seed: int) -> None:
+def test_metrics_equal_those_of_the_whole_model(seed: int) -> None:
     fast, plain = fast_and_plain()
     compare_random_walk(fast, plain, seed)
     assert plain.forwards == pytest.approx(plain.count)
@@ -63,7 +63,7 @@ def test_metrics_do_not_depend_on_the_memory_for_activations(memory_share: float
 
 
 def test_only_layers_above_the_change_run() -> None:
-    """The base once, and half of the two layers for each head of the upper one."""
+    """One forward of the base, and half a forward for each head of the upper of two layers."""
     fast, _ = fast_and_plain()
     heads = fast.heads[len(fast.heads) // 2 :]
     fast.evaluate_without(frozenset(fast.heads), heads)
@@ -101,15 +101,15 @@ def test_a_loss_is_negated() -> None:
 
 def test_every_subset_is_evaluated_once() -> None:
     evaluator = evaluator_of(tiny.classifier())
-    kept, everything = frozenset(evaluator.heads[:3]), frozenset(evaluator.heads)
-    metrics = evaluator.evaluate_all([kept, everything])
+    kept, all_heads = frozenset(evaluator.heads[:3]), frozenset(evaluator.heads)
+    metrics = evaluator.evaluate_all([kept, all_heads])
     forwards = evaluator.forwards
-    assert [evaluator.evaluate(kept), evaluator.evaluate(everything)] == metrics
+    assert [evaluator.evaluate(kept), evaluator.evaluate(all_heads)] == metrics
     assert (evaluator.count, evaluator.forwards) == (2, forwards)
 
 
 class RecordingMeasurer:
-    """Gives zeros, and records what was requested."""
+    """A measurer that returns zeros and records requests."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[list[frozenset[Head]], frozenset[Head] | None]] = []
@@ -119,7 +119,7 @@ class RecordingMeasurer:
         return Measurement(np.zeros((len(subsets), 12, 2)), float(len(subsets)))
 
 
-def test_other_heads_than_those_of_the_pool_are_always_kept() -> None:
+def test_heads_outside_the_pool_are_always_kept() -> None:
     measurer = RecordingMeasurer()
     model = tiny.classifier()
     evaluator = evaluator_of(model, measurer=measurer)
@@ -129,10 +129,10 @@ def test_other_heads_than_those_of_the_pool_are_always_kept() -> None:
     pool.evaluate(frozenset(last[:1]))
     pool.evaluate_without(frozenset(last), last[:2])
     pool.evaluate_all([frozenset()])
-    everything = frozenset(evaluator.heads)
+    all_heads = frozenset(evaluator.heads)
     assert measurer.requests == [
         ([frozenset((*first, last[0]))], frozenset((*first, last[0]))),
-        ([everything - {last[0]}, everything - {last[1]}], everything),
+        ([all_heads - {last[0]}, all_heads - {last[1]}], all_heads),
         ([frozenset(first)], None),
     ]
     assert (pool.count, pool.forwards) == (4, 4.0)

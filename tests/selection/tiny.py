@@ -1,4 +1,4 @@
-"""A tiny model, its sites and tasks on generated rows that learn in a second."""
+"""A tiny model, its sites, and tasks on generated rows that it learns in a second."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HEADS = 8
 
 
 class Sign(Task):
-    """Classifies whether a row has more tokens above 10 than others."""
+    """A task that classifies whether a row has more tokens above 10 than others."""
 
     name = "text-classification"
     metrics = (Metric("accuracy", accuracy, MetricUnit.POINTS, maximum=1.0),)
@@ -53,7 +53,7 @@ class Sign(Task):
 
 
 class NextToken(Sign):
-    """Is scored by the loss: smaller is better, and there is one label per token."""
+    """A task that is scored by the loss: smaller is better, and there is one label per token."""
 
     name = "causal-lm"
     metrics = (Metric("loss", mean_loss, higher_is_better=False),)
@@ -108,7 +108,7 @@ def sites_of(model: PreTrainedModel) -> list[Site]:
 
 
 def selection(**fields: Any) -> SelectionConfig:
-    """Keep three heads by `dsp`, in twelve steps, unless fields say otherwise."""
+    """Keep three heads by `dsp` in twelve steps, with some fields replaced."""
     defaults = {"method": "dsp", "keep": 3, "steps": 12, "epochs": 1.0, "batch_size": 4, "learning_rate": 1e-3}
     return SelectionConfig(**{**defaults, **fields})
 
@@ -137,4 +137,4 @@ def gated_accuracy(model: PreTrainedModel, plan: Plan) -> float:
 def have_same_weights(first: torch.nn.Module, second: torch.nn.Module) -> bool:
     """Whether two models of one class have equal weights."""
     pairs = zip(first.state_dict().values(), second.state_dict().values(), strict=True)
-    return all(torch.equal(weights, others) for weights, others in pairs)
+    return all(torch.equal(weights, second_weights) for weights, second_weights in pairs)

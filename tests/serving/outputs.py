@@ -57,7 +57,7 @@ def run_folder(folder: Path, **fields: Any) -> Path:
 def tensorrt_engine(
     folder: Path, capability: tuple[int, int], max_batch: int, *, name: str = "engine.plan", **fields: Any
 ) -> Path:
-    """A file in place of a TensorRT engine, with its metadata beside it.
+    """A file in place of a TensorRT engine, with its metadata in a second file.
 
     Args:
         folder: where to write it; created if missing.

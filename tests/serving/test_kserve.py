@@ -1,4 +1,4 @@
-"""KServe's service: all models of a repository, with what was written into it by hand."""
+"""KServe's service: all models of a repository, and edits by users."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from compressor.serving import export, kserve
 
 
 @given(st.text(min_size=1, max_size=80))
-def test_kubernetes_takes_the_name_of_any_repository(name: str) -> None:
+def test_kubernetes_accepts_the_name_of_any_repository(name: str) -> None:
     service = kserve.service_name(name)
     assert len(f"{service}-predictor-default-00001") <= 63, "KServe and Knative append a suffix"
     assert service[0].isalpha()
@@ -24,7 +24,7 @@ def test_kubernetes_takes_the_name_of_any_repository(name: str) -> None:
     assert set(service) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
 
 
-def test_a_service_is_of_all_models_of_a_repository(out: Path, tmp_path: Path) -> None:
+def test_a_service_covers_all_models_of_a_repository(out: Path, tmp_path: Path) -> None:
     repository = tmp_path / "r"
     first = export(
         ServeRequest(out=out, repository=repository, name="a", threads=3, instances=2, storage_uri="s3://there")
@@ -39,7 +39,7 @@ def test_a_service_is_of_all_models_of_a_repository(out: Path, tmp_path: Path) -
     assert model["resources"]["limits"] == {"cpu": "6", "memory": "3Gi", "nvidia.com/gpu": "2"}
 
 
-def test_what_was_written_by_hand_stays(out: Path, tmp_path: Path) -> None:
+def test_edits_by_users_are_kept(out: Path, tmp_path: Path) -> None:
     exported = export(ServeRequest(out=out, repository=tmp_path / "r", name="a", storage_uri="s3://there"))
     edited = yaml.safe_load(exported.service.read_text())
     edited["metadata"]["namespace"] = "mine"

@@ -1,4 +1,4 @@
-"""A model in a repository: its files, its warm-up, and that it is there whole or not at all."""
+"""A model in a repository: its files, its warm-up, and its atomic replacement."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.serving.outputs import run_folder
 from tests.targets.graphs import parsed
 
 
-def test_a_model_for_onnx_runtime(out: Path, tmp_path: Path) -> None:
+def test_a_model_is_exported_for_onnx_runtime(out: Path, tmp_path: Path) -> None:
     exported = export(ServeRequest(out=out, repository=tmp_path / "repository"))
     assert exported.model == tmp_path / "repository" / "half"
     assert (exported.backend, exported.device, exported.max_batch) == ("onnxruntime", "cpu", 8)
@@ -33,7 +33,7 @@ def test_a_model_for_onnx_runtime(out: Path, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"repository"}
 
 
-def test_the_warm_up_is_the_shortest_and_the_longest_row(out: Path, tmp_path: Path) -> None:
+def test_the_warm_up_has_the_shortest_and_the_longest_row(out: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.txt").write_text("the good film\nthe film\none two three four five six\n")
     exported = export(ServeRequest(out=out, repository=tmp_path / "r", data=str(tmp_path / "rows.txt")))
     config = triton_config.load(exported.model / "config.pbtxt")
@@ -51,7 +51,7 @@ def test_the_warm_up_is_the_shortest_and_the_longest_row(out: Path, tmp_path: Pa
             assert list(tensor.dims) == [len(ids)]
 
 
-def test_the_plain_graph_under_the_python_backend(out: Path, tmp_path: Path) -> None:
+def test_the_python_backend_serves_the_plain_graph(out: Path, tmp_path: Path) -> None:
     request = ServeRequest(
         out=out, repository=tmp_path, name="plain", backend="python", plain=True, max_batch=3, threads=2
     )
@@ -79,7 +79,7 @@ def refuse(*_: Any) -> str:
     raise OSError("the disk is full")
 
 
-def test_a_model_is_there_whole_or_as_it_was(out: Path, tmp_path: Path) -> None:
+def test_a_model_is_replaced_as_a_whole_or_not_at_all(out: Path, tmp_path: Path) -> None:
     request = ServeRequest(out=out, repository=tmp_path / "r", max_batch=2)
     with pytest.raises(OSError, match="full"):
         export(request, service=refuse)
@@ -97,7 +97,7 @@ def test_a_model_is_there_whole_or_as_it_was(out: Path, tmp_path: Path) -> None:
     assert triton_config.load(request.model_dir / "config.pbtxt").max_batch_size == 5
 
 
-def test_a_folder_that_is_no_model_is_not_replaced(out: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_model_is_not_replaced(out: Path, tmp_path: Path) -> None:
     request = ServeRequest(out=out, repository=tmp_path / "r", force=True)
     request.model_dir.mkdir(parents=True)
     (request.model_dir / "notes.txt").write_text("mine")
@@ -107,19 +107,19 @@ def test_a_folder_that_is_no_model_is_not_replaced(out: Path, tmp_path: Path) ->
     assert [path.name for path in request.model_dir.iterdir()] == ["notes.txt"]
 
 
-def test_a_model_is_written_outside_of_the_repository_where_that_is_possible(
+def test_a_model_is_written_outside_of_the_repository_if_possible(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server may watch the repository and would load an incomplete model."""
     folders_used: list[set[str]] = []
 
-    def watch(repository: Path, *_: Any) -> str:
+    def record_folder(repository: Path, *_: Any) -> str:
         folders_used.append({path.name.partition("-")[0] for path in repository.iterdir()})
         return "kind: InferenceService\n"
 
-    export(ServeRequest(out=out, repository=tmp_path / "r"), service=watch)
+    export(ServeRequest(out=out, repository=tmp_path / "r"), service=record_folder)
     monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path)
-    export(ServeRequest(out=out, repository=tmp_path / "r", name="b"), service=watch)
+    export(ServeRequest(out=out, repository=tmp_path / "r", name="b"), service=record_folder)
     assert folders_used == [set(), {".exporting", "half", "kserve.yaml"}]
 
 
@@ -149,6 +149,6 @@ def test_notes_say_how_the_served_model_differs(
         ({"target": "trt"}, "gpu"),
     ],
 )
-def test_a_model_is_placed_where_its_run_measured(fields: dict[str, Any], device: str, tmp_path: Path) -> None:
+def test_a_model_is_served_on_the_device_of_its_run(fields: dict[str, Any], device: str, tmp_path: Path) -> None:
     out = run_folder(tmp_path / "out", **fields)
     assert export(ServeRequest(out=out, repository=tmp_path / "r", backend="onnxruntime")).device == device

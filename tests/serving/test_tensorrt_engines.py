@@ -1,4 +1,4 @@
-"""TensorRT engines of several GPUs stand side by side, or are refused with what they differ in."""
+"""TensorRT engines of several GPUs share a model, or are refused with their difference."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from compressor.config.serve import ServeRequest
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.results import NoteCode
 from compressor.serving import export, triton_config
+from compressor.serving.tensorrt_engines import load_engines
 from compressor.targets.graph_facts import graph_digest
 from tests.serving.outputs import tensorrt_engine
 
@@ -31,7 +32,13 @@ def other_engine(built: Path, folder: Path, **fields: Any) -> Path:
     return tensorrt_engine(folder, (9, 0), 32, graph_hash=graph_digest(built / "model.onnx"), **fields)
 
 
-def test_engines_of_several_gpus_stand_side_by_side(built: Path, tmp_path: Path) -> None:
+def test_an_engine_whose_inputs_are_scalars_takes_one_row(built: Path) -> None:
+    scalar: dict[str, Any] = {"profiles": {"threshold": ((), (), ())}, "inputs": {"threshold": "float32"}}
+    engine = tensorrt_engine(built, (8, 0), 32, graph_hash=graph_digest(built / "model.onnx"), **scalar)
+    assert load_engines(built, (engine,)).max_batch == 1
+
+
+def test_engines_of_several_gpus_share_a_model(built: Path, tmp_path: Path) -> None:
     hopper = tensorrt_engine(tmp_path / "hopper", (9, 0), 16, graph_hash=graph_digest(built / "model.onnx"))
     request = ServeRequest(
         out=built, repository=tmp_path / "r", name="fast", engine=(hopper,), gpus=(0, 1), storage_uri="s3://models"
@@ -78,7 +85,7 @@ def test_a_version_compatible_engine_needs_a_flag_of_the_server(out: Path, tmp_p
     assert "args" not in yaml.safe_load(exported.service.read_text())["spec"]["predictor"]["model"]
 
 
-def test_a_run_for_tensorrt_without_an_engine(out: Path, tmp_path: Path) -> None:
+def test_a_run_for_tensorrt_without_an_engine_is_refused(out: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         export(ServeRequest(out=out, repository=tmp_path / "r", backend="tensorrt"))
     assert (error.value.code, error.value.details["path"]) == (ErrorCode.FILE_MISSING, out)
@@ -110,9 +117,9 @@ def test_an_engine_of_another_graph_or_a_damaged_one_is_refused(built: Path, tmp
 
 
 def test_two_engines_for_one_gpu_are_refused(built: Path, tmp_path: Path) -> None:
-    again = shutil.copytree(built, tmp_path / "again")
+    copy = shutil.copytree(built, tmp_path / "again")
     with pytest.raises(UsageError) as error:
-        export(ServeRequest(out=built, repository=tmp_path / "r", engine=(again / "engine.plan",)))
+        export(ServeRequest(out=built, repository=tmp_path / "r", engine=(copy / "engine.plan",)))
     assert (error.value.code, error.value.details["difference"]) == (ErrorCode.CONTRADICTION, "capability")
     assert export(ServeRequest(out=built, repository=tmp_path / "r", engine=(built / "engine.plan",))).model.is_dir()
 

@@ -94,7 +94,7 @@ def compare_outputs(module: Any, url: str, local: LocalOutputs, order: np.ndarra
     client.close()
 
 
-def test_outputs_under_load_and_after_a_restart(server: triton_server.Server, local: LocalOutputs) -> None:
+def test_outputs_are_correct_under_load_and_after_a_restart(server: triton_server.Server, local: LocalOutputs) -> None:
     import tritonclient.grpc
     import tritonclient.http
 
@@ -113,18 +113,20 @@ def test_outputs_under_load_and_after_a_restart(server: triton_server.Server, lo
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_a_check_of_the_server(protocol: str, server: triton_server.Server, compressed: Path, capfd: Cap) -> None:
+def test_a_check_of_the_server_passes(
+    protocol: str, server: triton_server.Server, compressed: Path, capfd: Cap
+) -> None:
     url = f"{protocol}://{getattr(server, protocol)}"
-    words = ("check", "--server", url, "--baseline", "small:1", "--expect", compressed, "--seq", "16", "--quiet")
+    arguments = ("check", "--server", url, "--baseline", "small:1", "--expect", compressed, "--seq", "16", "--quiet")
     limits = ("--seconds", "0.2", "--max-slowdown", "1000%")
-    ended = compress(capfd, *words, *limits, "--model", "small", "--json")
-    assert (ended.code, ended.json["passed"]) == (0, True), ended.err
-    assert ended.json["host"].startswith("triton 2.51.0 at")
-    ended = compress(capfd, *words, "--model", "small:7")
-    assert (ended.code, ended.error_code, ended.details["model"]) == (10, "model-not-ready", "small:7")
+    result = compress(capfd, *arguments, *limits, "--model", "small", "--json")
+    assert (result.code, result.json["passed"]) == (0, True), result.err
+    assert result.json["host"].startswith("triton 2.51.0 at")
+    result = compress(capfd, *arguments, "--model", "small:7")
+    assert (result.code, result.error_code, result.details["model"]) == (10, "model-not-ready", "small:7")
 
 
-def test_the_repository_holds_the_model_alone(server: triton_server.Server) -> None:
+def test_the_repository_holds_only_the_model(server: triton_server.Server) -> None:
     import tritonclient.grpc
 
     client = tritonclient.grpc.InferenceServerClient(server.grpc)
@@ -135,7 +137,7 @@ def test_the_repository_holds_the_model_alone(server: triton_server.Server) -> N
     client.close()
 
 
-def test_one_bad_request_spoils_no_other(server: triton_server.Server, local: LocalOutputs) -> None:
+def test_a_bad_request_does_not_affect_others(server: triton_server.Server, local: LocalOutputs) -> None:
     import tritonclient.grpc
 
     client = tritonclient.grpc.InferenceServerClient(server.grpc)

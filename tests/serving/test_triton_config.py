@@ -1,4 +1,4 @@
-"""`config.pbtxt` contains what the request and the files determine, and reads back as it was written."""
+"""`config.pbtxt` contains the settings of the request and of the files, and is read back without a change."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_the_warm_up_runs_a_row_alone_and_in_the_largest_batch(files: ModelFiles
 
 
 @pytest.mark.parametrize("content", [None, b"name: [", b"\xff\xfe"])
-def test_a_file_that_is_no_configuration(content: bytes | None, tmp_path: Path) -> None:
+def test_a_file_without_a_configuration_is_refused(content: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / "config.pbtxt"
     if content is not None:
         path.write_bytes(content)

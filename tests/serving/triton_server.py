@@ -1,10 +1,10 @@
 """A real Triton server on this machine: the one in `nvidia-pytriton`, which has the Python backend only.
 
-`make .venv-triton/ready` installs it into an environment of its own. The server listens on free ports of the loopback:
+`make .venv-triton/ready` installs it into a separate environment. The server listens on free ports of the loopback:
 
     with triton_server.Server(repository) as server:
         grpc.InferenceServerClient(server.grpc)   # 127.0.0.1:PORT; server.http for HTTP
-        server.restart()                          # on the same ports, with the repository's present content
+        server.restart()                          # on the same ports, with the current content of the repository
         server.kill()                             # a crash
 """
 
@@ -65,7 +65,9 @@ class Server:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self.stop()
         self._log.close()
 
@@ -152,7 +154,7 @@ class Server:
         raise RuntimeError(f"the server is not ready after {_START_SECONDS:.0f} s:\n{self._log_errors()}")
 
     def _log_errors(self) -> str:
-        """The errors in the log, else its end."""
+        """The errors in the log, or its end if there are none."""
         return "\n".join(line for line in self.log.splitlines() if line.startswith("E")) or self.log[-3000:]
 
 
@@ -160,9 +162,9 @@ def _free_ports(count: int) -> list[int]:
     """Free ports of the loopback; all stay bound until the last is found."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        for listener in sockets:
+            listener.bind(("127.0.0.1", 0))
+        return [listener.getsockname()[1] for listener in sockets]
 
 
 def _die_with_parent() -> None:

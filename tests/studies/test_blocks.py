@@ -1,4 +1,4 @@
-"""Studies of blocks: kinds that lose blocks together, other data sets, and texts that are read with a memory."""
+"""Studies of blocks: kinds that lose blocks together, other data sets, and texts that a model reads with a memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_kinds_of_attention_lose_blocks_together() -> None:
         blocks_study(kinds=("bidirectional+middle",)).cells()
 
 
-def test_the_share_zero_is_one_run_without_masks() -> None:
+def test_a_share_of_zero_is_one_run_without_masks() -> None:
     names = [cell.name for cell in blocks_study(shares=(0.0, 0.5), kinds=("all", "cross")).cells()]
     assert names.count("retrained-s1") == 1
     assert len(names) == 2 + 4

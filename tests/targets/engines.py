@@ -1,4 +1,4 @@
-"""Engines without a runtime, on a clock that only they advance."""
+"""Engines without a runtime, on a clock that advances only with their calls."""
 
 from __future__ import annotations
 

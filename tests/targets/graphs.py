@@ -1,6 +1,6 @@
 """Graphs for the tests of building, proving and measuring: from ONNX text, and of pruned models.
 
-PyTorch is imported only where a model is exported: most users of this module need ONNX text alone.
+PyTorch is imported only to export a model: most users of this module only need ONNX text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def parsed(body: str, inputs: str, outputs: str, weights: str = "", opset: int =
         body: the nodes.
         inputs: names with types.
         outputs: names with types.
-        weights: names with types, and with values unless they shall be random.
+        weights: names with types, and with values unless they are random.
         opset: operator set.
     """
     imports = f'"" : {opset}, "com.microsoft" : 1'

@@ -21,7 +21,7 @@ _FOLDER = tempfile.TemporaryDirectory(prefix="kernel-")
 
 @functools.cache
 def compiled() -> Path:
-    """The library, compiled once in a test process; skips the test where it cannot be compiled."""
+    """The library, compiled once in a test process; skips the test if it cannot be compiled."""
     library = Path(_FOLDER.name) / "block_sparse.so"
     try:
         compile_kernel(library, HEADERS)

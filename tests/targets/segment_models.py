@@ -74,7 +74,7 @@ def head_parameters(model: SegmentForCausalLM) -> int:
 
 
 def plan_of(sites: Sequence[Site], kept: Sequence[tuple[int, ...]], rng: np.random.Generator | None = None) -> Plan:
-    """A plan that keeps given heads of each site, with random scales where there is a generator."""
+    """A plan that keeps given heads of each site, with random scales if a generator is given."""
     scales = [tuple(rng.uniform(0.5, 1.5, len(heads))) if rng else () for heads in kept]
     entries = zip(keep_all(sites).sites, kept, scales, strict=True)
     return Plan(sites=tuple(replace(site, kept=heads, scale=scale) for site, heads, scale in entries))

@@ -28,13 +28,13 @@ class Library:
         text._obj.value = self.message.encode()
 
 
-def absent(name: str) -> Any:
+def fail_to_load(name: str) -> Any:
     raise OSError(f"{name}: cannot open shared object file")
 
 
 def test_a_machine_without_a_driver_lacks_the_device() -> None:
     with pytest.raises(TargetMissingError) as error:
-        open_driver(absent)
+        open_driver(fail_to_load)
     assert error.value.code is ErrorCode.DEVICE_MISSING
 
 

@@ -1,4 +1,4 @@
-"""What needs an NVIDIA GPU (`make test-gpu`): engines of TensorRT and of ONNX Runtime's CUDA provider."""
+"""Tests that need an NVIDIA GPU (`make test-gpu`): engines of TensorRT and of ONNX Runtime's CUDA provider."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def bert() -> Pruned:
 def build(
     name: str, graph: Path, folder: Path, precision: Precision = "fp32", options: BuildOptions = OPTIONS
 ) -> Engine:
-    """An engine on the GPU; skips the test where the target is missing, unless it is required."""
+    """An engine on the GPU; skips the test if the target is missing, unless it is required."""
     runtime = target(name)
     try:
         runtime.check(precision=precision, provider="cuda")

@@ -53,7 +53,7 @@ def test_a_fixed_batch_is_kept() -> None:
     ("limits", "seq", "length"),
     [(("64", "100"), 1, 64), (("64", "100"), 90, 10), (("64", "100"), 200, 0), (None, 7, 7)],
 )
-def test_memories_are_as_long_as_the_model_takes_them(limits: tuple[str, str] | None, seq: int, length: int) -> None:
+def test_memories_have_the_lengths_of_the_model(limits: tuple[str, str] | None, seq: int, length: int) -> None:
     model = parsed("y = Identity(x)", "float[B, S, 4] x, float[B, M, 4] memory_0", "float[B, S, 4] y")
     if limits is not None:
         model.metadata_props.update(zip((MEMORY_LENGTH, MAX_POSITIONS), limits, strict=True))

@@ -30,7 +30,7 @@ def test_error_of_numbers(reference: list[float], output: list[float], error: fl
     assert relative_error(np.array(reference), np.array(output), {}) == error
 
 
-def test_texts_are_equal_or_not_whether_they_are_bytes_or_str() -> None:
+def test_texts_are_compared_across_bytes_and_str() -> None:
     texts = np.array(["a", "b"], object)
     assert relative_error(texts, as_bytes(texts), {}) == 0
     assert relative_error(texts, np.array(["a", "c"], object), {}) == INF
@@ -55,7 +55,7 @@ def test_outputs_of_a_decoder_are_at_the_decoders_positions() -> None:
     assert relative_error(reference, output, {**feeds, "decoder_attention_mask": mask}) == 0
 
 
-def test_outputs_of_classes_have_no_positions_though_their_shape_may_be_that_of_a_mask() -> None:
+def test_class_outputs_have_no_positions_even_with_the_shape_of_a_mask() -> None:
     mask = np.array([[1, 1], [1, 0]])
     reference, output = np.ones((2, 2)), np.array([[1, 1], [1, NAN]])
     assert relative_error(reference, output, {"attention_mask": mask}) == INF

@@ -1,4 +1,4 @@
-"""Reading texts through an engine segment by segment equals PyTorch, and what does not fit changes nothing."""
+"""Reading texts through an engine segment by segment equals PyTorch, and invalid input changes nothing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from compressor.errors import ErrorCode, InputError
+from compressor.segment_memory import MAX_POSITIONS, MEMORY_LENGTH
 from compressor.targets.segment_stream import Stream, empty_memories, limits
 from compressor.units import gated, keep_all
 from graph_passes import save
@@ -53,8 +54,18 @@ def test_ten_segments_equal_pytorch(exported: SegmentGraph, stream: Stream, kept
         assert stream_error(stream, exported.model, [4, 1, 7, 2, 4, 30, 4, 4, 3, 5]) <= TOLERANCE
 
 
-def test_limits_are_those_of_the_model(exported: SegmentGraph) -> None:
+def test_limits_match_the_model(exported: SegmentGraph) -> None:
     assert limits(exported.reference) == exported.model.config.limits
+
+
+@pytest.mark.parametrize("text", ["", "many", "-1", "1.5"])
+def test_a_limit_that_is_no_number_is_unknown(text: str, tmp_path: Path) -> None:
+    model = parsed("y = Neg(memory_0)", "float[N, M, 4] memory_0", "float[N, M, 4] y")
+    model.metadata_props.update({MEMORY_LENGTH: text, MAX_POSITIONS: "16"})
+    save(model, tmp_path / "model.onnx")
+    read = limits(tmp_path / "model.onnx")
+    assert read is not None
+    assert (read.memory_length, read.max_positions) == (None, 16)
 
 
 def test_memories_may_be_one_array(stream: Stream) -> None:
@@ -93,7 +104,7 @@ def test_memories_may_be_one_array(stream: Stream) -> None:
         ([], (4,), ErrorCode.TENSOR_MISMATCH, {"tensor": "input_ids", "shape": (4,)}),
     ],
 )
-def test_what_does_not_fit_is_refused_and_memories_stay(
+def test_invalid_input_is_refused_and_memories_are_unchanged(
     stream: Stream,
     memories: list[tuple[int, ...]],
     segment: tuple[int, ...],
@@ -109,7 +120,7 @@ def test_what_does_not_fit_is_refused_and_memories_stay(
     assert stream.memories is arrays
 
 
-def test_tokens_outside_of_the_vocabulary_are_refused_and_memories_stay(stream: Stream) -> None:
+def test_tokens_outside_of_the_vocabulary_are_refused_and_memories_are_unchanged(stream: Stream) -> None:
     stream.read(np.ones((1, 3), np.int32))
     before = stream.memories
     with pytest.raises(InputError) as error:
@@ -118,7 +129,7 @@ def test_tokens_outside_of_the_vocabulary_are_refused_and_memories_stay(stream: 
     assert stream.memories is before
 
 
-def test_a_graph_without_memory_is_no_stream(stream: Stream, tmp_path: Path) -> None:
+def test_a_graph_without_memory_is_refused(stream: Stream, tmp_path: Path) -> None:
     graph = tmp_path / "model.onnx"
     save(parsed("y = Neg(ids)", "int64[N, T] ids", "int64[N, T] y"), graph)
     assert limits(graph) is None
@@ -128,7 +139,7 @@ def test_a_graph_without_memory_is_no_stream(stream: Stream, tmp_path: Path) -> 
     assert (error.value.code, error.value.details["tensor"]) == (ErrorCode.TENSOR_MISMATCH, "memory_0")
 
 
-def test_memories_of_no_fixed_width_are_refused(stream: Stream, tmp_path: Path) -> None:
+def test_memories_without_a_fixed_width_are_refused(stream: Stream, tmp_path: Path) -> None:
     graph = tmp_path / "model.onnx"
     save(parsed("y = Neg(memory_0)", "float[N, S, W] memory_0", "float[N, S, W] y"), graph)
     with pytest.raises(InputError) as error:
@@ -137,7 +148,7 @@ def test_memories_of_no_fixed_width_are_refused(stream: Stream, tmp_path: Path) 
     assert error.value.details == {"path": graph, "tensor": "memory_0", "shape": ("N", "S", "W")}
 
 
-def test_empty_memories_are_those_of_a_first_segment(exported: SegmentGraph) -> None:
+def test_empty_memories_have_no_positions(exported: SegmentGraph) -> None:
     memories = empty_memories(exported.reference, 3)
     assert {name: array.shape for name, array in memories.items()} == {
         f"memory_{layer}": (3, 0, HIDDEN) for layer in range(2)

@@ -1,4 +1,4 @@
-"""The registry of targets, and what every target has in common."""
+"""The registry of targets, and the properties of every target."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ for package in ("compressor.targets", "compressor.measure"):
 
 @pytest.mark.parametrize("name", TARGETS)
 class TestEveryTarget:
-    def test_its_object_describes_it(self, name: str) -> None:
+    def test_its_object_describes_the_target(self, name: str) -> None:
         described = target(name)
         assert described.name == name
         assert described.title
@@ -94,7 +94,7 @@ def test_targets_are_found_by_name() -> None:
     assert (error.value.code, error.value.details["value"]) == (ErrorCode.UNKNOWN_NAME, "tflite")
 
 
-def test_files_of_no_target_are_for_the_default_one() -> None:
+def test_other_files_belong_to_the_default_target() -> None:
     assert target_of(Path("model.tflite")) is target(DEFAULT_TARGET)
     assert "cpu" in target(DEFAULT_TARGET).providers
 
@@ -107,10 +107,10 @@ def test_files_of_no_target_are_for_the_default_one() -> None:
         ("ort", "bf16", ErrorCode.UNSUPPORTED),
     ],
 )
-def test_what_this_machine_lacks_is_found_before_anything_is_read(
+def test_missing_devices_and_precisions_are_reported_before_a_file_is_read(
     name: str, precision: Precision, code: ErrorCode, tmp_path: Path
 ) -> None:
-    """On a machine without a GPU."""
+    """The machine of this test has no GPU."""
     graph, out = tmp_path / "missing.onnx", tmp_path / "engine"
     for attempt in (
         lambda: target(name).check(precision=precision),
@@ -123,7 +123,7 @@ def test_what_this_machine_lacks_is_found_before_anything_is_read(
     assert "tensorrt" not in sys.modules, "TensorRT ends a process that has no GPU"
 
 
-def test_a_target_whose_device_is_missing_says_so() -> None:
+def test_a_missing_device_is_reported() -> None:
     assert target("ort").missing() is None
     assert target("trt").missing() is not None
 
@@ -136,7 +136,7 @@ def test_targets_and_measurements_import_without_torch_and_without_tensorrt() ->
 
 
 @pytest.mark.parametrize(
-    ("usual", "also", "expected"),
+    ("usual", "other_sizes", "expected"),
     [
         ((1, 8, 32), (), (1, 8, 32)),
         ((128, 384), (), (128, 384, 384)),
@@ -145,13 +145,13 @@ def test_targets_and_measurements_import_without_torch_and_without_tensorrt() ->
     ],
 )
 def test_the_usual_size_is_the_middle_of_those_optimized_for(
-    usual: tuple[int, ...], also: tuple[int, ...], expected: tuple[int, int, int]
+    usual: tuple[int, ...], other_sizes: tuple[int, ...], expected: tuple[int, int, int]
 ) -> None:
-    assert span(usual, also) == expected
+    assert span(usual, other_sizes) == expected
 
 
 def test_messages(tmp_path: Path) -> None:
-    """What a user reads where a target cannot be used."""
+    """The messages about a target that cannot be used."""
     with pytest.raises(UsageError) as error:
         target("ortt")
     assert str(error.value) == f"ortt: unknown target; did you mean ort? choose one of {', '.join(TARGETS)}"

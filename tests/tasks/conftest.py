@@ -35,7 +35,7 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
 
 @pytest.fixture(scope="module")
 def trained_translator(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of rows and of a Marian that learned to translate them, word by word."""
+    """A folder with rows and a Marian that learned to translate them word by word."""
     path = tmp_path_factory.mktemp("translation")
     rows = tsv(path / "rows.tsv", *("\t".join(sentence(seed)) for seed in range(40)))
     folder = load(save(marian(), path / "model"), task="translation")

@@ -1,4 +1,4 @@
-"""Questions about contexts of a few words, and tiny models with two kinds of tokenizer to answer them."""
+"""Questions about contexts of a few words, and tiny models with two kinds of tokenizers that answer them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def row(context: str, question: str = "who", *answers: Answer) -> dict[str, Any]
 
 
 def encode(task: Task, *rows: dict[str, Any]) -> Any:
-    """Rows as the task encodes them."""
+    """Rows that the task has encoded."""
     dataset = Dataset.from_list(list(rows))
     task.learn_labels(dataset, "rows")
     return task.encode(dataset, "rows")

@@ -1,4 +1,4 @@
-"""Files of a few rows, and running a model on their batches."""
+"""Files of a few rows, and functions that run a model on their batches."""
 
 from __future__ import annotations
 

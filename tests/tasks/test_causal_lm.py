@@ -1,4 +1,4 @@
-"""Language modelling: text to blocks, losses to perplexity."""
+"""Language modelling: texts become blocks, and losses become perplexity."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.tasks.rows import forward_of, text, token_ids, tsv
 def test_text_becomes_blocks(gpt2: ModelFolder, tmp_path: Path) -> None:
     path = text(tmp_path / "a.txt", "one two three", "", "four five six seven")
     data = open_data(rows_config(path, path, path, max_length=3), gpt2)
-    assert token_ids(data.train) == [[15, 16, 17], [18, 19, 20]]  # nothing can be predicted in the last token
+    assert token_ids(data.train) == [[15, 16, 17], [18, 19, 20]]  # the last token predicts nothing
     batch = data.task.collate([data.train[0], {"input_ids": [5, 6], "attention_mask": [1, 1], "labels": [5, 6]}])
     assert batch["labels"].tolist() == [[15, 16, 17], [5, 6, -100]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
@@ -36,7 +36,7 @@ def test_rows_of_a_column_end_with_the_end_token(tmp_path: Path) -> None:
     assert token_ids(data.train) == [[15, 16, 3, 17, 3]]
 
 
-def test_perplexity_is_that_of_the_loss_of_the_model(gpt2: ModelFolder, tmp_path: Path) -> None:
+def test_perplexity_follows_from_the_loss_of_the_model(gpt2: ModelFolder, tmp_path: Path) -> None:
     path = text(tmp_path / "a.txt", *["one two three four five good bad"] * 11)
     data = open_data(rows_config(path, path, path, max_length=8), gpt2)
     measured = statistics(data.task, data.eval, forward_of(gpt2.model), 3)

@@ -1,4 +1,4 @@
-"""Text classification: rows to tokens and classes, logits to metrics."""
+"""Text classification: rows become tokens and classes, and logits become metrics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SST2 = Path(__file__).parents[3] / "shared" / "data" / "sst2.tsv.xz"
 MINILM = Path(__file__).parents[3] / "shared" / "models" / "minilm-sst2"
 
 
-def test_one_text(classifier: ModelFolder, tmp_path: Path) -> None:
+def test_rows_of_one_text_are_encoded(classifier: ModelFolder, tmp_path: Path) -> None:
     path = tsv(tmp_path / "a.tsv", "1\tgood film", "0\tvery bad", "1\tgood")
     data = open_data(rows_config(path, path, path), classifier)
     assert token_ids(data.train) == [[2, 5, 7, 3], [2, 11, 6, 3], [2, 5, 3]]
@@ -39,7 +39,7 @@ def test_one_text(classifier: ModelFolder, tmp_path: Path) -> None:
     assert torch.isfinite(classifier.model(**batch).loss)
 
 
-def test_two_texts(classifier: ModelFolder, tmp_path: Path) -> None:
+def test_rows_of_two_texts_are_encoded(classifier: ModelFolder, tmp_path: Path) -> None:
     path = tsv(tmp_path / "a.tsv", "0\tgood\tbad", "1\tbad\tgood", header="label\tpremise\thypothesis")
     data = open_data(rows_config(path, path, path), classifier)
     assert token_ids(data.train) == [[2, 5, 3, 6, 3], [2, 6, 3, 5, 3]]
@@ -90,14 +90,14 @@ def test_rows_too_short_for_text_are_refused(classifier: ModelFolder, tmp_path: 
         open_data(rows_config(path, max_length=3), classifier)
 
 
-def test_a_loss_leaves_the_fingerprint_as_it_is(classifier: ModelFolder, tmp_path: Path) -> None:
+def test_a_loss_does_not_change_the_fingerprint(classifier: ModelFolder, tmp_path: Path) -> None:
     path = tsv(tmp_path / "a.tsv", *labelled_rows(8))
     data = open_data(rows_config(path, path, path), classifier)
     classifier.model(**data.task.collate(list(data.train)))  # transformers writes the kind of loss to the configuration
     assert fingerprint(classifier.model) == classifier.fingerprint
 
 
-def test_a_model_without_token_types_gets_none(tmp_path: Path) -> None:
+def test_a_model_without_token_types_gets_no_token_types(tmp_path: Path) -> None:
     distilbert, _ = FAMILIES["distilbert"](0)
     rows = tsv(tmp_path / "a.tsv", "0\tgood\tbad", "1\tbad\tgood", header="label\tpremise\thypothesis")
     data = open_data(rows_config(rows, rows, rows), load(folders.save(distilbert, tmp_path / "model")))
@@ -126,15 +126,15 @@ def test_metrics_of_classes(
 def sst2() -> tuple[ModelFolder, Data]:
     """MiniLM with the dev and test rows; encoding the 67 thousand rows that trained it takes a while."""
     if not (SST2.exists() and MINILM.exists()):
-        pytest.skip("needs the data sets and models that lie beside the project")
+        pytest.skip("needs the data sets and models next to the project folder")
     folder = load(MINILM)
     return folder, open_data(rows_config(None, str(SST2), str(SST2), max_length=64), folder)
 
 
-@pytest.mark.parametrize(("every", "accuracy"), [(4, 0.8983), pytest.param(1, 0.898, marks=pytest.mark.zoo)])
-def test_minilm_on_sst2(every: int, accuracy: float, sst2: tuple[ModelFolder, Data]) -> None:
+@pytest.mark.parametrize(("stride", "accuracy"), [(4, 0.8983), pytest.param(1, 0.898, marks=pytest.mark.zoo)])
+def test_minilm_on_sst2(stride: int, accuracy: float, sst2: tuple[ModelFolder, Data]) -> None:
     folder, data = sst2
     assert [len(part) for part in (data.train, data.eval, data.test)] == [0, 706, 1_439]
-    rows = data.eval.select(range(0, len(data.eval), every))
+    rows = data.eval.select(range(0, len(data.eval), stride))
     score = data.task.score(statistics(data.task, rows, forward_of(folder.model)))
     assert score == pytest.approx(accuracy, abs=5e-4)

@@ -1,4 +1,4 @@
-"""Columns of texts and labels: requested ones, else those of usual names."""
+"""Columns of texts and labels: requested columns, or else columns with usual names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_text_columns_are_recognized_by_name(names: tuple[str, ...], expected: t
     assert TextColumns().find(rows, (), "f") == expected
 
 
-def test_requested_columns_win() -> None:
+def test_requested_columns_take_precedence() -> None:
     rows = Dataset.from_dict({"text": ["a"], "left": ["b"], "right": ["c"], "label": [1], "gold": [0]})
     assert TextColumns().find(rows, ("right", "left"), "f") == ("right", "left")
     assert LabelColumn().find(rows, None, "f") == "label"
@@ -63,14 +63,14 @@ def test_faults_of_text_columns(
     assert str(caught.value).startswith("f: ")
 
 
-def test_empty_texts_are_refused_where_every_text_is_needed() -> None:
+def test_empty_texts_are_refused_if_every_text_is_needed() -> None:
     rows = Dataset.from_dict({"text": ["x", " "]})
     assert TextColumns().find(rows, (), "f") == ("text",)
     with fails_with(ErrorCode.INVALID_ROWS, column="text", row=2):
         TextColumns(allows_empty=False).find(rows, (), "f")
 
 
-def test_the_same_column_is_not_a_pair() -> None:
+def test_a_pair_of_the_same_column_is_refused() -> None:
     rows = Dataset.from_dict({"de": ["x"], "en": ["y"]})
     with fails_with(ErrorCode.INVALID_VALUE, field="text_columns", value=("de", "de")):
         TextColumns(counts=(2,)).find(rows, ("de", "de"), "f")

@@ -1,4 +1,4 @@
-"""Rows of a run: which split each part comes from, and what is set aside."""
+"""Rows of a run: the split of each part, and rows that are set aside."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_the_hash_depends_on_rows_and_not_on_the_file(classifier: ModelFolder, t
     assert str(hashes[0]).startswith("sha256:")
 
 
-def test_training_texts_are_those_of_the_file(tmp_path: Path) -> None:
+def test_training_texts_come_from_the_file(tmp_path: Path) -> None:
     path = tsv(tmp_path / "a.tsv", "1\tgood", "0\tbad")
     assert training_texts(rows_config(path)) == ["good", "bad"]
 
@@ -113,7 +113,7 @@ def test_rows_are_needed(classifier: ModelFolder) -> None:
         open_data(rows_config(), classifier)
 
 
-def test_whole_messages(classifier: ModelFolder, tmp_path: Path) -> None:
+def test_messages(classifier: ModelFolder, tmp_path: Path) -> None:
     train = tsv(tmp_path / "a.tsv", *labelled_rows(20), header="gold\ttext")
     with fails_with(ErrorCode.COLUMN_MISSING) as caught:
         open_data(rows_config(train), classifier)

@@ -84,7 +84,7 @@ def test_withheld_labels_are_refused() -> None:
         classes_of(rows_of([-1, -1], names=["no", "yes"]), "label", {"0": 0, "1": 1}, "f")
 
 
-def test_numbers() -> None:
+def test_labels_of_a_regression_are_numbers() -> None:
     assert numbers_of(rows_of(["3.80", "5", "-1e-3"]), "label", "f") == [3.8, 5.0, -0.001]
 
 

@@ -1,4 +1,4 @@
-"""Question answering: questions to batches of windows, logits to F1 and exact match of each question."""
+"""Question answering: questions become windows, and logits become F1 and exact match of each question."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_batches_hold_windows() -> None:
     assert spans.tolist() == [[[3, 3, 2], [-100] * 3], [[0, 0, 3], [5, 5, 3]]]
 
 
-def test_the_loss_is_that_of_the_model_over_windows(model: PreTrainedModel) -> None:
+def test_the_loss_equals_that_of_the_model_over_windows(model: PreTrainedModel) -> None:
     task = task_of(wordpieces(), max_length=12, stride=2)
     outputs = model(**task.loss_inputs(task.collate(list(encode(task, row("in rome"), LONG)))))
     positions = torch.tensor([3, 0, 5])

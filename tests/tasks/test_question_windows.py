@@ -38,7 +38,7 @@ def test_windows_lose_nothing_of_a_context(tokenizer: Any, context: str, questio
 @settings(max_examples=40, deadline=None)
 @given(CONTEXTS, st.data())
 def test_the_tokens_of_an_answer_give_its_text(tokenizer: Any, context: str, draw: st.DataObject) -> None:
-    """This holds in every window that has all of it; in others the label is the first token."""
+    """This holds in every window with the whole answer; in other windows the label is the first token."""
     words = context.split(" ")
     first = draw.draw(st.integers(0, len(words) - 1))
     last = draw.draw(st.integers(first, min(first + 2, len(words) - 1)))

@@ -56,8 +56,8 @@ def test_the_first_class_that_accepts_a_folder_is_its_task(gpt2: ModelFolder) ->
 @pytest.mark.parametrize("task", task_classes(), ids=lambda task: task.__name__)
 def test_a_metric_has_one_unit_and_one_direction_under_its_name(task: type) -> None:
     for metric in task.metrics:  # type: ignore[attr-defined]
-        named = metric_named(metric.name)
-        assert (named.unit, named.higher_is_better) == (metric.unit, metric.higher_is_better)
+        registered = metric_named(metric.name)
+        assert (registered.unit, registered.higher_is_better) == (metric.unit, metric.higher_is_better)
 
 
 def test_shares_are_in_points_and_other_metrics_are_raw() -> None:

@@ -1,4 +1,4 @@
-"""Regression: rows to tokens and numbers, logits to correlations."""
+"""Regression: rows become tokens and numbers, and logits become correlations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.folders import rows_config
 from tests.tasks.rows import forward_of, tsv
 
 
-def test_regression(scorer: ModelFolder, tmp_path: Path) -> None:
+def test_rows_become_batches_and_correlations(scorer: ModelFolder, tmp_path: Path) -> None:
     rows = [f"{index / 4}\t{'good ' * (index % 3)}{index}\tbad" for index in range(12)]
     path = tsv(tmp_path / "a.tsv", *rows, header="score\tsentence1\tsentence2")
     data = open_data(rows_config(path, path, path), scorer)

@@ -113,7 +113,7 @@ def test_ragged_rows_are_refused(tmp_path: Path, content: bytes, row: int, cells
     assert f"Row #{row}: Expected 2 columns, got {cells}" in caught.value.details["reason"]
 
 
-def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     with fails_with(ErrorCode.FILE_MISSING, path=tmp_path / "none.tsv"):
         read_file(tmp_path / "none.tsv")
     (tmp_path / "rows.tsv").mkdir()
@@ -147,7 +147,9 @@ def read_any(path: Path) -> None:
 @FUZZ
 @given(suffix=SUFFIXES, packing=st.sampled_from(list(PACK)), packed=st.booleans(), content=st.binary(max_size=200))
 @example(suffix=".jsonl", packing="", packed=True, content=b'{"label": 1e400}')
-def test_any_bytes(tmp_path: Path, suffix: str, packing: str, packed: bool, content: bytes) -> None:
+def test_any_bytes_give_rows_or_one_error(
+    tmp_path: Path, suffix: str, packing: str, packed: bool, content: bytes
+) -> None:
     read_any(write(tmp_path / f"a{suffix}{packing}", PACK[packing](content) if packed else content))
 
 
@@ -156,7 +158,7 @@ PIECES = st.sampled_from([*"label text split train dev 0 1 2".split(), '"', ",",
 
 @FUZZ
 @given(suffix=SUFFIXES, pieces=st.lists(PIECES, max_size=40))
-def test_anything_that_looks_like_rows(tmp_path: Path, suffix: str, pieces: list[str]) -> None:
+def test_any_text_like_rows_gives_rows_or_one_error(tmp_path: Path, suffix: str, pieces: list[str]) -> None:
     read_any(write(tmp_path / f"a{suffix}", "".join(pieces)))
 
 
@@ -171,7 +173,7 @@ JSON = st.recursive(
 
 @FUZZ
 @given(lines=st.lists(JSON | st.fixed_dictionaries({"text": st.text(max_size=5), "label": JSON}), max_size=5))
-def test_any_json(tmp_path: Path, lines: list[Any]) -> None:
+def test_any_json_gives_rows_or_one_error(tmp_path: Path, lines: list[Any]) -> None:
     read_any(write(tmp_path / "a.jsonl", "\n".join(json.dumps(line) for line in lines)))
 
 

@@ -77,7 +77,7 @@ def test_streams_are_sections_of_the_text(rows: int, side_by_side: int, whole: b
 
 
 @pytest.mark.parametrize("family", ["all-attention", "transformer-xl"])
-def test_reading_in_segments_is_reading_whole_where_memory_holds_the_text(family: str) -> None:
+def test_reading_in_segments_equals_reading_whole_if_memory_holds_the_text(family: str) -> None:
     folder = language.folder(architecture=family, memory=400)
     task = make_task(folder, rows_config(max_length=7))
     assert isinstance(task, Streams)
@@ -119,7 +119,7 @@ def test_the_last_rows_are_set_aside(tmp_path: Path) -> None:
     assert [note.code for note in data.notes] == [NoteCode.ROWS_SET_ASIDE] * 2
 
 
-def test_bits_per_character_are_the_logarithm_of_the_perplexity() -> None:
+def test_bits_per_character_equal_the_logarithm_of_the_perplexity() -> None:
     folder, task = language.folder(characters()), letter_streams()
     assert (task.metric, task.metric_unit, task.higher_is_better) == ("bits-per-character", MetricUnit.RAW, False)
     measured = read(task, encode(task, "The cat.\nA dog!\n"), reader(folder.model))
@@ -147,7 +147,7 @@ def test_words_are_ranked_and_lines_end(tmp_path: Path) -> None:
         words(["", " "])
 
 
-def test_rows_of_a_column_end_as_lines_do(tmp_path: Path) -> None:
+def test_rows_of_a_column_end_like_lines(tmp_path: Path) -> None:
     folder = language.folder()
     (tmp_path / "a.txt.xz").write_bytes(lzma.compress(b"one two\nthree\nfour five\n"))
     (tmp_path / "b.tsv").write_text("id\ttext\n1\tone two\n2\tthree\n3\tfour five\n")
@@ -193,7 +193,7 @@ def test_a_text_of_some_unknown_letters_is_read() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(lines=st.lists(st.text(st.sampled_from("abZ .0"), max_size=4), min_size=1, max_size=12), chunk=st.integers(1, 4))
-def test_chunks_of_letters_are_joined_as_the_whole_text_reads(lines: list[str], chunk: int) -> None:
+def test_chunks_of_letters_join_to_the_whole_text(lines: list[str], chunk: int) -> None:
     class SmallChunks(CharacterStreams):
         lines_per_chunk = chunk
 
@@ -207,14 +207,14 @@ def test_chunks_of_letters_are_joined_as_the_whole_text_reads(lines: list[str], 
     assert chunked.tolist() == whole.tolist()
 
 
-def test_lines_of_letters_read_as_texts_of_letters() -> None:
+def test_lines_and_texts_of_letters_are_read_alike() -> None:
     """Letters have no end token."""
     task = letter_streams()
     texts = ["a b", "", " z"]
     assert task.token_stream(texts, lines=True).tolist() == task.token_stream(texts, lines=False).tolist()
 
 
-def test_a_row_holds_its_tokens_alone() -> None:
+def test_a_row_holds_only_its_tokens() -> None:
     for task in (streams(), streams().chooser):
         rows = encode(task, language.text(12))
         assert (rows.column_names, rows.features["input_ids"].feature.dtype) == (["input_ids", "length"], "int32")

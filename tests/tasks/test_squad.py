@@ -27,7 +27,7 @@ from tests.tasks.rows import jsonl
         ("the Paris!", ["paris"], 1, 1),
         ("in Paris", ["Paris"], 2 / 3, 0),  # one word of two is right, and it is the only one of the answer
         ("Paris, France", ["London", "Paris in France"], 4 / 5, 0),  # 2 of 2, and 2 of 3
-        ("the the cat", ["cat cat"], 2 / 3, 0),  # a word counts as often as it is in both
+        ("the the cat", ["cat cat"], 2 / 3, 0),  # a word counts as often as both contain it
         ("Rome", ["Paris"], 0, 0),
         ("", ["Paris"], 0, 0),
         ("the", ["a"], 1, 1),
@@ -87,8 +87,8 @@ def test_answers_have_several_forms(tmp_path: Path) -> None:
     ],
 )
 def test_faults_of_a_row_name_it(change: dict[str, Any], details: dict[str, Any], tmp_path: Path) -> None:
-    good = row("in rome", "who", Answer("rome", 3))
-    rows = jsonl(tmp_path / "a.jsonl", good, {**good, **change})
+    valid = row("in rome", "who", Answer("rome", 3))
+    rows = jsonl(tmp_path / "a.jsonl", valid, {**valid, **change})
     with fails_with(ErrorCode.INVALID_ROWS, row=2, **details):
         open_data(rows_config(rows, rows, rows), folder_of(wordpieces()))
 

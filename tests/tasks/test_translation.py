@@ -1,4 +1,4 @@
-"""Translation: pairs to batches, beam search to BLEU."""
+"""Translation: pairs become batches, and beam search gives BLEU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.tasks.translations import marian, open_pairs, save, sentence, t5, tok
 
 
 def test_the_hash_depends_on_reference_texts(translator: ModelFolder, tmp_path: Path) -> None:
-    """BLEU compares texts: rows that are truncated or unknown alike are not the same."""
+    """BLEU compares texts: rows with the same tokens can have different reference texts."""
     first, same, different = (
         open_pairs(translator, tsv(tmp_path / f"{number}.tsv", "ein hund\tone dog", f"katze\tred {word}"))
         for number, word in enumerate(("cow", "cow", "owl"))
@@ -101,8 +101,8 @@ def test_bleu_of_the_references_is_100(translator: ModelFolder, trained_translat
 
 
 @pytest.mark.parametrize("make", [marian, t5])
-def test_the_search_is_that_of_the_model(make: Callable[[], PreTrainedModel], tmp_path: Path) -> None:
-    """Without cache, and with the encoder run at every step, the translations and their order are the same."""
+def test_translations_equal_those_of_the_model(make: Callable[[], PreTrainedModel], tmp_path: Path) -> None:
+    """Translations without a cache, with the encoder run at every step, equal those of `generate` in the same order."""
     folder = load(save(make(), tmp_path / "model"), task="translation")
     data = open_pairs(folder, tsv(tmp_path / "a.tsv", *("\t".join(sentence(seed)) for seed in range(9))))
     model: Any = folder.model
@@ -118,7 +118,7 @@ def test_the_search_is_that_of_the_model(make: Callable[[], PreTrainedModel], tm
     assert np.array_equal(counts[:, 0], [bleu_counts(text, "")[0] for text in expected])
 
 
-def test_the_length_penalty_is_that_of_the_model(translator: ModelFolder, trained_translator: Path) -> None:
+def test_the_length_penalty_of_the_model_applies(translator: ModelFolder, trained_translator: Path) -> None:
     data = open_pairs(translator, str(trained_translator / "rows.tsv"))
     batch = {name: data.task.collate(list(data.test))[name] for name in ("input_ids", "attention_mask")}
     lengths = []
@@ -141,7 +141,7 @@ def test_gated_heads_change_the_translations(translator: ModelFolder, trained_tr
     assert np.array_equal(dense, statistics(data.task, data.test, forward))
 
 
-def test_the_loss_is_that_of_the_model(translator: ModelFolder, trained_translator: Path) -> None:
+def test_the_loss_equals_that_of_the_model(translator: ModelFolder, trained_translator: Path) -> None:
     rows = str(trained_translator / "rows.tsv")
     data = open_pairs(translator, rows, metric="loss")
     assert not data.task.higher_is_better

@@ -115,7 +115,7 @@ def test_every_method_keeps_as_many_heads_of_a_pool_as_requested(
     kept = {site.kind: len(site.kept) for site in learned.plan.sites}
     if pool != "model":
         assert kept == {"bidirectional": 2, "causal": 2, "cross": 2, pool: 1}
-    elif method != "global":  # it removes a head of every layer at a time, and stops before fewer than requested
+    elif method != "global":  # it removes a head of every layer at a time, and never keeps fewer than requested
         assert sum(kept.values()) == 3
 
 

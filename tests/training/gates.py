@@ -1,4 +1,4 @@
-"""A gate for the tests of training, which knows nothing but the interface of gates."""
+"""A gate for the tests of training, which only uses the interface of gates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from compressor.units.gate import Gate
 
 
 class NoisyGate(Gate):
-    """Gates near one with noise that depends on the step alone; the heads of largest weight are kept.
+    """Gates near one with noise that depends only on the step; the heads of largest weight are kept.
 
     Args:
         heads: heads of the model.

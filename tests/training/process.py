@@ -1,4 +1,4 @@
-"""One of several processes that train a language model, alone and with gates; `launch` starts this module."""
+"""One of several processes that train a language model, without and with gates; `launch` starts this module."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def train_gates(path: Path, data: Data, stop: int | None = None) -> dict[str, An
 
 
 def main(path: Path) -> None:
-    """Train in one of several processes, each of which reads streams of its own."""
+    """Train in one of several processes, each of which reads its own streams."""
     folder = language.folder(**language.UNDROPPED)
     state = PartialState(cpu=True)
     with state.main_process_first():

@@ -22,16 +22,20 @@ def test_a_process_uses_one_device(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "evaluations", "points", "every", "logged"),
+    ("steps", "evaluations", "points", "evaluation_steps", "logging_steps"),
     [(12, 4, 12, 3, 1), (12, 4, 3, 3, 3), (100, 10, 25, 10, 2), (3, 12, 60, 1, 1), (100, 1, 6, 100, 10)],
 )
 def test_evaluations_fall_on_points_of_the_curves(
-    steps: int, evaluations: int, points: int, every: int, logged: int, tmp_path: Path
+    steps: int, evaluations: int, points: int, evaluation_steps: int, logging_steps: int, tmp_path: Path
 ) -> None:
     schedule = language.schedule(steps=steps, evaluations=evaluations, points=points)
     arguments = training_arguments(schedule, tiny.Sign(), tmp_path)
-    assert (arguments.eval_steps, arguments.save_steps, arguments.logging_steps) == (every, every, logged)
-    assert every % logged == 0
+    assert (arguments.eval_steps, arguments.save_steps, arguments.logging_steps) == (
+        evaluation_steps,
+        evaluation_steps,
+        logging_steps,
+    )
+    assert evaluation_steps % logging_steps == 0
 
 
 def test_large_seeds_are_in_the_range_of_numpy(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The order of rows depends on the seed alone."""
+"""The order of rows depends only on the seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An interrupted run finds its own checkpoints, complete ones only."""
+"""An interrupted run finds its own checkpoints if they are complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training is the plain loop over consecutive segments, resumes where it ended, and stops when it diverges."""
+"""Training equals a plain loop over consecutive segments, resumes after an interruption, and stops if it diverges."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tests.training.runs import have_same_weights, sites_of, stop_after, train_m
 
 
 @pytest.mark.parametrize("optimizer", ["lamb", "adamw"])
-def test_training_is_the_plain_loop_over_consecutive_segments(optimizer: Any, tmp_path: Path) -> None:
+def test_training_equals_a_plain_loop_over_consecutive_segments(optimizer: Any, tmp_path: Path) -> None:
     folder, by_hand = language.folder(**language.UNDROPPED), language.folder(**language.UNDROPPED)
     data = language.data(tmp_path, folder, lines=20)
     task = data.task
     assert isinstance(task, Streams)
     schedule = language.schedule(optimizer=optimizer, weight_decay=0.0)
     order = assign_streams(len(data.train), 3, whole=False)
-    assert len(order) < schedule.steps  # the text is read more than once
+    assert len(order) < schedule.steps  # the text is read several times
     log = train_model(folder, data, schedule, tmp_path / "run")
 
     model = by_hand.model.train()
@@ -63,7 +63,7 @@ def test_training_is_the_plain_loop_over_consecutive_segments(optimizer: Any, tm
 
 
 @pytest.mark.parametrize("stop", [2, 7, 12])
-def test_an_interrupted_training_with_a_gate_is_the_uninterrupted_one(stop: int, tmp_path: Path) -> None:
+def test_an_interrupted_training_with_a_gate_equals_the_uninterrupted_one(stop: int, tmp_path: Path) -> None:
     def setup(folder: Any) -> GateSetup:
         return GateSetup(NoisyGate(8, 3, 12), sites_of(folder))
 
@@ -80,7 +80,7 @@ def test_an_interrupted_training_with_a_gate_is_the_uninterrupted_one(stop: int,
                     gating=setup(interrupted),
                     on_progress=stop_after(stop),
                 )
-            torch.rand(stop)  # draws elsewhere do not matter
+            torch.rand(stop)  # other draws do not matter
         folder = language.folder()
         gating, evaluations = setup(folder), list[tuple[int, float]]()
         log = train_model(

@@ -1,4 +1,4 @@
-"""A frozen model, and what a context restores."""
+"""A frozen model, and the state that a context restores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_frozen_model_collects_no_statistics() -> None:
     assert model[1].num_batches_tracked == 1
 
 
-def test_what_a_trainer_changes_is_restored() -> None:
+def test_changes_by_a_trainer_are_restored() -> None:
     model = tiny.classifier().eval()
     config, forward = model.config.to_dict(), model.forward
     with restore_model_state(model):
@@ -47,7 +47,7 @@ def test_an_attached_gate_is_sampled_in_training_and_hard_in_evaluation() -> Non
         assert {name for name, _ in model.named_parameters()} - before.keys() == {"head_gate.weight"}
         hard = model.eval()(**inputs).logits
         sampled = model.train()(**inputs).logits
-        assert torch.equal(model(**inputs).logits, sampled)  # a function of the step alone
+        assert torch.equal(model(**inputs).logits, sampled)  # depends only on the step
         steps[0] = 4
         assert not torch.equal(model(**inputs).logits, sampled)
         assert not torch.equal(hard, sampled)

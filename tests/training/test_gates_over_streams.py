@@ -1,4 +1,4 @@
-"""Gates are learned with a model that reads its text in streams, with its memory."""
+"""Gates are learned with a model that reads its text in streams with a memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.training.runs import have_same_weights, sites_of
 
 @pytest.mark.parametrize("method", GATE_METHODS)
 def test_every_gate_keeps_exactly_the_requested_number(method: str, tmp_path: Path) -> None:
-    """The result is the model gated by the plan, as it reads the text with its memory."""
+    """The result is that of the model with the gates of the plan, which reads the text with its memory."""
     folder, untrained = language.folder(), language.folder()
     data = language.data(tmp_path, folder, lines=30)
     assert isinstance(data.task, Streams)

@@ -1,4 +1,4 @@
-"""Training in several processes: each reads streams of its own, and together they train as one."""
+"""Training in several processes: each reads its own streams, and all train one model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.launch import finish, launch, start
 from tests.training.runs import train_model
 
 
-def test_two_processes_read_streams_of_their_own(tmp_path: Path) -> None:
+def test_two_processes_read_their_own_streams(tmp_path: Path) -> None:
     folder = language.folder(**language.UNDROPPED)
     log = train_model(folder, language.data(tmp_path, folder), language.schedule(batch_size=4), tmp_path / "alone")
     ranks = launch("tests.training.process", tmp_path)

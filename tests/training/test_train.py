@@ -1,4 +1,4 @@
-"""`train` writes a complete model folder, resumes bit for bit, and refuses what is not its own."""
+"""`train` writes a complete model folder, resumes bit for bit, and refuses files of another training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.training.runs import Recorder, without_times
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    """The training text, where `training_request` expects it."""
+    """Write the training text to the path that `training_request` expects."""
     path = tmp_path / "train.txt"
     path.write_text(language.text(30))
     return path
@@ -49,7 +49,7 @@ def assert_same_training(out: Path, expected: Path) -> None:
 
 @pytest.mark.parametrize("stop", [2, 7, 12])
 @pytest.mark.usefixtures("text")
-def test_an_interrupted_training_is_the_uninterrupted_one_bit_for_bit(
+def test_an_interrupted_training_equals_the_uninterrupted_one_bit_for_bit(
     stop: int, uninterrupted: tuple[Path, TrainingResult], tmp_path: Path
 ) -> None:
     training = training_request(tmp_path / "run", mixed_precision="no")
@@ -59,7 +59,7 @@ def test_an_interrupted_training_is_the_uninterrupted_one_bit_for_bit(
     if stop > 3:
         files = {file.name for file in next(iter(checkpoints.glob("checkpoint-*"))).iterdir()}
         assert {"model.safetensors", "optimizer.pt", "memory_0.safetensors"} <= files
-    torch.rand(stop)  # draws elsewhere do not matter
+    torch.rand(stop)  # other draws do not matter
     expected, result = uninterrupted
     assert train(training) == result
     assert not (tmp_path / "run.partial").exists()
@@ -67,7 +67,7 @@ def test_an_interrupted_training_is_the_uninterrupted_one_bit_for_bit(
 
 
 @pytest.mark.usefixtures("text")
-def test_training_in_bfloat16_resumes_bit_for_bit_too(tmp_path: Path) -> None:
+def test_training_in_bfloat16_resumes_bit_for_bit(tmp_path: Path) -> None:
     whole, resumed = (training_request(tmp_path / name, mixed_precision="bf16") for name in ("whole", "resumed"))
     result = train(whole)
     with pytest.raises(EndOfPowerError):
@@ -138,7 +138,7 @@ def test_checkpoints_of_another_training_are_refused(text: Path, tmp_path: Path)
 
 
 @pytest.mark.usefixtures("text")
-def test_a_training_that_diverges_at_once_leaves_nothing_in_the_way(tmp_path: Path) -> None:
+def test_a_training_that_diverges_at_once_does_not_block_the_next(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with fails_with(ErrorCode.NOT_FINITE, DivergedError, step=1, checkpoint=None) as caught:
         train(training_request(out, learning_rate=1e30, warmup=0.0, evaluations=12))
@@ -178,7 +178,7 @@ def test_too_little_text_for_the_streams_is_refused(tmp_path: Path) -> None:
         (True, True, "no", "no"),
     ],
 )
-def test_bfloat16_is_used_where_the_device_computes_it_natively(
+def test_bfloat16_is_used_if_the_device_computes_it_natively(
     monkeypatch: pytest.MonkeyPatch, has_cuda: bool, native: bool, configured: str, precision: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)

@@ -22,12 +22,12 @@ QUERY_KEY = ("query", "key", "q_proj", "k_proj", "c_attn", ".q.")
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "t5", "llama"])
-def test_maps_are_those_of_entmax(family: str) -> None:
+def test_maps_equal_those_of_entmax(family: str) -> None:
     model, inputs = FAMILIES[family](0)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() == 2 and any(part in name for part in QUERY_KEY):
-                weight.mul_(20.0)  # far apart scores
+                weight.mul_(20.0)  # scores that differ by much
     plan = keep_all(find_sites(model, inputs))
     maps: dict[str, Tensor] = {}
     with torch.no_grad():
@@ -49,7 +49,7 @@ def test_maps_are_those_of_entmax(family: str) -> None:
     assert (visible == 0).any()
 
 
-def test_gradients_flow_through_it() -> None:
+def test_gradients_flow_through_entmax() -> None:
     model, inputs = FAMILIES["bert"](0)
     with with_entmax(model):
         model(**inputs).logits.sum().backward()

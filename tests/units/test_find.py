@@ -1,4 +1,4 @@
-"""Sites are found in every family, with their kinds and sizes, whatever the inputs are."""
+"""Sites are found in every family, with their kinds and sizes, for any inputs."""
 
 from __future__ import annotations
 
@@ -98,12 +98,12 @@ def test_the_message_of_a_refusal_names_what_is_supported() -> None:
     )
 
 
-def test_what_is_no_transformers_model_is_refused() -> None:
+def test_a_model_that_is_not_of_transformers_is_refused() -> None:
     with fails_with(ErrorCode.UNSUPPORTED_MODEL, InputError, value="Linear"):
         find_sites(torch.nn.Linear(2, 2), {})
 
 
-def test_a_mask_of_padding_alone_is_not_causal() -> None:
+def test_a_mask_of_padding_only_is_not_causal() -> None:
     model = hf.LayoutLMModel(hf.LayoutLMConfig(**SMALL))
     assert [site.kind for site in find_sites(model, text())] == ["bidirectional"]
 

@@ -36,7 +36,7 @@ def test_gates_of_one_change_no_bit(name: str, attention: Attention | None) -> N
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_eager_and_sdpa_gate_the_same(name: str) -> None:
+def test_eager_and_sdpa_give_equal_gated_outputs(name: str) -> None:
     model, inputs = FAMILIES[name](0)
     plan = random_plan(find_sites(model, inputs), np.random.default_rng(5))
     outputs = []
@@ -79,7 +79,7 @@ def test_gates_have_the_precision_of_the_model() -> None:
         assert torch.equal(forward(model, inputs), expected)
 
 
-def test_a_plan_keeps_the_heads_that_are_named_at_their_scales() -> None:
+def test_a_plan_keeps_the_named_heads_with_their_scales() -> None:
     sites = [Site("first", "causal", 4, 2, 8), Site("second", "cross", 2, 2, 8)]
     plan = keep_only(sites, {("first", 3): 0.5, ("first", 1): 2.0})
     assert [(site.name, site.kind, site.kept, site.scale) for site in plan.sites] == [

@@ -29,7 +29,7 @@ def test_causality_holds_under_the_hook(attention: Attention | None) -> None:
     assert not torch.allclose(first[:, 4], second[:, 4])
 
 
-def test_gradients_under_the_hook_are_those_without() -> None:
+def test_gradients_are_equal_with_and_without_the_hook() -> None:
     model, inputs = FAMILIES["bert"](0)
     labels = torch.tensor([0, 1, 0])
     model.train()
@@ -95,7 +95,7 @@ def test_a_wrapped_model_is_hooked_and_a_replica_is_refused() -> None:
         forward(replica, inputs)
 
 
-def test_sdpa_is_refused_where_it_computes_something_else() -> None:
+def test_sdpa_is_refused_if_it_computes_something_else() -> None:
     config = hf.Gemma2Config(
         vocab_size=99, hidden_size=24, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
         intermediate_size=44, pad_token_id=0,

@@ -1,4 +1,4 @@
-"""Block masks in PyTorch and in the exported graph: which pairs of positions remain, with caches and memories too."""
+"""Block masks in PyTorch and in the exported graph: which pairs of positions remain, also with caches and memories."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.zoo import FAMILIES, text
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_masked_map_is_the_map_over_the_remaining_pairs(family: str) -> None:
+def test_a_masked_map_equals_the_map_over_the_remaining_pairs(family: str) -> None:
     model, inputs = FAMILIES[family](0)
     sites = find_sites(model, inputs)
     unmasked = keep_all(sites)
@@ -94,7 +94,7 @@ def test_a_mask_never_reveals_a_later_position(family: str, attention: Attention
 
 
 @pytest.mark.parametrize("family", ["llama", "bart", "t5"])
-def test_queries_are_the_last_positions_where_keys_are_cached(family: str) -> None:
+def test_queries_are_the_last_positions_if_keys_are_cached(family: str) -> None:
     model, inputs = FAMILIES[family](0)
     sites = find_sites(model, inputs)
     plan = keep_all(sites).masked({site.name: random_mask(site, model, 3, share=0.6) for site in sites})
@@ -172,7 +172,7 @@ def test_a_message_names_the_sizes() -> None:
     )
 
 
-def test_rows_without_a_key_are_zero_in_half_precision_too(tmp_path: Path) -> None:
+def test_rows_without_a_key_are_zero_in_half_precision(tmp_path: Path) -> None:
     """Scores far below zero, masked in a graph that stays dense: half precision has no number below its lowest."""
     model, inputs = one_layer("bert")
     sites = find_sites(model, inputs)

@@ -1,4 +1,4 @@
-"""What the gates share: a weight per head that ranks the heads, noise, and straight-through gradients."""
+"""Base of the gates: a weight per head that ranks the heads, noise, and straight-through gradients."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ GateMaxGradNorm = Annotated[float, Field(gt=0, description="maximum norm of the 
 class RankedGate(Gate):
     """A gate with one weight per head: the heads of largest weight are kept, ties in (site, head) order.
 
-    A registered gate derives from it and is constructed as `(layers, keep, steps, seed, options)`: heads of each site
-    in site order, heads to keep, optimizer steps of the run, its seed, and an instance of `options_class`.
+    A registered gate derives from this class. Its arguments are `(layers, keep, steps, seed, options)`: heads of each
+    site in site order, heads to keep, optimizer steps of the run, its seed, and an instance of `options_class`.
 
     Args:
         start: initial weights `[heads]`.
@@ -64,8 +64,7 @@ class RankedGate(Gate):
         return top(self.weight, self.keep)
 
     def fixed(self) -> Tensor:
-        """The gates of `scale`, for training: their zero gradient keeps the weights in the graph, because distributed
-        training expects every parameter there."""
+        """The gates of `scale` with a zero gradient: distributed training expects every parameter in the graph."""
         return self.scale() + 0.0 * self.weight
 
 

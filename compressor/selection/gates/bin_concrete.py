@@ -12,15 +12,16 @@ from compressor.selection.gates import base, concrete
 from compressor.selection.options import MethodOptions
 
 _GAMMA, _ZETA = -0.1, 1.1
-"""The penalty weighs the probability of a gate stretched over this interval, as the paper's code does."""
+"""Interval over which gates are stretched for the probability in the penalty, as in the paper's code."""
 
 
 class BinConcreteOptions(MethodOptions):
     """Options of `bin-concrete`.
 
-    The defaults are the paper's, as shares of its 80K steps: a penalty between 0.01 and 0.02 that rises over the first
-    4K, gates frozen after 16K, weights (`pi`) that start at 2, which opens a head with probability 0.8808. Its three
-    techniques (section 3.3) can be switched off: `penalty_warmup=0`, `initial=0`, `output_scaling=False`.
+    The defaults are the paper's, with steps as shares of its 80K: a penalty between 0.01 and 0.02 that rises over the
+    first 4K steps, gates that are frozen after 16K steps, and weights (`pi`) that start at 2, so that a head is open
+    with probability 0.8808. The three techniques of section 3.3 can be switched off: `penalty_warmup=0`, `initial=0`,
+    `output_scaling=False`.
     """
 
     penalty: concrete.Penalty = 0.015
@@ -38,7 +39,7 @@ class BinConcreteGate(concrete.ConcreteGate):
 
     Args:
         layers: heads of each site, in site order.
-        keep: heads to keep, from none to all; None: those that end up open.
+        keep: number of heads to keep, from none to all; None: keep those that end up open.
         steps: optimizer steps of the run.
         seed: seed of the noise of every step.
         options: penalty, distribution, scaling and learning rate.
@@ -72,8 +73,8 @@ class BinConcreteGate(concrete.ConcreteGate):
 def scale_sites(gates: Tensor, layers: Sequence[int]) -> Tensor:
     """Gates `[..., heads]` times `s_g = min(H, H / sum g)` of their site of H heads (equation 3); H if all are closed.
 
-    The factor applies to the sum of the site's outputs, before the bias of the output projection, and so folds into
-    that projection.
+    The factor applies to the sum of the site's outputs, before the bias of the output projection, so it can be folded
+    into that projection.
     """
     parts = gates.split(list(layers), dim=-1)
     return torch.cat([part * part.shape[-1] / part.sum(-1, keepdim=True).clamp(min=1.0) for part in parts], dim=-1)

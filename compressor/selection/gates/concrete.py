@@ -1,4 +1,4 @@
-"""What hard concrete and BinConcrete share: independent stochastic gates that a penalty on their number closes."""
+"""Base of hard concrete and BinConcrete gates: independent stochastic gates, closed by a penalty on their number."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch import Tensor
 from compressor.selection.gates import base
 from compressor.selection.options import StepShare
 
-_EDGE = 1e-6  # smallest distance of uniform noise from 0 and 1 (Voita et al.'s code)
+_EDGE = 1e-6
+"""Minimum distance of uniform noise from 0 and 1, as in the code of Voita et al."""
 
 Penalty = Annotated[float, Field(ge=0, description="weight in the loss of the expected number of open heads")]
 PenaltyWarmup = Annotated[StepShare, Field(description="share of the steps in which that weight rises from zero")]
@@ -23,26 +24,26 @@ Beta = Annotated[float, Field(gt=0, description="temperature of the concrete dis
 
 
 class ConcreteGate(base.RankedGate):
-    """One concrete variable per head, with its `log_alpha` as weight; a head counts as open if that is above zero.
+    """One concrete variable per head, whose weight is its `log_alpha`; a head is open if that is above zero.
 
-    The number of heads that end up open follows from the penalty and cannot be set (Li et al. 2021, section 5.2);
-    without `keep` those stay. To keep exactly K, the closed heads of highest `log_alpha` are opened again or the open
-    heads of lowest `log_alpha` are closed, as few as possible: the result is the top K of `log_alpha`.
+    The number of heads that end up open depends on the penalty and cannot be set directly (Li et al. 2021, section
+    5.2); without `keep`, the open heads are kept. To keep exactly K, the closed heads of highest `log_alpha` are opened
+    again or the open heads of lowest `log_alpha` are closed: the result is the top K of `log_alpha`.
 
     After `cooldown` the gates are frozen at that mask and training continues without noise and penalty. Otherwise the
-    model would learn under random subsets of another size until the end and never meet the deployed one, and the
-    penalty would close further heads (Shim et al. 2021, section 4.1.2, freeze after a fifth of the steps).
+    model would be trained under random subsets of other sizes until the end, never under the deployed one, and the
+    penalty would close further heads. Shim et al. 2021 (section 4.1.2) freeze after a fifth of the steps.
 
     Args:
         start: initial `log_alpha` `[heads]`.
-        keep: heads to keep, from none to all; at both ends the gates are constant. None: those that end up open.
+        keep: number of heads to keep; with none or all of them, gates are constant. None: keep those that end up open.
         steps: optimizer steps of the run.
         seed: seed of the noise of every step.
         penalty: weight of the expected number of open heads in the loss.
         penalty_warmup: share of the steps over which that weight rises linearly from zero.
         cooldown: share of the steps after which the gates are frozen; 1: never.
         beta: temperature of the concrete distribution.
-        gamma: lower end of the interval that it is stretched over, below 0.
+        gamma: lower end of the interval over which gates are stretched, below 0.
         zeta: upper end of that interval, above 1.
         gate_learning_rate: peak learning rate of `log_alpha`, which decays linearly to zero at the end of the cooldown.
         gate_max_grad_norm: maximum norm of its gradient.
@@ -81,14 +82,14 @@ class ConcreteGate(base.RankedGate):
 
     @abstractmethod
     def draw(self, uniform: Tensor) -> Tensor:
-        """Gates `[..., heads]` for noise `uniform` `[..., heads]`, differentiable in the weights."""
+        """Gates `[..., heads]` from noise `uniform` `[..., heads]`, differentiable in the weights."""
 
     def concrete(self, uniform: Tensor) -> Tensor:
-        """Binary concrete variables in (0, 1) for noise `uniform` `[..., heads]`: Maddison et al. 2017."""
+        """Binary concrete variables in (0, 1) from noise `uniform` `[..., heads]` (Maddison et al. 2017)."""
         return torch.sigmoid((torch.logit(uniform) + self.weight) / self.beta)
 
     def open_probability(self) -> Tensor:
-        """Probability `[heads]` that a stretched gate is not closed: Louizos et al. 2018, equation 12."""
+        """Probability `[heads]` that a stretched gate is not zero (Louizos et al. 2018, equation 12)."""
         return torch.sigmoid(self.weight - self.beta * math.log(-self.gamma / self.zeta))
 
     @property
@@ -117,7 +118,7 @@ class ConcreteGate(base.RankedGate):
         return step >= self.cooldown_steps
 
     def counts(self) -> dict[str, float]:
-        """`open`: heads whose `log_alpha` is above zero; `expected`: the number that the penalty weighs."""
+        """`open`: number of heads whose `log_alpha` is above zero; `expected`: the expected number in the penalty."""
         return {"open": float((self.weight > 0).sum()), "expected": self.open_probability().sum().item()}
 
     def _is_random(self, step: int) -> bool:

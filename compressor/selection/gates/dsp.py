@@ -1,4 +1,4 @@
-"""Differentiable subset pruning (Li, Cotterell, Sachan 2021): a relaxed draw of K heads, cooled until it is hard."""
+"""Differentiable subset pruning (Li, Cotterell, Sachan 2021): a relaxed sample of K heads that is annealed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TINY = torch.finfo(torch.float64).tiny
 class DspOptions(MethodOptions):
     """Options of `dsp` and `dsp-pipelined`; the temperatures are the paper's for BERT.
 
-    For translation the paper holds the learning rate: `gate_schedule="constant"`, `tau_ini=0.1`,
+    For translation the paper uses a constant learning rate: `gate_schedule="constant"`, `tau_ini=0.1`,
     `gate_learning_rate=0.2`.
     """
 
@@ -52,8 +52,8 @@ class DspGate(base.RankedGate):
 
     Args:
         layers: heads of each site, in site order.
-        keep: heads to keep, from none to all; at both ends there is no choice to learn and the gates are constant.
-        steps: optimizer steps of the run; cooldown and learning rate follow them.
+        keep: number of heads to keep; with none or all of them, there is nothing to learn and gates are constant.
+        steps: optimizer steps of the run; cooldown and learning rate are relative to them.
         seed: seed of the initial weights and of the noise of every step.
         options: temperatures and learning rate.
 
@@ -103,10 +103,15 @@ class DspGate(base.RankedGate):
 
 
 def soft_top(weights: Tensor, keep: int, temperature: float) -> Tensor:
-    """The relaxed K-hot vector `[heads]` of (perturbed) `weights` `[heads]`: equations 14 to 18 of the paper.
+    """The relaxed K-hot vector `[heads]` of perturbed weights (equations 14 to 18 of the paper).
 
     The entries sum to `keep` exactly; a single entry can exceed 1 while the temperature is above zero. The update of
     the weights is not divided by the temperature, as in the released code.
+
+    Args:
+        weights: weights with Gumbel noise, `[heads]`.
+        keep: K.
+        temperature: the temperature, above zero.
     """
     gates = torch.zeros_like(weights)
     for _ in range(keep):

@@ -15,8 +15,8 @@ from compressor.selection.options import MethodOptions
 class HardConcreteOptions(MethodOptions):
     """Options of `hard-concrete`.
 
-    The defaults are those with which Li et al. 2021 ran this baseline (penalty, learning rate, small seeded start),
-    except for `cooldown`: they adjust the number of heads after training, which is `cooldown=1`.
+    The defaults are those of Li et al. 2021 for this baseline (penalty, learning rate, small seeded initial weights),
+    except for `cooldown`: they adjust the number of heads after training, which corresponds to `cooldown=1`.
     """
 
     penalty: concrete.Penalty = 0.0015
@@ -35,7 +35,7 @@ class HardConcreteGate(concrete.ConcreteGate):
 
     Args:
         layers: heads of each site, in site order.
-        keep: heads to keep, from none to all; None: those that end up open.
+        keep: number of heads to keep, from none to all; None: keep those that end up open.
         steps: optimizer steps of the run.
         seed: seed of the noise of every step, and of the small noise on the initial weights that breaks ties.
         options: penalty, distribution and learning rate.

@@ -1,4 +1,4 @@
-"""Several pools of heads instead of one: bidirectional, causal and cross attention each keep a number of their own."""
+"""Several pools of heads instead of one: bidirectional, causal and cross attention each keep their own number."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class PooledGate(Gate):
     Pools are numbered in the order of their first site, so seeds do not depend on the pools' names.
 
     Args:
-        make: called with (layers, keep, seed) of each pool.
+        make: constructs the gate of a pool from its (layers, keep, seed).
         layers: heads of each site, in site order.
         pools: the pool of each site, e.g. its kind.
-        keep: heads to keep over all pools that learn, divided among them by `divide_heads`; None: as many as each
-            leaves open.
+        keep: number of heads to keep over all pools that learn, divided among them by `divide_heads`; None: as many as
+            each leaves open.
         seed: seed of the first pool; every further pool has its own.
         only: the only pool that learns, while the others keep every head; None: all learn.
     """
@@ -42,7 +42,7 @@ class PooledGate(Gate):
         members = [[site for site, pool in enumerate(pools) if pool == name] for name in names]
         sizes = [sum(layers[site] for site in member) for member in members]
         keeps: Sequence[int | None] = [None] * len(sizes) if keep is None else divide_heads(keep, sizes)
-        # The first pool has the run's own seed: a model with one pool gives the same plan as the gate alone.
+        # The first pool has the seed of the run, so a model with a single pool gets the same plan as without pools.
         self.parts = nn.ModuleList(
             make([layers[site] for site in member], count, seed + _SEED_STRIDE * number)
             for number, (member, count) in enumerate(zip(members, keeps, strict=True))
@@ -59,9 +59,11 @@ class PooledGate(Gate):
 
     @property
     def _gates(self) -> list[Gate]:
+        """The gates of the pools."""
         return [part for part in self.parts if isinstance(part, Gate)]
 
     def _in_site_order(self, parts: list[Tensor]) -> Tensor:
+        """Values `[heads]` in (site, head) order from those of each pool; ones for the heads that do not learn."""
         index = self.index
         assert isinstance(index, Tensor)
         return torch.cat([*parts, parts[0].new_ones(self.fixed_heads)])[index]
@@ -93,7 +95,7 @@ class PooledGate(Gate):
 
 
 def divide_heads(keep: int, sizes: Sequence[int]) -> list[int]:
-    """`keep` divided among pools in proportion to their `sizes`, by largest remainder; the first pool wins a tie."""
+    """Divide `keep` among pools in proportion to their `sizes`, by largest remainder; the first pool wins a tie."""
     total = sum(sizes)
     exact = [keep * size / total for size in sizes]
     counts = [int(share) for share in exact]

@@ -20,12 +20,12 @@ class StraightThroughOptions(MethodOptions):
 class StraightThroughGate(base.RankedGate):
     """Forward: the hard top-K of the weights; backward: the gradient of the identity.
 
-    The K heads of a step are those that the model would be deployed with, so every checkpoint may be the result. Which
-    K they are can change until the learning rate has decayed.
+    The K heads of a step are those with which the model would be deployed, so every checkpoint may be the result. The
+    selected heads can change until the learning rate has decayed.
 
     Args:
         layers: heads of each site, in site order.
-        keep: heads to keep, from none to all.
+        keep: number of heads to keep, from none to all.
         steps: optimizer steps of the run.
         seed: seed of the initial weights.
         options: learning rate, which decays linearly to zero.

@@ -28,25 +28,25 @@ class AStarOptions(MethodOptions):
 
     Variants:
 
-    - `paper`: costs count from all heads, as in figure 7 and table 3.
-    - `literal`: figure 6 to the letter, which subtracts the cost of every removed head from the budget again.
+    - `paper`: costs are relative to all heads, as in figure 7 and table 3.
+    - `literal`: figure 6 as printed, which subtracts the cost of every removed head from the budget again.
     - `lazy`: as `paper`, but a head is evaluated again only while its last cost is the lowest; elimination uses the
-      last costs. Where costs only grow these are lower bounds and the removed head is the cheapest one, as in `paper`.
-      With a budget, elimination by lower bounds may keep candidates that elimination by costs would not; where costs
-      add up, none of them would have been removed anyway.
+      last costs. If costs only grow, these are lower bounds and the removed head is the cheapest one, as in `paper`.
+      With a budget, elimination by lower bounds may keep candidates that elimination by costs would not; if costs are
+      additive, none of these would have been removed anyway.
     """
 
     variant: Literal["paper", "literal", "lazy"] = Field("paper", description="how costs and the budget are counted")
 
 
 class AStarSearch(Search[AStarOptions]):
-    """The algorithm of figure 6. The cost of a head is how far the metric falls below that of all heads if it is
-    removed too.
+    """The algorithm of figure 6 of the paper.
 
-    Each iteration removes the head of least cost if that is below the budget, where negative costs count as zero. Then
-    it visits the other candidates in ascending order of cost: once the sum of what they cost more than the removed head
-    exceeds what remains of the budget, they are eliminated. Equal heads are visited in (site, head) order. With a
-    number to keep there is no budget, and nothing is eliminated.
+    The cost of a head is the drop of the metric from that of all heads if the head is removed too. Each iteration
+    removes the head of least cost if that is below the budget, where negative costs count as zero. Then it visits the
+    other candidates in ascending order of cost and sums the excess of their costs over that of the removed head; the
+    candidates at which the sum exceeds the remaining budget are eliminated. Equal heads are visited in (site, head)
+    order. With a number of heads to keep there is no budget, and nothing is eliminated.
 
     Args:
         options: the variant.
@@ -85,7 +85,14 @@ class AStarSearch(Search[AStarOptions]):
 
 
 def _affordable(ranked: Sequence[Head], costs: Mapping[Head, float], cost: float, remaining: float) -> Sequence[Head]:
-    """The first heads of `ranked` whose increments I_y = E_y - C_x sum to no more than what remains of the budget."""
+    """The first heads of `ranked` whose increments I_y = E_y - C_x sum to at most the remaining budget.
+
+    Args:
+        ranked: candidates in ascending order of cost.
+        costs: cost E_y of each head.
+        cost: cost C_x of the removed head.
+        remaining: the remaining budget.
+    """
     total = 0.0
     for number, head in enumerate(ranked):
         total = round(total + max(cost, costs[head]) - cost, 12)
@@ -95,7 +102,12 @@ def _affordable(ranked: Sequence[Head], costs: Mapping[Head, float], cost: float
 
 
 class _Costs:
-    """The last measured cost of each head."""
+    """Measures the costs of heads and keeps the last cost of each.
+
+    Args:
+        evaluator: evaluates subsets of heads.
+        lazy: whether the variant is `lazy`.
+    """
 
     def __init__(self, evaluator: SubsetEvaluator, *, lazy: bool) -> None:
         self.evaluator, self.lazy = evaluator, lazy
@@ -104,11 +116,11 @@ class _Costs:
         self._repeats = self._decreases = 0
 
     def cheapest(self, kept: frozenset[Head], candidates: Sequence[Head]) -> tuple[Head, int]:
-        """The candidate of least cost, and how many candidates were evaluated to find it.
+        """The candidate of least cost, and the number of candidates that were evaluated to find it.
 
         Args:
             kept: the heads before this step.
-            candidates: some of them, in (site, head) order.
+            candidates: the heads among them that may be removed, in (site, head) order.
         """
         fresh: set[Head] = set()
         while (first := min(candidates, key=lambda head: self.last.get(head, -math.inf))) not in fresh:
@@ -122,15 +134,17 @@ class _Costs:
         return first, len(fresh)
 
     def of(self, heads: Sequence[Head]) -> dict[Head, float]:
+        """The last cost of each of `heads`."""
         return {head: self.last[head] for head in heads}
 
     @property
     def decreases(self) -> dict[str, float]:
-        """How often a cost decreased, against the premise of `lazy`; the key is that of stored curves."""
+        """How often a cost decreased, contrary to the assumption of `lazy`; the key is that of stored curves."""
         return {"fell": float(self._decreases)} if self.lazy else {}
 
     @property
     def notes(self) -> tuple[Note, ...]:
+        """A note if costs decreased under `lazy`."""
         if not self.lazy or not self._decreases:
             return ()
         text = (
@@ -141,12 +155,13 @@ class _Costs:
 
 
 def _values(evaluator: SubsetEvaluator, kept: frozenset[Head], remaining: float, **values: float) -> dict[str, float]:
+    """`step_values` with the remaining budget, if there is a budget."""
     budget = {"budget_left": remaining} if remaining < float("inf") else {}
     return step_values(evaluator, kept, **budget, **values)
 
 
 def _zero_budget(limit: float) -> tuple[Note, ...]:
-    """Figure 6 removes a head only for less than the budget, so a budget of zero permits nothing."""
+    """A note for a budget of zero: figure 6 removes only heads that cost less than the budget."""
     if limit:
         return ()
     text = "no head was removed: astar removes heads that cost less than --max-drop, which is 0"

@@ -17,7 +17,7 @@ OptionsT = TypeVar("OptionsT", bound=MethodOptions)
 
 
 class SubsetEvaluator(Protocol):
-    """The frozen model as a search sees it. Dropout is off; every subset is evaluated once and then cached."""
+    """Evaluates subsets of heads of a frozen model without dropout. Every subset is evaluated once and then cached."""
 
     heads: tuple[Head, ...]
     """All heads in (site, head) order, the order in which ties are broken."""
@@ -33,15 +33,15 @@ class SubsetEvaluator(Protocol):
         ...
 
     def evaluate(self, kept: frozenset[Head]) -> float:
-        """The metric on the evaluation rows with the heads `kept`; larger is better, whatever the metric."""
+        """The metric on the evaluation rows with the heads `kept`, negated if lower is better."""
         ...
 
     def evaluate_without(self, kept: frozenset[Head], heads: Sequence[Head]) -> list[float]:
-        """`evaluate` of `kept` without each one of `heads`, in their order; cheaper than separate calls."""
+        """`evaluate` of `kept` without each of `heads`, in their order; cheaper than separate calls."""
         ...
 
     def evaluate_all(self, subsets: Iterable[frozenset[Head]]) -> list[float]:
-        """`evaluate` of each subset, in their order; the evaluations do not depend on each other."""
+        """`evaluate` of each subset, in their order."""
         ...
 
     def sensitivity(self, kept: frozenset[Head]) -> Mapping[Head, float]:
@@ -57,11 +57,12 @@ class Step:
     """One decision of a search; the last may be to stop.
 
     Attributes:
-        kept: the heads that are kept after it.
-        values: values for the curves, e.g. `metric`, larger is better; `step_values` has those that all searches share.
-        costs: the basis of the decision: how far the metric falls below that of all heads if this head is removed too.
-        eliminated: heads that are kept for good, because the search no longer considers them.
-        notes: what a reader of the result must know if this is the last step.
+        kept: the heads that are kept after the decision.
+        values: values for the curves, e.g. `metric` (larger is better); see `step_values`.
+        costs: the basis of the decision: by candidate head, the drop of the metric from that of all heads if the head
+            is removed too.
+        eliminated: heads that the search no longer considers, so they are kept.
+        notes: facts for a reader of the result if this is the last step.
     """
 
     kept: frozenset[Head]
@@ -75,11 +76,11 @@ class Search(ABC, Generic[OptionsT]):
     """A method that selects heads by evaluating subsets, without training.
 
     Args:
-        options: None: the defaults.
+        options: options of the search; None: the defaults.
 
     Attributes:
-        options_class: class of its options; `MethodOptions` itself where it has none.
-        options: its options.
+        options_class: class of the options; `MethodOptions` itself if there are none.
+        options: the options.
     """
 
     options_class: type[OptionsT]
@@ -91,34 +92,39 @@ class Search(ABC, Generic[OptionsT]):
     def choose(self, evaluator: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Step]:
         """The steps from all heads down to the selected ones; the last step holds the result.
 
-        The first step holds all heads. The heads of every step are among those of the step before.
+        The first step holds all heads. The heads of every step are a subset of those of the step before.
 
         Args:
-            evaluator: the model.
-            keep: exactly how many heads to keep; None: as few as the budget permits.
-            budget: how far the metric may fall below that of all heads, in its own unit; ignored if `keep` is set.
+            evaluator: evaluates subsets of the model's heads.
+            keep: exact number of heads to keep; None: as few as the budget permits.
+            budget: maximum drop of the metric from that of all heads, as computed; ignored if `keep` is set.
 
         Raises:
-            UsageError: neither is set, or the method cannot work by the one that is.
+            UsageError: neither `keep` nor `budget` is set, or the search does not support the one that is.
         """
 
 
 def step_values(evaluator: SubsetEvaluator, kept: frozenset[Head], **values: float) -> dict[str, float]:
-    """The values of a step that all searches share: the metric of `kept`, and the evaluations until then."""
+    """The values of a step: the metric of `kept`, further `values`, and the number and cost of evaluations so far."""
     metric = evaluator.evaluate(kept)
     return {"metric": metric, **values, "evaluations": float(evaluator.count), "forwards": float(evaluator.forwards)}
 
 
 def metric_drop(before: float, after: float) -> float:
-    """How far the metric fell, in its unit, without the rounding errors of a difference of two shares."""
+    """The drop of the metric, rounded to remove the rounding errors of a difference of two shares."""
     return round(before - after, 12)
 
 
 def require_end(method: str, keep: int | None, budget: float | None) -> float:
-    """The budget; infinity if the number of heads is fixed.
+    """The budget of a search; infinity if the number of heads is fixed.
+
+    Args:
+        method: name of the search, for the message.
+        keep: number of heads to keep, or None.
+        budget: maximum drop of the metric, or None.
 
     Raises:
-        UsageError: neither is set, or the budget is negative.
+        UsageError: neither `keep` nor `budget` is set, or the budget is negative.
     """
     if keep is not None:
         return float("inf")
@@ -132,7 +138,7 @@ def require_end(method: str, keep: int | None, budget: float | None) -> float:
         )
     if not budget >= 0:
         raise UsageError(
-            f"--max-drop {budget:g}: the loss of the metric that is allowed; choose 0 or more",
+            f"--max-drop {budget:g}: the allowed loss of the metric is negative; choose 0 or more",
             code=ErrorCode.OUT_OF_RANGE,
             field="max_drop",
             value=budget,
@@ -141,12 +147,12 @@ def require_end(method: str, keep: int | None, budget: float | None) -> float:
 
 
 def head_label(head: Head) -> str:
-    """A head as a reader knows it: `head 3 of encoder.layer.0.attention`."""
+    """A head as text: `head 3 of encoder.layer.0.attention`."""
     return f"head {head[1]} of {head[0]}"
 
 
 def nothing_removed_note(candidate: str, cost: float, budget: float) -> Note:
-    """The note of a search that keeps every head, because the cheapest candidate costs more than the budget."""
+    """The note of a search that keeps every head because its cheapest candidate costs more than the budget."""
     return Note(
         code=NoteCode.NOTHING_REMOVED,
         text=f"no head was removed: {candidate} costs least, {cost:.4g} of the metric, and {budget:g} is allowed"

@@ -18,9 +18,9 @@ from compressor.selection.search.base import (
 
 
 class LocalSearch(Search[MethodOptions]):
-    """Greedy removal of the head after which the metric is best; of equal heads the first in (site, head) order.
+    """Greedy removal of the head whose removal leaves the best metric; of equal heads, the first in (site, head) order.
 
-    With a budget it continues while the cheapest head leaves the metric within the budget.
+    With a budget, it continues while removing the cheapest head keeps the metric within the budget.
     """
 
     options_class = MethodOptions

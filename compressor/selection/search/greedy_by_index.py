@@ -1,4 +1,4 @@
-"""Global pruning (Parnami et al. 2021, section 3.2): remove one head index from every site at once, the cheapest."""
+"""Global pruning (Parnami et al. 2021, section 3.2): remove the cheapest head index from every site at once."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from compressor.selection.search.base import (
 
 
 class GlobalSearch(Search[MethodOptions]):
-    """Greedy removal of a head index from every site that has it; of equal indices the first is removed.
+    """Greedy removal of a head index from every site that has it; of equal indices, the first is removed.
 
-    With a number to keep, it stops before the first removal that would leave fewer, and notes that more heads stay.
+    With a number of heads to keep, it stops before the first removal that would leave fewer, and adds a note if more
+    heads are kept.
     """
 
     options_class = MethodOptions
@@ -52,6 +53,7 @@ class GlobalSearch(Search[MethodOptions]):
 
 
 def _more_kept(kept: frozenset[Head], keep: int | None) -> tuple[Note, ...]:
+    """A note if more heads are kept than requested."""
     if keep is None or len(kept) == keep:
         return ()
     text = f"{len(kept)} heads are kept instead of {keep}: global removes a head of every site at a time"

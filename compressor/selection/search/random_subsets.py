@@ -1,4 +1,4 @@
-"""Random pruning, the baseline of Parnami et al. 2021 (section 4.4.2): heads in random order, the best of many."""
+"""Random pruning, the baseline of Parnami et al. 2021 (section 4.4.2): the best of many random removals."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class RandomOptions(MethodOptions):
 class RandomSearch(Search[RandomOptions]):
     """The best of random subsets; with a budget, the longest of random removals that stay within it.
 
-    With a number to keep, every trial is one subset, and the subset of the best metric is selected. With a budget,
-    every trial is an order of all heads that is followed until the next head would exceed the budget; the order that
-    removes most heads is selected, of equal ones the one of the better metric.
+    With a number of heads to keep, every trial is one subset, and the subset with the best metric is selected. With a
+    budget, every trial is an order of all heads, which are removed until the next one would exceed the budget; the
+    order that removes most heads is selected, and of equal ones the one with the better metric.
 
     Args:
         options: number of trials and seed.
@@ -42,12 +42,12 @@ class RandomSearch(Search[RandomOptions]):
 
     def choose(self, evaluator: SubsetEvaluator, keep: int | None, budget: float | None) -> Iterator[Step]:
         limit = require_end("random", keep, budget)
-        everything = frozenset(evaluator.heads)
-        yield Step(everything, step_values(evaluator, everything))
+        all_heads = frozenset(evaluator.heads)
+        yield Step(all_heads, step_values(evaluator, all_heads))
         orders = self.orders(evaluator.heads)
         if keep is not None:
             removed = len(evaluator.heads) - keep
-            subsets = [everything - frozenset(order[:removed]) for order in orders]
+            subsets = [all_heads - frozenset(order[:removed]) for order in orders]
             metrics = evaluator.evaluate_all(subsets)
             if removed:
                 best = subsets[int(np.argmax(metrics))]
@@ -55,7 +55,7 @@ class RandomSearch(Search[RandomOptions]):
             return
         walks = [random_walk(evaluator, order, limit) for order in orders]
         longest = max(range(len(walks)), key=lambda number: (len(walks[number]), walks[number][-1:]))
-        kept, removed = everything, len(walks[longest])
+        kept, removed = all_heads, len(walks[longest])
         for head in orders[longest][:removed]:
             kept = kept - {head}
             yield Step(kept, step_values(evaluator, kept))
@@ -68,12 +68,12 @@ class RandomSearch(Search[RandomOptions]):
 
     def orders(self, heads: Sequence[Head]) -> list[list[Head]]:
         """The order of removal of each trial."""
-        draw = np.random.default_rng(self.options.seed)
-        return [[heads[index] for index in draw.permutation(len(heads))] for _ in range(self.options.trials)]
+        rng = np.random.default_rng(self.options.seed)
+        return [[heads[index] for index in rng.permutation(len(heads))] for _ in range(self.options.trials)]
 
 
 def random_walk(evaluator: SubsetEvaluator, order: Sequence[Head], budget: float) -> list[float]:
-    """The metric after each removal in `order`, up to the last that costs no more than `budget` in all."""
+    """The metric after each removal in `order`, while its total drop is at most `budget`."""
     kept = frozenset(evaluator.heads)
     baseline, metrics = evaluator.evaluate(kept), []
     for head in order:

@@ -1,4 +1,4 @@
-"""Michel, Levy, Neubig 2019: remove the least important heads, a tenth at a time."""
+"""Pruning by importance (Michel, Levy, Neubig 2019): remove the least important heads, a tenth at a time."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ from compressor.selection.search.base import (
 
 
 class TaylorOptions(MethodOptions):
-    """Options of `taylor`. `loss` ranks by the loss of metric when one head alone is removed, the order that the paper
-    compares with (section 4.2)."""
+    """Options of `taylor`.
+
+    `by="loss"` ranks heads by the drop of the metric when only that head is removed, the comparison of section 4.2.
+    """
 
     by: Literal["gradient", "loss"] = Field("gradient", description="measure of importance")
     normalize: bool | None = Field(
@@ -38,7 +40,7 @@ class TaylorOptions(MethodOptions):
 class TaylorSearch(Search[TaylorOptions]):
     """Greedy removal by importance I_h = E_x |Att_h(x) . dL/dAtt_h(x)| (equation 2 and the one after it).
 
-    With a budget it continues while the metric stays within the budget.
+    With a budget, it continues while the metric stays within the budget.
 
     Args:
         options: measure of importance, and heads per step.
@@ -48,7 +50,7 @@ class TaylorSearch(Search[TaylorOptions]):
 
     @property
     def normalizes(self) -> bool:
-        """Whether importance is divided by the norm of its site's."""
+        """Whether importance is divided by the l2 norm of the importance of all heads of the site."""
         return self.options.by == "gradient" if self.options.normalize is None else self.options.normalize
 
     @property
@@ -78,24 +80,25 @@ class TaylorSearch(Search[TaylorOptions]):
             yield Step(kept, step_values(evaluator, kept))
 
     def _importance(self, evaluator: SubsetEvaluator, kept: frozenset[Head]) -> Mapping[Head, float]:
+        """The importance of each head of `kept`, by the configured measure."""
         if self.options.by == "gradient":
             return evaluator.sensitivity(kept)
         heads = [head for head in evaluator.heads if head in kept]
-        whole = evaluator.evaluate(kept)
+        baseline = evaluator.evaluate(kept)
         metrics = evaluator.evaluate_without(kept, heads)
-        return {head: metric_drop(whole, metric) for head, metric in zip(heads, metrics, strict=True)}
+        return {head: metric_drop(baseline, metric) for head, metric in zip(heads, metrics, strict=True)}
 
 
 def rank_heads(
     importance: Mapping[Head, float], kept: frozenset[Head], heads: tuple[Head, ...], *, normalize: bool
 ) -> list[Head]:
-    """The heads `kept`, least important first. Of equal heads the later one in (site, head) order comes first.
+    """The heads `kept`, least important first; of equal heads, the later one in (site, head) order comes first.
 
     Args:
         importance: importance of every head.
-        kept: the heads to rank; the norm of a site covers these alone.
+        kept: the heads to rank; the norm of a site covers only these.
         heads: all heads in (site, head) order.
-        normalize: divide by the l2 norm of the site; a site whose norm is zero scores zero.
+        normalize: divide by the l2 norm of the site; the heads of a site whose norm is zero score zero.
     """
     ranking = [head for head in heads if head in kept]
     norms: dict[str, float] = {}

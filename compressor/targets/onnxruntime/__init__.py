@@ -1,1 +1,1 @@
-"""ONNX Runtime, on CUDA or on the CPU."""
+"""The target ONNX Runtime, on CUDA or on the CPU."""

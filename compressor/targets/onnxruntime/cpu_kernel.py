@@ -1,7 +1,7 @@
-"""A kernel of block-sparse attention for ONNX Runtime on the CPU, compiled on the machine that runs it.
+"""Compile the kernel of block-sparse attention for ONNX Runtime on the CPU, on the machine that runs it.
 
-The graph does not change: a session with the kernel's library runs the kernel in place of the function
-`BlockSparseAttention`, a session without it runs the function's body.
+The graph is the same with and without the kernel: a session with the kernel's library runs the kernel in place of the
+function `BlockSparseAttention`, and a session without it runs the function's body.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ _PREFIXES = ("/usr", "/usr/local", "/opt/onnxruntime")
 _FOLDERS = ("include/onnxruntime", "include/onnxruntime/core/session", "include")
 _COMPILERS = ("c++", "g++", "clang++")
 _CASES = ((64, 64, 3), (16, 64, 2), (8, 20, 1), (128, 72, 2))
-"""Block size, head width and blocks per side of the attentions that a kernel is compared on. Every other one is causal;
-the others have a memory, persistent vectors and an attention bias of each head."""
+"""Block size, head width and blocks per side of the attentions that a kernel is compared on.
+
+The second and the fourth are causal; the first and the third have a memory, persistent vectors and a bias per head."""
 _log = logging.getLogger(__name__)
 
 
@@ -128,7 +129,11 @@ def _headers(include: Path | None) -> Path:
 
 
 def _require_older(headers: Path) -> None:
-    """Raise InputError for headers newer than the runtime, which lacks the interface that they describe."""
+    """Make sure that the headers are not newer than the runtime, which would lack the interface that they describe.
+
+    Raises:
+        InputError: the headers are newer.
+    """
     path = headers / "onnxruntime_c_api.h"
     text = path.read_text() if path.is_file() else ""
     version = re.search(r"^#define ORT_API_VERSION (\d+)", text, re.MULTILINE)
@@ -175,7 +180,10 @@ def _largest_error(library: Path, scratch: Path) -> float:
 
 
 def _case(block: int, dim: int, side: int, seed: int) -> tuple[ir.Model, dict[str, np.ndarray]]:
-    """An attention of two heads with three quarters of its blocks, and a padded batch that ends within a block."""
+    """A graph of an attention of two heads with three quarters of its blocks, and a padded batch as its inputs.
+
+    Lengths end within a block.
+    """
     rng = np.random.default_rng(seed)
     causal = bool(seed % 2)
     memory, persistent = (0, 0) if causal else (block, 3)

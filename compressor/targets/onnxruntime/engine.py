@@ -1,4 +1,4 @@
-"""Engines of ONNX Runtime: a graph fused, loaded, and the operators counted that it executes."""
+"""Engines of ONNX Runtime: fuse a graph, load it, and count the operators that it executes."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class OrtEngine:
     """A graph loaded into ONNX Runtime; see `Engine` for the other attributes.
 
     Attributes:
-        fusion: what fusing the graph came to; None for an engine that was built earlier.
-        reach: name of an input -> number of positions that the block masks of the graph cover.
+        fusion: outcome of fusing the graph; None for an engine that was built earlier.
+        reach: input name -> number of positions that the block masks of the graph cover.
     """
 
     path: Path

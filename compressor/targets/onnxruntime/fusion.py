@@ -1,4 +1,4 @@
-"""Rewrite a graph into ONNX Runtime's fused operators; the result is used only where it computes the same function."""
+"""Rewrite a graph with ONNX Runtime's fused operators. The result is used only if it computes the same function."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def rewrite_for_ort(model: ir.Model) -> ir.Model:
 
 
 def fuse(source: Path, out: Path, settings: Mapping[str, Any], rewrite: Rewrite = rewrite_for_ort) -> Fusion:
-    """Write a graph fused where the result loads and computes the same function, else unchanged.
+    """Fuse a graph and write it; it is written unchanged unless the fused graph computes the same function.
 
     Args:
         source: the graph.
         out: the file to write.
-        settings: of the session, from `session_settings`.
+        settings: settings of the session, from `session_settings`.
         rewrite: fuses a model; it may raise any exception.
 
     Raises:
@@ -92,7 +92,7 @@ def fuse(source: Path, out: Path, settings: Mapping[str, Any], rewrite: Rewrite 
 
 
 def trial_feeds(source: Path) -> Iterator[dict[str, np.ndarray]]:
-    """Random inputs of several sizes, with and without padding, at the batch size that the graph fixes if it does."""
+    """Random inputs of several sizes, with and without padding. A batch size that the graph fixes is kept."""
     model = load(source)
     fixed = fixed_batch(model)
     for seed, (batch, seq, padded) in enumerate(_TRIALS):
@@ -102,7 +102,7 @@ def trial_feeds(source: Path) -> Iterator[dict[str, np.ndarray]]:
 def _expected_outputs(
     session: InferenceSession, trials: Iterable[Feeds]
 ) -> tuple[list[Feeds], list[dict[str, np.ndarray]]]:
-    """The inputs that the graph can run on, and its outputs; it may have fewer positions than the longest inputs."""
+    """The inputs that the graph can run on, and its outputs. The longest inputs may exceed its positions."""
     runs, failure = [], None
     for feeds in trials:
         try:

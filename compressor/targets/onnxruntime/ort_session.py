@@ -1,4 +1,4 @@
-"""Sessions of ONNX Runtime: the choice of a provider, the settings that are recorded, running, and what is executed."""
+"""Sessions of ONNX Runtime: choose a provider, record settings, load and run graphs, and count executed operators."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 def has_cuda() -> bool:
     """Whether this machine has an NVIDIA GPU and the installed ONNX Runtime was built for it."""
-    # onnxruntime-gpu lists CUDA on any machine; only the driver's tools show whether there is a device.
+    # onnxruntime-gpu lists CUDA on any machine; the driver's tools exist only where there is a device.
     return PROVIDERS["cuda"] in ort.get_available_providers() and shutil.which("nvidia-smi") is not None
 
 
@@ -46,8 +46,8 @@ def choose_provider(provider: Provider | None, precision: Precision, kernel: Pat
     """The provider to run on.
 
     Args:
-        provider: the requested one; None: the CPU for a kernel, else CUDA where this machine has it, else the CPU.
-        precision: numeric precision that it must compute in.
+        provider: the requested provider; None: the CPU for a kernel, else CUDA where this machine has it, else the CPU.
+        precision: numeric precision that the provider must support.
         kernel: library of `compress kernel`, which runs on the CPU.
 
     Raises:
@@ -85,9 +85,9 @@ def session_settings(provider: Provider, threads: int | None, kernel: Path | Non
     """Runtime and options of a session, as recorded in reports; `open_session` reads them.
 
     Args:
-        provider: where the session runs.
+        provider: the provider that runs the session.
         threads: threads per call; None: one per core.
-        kernel: library of `compress kernel`.
+        kernel: library of `compress kernel`; None: no kernel.
 
     Raises:
         UsageError: the kernel is missing, or is for another provider.
@@ -185,7 +185,7 @@ def _load_cuda() -> None:
 
 
 def _register(kernel: str, options: ort.SessionOptions) -> None:
-    """Let sessions with these options compute with a kernel."""
+    """Register a kernel's library with the options of a session."""
     try:
         options.register_custom_ops_library(kernel)
     except Exception as error:  # the exceptions of ONNX Runtime share no other base class
@@ -199,7 +199,7 @@ def _register(kernel: str, options: ort.SessionOptions) -> None:
 
 
 def run_session(session: ort.InferenceSession, feeds: Feeds) -> dict[str, Any]:
-    """Outputs by name. Feeds that the graph has no input for are ignored.
+    """Outputs by name; feeds without an input of the graph are ignored.
 
     Raises:
         InputError: an input is missing, or the graph cannot run on these inputs.

@@ -1,1 +1,1 @@
-"""TensorRT 8.6, 10 and 11."""
+"""The target TensorRT, in versions 8.6, 10 and 11."""

@@ -1,8 +1,8 @@
-"""Differences between TensorRT 8.6, 10 and 11. What a version has is found by attribute names, in this module only.
+"""Differences between TensorRT 8.6, 10 and 11. This module alone detects the features of a version, by attribute names.
 
 1. Types: from 10 on a network can be strongly typed, that is it computes in the types of the graph; 11 has no other
-   networks. 8.6 gets the flags of the types in the graph, and every layer its own type unless the graph is quantized;
-   the types are required, or preferred where it has no kernel that computes a layer in its type.
+   networks. For 8.6 the builder flags of the graph's types are set, and the type of every layer unless the graph is
+   quantized. These types are required, or preferred where 8.6 has no kernel that computes a layer in its type.
 2. 8.6 has no 64-bit integers and no bfloat16, and reads operator sets up to 17.
 3. cuBLAS and cuDNN are tactic sources until 10; they are left out, because they may not be installed.
 4. The attributes for sizes of weights and of activations have been renamed.
@@ -35,12 +35,12 @@ PREFER_TYPES = {"precision_constraints": "prefer"}
 
 @dataclass(frozen=True)
 class Features:
-    """What the installed TensorRT supports.
+    """Features of the installed TensorRT.
 
     Attributes:
-        version: of the library; the bindings may be of another patch.
+        version: version of the library; the bindings may be of another patch version.
         strongly_typed: whether networks keep the types of the graph.
-        int64: whether it has 64-bit integers, and with them bfloat16 and operator sets after 17.
+        int64: whether it supports 64-bit integers, and with them bfloat16 and operator sets after 17.
         precisions: numeric precisions that a graph may have.
         tactics: names of the tactic sources to use.
     """
@@ -52,7 +52,11 @@ class Features:
     tactics: tuple[str, ...]
 
     def require(self, precision: Precision) -> None:
-        """Raise UsageError where it does not compute in a precision."""
+        """Make sure that a precision is supported.
+
+        Raises:
+            UsageError: it is not.
+        """
         if precision not in self.precisions:
             raise UsageError(
                 f"{precision}: TensorRT {self.version} does not compute in it; use {' or '.join(self.precisions)}, or"
@@ -84,7 +88,7 @@ def library() -> ModuleType:
 
 
 def features(trt: ModuleType) -> Features:
-    """What a TensorRT module supports, by the names that it has."""
+    """The features of a TensorRT module, detected by its attribute names."""
     bfloat = hasattr(trt.DataType, "BF16")
     return Features(
         version=library_version(str(trt.__version__)),
@@ -96,12 +100,12 @@ def features(trt: ModuleType) -> Features:
 
 
 def has_typing_flag(trt: ModuleType) -> bool:
-    """Whether a network must be created with the flag that keeps the graph's types: 11 has removed it (case 1)."""
+    """Whether networks are created with the flag that keeps the graph's types, which 11 has removed (case 1)."""
     return hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
 
 
 def library_version(bindings: str, load: Callable[[str], Any] = ctypes.CDLL) -> str:
-    """The version of TensorRT's library; that of the bindings where the library does not report one.
+    """The version of TensorRT's library, or of the bindings where the library reports none.
 
     Args:
         bindings: version of the bindings.
@@ -137,12 +141,12 @@ def config_options(trt: ModuleType, supported: Features, precision: Precision, *
 def set_layer_types(trt: ModuleType, network: Any, types: Mapping[str, ir.DataType]) -> None:
     """Set the type that each arithmetic layer computes in to the type of its result, for 8.6 (case 1).
 
-    Not for quantized networks: their results are of type fp32 where int8 is meant.
+    This must not be used for quantized networks, whose results are of type fp32 where int8 is meant.
 
     Args:
         trt: TensorRT's module.
-        network: its network. Before the build it may report fp32 for types that were not set.
-        types: element type of the graph's tensors, by name; layers that the parser has added keep the reported type.
+        network: the network. Before the build it may report fp32 for types that were not set.
+        types: tensor name -> element type in the graph; layers that the parser has added keep the reported type.
     """
     floating = {ir.DataType.FLOAT: trt.DataType.FLOAT, ir.DataType.FLOAT16: trt.DataType.HALF}
     for index in range(network.num_layers):

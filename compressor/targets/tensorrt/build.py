@@ -1,4 +1,4 @@
-"""From a graph to a loaded TensorRT engine with its metadata, and from the engine's file back to a loaded engine."""
+"""Build a TensorRT engine with its metadata from a graph, and load an engine that was built earlier."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,14 +17,33 @@ from compressor.targets.base import BuildOptions, Precision
 from compressor.targets.cuda import CudaDriver
 from compressor.targets.graph_facts import digest, fusible_attentions, graph_digest
 from compressor.targets.tensorrt import bindings, inspector
-from compressor.targets.tensorrt.builder import EngineBuilder, SerializedEngine, deserialize
+from compressor.targets.tensorrt.builder import EngineBuilder, Profiles, SerializedEngine, deserialize
 from compressor.targets.tensorrt.engine import TrtEngine
-from compressor.targets.tensorrt.graph import prepare, profile
+from compressor.targets.tensorrt.graph import PreparedGraph, prepare, profile
 from compressor.targets.tensorrt.metadata import AMPERE, EngineMetadata
 from compressor.targets.tensorrt.timing_cache import open_cache
 from graph_passes import load
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Build:
+    """A finished build.
+
+    Attributes:
+        builder: the builder, with its options.
+        prepared: what was changed in the graph for TensorRT.
+        profiles: input name -> smallest, usual and largest shape.
+        serialized: the engine.
+        seconds: duration of the build.
+    """
+
+    builder: EngineBuilder
+    prepared: PreparedGraph
+    profiles: Profiles
+    serialized: SerializedEngine
+    seconds: float
 
 
 def build_engine(
@@ -36,7 +56,7 @@ def build_engine(
         out: the engine's file.
         precision: numeric precision of the engine.
         options: sizes and settings of the build.
-        driver: of the GPU.
+        driver: the driver of the GPU.
         trt: TensorRT's module.
 
     Raises:
@@ -51,8 +71,7 @@ def build_engine(
             field="hardware_compatible",
             value=driver.device.capability,
         )
-    source = load(onnx)
-    profiles = profile(source, options)
+    profiles = profile(load(onnx), options)
     with tempfile.TemporaryDirectory(dir=out.parent) as folder:
         graph = Path(folder) / "graph.onnx"
         prepared = prepare(onnx, graph, precision, supported)
@@ -63,36 +82,7 @@ def build_engine(
         seconds = time.perf_counter() - start
     out.write_bytes(serialized.data)
     engine = deserialize(driver, out)
-    layers = inspector.parse_layers(_layer_information(trt, engine))
-    attention = inspector.attention_fusion(layers, fusible_attentions(load(onnx)), driver.device.capability, precision)
-    timings = str(serialized.timings)
-    steps = [str(prepared), f"built by TensorRT {supported.version}", *([timings] if timings else []), str(attention)]
-    metadata = EngineMetadata(
-        tensorrt=supported.version,
-        gpu=driver.device.name,
-        capability=driver.device.capability,
-        precision=precision,
-        profiles=profiles,
-        inputs=_type_names(trt, engine, profiles),
-        outputs=_type_names(trt, engine, (str(value.name) for value in source.graph.outputs)),
-        engine_hash=digest(out),
-        graph_hash=graph_digest(onnx),
-        hardware_compatible=options.hardware_compatible,
-        version_compatible=options.version_compatible,
-        attentions=attention.known,
-        fused=attention.fused,
-        optimization="; ".join(steps),
-        session=_session(builder, serialized, profiles),
-        built=EngineBuild(
-            seconds=round(seconds, 3),
-            engine_bytes=len(serialized.data),
-            weight_bytes=bindings.weight_bytes(trt, engine),
-            activation_bytes=bindings.activation_bytes(engine),
-            attention=str(attention),
-            layers=layers,
-        ),
-        timings=serialized.timings,
-    )
+    metadata = _metadata(onnx, out, engine, _Build(builder, prepared, profiles, serialized, seconds))
     metadata.write(out)
     _log.debug("built %s in %.1f s: %s", out, seconds, metadata.optimization)
     return TrtEngine(out, engine, metadata, driver, trt)
@@ -102,9 +92,9 @@ def load_engine(path: Path, metadata: EngineMetadata, driver: CudaDriver, trt: M
     """Load an engine that was built earlier, if its metadata match this machine.
 
     Args:
-        path: the engine's file, already known to be the file that was built.
-        metadata: of the engine.
-        driver: of the GPU.
+        path: the engine's file, whose hash has been checked.
+        metadata: metadata of the engine.
+        driver: the driver of the GPU.
         trt: TensorRT's module.
 
     Raises:
@@ -114,20 +104,65 @@ def load_engine(path: Path, metadata: EngineMetadata, driver: CudaDriver, trt: M
     return TrtEngine(path, deserialize(driver, path), metadata, driver, trt)
 
 
+def _metadata(onnx: Path, out: Path, engine: Any, build: _Build) -> EngineMetadata:
+    """The metadata of a new engine.
+
+    Args:
+        onnx: the graph that it was built from.
+        out: the engine's file.
+        engine: TensorRT's engine object, loaded from the file.
+        build: the build.
+    """
+    builder, serialized = build.builder, build.serialized
+    trt, device, version = builder.trt, builder.driver.device, builder.supported.version
+    layers = inspector.parse_layers(_layer_information(trt, engine))
+    graph = load(onnx)
+    outputs = [str(value.name) for value in graph.graph.outputs]
+    attention = inspector.attention_fusion(layers, fusible_attentions(graph), device.capability, builder.precision)
+    timings = str(serialized.timings)
+    steps = [str(build.prepared), f"built by TensorRT {version}", *([timings] if timings else []), str(attention)]
+    return EngineMetadata(
+        tensorrt=version,
+        gpu=device.name,
+        capability=device.capability,
+        precision=builder.precision,
+        profiles=dict(build.profiles),
+        inputs=_type_names(trt, engine, build.profiles),
+        outputs=_type_names(trt, engine, outputs),
+        engine_hash=digest(out),
+        graph_hash=graph_digest(onnx),
+        hardware_compatible=builder.options.hardware_compatible,
+        version_compatible=builder.options.version_compatible,
+        attentions=attention.known,
+        fused=attention.fused,
+        optimization="; ".join(steps),
+        session=_session(builder, serialized, build.profiles),
+        built=EngineBuild(
+            seconds=round(build.seconds, 3),
+            engine_bytes=len(serialized.data),
+            weight_bytes=bindings.weight_bytes(trt, engine),
+            activation_bytes=bindings.activation_bytes(engine),
+            attention=str(attention),
+            layers=layers,
+        ),
+        timings=serialized.timings,
+    )
+
+
 def _type_names(trt: ModuleType, engine: Any, names: Iterable[str]) -> dict[str, str]:
     """Input or output -> NumPy's name of its element type."""
     return {name: bindings.numpy_type(trt, engine, name).name for name in names}
 
 
 def _layer_information(trt: ModuleType, engine: Any) -> str:
-    """The inspector's JSON; empty where an engine of another version has no inspector."""
+    """The JSON of the engine's inspector; empty where the engine has no inspector."""
     engine_inspector = engine.create_engine_inspector()
     if engine_inspector is None:
         return ""
     return str(engine_inspector.get_engine_information(trt.LayerInformationFormat.JSON))
 
 
-def _session(builder: EngineBuilder, serialized: SerializedEngine, profiles: Any) -> dict[str, Any]:
+def _session(builder: EngineBuilder, serialized: SerializedEngine, profiles: Profiles) -> dict[str, Any]:
     """Runtime, device and options, as recorded in reports."""
     workspace = serialized.workspace
     return {

@@ -1,4 +1,4 @@
-"""Build a graph into a serialized TensorRT engine, and load one, by Polygraphy."""
+"""Build a graph into a serialized TensorRT engine, and deserialize engines, with Polygraphy."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Profiles = Mapping[str, tuple[Shape, Shape, Shape]]
 """Input -> smallest, usual and largest shape."""
 
 _RETRY_SHARE = 8
-"""A failed build is repeated in this fraction of the device's free memory."""
+"""A build that runs out of memory is repeated with the device's free memory divided by this as its workspace."""
 _MIN_WORKSPACE = 8 << 20
-"""Bytes of workspace that a repeated build has at least."""
+"""Minimum workspace of a repeated build, in bytes."""
 _log = logging.getLogger(__name__)
 
 
@@ -41,11 +41,11 @@ class _NoImplementationError(InputError):
 
 
 class _NoKernelFitsError(_OutOfMemoryError, _NoImplementationError):
-    """No kernel computes a layer in the required type, and some were skipped for insufficient memory."""
+    """No kernel computes a layer in the required type; some kernels were skipped because they need too much memory."""
 
 
 class LayerTypes(StrEnum):
-    """How the types that layers compute in were decided."""
+    """How the types that layers compute in were determined."""
 
     GRAPH = "the graph's"
     """The network is strongly typed."""
@@ -62,7 +62,7 @@ class SerializedEngine:
         data: the bytes.
         workspace: bytes of device memory that the build could use; None: all free memory.
         timings: how the timing cache was used.
-        types: how the types of layers were decided.
+        types: how the types of layers were determined.
     """
 
     data: bytes
@@ -73,14 +73,14 @@ class SerializedEngine:
 
 @dataclass(frozen=True)
 class EngineBuilder:
-    """Builds engines with one TensorRT on one GPU.
+    """Builds engines with one version of TensorRT on one GPU.
 
     Attributes:
         trt: TensorRT's module.
         supported: its features.
-        driver: of the GPU.
+        driver: the driver of the GPU.
         options: sizes and settings of the build.
-        cache: of kernel timings.
+        cache: the cache of kernel timings.
         precision: numeric precision of a graph that is not quantized.
         quantized: whether the graph has quantization nodes.
     """
@@ -100,14 +100,14 @@ class EngineBuilder:
         2. Where 8.6 has no kernel for a layer in its type, it is repeated with types that are preferred, not required.
 
         Args:
-            graph: as TensorRT reads it.
+            graph: the graph, written by `graph.prepare`.
             profiles: shapes of the inputs.
 
         Raises:
-            InputError: TensorRT cannot read the graph, or cannot build it; the message holds its log.
+            InputError: TensorRT cannot read the graph, or cannot build it; the message contains its log.
         """
         self.driver.enter()
-        # Outside of a handler: while the exception exists, so does all memory that the first build has taken.
+        # The second build is outside an exception handler: the exception keeps all memory of the first build alive.
         with contextlib.suppress(_OutOfMemoryError):
             return self._build_typed(graph, profiles, self.options.workspace)
         free = min(self.driver.free_memory(), self.options.workspace or self.driver.device.memory)
@@ -125,7 +125,7 @@ class EngineBuilder:
 
     @property
     def _is_typed(self) -> bool:
-        """Whether the network itself says what every layer computes in."""
+        """Whether the network itself determines the type of every layer."""
         return self.supported.strongly_typed or self.quantized
 
     def _build_typed(self, graph: Path, profiles: Profiles, workspace: int | None) -> SerializedEngine:
@@ -183,7 +183,7 @@ class EngineBuilder:
             return data, self.cache.save(config, timings)
 
     def _build_error(self, log: TensorRtLog, error: Exception) -> InputError:
-        """The error to raise for a failed build, by what was logged."""
+        """The error for a failed build, according to the log."""
         kind: type[InputError] = InputError
         if log.out_of_memory:
             kind = _OutOfMemoryError

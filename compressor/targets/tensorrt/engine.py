@@ -28,8 +28,8 @@ class TrtEngine:
     Args:
         path: the engine's file.
         engine: TensorRT's engine object, loaded from the file.
-        metadata: of the engine, which was built for this GPU and this TensorRT.
-        driver: of the GPU.
+        metadata: metadata of the engine, which was built for this GPU and this version of TensorRT.
+        driver: the driver of the GPU.
         trt: TensorRT's module.
 
     Attributes:
@@ -55,12 +55,12 @@ class TrtEngine:
                 path=path,
                 value=size,
             )
-        # Engines are built with full inspector information; without this every call would name layers to a profiler.
+        # Engines are built with full inspector information, which every call would otherwise report to profilers.
         self.context.nvtx_verbosity = trt.ProfilingVerbosity.NONE
         self._stream = CudaStream(driver)
         self._buffers: dict[str, DeviceBuffer] = collections.defaultdict(lambda: DeviceBuffer(driver))
         self._bound: dict[str, tuple[Shape, int]] = {}
-        """Input -> shape and address that the context has."""
+        """Input -> shape and address that are set in the context."""
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -94,7 +94,7 @@ class TrtEngine:
 
     @property
     def attentions(self) -> int:
-        """Number of attentions of which it is known whether they are fused."""
+        """Number of attentions for which it is known whether they are fused."""
         return self.metadata.attentions
 
     @property
@@ -152,7 +152,7 @@ class TrtEngine:
         return outputs
 
     def memory(self, feeds: Feeds) -> int | None:
-        """Bytes of GPU memory that loading it once more and running `feeds` takes; None: there is too little.
+        """Bytes of GPU memory that a second copy of the engine takes to load and run `feeds`; None: too little is free.
 
         Raises:
             InputError: an input is missing or outside of the profile.

@@ -1,8 +1,9 @@
-"""The form of a graph that TensorRT reads, with the precision of the engine written into the graph's types.
+"""Write a graph in the form that TensorRT reads, with the engine's precision as the types of the graph.
 
-1. Local functions are inlined: 8.6 reads none.
+1. Local functions are inlined, because 8.6 reads none.
 2. From 10 on: the scale of attention scores moves to the queries, where the fusion of attention expects it (TensorRT's
-   documentation, "Fused Attention"). Not in quantized graphs, where a MatMul fuses with the scales next to it.
+   documentation, "Fused Attention"). Quantized graphs stay as they are, because a MatMul fuses with the scales next to
+   it.
 3. For 8.6: operator set 18 is written as 17, `Shape` and `Slice` state their axes in inputs, and 64-bit inputs and
    outputs become 32-bit.
 4. fp16 and bf16: weights and arithmetic are converted, inputs and outputs keep their types. The types of a quantized
@@ -40,7 +41,7 @@ class PreparedGraph:
         scaled_queries: whether the scale of attention scores was moved to the queries.
         quantized: whether the graph has quantization nodes, so that its types stay as they are.
         precision: the precision that the graph was converted to; None: it was not converted.
-        opset: the operator set that the graph was lowered to, with 32-bit inputs and outputs; None: it was not.
+        opset: the operator set that the graph was lowered to, with 32-bit inputs and outputs; None: it was not lowered.
     """
 
     inlined: int = 0
@@ -92,7 +93,7 @@ def prepare(source: Path, out: Path, precision: Precision, supported: Features) 
 
 
 def element_types(path: Path) -> dict[str, ir.DataType]:
-    """Element types of the tensors that a graph computes, by name, as far as shape inference finds them."""
+    """Tensor name -> element type, for the computed tensors whose type shape inference determines."""
     model = load(path)
     ShapeInferencePass()(model)
     values = [output for node in model.graph.all_nodes() for output in node.outputs]
@@ -100,21 +101,21 @@ def element_types(path: Path) -> dict[str, ir.DataType]:
 
 
 def profile(model: ir.Model, options: BuildOptions) -> dict[str, tuple[Shape, Shape, Shape]]:
-    """Smallest, usual and largest shape of every input; axes that the graph fixes keep their size.
+    """Input name -> smallest, usual and largest shape; axes that the graph fixes keep their size.
 
     The first axis is the batch, other axes are the length, except those of memories and caches (`axis_kind`). Memories
     may be as long as the model's longest one.
 
     Args:
         model: the graph.
-        options: with the spans of sizes.
+        options: the spans of sizes.
 
     Raises:
         InputError: the graph has key/value caches or memories, and their length is unknown.
     """
     longest = memory_length(model, 1) or 0
-    least, usual, most = options.memory
-    memory = least, usual or longest, max(most, longest)
+    smallest_memory, usual_memory, largest_memory = options.memory
+    memory = smallest_memory, usual_memory or longest, max(largest_memory, longest)
     spans = {"batch": options.batch, "length": options.seq, "memory": memory, "past": options.memory}
     shapes = {}
     for value in model.graph.inputs:

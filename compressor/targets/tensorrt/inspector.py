@@ -1,4 +1,4 @@
-"""Layers of a TensorRT engine, from its inspector, and whether fused kernels compute its attentions."""
+"""The layers of a TensorRT engine as its inspector lists them, and which attentions fused kernels compute."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FUSED_KERNEL = re.compile(
 _MOVING_KINDS = re.compile(r"reformat|signal|wait|constant|no_?op", re.IGNORECASE)
 """Kinds of layers that compute nothing, whatever kernels their names mention."""
 _NODE_LISTS = re.compile(r"\[[^\]]*\]|\{[^}]*\}")
-"""Names of graph nodes that a layer's name repeats; they name no kernels."""
+"""Lists of graph nodes inside a layer's name; these names are not names of kernels."""
 _SEPARATORS = re.compile(r"\[ONNX Layer: |\]|\x1f|\x1e")
 """What separates the names of graph nodes in a layer's metadata."""
 _SEPARATOR = "\x1e"
@@ -43,7 +43,7 @@ class AttentionFusion:
 
     Attributes:
         fused: number of fused attentions.
-        known: number of attentions of which it is known whether they are fused.
+        known: number of attentions for which it is known whether they are fused.
         total: number of attentions in the graph.
         shows_layers: whether the inspector lists layers at all.
         unfused: names of attentions that are not fused, where single ones are known.
@@ -121,7 +121,7 @@ def attention_fusion(
     4. Every other attention is not fused, for a reason that follows from the GPU, the precision or its heads.
 
     Args:
-        layers: of the engine.
+        layers: layers of the engine.
         sites: attentions of the graph.
         capability: compute capability of the GPU.
         precision: numeric precision of the engine.

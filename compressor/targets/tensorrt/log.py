@@ -1,4 +1,4 @@
-"""The messages that TensorRT logs. Its exceptions do not hold the cause of a failure; the log does."""
+"""Capture the messages that TensorRT logs: the log contains the cause of a failure, its exceptions do not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _INSUFFICIENT_WORKSPACE = "insufficient workspace"
 
 
 class TensorRtLog:
-    """The last errors that TensorRT has logged, in place of a Python logger.
+    """Collects the last errors that TensorRT logs; it takes the place of a Python logger.
 
     Attributes:
         errors: the last error messages.

@@ -1,4 +1,4 @@
-"""Metadata of a TensorRT engine: what it was built from and for. Read and checked before TensorRT loads the engine."""
+"""Metadata of a TensorRT engine: what it was built from and for. They are checked before TensorRT loads the engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REBUILD_HINT = "build it on this machine: compress build OUT --target trt"
 
 
 class TimingsState(StrEnum):
-    """What became of the kernel timings of earlier builds."""
+    """Whether a build used the kernel timings of earlier builds, and if not, why."""
 
     NEW = "new"
     """There were none."""
@@ -43,9 +43,9 @@ class TimingsUse(BaseModel):
     """How a build used the timing cache.
 
     Attributes:
-        state: what became of earlier timings; all states but `REUSED` and `NEW` discard them.
+        state: state of the earlier timings; all states but `REUSED` and `NEW` discard them.
         path: the cache's file.
-        machine: version and GPU that discarded timings of another machine are of.
+        machine: version of TensorRT and GPU of discarded timings of another machine.
         save_error: why the new timings could not be saved; None: they were saved.
     """
 
@@ -89,7 +89,7 @@ class EngineMetadata(BaseModel):
         graph_hash: hash of the graph with its external data; the JSON key is `model`.
         hardware_compatible: whether it runs on other GPUs too, from Ampere on.
         version_compatible: whether later versions of TensorRT run it too.
-        attentions: number of attentions of which it is known whether they are fused.
+        attentions: number of attentions for which it is known whether they are fused.
         fused: number of fused attentions.
         optimization: what was done to the graph, in one line.
         session: runtime, device and options.
@@ -129,7 +129,7 @@ class EngineMetadata(BaseModel):
         )
 
     def check_machine(self, path: Path, device: Device, tensorrt: str) -> None:
-        """Raise unless the engine runs on a GPU and with a version of TensorRT.
+        """Make sure that the engine runs on a GPU and with a version of TensorRT.
 
         Args:
             path: the engine's file, for messages.
@@ -137,7 +137,7 @@ class EngineMetadata(BaseModel):
             tensorrt: the version.
 
         Raises:
-            InputError: it was built for another GPU or version.
+            InputError: the engine was built for another GPU or version.
         """
         same = (self.gpu, self.capability) == (device.name, device.capability)
         compatible = self.hardware_compatible and min(self.capability, device.capability) >= AMPERE
@@ -160,7 +160,11 @@ class EngineMetadata(BaseModel):
             )
 
     def check_file(self, path: Path) -> None:
-        """Raise InputError unless a file is the engine that was built."""
+        """Make sure that a file is the engine that was built.
+
+        Raises:
+            InputError: its hash differs.
+        """
         if digest(path) != self.engine_hash:
             raise InputError(
                 f"{path}: damaged, or not built with {metadata_path(path).name}; {REBUILD_HINT}",
@@ -169,7 +173,7 @@ class EngineMetadata(BaseModel):
             )
 
     def check_shapes(self, shapes: dict[str, Shape]) -> None:
-        """Raise unless the engine takes inputs of these shapes.
+        """Make sure that the engine takes inputs of these shapes.
 
         Args:
             shapes: input -> shape.

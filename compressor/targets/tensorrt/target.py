@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TensorRtTarget(Target):
-    """Builds engines ahead of time, for one GPU and one version of TensorRT unless `BuildOptions` ask for more."""
+    """Builds engines ahead of time, for this GPU and version of TensorRT unless `BuildOptions` ask for more."""
 
     name = "trt"
     title = "TensorRT"

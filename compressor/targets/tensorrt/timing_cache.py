@@ -1,7 +1,7 @@
-"""TensorRT's timing cache: times of kernels. With it, equal inputs give an equal engine, and builds are faster.
+"""TensorRT's timing cache of kernels, with which builds are faster and equal inputs give an equal engine.
 
-A file beside the cache holds its digest, and the version and GPU that the times are of. A cache that does not match is
-moved away, and the build reports it.
+A file beside the cache holds its digest, and the version of TensorRT and the GPU that were timed. A cache that does not
+match is moved away, and the build reports it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TimingCache:
 
     Attributes:
         use: state of the file, as far as it is known before TensorRT reads it.
-        machine: TensorRT's version and the GPU that new times are of.
+        machine: TensorRT's version and the GPU of new times.
     """
 
     use: TimingsUse
@@ -43,7 +43,7 @@ class TimingCache:
         return self.use.path
 
     def apply(self, config: Any) -> TimingsUse:
-        """Let a build start from the times.
+        """Give the stored times to a build.
 
         Args:
             config: TensorRT's `IBuilderConfig`, with an empty cache.
@@ -83,8 +83,8 @@ def open_cache(path: Path | None, version: str, device: Device) -> TimingCache:
     """The timing cache for a version of TensorRT and a GPU; a file that cannot be used is moved away.
 
     Args:
-        path: its file; None: a file of the version and GPU in the user's cache.
-        version: of TensorRT.
+        path: its file; None: a file for the version and GPU in the user's cache folder.
+        version: version of TensorRT.
         device: the GPU.
 
     Raises:
@@ -131,7 +131,7 @@ def _inspect(path: Path, machine: str) -> TimingsUse:
         return TimingsUse(state=TimingsState.EMPTY, path=path)
     try:
         seal = json.loads(seal_path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:  # written by another tool: whether TensorRT accepts it is seen later
+    except FileNotFoundError:  # written by another tool; TensorRT itself checks it later
         return TimingsUse(state=TimingsState.REUSED, path=path)
     except (OSError, ValueError):
         seal = None

@@ -1,4 +1,4 @@
-"""How each operator passes heads on: one table, from (domain, operator) to its rule."""
+"""The rules of all operators, by (domain, operator type)."""
 
 from collections.abc import Mapping
 

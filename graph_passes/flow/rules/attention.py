@@ -29,7 +29,7 @@ from graph_passes.flow.rules.head_layouts import (
 
 @dataclasses.dataclass(frozen=True)
 class AttentionRule:
-    """The rule of one fused operator, from where its heads lie in its inputs and outputs."""
+    """The rule of one fused operator, from the layout of heads in its inputs and outputs."""
 
     layout: Callable[[ir.Node, RuleContext], HeadLayout]
     selective: bool = False
@@ -75,7 +75,7 @@ class AttentionRule:
         return np.array(sorted(needed), dtype=np.int64)
 
     def gain(self, node: ir.Node, gains: Sequence[Gain | None], context: RuleContext) -> list[Gain | None]:
-        raise NoRuleError(RefusalCode.NOT_LINEAR, "is no product with the gated tensor")
+        raise NoRuleError(RefusalCode.NOT_LINEAR, "is not a product with the gated tensor")
 
     def carries(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> Iterator[tuple[int, int]]:
         layout = self.layout(node, context)
@@ -89,7 +89,7 @@ class AttentionRule:
             for output, (value, output_heads) in enumerate(zip(node.outputs, layout.outputs, strict=False))
             if output_heads is not None and _is_read(value)
         ]
-        if len(carriers) == 1:  # of several outputs each needs all heads without the others
+        if len(carriers) == 1:  # each of several outputs needs all heads
             yield carriers[0]
 
     def mixes(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> bool:
@@ -112,7 +112,7 @@ class AttentionRule:
 
 
 def _input_axes(node: ir.Node, layout: HeadLayout) -> tuple[HeadAxis | None, ...]:
-    """Where heads lie in each input; inputs that the layout does not list have none."""
+    """The position of heads in each input; inputs that the layout does not list have no heads."""
     return (*layout.inputs, *(None,) * len(node.inputs))
 
 
@@ -162,7 +162,7 @@ def _need_of_heads(
 
     Args:
         layout: the numbers of heads.
-        head_axis: where heads lie in the tensor; None: nowhere, so all of it is needed.
+        head_axis: the position of heads in the tensor; None: it has no heads, and all of it is needed.
         heads: the query heads, ascending.
         keys: the key/value heads, ascending; repeated where query heads share them unevenly.
         value: the tensor.

@@ -1,4 +1,4 @@
-"""Where heads lie in the inputs and outputs of the operators that compute a whole attention."""
+"""The layout of heads in the inputs and outputs of the operators that compute a whole attention."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Attributes = dict[str, int | tuple[int, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class HeadAxis:
-    """Where heads lie in one tensor.
+    """The position of heads in one tensor.
 
     Attributes:
-        axis: the axis of the tensor.
+        axis: the axis that holds the heads.
         runs: consecutive runs along the axis; each holds `width` indices of every query or key/value head.
     """
 
@@ -31,15 +31,21 @@ class HeadAxis:
 
 @dataclasses.dataclass(frozen=True)
 class HeadLayout:
-    """Where heads lie in every tensor of an attention operator.
+    """The position of heads in every tensor of an attention operator.
 
-    Attributes:
-        heads: number of query heads.
-        kv_heads: number of key/value heads.
-        inputs: for each input; None: it has no heads, or is broadcast over them.
-        outputs: for each output.
-        attributes: the attributes that state the numbers of heads, given the numbers of (query, key/value) heads.
-        query_axis: the axis of query positions in the first input and output; None: positions are not passed on.
+        Attributes:
+            heads: number of query heads.
+            kv_heads: number of key/value heads.
+    <<<<<<< HEAD
+            inputs: for each input; None: it has no heads, or is broadcast over them.
+            outputs: for each output.
+            attributes: the attributes that state the numbers of heads, given the numbers of (query, key/value) heads.
+            query_axis: the axis of query positions in the first input and output; None: positions are not passed on.
+    =======
+            inputs: position of heads in each input; None: the input has no heads, or is broadcast over them.
+            outputs: position of heads in each output; None: the output has no heads.
+            attributes: a function from the numbers of query and key/value heads to the attributes that state them.
+    >>>>>>> main
     """
 
     heads: int
@@ -143,7 +149,7 @@ def grouped_query_attention(node: ir.Node, context: RuleContext) -> HeadLayout:
 
 
 def rotary_embedding(node: ir.Node, context: RuleContext) -> HeadLayout:
-    """`RotaryEmbedding` of ONNX and ONNX Runtime: rotates each head by itself, on an axis of heads or heads * width."""
+    """`RotaryEmbedding` of ONNX and ONNX Runtime, on an axis of heads or heads * width; each head is rotated alone."""
     shape = context.shape(node.inputs[0])
     states_heads = "num_heads" in node.attributes
     if len(shape) == 4:
@@ -167,7 +173,7 @@ def _input(node: ir.Node, position: int) -> ir.Value | None:
 
 
 def _outputs(node: ir.Node, output: HeadAxis | None, cache: Sequence[HeadAxis | None]) -> tuple[HeadAxis | None, ...]:
-    """Where heads lie in the outputs that the node has."""
+    """The position of heads in the outputs that the node has."""
     return (output, *cache)[: len(node.outputs)]
 
 

@@ -26,10 +26,10 @@ class Labels:
     """The labels of one node.
 
     Attributes:
-        inputs: labels of each input; None for an absent input, and for one that holds no data (a shape, a list of
-            axes).
+        inputs: labels of each input; None for an absent input, and for an input without data (a shape, a list of axes).
         outputs: labels of each output.
-        linear: inputs by which the outputs are multiplied: where an index of such an input is zero, so is the output's.
+        linear: positions of the inputs that are factors of the outputs: the output is zero at every index at which such
+            an input is zero.
         summed: labels over which products are summed.
         mixed: labels along which every output index depends on every input index.
     """
@@ -78,7 +78,7 @@ class LabelRule:
                 continue
             sites |= gain.sites
             if position not in labels.linear:
-                raise NoRuleError(RefusalCode.NOT_LINEAR, "is no product with the gated tensor")
+                raise NoRuleError(RefusalCode.NOT_LINEAR, "is not a product with the gated tensor")
             for label, array in zip(axes, gain.axes, strict=True):
                 if array is None:
                     continue
@@ -105,7 +105,7 @@ class LabelRule:
             for output_axis, label in enumerate(output_axes)
             if label == axes[axis]
         ]
-        if len(carriers) == 1:  # of several outputs with one label each needs all of it without the others
+        if len(carriers) == 1:  # each of several outputs with the label needs all of the axis
             yield carriers[0]
 
     def mixes(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> bool:
@@ -134,7 +134,7 @@ def broadcast(
         positions: the inputs that are operands.
 
     Returns:
-        The labels of each input (None for those that are absent or no operands), and those of the output.
+        The labels of each input (None for an input that is absent or not an operand), and those of the output.
     """
     output_shape = context.shape(node.outputs[0])
     inputs: list[AxisLabels | None] = []

@@ -96,7 +96,7 @@ class TileRule(LabelRule):
         return demand
 
     def _fewer_repeats(self, node: ir.Node, demand: Demand, context: RuleContext) -> dict[int, int]:
-        """The repeats of each axis that is repeated less often than before."""
+        """Axis -> new number of repeats, for each axis that is repeated less often than before."""
         shape, need = context.shape(node.inputs[0]), demand.outputs[0]
         return {axis: len(index) for axis, index in enumerate(need) if index is not None and shape[axis] == 1}
 
@@ -118,7 +118,7 @@ class ShapedRule(LabelRule):
     def carries(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> Iterator[tuple[int, int]]:
         rank = len(context.shape(node.outputs[0]))
         for output, output_axis in LabelRule.carries(self, node, position, axis, context):
-            first = tuple(np.zeros(1, np.int64) if at == output_axis else None for at in range(rank))
+            first = tuple(np.zeros(1, np.int64) if index == output_axis else None for index in range(rank))
             with contextlib.suppress(NoRuleError):  # an axis whose size cannot be written is never cut
                 check_shape_input(node, _source(node), first, context.probe, count=context.counts_positions)
                 yield output, output_axis
@@ -134,7 +134,7 @@ def _source(node: ir.Node) -> ir.Value | None:
 
 @dataclasses.dataclass(frozen=True)
 class ShapeRule:
-    """Shape: reads no content. After a cut it still reports the sizes of the unpruned tensor."""
+    """Shape: it reads no content. After a cut it still returns the sizes of the unpruned tensor."""
 
     selective: bool = True
 

@@ -1,4 +1,4 @@
-"""Operators that sum products, where heads begin and end, and operators that mix the indices of an axis."""
+"""Rules of operators that sum products, where heads begin and end, and of those that mix the indices of an axis."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _einsum(node: ir.Node, context: RuleContext) -> Labels:
 
 
 def _along_axis(node: ir.Node, context: RuleContext) -> Labels:
-    """Softmax and its kin: every output index depends on the whole of one axis."""
+    """Softmax and similar operators: every output index depends on all indices of one axis."""
     rank = len(context.shape(node.inputs[0]))
     axes = tuple(range(rank))
     if node.op_type != "LpNormalization" and opset(node) < 13:
@@ -65,7 +65,7 @@ def _along_axis(node: ir.Node, context: RuleContext) -> Labels:
 
 
 def _running_sum(node: ir.Node, context: RuleContext) -> Labels:
-    """CumSum: the axis is an input."""
+    """CumSum, whose axis is an input."""
     axes = tuple(range(len(context.shape(node.inputs[0]))))
     axis = context.probe.constant(node.inputs[1])
     if axis is None:
@@ -74,7 +74,7 @@ def _running_sum(node: ir.Node, context: RuleContext) -> Labels:
 
 
 def _normalization(node: ir.Node, context: RuleContext) -> Labels:
-    """LayerNormalization and its kin: all axes from `axis` on are normalized together."""
+    """LayerNormalization and similar operators: all axes from `axis` on are normalized together."""
     inputs, normalized = broadcast(node, context, range(len(node.inputs)))
     start = node.attributes.get_int("axis", -1)
     first = start if start < 0 else start - len(normalized)

@@ -47,7 +47,7 @@ def axis_groups(before: Shape, after: Shape) -> list[tuple[range, range]]:
 
 @dataclasses.dataclass(frozen=True)
 class ReshapeRule:
-    """Reshape and Flatten: needed indices are regrouped, and widened to a box where they are none."""
+    """Reshape and Flatten: needed indices are regrouped, and extended to a box where they do not form one."""
 
     selective: bool = False
 
@@ -100,7 +100,7 @@ class ReshapeRule:
         before, after = context.shape(node.inputs[0]), context.shape(node.outputs[0])
         ins, outs = next(group for group in self._groups(node, context) if axis in group[0])
         for output_axis in outs:
-            first: Need = tuple(np.zeros(1, np.int64) if at == output_axis else None for at in outs)
+            first: Need = tuple(np.zeros(1, np.int64) if index == output_axis else None for index in outs)
             try:
                 sides, _ = _regrouped(first, _sizes(before, ins), _sizes(after, outs))
             except NoRuleError:
@@ -129,7 +129,7 @@ def _regrouped(need: Sequence[Index], before: Shape, after: Shape) -> tuple[Sequ
         after: sizes of the output axes.
 
     Raises:
-        NoRuleError: the output would hold something else than some indices of each axis.
+        NoRuleError: the indices that the output would hold do not form a box.
     """
     if all(index is None for index in need):
         return whole(len(before)), need

@@ -21,7 +21,7 @@ class SliceRule:
     selective: bool = True
 
     def _positions(self, node: ir.Node, context: RuleContext) -> dict[int, np.ndarray | None]:
-        """Input positions that each sliced axis takes; None where they depend on the size of the graph's inputs."""
+        """Sliced axis -> selected input positions; None where they depend on the sizes of the graph's inputs."""
         source, shape = node.inputs[0], context.shape(node.inputs[0])
         starts, ends, axes, steps = _bounds(node, context)
         positions: dict[int, np.ndarray | None] = {}
@@ -64,7 +64,7 @@ class SliceRule:
         return self._positions(node, context).get(axis, np.arange(0)) is None
 
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
-        """Cut the heads' axes by index before the node, which then takes everything that remains there."""
+        """Cut the heads' axes by index before the node, which then no longer slices them."""
         source, held_axes = node.inputs[0], held[0]
         assert source is not None
         assert held_axes is not None

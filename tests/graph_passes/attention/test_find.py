@@ -1,4 +1,4 @@
-"""The kind of an attention is read off its mask."""
+"""The kind of an attention follows from its mask."""
 
 from __future__ import annotations
 

@@ -51,14 +51,14 @@ def mask_graph(body: str) -> tuple[ir.Model, ir.Value]:
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_a_mask_means_what_padding_and_causality_say_at_every_length(name: str) -> None:
+def test_padding_and_causality_are_recognized_at_every_length(name: str) -> None:
     body, expected = MASKS[name]
     model, mask = mask_graph(body)
     meaning = mask_meaning(model, mask, LONGEST)
     assert expected == (None if meaning is None else (meaning.padding and meaning.padding.name, meaning.causal))
 
 
-def test_a_window_is_no_window_where_no_position_is_beyond_it() -> None:
+def test_a_window_that_covers_every_position_has_no_effect() -> None:
     model, mask = mask_graph(MASKS["a window longer than the short runs"][0])
     assert mask_meaning(model, mask, 16) == MaskMeaning(None, causal=False)
 

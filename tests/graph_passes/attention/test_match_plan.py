@@ -1,4 +1,4 @@
-"""How the sites of a plan are paired with the attentions of a graph, and what is ambiguous."""
+"""The sites of a plan are paired with the attentions of a graph, or refused if that is ambiguous."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def pairs(plan: Plan, *scopes: str | None) -> list[tuple[str, int]]:
     return [(site.name, attentions.index(attention)) for site, attention in match_plan(plan, attentions)]
 
 
-def test_the_order_of_the_plan_does_not_matter_where_there_are_names() -> None:
+def test_the_order_of_the_plan_does_not_matter_if_attentions_have_names() -> None:
     sites = [keeping(2, name="layer.1.attention"), keeping(0, 1, name="layer.0.attention")]
     scopes = ("layer.0.attention", "layer.1.attention")
     for order in (sites, sites[::-1]):
@@ -113,7 +113,7 @@ def test_a_cross_attention_in_place_of_another_is_refused() -> None:
     assert (error.value.code, error.value.details) == (MISMATCH, {"site": "one", "kind": "bidirectional"})
 
 
-def test_messages_say_what_why_and_how_to_mend() -> None:
+def test_messages_name_the_fault_its_cause_and_a_remedy() -> None:
     messages = {}
     for case in ("a site that is not in the graph", "one site, two modules", "more sites than nameless attentions"):
         scopes, sites, *_ = REFUSED[case]
@@ -121,8 +121,8 @@ def test_messages_say_what_why_and_how_to_mend() -> None:
             match_plan(Plan(sites=tuple(keeping(0, name=name) for name in sites)), find_attention(stack(*scopes)))
         messages[case] = str(error.value)
     assert messages == {
-        "a site that is not in the graph": "site three is no attention of this graph, which has one, two; use a plan of"
-        " this model",
+        "a site that is not in the graph": "site three is not an attention of this graph, which has one, two; use a"
+        " plan of this model",
         "one site, two modules": "site self matches several attentions of this graph, one.self, two.self; export the"
         " graph with its gates",
         "more sites than nameless attentions": "the plan has 2 sites and the graph 1 recognized attentions; use a plan"

@@ -20,7 +20,7 @@ HEAD_DIM, VALUE_DIM, SCALE = 4, 6, 0.7
 
 @dataclasses.dataclass
 class Case:
-    """One function in a session of its own, and masked attention in NumPy to compare with.
+    """A session of one function, and masked attention in NumPy to compare it with.
 
     Attributes:
         mask: the mask of the function.

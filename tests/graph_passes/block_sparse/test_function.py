@@ -55,7 +55,7 @@ def test_causality_with_a_memory_is_refused() -> None:
         block_sparse_attention(BlockMask(np.ones((1, 2, 3), np.bool_), 8, 8), 4, 4, scale=1.0, causal=True)
 
 
-def test_a_call_tells_kernels_what_the_body_computes() -> None:
+def test_attributes_of_a_call_describe_the_body_to_kernels() -> None:
     function = block_sparse_attention(MASK, 4, 6, scale=0.5, causal=True, row=True, site="layer.0")
     names = [str(value.name) for value in function.inputs]
     assert names == ["query", "key", "value", "block_mask", "row"]

@@ -1,4 +1,4 @@
-"""Buckets hold the rows of a mask, each block once."""
+"""Buckets contain the rows of a mask, and each block once."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def test_whole_heads_are_in_no_bucket(causal: bool) -> None:
     assert {head for bucket in buckets(mask, 64, causal=causal) for head in bucket.heads} == {0, 2}
 
 
-def test_rows_without_a_block_are_computed_only_where_asked() -> None:
+def test_rows_without_a_block_are_computed_only_on_request() -> None:
     kept = KEPT.copy()
     kept[0, 4] = False
-    for every in (False, True):
+    for every_row in (False, True):
         rows = {
             (head, row)
-            for bucket in buckets(BlockMask(kept, 8), 64, every=every)
+            for bucket in buckets(BlockMask(kept, 8), 64, every=every_row)
             for head, row in zip(bucket.heads, bucket.rows, strict=True)
         }
-        assert ((0, 4) in rows) == every
+        assert ((0, 4) in rows) == every_row
 
 
 def test_causality_hides_future_blocks() -> None:
@@ -50,7 +50,7 @@ def test_causality_hides_future_blocks() -> None:
     np.testing.assert_array_equal(computed(mask, causal=False), KEPT)
 
 
-def test_rows_of_like_widths_share_a_bucket() -> None:
+def test_rows_of_similar_widths_share_a_bucket() -> None:
     kept = np.zeros((1, 64, 64), np.bool_)
     kept[0, :32, :2] = True
     kept[0, 32:, :60] = True

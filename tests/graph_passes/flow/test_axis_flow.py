@@ -1,4 +1,4 @@
-"""Refusals: where heads meet an operator that mixes them, the site stays whole and the operator is named."""
+"""Refusals: if an operator mixes heads, the site stays whole and the operator is named."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WEIGHTS = f"{PROJECTIONS}, {SPLIT}, {OUTPUT}"
 
 
 def assert_left_whole(shrunk: Shrunk, op: str, code: RefusalCode, value: str = "") -> None:
-    """Check that site `a` is refused for `op`, that its gate stands and that none of its weights is smaller."""
+    """Check that site `a` is refused for `op`, keeps its gate, and keeps all of its weights."""
     refusals = [(refusal.op, refusal.code, refusal.value, refusal.sites) for refusal in shrunk.refused]
     assert refusals == [(op, code, value, {"a"})]
     assert shrunk.removed == ()
@@ -162,7 +162,7 @@ def test_a_tensor_that_a_loop_or_branch_reads_is_refused() -> None:
     assert shrunk.parameters[0] == shrunk.parameters[1]
 
 
-def test_one_refused_site_leaves_the_others_to_shrink() -> None:
+def test_a_refused_site_does_not_keep_others_from_shrinking() -> None:
     first = (PROJECT + TO_HEADS + CORE).replace("y = MatMul", "h = MatMul")
     second = """
         u0 = MatMul (h, Uq)
@@ -194,7 +194,7 @@ def test_one_refused_site_leaves_the_others_to_shrink() -> None:
     assert list(find_gates(shrunk.model.graph)) == ["b"]
 
 
-def test_refusals_read_as_sentences_about_the_operator() -> None:
+def test_messages_of_refusals_name_the_operator() -> None:
     body, weights, *_ = ON_QUERIES["norm over all heads"]
     heads = TO_HEADS.replace("Reshape (q1, split)", "Reshape (norm, split)")
     mixed = shrink_and_compare(graph(PROJECT + body + heads + CORE, f"{WEIGHTS}, {weights}"), plan([0, 2]))

@@ -1,4 +1,4 @@
-"""Concrete shapes: what is fixed, what depends on the inputs, and what ONNX's inference does not know."""
+"""Concrete shapes: fixed ones, those that depend on the inputs, and those unknown to ONNX's inference."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_symbols_that_an_operator_needs_to_be_equal_get_one_size() -> None:
     assert first == second == probe.shapes(model.graph.outputs[0])
 
 
-def test_sizes_and_contents_are_fixed_where_they_do_not_depend_on_the_inputs() -> None:
+def test_sizes_and_contents_are_fixed_if_they_do_not_depend_on_the_inputs() -> None:
     model = graph(
         "s = Shape (x) width = Gather (s, i2) length = Gather (s, i1) y = Relu (x)", "int64 i1 = {1}, int64 i2 = {2}"
     )
@@ -54,7 +54,7 @@ def test_a_new_tensor_can_take_over_the_shape_of_another() -> None:
 
 
 @pytest.mark.parametrize("name", [*LAYERS, *FUSED])
-def test_shapes_are_those_that_the_runtime_computes(name: str) -> None:
+def test_shapes_equal_those_that_the_runtime_computes(name: str) -> None:
     model = (LAYERS | FUSED)[name].graph()
     probe = Probe(model)
     for node in model.graph:

@@ -1,4 +1,4 @@
-"""`Rule.carries` says which output axes carry an input axis; it must agree with what `Rule.demand` asks for."""
+"""`Rule.carries` lists the output axes that carry an input axis; it must agree with `Rule.demand`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Axes = set[tuple[int, int]]
 
 
 class Sample:
-    """One graph, its nodes that have rules, and the input axes that heads may lie on."""
+    """One graph, its nodes that have rules, and the input axes that can hold heads."""
 
     def __init__(self, model: ir.Model) -> None:
         Normalize()(model)
@@ -46,29 +46,31 @@ class Sample:
             return True
 
     def carried(self, node: ir.Node, rule: Rule, position: int, axis: int) -> Axes:
-        """What the rule says, without axes of one index."""
+        """Axes that the rule names, without axes of one index."""
         try:
             pairs = list(rule.carries(node, position, axis, self.context))
         except NoRuleError:
             return set()
-        return {(output, at) for output, at in pairs if self.size(node, output, at) > 1}
+        return {(output, output_axis) for output, output_axis in pairs if self.size(node, output, output_axis) > 1}
 
     def demanded(self, node: ir.Node, rule: Rule, position: int, axis: int) -> Axes:
-        """Output axes of which some index alone needs other indices of the input axis than all indices do."""
+        """Output axes on which a single index needs other indices of the input axis than the whole axis does."""
         full: list[Need] = [whole(len(self.context.probe.shape(value) or ())) for value in node.outputs]
         carriers: Axes = set()
         for output, need in enumerate(full):
-            for at in range(len(need)):
-                size = self.size(node, output, at)
+            for output_axis in range(len(need)):
+                size = self.size(node, output, output_axis)
                 for index in range(size if size > 1 else 0):
                     single = list(full)
-                    single[output] = tuple(np.array([index]) if at == entry else None for entry in range(len(need)))
+                    single[output] = tuple(
+                        np.array([index]) if output_axis == entry else None for entry in range(len(need))
+                    )
                     with contextlib.suppress(NoRuleError):
-                        few, every = (
+                        single_need, full_need = (
                             rule.demand(node, needs, self.context).inputs[position] for needs in (single, full)
                         )
-                        if few and every and not same_index(few[axis], every[axis]):
-                            carriers.add((output, at))
+                        if single_need and full_need and not same_index(single_need[axis], full_need[axis]):
+                            carriers.add((output, output_axis))
         return carriers
 
     def size(self, node: ir.Node, output: int, axis: int) -> int:
@@ -79,17 +81,17 @@ class Sample:
 def assert_agrees(model: ir.Model) -> None:
     sample = Sample(model)
     for node, rule, position, axis in sample.axes():
-        where = (node.op_type, position, axis)
-        assert sample.carried(node, rule, position, axis) == sample.demanded(node, rule, position, axis), where
+        location = (node.op_type, position, axis)
+        assert sample.carried(node, rule, position, axis) == sample.demanded(node, rule, position, axis), location
 
 
 @pytest.mark.parametrize("name", [*LAYERS, *FUSED])
-def test_carried_axes_are_those_that_are_demanded(name: str) -> None:
+def test_carried_axes_equal_the_demanded_axes(name: str) -> None:
     assert_agrees((LAYERS | FUSED)[name].graph())
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_carried_axes_are_those_that_are_demanded_in_any_chain(seed: int) -> None:
+def test_carried_axes_equal_the_demanded_axes_in_any_chain(seed: int) -> None:
     rng = np.random.default_rng(seed)
     chain = Chain(int(rng.integers(2, 5)), int(rng.integers(1, 5)), lambda low, high: int(rng.integers(low, high + 1)))
     for _ in range(8):
@@ -122,7 +124,7 @@ CASES: dict[str, tuple[str, str, list[Axes]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_an_operator_carries(name: str) -> None:
+def test_axes_that_an_operator_carries(name: str) -> None:
     body, weights, expected = CASES[name]
     sample = Sample(graph(body, weights))
     node = sample.model.graph[0]

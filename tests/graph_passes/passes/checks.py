@@ -1,7 +1,7 @@
 """Checks that every pass has to satisfy.
 
-A pass keeps the numbers, writes a valid graph, and changes nothing the second time. A graph that it does not concern
-stays as it is byte for byte.
+A pass keeps the numbers, writes a valid graph, and changes nothing the second time. A graph that does not concern it
+remains unchanged byte for byte.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def rewritten(
 
     Args:
         rewrite: the pass.
-        model: the graph, which stays as it is.
+        model: the graph, which is not changed.
         sizes: sizes of the free dimensions at which outputs are compared before and after.
         tolerance: largest difference over the largest magnitude of an output.
     """

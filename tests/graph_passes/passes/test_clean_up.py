@@ -1,4 +1,4 @@
-"""A shrunk graph reads as if it had been exported at its size."""
+"""A shrunk graph looks as if it had been exported at its size."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def reads(model: ir.Model, positions: list[int] | int) -> ir.Model:
     model.graph.extend([index, read])
     model.graph.outputs[0] = read.outputs[0]
     read.outputs[0].name, read.outputs[0].type = "read", output.type
-    kept = ["B", 8] if isinstance(positions, int) else ["B", len(positions), 8]
+    kept: list[int | str] = ["B", 8] if isinstance(positions, int) else ["B", len(positions), 8]
     read.outputs[0].shape = ir.Shape(kept)
     return model
 

@@ -25,7 +25,7 @@ def test_a_gate_becomes_zeros_and_ones(name: str) -> None:
     assert gate(result.model) == [float(element != 0) for element in gate(model)]
 
 
-def test_rows_of_the_output_projection_are_scaled_but_those_of_dropped_heads() -> None:
+def test_rows_of_the_output_projection_are_scaled_except_those_of_dropped_heads() -> None:
     model = gated_layer("separate", GATES)
     factors = np.repeat([0.5, 1.0, 2.0, 1.25], 3)
     folded = rewritten(FoldGates(), model).model
@@ -76,6 +76,6 @@ def test_other_gates_stay(body: str, weights: list[str]) -> None:
 
 
 @pytest.mark.parametrize("gates", [[1, 1, 1, 1], [1, 0, 1, 0]])
-def test_a_gate_of_zeros_and_ones_costs_nothing_more(gates: list[float]) -> None:
+def test_a_gate_of_zeros_and_ones_needs_no_folding(gates: list[float]) -> None:
     report = assert_untouched(FoldGates(), gated_layer("separate", gates))
     assert (report.folded, report.unfolded) == ((), ())

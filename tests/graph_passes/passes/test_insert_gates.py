@@ -57,7 +57,7 @@ def test_heads_that_the_graph_returns_are_returned_gated() -> None:
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_gates_of_the_plan_stay_as_they_are(name: str) -> None:
+def test_gates_of_the_plan_are_unchanged(name: str) -> None:
     plan = Plan(sites=(site([0, 2], kv_heads=LAYERS[name].kv_heads),))
     assert assert_untouched(InsertGates(plan), LAYERS[name].graph()).sites == ()
 

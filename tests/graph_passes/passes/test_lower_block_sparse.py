@@ -46,14 +46,14 @@ def test_a_masked_attention_is_lowered(name: str) -> None:
     assert sites == [("a", kind, HEADS)] * layer.calls
 
 
-def test_only_the_sites_asked_for_are_lowered() -> None:
+def test_only_the_requested_sites_are_lowered() -> None:
     layer = LAYERS["bidirectional"]
     report = assert_untouched(LowerBlockSparse(layer.plan.masks, ()), layer.graph())
     assert (report.lowered, report.refused) == ((), ())
 
 
 def refused(model: ir.Model, mask: BlockMask) -> tuple[str, RefusalCode]:
-    """The operator in the way of lowering, and the kind of obstacle; the graph stays as it is."""
+    """The operator that prevents lowering, and the code of the refusal; the graph is not changed."""
     report = assert_untouched(LowerBlockSparse({"a": mask}), model)
     assert report.lowered == ()
     (refusal,) = report.refused
@@ -121,7 +121,7 @@ def test_an_attention_of_another_form_stays_dense(
     assert refused(model, LAYERS[layer].mask) == (op, code)
 
 
-def test_a_lowered_graph_never_lets_the_future_in() -> None:
+def test_a_lowered_graph_does_not_depend_on_later_positions() -> None:
     layer = LAYERS["causal"]
     lowered = LowerBlockSparse(layer.plan.masks)(layer.graph()).model
     feeds = draw(lowered, {"B": 3, "S": 29})

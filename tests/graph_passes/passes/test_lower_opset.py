@@ -1,4 +1,4 @@
-"""Operator set 18 is written as 17 where 17 has a form for it."""
+"""Operator set 18 is lowered to 17 if 17 can express the graph."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.graph_passes.graphs import graph, operators
 from tests.graph_passes.passes.checks import assert_untouched, rewritten
 
 
-def test_reductions_and_splits_are_written_as_in_17() -> None:
+def test_reductions_and_splits_take_the_form_of_17() -> None:
     body = "m = ReduceMean <keepdims = 1> (x, axes)  a, b = Split <axis = 2, num_outputs = 2> (m)  y = Add(a, b)"
     model = graph(body, "int64[1] axes = {1}", outputs="float[B, 1, 4] y")
     result = rewritten(LowerOpset(), model, tolerance=0)
@@ -29,7 +29,7 @@ def test_a_reduction_of_every_axis_needs_no_attribute() -> None:
     assert "noop_with_empty_axes" not in reduction.attributes
 
 
-def test_attributes_that_hold_their_default_go() -> None:
+def test_attributes_with_their_default_value_are_removed() -> None:
     body = 'y = Resize <antialias = 0, keep_aspect_ratio_policy = "stretch", mode = "linear"> (x, , s)'
     model = graph(
         body, "float[4] s = {1.0, 1.0, 0.5, 0.5}", inputs="float[1, 1, 4, 4] x", outputs="float[1, 1, 2, 2] y"

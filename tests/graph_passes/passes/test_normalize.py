@@ -68,7 +68,7 @@ def test_weights_are_not_folded() -> None:
     assert_untouched(Normalize(), model)
 
 
-def test_initializers_are_no_inputs() -> None:
+def test_initializers_are_not_inputs() -> None:
     model = graph("y = Mul (x, w)", "float[8] w")
     model.graph.inputs.append(model.graph.initializers["w"])
     result = Normalize()(model)

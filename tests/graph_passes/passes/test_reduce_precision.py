@@ -106,12 +106,12 @@ def test_bf16_needs_inlined_functions() -> None:
         ReducePrecision(BF16)(model)
 
 
-def test_another_precision_is_no_choice() -> None:
+def test_another_precision_is_refused() -> None:
     with pytest.raises(ValueError, match="FLOAT16 or BFLOAT16"):
         ReducePrecision(ir.DataType.FLOAT)
 
 
-def test_passes_of_a_target_follow_one_another() -> None:
+def test_passes_of_a_target_run_in_sequence() -> None:
     body = "rows = Gather(table, ids)  y = ReduceMean <keepdims = 1> (rows, last)"
     model = graph(body, "float[9, 4] table, int64[1] last = {-1}", inputs="int64[B, S] ids", outputs="float[B, S, 1] y")
     ids = np.array([[0, 8, 3]])

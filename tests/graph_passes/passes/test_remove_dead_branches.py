@@ -1,4 +1,4 @@
-"""An attention without heads leaves its output bias and the residual; its products are gone."""
+"""Of an attention without heads, only the output bias and the residual remain; its products are removed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_layer_without_heads_multiplies_nothing(name: str) -> None:
         pytest.param("n = Neg(p)  t = Mul(n, c)  y = Add(t, x)", ["float c = {2.0}"], [], id="scaled zeros"),
     ],
 )
-def test_what_is_left_of_a_layer(body: str, weights: list[str], kept: list[str]) -> None:
+def test_bias_and_residual_of_a_layer_remain(body: str, weights: list[str], kept: list[str]) -> None:
     model = graph(GATED + body + "  z = Relu(y)", *WEIGHTS, *weights, outputs="float[B, S, 8] z")
     set_gate(model, NONE)
     result = rewritten(RemoveDeadBranches(), model, tolerance=0)

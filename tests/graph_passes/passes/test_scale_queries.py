@@ -1,4 +1,4 @@
-"""A scale moves from attention scores to queries where only its position changes."""
+"""A scale moves from attention scores to queries if only its position changes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_scale_of_scores_moves_to_the_queries(scale: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "more"),
+    ("body", "more_outputs"),
     [
         pytest.param(f"p = MatMul(q, k)  s = Mul(p, each)  {SOFTMAX}", "", id="a scale for each head"),
         pytest.param(
@@ -57,8 +57,8 @@ def test_a_scale_of_scores_moves_to_the_queries(scale: str) -> None:
         pytest.param(f"t = Mul(q, c)  s = MatMul(t, k)  {SOFTMAX}", "", id="scaled queries"),
     ],
 )
-def test_other_scales_stay(body: str, more: str) -> None:
-    report = assert_untouched(ScaleQueries(), graph(body, CONSTANTS, inputs=INPUTS, outputs=OUTPUT + more))
+def test_other_scales_stay(body: str, more_outputs: str) -> None:
+    report = assert_untouched(ScaleQueries(), graph(body, CONSTANTS, inputs=INPUTS, outputs=OUTPUT + more_outputs))
     assert report.products == ()
 
 

@@ -1,4 +1,4 @@
-"""Hard concrete and BinConcrete gates: their distributions, the penalty, and the scale of what stays open."""
+"""Hard concrete and BinConcrete gates: their distributions, the penalty, and the scale of open heads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ UNSCALED = BinConcreteOptions(output_scaling=False)
     keep=st.integers(1, HEADS - 1),
     step=st.integers(0, 5),
 )
-def test_bin_concrete_is_zero_or_one_with_the_gradient_of_the_values_before_rounding(
+def test_bin_concrete_is_zero_or_one_with_the_gradient_before_rounding(
     weights: list[float], keep: int, step: int
 ) -> None:
     gate = BinConcreteGate(LAYERS, keep, 30, 0, UNSCALED)
@@ -47,7 +47,7 @@ def test_bin_concrete_is_zero_or_one_with_the_gradient_of_the_values_before_roun
 
 @settings(max_examples=60, deadline=None)
 @given(mask=st.lists(st.booleans(), min_size=HEADS, max_size=HEADS))
-def test_open_heads_make_up_for_closed_ones(mask: list[bool]) -> None:
+def test_open_heads_compensate_for_closed_heads(mask: list[bool]) -> None:
     gates = torch.tensor(mask, dtype=torch.float64)
     for part, scaled in zip(gates.split(LAYERS), scale_sites(gates, LAYERS).split(LAYERS), strict=True):
         heads, count = len(part), int(part.sum())
@@ -62,18 +62,18 @@ def test_a_site_that_is_almost_closed_is_scaled_by_its_heads_at_most() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(gates=st.lists(st.floats(0.4, 1.0), min_size=HEADS, max_size=HEADS))
-def test_gradients_through_the_scale_are_those_of_finite_differences(gates: list[float]) -> None:
+def test_gradients_through_the_scale_equal_finite_differences(gates: list[float]) -> None:
     parts = np.split(np.array(gates), np.cumsum(LAYERS)[:-1])
     assume(all(abs(part.sum() - 1.0) > 1e-3 for part in parts))  # at one open head the scale has a kink
     gate = BinConcreteGate(LAYERS, None, 30, 0)
-    set_weights(gate, gates)  # read as gates
+    set_weights(gate, gates)  # interpreted as gates
     direction = torch.linspace(-1, 2, HEADS, dtype=torch.float64)
     slopes = gradient(gate, scale_sites(gate.weight, LAYERS) @ direction)
     numeric = central_differences(gate, lambda: scale_sites(gate.weight, LAYERS) @ direction)
     assert numeric == pytest.approx(slopes, abs=1e-6)
 
 
-def test_samples_and_the_final_gates_are_scaled_alike() -> None:
+def test_samples_and_final_gates_have_the_same_scale() -> None:
     gate, plain = BinConcreteGate(LAYERS, 4, 30, 0), BinConcreteGate(LAYERS, 4, 30, 0, UNSCALED)
     set_weights(gate, weights := [2.0, -1.0, 1.0, -1.0, -1.0, 3.0, -2.0, -2.0, 0.5])
     set_weights(plain, weights)
@@ -119,7 +119,7 @@ def test_bin_concrete_starts_open() -> None:
 
 
 @pytest.mark.parametrize("step", [0, 7])
-def test_gradients_of_hard_concrete_samples_are_those_of_finite_differences(step: int) -> None:
+def test_gradients_of_hard_concrete_samples_equal_finite_differences(step: int) -> None:
     gate = HardConcreteGate(LAYERS, 4, 30, 0)
     direction = torch.linspace(-1, 2, HEADS, dtype=torch.float64)
     slopes = gradient(gate, gate.sample(step) @ direction)
@@ -151,7 +151,7 @@ def test_the_penalty_rises_then_stops_when_gates_are_frozen(method: str) -> None
 
 
 @pytest.mark.parametrize("method", PENALISED_METHODS)
-def test_a_penalty_without_warm_up_is_whole_from_the_start(method: str) -> None:
+def test_a_penalty_without_warm_up_is_full_from_the_start(method: str) -> None:
     gate = make_concrete(method, 4, penalty=0.5, penalty_warmup=0.0)
     assert gate.penalty(0).item() == pytest.approx(0.5 * gate.counts()["expected"])
 
@@ -161,7 +161,7 @@ def test_a_penalty_without_warm_up_is_whole_from_the_start(method: str) -> None:
     weights=st.lists(st.floats(-3, 3) | st.sampled_from([0.0, 1.0]), min_size=HEADS, max_size=HEADS),
     keep=st.integers(0, HEADS),
 )
-def test_as_few_heads_as_possible_change_to_keep_k(weights: list[float], keep: int) -> None:
+def test_a_minimum_of_heads_changes_in_order_to_keep_k(weights: list[float], keep: int) -> None:
     gate = HardConcreteGate(LAYERS, keep, 30, 0)
     set_weights(gate, weights)
     is_open, kept = gate.weight > 0, gate.harden()

@@ -36,7 +36,7 @@ def test_a_single_gate_can_exceed_one() -> None:
     assert gates.tolist() == pytest.approx([1.4, 0.6])
 
 
-def test_soft_top_is_hard_when_cold() -> None:
+def test_soft_top_is_hard_at_low_temperature() -> None:
     weights = torch.tensor([0.3, 2.0, -1.0, 1.0], dtype=torch.float64)
     assert soft_top(weights, 2, 1e-8).tolist() == [0, 1, 0, 1]
 
@@ -48,7 +48,7 @@ def test_near_a_tie_the_gradient_is_a_quarter_of_the_inverse_temperature() -> No
     assert weights.grad.tolist() == pytest.approx([25.0, -25.0])
 
 
-def test_cools_log_linearly_then_stays() -> None:
+def test_temperature_falls_log_linearly_and_then_stays() -> None:
     gate = DspGate(LAYERS, 3, 30, 0, DspOptions(tau_ini=1000.0, tau_end=1e-8))
     assert gate.temperature(0) == 1000.0
     assert gate.temperature(10) == pytest.approx(math.sqrt(1000.0 * 1e-8))
@@ -57,7 +57,7 @@ def test_cools_log_linearly_then_stays() -> None:
     assert [gate.learning_rate_at(step) for step in (0, 15, 30)] == [1.0, 0.5, 0.0]
 
 
-def test_a_constant_schedule_holds_the_learning_rate() -> None:
+def test_a_constant_schedule_keeps_the_learning_rate() -> None:
     gate = DspGate(LAYERS, 3, 30, 0, DspOptions(gate_schedule="constant"))
     assert [gate.learning_rate_at(step) for step in (0, 15, 30)] == [1.0, 1.0, 1.0]
 
@@ -72,7 +72,7 @@ def test_noise_follows_the_gumbel_distribution() -> None:
 
 
 @pytest.mark.parametrize("step", [0, 7])
-def test_gradients_of_samples_are_those_of_finite_differences(step: int) -> None:
+def test_gradients_of_samples_equal_finite_differences(step: int) -> None:
     gate = DspGate(LAYERS, 4, 30, 0, DspOptions(tau_ini=2.0, tau_end=0.5))
     direction = torch.linspace(-1, 2, HEADS, dtype=torch.float64)
     slopes = gradient(gate, gate.sample(step) @ direction)

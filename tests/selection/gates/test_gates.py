@@ -1,4 +1,4 @@
-"""Properties of every gate: exactly K, whatever the weights; a function of its parameters and the step."""
+"""Properties of every gate: exactly K heads for any weights; gates are a function of parameters and step."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_hardens_to_exactly_k(method: str, weights: list[float], keep: int) -> N
 @pytest.mark.parametrize("method", GATE_METHODS)
 @settings(max_examples=20, deadline=None)
 @given(layers=st.lists(st.integers(1, 6), min_size=1, max_size=5), share=st.floats(0, 1), step=st.integers(0, 29))
-def test_any_layers_any_k(method: str, layers: list[int], share: float, step: int) -> None:
+def test_hardens_to_any_k_for_any_layers(method: str, layers: list[int], share: float, step: int) -> None:
     keep = round(share * sum(layers))
     gate = make_gate(method, keep, layers=layers)
     assert gate.harden().sum() == keep
@@ -50,7 +50,7 @@ def test_a_gate_is_a_function_of_its_parameters_and_the_step(method: str, keep: 
     gates = [make_gate(method, keep, seed=7) for _ in range(2)]
     assert isinstance(gates[0], RankedGate)
     for step in (0, 13, 29):
-        torch.rand(step)  # draws elsewhere do not matter
+        torch.rand(step)  # other draws do not matter
         first, second = (gate.sample(step) for gate in gates)
         assert first.shape == (HEADS,)
         assert torch.equal(first, second)
@@ -61,7 +61,7 @@ def test_a_gate_is_a_function_of_its_parameters_and_the_step(method: str, keep: 
 
 @pytest.mark.parametrize("method", GATE_METHODS)
 @pytest.mark.parametrize("keep", [0, HEADS])
-def test_without_a_choice_the_gates_are_constant(method: str, keep: int) -> None:
+def test_gates_are_constant_if_all_or_no_heads_are_kept(method: str, keep: int) -> None:
     gate = make_gate(method, keep)
     assert gate.sample(0).tolist() == [float(keep > 0)] * HEADS
     assert gate.penalty(0) == 0

@@ -27,9 +27,9 @@ def pooled(method: str, pools: Sequence[str], keep: int | None, seed: int = 0) -
 
 
 def test_counts_and_penalties_add_up_over_pools() -> None:
-    gate, alone = pooled("bin-concrete", POOLS, 4), make_gate("bin-concrete", 4)
-    assert gate.counts() == pytest.approx(alone.counts())
-    assert gate.penalty(9).item() == pytest.approx(alone.penalty(9).item())
+    gate, single_gate = pooled("bin-concrete", POOLS, 4), make_gate("bin-concrete", 4)
+    assert gate.counts() == pytest.approx(single_gate.counts())
+    assert gate.penalty(9).item() == pytest.approx(single_gate.penalty(9).item())
 
 
 def test_pools_without_a_number_keep_the_open_heads() -> None:
@@ -72,7 +72,7 @@ def test_no_pool_keeps_more_heads_than_it_has(sizes: list[int], share: float) ->
     assert all(0 <= count <= size for count, size in zip(counts, sizes, strict=True))
 
 
-def test_a_single_pool_is_the_gate_alone() -> None:
+def test_a_single_pool_equals_the_gate_without_pools() -> None:
     gate = pooled("dsp", ["bidirectional"] * 3, 4, seed=5)
     assert torch.equal(gate.sample(3), DspGate(LAYERS, 4, 30, 5).sample(3))
 

@@ -51,7 +51,7 @@ def test_second_iteration_of_figure_7() -> None:
     assert steps[2].kept - steps[2].eliminated == {("0", 1), ("1", 1), ("1", 2)}
     assert steps[2].values["candidates"] == 3
     assert sum(step.values.get("searches", 0) for step in steps[:3]) == 13
-    # Figure 6 to the letter subtracts 8 from the 15 that were left.
+    # Figure 6, taken literally, subtracts 8 from the remaining 15.
     search = AStarSearch(AStarOptions(variant="literal"))
     assert list(search.choose(grid(FIRST, second, [100.0] * 9), None, 20))[2].values["budget_left"] == 7
 
@@ -88,7 +88,7 @@ def subsets(
 
 @settings(max_examples=200, deadline=None)
 @given(costs=costs, budget=st.integers(1, 80))
-def test_lazy_is_paper_where_costs_add_up(costs: list[float], budget: int) -> None:
+def test_lazy_equals_paper_if_costs_add_up(costs: list[float], budget: int) -> None:
     steps = list(LAZY.choose(additive(costs), None, budget))
     assert list(dict.fromkeys(step.kept for step in steps)) == subsets(PAPER, additive(costs), None, budget)
     assert not any(step.values.get("fell") for step in steps)
@@ -97,7 +97,7 @@ def test_lazy_is_paper_where_costs_add_up(costs: list[float], budget: int) -> No
 
 @settings(max_examples=100, deadline=None)
 @given(costs=costs, pair_costs=pairs, keep=st.integers(0, len(HEADS)) | st.none())
-def test_lazy_is_paper_where_costs_only_grow_and_nothing_is_eliminated(
+def test_lazy_equals_paper_if_costs_only_grow_and_nothing_is_eliminated(
     costs: list[float], pair_costs: dict[tuple[int, int], float], keep: int | None
 ) -> None:
     lazy, paper = additive(costs, pair_costs), additive(costs, pair_costs)

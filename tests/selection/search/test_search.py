@@ -81,7 +81,7 @@ def test_the_order_of_evaluation_does_not_matter(name: str, keep: int | None, bu
 
 
 @pytest.mark.parametrize("name", SEARCHES)
-def test_needs_a_stopping_rule(name: str) -> None:
+def test_a_search_needs_a_stopping_rule(name: str) -> None:
     method = name.split()[0]
     with fails_with(ErrorCode.MISSING_VALUE, UsageError, fields=("keep", "max_drop"), method=method):
         list(SEARCHES[name]().choose(additive([0.0] * 10), None, None))

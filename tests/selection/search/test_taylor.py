@@ -9,13 +9,13 @@ from compressor.selection.search.taylor import rank_heads
 from tests.selection.tables import TableEvaluator, additive
 
 
-def test_by_loss_ranks_by_the_cost_of_one_head_alone() -> None:
+def test_by_loss_ranks_by_the_cost_of_a_single_head() -> None:
     evaluator = additive([3.0, 1, 10, 4, 5, 9, 2, 6, 8, 7])
     steps = list(TaylorSearch(TaylorOptions(by="loss")).choose(evaluator, 5, None))
     removed = [next(iter(before.kept - after.kept)) for before, after in pairwise(steps)]
     assert removed == [("a", 1), ("b", 1), ("a", 0), ("a", 3), ("a", 4)]
     assert not evaluator.scored
-    assert evaluator.count == 1 + 10 + 4  # all heads, each head removed alone, and the steps after the first
+    assert evaluator.count == 1 + 10 + 4  # all heads, all but one head, and the steps after the first
 
 
 def test_importance_is_compared_within_the_norm_of_a_site() -> None:

@@ -1,4 +1,4 @@
-"""The compiled kernel: built, compared with the function, run in its place, and refused where it cannot be built."""
+"""The compiled kernel: built, compared with the function, run in its place, and refused if it cannot be built."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_headers_of_a_later_version_are_refused(tmp_path: Path, monkeypatch: pyt
     assert error.value.details == {"path": tmp_path, "value": 999}
 
 
-def test_a_file_that_is_no_library_is_refused_before_anything_is_built(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_library_is_refused_before_a_build(tmp_path: Path) -> None:
     graph, library = tmp_path / "graph.onnx", tmp_path / "kernel.so"
     save(parsed("y = Identity(x)", "float[B] x", "float[B] y"), graph)
     library.write_bytes(b"not a library")
@@ -131,7 +131,7 @@ def test_a_file_that_is_no_library_is_refused_before_anything_is_built(tmp_path:
 
 
 def test_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a user reads where the kernel cannot be built."""
+    """The messages about a kernel that cannot be built."""
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(TargetMissingError) as error:
         compile_kernel(tmp_path / "kernel.so")

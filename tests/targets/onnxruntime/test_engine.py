@@ -1,4 +1,4 @@
-"""Engines of ONNX Runtime: everything that can be fused is fused, and what was done is reported."""
+"""Engines of ONNX Runtime: everything that can be fused is fused and reported."""
 
 from __future__ import annotations
 

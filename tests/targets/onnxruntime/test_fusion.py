@@ -1,4 +1,4 @@
-"""Fusing for ONNX Runtime: the result is kept where it computes the same function, and only there."""
+"""Fusing for ONNX Runtime: the result is kept only if it computes the same function."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_fused_graph_that_is_wrong_is_not_kept(rewrite: Rewrite, compared: boo
 
 
 @pytest.mark.parametrize(("positions", "runs"), [(7, True), (2, False)])
-def test_a_graph_is_compared_on_the_lengths_that_it_takes(positions: int, runs: bool, tmp_path: Path) -> None:
+def test_a_graph_is_compared_on_the_lengths_that_it_accepts(positions: int, runs: bool, tmp_path: Path) -> None:
     """It has positions for six tokens of nine, or for none of the lengths tried."""
     weights = f"int64 zero = {{0}}, int64 one = {{1}}, float[{positions}, 4] table"
     graph, out = tmp_path / "graph.onnx", tmp_path / "engine.onnx"
@@ -77,6 +77,6 @@ def test_a_graph_is_compared_on_the_lengths_that_it_takes(positions: int, runs: 
 
 
 def test_messages() -> None:
-    """What reports say of a fusion."""
+    """The text of reports on fusion."""
     assert str(Fusion(True, 1e-6)) == "fused by onnxscript's rules, equal to the original graph within 1.0e-06"
     assert str(Fusion(False, None, "KeyError: a")) == ("not fused beyond ONNX Runtime's own optimizations: KeyError: a")

@@ -26,7 +26,7 @@ def with_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("without_cuda")
-def test_the_cpu_is_used_where_there_is_no_gpu() -> None:
+def test_the_cpu_is_used_if_there_is_no_gpu() -> None:
     assert ort_session.choose_provider(None, "fp32") == "cpu"
     with pytest.raises(TargetMissingError) as error:
         ort_session.choose_provider("cuda", "fp32")

@@ -44,7 +44,7 @@ class Probe:
     """Builds with one TensorRT.
 
     Args:
-        supported: its features.
+        supported: features of its version.
         graph: the graph to build.
         folder: an empty folder.
     """
@@ -56,7 +56,7 @@ class Probe:
         self.feeds = random_feeds(load(graph), 2, 8, padded=True)
 
     def outcomes(self) -> dict[str, Any]:
-        """What came of every build, by name. Their order matters: one leaves the timing cache to the next."""
+        """The outcome of every build, by name. Their order matters: they share a timing cache."""
         return {
             "version": self.supported.version,
             "precisions": self.supported.precisions,
@@ -76,7 +76,7 @@ class Probe:
         return TARGET.build(self.graph, self.path, precision=precision, options=options)
 
     def precision(self, precision: Any) -> dict[str, Any]:
-        """An engine of a precision: what was requested of TensorRT, and how it runs."""
+        """An engine of a precision: the requests to TensorRT, and the outcome of a run."""
         settings = ort_session.session_settings("cpu", 1)
         expected = ort_session.run_session(ort_session.open_session(self.graph, settings), self.feeds)
         engine = self.build(precision)

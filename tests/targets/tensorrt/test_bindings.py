@@ -1,4 +1,4 @@
-"""What differs between the versions of TensorRT, on stand-ins for its objects."""
+"""Differences between versions of TensorRT, on stand-ins for its objects."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def test_layers_compute_in_the_types_of_the_graph() -> None:
 @pytest.mark.parametrize(
     ("number", "version"), [(8600, "8.6.0"), (8601, "8.6.1"), (101601, "10.16.1"), (110400, "11.4.0"), (0, "8.6.1")]
 )
-def test_the_version_is_the_librarys(number: int, version: str) -> None:
+def test_the_version_is_read_from_the_library(number: int, version: str) -> None:
     library = SimpleNamespace(getInferLibVersion=lambda: number)
     assert bindings.library_version("8.6.1", lambda name: library) == version
 
 
-def test_the_version_is_that_of_the_bindings_where_the_library_is_missing() -> None:
-    def absent(name: str) -> Any:
+def test_the_version_is_that_of_the_bindings_if_the_library_is_missing() -> None:
+    def fail_to_load(name: str) -> Any:
         raise OSError(name)
 
-    assert bindings.library_version("8.6.1", absent) == "8.6.1"
+    assert bindings.library_version("8.6.1", fail_to_load) == "8.6.1"
 
 
 def test_a_precision_that_a_version_lacks_is_refused() -> None:

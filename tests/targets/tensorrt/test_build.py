@@ -81,7 +81,7 @@ def test_an_engine_computes_its_graph_in_the_requested_precision(
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_an_engine_is_built_for_the_sizes_and_reports_what_it_is(precision: str, outcomes: Outcomes) -> None:
+def test_an_engine_is_built_for_the_sizes_and_reports_its_facts(precision: str, outcomes: Outcomes) -> None:
     outcome = outcomes[precision]
     assert outcome["pools"] == {"WORKSPACE": 64 << 20}
     assert outcome["profile"]["input_ids"] == [[1, 1], [2, 8], [4, 16]]
@@ -94,7 +94,7 @@ def test_a_loaded_engine_is_the_one_that_was_built(outcomes: Outcomes) -> None:
     assert outcomes["loaded"] == 0
 
 
-def test_memory_is_unknown_where_there_is_too_little_to_measure_it(outcomes: Outcomes) -> None:
+def test_memory_is_unknown_if_there_is_too_little_to_measure_it(outcomes: Outcomes) -> None:
     assert outcomes["without_memory"] is None
 
 
@@ -106,7 +106,7 @@ def test_shapes_are_set_once_and_a_refused_one_is_named(outcomes: Outcomes) -> N
     assert "setInputShape: odd" in refused["message"]
 
 
-def test_outputs_have_the_types_that_the_version_has(outcomes: Outcomes) -> None:
+def test_outputs_have_types_of_the_version(outcomes: Outcomes) -> None:
     assert outcomes["int64"][2] == {"y": "int32" if is_old(outcomes) else "int64"}
 
 
@@ -116,7 +116,7 @@ def test_a_quantized_graph_decides_its_types_itself(outcomes: Outcomes) -> None:
     assert layers == [None]
 
 
-def test_libraries_that_may_not_be_installed_are_no_tactics(outcomes: Outcomes) -> None:
+def test_optional_libraries_are_not_used_for_tactics(outcomes: Outcomes) -> None:
     assert outcomes["tactics"] == ["EDGE_MASK_CONVOLUTIONS", "JIT_CONVOLUTIONS"]
     assert bin(outcomes["fp32"]["tactics"]).count("1") == 2
 
@@ -153,16 +153,16 @@ def test_a_build_that_runs_out_of_memory_is_repeated_in_less(outcomes: Outcomes)
 
 
 def test_kernels_that_are_skipped_for_memory_count_as_out_of_memory(outcomes: Outcomes) -> None:
-    """8.6 first tries other types, which succeeds here; the others build again in less memory."""
+    """8.6 first tries other types, which succeeds here; other versions build again with less memory."""
     assert outcomes["short"] == ("64 MiB" if is_old(outcomes) else "8 MiB")
     assert outcomes["still_short"]["code"] == ErrorCode.OUT_OF_MEMORY, "the repeated warning is received again"
 
 
-def test_calls_name_no_layers_to_a_profiler(outcomes: Outcomes) -> None:
+def test_calls_report_no_layer_names_to_a_profiler(outcomes: Outcomes) -> None:
     assert outcomes["nvtx"] == "ProfilingVerbosity.NONE"
 
 
-def test_failures_are_one_line_with_tensorrts_log(outcomes: Outcomes) -> None:
+def test_messages_of_failures_are_one_line_with_the_log_of_tensorrt(outcomes: Outcomes) -> None:
     assert outcomes["unreadable"]["code"] == ErrorCode.RUNTIME_FAILED
     assert "no importer registered for op: Odd" in outcomes["unreadable"]["message"]
     assert outcomes["damaged"]["code"] == ErrorCode.FILE_UNREADABLE

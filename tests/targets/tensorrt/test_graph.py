@@ -52,7 +52,7 @@ def run(graph: Path, feeds: Feeds) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(("body", "inputs", "outputs", "weights"), ONLY_IN_SET_18)
-def test_what_operator_set_17_cannot_express_is_refused_for_8_6(
+def test_operators_that_set_17_cannot_express_are_refused_for_8_6(
     body: str, inputs: str, outputs: str, weights: str, tmp_path: Path
 ) -> None:
     graph, scales = tmp_path / "graph.onnx", "float[4] s = {1.0, 1.0, 0.5, 0.5}" if weights else ""
@@ -177,7 +177,7 @@ def test_caches_and_memories_of_unknown_length_are_refused(inputs: str, tensor: 
     assert error.value.details == {"tensor": tensor, "kind": kind}
 
 
-def test_profiles_take_the_memories_that_the_model_takes() -> None:
+def test_profiles_have_the_memory_lengths_of_the_model() -> None:
     model = parsed("y = Identity(x)", "float[B, S, 4] x, float[B, M, 4] memory_0", "float[B, S, 4] y")
     model.metadata_props.update({MEMORY_LENGTH: "64", MAX_POSITIONS: "100"})
     smallest, _, largest = profile(model, BuildOptions(memory=(0, 7, 7)))["memory_0"]
@@ -187,7 +187,7 @@ def test_profiles_take_the_memories_that_the_model_takes() -> None:
 
 
 def test_messages() -> None:
-    """What reports say of a prepared graph."""
+    """The text of reports on a prepared graph."""
     assert str(PreparedGraph()) == "graph unchanged"
     assert str(PreparedGraph(scaled_queries=True, precision="bf16")) == (
         "queries scaled instead of scores; converted to bf16, inputs and outputs unchanged"

@@ -80,14 +80,14 @@ def test_without_layers_nothing_is_known(information: str, sites: Sequence[Graph
 
 def test_an_attention_whose_node_a_kernel_names_is_fused(sites: Sequence[GraphSite], nodes: list[str]) -> None:
     kernels = [BuiltLayer(name="_gemm_mha_v2", nodes=node) for node in nodes]
-    every = AttentionFusion(len(sites), len(sites), len(sites), reasons=fusion_of(kernels, sites).reasons)
-    assert fusion_of(kernels, sites) == every
+    all_fused = AttentionFusion(len(sites), len(sites), len(sites), reasons=fusion_of(kernels, sites).reasons)
+    assert fusion_of(kernels, sites) == all_fused
     assert fusion_of(kernels[:1] * len(sites), sites).fused == 1, "one attention of several kernels"
     softmax = BuiltLayer(name="_gemm_mha_v2", nodes="its softmax")
     assert fusion_of([kernels[0], softmax], sites).fused == 1, "the second kernel belongs to the same attention"
 
 
-def test_kernels_count_where_their_attentions_are_unknown(sites: Sequence[GraphSite]) -> None:
+def test_kernels_are_counted_if_their_attentions_are_unknown(sites: Sequence[GraphSite]) -> None:
     unknown = BuiltLayer(name="_gemm_mha_v2", nodes="unknown")
     for kernel in (UNNAMED, unknown):
         fusion = fusion_of([kernel] * len(sites), sites)
@@ -119,8 +119,8 @@ def test_gpus_and_precisions_without_fused_attention_are_the_reason(
 def test_attentions_inside_an_opaque_layer_are_unknown(sites: Sequence[GraphSite], nodes: list[str]) -> None:
     fusion = fusion_of([WHOLE], sites)
     assert (fusion.fused, fusion.known, fusion.total) == (0, 0, len(sites))
-    alone = [BuiltLayer(name=node) for node in nodes]
-    fusion = fusion_of([WHOLE, *alone], sites)
+    separate_layers = [BuiltLayer(name=node) for node in nodes]
+    fusion = fusion_of([WHOLE, *separate_layers], sites)
     assert (fusion.fused, fusion.known) == (0, len(sites)), "layers of their own show that they are not fused"
     listed = BuiltLayer(name="{ForeignNode[a...b]}", nodes=nodes[0])
     fusion = fusion_of([listed], sites)
@@ -128,7 +128,7 @@ def test_attentions_inside_an_opaque_layer_are_unknown(sites: Sequence[GraphSite
 
 
 def test_messages(sites: Sequence[GraphSite], nodes: list[str]) -> None:
-    """What reports say of fused attention."""
+    """The text of reports on fused attention."""
     count = len(sites)
     kernels = [BuiltLayer(name="_gemm_mha_v2", nodes=node) for node in nodes]
     assert str(fusion_of(kernels, sites)) == f"fused attention in all of {count} attention layers"

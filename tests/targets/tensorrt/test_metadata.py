@@ -125,7 +125,7 @@ def test_shapes_outside_of_the_profile_are_refused(
 
 
 def test_messages(path: Path) -> None:
-    """What a user reads of an engine that does not fit."""
+    """The messages about an engine that does not fit."""
     metadata = write_engine(path)
     with pytest.raises(InputError) as error:
         metadata.check_machine(path, A10, "10.16.1")

@@ -1,4 +1,4 @@
-"""Graphs hold only operators that TensorRT's parser takes, by its published table; the parser itself needs a GPU."""
+"""Graphs have only operators that TensorRT's parser accepts, by its published table; the parser needs a GPU."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ SUPPORTED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys("Max Min Mul Neg Pad Pow ScatterElements ScatterND Sub".split(), _NUMBERS),
     **dict.fromkeys("Cast Concat Constant Expand Gather GatherElements GatherND Identity".split(), _ANY),
     **dict.fromkeys("Reshape Shape Slice Split Squeeze Tile Transpose Trilu Unsqueeze Where".split(), _ANY),
-    "Range": _INTEGERS,  # 8.6 takes floats only where the bounds are constants
+    "Range": _INTEGERS,  # 8.6 accepts floats only if the bounds are constants
 }
 """Operator -> element types of its data that both 8.6 and 10 take (onnx-tensorrt, docs/operators.md; the importers of
 CumSum and ArgMax take integers too)."""
 
 
 def unsupported(path: Path) -> Iterator[str]:
-    """Operators of a graph that the parser does not take, with the type of their data."""
+    """Operators of a graph that the parser does not accept, with the type of their data."""
     types, model = element_types(path), load(path)
     types |= {str(value.name): value.dtype for value in model.graph.inputs if value.dtype is not None}
     types |= {name: value.dtype for name, value in model.graph.initializers.items() if value.dtype is not None}
@@ -51,7 +51,7 @@ def unsupported(path: Path) -> Iterator[str]:
     "family",
     [name if name in ("bert", "transformer_xl") else pytest.param(name, marks=pytest.mark.zoo) for name in FAMILIES],
 )
-def test_the_parser_takes_every_operator_of_a_family(
+def test_the_parser_accepts_every_operator_of_a_family(
     family: str, supported: Features, precision: Precision, tmp_path: Path
 ) -> None:
     prepare(pruned(family).shrunk, tmp_path / "graph.onnx", precision, supported)
@@ -59,6 +59,6 @@ def test_the_parser_takes_every_operator_of_a_family(
 
 
 @pytest.mark.parametrize("supported", [OLD, NEW])
-def test_the_parser_takes_every_operator_of_block_sparse_attention(supported: Features, tmp_path: Path) -> None:
+def test_the_parser_accepts_every_operator_of_block_sparse_attention(supported: Features, tmp_path: Path) -> None:
     prepare(masked().shrunk, tmp_path / "out.onnx", "fp16", supported)
     assert list(unsupported(tmp_path / "out.onnx")) == []

@@ -1,4 +1,4 @@
-"""The timing cache is used again unless it is damaged or of another machine."""
+"""The timing cache is used again unless it is damaged or from another machine."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_cache_that_cannot_be_written_is_refused_before_the_build(tmp_path: Pa
         assert error.value.details == {"field": "timing_cache", "path": path}
 
 
-def test_every_gpu_and_version_has_a_cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_gpu_and_version_has_its_own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     paths = {open_for(None, version).path for version in ("8.6.1", "10.16")}
     assert len(paths) == 2
@@ -91,7 +91,7 @@ def test_every_gpu_and_version_has_a_cache_of_its_own(tmp_path: Path, monkeypatc
 
 
 def test_messages(path: Path) -> None:
-    """What reports say of a timing cache."""
+    """The text of reports on a timing cache."""
     use = open_for(path).use
     assert str(use) == ""
     texts = {

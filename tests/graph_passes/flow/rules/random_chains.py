@@ -60,14 +60,14 @@ class Chain:
         return node.outputs[0]
 
     def size(self, axis: int) -> int | None:
-        """Elements of an axis, None where they follow the input."""
+        """Number of elements of an axis; None if it depends on the input."""
         labels = self.axes[axis]
         return None if {"B", "S"} & set(labels) else math.prod(self.sizes[label] for label in labels)
 
     def along(self, axis: int) -> ir.Value:
         """A weight that varies only along one axis."""
         size = self.size(axis) or 1
-        shape = [size if at == axis else 1 for at in range(len(self.axes))]
+        shape = [size if index == axis else 1 for index in range(len(self.axes))]
         lead = self.draw(0, axis)
         return self.weight(f"w{len(self.initializers)}", *shape[lead:])
 
@@ -91,17 +91,17 @@ class Chain:
         self.value, self.axes = self.op("Reshape", self.value, target), list(axes)
 
     def split_axis(self) -> None:
-        long = [at for at, labels in enumerate(self.axes) if len(labels) > 1]
+        long = [index for index, labels in enumerate(self.axes) if len(labels) > 1]
         if long:
-            at = long[self.draw(0, len(long) - 1)]
-            cut = self.draw(1, len(self.axes[at]) - 1)
-            self.reshape([*self.axes[:at], self.axes[at][:cut], self.axes[at][cut:], *self.axes[at + 1 :]])
+            index = long[self.draw(0, len(long) - 1)]
+            cut = self.draw(1, len(self.axes[index]) - 1)
+            self.reshape([*self.axes[:index], self.axes[index][:cut], self.axes[index][cut:], *self.axes[index + 1 :]])
 
     def merge_axes(self) -> None:
         if len(self.axes) == 1:
             return
-        at = self.draw(0, len(self.axes) - 2)
-        self.reshape([*self.axes[:at], self.axes[at] + self.axes[at + 1], *self.axes[at + 2 :]])
+        index = self.draw(0, len(self.axes) - 2)
+        self.reshape([*self.axes[:index], self.axes[index] + self.axes[index + 1], *self.axes[index + 2 :]])
 
     def transpose(self) -> None:
         axes, order = list(range(len(self.axes))), []
@@ -111,59 +111,59 @@ class Chain:
 
     def permute(self, order: Sequence[int]) -> None:
         self.value = self.op("Transpose", self.value, perm=list(order))
-        self.axes = [self.axes[at] for at in order]
+        self.axes = [self.axes[index] for index in order]
 
     def unsqueeze(self) -> None:
-        at = self.draw(0, len(self.axes))
-        self.value = self.op("Unsqueeze", self.value, self.ints(at))
-        self.axes.insert(at, ("1",))
+        index = self.draw(0, len(self.axes))
+        self.value = self.op("Unsqueeze", self.value, self.ints(index))
+        self.axes.insert(index, ("1",))
 
     def squeeze(self) -> None:
-        ones = [at for at, labels in enumerate(self.axes) if labels == ("1",)]
+        ones = [index for index, labels in enumerate(self.axes) if labels == ("1",)]
         if ones:
             self.value = self.op("Squeeze", self.value, self.ints(ones[0]))
             del self.axes[ones[0]]
 
     def fixed_axis(self) -> int:
-        fixed = [at for at in range(len(self.axes)) if self.size(at) is not None]
+        fixed = [index for index in range(len(self.axes)) if self.size(index) is not None]
         return fixed[self.draw(0, len(fixed) - 1)] if fixed else -1
 
     def reorder(self) -> None:
         """Gather all indices of an axis in another order."""
-        at = self.fixed_axis()
-        if at >= 0:
-            order = self.rng.permutation(self.size(at) or 1)
-            self.value = self.op("Gather", self.value, self.ints(*order.tolist()), axis=at)
+        index = self.fixed_axis()
+        if index >= 0:
+            order = self.rng.permutation(self.size(index) or 1)
+            self.value = self.op("Gather", self.value, self.ints(*order.tolist()), axis=index)
 
     def reverse(self) -> None:
-        at = self.fixed_axis()
-        if at >= 0:
-            bounds = (self.ints(-1), self.ints(-(2**62)), self.ints(at), self.ints(-1))
+        index = self.fixed_axis()
+        if index >= 0:
+            bounds = (self.ints(-1), self.ints(-(2**62)), self.ints(index), self.ints(-1))
             self.value = self.op("Slice", self.value, *bounds)
 
     def rotate(self) -> None:
         """Split an axis in two, negate the second part, and join the parts in reverse order."""
-        at = self.fixed_axis()
-        size = (self.size(at) or 1) if at >= 0 else 1
+        index = self.fixed_axis()
+        size = (self.size(index) or 1) if index >= 0 else 1
         if size > 1:
             cut = self.draw(1, size - 1)
-            low = self.op("Split", self.value, self.ints(cut, size - cut), outputs=2, axis=at)
+            low = self.op("Split", self.value, self.ints(cut, size - cut), outputs=2, axis=index)
             high = self.nodes[-1].outputs[1]
-            self.value = self.op("Concat", self.op("Neg", high), low, axis=at)
+            self.value = self.op("Concat", self.op("Neg", high), low, axis=index)
 
     def scale(self) -> None:
-        at = self.fixed_axis()
-        if at >= 0:
-            self.value = self.op("Mul", self.value, self.along(at))
+        index = self.fixed_axis()
+        if index >= 0:
+            self.value = self.op("Mul", self.value, self.along(index))
 
     def shift(self) -> None:
-        at = self.fixed_axis()
-        if at >= 0:
-            self.value = self.op("Tanh", self.op("Add", self.along(at), self.value))
+        index = self.fixed_axis()
+        if index >= 0:
+            self.value = self.op("Tanh", self.op("Add", self.along(index), self.value))
 
     def take(self) -> None:
-        """Slice the heads, where they have their own axis: some are never used."""
-        separate = [at for at, labels in enumerate(self.axes) if labels == ("H",)]
+        """Slice the heads if they have their own axis, so that some are not used."""
+        separate = [index for index, labels in enumerate(self.axes) if labels == ("H",)]
         if separate and self.sizes["H"] > 2:
             start = self.draw(0, 1)
             end = self.sizes["H"] - self.draw(0, 1)
@@ -187,12 +187,12 @@ class Chain:
     # -- ends ----------------------------------------------------------------------------------------------------
 
     def gate(self, name: str) -> None:
-        """Multiply the heads by ones, where they have their own axis."""
+        """Multiply the heads by ones if they have their own axis."""
         if ("H",) not in self.axes:
             labels = [label for axis in self.axes for label in axis]
             self.reshape([(label,) for label in labels])
-        at = self.axes.index(("H",))
-        ones = np.ones([self.sizes["H"], *(1,) * (len(self.axes) - 1 - at)], np.float32)
+        index = self.axes.index(("H",))
+        ones = np.ones([self.sizes["H"], *(1,) * (len(self.axes) - 1 - index)], np.float32)
         self.value = self.op("Mul", self.value, self.constant(name, ones))
 
     def project(self) -> None:

@@ -42,7 +42,7 @@ def test_the_operator_states_its_heads(name: str) -> None:
 
 @pytest.mark.parametrize("kept", KEPT, ids=str)
 @pytest.mark.parametrize("name", FUSED)
-def test_it_loses_exactly_the_weights_of_its_dropped_heads(name: str, kept: list[int]) -> None:
+def test_an_operator_loses_exactly_the_weights_of_its_dropped_heads(name: str, kept: list[int]) -> None:
     layer = FUSED[name]
     shrunk = shrink_and_compare(layer.graph(), plan_of(name, kept))
     assert shrunk.refused == ()
@@ -52,7 +52,7 @@ def test_it_loses_exactly_the_weights_of_its_dropped_heads(name: str, kept: list
 
 
 @pytest.mark.parametrize("name", FUSED)
-def test_without_heads_nothing_remains_of_it(name: str) -> None:
+def test_an_operator_without_heads_is_removed(name: str) -> None:
     shrunk = shrink_and_compare(FUSED[name].graph(), plan_of(name, []))
     assert shrunk.refused == ()
     assert shrunk.parameters[1] == 0
@@ -66,7 +66,7 @@ def test_attributes_state_the_remaining_heads() -> None:
     assert node.attributes["qkv_hidden_sizes"].as_ints() == (6, 6, 9)
 
 
-def test_key_heads_are_repeated_where_query_heads_share_them_unevenly() -> None:
+def test_key_heads_are_repeated_if_query_heads_share_them_unevenly() -> None:
     # Query heads 0 and 1 share key head 0, head 2 uses key head 1: each gets its own copy, at run time and not in the
     # file.
     shrunk = shrink(FUSED["Attention 3D, grouped"].graph(), plan(site([0, 1, 2], kv_heads=2)))
@@ -117,7 +117,7 @@ def test_a_key_value_cache_that_the_caller_holds_is_refused(outputs: str, op: st
     assert shape(shrunk.model, "Wq") == (8, 12)
 
 
-def test_rotary_embedding_of_the_runtime_rotates_each_head_by_itself() -> None:
+def test_rotary_embedding_of_the_runtime_rotates_heads_independently() -> None:
     model = graph(
         """
         s = Shape (x)
@@ -143,7 +143,7 @@ def test_rotary_embedding_of_the_runtime_rotates_each_head_by_itself() -> None:
     assert shape(shrunk.model, "Wq") == shape(shrunk.model, "Wk") == (8, 16)
 
 
-def test_rotary_embedding_of_the_standard_rotates_each_head_by_itself() -> None:
+def test_rotary_embedding_of_the_standard_rotates_heads_independently() -> None:
     model = graph(
         """
         s = Shape (x)

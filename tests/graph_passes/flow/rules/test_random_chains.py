@@ -1,4 +1,4 @@
-"""For any chain from a weight to a gate and on to the projection: shrunk equals gated, and only what counts is kept."""
+"""For any chain from a weight to a gate and to the projection: shrunk equals gated, and only used columns remain."""
 
 from __future__ import annotations
 

@@ -1,0 +1,109 @@
+"""The folder of a finished run, read and checked before its engine is built again."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import torch
+
+from compressor import report as reports
+from compressor.config.fields import extra_of, flag_of, usage_error
+from compressor.config.run import BUILD_FIELDS, FIELDS, Recipe, current_fields
+from compressor.errors import ErrorCode, InputError
+from compressor.results import Report, VariantName
+from compressor.run import verify
+from compressor.run.products import Case
+from compressor.targets.graph_facts import graph_digest
+from compressor.targets.random_inputs import fixed_batch, random_feeds
+from graph_passes import load
+from graph_passes.block_sparse.masks import REACH
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A finished run, as far as it decides how its engine is built.
+
+    Attributes:
+        report: the report of the run.
+        recipe: the fields of its recipe that concern the build, with those that are requested now.
+        graphs: the proven graph of each variant, dense first; the dense graph only where the folder has it.
+        lengths: lengths to time, in tokens.
+        cases: inputs of the proofs.
+    """
+
+    report: Report
+    recipe: Recipe
+    graphs: Mapping[VariantName, Path]
+    lengths: tuple[int | None, ...]
+    cases: tuple[Case, ...]
+
+
+def load_run(out: Path, fields: Mapping[str, Any]) -> FinishedRun:
+    """Read the folder of a run, and check that its graphs are the proven ones.
+
+    Args:
+        out: the folder.
+        fields: fields of the recipe, among `BUILD_FIELDS`, that replace those of the run.
+
+    Raises:
+        UsageError: a field is out of its range.
+        InputError: a file is missing, or is not the one that the run wrote.
+    """
+    report = reports.load(out)
+    recipe = _recipe(report, fields)
+    graphs: dict[VariantName, Path] = {}
+    names: tuple[VariantName, ...] = ("compressed", "dense")
+    for name, path in zip(names, (out / "model.onnx", out / "dense.onnx"), strict=True):
+        if path.is_file():
+            graphs[name] = path
+        elif name == "compressed" or path.name in report.graphs:
+            raise InputError(
+                f"{path}: missing; copy the whole folder of the run", code=ErrorCode.FILE_MISSING, path=path
+            )
+        if path.is_file() and report.graphs.get(path.name) not in (None, graph_digest(path)):
+            raise InputError(
+                f"{path}: not the graph that the run proved; copy the whole folder of the run again",
+                code=ErrorCode.FILE_MISMATCH,
+                path=path,
+            )
+    timed: tuple[int | None, ...] = tuple(dict.fromkeys(row.seq for row in report.speeds))
+    lengths = recipe.measure.seq or timed or (128,)
+    cases = _cases(graphs["compressed"], max(seq or 1 for seq in lengths))
+    ordered = {name: graphs[name] for name in ("dense", "compressed") if name in graphs}
+    return FinishedRun(report, recipe, ordered, lengths, cases)
+
+
+def _recipe(report: Report, fields: Mapping[str, Any]) -> Recipe:
+    """The fields of a run's recipe that concern the build, replaced by those of `fields`."""
+    stored = current_fields(report.recipe)
+    # The folder may come from elsewhere, and a library is code: only the command line may name one.
+    kept = {
+        name: value
+        for name, value in stored.items()
+        if name in BUILD_FIELDS and value is not None and not extra_of(FIELDS[name], "runs_code")
+    }
+    if "target" in fields and fields["target"] != kept.get("target"):
+        kept = {name: kept[name] for name in kept if name in ("batch", "seq", "seconds")}
+    try:
+        return Recipe(**{**kept, **fields, "model": Path(os.devnull), "seed": stored.get("seed", 0)})
+    except pydantic.ValidationError as error:
+        raise usage_error(error, FIELDS, flag_of) from error
+
+
+def _cases(graph: Path, maximum: int) -> tuple[Case, ...]:
+    """Inputs of the proof, no longer than `maximum` tokens or than the masks cover."""
+    model = load(graph)
+    batch_size = fixed_batch(model)
+
+    def draw(batch: int, seq: int, seed: int) -> dict[str, torch.Tensor]:
+        feeds = random_feeds(model, batch_size or batch, seq, seed=seed, padded=batch > 1)
+        return {name: torch.from_numpy(array) for name, array in feeds.items()}
+
+    reach = json.loads(model.metadata_props.get(REACH, "{}"))
+    return verify.make_cases(draw, maximum_length=maximum, mask_reach=min(reach.values(), default=None))
