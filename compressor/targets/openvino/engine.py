@@ -129,7 +129,7 @@ def build_engine(onnx: Path, out: Path, *, threads: int | None = None) -> OpenVi
     reach = json.loads(source.metadata_props.get(REACH, "{}"))
     products = [_name(site.output.producer()) for site in fusible_attentions(source)]
     sessions.write_model(
-        sessions.read_model(onnx), out, {"inputs": inputs, "outputs": outputs, "products": products, "reach": reach}
+        sessions.convert(onnx), out, {"inputs": inputs, "outputs": outputs, "products": products, "reach": reach}
     )
     return load_engine(out, threads=threads)
 

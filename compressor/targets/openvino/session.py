@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir.passes.common as common
 
 from compressor.errors import ErrorCode, InputError, TargetMissingError
 from compressor.silence_libraries import one_line
 from compressor.targets.base import Feeds, Precision
 from compressor.targets.cores import usable_cores
+from graph_passes import load, save
 
 try:
     import openvino
@@ -24,6 +27,8 @@ except ImportError as error:
         package="openvino",
     ) from error
 
+_PREFIXES = ("Exception from ", "Check ", "FrontEnd API failed", "Model wasn't fully converted", "Summary:")
+"""Beginnings of the lines of OpenVINO's messages that name its source files and stages."""
 DEVICE = "CPU"
 """OpenVINO's name of the processor."""
 _CORE = openvino.Core()
@@ -81,6 +86,21 @@ def session_settings(threads: int | None) -> dict[str, Any]:
     }
 
 
+def convert(onnx: Path) -> openvino.Model:
+    """An ONNX graph in OpenVINO; functions of the graph are inlined, which OpenVINO does not do itself.
+
+    Raises:
+        InputError: OpenVINO cannot read it; the message names the operator where there is one.
+    """
+    model = load(onnx)
+    if not model.functions:
+        return read_model(onnx)
+    with tempfile.TemporaryDirectory() as folder:
+        inlined = Path(folder) / onnx.name
+        save(common.InlinePass()(model).model, inlined)
+        return read_model(inlined)
+
+
 def read_model(path: Path) -> openvino.Model:
     """A graph in ONNX or in OpenVINO's format.
 
@@ -91,7 +111,7 @@ def read_model(path: Path) -> openvino.Model:
         return _CORE.read_model(path)
     except Exception as error:  # OpenVINO raises RuntimeError and others
         raise InputError(
-            f"{path}: OpenVINO cannot read it ({one_line(error)}); use --target ort, or build it again",
+            f"{path}: OpenVINO cannot read it ({_reason(error)}); use --target ort, or build it again",
             code=ErrorCode.RUNTIME_FAILED,
             path=path,
             runtime="openvino",
@@ -118,7 +138,7 @@ def compile_model(model: openvino.Model, path: Path, settings: Mapping[str, Any]
         return _CORE.compile_model(model, DEVICE, options)
     except Exception as error:  # OpenVINO raises RuntimeError and others
         raise InputError(
-            f"{path}: OpenVINO cannot compile it ({one_line(error)}); use --target ort",
+            f"{path}: OpenVINO cannot compile it ({_reason(error)}); use --target ort",
             code=ErrorCode.RUNTIME_FAILED,
             path=path,
             runtime="openvino",
@@ -146,7 +166,7 @@ def run_request(request: openvino.InferRequest, names: Names, feeds: Feeds) -> d
         ) from error
     except Exception as error:  # OpenVINO raises RuntimeError and others
         raise InputError(
-            f"OpenVINO cannot run the graph on these inputs ({one_line(error)})", code=ErrorCode.RUNTIME_FAILED
+            f"OpenVINO cannot run the graph on these inputs ({_reason(error)})", code=ErrorCode.RUNTIME_FAILED
         ) from error
     return {name: np.array(outputs[position]) for position, name in enumerate(names.outputs)}
 
@@ -159,6 +179,12 @@ def executed_layers(compiled: openvino.CompiledModel) -> list[Layer]:
         names = frozenset(filter(None, facts.get("originalLayersNames", "").split(",")))
         layers.append(Layer(facts["layerType"], facts.get("runtimePrecision", ""), names))
     return layers
+
+
+def _reason(error: BaseException) -> str:
+    """The part of OpenVINO's message that says what is wrong, on one line."""
+    lines = [line.strip("- ") for line in str(error).splitlines() if line and not line.startswith(_PREFIXES)]
+    return one_line(" ".join(lines) or error)
 
 
 def write_model(model: openvino.Model, out: Path, info: Mapping[str, Any]) -> None:

@@ -141,6 +141,7 @@ def test_other_precisions_are_refused(precision: Precision) -> None:
 def test_a_missing_package_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openvino", None)
     monkeypatch.delitem(sys.modules, "compressor.targets.openvino.session")
+    monkeypatch.delattr("compressor.targets.openvino.session")
     with pytest.raises(TargetMissingError) as error:
         target("openvino").check()
     assert (error.value.code, error.value.details["package"]) == (ErrorCode.PACKAGE_MISSING, "openvino")
