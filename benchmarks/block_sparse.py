@@ -72,7 +72,7 @@ class LoadedAttention:
 
     def memory(self, feeds: Feeds) -> int | None:
         """Peak memory in bytes."""
-        return peak_growth(self.path, self.session, feeds)
+        return peak_growth("compressor.targets.onnxruntime.ort_session", self.path, self.session, feeds)
 
 
 def uniform(heads: int, blocks: int, density: float, rng: np.random.Generator) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""An engine on this machine that a check calls: an ONNX file in ONNX Runtime, or a TensorRT engine."""
+"""An engine on this machine that a check calls: an ONNX file in ONNX Runtime, or an engine built ahead of time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import io
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,11 +20,8 @@ from compressor.measure import timing
 from compressor.silence_libraries import one_line
 from compressor.targets import BuildOptions, Engine, Target, target_of
 from compressor.targets.base import Feeds, Precision
-from compressor.targets.cuda import driver
-from compressor.targets.onnxruntime.ort_session import PROVIDERS
 from compressor.targets.random_inputs import random_feeds
-from compressor.targets.tensor_specs import FREE, TensorSpec, input_specs
-from compressor.targets.tensorrt.metadata import read_metadata
+from compressor.targets.tensor_specs import TensorSpec
 from graph_passes import load
 from graph_passes.errors import GraphPassError
 
@@ -82,17 +79,17 @@ class LocalEngine:
 
 
 def load_engine(path: Path, scratch: Path, threads: int | None = None, kernel: Path | None = None) -> LocalEngine:
-    """Build an ONNX file for ONNX Runtime on this machine and load it, or load a TensorRT engine.
+    """Build an ONNX file for ONNX Runtime on this machine and load it, or load an engine of another runtime.
 
     Args:
-        path: the ONNX file or TensorRT engine.
-        scratch: empty folder for the engine that is built.
+        path: ONNX file, loaded as it is if it was built for ONNX Runtime (`engine.onnx`); or engine of a target.
+        scratch: empty folder for what is built.
         threads: threads per call; None: one per core.
         kernel: library that computes block-sparse attention; None: the function in the graph.
 
     Raises:
         InputError: the file is missing or cannot be loaded.
-        UsageError: a kernel is given for a TensorRT engine.
+        UsageError: a kernel for an engine of another runtime.
         TargetMissingError: the runtime is not installed.
     """
     if not path.is_file():
@@ -120,19 +117,8 @@ def _load_built(runtime: Target, path: Path, kernel: Path | None) -> LocalEngine
             field="kernel",
             path=path,
         )
-    engine, metadata = runtime.load(path), read_metadata(path)
-    return LocalEngine(
-        name=str(path),
-        engine=engine,
-        inputs=tuple(
-            TensorSpec(name, ir.DataType.from_numpy(np.dtype(metadata.inputs[name])), _dims(minimum, maximum))
-            for name, (minimum, _, maximum) in metadata.profiles.items()
-        ),
-        precision=metadata.precision,
-        host=f"{engine.session['runtime']} on {driver().device}",
-        graph=path.with_name("model.onnx"),
-        lock=threading.Lock(),  # it has one execution context, which one thread at a time may use
-    )
+    engine = runtime.load(path)
+    return _local(path, engine, engine.precision, path.with_name("model.onnx"))
 
 
 def _build(runtime: Target, path: Path, scratch: Path, threads: int | None, kernel: Path | None) -> LocalEngine:
@@ -141,17 +127,12 @@ def _build(runtime: Target, path: Path, scratch: Path, threads: int | None, kern
     half = any(value.dtype == ir.DataType.FLOAT16 for value in model.graph.initializers.values())
     out = scratch / runtime.engine_file
     engine = runtime.build(path, out, threads=threads, options=BuildOptions(kernel=kernel))
-    session = engine.session
-    device = str(driver().device) if session["provider"] == PROVIDERS["cuda"] else session["provider"]
-    host = f"{session['runtime']} on {device}, {session['intra_op_threads']} threads"
-    return LocalEngine(
-        name=str(path),
-        engine=engine,
-        inputs=input_specs(model, path),
-        precision="fp16" if half else "fp32",
-        host=f"{host}, compiled kernel" if kernel is not None else host,
-        graph=path,
-    )
+    return _local(path, engine, "fp16" if half else "fp32", path)
+
+
+def _local(path: Path, engine: Engine, precision: Precision, graph: Path) -> LocalEngine:
+    lock = contextlib.nullcontext() if engine.is_reentrant else threading.Lock()
+    return LocalEngine(str(path), engine, engine.specs, precision, engine.host, graph, lock)
 
 
 @contextlib.contextmanager
@@ -172,8 +153,3 @@ def library_errors(path: Path) -> Iterator[None]:
             code=ErrorCode.FILE_UNREADABLE,
             path=path,
         ) from error
-
-
-def _dims(minimum: Sequence[int], maximum: Sequence[int]) -> tuple[int, ...]:
-    """Sizes of an input of a TensorRT engine, from the smallest and largest shape of its profile."""
-    return tuple(FREE if low != high else low for low, high in zip(minimum, maximum, strict=True))

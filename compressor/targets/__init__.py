@@ -14,6 +14,7 @@ from compressor.targets.base import TOLERANCE, BuildOptions, Engine, Feeds, Prec
 
 TARGETS: Mapping[str, str] = {
     "ort": "compressor.targets.onnxruntime.target",
+    "openvino": "compressor.targets.openvino.target",
     "trt": "compressor.targets.tensorrt.target",
 }
 """Name -> module that defines the target, imported on first use."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 import numpy as np
 
 from compressor.errors import ErrorCode, UsageError
+from compressor.targets.tensor_specs import TensorSpec
 
 if TYPE_CHECKING:
     from compressor.results import EngineBuild
@@ -70,6 +71,7 @@ class Engine(Protocol):
     Attributes:
         path: the file that the runtime loads.
         inputs: names of the graph's inputs, in order.
+        specs: names, element types and shapes of the inputs that the engine takes.
         outputs: names of the graph's outputs, in order.
         precision: numeric precision of the engine.
         attentions: number of attentions in the graph; a layer without heads has none.
@@ -77,6 +79,8 @@ class Engine(Protocol):
         kernels: number of executed operators by type.
         optimization: what was done to the graph for this runtime, in one line.
         session: runtime, version, device and options: everything needed to build an equal engine.
+        host: runtime and device, for readers.
+        is_reentrant: whether several threads may run it at once.
         built: facts about a build ahead of time; None where the runtime loads the graph itself.
         device_seconds: time of the last run by the device's clock, transfers excluded; None: unknown.
     """
@@ -85,6 +89,8 @@ class Engine(Protocol):
     def path(self) -> Path: ...
     @property
     def inputs(self) -> tuple[str, ...]: ...
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]: ...
     @property
     def outputs(self) -> tuple[str, ...]: ...
     @property
@@ -99,6 +105,10 @@ class Engine(Protocol):
     def optimization(self) -> str: ...
     @property
     def session(self) -> Mapping[str, Any]: ...
+    @property
+    def host(self) -> str: ...
+    @property
+    def is_reentrant(self) -> bool: ...
     @property
     def built(self) -> EngineBuild | None: ...
     @property

@@ -1,4 +1,4 @@
-"""Peak memory of a graph in ONNX Runtime, measured in a process that does nothing else."""
+"""Peak memory of a graph in a runtime, measured in a process that does nothing else."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,20 @@ from compressor.targets.base import Feeds
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 _RUNS = 3
+CUDA_PROVIDER = "CUDAExecutionProvider"
+"""`provider` of a session that holds its memory on the GPU."""
 
 
-def peak_growth(path: Path, session: Mapping[str, Any], feeds: Feeds) -> int | None:
+def peak_growth(module: str, path: Path, session: Mapping[str, Any], feeds: Feeds) -> int | None:
     """Bytes by which loading and running a graph grows the resident set of a fresh process at its peak.
 
     On CUDA: bytes by which the GPU's free memory shrinks, including allocations of other processes meanwhile. Memory
     that the process holds before (interpreter, runtime, inputs) is not counted.
 
     Args:
+        module: the module of a runtime whose `runner(path, session)` loads a graph.
         path: the graph.
-        session: settings of the session, see `ort_session.session_settings`.
+        session: settings of the session.
         feeds: one batch of inputs.
 
     Returns:
@@ -38,7 +42,9 @@ def peak_growth(path: Path, session: Mapping[str, Any], feeds: Feeds) -> int | N
         return None
     with tempfile.TemporaryDirectory() as folder:
         np.savez(Path(folder) / "feeds.npz", allow_pickle=False, **feeds)
-        request = json.dumps({"path": str(path), "session": dict(session), "feeds": f"{folder}/feeds.npz"})
+        request = json.dumps(
+            {"module": module, "path": str(path), "session": dict(session), "feeds": f"{folder}/feeds.npz"}
+        )
         command = [sys.executable, "-W", "ignore", "-m", "compressor.targets.peak_memory", request]
         process = subprocess.run(command, capture_output=True, text=True, check=False)
     return int(process.stdout) if process.returncode == 0 else None
@@ -47,19 +53,19 @@ def peak_growth(path: Path, session: Mapping[str, Any], feeds: Feeds) -> int | N
 def _measure(request: str) -> int:
     """Measure the growth in bytes; the fresh process runs this, see `peak_growth`."""
     from compressor.targets.cuda import driver
-    from compressor.targets.onnxruntime.ort_session import PROVIDERS, open_session, run_session
 
     arguments = json.loads(request)
+    runtime = import_module(arguments["module"])
     with np.load(arguments["feeds"]) as archive:
         feeds = dict(archive)
     with contextlib.suppress(OSError):
         _CLEAR.write_text("5", encoding="ascii")  # resets the peak, which importing has raised, to the current size
-    on_gpu = arguments["session"]["provider"] == PROVIDERS["cuda"]
+    on_gpu = arguments["session"]["provider"] == CUDA_PROVIDER
     before = driver().free_memory() if on_gpu else _kilobytes("VmRSS")
-    session = open_session(Path(arguments["path"]), arguments["session"])
+    run = runtime.runner(Path(arguments["path"]), arguments["session"])
     for _ in range(_RUNS):
-        run_session(session, feeds)
-    if on_gpu:  # ONNX Runtime does not return device memory, so what is taken now was taken at the peak
+        run(feeds)
+    if on_gpu:  # the runtime does not return device memory, so what is taken now was taken at the peak
         return max(0, before - driver().free_memory())
     return max(0, _kilobytes("VmHWM") - before) * 1024
 

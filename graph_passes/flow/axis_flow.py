@@ -26,9 +26,10 @@ import numpy as np
 import onnx_ir as ir
 
 from graph_passes.flow.concrete_shapes import Probe
+from graph_passes.flow.cut import Cuts
 from graph_passes.flow.indices import Index, Need, is_partial, same_index, simplify, union, whole
 from graph_passes.flow.refusal import Refusal, RefusalCode
-from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule, RuleContext
+from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule
 
 _logger = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class _Use(NamedTuple):
     sites: frozenset[str]
 
 
-class Flow(RuleContext):
+class Flow(Cuts):
     """Gains and needs of one graph whose gates have the given values.
 
     Args:
@@ -59,10 +60,8 @@ class Flow(RuleContext):
         probe: the graph's shapes.
 
     Attributes:
-        gains: tensor -> gain, for tensors that gates multiply.
-        blocked: nodes at which a gain ends without being summed over -> names of the affected sites.
-        needs: tensor -> indices that it will hold, where these are not all.
-        demands: node -> the result of its rule's `demand`.
+        gains: the gain of each tensor that gates multiply.
+        blocked: nodes at which a gain ends without being summed over, and the sites concerned.
         refusals: why sites cannot be shrunk, in the order in which the walks meet the obstacles.
     """
 
@@ -73,27 +72,19 @@ class Flow(RuleContext):
         rules: Mapping[tuple[str, str], Rule],
         probe: Probe,
     ) -> None:
-        super().__init__(probe)
+        super().__init__(probe, rules)
         self.graph = model.graph
         self.gains: dict[ir.Value, Gain] = {}
         self.blocked: dict[ir.Node, frozenset[str]] = {}
-        self.needs: dict[ir.Value, Need] = {}
-        self.demands: dict[ir.Node, Demand] = {}
         self.refusals: list[Refusal] = []
-        self._rules = rules
         self._sites: dict[ir.Value, frozenset[str]] = {}
-        self._captures = _captured_by_bodies(model.graph)
+        self._captures = captured_by_bodies(model.graph)
         for value, (site, content) in gates.items():
             axes = tuple(content.reshape(-1).astype(np.float64) if size > 1 else None for size in content.shape)
             if sum(axis is not None for axis in axes) == 1:
                 self.gains[value] = Gain(axes, frozenset((site,)))
         self._forward()
         self._backward()
-
-    def rule(self, node: ir.Node) -> Rule | None:
-        """The rule of a node's operator, or None."""
-        domain = "" if node.domain == "ai.onnx" else node.domain
-        return self._rules.get((domain, node.op_type))
 
     # -- Forward: gains ------------------------------------------------------------------------------------------
 
@@ -128,7 +119,7 @@ class Flow(RuleContext):
     def _backward(self) -> None:
         uses: dict[ir.Value, list[_Use]] = {}
         for value in self.graph.outputs:
-            uses.setdefault(value, []).append(_Use(None, 0, self._whole(value), frozenset()))
+            uses.setdefault(value, []).append(_Use(None, 0, self.whole(value), frozenset()))
         for node in reversed(self.graph):
             outputs = [self._total_need(value, uses) for value in node.outputs]
             sites = frozenset().union(*(self._sites.get(value, frozenset()) for value in node.outputs))
@@ -160,12 +151,12 @@ class Flow(RuleContext):
             else:
                 self.demands[node] = demand
                 for value, need in zip(node.outputs, demand.outputs, strict=False):
-                    self._hold(value, need)
+                    self.hold(value, need)
                 return demand, sites
         elif sites:
             why = "has no pruning rule, and heads that the plan drops reach it"
             self._refuse_node(sites, node, RefusalCode.NO_RULE, why)
-        inputs = tuple(self._whole(value) if value is not None else None for value in node.inputs)
+        inputs = tuple(self.whole(value) if value is not None else None for value in node.inputs)
         return Demand(inputs, tuple(outputs)), frozenset()
 
     def _total_need(self, value: ir.Value, pending: dict[ir.Value, list[_Use]]) -> Need:
@@ -196,19 +187,12 @@ class Flow(RuleContext):
             self._sites[value] = sites
         return tuple(need)
 
-    def _hold(self, value: ir.Value, need: Need) -> None:
-        """Record what a node's output will hold, which may be more than was needed of it."""
-        if is_partial(need):
-            self.needs[value] = need
-        else:
-            self.needs.pop(value, None)
-
     def _selects(self, use: _Use, axis: int) -> bool:
         """Whether a use reads the same part of an axis when no head is dropped."""
         rule = self.rule(use.node) if use.node is not None else None
         if use.node is None or rule is None or not rule.selective:
             return False
-        unpruned = rule.demand(use.node, [self._whole(value) for value in use.node.outputs], self).inputs[use.position]
+        unpruned = rule.demand(use.node, [self.whole(value) for value in use.node.outputs], self).inputs[use.position]
         return unpruned is not None and same_index(unpruned[axis], use.need[axis])
 
     # -- Operators that need all of an axis ----------------------------------------------------------------------
@@ -250,9 +234,6 @@ class Flow(RuleContext):
 
     # -- Parts ---------------------------------------------------------------------------------------------------
 
-    def _whole(self, value: ir.Value) -> Need:
-        return whole(len(self.probe.shape(value) or ()))
-
     def _refuse_node(self, sites: frozenset[str], node: ir.Node, code: RefusalCode, why: str) -> None:
         self._refuse(Refusal(sites, node.op_type, node.name or "", why, code))
 
@@ -269,8 +250,8 @@ def _drops(gain: Gain) -> bool:
     return any(axis is not None and not axis.all() for axis in gain.axes)
 
 
-def _captured_by_bodies(graph: ir.Graph) -> dict[ir.Value, ir.Node]:
-    """Tensors of the main graph that bodies of `If`, `Loop` and `Scan` read -> the node that has the body."""
+def captured_by_bodies(graph: ir.Graph) -> dict[ir.Value, ir.Node]:
+    """Tensors of the main graph that bodies of `If`, `Loop` and `Scan` read, and the node that has the body."""
     captured: dict[ir.Value, ir.Node] = {}
     for outer in graph:
         bodies = [body for attribute in outer.attributes.values() for body in _bodies(attribute)]

@@ -79,6 +79,10 @@ class RuleContext:
         sums: node -> label that it sums over -> gain along that label; written by `Rule.gain`, read by `Rule.demand`.
     """
 
+    counts_positions = False
+    """Whether the number of needed indices is the size of an axis that depends on the graph's inputs. It is for
+    positions; it is not for heads, which may share such an axis with the batch."""
+
     def __init__(self, probe: Probe) -> None:
         self.probe = probe
         self.sums: dict[ir.Node, dict[Hashable, SummedGain]] = {}

@@ -15,7 +15,9 @@ from graph_passes.flow.refusal import RefusalCode
 from graph_passes.flow.rule import NoRuleError
 
 
-def plain_shape(node: ir.Node, source: ir.Value | None, need: Need, probe: Probe) -> list[int | None] | None:
+def plain_shape(
+    node: ir.Node, source: ir.Value | None, need: Need, probe: Probe, *, count: bool = False
+) -> list[int | None] | None:
     """The shape input that gives a node's output the sizes of `need`: a number for each axis, None for a computed size.
 
     In a `Reshape`, 0 copies the input's size of the same axis and -1 is inferred; in an `Expand`, 1 keeps the input's
@@ -26,6 +28,7 @@ def plain_shape(node: ir.Node, source: ir.Value | None, need: Need, probe: Probe
         source: the tensor that the node reshapes or expands, or None.
         need: what the output will hold.
         probe: the graph's shapes.
+        count: whether the number of needed indices is the size of an axis that depends on the graph's inputs.
 
     Returns:
         The numbers, or None where the output's shape is unknown.
@@ -37,7 +40,7 @@ def plain_shape(node: ir.Node, source: ir.Value | None, need: Need, probe: Probe
     numbers: list[int | None] = []
     for axis, size in enumerate(first):
         index = need[axis]
-        if size == second[axis]:
+        if size == second[axis] or (count and index is not None):
             numbers.append(size if index is None else len(index))
         elif node.op_type == "Expand" and _same_size_from_last(before, (first, second), axis):
             numbers.append(1)
@@ -70,7 +73,7 @@ def _is_writable(node: ir.Node, numbers: list[int | None]) -> bool:
     return numbers.count(-1) <= (1 if node.op_type == "Reshape" else 0)
 
 
-def check_shape_input(node: ir.Node, source: ir.Value | None, need: Need, probe: Probe) -> None:
+def check_shape_input(node: ir.Node, source: ir.Value | None, need: Need, probe: Probe, *, count: bool = False) -> None:
     """Check that `set_shape_input` can state what a node's output will hold.
 
     Args:
@@ -78,16 +81,19 @@ def check_shape_input(node: ir.Node, source: ir.Value | None, need: Need, probe:
         source: the tensor that the node reshapes or expands, or None.
         need: what the output will hold.
         probe: the graph's shapes.
+        count: see `plain_shape`.
 
     Raises:
         NoRuleError: no shape input can state it.
     """
-    numbers = plain_shape(node, source, need, probe)
+    numbers = plain_shape(node, source, need, probe, count=count)
     if any(index is not None for index in need) and (numbers is None or not _is_writable(node, numbers)):
         raise NoRuleError(RefusalCode.UNKNOWN_SHAPE, "has a shape input that cannot be stated for fewer heads")
 
 
-def set_shape_input(node: ir.Node, source: ir.Value | None, need: Need | None, probe: Probe) -> bool:
+def set_shape_input(
+    node: ir.Node, source: ir.Value | None, need: Need | None, probe: Probe, *, count: bool = False
+) -> bool:
     """Give a node the shape input that makes its output hold `need`.
 
     Args:
@@ -95,6 +101,7 @@ def set_shape_input(node: ir.Node, source: ir.Value | None, need: Need | None, p
         source: the tensor that the node reshapes or expands, or None.
         need: what the output will hold; None: everything. Then the shape input changes only if it becomes a constant.
         probe: the graph's shapes.
+        count: see `plain_shape`.
 
     Returns:
         Whether the graph changed.
@@ -102,7 +109,7 @@ def set_shape_input(node: ir.Node, source: ir.Value | None, need: Need | None, p
     if need is None:
         need = whole(len(probe.shape(node.outputs[0]) or ()))
     is_cut = any(index is not None for index in need)
-    numbers = plain_shape(node, source, need, probe)
+    numbers = plain_shape(node, source, need, probe, count=count)
     if numbers is None or not _is_writable(node, numbers) or (None in numbers and not is_cut):
         return False
     if 0 in numbers or "allowzero" in node.attributes:

@@ -1,6 +1,7 @@
 """The graph passes, one per file. Each is an `onnx_ir` pass that returns a report of what it changed."""
 
 from graph_passes.passes.clean_up import CleanUp
+from graph_passes.passes.drop_unread_positions import DropUnreadPositions
 from graph_passes.passes.drop_unused_blocks import DropUnusedBlocks
 from graph_passes.passes.fold_gates import FoldGates
 from graph_passes.passes.fuse_for_ort import FuseForOrt
@@ -20,6 +21,7 @@ from graph_passes.passes.scale_queries import ScaleQueries
 
 __all__ = [
     "CleanUp",
+    "DropUnreadPositions",
     "DropUnusedBlocks",
     "FoldGates",
     "FuseForOrt",

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from compressor.config.check import CheckRequest
@@ -15,6 +16,7 @@ from compressor.latency import check
 from compressor.latency.local_engine import library_errors, load_engine
 from compressor.targets import target
 from compressor.targets.cuda import Device
+from compressor.targets.tensor_specs import FREE, TensorSpec
 from graph_passes import save
 from graph_passes.errors import GraphError
 from tests.latency.graphs import cast_graph, rounding_graph, softmax_graph, text_model
@@ -81,12 +83,10 @@ def test_a_tensorrt_engine_is_compared_with_its_graph(tmp_path: Path, monkeypatc
     graph, path = cast_graph(tmp_path / "model.onnx"), tmp_path / "engine.plan"
     path.touch()
     narrow = target("ort").build(cast_graph(tmp_path / "narrow.onnx", "int32"), tmp_path / "engine.onnx")
-    metadata = SimpleNamespace(precision="fp16", inputs={"ids": "int32"}, profiles={"ids": ((1, 4), (2, 4), (8, 4))})
-    engine = SimpleNamespace(metadata=metadata, session={"runtime": "tensorrt 8.6.1"}, run=narrow.run)
+    specs = (TensorSpec("ids", ir.DataType.INT32, (FREE, 4)),)
+    host = f"tensorrt 8.6.1 on {Device('NVIDIA H200', (9, 0), 1 << 37)}"
+    engine = SimpleNamespace(precision="fp16", specs=specs, host=host, is_reentrant=False, run=narrow.run)
     monkeypatch.setattr(type(target("trt")), "load", lambda self, path: engine)
-    monkeypatch.setattr("compressor.latency.local_engine.read_metadata", lambda path: metadata)
-    gpu = SimpleNamespace(device=Device("NVIDIA H200", (9, 0), 1 << 37))
-    monkeypatch.setattr("compressor.latency.local_engine.driver", lambda: gpu)
     verdict = check(CheckRequest(model=path, baseline=graph), timer=EQUAL_TIMES)
     assert verdict.host == "tensorrt 8.6.1 on NVIDIA H200 (SM 9.0)"
     assert (verdict.outputs.expected, verdict.outputs.tolerance) == ("its own unoptimized graph", 2e-2)

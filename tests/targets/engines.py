@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from compressor.targets import Feeds, Precision
+from compressor.targets.tensor_specs import TensorSpec
 
 
 class FakeEngine:
@@ -25,6 +26,9 @@ class FakeEngine:
 
     path = Path("fake.onnx")
     inputs: tuple[str, ...] = ()
+    specs: tuple[TensorSpec, ...] = ()
+    host = "a test"
+    is_reentrant = True
     outputs: tuple[str, ...] = ()
     kernels: Mapping[str, int] = MappingProxyType({})
     optimization = "none"

@@ -13,17 +13,20 @@ import onnx_ir as ir
 
 from compressor.errors import ErrorCode, InputError
 from compressor.targets.base import Feeds, Precision, Provider
+from compressor.targets.cuda import driver
 from compressor.targets.graph_facts import fusible_attentions
 from compressor.targets.onnxruntime import ort_session
 from compressor.targets.onnxruntime.fusion import Fusion, Rewrite, fuse, rewrite_for_ort, trial_feeds
 from compressor.targets.peak_memory import peak_growth
+from compressor.targets.reach import check_reach
+from compressor.targets.tensor_specs import FREE, TensorSpec
 from graph_passes import load, save
 from graph_passes.block_sparse.function import NAME, is_block_sparse
 from graph_passes.block_sparse.masks import REACH
 from graph_passes.passes import ReducePrecision
 
 if TYPE_CHECKING:
-    from onnxruntime import InferenceSession
+    from onnxruntime import InferenceSession, NodeArg
 
 ATTENTIONS = ("Attention", "GroupQueryAttention", "MultiHeadAttention")
 """Operator types of ONNX Runtime that compute one whole attention each."""
@@ -61,6 +64,24 @@ class OrtEngine:
         return tuple(value.name for value in self._session.get_inputs())
 
     @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Names, element types and shapes of the inputs."""
+        return tuple(map(_spec, self._session.get_inputs()))
+
+    @property
+    def host(self) -> str:
+        """Runtime, device and threads."""
+        on_gpu = self.session["provider"] == ort_session.PROVIDERS["cuda"]
+        device = str(driver().device) if on_gpu else self.session["provider"]
+        host = f"{self.session['runtime']} on {device}, {self.session['intra_op_threads']} threads"
+        return f"{host}, compiled kernel" if "kernel" in self.session else host
+
+    @property
+    def is_reentrant(self) -> bool:
+        """True: a session may run in several threads."""
+        return True
+
+    @property
     def outputs(self) -> tuple[str, ...]:
         """Names of the graph's outputs."""
         return tuple(value.name for value in self._session.get_outputs())
@@ -81,22 +102,12 @@ class OrtEngine:
         Raises:
             InputError: an input is missing or longer than the block masks, or the graph cannot run on these inputs.
         """
-        for name, maximum in self.reach.items():
-            # On a GPU the runtime would read beyond the end of the mask without an error.
-            if name in feeds and feeds[name].shape[1] > maximum:
-                raise InputError(
-                    f"{name}: {feeds[name].shape[1]} positions, the block masks cover {maximum}; pass shorter rows, or"
-                    " learn masks on longer ones (--max-length)",
-                    code=ErrorCode.OUT_OF_RANGE,
-                    tensor=name,
-                    value=feeds[name].shape[1],
-                    maximum=maximum,
-                )
+        check_reach(self.reach, feeds)
         return ort_session.run_session(self._session, feeds)
 
     def memory(self, feeds: Feeds) -> int | None:
-        """Peak memory in bytes of loading and running the graph; see `Engine.memory`."""
-        return peak_growth(self.path, self.session, feeds)
+        """Bytes that loading and running the graph takes at the peak; see `Engine.memory`."""
+        return peak_growth("compressor.targets.onnxruntime.ort_session", self.path, self.session, feeds)
 
 
 def build_engine(
@@ -193,3 +204,14 @@ def _open(
         reach=reach,
         _session=ort_session.open_session(path, settings),
     )
+
+
+def _spec(tensor: NodeArg) -> TensorSpec:
+    """An input of a session, whose type reads like `tensor(float16)`."""
+    dims = tuple(size if isinstance(size, int) else FREE for size in tensor.shape)
+    return TensorSpec(tensor.name, _element_type(tensor.type), dims)
+
+
+def _element_type(text: str) -> ir.DataType:
+    name = text.removeprefix("tensor(").removesuffix(")")
+    return ir.DataType[name.upper()]

@@ -12,15 +12,14 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from compressor import silence_libraries
 from compressor.errors import ErrorCode, InputError, TargetMissingError, UsageError
 from compressor.targets.base import Feeds, Precision, Provider
+from compressor.targets.cores import usable_cores
 
 try:
     import onnxruntime as ort
@@ -80,15 +79,6 @@ def choose_provider(provider: Provider | None, precision: Precision, kernel: Pat
             value=precision,
         )
     return chosen
-
-
-def usable_cores() -> int:
-    """Physical cores that this process may run on; ONNX Runtime gains nothing from a second thread per core."""
-    try:
-        logical = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on Linux
-        logical = os.cpu_count() or 1
-    return max(1, min(logical, psutil.cpu_count(logical=False) or logical))
 
 
 def session_settings(provider: Provider, threads: int | None, kernel: Path | None = None) -> dict[str, Any]:
@@ -228,6 +218,12 @@ def run_session(session: ort.InferenceSession, feeds: Feeds) -> dict[str, Any]:
             f"ONNX Runtime cannot run the graph on these inputs ({error_line(error)})", code=ErrorCode.RUNTIME_FAILED
         ) from error
     return {value.name: output for value, output in zip(session.get_outputs(), outputs, strict=True)}
+
+
+def runner(path: Path, settings: Mapping[str, Any]) -> Callable[[Feeds], dict[str, Any]]:
+    """A function that runs a graph, which is loaded here and now."""
+    session = open_session(path, settings)
+    return lambda feeds: run_session(session, feeds)
 
 
 def executed_operators(path: Path, settings: Mapping[str, Any], feeds: Feeds) -> dict[str, int]:

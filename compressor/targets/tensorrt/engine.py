@@ -15,6 +15,7 @@ from compressor.errors import ErrorCode, InputError
 from compressor.results import EngineBuild
 from compressor.targets.base import Feeds, Precision
 from compressor.targets.cuda import CudaDriver, CudaStream, DeviceBuffer
+from compressor.targets.tensor_specs import TensorSpec
 from compressor.targets.tensorrt import bindings
 from compressor.targets.tensorrt.builder import deserialize
 from compressor.targets.tensorrt.log import current_log
@@ -65,6 +66,21 @@ class TrtEngine:
     def inputs(self) -> tuple[str, ...]:
         """Names of the inputs."""
         return tuple(self.metadata.profiles)
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Names, element types and shapes of the inputs; an axis is free where the profile has several sizes."""
+        return self.metadata.specs
+
+    @property
+    def host(self) -> str:
+        """Version of TensorRT, and the GPU."""
+        return f"{self.session['runtime']} on {self._driver.device}"
+
+    @property
+    def is_reentrant(self) -> bool:
+        """False: there is one execution context, which one thread at a time may use."""
+        return False
 
     @property
     def outputs(self) -> tuple[str, ...]:

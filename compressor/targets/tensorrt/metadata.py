@@ -7,6 +7,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import onnx_ir as ir
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,6 +17,7 @@ from compressor.results import EngineBuild
 from compressor.targets.base import Precision
 from compressor.targets.cuda import Device
 from compressor.targets.graph_facts import digest
+from compressor.targets.tensor_specs import FREE, TensorSpec
 
 Shape = tuple[int, ...]
 AMPERE = (8, 0)
@@ -117,6 +120,14 @@ class EngineMetadata(BaseModel):
     built: EngineBuild
     timings: TimingsUse | None = None
 
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Names, element types and shapes of the inputs; an axis is free where the profile has several sizes."""
+        return tuple(
+            TensorSpec(name, ir.DataType.from_numpy(np.dtype(self.inputs[name])), _dims(minimum, maximum))
+            for name, (minimum, _, maximum) in self.profiles.items()
+        )
+
     def check_machine(self, path: Path, device: Device, tensorrt: str) -> None:
         """Make sure that the engine runs on a GPU and with a version of TensorRT.
 
@@ -193,6 +204,10 @@ class EngineMetadata(BaseModel):
     def write(self, path: Path) -> None:
         """Write the metadata beside an engine's file."""
         metadata_path(path).write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+
+
+def _dims(minimum: Shape, maximum: Shape) -> Shape:
+    return tuple(FREE if low != high else low for low, high in zip(minimum, maximum, strict=True))
 
 
 def metadata_path(path: Path) -> Path:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from graph_passes.flow.indices import Need, simplify, whole
+from graph_passes.flow.indices import Index, Need, simplify, whole
 from graph_passes.flow.refusal import RefusalCode
 from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule, RuleContext
 from graph_passes.flow.rules.head_layouts import (
@@ -36,6 +36,7 @@ class AttentionRule:
 
     def demand(self, node: ir.Node, outputs: Sequence[Need], context: RuleContext) -> Demand:
         layout = self.layout(node, context)
+        queries = _needed_queries(node, layout, outputs)
         heads = self._needed_heads(node, layout, outputs)
         shared = layout.heads // layout.kv_heads
         groups, counts = np.unique(heads // shared, return_counts=True)
@@ -49,6 +50,9 @@ class AttentionRule:
             _need_of_heads(layout, head_axis if _is_read(value) else None, heads, keys, value, context)
             for value, head_axis in zip(node.outputs, layout.outputs, strict=False)
         )
+        if queries is not None and layout.query_axis is not None:
+            inputs = _with_queries(node, inputs, layout.query_axis, queries, context)
+            held = (_with_index(held[0], layout.query_axis, queries), *held[1:])
         return Demand(inputs, held)
 
     def _needed_heads(self, node: ir.Node, layout: HeadLayout, outputs: Sequence[Need]) -> np.ndarray:
@@ -57,7 +61,8 @@ class AttentionRule:
         for value, head_axis, need in zip(node.outputs, layout.outputs, outputs, strict=False):
             if head_axis is None or not _is_read(value):
                 continue
-            if any(index is not None for axis, index in enumerate(need) if axis != head_axis.axis):
+            others = (head_axis.axis, layout.query_axis if value is node.outputs[0] else None)
+            if any(index is not None for axis, index in enumerate(need) if axis not in others):
                 why = "computes every index of the axes that are not the heads'"
                 raise NoRuleError(RefusalCode.UNSUPPORTED_FORM, why)
             index = need[head_axis.axis] if need else None
@@ -113,6 +118,36 @@ def _input_axes(node: ir.Node, layout: HeadLayout) -> tuple[HeadAxis | None, ...
 
 def _is_read(value: ir.Value) -> bool:
     return bool(value.uses()) or value.is_graph_output()
+
+
+def _needed_queries(node: ir.Node, layout: HeadLayout, outputs: Sequence[Need]) -> Index:
+    """Query positions that the first output needs; None: all.
+
+    Raises:
+        NoRuleError: the attention depends on the position of a query, or returns its scores.
+    """
+    if layout.query_axis is None or not outputs[0] or outputs[0][layout.query_axis] is None:
+        return None
+    scores = node.outputs[3:]
+    if node.attributes.get_int("is_causal", 0) or any(map(_is_read, scores)):
+        raise NoRuleError(RefusalCode.UNSUPPORTED_FORM, "computes every query, because it counts or returns them")
+    return outputs[0][layout.query_axis]
+
+
+def _with_queries(
+    node: ir.Node, inputs: tuple[Need | None, ...], axis: int, queries: np.ndarray, context: RuleContext
+) -> tuple[Need | None, ...]:
+    """The needs of the inputs of `Attention` for some query positions: of the queries, and of the mask's rows."""
+    cut = list(inputs)
+    cut[0] = _with_index(inputs[0] or (), axis, queries)
+    mask = node.inputs[3] if len(node.inputs) > 3 else None
+    if mask is not None and context.shape(mask)[-2] == context.shape(node.inputs[0])[axis]:
+        cut[3] = _with_index(inputs[3] or (), len(context.shape(mask)) - 2, queries)
+    return tuple(cut)
+
+
+def _with_index(need: Need, axis: int, index: np.ndarray) -> Need:
+    return (*need[:axis], index, *need[axis + 1 :])
 
 
 def _need_of_heads(

@@ -33,12 +33,19 @@ class HeadAxis:
 class HeadLayout:
     """The position of heads in every tensor of an attention operator.
 
-    Attributes:
-        heads: number of query heads.
-        kv_heads: number of key/value heads.
-        inputs: position of heads in each input; None: the input has no heads, or is broadcast over them.
-        outputs: position of heads in each output; None: the output has no heads.
-        attributes: a function from the numbers of query and key/value heads to the attributes that state them.
+        Attributes:
+            heads: number of query heads.
+            kv_heads: number of key/value heads.
+    <<<<<<< HEAD
+            inputs: for each input; None: it has no heads, or is broadcast over them.
+            outputs: for each output.
+            attributes: the attributes that state the numbers of heads, given the numbers of (query, key/value) heads.
+            query_axis: the axis of query positions in the first input and output; None: positions are not passed on.
+    =======
+            inputs: position of heads in each input; None: the input has no heads, or is broadcast over them.
+            outputs: position of heads in each output; None: the output has no heads.
+            attributes: a function from the numbers of query and key/value heads to the attributes that state them.
+    >>>>>>> main
     """
 
     heads: int
@@ -46,6 +53,7 @@ class HeadLayout:
     inputs: tuple[HeadAxis | None, ...]
     outputs: tuple[HeadAxis | None, ...]
     attributes: Callable[[int, int], Attributes]
+    query_axis: int | None = None
 
 
 def standard_attention(node: ir.Node, context: RuleContext) -> HeadLayout:
@@ -75,7 +83,8 @@ def standard_attention(node: ir.Node, context: RuleContext) -> HeadLayout:
     inputs = [*operands, _separate(context, mask, 1) if has_heads else None]
     inputs += [_separate(context, _input(node, position), 1, "key") for position in (4, 5)]
     cache = [HeadAxis(1, (("key", 1),)), HeadAxis(1, (("key", 1),)), HeadAxis(1, (("query", 1),))]
-    return HeadLayout(heads, kv_heads, tuple(inputs), _outputs(node, output, cache), attributes)
+    outputs = _outputs(node, output, cache)
+    return HeadLayout(heads, kv_heads, tuple(inputs), outputs, attributes, len(context.shape(query)) - 2)
 
 
 def multi_head_attention(node: ir.Node, context: RuleContext) -> HeadLayout:

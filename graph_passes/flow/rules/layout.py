@@ -112,7 +112,7 @@ class ShapedRule(LabelRule):
 
     def demand(self, node: ir.Node, outputs: Sequence[Need], context: RuleContext) -> Demand:
         demand = LabelRule.demand(self, node, outputs, context)
-        check_shape_input(node, _source(node), demand.outputs[0], context.probe)
+        check_shape_input(node, _source(node), demand.outputs[0], context.probe, count=context.counts_positions)
         return demand
 
     def carries(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> Iterator[tuple[int, int]]:
@@ -120,11 +120,11 @@ class ShapedRule(LabelRule):
         for output, output_axis in LabelRule.carries(self, node, position, axis, context):
             first = tuple(np.zeros(1, np.int64) if index == output_axis else None for index in range(rank))
             with contextlib.suppress(NoRuleError):  # an axis whose size cannot be written is never cut
-                check_shape_input(node, _source(node), first, context.probe)
+                check_shape_input(node, _source(node), first, context.probe, count=context.counts_positions)
                 yield output, output_axis
 
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
-        set_shape_input(node, _source(node), demand.outputs[0], context.probe)
+        set_shape_input(node, _source(node), demand.outputs[0], context.probe, count=context.counts_positions)
 
 
 def _source(node: ir.Node) -> ir.Value | None:

@@ -69,7 +69,7 @@ class ReshapeRule:
             for axis, index in zip(outs, kept, strict=True):
                 held[axis] = index
         if node.op_type == "Reshape":
-            check_shape_input(node, node.inputs[0], tuple(held), context.probe)
+            check_shape_input(node, node.inputs[0], tuple(held), context.probe, count=context.counts_positions)
         return Demand((tuple(need), None), (tuple(held),))
 
     def gain(self, node: ir.Node, gains: Sequence[Gain | None], context: RuleContext) -> list[Gain | None]:
@@ -113,7 +113,7 @@ class ReshapeRule:
 
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
         if node.op_type == "Reshape":
-            set_shape_input(node, node.inputs[0], demand.outputs[0], context.probe)
+            set_shape_input(node, node.inputs[0], demand.outputs[0], context.probe, count=context.counts_positions)
 
 
 def _sizes(shape: Shape, axes: range) -> Shape:

@@ -1,0 +1,1 @@
+"""OpenVINO as a target: graphs compiled for the processor of this machine."""

@@ -1,0 +1,179 @@
+"""Engines of OpenVINO: a graph converted, compiled, and its fused attentions counted."""
+
+from __future__ import annotations
+
+import collections
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from compressor.errors import ErrorCode, InputError
+from compressor.targets.base import Feeds, Precision
+from compressor.targets.graph_facts import fusible_attentions
+from compressor.targets.openvino import session as sessions
+from compressor.targets.openvino.session import Layer, Names
+from compressor.targets.peak_memory import peak_growth
+from compressor.targets.reach import check_reach
+from compressor.targets.tensor_specs import FREE, TensorSpec
+from graph_passes import load
+from graph_passes.block_sparse.masks import REACH
+
+if TYPE_CHECKING:
+    import openvino
+
+_FUSED_KINDS = frozenset(("MHA", "ScaledDotProductAttention", "Subgraph"))
+"""Kinds of layers that compute a whole attention if they execute its second product."""
+_REPORTED = ("FullyConnected", "MatMul", "Softmax", "MVN", "RMS", "Transpose", "Reorder", "Subgraph")
+"""Kinds of layers that `optimization` counts."""
+
+
+@dataclass(frozen=True)
+class OpenVinoEngine:
+    """A graph compiled by OpenVINO; see `Engine` for the other attributes. Only one thread at a time may run it.
+
+    Attributes:
+        layers: the layers that OpenVINO executes.
+        reach: name of an input -> number of positions that the block masks of the graph cover.
+    """
+
+    path: Path
+    attentions: int
+    fused: int
+    session: Mapping[str, Any]
+    layers: tuple[Layer, ...] = field(repr=False)
+    reach: Mapping[str, int]
+    _names: Names = field(repr=False)
+    _request: openvino.InferRequest = field(repr=False)
+
+    precision: Precision = "fp32"
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the graph's inputs."""
+        return self._names.inputs
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the graph's outputs."""
+        return self._names.outputs
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Names, types and shapes of the graph's inputs."""
+        return tuple(map(_spec, self.inputs, self._request.model_inputs))
+
+    @property
+    def host(self) -> str:
+        """Runtime, device and threads."""
+        return f"{self.session['runtime']} on {self.session['provider']}, {self.session['intra_op_threads']} threads"
+
+    @property
+    def is_reentrant(self) -> bool:
+        """False: the engine has one request, which holds the outputs of its last run."""
+        return False
+
+    @property
+    def kernels(self) -> Mapping[str, int]:
+        """Number of executed layers by kind."""
+        return collections.Counter(layer.kind for layer in self.layers)
+
+    @property
+    def optimization(self) -> str:
+        """The layers that OpenVINO executes, in one line."""
+        counts = [f"{self.kernels[kind]} {kind}" for kind in _REPORTED if kind in self.kernels]
+        return f"compiled by OpenVINO; runs {', '.join(counts)}"
+
+    @property
+    def built(self) -> None:
+        """None: OpenVINO compiles the graph when it is loaded."""
+        return None
+
+    @property
+    def device_seconds(self) -> None:
+        """None: OpenVINO does not report it."""
+        return None
+
+    def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
+        """Outputs by name; see `Engine.run`.
+
+        Raises:
+            InputError: an input is missing or longer than the block masks, or the graph cannot run on these inputs.
+        """
+        check_reach(self.reach, feeds)
+        return sessions.run_request(self._request, self._names, feeds)
+
+    def memory(self, feeds: Feeds) -> int | None:
+        """Bytes that loading and running the graph takes at the peak; see `Engine.memory`."""
+        return peak_growth("compressor.targets.openvino.session", self.path, self.session, feeds)
+
+
+def build_engine(onnx: Path, out: Path, *, threads: int | None = None) -> OpenVinoEngine:
+    """Convert a graph into OpenVINO's format, write it with its weights (`.bin`), and compile it.
+
+    Args:
+        onnx: the graph.
+        out: the file to write, `.xml`.
+        threads: threads per call; None: one per core.
+
+    Raises:
+        InputError: OpenVINO cannot read or compile the graph.
+    """
+    source = load(onnx)
+    inputs = [value.name for value in source.graph.inputs if not value.is_initializer()]
+    outputs = [value.name for value in source.graph.outputs]
+    reach = json.loads(source.metadata_props.get(REACH, "{}"))
+    products = [_name(site.output.producer()) for site in fusible_attentions(source)]
+    sessions.write_model(
+        sessions.convert(onnx), out, {"inputs": inputs, "outputs": outputs, "products": products, "reach": reach}
+    )
+    return load_engine(out, threads=threads)
+
+
+def load_engine(path: Path, *, threads: int | None = None) -> OpenVinoEngine:
+    """Compile a graph that `build_engine` wrote.
+
+    Args:
+        path: the graph, `.xml`; its weights lie beside it.
+        threads: threads per call; None: one per core.
+
+    Raises:
+        InputError: a file is missing, or OpenVINO cannot read or compile the graph.
+    """
+    for file in (path, path.with_suffix(".bin")):
+        if not file.is_file():
+            raise InputError(
+                f"{file}: no such engine; build it with compress build --target openvino",
+                code=ErrorCode.FILE_MISSING,
+                path=file,
+            )
+    settings = sessions.session_settings(threads)
+    model = sessions.read_model(path)
+    info = sessions.stored_info(model)
+    products = info.get("products", [])
+    compiled = sessions.compile_model(model, path, settings)
+    layers = tuple(sessions.executed_layers(compiled))
+    fused = frozenset().union(*(layer.nodes for layer in layers if layer.kind in _FUSED_KINDS))
+    return OpenVinoEngine(
+        path=path,
+        attentions=len(products),
+        fused=sum(product in fused for product in products),
+        session=settings,
+        layers=layers,
+        reach=info.get("reach", {}),
+        _names=sessions.tensor_names(model),
+        _request=compiled.create_infer_request(),
+    )
+
+
+def _name(node: ir.Node | None) -> str:
+    return (node.name if node is not None else None) or ""
+
+
+def _spec(name: str, tensor: Any) -> TensorSpec:
+    dims = (FREE if size.is_dynamic else size.get_length() for size in tensor.partial_shape)
+    return TensorSpec(name, ir.DataType.from_numpy(tensor.element_type.to_dtype()), tuple(dims))

@@ -1,0 +1,224 @@
+"""OpenVINO's settings, which are recorded, and its compiled models: loading, running, and what is executed."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir.passes.common as common
+
+from compressor.errors import ErrorCode, InputError, TargetMissingError
+from compressor.silence_libraries import one_line
+from compressor.targets.base import Feeds, Precision
+from compressor.targets.cores import usable_cores
+from graph_passes import load, save
+
+try:
+    import openvino
+except ImportError as error:
+    raise TargetMissingError(
+        "OpenVINO is not installed: pip install 'compressor[openvino]'",
+        code=ErrorCode.PACKAGE_MISSING,
+        package="openvino",
+    ) from error
+
+_PREFIXES = ("Exception from ", "Check ", "FrontEnd API failed", "Model wasn't fully converted", "Summary:")
+"""Beginnings of the lines of OpenVINO's messages that name its source files and stages."""
+DEVICE = "CPU"
+"""OpenVINO's name of the processor."""
+_CORE = openvino.Core()
+_INFO = "compressor"
+"""Section of a graph's runtime information that holds the facts of `write_model`."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of a compiled model.
+
+    Attributes:
+        kind: OpenVINO's type of the layer, e.g. `FullyConnected`.
+        precision: numeric precision that it computes in, e.g. `f32`, `u8`.
+        nodes: names of the graph's nodes that it executes; OpenVINO leaves out some that it has merged.
+    """
+
+    kind: str
+    precision: str
+    nodes: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names of a graph's inputs and outputs in ONNX, in order; OpenVINO may know a tensor by several names."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def check_precision(precision: Precision) -> None:
+    """Raise TargetMissingError where engines of a precision cannot be built."""
+    if precision != "fp32":
+        raise TargetMissingError(
+            f"{precision}: engines of OpenVINO compute in fp32 here; use --precision fp32, or --target trt",
+            code=ErrorCode.UNSUPPORTED,
+            field="precision",
+            value=precision,
+        )
+
+
+def session_settings(threads: int | None) -> dict[str, Any]:
+    """Runtime and options of a compiled model, as recorded in reports; `compile_model` reads them.
+
+    Args:
+        threads: threads per call; None: one per core.
+    """
+    return {
+        "runtime": f"openvino {openvino.__version__.partition('-')[0]}",
+        "provider": DEVICE,
+        "intra_op_threads": threads or usable_cores(),
+        # OpenVINO computes in bfloat16 by default on processors that have it.
+        "inference_precision": "f32",
+        "performance_hint": "LATENCY",
+    }
+
+
+def convert(onnx: Path) -> openvino.Model:
+    """An ONNX graph in OpenVINO; functions of the graph are inlined, which OpenVINO does not do itself.
+
+    Raises:
+        InputError: OpenVINO cannot read it; the message names the operator where there is one.
+    """
+    model = load(onnx)
+    if not model.functions:
+        return read_model(onnx)
+    with tempfile.TemporaryDirectory() as folder:
+        inlined = Path(folder) / onnx.name
+        save(common.InlinePass()(model).model, inlined)
+        return read_model(inlined)
+
+
+def read_model(path: Path) -> openvino.Model:
+    """A graph in ONNX or in OpenVINO's format.
+
+    Raises:
+        InputError: OpenVINO cannot read it; the message names the operator where there is one.
+    """
+    try:
+        return _CORE.read_model(path)
+    except Exception as error:  # OpenVINO raises RuntimeError and others
+        raise InputError(
+            f"{path}: OpenVINO cannot read it ({_reason(error)}); use --target ort, or build it again",
+            code=ErrorCode.RUNTIME_FAILED,
+            path=path,
+            runtime="openvino",
+        ) from error
+
+
+def compile_model(model: openvino.Model, path: Path, settings: Mapping[str, Any]) -> openvino.CompiledModel:
+    """Compile a graph for this processor.
+
+    Args:
+        model: the graph.
+        path: its file, for messages.
+        settings: from `session_settings`.
+
+    Raises:
+        InputError: OpenVINO cannot compile it.
+    """
+    options = {
+        "INFERENCE_PRECISION_HINT": settings["inference_precision"],
+        "PERFORMANCE_HINT": settings["performance_hint"],
+        "INFERENCE_NUM_THREADS": settings["intra_op_threads"],
+    }
+    try:
+        return _CORE.compile_model(model, DEVICE, options)
+    except Exception as error:  # OpenVINO raises RuntimeError and others
+        raise InputError(
+            f"{path}: OpenVINO cannot compile it ({_reason(error)}); use --target ort",
+            code=ErrorCode.RUNTIME_FAILED,
+            path=path,
+            runtime="openvino",
+        ) from error
+
+
+def run_request(request: openvino.InferRequest, names: Names, feeds: Feeds) -> dict[str, np.ndarray]:
+    """Outputs by name. Feeds that the graph has no input for are ignored.
+
+    Args:
+        request: runs the graph.
+        names: names of the graph's inputs and outputs.
+        feeds: one batch of inputs.
+
+    Raises:
+        InputError: an input is missing, or the graph cannot run on these inputs.
+    """
+    try:
+        outputs = request.infer([feeds[name] for name in names.inputs], share_inputs=True)
+    except KeyError as error:
+        raise InputError(
+            f"{error.args[0]}: the graph has this input, and it is missing; pass {', '.join(names.inputs)}",
+            code=ErrorCode.TENSOR_MISMATCH,
+            tensor=error.args[0],
+        ) from error
+    except Exception as error:  # OpenVINO raises RuntimeError and others
+        raise InputError(
+            f"OpenVINO cannot run the graph on these inputs ({_reason(error)})", code=ErrorCode.RUNTIME_FAILED
+        ) from error
+    return {name: np.array(outputs[position]) for position, name in enumerate(names.outputs)}
+
+
+def executed_layers(compiled: openvino.CompiledModel) -> list[Layer]:
+    """The layers that OpenVINO executes, after all of its optimizations."""
+    layers = []
+    for node in compiled.get_runtime_model().get_ordered_ops():
+        facts = {name: str(value.value) for name, value in node.get_rt_info().items()}
+        names = frozenset(filter(None, facts.get("originalLayersNames", "").split(",")))
+        layers.append(Layer(facts["layerType"], facts.get("runtimePrecision", ""), names))
+    return layers
+
+
+def _reason(error: BaseException) -> str:
+    """The part of OpenVINO's message that says what is wrong, on one line."""
+    lines = [line.strip("- ") for line in str(error).splitlines() if line and not line.startswith(_PREFIXES)]
+    return one_line(" ".join(lines) or error)
+
+
+def write_model(model: openvino.Model, out: Path, info: Mapping[str, Any]) -> None:
+    """Write a graph in OpenVINO's format, with weights in the precision that they have.
+
+    Args:
+        model: the graph.
+        out: the file to write, `.xml`; the weights go beside it.
+        info: facts to store in the graph, in JSON; `stored_info` returns them.
+    """
+    model.set_rt_info(json.dumps(info), _INFO)
+    openvino.save_model(model, out, compress_to_fp16=False)
+
+
+def stored_info(model: openvino.Model) -> dict[str, Any]:
+    """The facts that `write_model` stored in a graph; empty for a graph of another origin."""
+    if not model.has_rt_info(_INFO):
+        return {}
+    info: dict[str, Any] = json.loads(str(model.get_rt_info(_INFO).value))
+    return info
+
+
+def tensor_names(model: openvino.Model) -> Names:
+    """Names of the inputs and outputs, as `write_model` stored them, else as OpenVINO has them."""
+    info = stored_info(model)
+    inputs, outputs = (
+        info.get(name, [tensor.any_name for tensor in tensors])
+        for name, tensors in (("inputs", model.inputs), ("outputs", model.outputs))
+    )
+    return Names(tuple(inputs), tuple(outputs))
+
+
+def runner(path: Path, settings: Mapping[str, Any]) -> Callable[[Feeds], dict[str, np.ndarray]]:
+    """A function that runs a graph, which is loaded here and now."""
+    model = read_model(path)
+    request, names = compile_model(model, path, settings).create_infer_request(), tensor_names(model)
+    return lambda feeds: run_request(request, names, feeds)

@@ -1,0 +1,59 @@
+"""OpenVINO as a target: graphs in its own format, compiled for this machine's processor when they are loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compressor.targets.base import BuildOptions, Precision, Provider, Target
+
+if TYPE_CHECKING:
+    from compressor.targets.openvino.engine import OpenVinoEngine
+
+
+class OpenVinoTarget(Target):
+    """Builds graphs in OpenVINO's format, which any processor that OpenVINO supports loads."""
+
+    name = "openvino"
+    title = "OpenVINO"
+    engine_file = "engine.xml"
+    metadata_file = "engine.bin"
+    suffixes = (".xml",)
+    providers = ("cpu",)
+
+    def check(
+        self, *, precision: Precision = "fp32", provider: Provider | None = None, kernel: Path | None = None
+    ) -> None:
+        """Raise where engines cannot be built on this machine; see `Target.check`."""
+        self.check_request(provider=provider, kernel=kernel)
+        from compressor.targets.openvino import session
+
+        session.check_precision(precision)
+
+    def build(
+        self,
+        onnx: Path,
+        out: Path,
+        *,
+        precision: Precision = "fp32",
+        provider: Provider | None = None,
+        threads: int | None = None,
+        options: BuildOptions | None = None,
+    ) -> OpenVinoEngine:
+        """Convert a graph, write it, and compile it; see `Target.build`."""
+        self.check(precision=precision, provider=provider, kernel=options.kernel if options else None)
+        from compressor.targets.openvino.engine import build_engine
+
+        return build_engine(onnx, out, threads=threads)
+
+    def load(
+        self, path: Path, *, provider: Provider | None = None, threads: int | None = None, kernel: Path | None = None
+    ) -> OpenVinoEngine:
+        """Compile a graph that was converted earlier; see `Target.load`."""
+        self.check(provider=provider, kernel=kernel)
+        from compressor.targets.openvino.engine import load_engine
+
+        return load_engine(path, threads=threads)
+
+
+TARGET = OpenVinoTarget()

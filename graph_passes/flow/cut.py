@@ -1,0 +1,129 @@
+"""Cut a graph down to what is needed: initializers, tensors and the sizes that nodes state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+
+from graph_passes.flow.concrete_shapes import Probe
+from graph_passes.flow.edit import cut_tensor, cut_value, positions_among
+from graph_passes.flow.indices import Need, is_partial, same_index, whole
+from graph_passes.flow.rule import Demand, Rule, RuleContext
+
+
+class Cuts(RuleContext):
+    """What the tensors of a graph will hold and what its nodes need for that, as a walk over the graph finds out.
+
+    Args:
+        probe: the graph's shapes.
+        rules: the rule of each operator, by (domain, type).
+
+    Attributes:
+        needs: what each computed tensor will hold, where that is not everything.
+        demands: the rule's answer for each node that has a rule.
+    """
+
+    def __init__(self, probe: Probe, rules: Mapping[tuple[str, str], Rule]) -> None:
+        super().__init__(probe)
+        self.needs: dict[ir.Value, Need] = {}
+        self.demands: dict[ir.Node, Demand] = {}
+        self._rules = rules
+
+    def rule(self, node: ir.Node) -> Rule | None:
+        """The rule of a node's operator, or None."""
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        return self._rules.get((domain, node.op_type))
+
+    def whole(self, value: ir.Value) -> Need:
+        """The need of all of a tensor."""
+        return whole(len(self.probe.shape(value) or ()))
+
+    def held(self, value: ir.Value | None) -> Need:
+        """The indices that a tensor holds once the nodes before are cut."""
+        return () if value is None else self.needs.get(value, self.whole(value))
+
+    def hold(self, value: ir.Value, need: Need) -> None:
+        """Record what a node's output will hold, which may be more than is needed of it."""
+        if is_partial(need):
+            self.needs[value] = need
+        else:
+            self.needs.pop(value, None)
+
+
+def cut_nodes(model: ir.Model, cuts: Cuts) -> int:
+    """Rewrite every node whose inputs or outputs hold less than before; returns the number of nodes."""
+    initializers = _CutInitializers(model.graph)
+    count = 0
+    for node in list(model.graph):
+        demand, rule = cuts.demands.get(node), cuts.rule(node)
+        held = [cuts.held(value) for value in node.inputs]
+        if demand is None or rule is None or not any(is_partial(need) for need in (*held, *demand.outputs)):
+            continue
+        for position, (value, need) in enumerate(zip(node.inputs, demand.inputs, strict=False)):
+            if value is None or need is None:
+                continue
+            if value.is_initializer():
+                cut, held[position] = initializers.cut(value, need), need
+            elif not rule.selective or cuts.counts_positions:
+                cut, held[position] = _cut_edge(value, held[position], need, node), need
+            else:
+                continue
+            node.replace_input_with(position, cut)
+            cuts.probe.copy_shape(cut, value)
+        rule.rewrite(node, demand, held, cuts)
+        for value, need in zip(node.outputs, demand.outputs, strict=False):
+            _restate_shape(value, need, free=cuts.counts_positions)
+        count += 1
+    common.RemoveUnusedNodesPass()(model)
+    initializers.take_over_names()
+    return count
+
+
+def _cut_edge(value: ir.Value, held: Need, need: Need, node: ir.Node) -> ir.Value:
+    """The tensor cut from the indices that it holds to those that the node needs."""
+    for axis, (held_index, index) in enumerate(zip(held, need, strict=True)):
+        if index is not None and not same_index(held_index, index):
+            value = cut_value(value, axis, positions_among(index, held_index), node)
+    return value
+
+
+class _CutInitializers:
+    """Cut copies of a graph's initializers, one for each need."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self._graph = graph
+        self._copies: dict[tuple[ir.Value, tuple[bytes | None, ...]], ir.Value] = {}
+
+    def cut(self, value: ir.Value, need: Need) -> ir.Value:
+        """The initializer that holds only the indices needed."""
+        tensor = value.const_value
+        if tensor is None or not is_partial(need):
+            return value
+        key = (value, tuple(None if index is None else index.tobytes() for index in need))
+        if key not in self._copies:
+            name = f"{value.name}.cut{sum(original is value for original, _ in self._copies)}"
+            content = cut_tensor(tensor, need, name)
+            copy = ir.Value(name=name, const_value=content, type=ir.TensorType(tensor.dtype), shape=content.shape)
+            self._graph.register_initializer(copy)
+            self._copies[key] = copy
+        return self._copies[key]
+
+    def take_over_names(self) -> None:
+        """Give copies the names of the initializers that were removed as unused."""
+        for (value, _), copy in self._copies.items():
+            name = value.name
+            if name is not None and name not in self._graph.initializers:
+                copy.name = name
+                if copy.const_value is not None:
+                    copy.const_value.name = name
+
+
+def _restate_shape(value: ir.Value, need: Need, *, free: bool) -> None:
+    """Correct the shape that the file records for a cut tensor; sizes that are no numbers only if `free`."""
+    if value.shape is not None and is_partial(need) and len(value.shape) == len(need):
+        sizes = zip(value.shape, need, strict=True)
+        value.shape = ir.Shape(
+            [size if index is None or not (free or isinstance(size, int)) else len(index) for size, index in sizes]
+        )

@@ -1,0 +1,143 @@
+"""Which indices of which axis of which tensor are read at all, from the places where a graph selects single indices.
+
+A classifier reads the first position of its last layer. There queries, the product with values, the output projection
+and the feed-forward layer are needed at that position alone; keys and values are needed everywhere. The analysis walks
+back from such a selection by the rules of the operators, as `Flow` does from dropped heads. It ends at tensors that are
+also read whole and at operators that mix positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from graph_passes.flow.axis_flow import captured_by_bodies
+from graph_passes.flow.concrete_shapes import Probe
+from graph_passes.flow.cut import Cuts
+from graph_passes.flow.edit import positions_among, set_ints
+from graph_passes.flow.indices import Index, Need, is_partial, simplify, union, whole
+from graph_passes.flow.rule import Demand, NoRuleError, Rule
+
+
+class PositionFlow(Cuts):
+    """Needs of one graph that result from the indices that it selects.
+
+    Args:
+        model: the graph; it is read, not changed.
+        rules: the rule of each operator, by (domain, type).
+        probe: the graph's shapes.
+
+    Attributes:
+        selections: the nodes that select indices, with the axis and the indices.
+    """
+
+    counts_positions = True
+
+    def __init__(self, model: ir.Model, rules: Mapping[tuple[str, str], Rule], probe: Probe) -> None:
+        super().__init__(probe, rules)
+        self.selections: dict[ir.Node, tuple[int, np.ndarray]] = {}
+        uses: dict[ir.Value, list[Need]] = {value: [self.whole(value)] for value in model.graph.outputs}
+        uses.update({value: [self.whole(value)] for value in (*captured_by_bodies(model.graph), *model.graph.inputs)})
+        for node in reversed(model.graph):
+            outputs = [self._total_need(value, uses.pop(value, [])) for value in node.outputs]
+            for source, need in zip(node.inputs, self._demand(node, outputs).inputs, strict=False):
+                if source is not None and need is not None:
+                    uses.setdefault(source, []).append(need)
+
+    def restate_selections(self) -> None:
+        """Let each selection take its indices from what its input holds now."""
+        for node, (axis, indices) in self.selections.items():
+            held = self.held(node.inputs[0])[axis]
+            if held is not None and node.op_type == "Gather":
+                positions = np.asarray(positions_among(indices, held))
+                if not np.array_equal(positions, indices):
+                    set_ints(node, 1, positions)
+
+    def _total_need(self, value: ir.Value, needs: Sequence[Need]) -> Need:
+        shape = self.probe.shape(value) or ()
+        if not needs:
+            return whole(len(shape))
+        total = list(needs[0])
+        for need in needs[1:]:
+            total = [union(first, second) for first, second in zip(total, need, strict=True)]
+        total = [
+            simplify(index, size) if self.probe.fixed(value, axis) else index
+            for axis, (index, size) in enumerate(zip(total, shape, strict=True))
+        ]
+        self.hold(value, tuple(total))
+        return tuple(total)
+
+    def _demand(self, node: ir.Node, outputs: Sequence[Need]) -> Demand:
+        rule = self.rule(node)
+        if not any(map(is_partial, outputs)):
+            return self._selection(node) or self._everything(node)
+        try:
+            if rule is None:
+                return self._everything(node)
+            demand = rule.demand(node, outputs, self)
+        except NoRuleError:
+            return self._everything(node)
+        if not (self._has_positions(node.inputs, demand.inputs) and self._has_positions(node.outputs, demand.outputs)):
+            return self._everything(node)
+        self.demands[node] = demand
+        for value, need in zip(node.outputs, demand.outputs, strict=False):
+            self.hold(value, need)
+        return demand
+
+    def _has_positions(self, values: Sequence[ir.Value | None], needs: Sequence[Need | None]) -> bool:
+        """Whether needed indices are the same for inputs of all sizes.
+
+        They are not where an axis of positions is merged with the batch.
+        """
+        positions = np.concatenate([indices.reshape(-1) for _, indices in self.selections.values()])
+        return all(
+            index is None or self.probe.fixed(value, axis) or bool(np.isin(index, positions).all())
+            for value, need in zip(values, needs, strict=False)
+            for axis, index in enumerate(need or ())
+        )
+
+    def _everything(self, node: ir.Node) -> Demand:
+        """The demand of a node that computes all of its outputs; readers that need less cut them."""
+        for value in node.outputs:
+            self.needs.pop(value, None)
+        inputs = tuple(None if value is None else self.whole(value) for value in node.inputs)
+        return Demand(inputs, tuple(map(self.whole, node.outputs)))
+
+    def _selection(self, node: ir.Node) -> Demand | None:
+        """The demand of a node that selects indices; None for any other node."""
+        selected = self._selected(node)
+        if selected is None:
+            return None
+        axis, indices = selected
+        self.selections[node] = selected
+        everything = self._everything(node)
+        need: list[Index] = list(everything.inputs[0] or ())
+        need[axis] = np.unique(indices)
+        return Demand((tuple(need), *everything.inputs[1:]), everything.outputs)
+
+    def _selected(self, node: ir.Node) -> tuple[int, np.ndarray] | None:
+        """The axis and the indices that a node selects: `Gather` of constant indices, or `Slice` of the first index.
+
+        Indices that count from the end, and those that a graph computes, e.g. of the last token of each row, are no
+        constants.
+        """
+        source = node.inputs[0] if node.inputs else None
+        shape, dtype = self.probe.shape(source), self.probe.dtype(source)
+        if source is None or source.is_initializer() or not shape or node.domain not in ("", "ai.onnx"):
+            return None
+        if dtype is None or not dtype.is_floating_point():  # sizes, not activations
+            return None
+        if node.op_type == "Gather":
+            axis, indices = node.attributes.get_int("axis", 0) % len(shape), self.probe.constant(node.inputs[1])
+            if indices is None or indices.ndim > 1 or indices.size == 0 or indices.min() < 0:
+                return None
+            return axis, np.asarray(indices)
+        if node.op_type == "Slice" and len(node.inputs) >= 4:
+            starts, ends, axes = (self.probe.constant(value) for value in node.inputs[1:4])
+            steps = self.probe.constant(node.inputs[4]) if len(node.inputs) > 4 else np.ones(1)
+            bounds = [None if array is None else array.tolist() for array in (starts, ends, steps)]
+            if bounds == [[0], [1], [1]] and axes is not None:
+                return int(axes[0]) % len(shape), np.zeros(1, np.int64)
+        return None

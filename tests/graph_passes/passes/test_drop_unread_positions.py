@@ -1,0 +1,116 @@
+"""Only the positions that a graph reads are computed, and the numbers stay."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+
+from graph_passes.passes import CleanUp, DropUnreadPositions, Normalize
+from tests.graph_passes.fused_layers import FUSED
+from tests.graph_passes.graphs import SIZES, assert_same, graph, operators
+from tests.graph_passes.layers import LAYERS
+from tests.graph_passes.passes.checks import assert_untouched, rewritten
+
+ROWS = "float[B, 8] y"
+FEED_FORWARD = "a = MatMul(x, W)  b = Relu(a)  c = MatMul(b, V)  h = Add(c, x)"
+FLAT = "gate on heads * width"
+"""The layer whose output projection has one axis for batch and positions."""
+WEIGHTS = ("float[8, 12] W", "float[12, 8] V", "int64 first = {0}")
+
+
+def reads(model: ir.Model, positions: list[int] | int) -> ir.Model:
+    """The graph with its output `[B, S, 8]` reduced to some positions."""
+    Normalize()(model)
+    (output,) = model.graph.outputs
+    index = ir.node("Constant", [], {"value": ir.tensor(positions, ir.DataType.INT64)})
+    read = ir.node("Gather", [output, index.outputs[0]], {"axis": 1})
+    model.graph.extend([index, read])
+    model.graph.outputs[0] = read.outputs[0]
+    read.outputs[0].name, read.outputs[0].type = "read", output.type
+    kept: list[int | str] = ["B", 8] if isinstance(positions, int) else ["B", len(positions), 8]
+    read.outputs[0].shape = ir.Shape(kept)
+    return model
+
+
+@pytest.mark.parametrize("positions", [0, [0], [0, 2], [2, 1]], ids=str)
+@pytest.mark.parametrize("name", sorted(LAYERS.keys() - {FLAT}))
+def test_a_layer_computes_the_positions_that_are_read(name: str, positions: list[int] | int) -> None:
+    result = rewritten(DropUnreadPositions(), reads(LAYERS[name].graph(), positions))
+    assert result.report.products
+
+
+def test_positions_that_are_merged_with_the_batch_stay() -> None:
+    assert_untouched(DropUnreadPositions(), reads(LAYERS[FLAT].graph(), 0))
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_an_attention_operator_computes_the_queries_that_are_read(name: str) -> None:
+    model = reads(FUSED[name].graph(), 0)
+    result = DropUnreadPositions()(model.clone())
+    if result.modified:
+        assert_same(result.model, model, SIZES, 1e-5)
+    else:
+        assert_untouched(DropUnreadPositions(), model)
+
+
+def test_a_tensor_that_is_also_read_whole_is_cut_before_the_node_that_needs_less() -> None:
+    model = graph(f"{FEED_FORWARD}  y = Gather <axis = 1> (h, first)", *WEIGHTS, outputs=ROWS)
+    result = rewritten(DropUnreadPositions(), model)
+    assert len(result.report.products) == 2
+    assert operators(result.model).count("Slice") == 2, "before the product and before the sum"
+
+
+def test_a_slice_of_the_first_position_is_a_selection() -> None:
+    bounds = "int64[1] zero = {0}, int64[1] end = {1}, int64[1] axis = {1}"
+    model = graph(f"{FEED_FORWARD}  y = Slice(h, zero, end, axis)", *WEIGHTS, bounds, outputs="float[B, 1, 8] y")
+    assert len(rewritten(DropUnreadPositions(), model).report.products) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "weights", "outputs"),
+    [
+        pytest.param(FEED_FORWARD.replace("h =", "y ="), "", "float[B, S, 8] y", id="every position is an output"),
+        pytest.param(
+            f"{FEED_FORWARD}  y = Gather <axis = 1> (h, first)  z = Relu(h)",
+            "",
+            f"{ROWS}, float[B, S, 8] z",
+            id="hidden states are an output too",
+        ),
+        pytest.param(
+            f"{FEED_FORWARD}  y = ReduceMean <keepdims = 0> (h, axis)", "int64[1] axis = {1}", ROWS, id="mean"
+        ),
+        pytest.param(
+            f"{FEED_FORWARD}  y = Gather <axis = 1> (h, last)", "int64 last = {-1}", ROWS, id="the last position"
+        ),
+        pytest.param("y = Gather <axis = 1> (x, first)", "", ROWS, id="no product"),
+        pytest.param(
+            "h = CumSum(x, axis)  y = Gather <axis = 1> (h, first)", "int64 axis = {1}", ROWS, id="positions are mixed"
+        ),
+    ],
+)
+def test_other_graphs_stay(body: str, weights: str, outputs: str) -> None:
+    assert_untouched(DropUnreadPositions(), graph(body, *WEIGHTS, weights, outputs=outputs))
+
+
+def test_causal_attention_of_an_operator_stays() -> None:
+    body = """
+        q = MatMul(x, Wq)  k = MatMul(x, Wk)  v = MatMul(x, Wv)
+        a = Attention <is_causal = 1, q_num_heads = 2, kv_num_heads = 2> (q, k, v)
+        y = Gather <axis = 1> (a, second)
+    """
+    weights = "float[8, 8] Wq, float[8, 8] Wk, float[8, 8] Wv, int64 second = {1}"
+    assert_untouched(DropUnreadPositions(), graph(body, weights, outputs=ROWS, opset=23))
+
+
+def test_shapes_of_the_file_are_those_of_the_positions() -> None:
+    model = graph(
+        f"{FEED_FORWARD}  y = Gather <axis = 1> (h, first)",
+        *WEIGHTS,
+        "float[B, S, 12] a, float[B, S, 8] h",
+        outputs=ROWS,
+    )
+    result = rewritten(DropUnreadPositions(), model)
+    CleanUp()(result.model)
+    shapes = {value.name: value.shape for node in result.model.graph for value in node.outputs}
+    assert shapes["a"] is not None
+    assert shapes["a"][1] == 1
