@@ -9,9 +9,10 @@ import click
 from compressor.cli.command_group import CommandGroup, common
 from compressor.cli.console import Console
 from compressor.cli.field_options import FieldsCommand, options_of, renamed_options
+from compressor.config.methods import PENALISED_METHODS
 from compressor.config.recipe_file import recipe_of
 from compressor.config.run import FIELDS, FORMER_NAMES
-from compressor.errors import closest
+from compressor.errors import ErrorCode, UsageError, closest
 
 
 @click.command(
@@ -33,10 +34,18 @@ def run(
     A recipe file sets the same fields as the flags below, under the same names; a flag wins.
     """
     if words:
-        raise click.UsageError(_unexpected(ctx, str(model)))
+        raise click.UsageError(_unexpected(ctx, str(model)), ctx.parent)
     options = {} if penalty is None else {"penalty": penalty}
     fields = {name: value for name, value in flags.items() if value is not None}
     recipe = recipe_of(model, file, fields, options=options)
+    method = recipe.selection.method
+    if penalty is not None and method not in PENALISED_METHODS:
+        raise UsageError(
+            f"--lambda {penalty:g}: {method} has no penalty; omit it, or use --method {' or '.join(PENALISED_METHODS)}",
+            code=ErrorCode.CONTRADICTION,
+            field="lambda",
+            method=method,
+        )
     from compressor.cli.exit_status import finish
     from compressor.run.pipeline import compress
 

@@ -150,12 +150,23 @@ def describe_fault(fault: Mapping[str, Any]) -> tuple[ErrorCode, str]:
         return cause.code, str(cause)
     if kind == "literal_error" and (names := re.findall(r"'([^']*)'", str(fault["ctx"]["expected"]))):
         return ErrorCode.UNKNOWN_NAME, f"unknown; {nearest(str(fault['input']), names)}"
+    if kind == "float_parsing" and (share := _share_of(str(fault["input"]))) is not None:
+        return ErrorCode.INVALID_VALUE, f"not a number; write {share:g}"
     if kind == "extra_forbidden":
         return ErrorCode.UNKNOWN_NAME, f"unknown field {fault['loc'][-1]}"
     ranges = ("greater_than", "less_than", "finite_number", "literal_error", "too_short", "too_long")
     code = ErrorCode.OUT_OF_RANGE if kind.startswith(ranges) else ErrorCode.INVALID_VALUE
     message = " ".join(str(fault["msg"]).removeprefix("Value error, ").split())
     return code, message[0].lower() + message[1:]
+
+
+def _share_of(text: str) -> float | None:
+    """The number that a percentage stands for; None for any other text."""
+    match = re.fullmatch(r"\s*([\d.]+)\s*%\s*", text)
+    try:
+        return float(match[1]) / 100 if match else None
+    except ValueError:  # several points
+        return None
 
 
 def one_of(names: Sequence[str]) -> Callable[[str], str]:

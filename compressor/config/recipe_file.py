@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import pydantic
 
 from compressor.config.fields import extra_of, flag_of, usage_error
-from compressor.config.run import FIELDS, FORMER_NAMES, SECTIONS, Recipe
+from compressor.config.run import FIELDS, FORMER_NAMES, SECTION_OF, SECTIONS, Recipe
 from compressor.errors import ErrorCode, UsageError, nearest
 
 FILE_NAME = "compress.toml"
@@ -116,7 +116,11 @@ def read_recipe(path: Path) -> RecipeFile:
         ) from error
     keys: dict[str, Any] = {}
     for key, value in content.items():
-        keys |= value if key in SECTIONS and isinstance(value, dict) else {key: value}
+        if key in SECTIONS and isinstance(value, dict):
+            _check_table(path, key, value)
+            keys |= value
+        else:
+            keys[key] = value
     fields: dict[str, Any] = {}
     for key, value in keys.items():
         name = key.replace("-", "_")
@@ -124,6 +128,18 @@ def read_recipe(path: Path) -> RecipeFile:
         is_text = isinstance(value, str)
         fields[name] = str(path.parent / value) if is_text and _is_path(name, path.parent / value) else value
     return RecipeFile(path, fields)
+
+
+def _check_table(path: Path, section: str, keys: Iterable[str]) -> None:
+    """Check that the keys of a table belong to its section."""
+    for name in (key.replace("-", "_") for key in keys):
+        if SECTION_OF.get(name, section) != section:
+            raise UsageError(
+                f"{path}: [{section}] {name}: the key belongs to [{SECTION_OF[name]}]; move it there",
+                code=ErrorCode.CONTRADICTION,
+                field=name,
+                path=path,
+            )
 
 
 def _check_key(path: Path, name: str) -> None:
@@ -136,7 +152,7 @@ def _check_key(path: Path, name: str) -> None:
         )
     if name not in FIELDS:
         raise UsageError(
-            f"{path}: unknown key {name}; {nearest(name, list(FIELDS))}",
+            f"{path}: unknown key {name}; {nearest(name, [*FIELDS, *SECTIONS])}",
             code=ErrorCode.UNKNOWN_NAME,
             field=name,
             path=path,

@@ -43,6 +43,8 @@ def of_unused_fields(recipe: Recipe, maximum_length: int | None, *, learns: bool
             code=NoteCode.LENGTH_LIMITED,
             text=f"--max-length {rows.max_length}: the model takes {maximum_length} tokens; longer rows are cut there",
         )
+    if recipe.selection.steps is not None:
+        yield from _unused(("epochs",), recipe, f"--steps {recipe.selection.steps} counts")
     candidates = (*_BLOCK_FIELDS, "kernel") if learns else _BLOCK_FIELDS  # the masks of a plan may use the kernel
     yield from _unused(
         (name for name in candidates if not blocks.drops_any),

@@ -65,10 +65,15 @@ class EvaluationStore:
 
     def exchange(self, evaluations: Evaluations) -> None:
         """If the interval has passed, add evaluations that other processes wrote to `evaluations`, and write all."""
-        if time.monotonic() < self._next_write:
-            return
+        if time.monotonic() >= self._next_write:
+            self.write(evaluations)
+
+    def write(self, evaluations: Evaluations) -> None:
+        """Add evaluations that other processes wrote to `evaluations`, and write all; nothing if there are none."""
         start = time.monotonic()
         evaluations.update(self.load())
+        if not evaluations:
+            return
         kept = np.array([[head in subset for head in self._heads] for subset in evaluations])
         statistics, forwards = zip(*evaluations.values(), strict=True)
         self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -74,11 +74,13 @@ def run_search(
         evaluator.store_in(checkpoint_dir / f"checkpoint-{name}.npz")
         return evaluator
 
-    pool = PooledSubsetEvaluator(evaluator_of(data, "search"), all_heads(pool_of(sites, selection.options)))
+    evaluator = evaluator_of(data, "search")
+    pool = PooledSubsetEvaluator(evaluator, all_heads(pool_of(sites, selection.options)))
     steps = []
-    for step in search.choose(pool, keep, selection.max_drop):
-        steps.append(replace(step, kept=step.kept | pool.always_kept))
-        on_progress(len(pool.heads) - len(step.kept), len(pool.heads) - (keep or 0))
+    with evaluator.stored_on_interrupt():
+        for step in search.choose(pool, keep, selection.max_drop):
+            steps.append(replace(step, kept=step.kept | pool.always_kept))
+            on_progress(len(pool.heads) - len(step.kept), len(pool.heads) - (keep or 0))
     last, certificate, notes = steps[-1], None, steps[-1].notes
     if unseen is not None:
         steps = removal_steps(steps)

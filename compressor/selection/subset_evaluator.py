@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +95,16 @@ class ModelSubsetEvaluator:
         rows = len(self._data.eval)
         self._store = EvaluationStore(path, self.heads, rows, seconds=seconds, write_share=write_share)
         self._evaluations.update(self._store.load())
+
+    @contextmanager
+    def stored_on_interrupt(self) -> Iterator[None]:
+        """Write the evaluations to the file of `store_in` if Ctrl-C ends the block."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            if self._store is not None:
+                self._store.write(self._evaluations)
+            raise
 
     def sensitivity(self, kept: frozenset[Head]) -> Mapping[Head, float]:
         task = self._data.task

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from compressor.cli.run import run
 from compressor.config.fields import flag_of
 from compressor.config.methods import METHODS, PENALISED_METHODS
-from compressor.config.recipe_file import command_line, json_schema, recipe_of
+from compressor.config.recipe_file import command_line, json_schema, read_recipe, recipe_of
 from compressor.config.run import FIELDS, FORMER_NAMES, SECTION_OF, SECTIONS, Recipe, current_fields
 from compressor.config.values import AttentionKind
 from compressor.errors import ErrorCode, UsageError
 from graph_passes import Kind
+from tests.faults import fails_with
 
 
 def refused(model: str | None, file: str | None, flags: Mapping[str, Any]) -> UsageError:
@@ -71,6 +72,26 @@ def test_a_flag_and_a_file_set_the_same_fields(tmp_path: Path) -> None:
         "force": True,
     }
     assert recipe_of(str(tmp_path), None, {}) == recipe_of(str(tmp_path), None, flags)
+
+
+def test_keys_in_the_table_of_another_section_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "compress.toml"
+    file.write_text("[rows]\nkeep = 36\n")
+    with fails_with(ErrorCode.CONTRADICTION, UsageError, field="keep", path=file):
+        read_recipe(file)
+
+
+def test_a_mistyped_section_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "compress.toml"
+    file.write_text("[select]\nkeep = 36\n")
+    with pytest.raises(UsageError, match="did you mean selection"):
+        read_recipe(file)
+
+
+def test_a_percentage_of_a_number_is_written_as_a_share() -> None:
+    with pytest.raises(UsageError, match=r"write 0\.01$") as error:
+        recipe_of("m", None, {"max_drop": "1%"})
+    assert (error.value.code, error.value.details["field"]) == (ErrorCode.INVALID_VALUE, "max_drop")
 
 
 def test_keys_are_accepted_in_the_table_of_their_section(tmp_path: Path) -> None:

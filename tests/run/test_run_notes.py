@@ -23,6 +23,8 @@ from graph_passes import BlockMask, Plan, SitePlan
         (True, {"workspace": 3}, ("--workspace",)),
         (True, {"workspace": 3, "target": "trt"}, ()),
         (True, {"data": "rows.tsv", "method": "taylor", "keep": 1, "steps": 5}, ("--steps",)),
+        (True, {"data": "rows.tsv", "keep": 1, "steps": 5, "epochs": 2}, ("--epochs",)),
+        (True, {"data": "rows.tsv", "keep": 1, "steps": 5}, ()),
     ],
 )
 def test_fields_without_effect_are_noted(learns: bool, fields: dict[str, Any], flags: tuple[str, ...]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from compressor.errors import ErrorCode, InputError, UsageError
@@ -53,6 +54,23 @@ def test_the_plan_holds_every_option(tmp_path: Path) -> None:
 def test_a_loss_that_permits_no_removal_is_an_error(tmp_path: Path) -> None:
     with fails_with(ErrorCode.NOTHING_REMOVED, UsageError, field="max_drop", value=0.0, method="astar"):
         tiny.learn_plan(tmp_path, selection(method="astar", keep=None, max_drop=0.0))
+
+
+def test_an_interrupted_search_keeps_its_evaluations(tmp_path: Path) -> None:
+    """Also before the first of the writes, which are half a minute apart."""
+
+    def interrupt(finished: int, total: int) -> None:
+        if finished == 2:
+            raise KeyboardInterrupt
+
+    config = selection(method="taylor", keep=4, options={"rows": 8})
+    with pytest.raises(KeyboardInterrupt):
+        tiny.learn_plan(tmp_path, config, on_progress=interrupt)
+    (stored,) = tmp_path.rglob("checkpoint-search.npz")
+    with np.load(stored) as file:
+        assert len(file["kept"]) >= 3
+    uninterrupted = tiny.learn_plan(tmp_path / "other", config)
+    assert tiny.learn_plan(tmp_path, config).plan == uninterrupted.plan
 
 
 @pytest.fixture(scope="module")
