@@ -101,14 +101,14 @@ def load_engine(path: Path, scratch: Path, threads: int | None = None, kernel: P
     with library_errors(path):
         runtime = target_of(path)
         if runtime.metadata_file is not None:
-            loaded = _load_built(runtime, path, kernel)
+            loaded = _load_built(runtime, path, threads, kernel)
         else:
             loaded = _build(runtime, path, scratch, threads, kernel)
     _log.debug("loaded %s: %s", path, loaded.host)
     return loaded
 
 
-def _load_built(runtime: Target, path: Path, kernel: Path | None) -> LocalEngine:
+def _load_built(runtime: Target, path: Path, threads: int | None, kernel: Path | None) -> LocalEngine:
     """An engine that was built ahead of time."""
     if kernel is not None:
         raise UsageError(
@@ -117,7 +117,7 @@ def _load_built(runtime: Target, path: Path, kernel: Path | None) -> LocalEngine
             field="kernel",
             path=path,
         )
-    engine = runtime.load(path)
+    engine = runtime.load(path, threads=threads)
     return _local(path, engine, engine.precision, path.with_name("model.onnx"))
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 import numpy as np
 
 from compressor.errors import ErrorCode, UsageError
-from compressor.targets.tensor_specs import TensorSpec
 
 if TYPE_CHECKING:
     from compressor.results import EngineBuild
+    from compressor.targets.tensor_specs import TensorSpec
 
 Precision = Literal["fp32", "fp16", "bf16"]
 Provider = Literal["cpu", "cuda"]

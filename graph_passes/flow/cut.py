@@ -14,7 +14,7 @@ from graph_passes.flow.rule import Demand, Rule, RuleContext
 
 
 class Cuts(RuleContext):
-    """What the tensors of a graph will hold and what its nodes need for that, as a walk over the graph finds out.
+    """The needs by which a graph is cut: what each tensor will hold, and what each node demands of its inputs.
 
     Args:
         probe: the graph's shapes.

@@ -1,4 +1,4 @@
-"""Which indices of which axis of which tensor are read at all, from the places where a graph selects single indices.
+"""The indices of each axis of each tensor that a graph reads, derived from the nodes that select single indices.
 
 A classifier reads the first position of its last layer. There queries, the product with values, the output projection
 and the feed-forward layer are needed at that position alone; keys and values are needed everywhere. The analysis walks
@@ -30,7 +30,7 @@ class PositionFlow(Cuts):
         probe: the graph's shapes.
 
     Attributes:
-        selections: the nodes that select indices, with the axis and the indices.
+        selections: node that selects indices -> the axis and the indices, `[n]` or a scalar.
     """
 
     counts_positions = True
@@ -47,7 +47,7 @@ class PositionFlow(Cuts):
                     uses.setdefault(source, []).append(need)
 
     def restate_selections(self) -> None:
-        """Let each selection take its indices from what its input holds now."""
+        """Rewrite the indices of each `Gather` whose input holds fewer positions than before."""
         for node, (axis, indices) in self.selections.items():
             held = self.held(node.inputs[0])[axis]
             if held is not None and node.op_type == "Gather":

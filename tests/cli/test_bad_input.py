@@ -288,6 +288,12 @@ BAD_INPUTS: dict[str, tuple[Callable[[Path], Arguments], int, str, str]] = {
         ErrorCode.TOO_FEW_ROWS,
         "rows",
     ),
+    "penalty of a search": (
+        lambda inputs: [*learn_command(inputs), "--method", "taylor", "--lambda", "0.02"],
+        2,
+        ErrorCode.CONTRADICTION,
+        "--lambda 0.02",
+    ),
     "unknown key": (unknown_key, 2, ErrorCode.UNKNOWN_NAME, "did you mean keep?"),
     "unknown option": (lambda inputs: [*learn_command(inputs), "--options", "tau=3"], 2, ErrorCode.UNKNOWN_NAME, "tau"),
     "option of another type": (

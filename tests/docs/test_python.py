@@ -49,6 +49,7 @@ def test_the_code_on_language_models_runs(tmp_path: Path, monkeypatch: pytest.Mo
     torch.testing.assert_close(torch.from_numpy(names["logits"]), names["out"].logits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.zoo
 def test_the_tests_on_the_latency_check_page_pass(tmp_path: Path) -> None:
     out = text_model(tmp_path / "out")
     session = open_session(out / "model.onnx", session_settings("cpu", 1))

@@ -144,6 +144,7 @@ def test_a_grid_runs_every_method_and_draws_the_heads_that_it_keeps(inputs: Path
     assert {picture.name for picture in findings.pictures} >= {f"kept_{method}" for method in METHODS}
 
 
+@pytest.mark.zoo
 def test_speed_needs_no_grid(inputs: Path, tmp_path: Path) -> None:
     findings = study("speed", request_of(inputs, tmp_path, axes={"keeps": (4,)}))
     assert {picture.name for picture in findings.pictures} == {"speed_vs_heads", "size_vs_heads", "speed_vs_batch"}

@@ -60,8 +60,10 @@ def test_engines_are_timed_and_checked(finished: Path, capfd: Cap) -> None:
     assert result.code == 0
     assert result.json["session"]["provider"] == "CPU"
     engine = finished / "engine.xml"
-    limits = ("--max-slowdown", "10000%", "--seconds", "0.01", "--seq", "8", "--quiet")
-    assert compress(capfd, "check", engine, "--baseline", graph, *limits).code == 0
+    limits = ("--max-slowdown", "10000%", "--seconds", "0.01", "--seq", "8", "--threads", "1", "--quiet", "--json")
+    result = compress(capfd, "check", engine, "--baseline", graph, *limits)
+    assert result.code == 0
+    assert result.json["host"].endswith("on CPU, 1 threads")
 
 
 @pytest.mark.parametrize(
