@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
-JOBS ?= 3
+JOBS ?= 2
 
 .PHONY: test checked tools docs test-gpu test-triton demo zoo bench docker-check clean
 
