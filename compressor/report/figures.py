@@ -103,6 +103,8 @@ def ratios(speeds: Sequence[Speed]) -> Markup:
         margin = 0.06 * (max(ends) - min(ends)) or 0.1
         axes.set(xlim=(min(ends) - margin, max(ends) + margin), ylim=(0.4, len(speeds) + 0.6))
         axes.set_yticks(list(rows), [formatting.inputs_label(speed) for speed in speeds])
+        # A page's font is wider than the one that the layout was computed with: few labels leave room at the ends.
+        axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.set_xlabel("times the speed of dense")
         axes.grid(axis="x")
         axes.set_axisbelow(True)
