@@ -34,6 +34,7 @@ from compressor.block_masks.masks_from_maps import build_masks
 from compressor.config.run import Recipe
 from compressor.measure import interleave
 from compressor.targets.base import Engine, Feeds
+from compressor.targets.onnxruntime import ort_session
 from compressor.targets.onnxruntime.ort_session import open_session, run_session, session_settings
 from compressor.targets.peak_memory import peak_growth
 from graph_passes import BlockMask, Plan, SitePlan, save
@@ -72,7 +73,7 @@ class LoadedAttention:
 
     def memory(self, feeds: Feeds) -> int | None:
         """Peak memory in bytes."""
-        return peak_growth("compressor.targets.onnxruntime.ort_session", self.path, self.session, feeds)
+        return peak_growth(ort_session.__name__, self.path, self.session, feeds)
 
 
 def uniform(heads: int, blocks: int, density: float, rng: np.random.Generator) -> np.ndarray:

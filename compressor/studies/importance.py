@@ -68,8 +68,8 @@ class Importance(Study):
                 else [Path(source).name] * len(rows)
             )
             for name in dict.fromkeys(names):
-                places = np.flatnonzero(np.array(names) == name)
-                drawn = np.random.default_rng(self.request.recipe.selection.seed).permutation(places)[
+                indices = np.flatnonzero(np.array(names) == name)
+                drawn = np.random.default_rng(self.request.recipe.selection.seed).permutation(indices)[
                     : self.request.size.sample
                 ]
                 sampled.append((name, task.encode(rows.select(np.sort(drawn)), source), task.chooser))

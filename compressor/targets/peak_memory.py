@@ -19,14 +19,14 @@ from compressor.targets.base import Feeds
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 _RUNS = 3
-CUDA_PROVIDER = "CUDAExecutionProvider"
-"""`provider` of a session that holds its memory on the GPU."""
 
 
-def peak_growth(module: str, path: Path, session: Mapping[str, Any], feeds: Feeds) -> int | None:
+def peak_growth(
+    module: str, path: Path, session: Mapping[str, Any], feeds: Feeds, *, on_gpu: bool = False
+) -> int | None:
     """Bytes by which loading and running a graph grows the resident set of a fresh process at its peak.
 
-    On CUDA: bytes by which the GPU's free memory shrinks, including allocations of other processes meanwhile. Memory
+    On a GPU: bytes by which the GPU's free memory shrinks, including allocations of other processes meanwhile. Memory
     that the process holds before (interpreter, runtime, inputs) is not counted.
 
     Args:
@@ -34,6 +34,7 @@ def peak_growth(module: str, path: Path, session: Mapping[str, Any], feeds: Feed
         path: the graph.
         session: settings of the session.
         feeds: one batch of inputs.
+        on_gpu: whether the session holds its memory on the GPU.
 
     Returns:
         The number of bytes; None where the system has no `/proc`, or the process failed.
@@ -42,9 +43,8 @@ def peak_growth(module: str, path: Path, session: Mapping[str, Any], feeds: Feed
         return None
     with tempfile.TemporaryDirectory() as folder:
         np.savez(Path(folder) / "feeds.npz", allow_pickle=False, **feeds)
-        request = json.dumps(
-            {"module": module, "path": str(path), "session": dict(session), "feeds": f"{folder}/feeds.npz"}
-        )
+        arguments = {"module": module, "path": str(path), "session": dict(session), "on_gpu": on_gpu}
+        request = json.dumps({**arguments, "feeds": f"{folder}/feeds.npz"})
         command = [sys.executable, "-W", "ignore", "-m", "compressor.targets.peak_memory", request]
         process = subprocess.run(command, capture_output=True, text=True, check=False)
     return int(process.stdout) if process.returncode == 0 else None
@@ -60,7 +60,7 @@ def _measure(request: str) -> int:
         feeds = dict(archive)
     with contextlib.suppress(OSError):
         _CLEAR.write_text("5", encoding="ascii")  # resets the peak, which importing has raised, to the current size
-    on_gpu = arguments["session"]["provider"] == CUDA_PROVIDER
+    on_gpu = arguments["on_gpu"]
     before = driver().free_memory() if on_gpu else _kilobytes("VmRSS")
     run = runtime.runner(Path(arguments["path"]), arguments["session"])
     for _ in range(_RUNS):

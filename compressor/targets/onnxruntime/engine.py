@@ -71,10 +71,13 @@ class OrtEngine:
     @property
     def host(self) -> str:
         """Runtime, device and threads."""
-        on_gpu = self.session["provider"] == ort_session.PROVIDERS["cuda"]
-        device = str(driver().device) if on_gpu else self.session["provider"]
+        device = str(driver().device) if self._is_on_gpu else self.session["provider"]
         host = f"{self.session['runtime']} on {device}, {self.session['intra_op_threads']} threads"
         return f"{host}, compiled kernel" if "kernel" in self.session else host
+
+    @property
+    def _is_on_gpu(self) -> bool:
+        return bool(self.session["provider"] == ort_session.PROVIDERS["cuda"])
 
     @property
     def is_reentrant(self) -> bool:
@@ -107,7 +110,7 @@ class OrtEngine:
 
     def memory(self, feeds: Feeds) -> int | None:
         """Bytes that loading and running the graph takes at the peak; see `Engine.memory`."""
-        return peak_growth("compressor.targets.onnxruntime.ort_session", self.path, self.session, feeds)
+        return peak_growth(ort_session.__name__, self.path, self.session, feeds, on_gpu=self._is_on_gpu)
 
 
 def build_engine(

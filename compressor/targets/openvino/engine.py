@@ -85,7 +85,8 @@ class OpenVinoEngine:
     @property
     def optimization(self) -> str:
         """The layers that OpenVINO executes, in one line."""
-        counts = [f"{self.kernels[kind]} {kind}" for kind in _REPORTED if kind in self.kernels]
+        kernels = self.kernels
+        counts = [f"{kernels[kind]} {kind}" for kind in _REPORTED if kind in kernels]
         return f"compiled by OpenVINO; runs {', '.join(counts)}"
 
     @property
@@ -109,7 +110,7 @@ class OpenVinoEngine:
 
     def memory(self, feeds: Feeds) -> int | None:
         """Bytes that loading and running the graph takes at the peak; see `Engine.memory`."""
-        return peak_growth("compressor.targets.openvino.session", self.path, self.session, feeds)
+        return peak_growth(sessions.__name__, self.path, self.session, feeds)
 
 
 def build_engine(onnx: Path, out: Path, *, threads: int | None = None) -> OpenVinoEngine:
