@@ -24,7 +24,8 @@ from compressor.silence_libraries import quiet_tools
 from compressor.units.find import find_sites
 from compressor.units.gating import check_plan, gated
 from compressor.units.hook import Attention, Call, configs, family, intercepted, unwrap
-from graph_passes import Plan, save
+from graph_passes import Plan, load, save
+from graph_passes.attention.gate_initializers import find_gates, gate_content, set_gates
 from graph_passes.passes.insert_gates import FINGERPRINT
 
 logger = logging.getLogger(__name__)
@@ -103,6 +104,49 @@ def export_reference(
         )
     save(program, path)
     logger.debug("%s: exported %s with opset %d, attention %s", path, family(bare), opset, attention)
+
+
+def rewrite_reference(
+    source: str | os.PathLike[str], model: PreTrainedModel, plan: Plan, path: str | os.PathLike[str]
+) -> bool:
+    """Write the reference graph of a plan from that of another plan of the same model, without exporting it again.
+
+    The operators of a reference graph depend on a plan only through its masks. Gates and weights are initializers, and
+    get the values of the plan and of the model, whose weights may have been trained since.
+
+    Args:
+        source: a reference graph of the model, whose plan has no masks.
+        model: the model.
+        plan: one entry for each site of the model.
+        path: the file to write.
+
+    Returns:
+        Whether the file was written. It was not if the plan has masks, or if the graph lacks a gate of the plan or has
+        a weight of another size; then `export_reference` is needed. The caller has to compare the file with the gated
+        model, since an exporter may have computed a constant from a weight.
+
+    Raises:
+        OSError: the disk is full or the folder cannot be written; no file remains.
+    """
+    if plan.masks:
+        return False
+    program = load(source)
+    gates = find_gates(program.graph)
+    if any(site.name not in gates or gate_content(site, gates[site.name]) is None for site in plan.sites):
+        return False
+    set_gates(program.graph, plan)
+    initializers = program.graph.initializers
+    for name, weight in unwrap(model).state_dict().items():
+        value = initializers.get(name)
+        if value is None or value.const_value is None:
+            continue
+        if tuple(value.const_value.shape.numpy()) != tuple(weight.shape):
+            return False
+        value.const_value = ir.tensor_adapters.TorchTensor(weight.detach().cpu().contiguous(), name=name)
+    if plan.model is not None:
+        program.metadata_props[FINGERPRINT] = plan.model
+    save(program, path)
+    return True
 
 
 def _export(model: PreTrainedModel, sample: dict[str, Any], opset: int) -> ir.Model:

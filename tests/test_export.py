@@ -16,10 +16,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, SiteRefusedError, UsageError
-from compressor.export import export_reference
+from compressor.export import export_reference, rewrite_reference
 from compressor.units import find_sites, gated, keep_all
 from compressor.units.hook import Attention
-from graph_passes import Plan
+from graph_passes import BlockMask, Plan
 from tests.faults import fails_with
 from tests.tasks.translations import marian
 from tests.unchanged import unchanged
@@ -121,6 +121,38 @@ def bert() -> tuple[PreTrainedModel, Inputs]:
     """A BERT with a mask of ones."""
     model, inputs = FAMILIES["bert"](0)
     return model, {"input_ids": inputs["input_ids"], "attention_mask": torch.ones_like(inputs["attention_mask"])}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "bert" else pytest.mark.zoo) for name in FAMILIES]
+)
+def test_a_rewritten_graph_equals_an_exported_graph_of_other_gates_and_weights(name: str, tmp_path: Path) -> None:
+    model, inputs = FAMILIES[name](0)
+    sites = find_sites(model, inputs)
+    export_reference(model, keep_all(sites), inputs, tmp_path / "template.onnx")
+    trained, _ = FAMILIES[name](1)
+    model.load_state_dict(trained.state_dict())
+    plan = random_plan(sites, np.random.default_rng(3)).model_copy(update={"model": "sha256:34"})
+    assert rewrite_reference(tmp_path / "template.onnx", model, plan, tmp_path / "rewritten.onnx")
+    export_reference(model, plan, inputs, tmp_path / "exported.onnx")
+    rewritten, expected = (ir.load(tmp_path / file) for file in ("rewritten.onnx", "exported.onnx"))
+    assert rewritten.metadata_props == expected.metadata_props
+    assert [node.op_type for node in rewritten.graph] == [node.op_type for node in expected.graph]
+    for key, value in expected.graph.initializers.items():
+        content = rewritten.graph.initializers[key].const_value
+        assert value.const_value is not None
+        assert content is not None
+        np.testing.assert_array_equal(content.numpy(), value.const_value.numpy(), err_msg=key)
+
+
+def test_a_graph_without_the_masks_of_a_plan_is_not_rewritten(
+    exported: tuple[PreTrainedModel, Path], tmp_path: Path
+) -> None:
+    model, template = exported
+    sites = find_sites(model, text())
+    masks = {site.name: BlockMask(np.ones((site.heads, 2, 2), bool), 8, 0) for site in sites}
+    assert not rewrite_reference(template, model, keep_all(sites).masked(masks), tmp_path / "rewritten.onnx")
+    assert not (tmp_path / "rewritten.onnx").exists()
 
 
 @pytest.fixture(scope="module")

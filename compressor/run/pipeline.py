@@ -28,7 +28,7 @@ from compressor.run.learning_store import LearningStore, open_learning_store
 from compressor.run.load import load_model, read_rows
 from compressor.run.measure import engine_facts, time_variants, timing_stage
 from compressor.run.plan_source import learn_plan, load_plan
-from compressor.run.products import LoadedModel, Measurements, RunSizes, SelectedPlan, Variant
+from compressor.run.products import ExportedGraph, LoadedModel, Measurements, RunSizes, SelectedPlan, Variant
 from compressor.run.run_log import RunLog
 from compressor.run.sizes import work_out_sizes
 from compressor.run.variant import build_variant, cpu_fallback, export_graph, rehearse, require_complete, shrink_graph
@@ -95,10 +95,10 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
     sizes = work_out_sizes(recipe, model, data, followed)
     selector = _mask_selector(recipe, model, sizes)
 
-    dense = _make_variant("dense", model, keep_all(model.sites), built, sizes, work, log)
-    reference = work.scratch / "dense.reference.onnx"
+    reference = _export("dense", model, keep_all(model.sites), built, sizes, work, log)
+    dense = _shrink_and_build(reference, built, sizes, work, log)
     # A plan that is followed is validated when it is shrunk.
-    rehearsed = None if recipe.plan_file else rehearse(reference, model.sites)
+    rehearsed = None if recipe.plan_file else rehearse(reference.path, model.sites)
     if rehearsed is not None and followed is None and data is not None:
         require_complete(rehearsed)
         store = open_learning_store(recipe, model, data, work.learning, state)
@@ -115,7 +115,8 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
     log.add_notes(run_notes.of_masks(selected.plan, (*sizes.lengths, sizes.longest_row), learned_row))
 
     lower = _lowered_sites(recipe, model, selected, selector, log)
-    compressed = _make_variant("compressed", model, selected.plan, built, sizes, work, log, lower=lower)
+    gated = _export("compressed", model, selected.plan, built, sizes, work, log, template=reference)
+    compressed = _shrink_and_build(gated, built, sizes, work, log, lower=lower)
     log.add_notes(run_notes.of_emptied_heads(selected.plan, compressed.graph.plan))
     scores = _evaluate(dense, compressed, data, recipe, log)
     measured = _measure(dense, compressed, model, recipe, sizes, log)
@@ -177,7 +178,7 @@ def _lowered_sites(
         return selector.lowered(selected.plan)
 
 
-def _make_variant(
+def _export(
     name: VariantName,
     model: LoadedModel,
     plan: Plan,
@@ -186,14 +187,27 @@ def _make_variant(
     work: WorkDir,
     log: RunLog,
     *,
-    lower: Collection[str] = (),
-) -> Variant:
-    """Export, shrink and build one variant; the compressed one goes into the output folder."""
-    folder = work.result if name == "compressed" else work.scratch / name
-    folder.mkdir(exist_ok=True)
+    template: ExportedGraph | None = None,
+) -> ExportedGraph:
+    """Export one variant as a reference graph into the scratch folder."""
     with log.stage(f"{name}: exporting the graph"):
         file = work.scratch / f"{name}.reference.onnx"
-        reference = export_graph(name, model.folder, plan, recipe.export, sizes.cases, file)
+        return export_graph(name, model.folder, plan, recipe.export, sizes.cases, file, template=template)
+
+
+def _shrink_and_build(
+    reference: ExportedGraph,
+    recipe: Recipe,
+    sizes: RunSizes,
+    work: WorkDir,
+    log: RunLog,
+    *,
+    lower: Collection[str] = (),
+) -> Variant:
+    """Shrink and build one variant; the compressed one goes into the output folder."""
+    name = reference.name
+    folder = work.result if name == "compressed" else work.scratch / name
+    folder.mkdir(exist_ok=True)
     with log.stage(f"{name}: shrinking the graph"):
         graph = shrink_graph(reference, sizes.cases, folder / "model.onnx", lower=lower)
     with log.stage(f"{name}: building the engine"):

@@ -10,7 +10,7 @@ import graph_passes
 from compressor.config.run import Recipe
 from compressor.config.sections import EngineConfig, ExportConfig
 from compressor.errors import ErrorCode, SiteRefusedError
-from compressor.export import export_reference
+from compressor.export import export_reference, rewrite_reference
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.results import VariantName
 from compressor.run import verify
@@ -21,9 +21,19 @@ from graph_passes import Plan, Shrunk
 
 
 def export_graph(
-    name: VariantName, folder: ModelFolder, plan: Plan, config: ExportConfig, cases: Sequence[Case], out: Path
+    name: VariantName,
+    folder: ModelFolder,
+    plan: Plan,
+    config: ExportConfig,
+    cases: Sequence[Case],
+    out: Path,
+    *,
+    template: ExportedGraph | None = None,
 ) -> ExportedGraph:
     """Export the gated model, with every unit still in it, and prove the graph.
+
+    Tracing the model takes most of the time of an export. A graph of the same model with another plan is therefore
+    reused, with new gates and weights, if the proof then holds.
 
     Args:
         name: name of the variant.
@@ -32,10 +42,15 @@ def export_graph(
         config: operator set and form of attention of the graph.
         cases: inputs of the proof.
         out: file to write.
+        template: a graph of the same model in the same form, to reuse; None: export the model.
 
     Raises:
         MismatchError: the graph computes something else than the model.
     """
+    if template is not None and rewrite_reference(template.path, folder.model, plan, out):
+        proof = verify.prove_export(folder.model, plan, out, cases, name, attention=config.attention)
+        if proof.holds:
+            return ExportedGraph(name, plan, out, proof)
     inputs = example_inputs(folder, batch=2, seq=8)
     export_reference(folder.model, plan, inputs, out, opset=config.opset, attention=config.attention)
     proof = verify.prove_export(folder.model, plan, out, cases, name, attention=config.attention)
