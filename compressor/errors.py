@@ -59,6 +59,8 @@ class ErrorCode(StrEnum):
     """The labels do not correspond to the classes of the model."""
 
     # Computed results.
+    PRODUCTS_IN_FLOAT = "products-in-float"
+    """The runtime computes products in floats that the graph has in int8."""
     NUMBERS_DIFFER = "numbers-differ"
     """Two products of a run that must compute the same function do not."""
     SITE_REFUSED = "site-refused"

@@ -111,6 +111,13 @@ class NoteCode(StrEnum):
     STORAGE_URI = "storage-uri"
     """The storage URI of a KServe service is a placeholder."""
 
+    # Quantization.
+    FEW_CALIBRATION_ROWS = "few-calibration-rows"
+    PRODUCTS_IN_FLOAT = "products-in-float"
+    """Matrix products that stay in floats in an int8 engine."""
+    ENGINE_CHOSEN = "engine-chosen"
+    """Which of several engines is delivered, and why."""
+
     # Measurements.
     SETTINGS_DIFFER = "settings-differ"
     """Two engines run with different settings, so their times are not comparable."""
@@ -201,7 +208,10 @@ class ProofStage(StrEnum):
 
     EXPORT = "gated model = reference graph"
     SHRINK = "reference graph = shrunk graph"
+    PRODUCTS = "int8 products = products of their dequantized factors"
+    """Computed by the runtime in int8, and by ONNX Runtime in floats; each product by itself."""
     BUILD = "shrunk graph = engine"
+    BUILD_INT8 = "quantized graph = engine"
 
 
 VariantName = Literal["dense", "compressed"]
@@ -295,6 +305,21 @@ class EngineBuild(_Row):
         return _renamed_keys(fields, {"plan_bytes": "engine_bytes"})
 
 
+class QuantizedProducts(_Row):
+    """The matrix products with constant weights of an int8 engine.
+
+    `requested` is the number of products that the graph has in int8, `executed` the number that the runtime computes in
+    int8. `in_float` names products that it computes in floats although the graph has them in int8; runtimes do not
+    report the names of all layers, so it may be incomplete. `float_in_graph` names products that the quantizer left in
+    floats.
+    """
+
+    requested: int
+    executed: int
+    in_float: tuple[str, ...] = ()
+    float_in_graph: tuple[str, ...] = ()
+
+
 class EngineFacts(_Row):
     """Facts about one engine.
 
@@ -312,8 +337,40 @@ class EngineFacts(_Row):
     fused: int
     optimization: str
     """How the graph was optimized for this runtime, in one line."""
+    quantized: QuantizedProducts | None = None
+    """The products in int8; None: the engine has another precision."""
     built: EngineBuild | None = None
     """Facts about the build; None: the runtime does not build engines ahead of time."""
+
+
+class Candidate(_Row):
+    """An engine that was tried for the compressed model.
+
+    `form` says how its graph was quantized; it is empty for an engine in floats. `milliseconds` holds the median time
+    of a call by size, e.g. `batch 1, 128 tokens`; `speed` is the geometric mean over the sizes of the time of the dense
+    engine over that of this one. `metric` is computed on the evaluation rows, `difference` is that minus the metric of
+    the dense engine, and `agreement` the share of its answers that equal those of the dense engine. `holds` says
+    whether the metric fell by no more than `--max-drop`. `failure` says why there is no such engine.
+    """
+
+    target: str
+    precision: str
+    form: str = ""
+    milliseconds: dict[str, float] = Field(default_factory=dict)
+    speed: float | None = None
+    metric: float | None = None
+    difference: float | None = None
+    agreement: float | None = None
+    file_bytes: int | None = None
+    quantized: QuantizedProducts | None = None
+    holds: bool = True
+    chosen: bool = False
+    failure: str = ""
+
+    @property
+    def label(self) -> str:
+        """The settings of the engine, e.g. `openvino int8 portable`."""
+        return " ".join(filter(None, (self.target, self.precision, self.form)))
 
 
 class Refusal(_Row):
@@ -387,6 +444,8 @@ class Report(BaseModel):
     refused: tuple[Refusal, ...] = ()
     blocks: tuple[SiteBlocks, ...] = ()
     """Sites from which blocks were to be dropped; empty where none were."""
+    candidates: tuple[Candidate, ...] = ()
+    """The engines that were tried; empty where the recipe names one."""
     drop_status: DropStatus = DropStatus.NOT_CHECKED
     target: str
     """The target that was measured."""

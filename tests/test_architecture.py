@@ -26,7 +26,7 @@ COMPRESSOR = (
     ("units",),
     ("models", "model_folder", "export"),
     ("tasks",),
-    ("measure",),
+    ("measure", "quantization"),
     ("training",),
     ("selection",),
     ("block_masks",),

@@ -122,7 +122,7 @@ class AttentionTimer:
         self, recipe: Recipe, extras: Mapping[str, AttentionExtras] | None = None, measure: Measure | None = None
     ) -> None:
         engine = recipe.engine
-        provider = ort_session.choose_provider(engine.provider, engine.precision, engine.kernel)
+        provider = ort_session.choose_provider(engine.provider, engine.definite_precision, engine.kernel)
         self._settings = ort_session.session_settings(provider, engine.threads, engine.kernel)
         self._dtype = _TYPES.get(engine.precision, ir.DataType.FLOAT)
         self._extras, self._measure = extras or {}, measure or median_milliseconds

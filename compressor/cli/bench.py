@@ -33,6 +33,7 @@ def bench(console: Console, dense: Path, compressed: Path, **flags: Any) -> None
     The ratio is the dense median time over the compressed one, with a 95% bootstrap interval.
     """
     measure, engine = _configs({name: value for name, value in flags.items() if value is not None})
+    engine.require_definite()
     from compressor.measure import bench as run
 
     result = run(
@@ -41,7 +42,7 @@ def bench(console: Console, dense: Path, compressed: Path, **flags: Any) -> None
         measure.batch,
         measure.seq or (128,),
         runtime=engine.target,
-        precision=engine.precision,
+        precision=engine.definite_precision,
         provider=engine.provider,
         threads=engine.threads,
         kernel=engine.kernel,

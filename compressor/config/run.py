@@ -145,7 +145,7 @@ class Recipe(Config):
 
     def _check_engine(self) -> None:
         engine = self.engine
-        runtime = target(engine.target)
+        runtime = target(engine.reference.target)
         if engine.provider is not None and engine.provider not in runtime.providers:
             raise FieldConflictError(
                 ErrorCode.CONTRADICTION,
@@ -243,13 +243,21 @@ class Recipe(Config):
     def selects_heads(self) -> bool:
         """Whether heads are selected from rows.
 
-        Where blocks are dropped, they are only if a number of heads, or another method than the default, is set.
+        Where blocks are dropped, or the fastest engine is chosen, they are only if a number of heads, or another method
+        than the default, is set. A run that quantizes and keeps 100% of the heads learns nothing.
         """
         if self.rows.data is None:
             return False
         selection = self.selection
-        default_method = FIELDS["method"].default
-        return not self.blocks.requested or selection.keep is not None or selection.method != default_method
+        if self.engine.chooses and selection.keep == "100%":
+            return False
+        is_set = selection.keep is not None or selection.method != FIELDS["method"].default
+        return is_set or not (self.blocks.requested or self.engine.chooses)
+
+    @property
+    def learns(self) -> bool:
+        """Whether a plan is learned from rows."""
+        return self.plan_file is None and (self.selects_heads or self.blocks.drops_any)
 
     @property
     def fields_set(self) -> frozenset[str]:

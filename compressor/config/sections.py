@@ -25,9 +25,12 @@ from compressor.config.values import (
     Sizes,
     Workers,
 )
-from compressor.targets import DEFAULT_TARGET, TARGETS
+from compressor.errors import ErrorCode, UsageError
+from compressor.targets import DEFAULT_TARGET, TARGETS, Precision
 
 MODEL, DATA, HEADS, BLOCKS = "Model", "Data", "Heads", "Blocks"
+AUTO = "auto"
+"""Value of a choice that is made by measuring."""
 ENGINE, MEASURING, OUTPUT = "Engine", "Measuring", "Output"
 
 
@@ -187,10 +190,23 @@ class BlocksConfig(Config):
 class EngineConfig(Config):
     """How engines are built."""
 
-    target: Annotated[str, AfterValidator(one_of(tuple(TARGETS)))] = config_field(
-        ENGINE, "runtime to build for", DEFAULT_TARGET, choices=tuple(TARGETS)
+    target: Annotated[str, AfterValidator(one_of((*TARGETS, AUTO)))] = config_field(
+        ENGINE,
+        "runtime to build for; auto: the fastest of those installed",
+        DEFAULT_TARGET,
+        choices=(*TARGETS, AUTO),
     )
-    precision: Literal["fp32", "fp16", "bf16"] = config_field(ENGINE, "numeric precision of the engine", "fp32")
+    precision: Literal["fp32", "fp16", "bf16", "int8", "auto"] = config_field(
+        ENGINE,
+        "numeric precision of the engine; auto: fp32 or int8, whichever is faster and keeps the metric within max_drop",
+        "fp32",
+    )
+    calibration_rows: Count = config_field(
+        ENGINE, "maximum number of training rows from which the ranges of int8 activations are measured", 300
+    )
+    allow_float_products: bool = config_field(
+        ENGINE, "accept an int8 engine that computes some of the quantized products in floats", False
+    )
     provider: Literal["cpu", "cuda"] | None = config_field(
         ENGINE, "device of the engine; default: CUDA where available"
     )
@@ -213,6 +229,42 @@ class EngineConfig(Config):
         ENGINE, "build a TensorRT engine for other GPUs too, from Ampere on", False
     )
     version_compatible: bool = config_field(ENGINE, "build a TensorRT engine for later versions too", False)
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether int8 engines are built."""
+        return self.precision in ("int8", AUTO)
+
+    def require_definite(self) -> None:
+        """Check that the engine is named, for commands that build without rows to choose by.
+
+        Raises:
+            UsageError: the target or the precision is to be chosen.
+        """
+        for name in ("target", "precision"):
+            if getattr(self, name) == AUTO:
+                raise UsageError(
+                    f"--{name} auto: only compress run chooses an engine, since it needs rows; name the {name}",
+                    code=ErrorCode.CONTRADICTION,
+                    field=name,
+                    value=AUTO,
+                )
+
+    @property
+    def definite_precision(self) -> Precision:
+        """The precision, or fp32 where it is to be chosen."""
+        return "fp32" if self.precision == "auto" else self.precision
+
+    @property
+    def chooses(self) -> bool:
+        """Whether several engines are built, and the fastest that keeps the metric is delivered."""
+        return self.quantizes or self.target == AUTO
+
+    @property
+    def reference(self) -> EngineConfig:
+        """The settings of the dense engine, in fp32, that the chosen engine is compared with."""
+        changes = {"target": DEFAULT_TARGET if self.target == AUTO else self.target}
+        return self.model_copy(update={**changes, "precision": "fp32"} if self.chooses else changes)
 
 
 class ExportConfig(Config):

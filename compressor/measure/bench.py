@@ -16,7 +16,7 @@ from compressor.measure.macs import macs
 from compressor.measure.timing import interleave
 from compressor.progress import Listener, NullListener
 from compressor.results import EngineFacts, Speed
-from compressor.targets import BuildOptions, Engine, Feeds, Precision, Provider, span, target
+from compressor.targets import BuildOptions, Engine, Feeds, Precision, Provider, span, target, target_of
 from compressor.targets.random_inputs import random_feeds
 from graph_passes import count_parameters, load
 from graph_passes.passes import Normalize
@@ -209,17 +209,25 @@ def facts(engine: Engine, graph: Path, *, batch: int, seq: int, file: str | None
     return EngineFacts(
         file=file,
         parameters=count_parameters(model),
-        file_bytes=sum(part.stat().st_size for part in _files(graph)),
+        file_bytes=file_bytes(engine, graph),
         peak_memory_bytes=engine.memory(feeds),
         macs=macs(model, 1, seq),
         attentions=engine.attentions,
         fused=engine.fused,
         optimization=engine.optimization,
+        quantized=engine.quantized,
         built=engine.built,
     )
 
 
+def file_bytes(engine: Engine, graph: Path) -> int:
+    """Bytes of the graph that an engine was built from, or of the files of an int8 engine, with their weights."""
+    return sum(path.stat().st_size for path in _files(graph if engine.quantized is None else engine.path))
+
+
 def _files(graph: Path) -> set[Path]:
-    """The file of a graph and those of its external data."""
+    """The file of a graph or engine, and the files with its weights."""
+    if target_of(graph).metadata_file is not None:
+        return {graph, *(path for path in [graph.with_suffix(".bin")] if path.is_file())}
     tensors = (value.const_value for value in load(graph).graph.initializers.values())
     return {graph, *(Path(tensor.path) for tensor in tensors if isinstance(tensor, ir.ExternalTensor))}

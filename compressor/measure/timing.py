@@ -5,8 +5,9 @@ Times are taken in rounds: several calls of one engine after another. A pair of 
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -118,6 +119,41 @@ def interleave(
     )
 
 
+def median_times(
+    engines: Sequence[Engine],
+    feeds: Feeds,
+    seconds: float,
+    *,
+    wait: Callable[[], None] = wait_until_idle,
+    clock: Clock | None = None,
+) -> list[float]:
+    """Median seconds of a call of each engine, timed in rounds in turn; every second turn goes backwards.
+
+    Args:
+        engines: the engines.
+        feeds: one batch of inputs.
+        seconds: approximate duration; at least four rounds of each engine are timed.
+        wait: returns when no thread of earlier calls computes.
+        clock: returns seconds; None: `time.perf_counter`.
+    """
+    clock = clock or time.perf_counter
+    calls = [functools.partial(engine.run, feeds) for engine in engines]
+    for call in calls:
+        for _ in range(WARM_UP_CALLS):
+            call()
+    times: list[list[float]] = [[] for _ in engines]
+    start, turn = clock(), 0
+    while turn < 4 or clock() - start < seconds:
+        order = range(len(engines)) if turn % 2 == 0 else reversed(range(len(engines)))
+        for index in order:
+            probe = _round(calls[index], 1, wait, clock)[0]
+            times[index] += _round(
+                calls[index], int(np.clip(_ROUND_SECONDS / probe, *ROUND_CALLS)), lambda: None, clock
+            )
+        turn += 1
+    return [float(np.median(sample)) for sample in times]
+
+
 def alternate_calls(
     first: Callable[[], object],
     second: Callable[[], object],
@@ -225,11 +261,17 @@ def ratio_interval(times: np.ndarray, seed: int, confidence: float) -> tuple[flo
 def incomparable_reason(dense: Engine, compressed: Engine) -> Note | None:
     """Why the times of two engines must not be compared; None where they may be.
 
-    The settings must match, and the runtime must have fused the same share of the attentions of each graph. A graph
-    without attentions has none to fuse.
+    Two engines of one runtime must have the same settings. In one precision, the runtime must also have fused the same
+    share of the attentions of each graph; a graph without attentions has none to fuse. Engines of different runtimes
+    must use the same number of threads.
     """
-    if dense.session != compressed.session or dense.precision != compressed.precision:
+    same_runtime = dense.session.get("runtime") == compressed.session.get("runtime")
+    compared = None if same_runtime else "intra_op_threads"
+    settings = [engine.session if compared is None else engine.session.get(compared) for engine in (dense, compressed)]
+    if settings[0] != settings[1]:
         return Note(text="the two engines run with different settings", code=NoteCode.SETTINGS_DIFFER)
+    if not same_runtime or dense.precision != compressed.precision:
+        return None
     if dense.fused * compressed.attentions != compressed.fused * dense.attentions:
         return Note(
             text=f"the runtime fused {dense.fused} of {dense.attentions} attentions of the dense graph and"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
+from datasets import Dataset
 from torch import Tensor
 
 from compressor.measure import paired_interval
@@ -15,23 +18,36 @@ from compressor.tasks import Data, statistics
 from compressor.tasks.segment_streams import Streams, read
 
 
-def statistics_of(variant: Variant, data: Data, batch_size: int, on_progress: ProgressCallback) -> np.ndarray:
-    """Sufficient statistics of the metric on the test rows, `[examples, statistics]`, computed by the engine.
+def statistics_of(
+    variant: Variant,
+    data: Data,
+    batch_size: int,
+    on_progress: ProgressCallback,
+    *,
+    rows: Dataset | None = None,
+    on_logits: Callable[[np.ndarray], None] | None = None,
+) -> np.ndarray:
+    """Sufficient statistics of the metric, `[examples, statistics]`, computed by the engine.
 
     Args:
         variant: the variant whose engine runs.
         data: the test rows and the task.
         batch_size: number of parallel streams, for a task that reads texts in order.
         on_progress: called with (rows scored, rows).
+        rows: the rows to score; None: the test rows.
+        on_logits: called with the logits of each batch; not called by a task that reads texts in order.
     """
-    scored = 0
+    rows, scored = data.test if rows is None else rows, 0
 
     def forward(batch: dict[str, Tensor]) -> np.ndarray:
-        return data.task.logits(variant.engine.run({name: value.numpy() for name, value in batch.items()}))
+        logits = data.task.logits(variant.engine.run({name: value.numpy() for name, value in batch.items()}))
+        if on_logits is not None:
+            on_logits(logits)
+        return logits
 
-    def progress(rows: int) -> None:
+    def progress(count: int) -> None:
         nonlocal scored
-        on_progress(scored := scored + rows, len(data.test))
+        on_progress(scored := scored + count, len(rows))
 
     if isinstance(data.task, Streams) and limits(variant.graph.path) is not None:  # without memory a segment is a row
         stream = Stream(variant.engine, variant.graph.path)
@@ -39,8 +55,8 @@ def statistics_of(variant: Variant, data: Data, batch_size: int, on_progress: Pr
         def segment(ids: Tensor) -> Tensor:
             return torch.from_numpy(stream.read(ids.numpy()))
 
-        return read(data.task, data.test, segment, batch_size, progress)
-    return statistics(data.task, data.test, forward, progress=progress)
+        return read(data.task, rows, segment, batch_size, progress)
+    return statistics(data.task, rows, forward, progress=progress)
 
 
 def score(dense: np.ndarray, compressed: np.ndarray, data: Data, seed: int) -> Score:

@@ -7,7 +7,9 @@ import shlex
 from compressor import model_folder
 from compressor.block_masks.mask_settings import shares_by_kind
 from compressor.config.run import Recipe
+from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import example_inputs
+from compressor.quantization import require_nncf
 from compressor.results import MissingTarget
 from compressor.run.products import LoadedModel
 from compressor.run.sizes import timed_lengths
@@ -25,11 +27,12 @@ def load_model(recipe: Recipe) -> LoadedModel:
     Raises:
         CompressorError: the target, an option, the model folder, a length or a share cannot be used.
     """
-    runtime, engine, source = target(recipe.engine.target), recipe.engine, recipe.source
+    runtime, engine, source = target(recipe.engine.reference.target), recipe.engine, recipe.source
+    _check_calibration(recipe)
     reason = runtime.missing()
     if reason is None:
-        runtime.check(precision=engine.precision, provider=engine.provider, kernel=engine.kernel)
-    if recipe.plan_file is None and (recipe.selects_heads or recipe.blocks.drops_any):
+        runtime.check(precision=engine.definite_precision, provider=engine.provider, kernel=engine.kernel)
+    if recipe.learns:
         check_options(recipe.selection, heads=recipe.selects_heads, blocks=recipe.blocks.drops_any)
     folder = model_folder.load(
         source.model,
@@ -48,6 +51,25 @@ def load_model(recipe: Recipe) -> LoadedModel:
     command = shlex.join(["compress", "build", str(recipe.output.out), "--target", engine.target])
     missing = None if reason is None else MissingTarget(target=engine.target, reason=reason, command=command)
     return LoadedModel(folder, tuple(sites), missing)
+
+
+def _check_calibration(recipe: Recipe) -> None:
+    """Raise where int8 engines are requested that cannot be calibrated.
+
+    Raises:
+        UsageError: there are no training rows.
+        TargetMissingError: the quantizer is not installed.
+    """
+    if not recipe.engine.quantizes:
+        return
+    if recipe.rows.data is None:
+        raise UsageError(
+            f"--precision {recipe.engine.precision}: there are no rows to calibrate on; add training rows (--data)",
+            code=ErrorCode.MISSING_VALUE,
+            fields=("precision", "data"),
+        )
+    if recipe.engine.precision == "int8":
+        require_nncf()
 
 
 def read_rows(recipe: Recipe, model: LoadedModel) -> Data:

@@ -64,4 +64,9 @@ def engine_facts(variants: Sequence[Variant], *, batch: int, seq: int) -> Mappin
 
 def timing_stage(batch: int, seq: int | None) -> str:
     """Name of the stage that times both engines at one size."""
-    return f"timing both, batch {batch}" + (f", {seq} tokens" if seq else "")
+    return f"timing both, {size_label(batch, seq)}"
+
+
+def size_label(batch: int, seq: int | None) -> str:
+    """The size of a batch: `batch 8, 128 tokens`."""
+    return f"batch {batch}" + (f", {seq} tokens" if seq else "")

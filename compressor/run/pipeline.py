@@ -17,18 +17,30 @@ from accelerate import PartialState
 from compressor.block_masks.attention_timer import find_attention_extras
 from compressor.block_masks.mask_selector import MaskSelector
 from compressor.config.run import Recipe
+from compressor.config.sections import EngineConfig
 from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import example_inputs
 from compressor.model_folder.example_inputs import token_limit
 from compressor.progress import Listener, NullListener, ignore_progress
 from compressor.results import Note, NoteCode, Report, Score, VariantName
 from compressor.run import run_notes
+from compressor.run.choose_engine import choose_engine
 from compressor.run.evaluate import score, statistics_of
 from compressor.run.learning_store import LearningStore, open_learning_store
 from compressor.run.load import load_model, read_rows
 from compressor.run.measure import engine_facts, time_variants, timing_stage
 from compressor.run.plan_source import learn_plan, load_plan
-from compressor.run.products import ExportedGraph, LoadedModel, Measurements, RunSizes, SelectedPlan, Variant
+from compressor.run.products import (
+    Choice,
+    Chosen,
+    ExportedGraph,
+    LoadedModel,
+    Measurements,
+    RunSizes,
+    SelectedPlan,
+    ShrunkGraph,
+    Variant,
+)
 from compressor.run.run_log import RunLog
 from compressor.run.sizes import work_out_sizes
 from compressor.run.variant import build_variant, cpu_fallback, export_graph, rehearse, require_complete, shrink_graph
@@ -96,7 +108,7 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
     selector = _mask_selector(recipe, model, sizes)
 
     reference = _export("dense", model, keep_all(model.sites), built, sizes, work, log)
-    dense = _shrink_and_build(reference, built, sizes, work, log)
+    dense = _build(_shrink(reference, sizes, work, log), built.engine.reference, sizes, log)
     # A plan that is followed is validated when it is shrunk.
     rehearsed = None if recipe.plan_file else rehearse(reference.path, model.sites)
     if rehearsed is not None and followed is None and data is not None:
@@ -116,12 +128,17 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
 
     lower = _lowered_sites(recipe, model, selected, selector, log)
     gated = _export("compressed", model, selected.plan, built, sizes, work, log, template=reference)
-    compressed = _shrink_and_build(gated, built, sizes, work, log, lower=lower)
+    graph = _shrink(gated, sizes, work, log, lower=lower)
+    if built.engine.chooses:
+        chosen = choose_engine(graph, dense, data, model.folder, built, sizes, work.scratch, log)
+    else:
+        chosen = Chosen(_build(graph, built.engine, sizes, log), Choice(built.engine))
+    compressed = chosen.variant
     log.add_notes(run_notes.of_emptied_heads(selected.plan, compressed.graph.plan))
     scores = _evaluate(dense, compressed, data, recipe, log)
     measured = _measure(dense, compressed, model, recipe, sizes, log)
     refused = rehearsed.refused if rehearsed is not None else ()
-    report = make_report(recipe, built, model, selected, dense, compressed, scores, measured, refused, selector, log)
+    report = make_report(recipe, model, selected, dense, chosen, scores, measured, refused, selector, log)
     return write_output(report, model, selected, dense, work)
 
 
@@ -195,23 +212,19 @@ def _export(
         return export_graph(name, model.folder, plan, recipe.export, sizes.cases, file, template=template)
 
 
-def _shrink_and_build(
-    reference: ExportedGraph,
-    recipe: Recipe,
-    sizes: RunSizes,
-    work: WorkDir,
-    log: RunLog,
-    *,
-    lower: Collection[str] = (),
-) -> Variant:
-    """Shrink and build one variant; the compressed one goes into the output folder."""
-    name = reference.name
-    folder = work.result if name == "compressed" else work.scratch / name
+def _shrink(
+    reference: ExportedGraph, sizes: RunSizes, work: WorkDir, log: RunLog, *, lower: Collection[str] = ()
+) -> ShrunkGraph:
+    """Shrink one variant; the compressed one goes into the output folder."""
+    folder = work.result if reference.name == "compressed" else work.scratch / reference.name
     folder.mkdir(exist_ok=True)
-    with log.stage(f"{name}: shrinking the graph"):
-        graph = shrink_graph(reference, sizes.cases, folder / "model.onnx", lower=lower)
-    with log.stage(f"{name}: building the engine"):
-        return build_variant(graph, recipe.engine, sizes.build, sizes.cases)
+    with log.stage(f"{reference.name}: shrinking the graph"):
+        return shrink_graph(reference, sizes.cases, folder / "model.onnx", lower=lower)
+
+
+def _build(graph: ShrunkGraph, config: EngineConfig, sizes: RunSizes, log: RunLog) -> Variant:
+    with log.stage(f"{graph.name}: building the engine"):
+        return build_variant(graph, config, sizes.build, sizes.cases)
 
 
 def _evaluate(dense: Variant, compressed: Variant, data: Data | None, recipe: Recipe, log: RunLog) -> tuple[Score, ...]:

@@ -32,12 +32,13 @@ def load_plan(recipe: Recipe, model: LoadedModel) -> SelectedPlan | None:
     """
     folder, sites = model.folder, model.sites
     if recipe.plan_file is None:
-        if recipe.rows.data:
+        if recipe.learns or (recipe.rows.data and not recipe.engine.chooses):
             return None
+        rows = "" if recipe.rows.data else "rows to learn from (--data) and "
         note = Note(
             code=NoteCode.NOTHING_LEARNED,
-            text="nothing was learned: the model is exported and built with every head; add rows to learn from (--data)"
-            " and the number of heads to keep (--keep), or a plan (--plan)",
+            text=f"nothing was learned: the model is exported and built with every head; add {rows}the number of heads"
+            " to keep (--keep), or a plan (--plan)",
         )
         return SelectedPlan(_signed(keep_all(sites), folder), notes=(note,))
     plan = Plan.load(recipe.plan_file)

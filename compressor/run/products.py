@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from compressor.config.sections import EngineConfig
 from compressor.model_folder import ModelFolder
-from compressor.results import CurvePoint, EngineFacts, MissingTarget, Note, Proof, Speed, VariantName
+from compressor.results import Candidate, CurvePoint, EngineFacts, MissingTarget, Note, Proof, Speed, VariantName
 from compressor.targets import BuildOptions, Engine
 from compressor.targets.base import Feeds
 from compressor.units import Site
@@ -136,6 +137,48 @@ class Variant:
     def name(self) -> VariantName:
         """`dense` or `compressed`."""
         return self.graph.name
+
+
+PORTABLE, DYNAMIC = "portable", "dynamic"
+"""Forms of an int8 engine: built from the portable quantized graph, or quantized by the target."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The settings of an engine.
+
+    Attributes:
+        config: target and precision.
+        form: `PORTABLE` or `DYNAMIC` for int8; empty for an engine in floats.
+    """
+
+    config: EngineConfig
+    form: str = ""
+
+    @property
+    def row(self) -> Candidate:
+        """The row of a table of candidates, without measurements."""
+        return Candidate(target=self.config.target, precision=self.config.precision, form=self.form)
+
+    @property
+    def label(self) -> str:
+        """The settings for readers, e.g. `openvino int8 portable`."""
+        return self.row.label
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The engine to deliver, and the table that it was chosen from.
+
+    Attributes:
+        variant: the engine, in the output folder.
+        choice: its settings.
+        candidates: every engine that was tried; empty where the recipe names one.
+    """
+
+    variant: Variant
+    choice: Choice
+    candidates: tuple[Candidate, ...] = ()
 
 
 @dataclass(frozen=True)

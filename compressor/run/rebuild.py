@@ -79,7 +79,7 @@ def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
     run = load_run(out, fields)
     engine = run.recipe.engine
     runtime = target(engine.target)
-    runtime.check(precision=engine.precision, provider=engine.provider, kernel=engine.kernel)
+    runtime.check(precision=engine.definite_precision, provider=engine.provider, kernel=engine.kernel)
     log = RunLog(listener)
     with locked(out), tempfile.TemporaryDirectory(prefix=".build-", dir=out) as scratch:
         data = _read_rows(run, Path(scratch), log)

@@ -51,7 +51,7 @@ def of_unused_fields(recipe: Recipe, maximum_length: int | None, *, learns: bool
         recipe,
         "no blocks are dropped (--drop-blocks, --drop-blocks-by-kind)" if learns else "no masks are learned",
     )
-    ignored = unused_options(recipe.engine.target)
+    ignored = unused_options(recipe.engine.reference.target)
     yield from _unused((name for name in FIELDS if name in ignored), recipe, f"the target is {recipe.engine.target}")
     if learns and recipe.selection.searches and not blocks.drops_any:
         changed = [name for name in _TRAINING_FIELDS if recipe.value(name) != FIELDS[name].default]

@@ -110,7 +110,7 @@ def build_engine(graph: Path, folder: Path, config: EngineConfig, options: Build
     return runtime(
         graph,
         folder / runtime.engine_file,
-        precision=config.precision,
+        precision=config.definite_precision,
         provider=config.provider,
         threads=config.threads,
         options=options,

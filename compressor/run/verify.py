@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from compressor.units.hook import Attention
     from graph_passes import Plan
 
+_PRODUCT_TOLERANCE = 1e-2
+"""Largest relative error of an int8 product: a factor on the boundary of two integers may be rounded to either."""
 Outputs = Mapping[str, np.ndarray]
 Run = Callable[[Feeds], Outputs]
 
@@ -105,14 +108,47 @@ def prove_shrunk(reference: Path, shrunk: Path, cases: Sequence[Case], variant: 
 
 
 def prove_engine(shrunk: Path, engine: Engine, cases: Sequence[Case], variant: VariantName) -> Proof:
-    """Compare the shrunk graph, which the runtime does not optimize, with the engine built from it."""
+    """Compare a graph, which the runtime does not optimize, with the engine built from it.
+
+    An int8 engine is compared with its quantized graph: that it was built from, or its own file if the target quantized
+    a float graph.
+    """
     from compressor.targets.graph_facts import is_quantized
     from graph_passes import load
 
+    if engine.precision == "int8":
+        quantized = shrunk if is_quantized(load(shrunk)) else engine.path
+        return _prove(ProofStage.BUILD_INT8, variant, cases, _outputs(quantized, cases), engine.run, TOLERANCE["int8"])
     expected = _outputs(shrunk, cases)
     # Integer kernels round where the operators of the graph do not.
     precision = "fp16" if engine.precision == "fp32" and is_quantized(load(shrunk)) else engine.precision
     return _prove(ProofStage.BUILD, variant, cases, expected, engine.run, TOLERANCE[precision])
+
+
+def prove_products(
+    quantized: Path, build: Callable[[Path], Engine], cases: Sequence[Case], variant: VariantName
+) -> Proof:
+    """Compare each int8 product of a runtime with the float product of its dequantized factors.
+
+    The products are computed one by one, from the activations that they have in the quantized graph.
+
+    Args:
+        quantized: the portable quantized graph.
+        build: builds an int8 engine from a graph.
+        cases: inputs of the graph.
+        variant: name of the variant.
+    """
+    from compressor.quantization.products import activations_graph, products_graph
+    from graph_passes import load, save
+
+    with tempfile.TemporaryDirectory() as folder:
+        activations, products = Path(folder) / "activations.onnx", Path(folder) / "products.onnx"
+        save(activations_graph(load(quantized)), activations)
+        save(products_graph(load(quantized)), products)
+        run = _run_of(activations)
+        operands = [Case(run(case.feeds), case.name) for case in cases]
+        expected = _outputs(products, operands)
+        return _prove(ProofStage.PRODUCTS, variant, operands, expected, build(products).run, _PRODUCT_TOLERANCE)
 
 
 def require(proof: Proof) -> Proof:

@@ -16,7 +16,7 @@ from compressor.config.run import Recipe
 from compressor.environment import machine
 from compressor.model_folder import save_companions
 from compressor.results import DropStatus, Refusal, Report, Score, SiteBlocks
-from compressor.run.products import LoadedModel, Measurements, SelectedPlan, Variant
+from compressor.run.products import Chosen, LoadedModel, Measurements, SelectedPlan, Variant
 from compressor.run.run_log import RunLog
 from compressor.silence_libraries import quiet_transformers
 from compressor.targets.graph_facts import graph_digest
@@ -26,11 +26,10 @@ from graph_passes import Plan
 
 def make_report(
     recipe: Recipe,
-    built: Recipe,
     model: LoadedModel,
     selected: SelectedPlan,
     dense: Variant,
-    compressed: Variant,
+    chosen: Chosen,
     scores: Sequence[Score],
     measured: Measurements,
     refused: Sequence[graph_passes.Refusal],
@@ -41,17 +40,17 @@ def make_report(
 
     Args:
         recipe: the requested recipe.
-        built: the recipe that was built: `recipe`, or its CPU fallback where the machine lacks the target.
         model: the model.
         selected: the plan, as it was selected.
         dense: the variant with every unit.
-        compressed: the variant of the plan.
+        chosen: the variant of the plan, and the engines that it was chosen among.
         scores: the metric of both variants.
         measured: times, sizes and memory of both variants.
         refused: sites that no plan could shrink.
         selector: the selector that timed the forms of masked attention.
         log: stages and notes.
     """
+    compressed, engine = chosen.variant, chosen.choice.config
     plan = compressed.graph.plan
     plan = plan.model_copy(update={"evidence": {**plan.evidence, **_evidence(scores)}})
     results: dict[str, Any] = {
@@ -75,11 +74,12 @@ def make_report(
         model=recipe.source.model.resolve().name,
         family=model.folder.family,
         task=model.folder.task,
+        candidates=chosen.candidates,
         notes=tuple(log.notes),
         curves=selected.curves,
-        target=built.engine.target,
+        target=engine.target,
         missing=model.missing,
-        precision=built.engine.precision,
+        precision=engine.precision,
         session=dict(compressed.engine.session),
         machine=machine(),
         recipe=recipe.flat(),
@@ -104,7 +104,9 @@ def write_output(report: Report, model: LoadedModel, selected: SelectedPlan, den
         The report with the hashes of the graphs.
     """
     folder = work.result
-    graphs = {"model.onnx": graph_digest(folder / "model.onnx")}
+    graphs = {
+        name: graph_digest(folder / name) for name in ("model.onnx", "model.int8.onnx") if (folder / name).is_file()
+    }
     if model.missing is not None:
         graphs["dense.onnx"] = _save_dense(dense, folder / "dense.onnx")
     save_companions(model.folder, folder)

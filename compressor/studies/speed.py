@@ -184,7 +184,7 @@ class SpeedStudy(Study):
         return target(recipe.engine.target)(
             graph,
             out,
-            precision=recipe.engine.precision,
+            precision=recipe.engine.definite_precision,
             provider=recipe.engine.provider,
             threads=recipe.engine.threads,
             options=tuning,

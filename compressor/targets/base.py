@@ -13,16 +13,18 @@ import numpy as np
 from compressor.errors import ErrorCode, UsageError
 
 if TYPE_CHECKING:
-    from compressor.results import EngineBuild
+    from compressor.results import EngineBuild, QuantizedProducts
     from compressor.targets.tensor_specs import TensorSpec
 
-Precision = Literal["fp32", "fp16", "bf16"]
+Precision = Literal["fp32", "fp16", "bf16", "int8"]
 Provider = Literal["cpu", "cuda"]
 Feeds = Mapping[str, np.ndarray]
 """One batch of inputs: graph input -> array."""
 
-TOLERANCE: Mapping[Precision, float] = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
-"""Largest relative error of an engine against its graph. bfloat16 has three mantissa bits less than fp16."""
+TOLERANCE: Mapping[Precision, float] = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1, "int8": 1e-1}
+"""Largest relative error of an engine against its graph. bfloat16 has three mantissa bits less than fp16. An int8
+engine is compared with its quantized graph: a value close to the boundary of two integers may be rounded to either, and
+later layers amplify the difference."""
 
 Span = tuple[int, int, int]
 """Smallest, usual and largest value of a size."""
@@ -81,6 +83,7 @@ class Engine(Protocol):
         session: runtime, version, device and options: everything needed to build an equal engine.
         host: runtime and device, for readers.
         is_reentrant: whether several threads may run it at once.
+        quantized: which matrix products are executed in int8; None for an engine of another precision.
         built: facts about a build ahead of time; None where the runtime loads the graph itself.
         device_seconds: time of the last run by the device's clock, transfers excluded; None: unknown.
     """
@@ -109,6 +112,8 @@ class Engine(Protocol):
     def host(self) -> str: ...
     @property
     def is_reentrant(self) -> bool: ...
+    @property
+    def quantized(self) -> QuantizedProducts | None: ...
     @property
     def built(self) -> EngineBuild | None: ...
     @property
@@ -140,6 +145,8 @@ class Target(ABC):
         suffixes: suffixes of the engine files that `load` takes.
         providers: devices that its engines run on.
         options: names of the fields of `BuildOptions` that it uses, besides the sizes.
+        quantizes: whether `build` makes an int8 engine from a float graph; every target that has int8 makes one from a
+            graph with `QuantizeLinear` and `DequantizeLinear`.
     """
 
     name: ClassVar[str]
@@ -149,6 +156,7 @@ class Target(ABC):
     suffixes: ClassVar[tuple[str, ...]]
     providers: ClassVar[tuple[Provider, ...]]
     options: ClassVar[frozenset[str]] = frozenset()
+    quantizes: ClassVar[bool] = False
 
     @property
     def needs_device(self) -> bool:

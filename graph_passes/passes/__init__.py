@@ -4,6 +4,7 @@ from graph_passes.passes.clean_up import CleanUp
 from graph_passes.passes.drop_unread_positions import DropUnreadPositions
 from graph_passes.passes.drop_unused_blocks import DropUnusedBlocks
 from graph_passes.passes.fold_gates import FoldGates
+from graph_passes.passes.fold_weights import FoldWeights
 from graph_passes.passes.fuse_for_ort import FuseForOrt
 from graph_passes.passes.insert_gates import InsertGates
 from graph_passes.passes.lower_block_sparse import LowerBlockSparse
@@ -24,6 +25,7 @@ __all__ = [
     "DropUnreadPositions",
     "DropUnusedBlocks",
     "FoldGates",
+    "FoldWeights",
     "FuseForOrt",
     "InsertGates",
     "LowerBlockSparse",

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from compressor.results import QuantizedProducts
 from compressor.targets import Feeds, Precision
 from compressor.targets.tensor_specs import TensorSpec
 
@@ -32,6 +33,7 @@ class FakeEngine:
     outputs: tuple[str, ...] = ()
     kernels: Mapping[str, int] = MappingProxyType({})
     optimization = "none"
+    quantized: QuantizedProducts | None = None
     built = None
     device_seconds: float | None = None
 

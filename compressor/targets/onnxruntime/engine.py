@@ -12,12 +12,15 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.errors import ErrorCode, InputError
+from compressor.results import QuantizedProducts
 from compressor.targets.base import Feeds, Precision, Provider
 from compressor.targets.cuda import driver
 from compressor.targets.graph_facts import fusible_attentions
 from compressor.targets.onnxruntime import ort_session
+from compressor.targets.onnxruntime.dynamic import INT8_KERNELS, quantize_dynamically
 from compressor.targets.onnxruntime.fusion import Fusion, Rewrite, fuse, rewrite_for_ort, trial_feeds
 from compressor.targets.peak_memory import peak_growth
+from compressor.targets.quantized_graph import float_products, quantized_products
 from compressor.targets.reach import check_reach
 from compressor.targets.tensor_specs import FREE, TensorSpec
 from graph_passes import load, save
@@ -28,10 +31,11 @@ from graph_passes.passes import ReducePrecision
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, NodeArg
 
-ATTENTIONS = ("Attention", "GroupQueryAttention", "MultiHeadAttention")
+ATTENTIONS = ("Attention", "GroupQueryAttention", "MultiHeadAttention", "QAttention")
 """Operator types of ONNX Runtime that compute one whole attention each."""
 _REPORTED = (
     *ATTENTIONS,
+    *sorted(INT8_KERNELS - {"QAttention"}),
     *("Softmax", "LayerNormalization", "SimplifiedLayerNormalization", "ReduceMean"),
     *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "BiasGelu", "FastGelu", "Gelu", "Erf"),
 )
@@ -43,7 +47,7 @@ class OrtEngine:
     """A graph loaded into ONNX Runtime; see `Engine` for the other attributes.
 
     Attributes:
-        fusion: outcome of fusing the graph; None for an engine that was built earlier.
+        fusion: outcome of fusing the graph; None for an engine that was built earlier, or from a quantized graph.
         reach: input name -> number of positions that the block masks of the graph cover.
     """
 
@@ -56,6 +60,7 @@ class OrtEngine:
     session: Mapping[str, Any]
     fusion: Fusion | None
     reach: Mapping[str, int]
+    quantized: QuantizedProducts | None
     _session: InferenceSession = field(repr=False)
 
     @property
@@ -140,11 +145,19 @@ def build_engine(
         InputError: ONNX Runtime cannot load or run the graph.
     """
     settings = ort_session.session_settings(ort_session.choose_provider(provider, precision, kernel), threads, kernel)
+    if precision == "int8" and (products := quantized_products(load(onnx))):
+        # ONNX Runtime fuses quantized products itself; rules for float operators would separate them from their scales.
+        save(load(onnx), out)
+        return _open(out, onnx, settings, precision, ["quantized graph"], requested=len(products))
     fusion = fuse(onnx, out, settings, rewrite)
     changes = [str(fusion)]
     if precision == "fp16":
         save(ReducePrecision()(load(out)).model, out)
         changes.append("converted to half precision, inputs and outputs unchanged")
+    if precision == "int8":
+        requested = quantize_dynamically(out, out)
+        changes.append("quantized dynamically")
+        return _open(out, onnx, settings, precision, changes, fusion, len(requested))
     return _open(out, onnx, settings, precision, changes, fusion)
 
 
@@ -167,8 +180,8 @@ def load_engine(
         raise InputError(
             f"{path}: no such engine; build it with compress build", code=ErrorCode.FILE_MISSING, path=path
         )
-    weights = load(path).graph.initializers.values()
-    precision: Precision = "fp16" if any(value.dtype == ir.DataType.FLOAT16 for value in weights) else "fp32"
+    model = load(path)
+    precision = _precision(model)
     provider = ort_session.choose_provider(provider, precision, kernel)
     return _open(path, path, ort_session.session_settings(provider, threads, kernel), precision, ["loaded as built"])
 
@@ -180,8 +193,19 @@ def _open(
     precision: Precision,
     changes: list[str],
     fusion: Fusion | None = None,
+    requested: int | None = None,
 ) -> OrtEngine:
-    """Load the engine in `path`, whose attentions are counted in `source`."""
+    """Load the engine in `path`, whose attentions are counted in `source`.
+
+    Args:
+        path: the engine.
+        source: the graph that it was built from.
+        settings: settings of the session.
+        precision: numeric precision of the engine.
+        changes: what was done to the graph.
+        fusion: outcome of fusing the graph.
+        requested: number of products to be executed in int8; None: those of the file.
+    """
     kernels = ort_session.executed_operators(path, settings, next(trial_feeds(source)))
     counts = [f"{kernels[name]} {name}" for name in _REPORTED if name in kernels]
     fused_attentions = sum(kernels.get(name, 0) for name in ATTENTIONS)
@@ -205,7 +229,33 @@ def _open(
         session=settings,
         fusion=fusion,
         reach=reach,
+        quantized=_quantized(path, kernels, requested) if precision == "int8" else None,
         _session=ort_session.open_session(path, settings),
+    )
+
+
+def _precision(model: ir.Model) -> Precision:
+    """Numeric precision of a graph that `build_engine` wrote."""
+    if any(node.op_type in (*INT8_KERNELS, "DequantizeLinear") for node in model.graph):
+        return "int8"
+    weights = model.graph.initializers.values()
+    return "fp16" if any(value.dtype == ir.DataType.FLOAT16 for value in weights) else "fp32"
+
+
+def _quantized(path: Path, kernels: Mapping[str, int], requested: int | None) -> QuantizedProducts:
+    """The products of an engine in int8.
+
+    Args:
+        path: the engine.
+        kernels: number of executed operators by type.
+        requested: number of products to be executed in int8; None: those of the file.
+    """
+    model = load(path)
+    integer = [node for node in model.graph if node.op_type in INT8_KERNELS]
+    return QuantizedProducts(
+        requested=len(integer) + len(quantized_products(model)) if requested is None else requested,
+        executed=sum(count for kernel, count in kernels.items() if kernel in INT8_KERNELS),
+        float_in_graph=tuple(node.name or "" for node in float_products(model)),
     )
 
 

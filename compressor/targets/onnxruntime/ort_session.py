@@ -69,7 +69,14 @@ def choose_provider(provider: Provider | None, precision: Precision, kernel: Pat
             field="precision",
             value=precision,
         )
-    chosen: Provider = provider or ("cuda" if cuda and kernel is None else "cpu")
+    chosen: Provider = provider or ("cuda" if cuda and kernel is None and precision != "int8" else "cpu")
+    if precision == "int8" and chosen == "cuda":
+        raise TargetMissingError(
+            "int8: ONNX Runtime computes few products in int8 on a GPU; use the cpu provider, or --target trt",
+            code=ErrorCode.UNSUPPORTED,
+            field="precision",
+            value=precision,
+        )
     if precision == "fp16" and chosen == "cpu":
         raise TargetMissingError(
             "fp16: ONNX Runtime computes in half precision on a GPU only, and this run is on the CPU; use fp32, or pip"

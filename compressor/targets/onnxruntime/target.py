@@ -20,6 +20,7 @@ class OnnxRuntimeTarget(Target):
     suffixes = (".onnx",)
     providers = ("cpu", "cuda")
     options = frozenset({"kernel"})
+    quantizes = True
 
     def check(
         self, *, precision: Precision = "fp32", provider: Provider | None = None, kernel: Path | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +13,13 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.errors import ErrorCode, InputError
+from compressor.results import QuantizedProducts
 from compressor.targets.base import Feeds, Precision
 from compressor.targets.graph_facts import fusible_attentions
 from compressor.targets.openvino import session as sessions
 from compressor.targets.openvino.session import Layer, Names
 from compressor.targets.peak_memory import peak_growth
+from compressor.targets.quantized_graph import float_products, quantized_products
 from compressor.targets.reach import check_reach
 from compressor.targets.tensor_specs import FREE, TensorSpec
 from graph_passes import load
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
 
 _FUSED_KINDS = frozenset(("MHA", "ScaledDotProductAttention", "Subgraph"))
 """Kinds of layers that compute a whole attention if they execute its second product."""
+_PRODUCTS = frozenset(("FullyConnected", "MatMul"))
+"""Kinds of layers that compute one matrix product."""
+_INT8 = frozenset(("i8", "u8"))
+"""OpenVINO's names of the precisions of integer products."""
 _REPORTED = ("FullyConnected", "MatMul", "Softmax", "MVN", "RMS", "Transpose", "Reorder", "Subgraph")
 """Kinds of layers that `optimization` counts."""
 
@@ -39,6 +45,7 @@ class OpenVinoEngine:
     Attributes:
         layers: the layers that OpenVINO executes.
         reach: name of an input -> number of positions that the block masks of the graph cover.
+        precision: `fp32`, or `int8` for a quantized graph.
     """
 
     path: Path
@@ -51,6 +58,7 @@ class OpenVinoEngine:
     _request: openvino.InferRequest = field(repr=False)
 
     precision: Precision = "fp32"
+    quantized: QuantizedProducts | None = None
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -113,25 +121,35 @@ class OpenVinoEngine:
         return peak_growth(sessions.__name__, self.path, self.session, feeds)
 
 
-def build_engine(onnx: Path, out: Path, *, threads: int | None = None) -> OpenVinoEngine:
+def build_engine(onnx: Path, out: Path, *, precision: Precision = "fp32", threads: int | None = None) -> OpenVinoEngine:
     """Convert a graph into OpenVINO's format, write it with its weights (`.bin`), and compile it.
 
     Args:
-        onnx: the graph.
+        onnx: the graph, quantized or not.
         out: the file to write, `.xml`.
+        precision: `int8` if the graph has to be quantized.
         threads: threads per call; None: one per core.
 
     Raises:
-        InputError: OpenVINO cannot read or compile the graph.
+        InputError: OpenVINO cannot read or compile the graph, or it is not quantized.
     """
     source = load(onnx)
+    in_int8, in_float = ([node.name for node in products(source)] for products in (quantized_products, float_products))
+    if precision == "int8" and not in_int8:
+        raise InputError(
+            f"{onnx}: its products are not quantized, and OpenVINO executes in int8 only what the graph quantizes; use"
+            " model.int8.onnx of a run with --precision int8, or --precision fp32",
+            code=ErrorCode.UNSUPPORTED,
+            path=onnx,
+        )
     inputs = [value.name for value in source.graph.inputs if not value.is_initializer()]
     outputs = [value.name for value in source.graph.outputs]
     reach = json.loads(source.metadata_props.get(REACH, "{}"))
     products = [_name(site.output.producer()) for site in fusible_attentions(source)]
-    sessions.write_model(
-        sessions.convert(onnx), out, {"inputs": inputs, "outputs": outputs, "products": products, "reach": reach}
-    )
+    info = {"inputs": inputs, "outputs": outputs, "products": products, "reach": reach}
+    if in_int8:
+        info |= {"int8_products": in_int8, "float_products": in_float}
+    sessions.write_model(sessions.convert(onnx), out, info)
     return load_engine(out, threads=threads)
 
 
@@ -166,8 +184,24 @@ def load_engine(path: Path, *, threads: int | None = None) -> OpenVinoEngine:
         session=settings,
         layers=layers,
         reach=info.get("reach", {}),
+        precision="int8" if "int8_products" in info else "fp32",
+        quantized=_quantized(info, layers) if "int8_products" in info else None,
         _names=sessions.tensor_names(model),
         _request=compiled.create_infer_request(),
+    )
+
+
+def _quantized(info: Mapping[str, Any], layers: Iterable[Layer]) -> QuantizedProducts:
+    """The products with constant weights that OpenVINO executes in int8."""
+    requested = info["int8_products"]
+    products = [layer for layer in layers if layer.kind in _PRODUCTS]
+    floats = frozenset().union(*(layer.nodes for layer in products if layer.precision not in _INT8))
+    return QuantizedProducts(
+        requested=len(requested),
+        # OpenVINO drops some names when it merges nodes, so layers are counted instead of names.
+        executed=min(len(requested), sum(layer.precision in _INT8 for layer in products)),
+        in_float=tuple(name for name in requested if name in floats),
+        float_in_graph=tuple(info["float_products"]),
     )
 
 

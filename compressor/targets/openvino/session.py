@@ -61,9 +61,9 @@ class Names:
 
 def check_precision(precision: Precision) -> None:
     """Raise TargetMissingError where engines of a precision cannot be built."""
-    if precision != "fp32":
+    if precision not in ("fp32", "int8"):
         raise TargetMissingError(
-            f"{precision}: engines of OpenVINO compute in fp32 here; use --precision fp32, or --target trt",
+            f"{precision}: engines of OpenVINO compute in fp32 or int8 here; use --precision fp32, or --target trt",
             code=ErrorCode.UNSUPPORTED,
             field="precision",
             value=precision,

@@ -40,11 +40,14 @@ class OpenVinoTarget(Target):
         threads: int | None = None,
         options: BuildOptions | None = None,
     ) -> OpenVinoEngine:
-        """Convert a graph, write it, and compile it; see `Target.build`."""
+        """Convert a graph, write it, and compile it; see `Target.build`.
+
+        An int8 engine is built from a graph that is quantized.
+        """
         self.check(precision=precision, provider=provider, kernel=options.kernel if options else None)
         from compressor.targets.openvino.engine import build_engine
 
-        return build_engine(onnx, out, threads=threads)
+        return build_engine(onnx, out, precision=precision, threads=threads)
 
     def load(
         self, path: Path, *, provider: Provider | None = None, threads: int | None = None, kernel: Path | None = None

@@ -118,6 +118,11 @@ class TrtEngine:
         return self.metadata.session
 
     @property
+    def quantized(self) -> None:
+        """None: engines of TensorRT are not built in int8."""
+        return None
+
+    @property
     def built(self) -> EngineBuild:
         """Sizes, duration and layers of the build."""
         return self.metadata.built

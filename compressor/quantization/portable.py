@@ -1,0 +1,143 @@
+"""The portable quantized graph: standard ONNX with `QuantizeLinear` and `DequantizeLinear`, which every runtime reads.
+
+NNCF computes it from the float graph and calibration rows: activations as unsigned 8-bit integers with a zero point,
+weights symmetric per output channel, embedding tables included; outliers of activations are moved into weights
+(SmoothQuant), and biases are corrected for the shift that rounding causes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnx
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+
+from compressor.errors import ErrorCode, InputError, TargetMissingError
+from compressor.silence_libraries import one_line, quiet_tools
+from compressor.targets.base import Feeds
+from compressor.targets.quantized_graph import float_products, quantized_products
+from graph_passes import load, save
+from graph_passes.passes import FoldWeights
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class QuantizedGraph:
+    """A portable quantized graph.
+
+    Attributes:
+        path: its file.
+        products: names of the products with constant weights that are quantized.
+        in_float: names of those that stay in floats.
+        rows: number of calibration rows.
+    """
+
+    path: Path
+    products: tuple[str, ...]
+    in_float: tuple[str, ...]
+    rows: int
+
+
+def require_nncf() -> ModuleType:
+    """NNCF, without its telemetry.
+
+    Raises:
+        TargetMissingError: it is not installed.
+    """
+    # NNCF sends usage statistics to Intel unless this variable is set when it is imported.
+    os.environ.setdefault("NNCF_CI", "1")
+    try:
+        import nncf
+    except ImportError as error:
+        raise TargetMissingError(
+            "int8: NNCF is not installed, which quantizes graphs: pip install 'compressor[openvino]'",
+            code=ErrorCode.PACKAGE_MISSING,
+            package="nncf",
+        ) from error
+    module: ModuleType = nncf
+    return module
+
+
+def quantize_graph(
+    graph: Path, rows: Sequence[Feeds], out: Path, *, keep_float: Collection[str] = ()
+) -> QuantizedGraph:
+    """Quantize a float graph and write it.
+
+    Args:
+        graph: the graph; its file stays unchanged.
+        rows: calibration rows, one batch each, from which the ranges of activations are measured.
+        out: the file to write.
+        keep_float: names of products that stay in floats.
+
+    Raises:
+        TargetMissingError: NNCF is not installed.
+        InputError: the graph is quantized already, NNCF cannot quantize it, or there are no rows.
+    """
+    nncf = require_nncf()
+    if not rows:
+        raise InputError(
+            f"{graph}: there are no rows to calibrate on; add training rows (--data)",
+            code=ErrorCode.TOO_FEW_ROWS,
+            field="data",
+        )
+    model = load(graph)
+    if quantized_products(model):
+        raise InputError(
+            f"{graph}: its products are quantized already; use the float graph, or --precision fp32",
+            code=ErrorCode.UNSUPPORTED_MODEL,
+            path=graph,
+        )
+    common.InlinePass()(model)
+    FoldWeights()(model)
+    inputs = [value.name for value in model.graph.inputs if not value.is_initializer()]
+    calibration = nncf.Dataset([{str(name): feeds[str(name)] for name in inputs} for feeds in rows])
+    ignored = nncf.IgnoredScope(names=sorted(keep_float)) if keep_float else None
+    try:
+        with quiet_tools():
+            proto = nncf.quantize(
+                _in_memory(model),
+                calibration,
+                model_type=nncf.ModelType.TRANSFORMER,
+                subset_size=len(rows),
+                ignored_scope=ignored,
+            )
+    except Exception as error:  # NNCF raises any exception on graphs that it does not expect
+        raise InputError(
+            f"{graph}: NNCF cannot quantize it ({one_line(error)}); use --precision fp32",
+            code=ErrorCode.RUNTIME_FAILED,
+            path=graph,
+        ) from error
+    quantized = ir.from_proto(proto)
+    quantized.metadata_props.update(model.metadata_props)
+    save(quantized, out)
+    products, in_float = (
+        tuple(node.name or "" for node in nodes) for nodes in (quantized_products(quantized), float_products(quantized))
+    )
+    logger.debug("%s: %d products in int8, %d in floats", out, len(products), len(in_float))
+    return QuantizedGraph(out, products, in_float, len(rows))
+
+
+def _in_memory(model: ir.Model) -> onnx.ModelProto:
+    """The graph with its weights, which NNCF reads from the message itself.
+
+    Raises:
+        ValueError: the weights exceed the 2 GB that a message may have.
+    """
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                value.const_value = ir.Tensor(value.const_value.numpy(), name=value.name)
+    proto = ir.to_proto(model)
+    if proto.ByteSize() < 0 or proto.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF:
+        raise ValueError("its weights exceed 2 GB")
+    return proto

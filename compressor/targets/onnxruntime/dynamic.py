@@ -1,0 +1,82 @@
+"""Dynamic quantization for ONNX Runtime: weights in int8, activations quantized by the range of each call."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from compressor.errors import ErrorCode, InputError
+from compressor.silence_libraries import one_line, quiet_tools
+from compressor.targets.quantized_graph import weighted_products
+from graph_passes import load, save
+from graph_passes.passes import FoldWeights
+
+INT8_KERNELS = frozenset(
+    ("DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat", "QAttention", "QGemm", "QLinearMatMul")
+)
+"""Operator types of ONNX Runtime that compute a matrix product in int8."""
+
+
+def quantize_dynamically(fused: Path, out: Path) -> tuple[str, ...]:
+    """Quantize the products of a fused graph; scales are per output channel for weights, per tensor for activations.
+
+    Fused attention stays fused: its projections are quantized with it, as `QAttention`.
+
+    Args:
+        fused: the graph, fused for ONNX Runtime.
+        out: the file to write; it may be `fused`.
+
+    Returns:
+        Names of the products that were to be quantized.
+
+    Raises:
+        InputError: onnxruntime's quantizer cannot quantize the graph.
+    """
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    model = load(fused)
+    # Weights are quantized only where they are initializers of the product.
+    FoldWeights()(model)
+    for node in model.graph:
+        if node.op_type == "Attention":
+            _omit_equal_sizes(node)
+    products = tuple(node.name or "" for node in weighted_products(model))
+    with tempfile.TemporaryDirectory() as folder, quiet_tools():
+        plain, quantized = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
+        save(model, plain)
+        _forget_shapes(plain)
+        try:
+            quantize_dynamic(
+                plain,
+                quantized,
+                per_channel=True,
+                weight_type=QuantType.QInt8,
+                # The fused operators have no shape inference, so that the types of their outputs are unknown.
+                extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
+                use_external_data_format=True,
+            )
+        except Exception as error:  # the quantizer raises any exception on graphs that it does not expect
+            raise InputError(
+                f"{fused}: onnxruntime cannot quantize it ({one_line(error)}); use --precision fp32",
+                code=ErrorCode.RUNTIME_FAILED,
+                path=fused,
+            ) from error
+        save(load(quantized), out)
+    return products
+
+
+def _omit_equal_sizes(node: ir.Node) -> None:
+    """Remove the sizes of queries, keys and values where they are equal: `QAttention` derives them from the weights."""
+    sizes = node.attributes.get("qkv_hidden_sizes")
+    if sizes is not None and len(set(sizes.as_ints())) == 1:
+        node.attributes.pop("qkv_hidden_sizes")
+
+
+def _forget_shapes(path: Path) -> None:
+    """Remove the shapes of inner tensors, which shape inference would compare with its own after names were reused."""
+    proto = onnx.load(path, load_external_data=False)
+    del proto.graph.value_info[:]
+    onnx.save(proto, path)
