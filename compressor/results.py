@@ -41,6 +41,8 @@ class NoteCode(StrEnum):
     """How the metric is computed, and which other metric selects heads and checkpoints."""
 
     # The run.
+    POSITIONS_DROPPED = "positions-dropped"
+    """Products compute only the positions that are read."""
     TARGET_MISSING = "target-missing"
     """ONNX Runtime on the CPU was measured, because this machine lacks the requested target."""
     NO_EFFECT = "no-effect"
@@ -214,8 +216,12 @@ class ProofStage(StrEnum):
     BUILD_INT8 = "quantized graph = engine"
 
 
-VariantName = Literal["dense", "compressed"]
-"""`dense`: every unit kept; `compressed`: what the plan keeps. Both take the same path to an engine."""
+FLOAT_STAGES = (ProofStage.EXPORT, ProofStage.SHRINK, ProofStage.BUILD)
+"""The proofs of an engine in floats, in order."""
+
+VariantName = Literal["dense", "rewritten", "compressed"]
+"""`dense`: every unit kept; `compressed`: what the plan keeps; `rewritten`: every unit kept, with the rewrites that the
+compressed graph has too. All take the same path to an engine."""
 
 
 class Proof(_Row):
@@ -439,6 +445,9 @@ class Report(BaseModel):
     scores: tuple[Score, ...] = ()
     proofs: tuple[Proof, ...] = ()
     speeds: tuple[Speed, ...] = ()
+    speeds_over_rewritten: tuple[Speed, ...] = ()
+    """The same, with the rewritten dense engine in the role of the dense one: what was gained beyond the rewrites.
+    Empty where nothing was rewritten, or nothing else was done."""
     dense: EngineFacts
     compressed: EngineFacts
     refused: tuple[Refusal, ...] = ()

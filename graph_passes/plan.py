@@ -144,6 +144,11 @@ class Plan(BaseModel):
         return sum(len(site.kept) for site in self.sites)
 
     @property
+    def drops_any(self) -> bool:
+        """Whether a head or a block of an attention map is dropped, or a head is scaled."""
+        return any(site.mask is not None or site.gate != (1.0,) * site.heads for site in self.sites)
+
+    @property
     def masks(self) -> Mapping[str, BlockMask]:
         """The masks by name of the site, for the sites that have one."""
         return self._masks

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from compressor.results import MetricUnit, Score, Speed
+from compressor.results import Candidate, MetricUnit, Score, Speed
 
 
 def count(number: int | None) -> str:
@@ -117,6 +117,28 @@ def _places(low: float, high: float) -> int:
     """Decimals that distinguish the ends of an interval: two significant digits of its width, at least two."""
     width = high - low
     return min(max(1 - math.floor(math.log10(width)), 2), 6) if 0 < width < math.inf else 3
+
+
+def candidate_rows(candidates: Sequence[Candidate]) -> list[tuple[str, ...]]:
+    """A row for each engine: settings, speed against dense, metric, agreement, size, and outcome."""
+    rows: list[tuple[str, ...]] = []
+    for row in candidates:
+        outcome = row.failure or ("chosen" if row.chosen else "" if row.holds else "loses too much")
+        rows.append(
+            (
+                row.label,
+                "" if row.speed is None else f"{row.speed:.2f}×",
+                "" if row.metric is None or row.difference is None else f"{row.metric:.4g} ({_signed(row.difference)})",
+                "" if row.agreement is None else f"{100 * row.agreement:.1f}%",
+                "" if row.file_bytes is None else size(row.file_bytes),
+                outcome,
+            )
+        )
+    return rows
+
+
+def _signed(number: float) -> str:
+    return f"{number:+.4f}".replace("-", "−")
 
 
 def toml(recipe: Mapping[str, Any]) -> str:

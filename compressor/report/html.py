@@ -35,7 +35,7 @@ def render(report: Report) -> str:
         .get_template("page.html")
         .render(
             report=report,
-            tone=tone(report.plan, report.speeds, report.proofs, report.drop_status, report.refused, report.missing),
+            tone=tone(report),
             tiles=_tiles(report),
             maps=head_maps(report.plan),
             curves=_curves(report),

@@ -23,8 +23,10 @@ def summary(report: Report) -> RenderableType:
         table.add_column(column, justify="right")
     for row in _rows(report):
         table.add_row(*(Text(cell) for cell in row))
-    style = _STYLES[tone(report.plan, report.speeds, report.proofs, report.drop_status, report.refused, report.missing)]
+    style = _STYLES[tone(report)]
     lines: list[RenderableType] = [Text(report.verdict, style=style), Text(), table]
+    if report.candidates:
+        lines += [Text(), _candidates(report)]
     for form in dict.fromkeys(site.form for site in report.blocks):
         sites = [site for site in report.blocks if site.form == form]
         reason = sites[0].why if len({site.why for site in sites}) == 1 else f"e.g. {sites[0].site}: {sites[0].why}"
@@ -33,13 +35,27 @@ def summary(report: Report) -> RenderableType:
     return Group(*lines)
 
 
+def _candidates(report: Report) -> Table:
+    """The engines that were tried, the delivered one marked."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("engines tried")
+    for column in ("speed", "metric, evaluation rows", "equal answers", "size", ""):
+        table.add_column(column, justify="right")
+    for row in formatting.candidate_rows(report.candidates):
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
 def _rows(report: Report) -> list[tuple[str, str, str, str]]:
     dense, compressed, plan = report.dense, report.compressed, report.plan
+    quantized = compressed.quantized
     rows = [
         ("heads", str(plan.heads), str(plan.heads_kept), formatting.change(plan.heads, plan.heads_kept)),
         _row("parameters", dense.parameters, compressed.parameters, formatting.count),
         _row("file", dense.file_bytes, compressed.file_bytes, formatting.size),
     ]
+    if quantized is not None:
+        rows.append(("products in int8", "0", f"{quantized.executed} of {quantized.requested}", ""))
     if dense.macs is not None or compressed.macs is not None:
         rows.append(_row("multiply-accumulates", dense.macs, compressed.macs, formatting.count))
     if dense.peak_memory_bytes is not None or compressed.peak_memory_bytes is not None:
@@ -58,6 +74,9 @@ def _rows(report: Report) -> list[tuple[str, str, str, str]]:
                 ratio,
             )
         )
+    for speed in report.speeds_over_rewritten:
+        times = formatting.ms(speed.dense.p50), formatting.ms(speed.compressed.p50)
+        rows.append((f"p50, {formatting.inputs_label(speed)}, dense rewritten", *times, formatting.ratio(speed)))
     for score in headline_scores(report.scores):
         levels = formatting.metric_value(score, score.dense), formatting.metric_value(score, score.compressed)
         rows.append((f"{formatting.metric_name(score)}, {score.split}", *levels, formatting.difference(score)))

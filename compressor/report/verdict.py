@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from compressor.report import formatting
-from compressor.results import DropStatus, EngineFacts, MissingTarget, Proof, Refusal, Score, SiteBlocks, Speed
+from compressor.results import DropStatus, EngineFacts, MissingTarget, Proof, Refusal, Report, Score, SiteBlocks, Speed
 from graph_passes import Plan
 
 Tone = Literal["good", "mixed", "bad"]
@@ -18,6 +18,7 @@ def verdict(
     dense: EngineFacts,
     compressed: EngineFacts,
     speeds: Sequence[Speed] = (),
+    speeds_over_rewritten: Sequence[Speed] = (),
     scores: Sequence[Score] = (),
     proofs: Sequence[Proof] = (),
     drop_status: DropStatus = DropStatus.NOT_CHECKED,
@@ -33,6 +34,7 @@ def verdict(
         dense: facts about the dense engine.
         compressed: facts about the compressed engine.
         speeds: times of both engines.
+        speeds_over_rewritten: times of the rewritten dense engine and the compressed one.
         scores: the metric of both engines.
         proofs: comparisons of the products of the run.
         drop_status: whether the metric fell by more than `max_drop`.
@@ -41,12 +43,12 @@ def verdict(
         max_drop: the loss of the metric that the run allows.
         missing: the requested target, if this machine lacks it and another one was measured.
     """
-    warnings = warnings_of(plan, speeds, proofs, drop_status)
+    warnings = warnings_of(plan, speeds, proofs, drop_status, is_quantized=compressed.quantized is not None)
     if missing is not None:
         warnings.insert(0, f"no {missing.target} engine was built and ONNX Runtime was measured instead")
     clauses = [
         _heads(plan, dense, compressed) + _blocks(blocks, len(plan.sites)),
-        _speed(speeds),
+        _speed(speeds) + _speed_beyond_rewrites(speeds_over_rewritten),
         _metric(scores),
         _proof(proofs),
         _refusals(refused),
@@ -60,14 +62,21 @@ def verdict(
     return sentence[0].upper() + sentence[1:] + "."
 
 
-def warnings_of(plan: Plan, speeds: Sequence[Speed], proofs: Sequence[Proof], drop_status: DropStatus) -> list[str]:
+def warnings_of(
+    plan: Plan,
+    speeds: Sequence[Speed],
+    proofs: Sequence[Proof],
+    drop_status: DropStatus,
+    *,
+    is_quantized: bool = False,
+) -> list[str]:
     """Warnings that the verdict begins with, the worst first; empty if the run gained what was requested."""
     warnings = []
     if any(not proof.holds for proof in proofs):
         warnings.append("numbers differ")
     if drop_status is DropStatus.FAILED:
         warnings.append("the metric fell too far")
-    if plan.heads_kept == plan.heads and not _masked(plan):
+    if plan.heads_kept == plan.heads and not _masked(plan) and not is_quantized:
         return [*warnings, "nothing was learned" if plan.method is None else "nothing was dropped"]
     rows = valid_rows(speeds)
     faster = sum(row.low > 1 for row in rows)
@@ -84,18 +93,13 @@ def warnings_of(plan: Plan, speeds: Sequence[Speed], proofs: Sequence[Proof], dr
     return warnings
 
 
-def tone(
-    plan: Plan,
-    speeds: Sequence[Speed],
-    proofs: Sequence[Proof],
-    drop_status: DropStatus,
-    refused: Sequence[Refusal],
-    missing: MissingTarget | None = None,
-) -> Tone:
+def tone(report: Report) -> Tone:
     """The tone of the verdict: `bad` if the result must not be used, `mixed` if it gained less than requested."""
-    if drop_status is DropStatus.FAILED or any(not proof.holds for proof in proofs):
+    if report.drop_status is DropStatus.FAILED or any(not proof.holds for proof in report.proofs):
         return "bad"
-    return "mixed" if missing or refused or warnings_of(plan, speeds, proofs, drop_status) else "good"
+    is_quantized = report.compressed.quantized is not None
+    warnings = warnings_of(report.plan, report.speeds, report.proofs, report.drop_status, is_quantized=is_quantized)
+    return "mixed" if report.missing or report.refused or warnings else "good"
 
 
 def valid_rows(speeds: Sequence[Speed]) -> list[Speed]:
@@ -116,6 +120,10 @@ def _heads(plan: Plan, dense: EngineFacts, compressed: EngineFacts) -> str:
     else:
         fewer = "fewer" if compressed.parameters < dense.parameters else "more"
         parameters = f"{change} {fewer} parameters ({before} → {after})"
+    if compressed.quantized is not None:
+        products = f"{compressed.quantized.executed} of {compressed.quantized.requested} matrix products in int8"
+        kept = "all" if plan.heads_kept == plan.heads else f"{plan.heads_kept} of"
+        return f"{products}, {kept} {plan.heads} heads and {parameters}"
     if plan.heads_kept == plan.heads and _masked(plan):
         return f"all {plan.heads} heads and {parameters}"
     if plan.heads_kept == plan.heads:
@@ -146,6 +154,15 @@ def _speed(speeds: Sequence[Speed]) -> str:
         text += f" {'and' if len(rows) == 2 else 'up to'} {rows[-1].ratio:.2f}× at {_at(rows[-1])}"
     void = len(speeds) - len(rows)
     return f"{text}, {void} of {len(speeds)} sizes void" if void else text
+
+
+def _speed_beyond_rewrites(speeds: Sequence[Speed]) -> str:
+    """What remains of the speed where the dense engine is rewritten as the compressed one is."""
+    rows = sorted(valid_rows(speeds), key=lambda row: row.ratio)
+    if not rows:
+        return ""
+    ratios = " to ".join(dict.fromkeys(f"{row.ratio:.2f}×" for row in (rows[0], rows[-1])))
+    return f" ({ratios} of dense with its unread positions dropped)"
 
 
 def _at(row: Speed) -> str:

@@ -75,7 +75,7 @@ def load_run(out: Path, fields: Mapping[str, Any]) -> FinishedRun:
     timed: tuple[int | None, ...] = tuple(dict.fromkeys(row.seq for row in report.speeds))
     lengths = recipe.measure.seq or timed or (128,)
     cases = _cases(graphs["compressed"], max(seq or 1 for seq in lengths))
-    ordered = {name: graphs[name] for name in ("dense", "compressed") if name in graphs}
+    ordered: dict[VariantName, Path] = {name: graphs[name] for name in reversed(names) if name in graphs}
     return FinishedRun(report, recipe, ordered, lengths, cases)
 
 

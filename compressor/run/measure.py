@@ -62,9 +62,9 @@ def engine_facts(variants: Sequence[Variant], *, batch: int, seq: int) -> Mappin
     }
 
 
-def timing_stage(batch: int, seq: int | None) -> str:
-    """Name of the stage that times both engines at one size."""
-    return f"timing both, {size_label(batch, seq)}"
+def timing_stage(batch: int, seq: int | None, variant: VariantName = "dense") -> str:
+    """Name of the stage that times a variant and the compressed one at one size."""
+    return f"timing {variant} and compressed, {size_label(batch, seq)}"
 
 
 def size_label(batch: int, seq: int | None) -> str:

@@ -22,7 +22,7 @@ from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import example_inputs
 from compressor.model_folder.example_inputs import token_limit
 from compressor.progress import Listener, NullListener, ignore_progress
-from compressor.results import Note, NoteCode, Report, Score, VariantName
+from compressor.results import Note, NoteCode, Report, Score, Speed, VariantName
 from compressor.run import run_notes
 from compressor.run.choose_engine import choose_engine
 from compressor.run.evaluate import score, statistics_of
@@ -128,7 +128,13 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
 
     lower = _lowered_sites(recipe, model, selected, selector, log)
     gated = _export("compressed", model, selected.plan, built, sizes, work, log, template=reference)
-    graph = _shrink(gated, sizes, work, log, lower=lower)
+    drop_unread = not recipe.export.keep_unread_positions
+    graph = _shrink(gated, sizes, work, log, lower=lower, drop_unread=drop_unread)
+    log.add_notes(run_notes.of_thinned_products(graph))
+    rewritten = None
+    if graph.thinned and (selected.plan.drops_any or built.engine.chooses):
+        thinned = _shrink(reference, sizes, work, log, name="rewritten", drop_unread=True)
+        rewritten = _build(thinned, built.engine.reference, sizes, log)
     if built.engine.chooses:
         chosen = choose_engine(graph, dense, data, model.folder, built, sizes, work.scratch, log)
     else:
@@ -136,7 +142,7 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
     compressed = chosen.variant
     log.add_notes(run_notes.of_emptied_heads(selected.plan, compressed.graph.plan))
     scores = _evaluate(dense, compressed, data, recipe, log)
-    measured = _measure(dense, compressed, model, recipe, sizes, log)
+    measured = _measure(dense, compressed, rewritten, model, recipe, sizes, log)
     refused = rehearsed.refused if rehearsed is not None else ()
     report = make_report(recipe, model, selected, dense, chosen, scores, measured, refused, selector, log)
     return write_output(report, model, selected, dense, work)
@@ -213,13 +219,22 @@ def _export(
 
 
 def _shrink(
-    reference: ExportedGraph, sizes: RunSizes, work: WorkDir, log: RunLog, *, lower: Collection[str] = ()
+    reference: ExportedGraph,
+    sizes: RunSizes,
+    work: WorkDir,
+    log: RunLog,
+    *,
+    name: VariantName | None = None,
+    lower: Collection[str] = (),
+    drop_unread: bool = False,
 ) -> ShrunkGraph:
     """Shrink one variant; the compressed one goes into the output folder."""
-    folder = work.result if reference.name == "compressed" else work.scratch / reference.name
+    name = name or reference.name
+    folder = work.result if name == "compressed" else work.scratch / name
     folder.mkdir(exist_ok=True)
-    with log.stage(f"{reference.name}: shrinking the graph"):
-        return shrink_graph(reference, sizes.cases, folder / "model.onnx", lower=lower)
+    with log.stage(f"{name}: shrinking the graph"):
+        file = folder / "model.onnx"
+        return shrink_graph(reference, sizes.cases, file, name=name, lower=lower, drop_unread=drop_unread)
 
 
 def _build(graph: ShrunkGraph, config: EngineConfig, sizes: RunSizes, log: RunLog) -> Variant:
@@ -239,19 +254,25 @@ def _evaluate(dense: Variant, compressed: Variant, data: Data | None, recipe: Re
 
 
 def _measure(
-    dense: Variant, compressed: Variant, model: LoadedModel, recipe: Recipe, sizes: RunSizes, log: RunLog
+    dense: Variant,
+    compressed: Variant,
+    rewritten: Variant | None,
+    model: LoadedModel,
+    recipe: Recipe,
+    sizes: RunSizes,
+    log: RunLog,
 ) -> Measurements:
     """Times at every batch size and length, then memory at the first."""
-    speeds = []
+    speeds: dict[VariantName, list[Speed]] = {}
     for batch, seq in itertools.product(recipe.measure.batch, sizes.lengths):
         inputs = example_inputs(model.folder, batch, seq or 1)
         feeds = {name: value.numpy() for name, value in inputs.items()}
-        with log.stage(timing_stage(batch, seq)) as on_progress:
-            speeds.append(
-                time_variants(dense, compressed, feeds, recipe, batch=batch, seq=seq, on_progress=on_progress)
-            )
+        for variant in filter(None, (dense, rewritten)):
+            with log.stage(timing_stage(batch, seq, variant.name)) as on_progress:
+                row = time_variants(variant, compressed, feeds, recipe, batch=batch, seq=seq, on_progress=on_progress)
+                speeds.setdefault(variant.name, []).append(row)
     with log.stage("measuring memory"):
         first = {"batch": recipe.measure.batch[0], "seq": sizes.lengths[0] or 1}
         facts = engine_facts((dense, compressed), **first)
     log.add_notes(run_notes.of_unmeasured_memory(facts))
-    return Measurements(tuple(speeds), facts)
+    return Measurements(tuple(speeds["dense"]), facts, tuple(speeds.get("rewritten", ())))

@@ -108,6 +108,7 @@ class ShrunkGraph:
         lowered: masked sites that are block-sparse in the graph.
         dense: masked sites that were to be block-sparse, with the operator that prevents it.
         unused: site -> number of key blocks that are not projected.
+        thinned: names of the products that compute only the positions that are read.
     """
 
     name: VariantName
@@ -117,6 +118,7 @@ class ShrunkGraph:
     lowered: tuple[str, ...] = ()
     dense: tuple[Refusal, ...] = ()
     unused: Mapping[str, int] = field(default_factory=dict)
+    thinned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ class Variant:
 
     @property
     def name(self) -> VariantName:
-        """`dense` or `compressed`."""
+        """`dense`, `rewritten` or `compressed`."""
         return self.graph.name
 
 
@@ -188,7 +190,9 @@ class Measurements:
     Attributes:
         speeds: times at each size.
         facts: sizes, memory and operators of each engine.
+        speeds_over_rewritten: times of the rewritten dense engine and the compressed one; empty where they are equal.
     """
 
     speeds: tuple[Speed, ...]
     facts: Mapping[VariantName, EngineFacts]
+    speeds_over_rewritten: tuple[Speed, ...] = ()

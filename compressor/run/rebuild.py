@@ -207,6 +207,7 @@ def _report(
         "dense": facts.get("dense", before.dense.model_copy(update=_WITHOUT_ENGINE)),
         "compressed": facts["compressed"],
         "speeds": speeds,
+        "speeds_over_rewritten": (),
         "scores": scores,
         "proofs": (*earlier, *(proof for variant in variants.values() for proof in variant.proofs)),
         "drop_status": status,

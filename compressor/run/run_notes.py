@@ -10,7 +10,7 @@ from compressor.config.sections import BlocksConfig
 from compressor.model_folder import ModelFolder
 from compressor.models import SegmentConfig
 from compressor.results import EngineFacts, MissingTarget, Note, NoteCode, VariantName
-from compressor.run.products import SelectedPlan
+from compressor.run.products import SelectedPlan, ShrunkGraph
 from compressor.targets import unused_options
 from compressor.tasks import Data
 from graph_passes import Plan
@@ -111,6 +111,16 @@ def of_masks(plan: Plan, lengths: Iterable[int | None], maximum_row: int | None 
             code=NoteCode.MASKS_LONGER,
             text=f"the masks cover rows of up to {reach} tokens; at length {', '.join(map(str, shorter))} only the"
             " first positions of the masks apply",
+        )
+
+
+def of_thinned_products(graph: ShrunkGraph) -> Iterator[Note]:
+    """Products that compute only the positions that are read."""
+    if graph.thinned:
+        yield Note(
+            code=NoteCode.POSITIONS_DROPPED,
+            text=f"{len(graph.thinned)} matrix products and attentions compute only the positions that the outputs"
+            " depend on (--keep-unread-positions computes all)",
         )
 
 

@@ -18,6 +18,7 @@ from compressor.run.products import Case, ExportedGraph, ShrunkGraph, Variant
 from compressor.targets import DEFAULT_TARGET, BuildOptions, Engine, target
 from compressor.units import Site, keep_all
 from graph_passes import Plan, Shrunk
+from graph_passes.passes import CleanUp, DropUnreadPositions
 
 
 def export_graph(
@@ -58,7 +59,13 @@ def export_graph(
 
 
 def shrink_graph(
-    reference: ExportedGraph, cases: Sequence[Case], out: Path, *, lower: Collection[str] = ()
+    reference: ExportedGraph,
+    cases: Sequence[Case],
+    out: Path,
+    *,
+    name: VariantName | None = None,
+    lower: Collection[str] = (),
+    drop_unread: bool = False,
 ) -> ShrunkGraph:
     """Remove what the plan drops from a reference graph, and prove the result.
 
@@ -66,23 +73,31 @@ def shrink_graph(
         reference: the reference graph.
         cases: inputs of the proof.
         out: file to write.
+        name: name of the variant; None: that of the reference graph.
         lower: masked sites to make block-sparse.
+        drop_unread: whether positions that no output depends on are dropped too.
 
     Raises:
         SiteRefusedError: a site cannot be shrunk.
         MismatchError: the shrunk graph computes something else.
     """
     shrunk = require_complete(shrink(reference.path, reference.plan, lower))
+    name = name or reference.name
+    unread: tuple[str, ...] = ()
+    if drop_unread:
+        unread = DropUnreadPositions()(shrunk.model).report.products
+        CleanUp()(shrunk.model)
     graph_passes.save(shrunk.model, out)
-    proof = verify.require(verify.prove_shrunk(reference.path, out, cases, reference.name))
+    proof = verify.require(verify.prove_shrunk(reference.path, out, cases, name))
     return ShrunkGraph(
-        name=reference.name,
+        name=name,
         plan=shrunk.plan,
         path=out,
         proofs=(reference.proof, proof),
         lowered=shrunk.lowered,
         dense=shrunk.dense,
         unused=shrunk.unused,
+        thinned=unread,
     )
 
 

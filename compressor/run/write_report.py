@@ -58,6 +58,7 @@ def make_report(
         "dense": measured.facts["dense"],
         "compressed": measured.facts["compressed"],
         "speeds": measured.speeds,
+        "speeds_over_rewritten": measured.speeds_over_rewritten,
         "scores": tuple(scores),
         "proofs": (*dense.proofs, *compressed.proofs),
         "drop_status": drop_status(recipe.selection.max_drop, scores),

@@ -158,7 +158,17 @@ def test_device_times_are_reported_if_the_device_has_a_clock() -> None:
         ({"attentions": 12, "fused": 12}, {"attentions": 5, "fused": 4}, NoteCode.FUSION_DIFFERS),
         ({"attentions": 12, "fused": 0}, {"attentions": 5, "fused": 5}, NoteCode.FUSION_DIFFERS),
         ({"session": {"threads": 1}}, {"session": {"threads": 2}}, NoteCode.SETTINGS_DIFFER),
-        ({"precision": "fp16"}, {"precision": "fp32"}, NoteCode.SETTINGS_DIFFER),
+        ({"precision": "int8", "fused": 0}, {"precision": "fp32"}, None),
+        (
+            {"session": {"runtime": "a", "intra_op_threads": 2}},
+            {"session": {"runtime": "b", "intra_op_threads": 2}},
+            None,
+        ),
+        (
+            {"session": {"runtime": "a", "intra_op_threads": 2}},
+            {"session": {"runtime": "b", "intra_op_threads": 1}},
+            NoteCode.SETTINGS_DIFFER,
+        ),
     ],
 )
 def test_engines_that_are_not_comparable_make_the_row_void(

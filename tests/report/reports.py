@@ -10,13 +10,13 @@ from typing import Any
 
 from compressor.report import verdict
 from compressor.results import (
+    FLOAT_STAGES,
     CurvePoint,
     DropStatus,
     EngineFacts,
     Latency,
     Note,
     Proof,
-    ProofStage,
     Refusal,
     Report,
     Score,
@@ -24,7 +24,7 @@ from compressor.results import (
 )
 from graph_passes import Kind, Plan, SitePlan
 
-_STAGES = tuple(ProofStage)
+_STAGES = FLOAT_STAGES
 
 
 def latency(p50: float, batch: int, calls: int = 200, seed: int = 0) -> Latency:
