@@ -20,6 +20,7 @@ from compressor.measure import timing
 from compressor.silence_libraries import one_line
 from compressor.targets import BuildOptions, Engine, Target, target_of
 from compressor.targets.base import Feeds, Precision
+from compressor.targets.graph_facts import is_quantized
 from compressor.targets.random_inputs import random_feeds
 from compressor.targets.tensor_specs import TensorSpec
 from graph_passes import load
@@ -118,16 +119,19 @@ def _load_built(runtime: Target, path: Path, threads: int | None, kernel: Path |
             path=path,
         )
     engine = runtime.load(path, threads=threads)
-    return _local(path, engine, engine.precision, path.with_name("model.onnx"))
+    quantized = path.with_name("model.int8.onnx")
+    is_quantized = engine.precision == "int8" and quantized.is_file()
+    return _local(path, engine, engine.precision, quantized if is_quantized else path.with_name("model.onnx"))
 
 
 def _build(runtime: Target, path: Path, scratch: Path, threads: int | None, kernel: Path | None) -> LocalEngine:
     """An engine that is built here from an ONNX file."""
     model = load(path)
     half = any(value.dtype == ir.DataType.FLOAT16 for value in model.graph.initializers.values())
+    precision: Precision = "int8" if is_quantized(model) else "fp16" if half else "fp32"
     out = scratch / runtime.engine_file
     engine = runtime.build(path, out, threads=threads, options=BuildOptions(kernel=kernel))
-    return _local(path, engine, "fp16" if half else "fp32", path)
+    return _local(path, engine, precision, path)
 
 
 def _local(path: Path, engine: Engine, precision: Precision, graph: Path) -> LocalEngine:

@@ -41,8 +41,9 @@ def _candidates(report: Report) -> Table:
     table.add_column("engines tried")
     for column in ("speed", "metric, evaluation rows", "equal answers", "size", ""):
         table.add_column(column, justify="right")
-    for row in formatting.candidate_rows(report.candidates):
-        table.add_row(*(Text(cell) for cell in row))
+    for candidate, row in zip(report.candidates, formatting.candidate_rows(report.candidates), strict=True):
+        outcome = "not delivered" if candidate.failure else row[-1]
+        table.add_row(*(Text(cell) for cell in (*row[:-1], outcome)))
     return table
 
 

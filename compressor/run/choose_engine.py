@@ -12,19 +12,18 @@ import numpy as np
 
 from compressor.config.run import Recipe
 from compressor.config.sections import AUTO, EngineConfig
-from compressor.errors import CompressorError, ErrorCode, MismatchError, TargetMissingError
+from compressor.errors import CompressorError, ErrorCode, TargetMissingError
 from compressor.measure import file_bytes, median_times
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.quantization import QuantizedGraph, quantize_graph
 from compressor.results import Candidate, Note, NoteCode
-from compressor.run import verify
 from compressor.run.calibrate import calibration_rows
 from compressor.run.evaluate import statistics_of
 from compressor.run.measure import size_label
-from compressor.run.products import DYNAMIC, PORTABLE, Choice, Chosen, RunSizes, ShrunkGraph, Variant
+from compressor.run.products import DYNAMIC, PORTABLE, QUANTIZED_GRAPH, Choice, Chosen, RunSizes, ShrunkGraph, Variant
 from compressor.run.run_log import RunLog
-from compressor.run.variant import build_engine
-from compressor.targets import TARGETS, Engine, target
+from compressor.run.variant import build_variant
+from compressor.targets import TARGETS, target
 from compressor.tasks import Data
 
 _FEW_ROWS = 100
@@ -101,7 +100,7 @@ def choose_engine(
     table = tuple(trial.candidate.model_copy(update={"chosen": trial.choice == best.choice}) for trial in trials)
     log.add_notes(_notes(table, quantized))
     with log.stage(f"compressed: building the engine ({best.choice.label})"):
-        variant = _build_proven(best.choice, graph, quantized, sizes, graph.path.parent)
+        variant = _build_variant(best.choice, graph, quantized, sizes, graph.path.parent)
     return Chosen(variant, best.choice, table)
 
 
@@ -110,7 +109,7 @@ def _quantize(graph: ShrunkGraph, data: Data, recipe: Recipe, log: RunLog) -> Qu
     with log.stage("compressed: quantizing the graph"):
         rows = calibration_rows(data, recipe.engine.calibration_rows, recipe.selection.seed)
         try:
-            return quantize_graph(graph.path, rows, graph.path.with_name("model.int8.onnx"))
+            return quantize_graph(graph.path, rows, graph.path.with_name(QUANTIZED_GRAPH))
         except TargetMissingError as error:
             if recipe.engine.precision != AUTO:
                 raise
@@ -129,7 +128,7 @@ def _build(
         folder.mkdir()
         try:
             with log.stage(f"trying {choice.label}"):
-                variant = _build_proven(choice, graph, quantized, sizes, folder)
+                variant = _build_variant(choice, graph, quantized, sizes, folder)
             facts = {"file_bytes": file_bytes(variant.engine, graph.path), "quantized": variant.engine.quantized}
             return _Trial(choice, choice.row.model_copy(update=facts), variant)
         except CompressorError as error:
@@ -137,45 +136,12 @@ def _build(
     return _Trial(choice, choice.row.model_copy(update={"failure": reason, "holds": False}))
 
 
-def _build_proven(
+def _build_variant(
     choice: Choice, graph: ShrunkGraph, quantized: QuantizedGraph | None, sizes: RunSizes, folder: Path
 ) -> Variant:
-    """Build the engine of a choice into a folder, and prove it.
-
-    Raises:
-        CompressorError: it cannot be built, computes something else than its graph, or leaves products in floats.
-    """
-    config, proofs = choice.config, graph.proofs
-    source = quantized.path if choice.form == PORTABLE and quantized is not None else graph.path
-    engine = build_engine(source, folder, config, sizes.build)
-    _require_executed(engine, choice)
-    if choice.form == PORTABLE:
-        products = verify.prove_products(
-            source, lambda path: build_engine(path, path.parent, config, sizes.build), sizes.cases, graph.name
-        )
-        proofs = (*proofs, verify.require(products))
-    proof = verify.require(verify.prove_engine(source, engine, sizes.cases, graph.name))
-    return Variant(graph, engine, (*proofs, proof))
-
-
-def _require_executed(engine: Engine, choice: Choice) -> None:
-    """Raise unless the runtime executes every quantized product in int8.
-
-    Raises:
-        MismatchError: it computes some in floats, and the recipe does not accept that.
-    """
-    products = engine.quantized
-    if products is None or products.executed >= products.requested or choice.config.allow_float_products:
-        return
-    names = f", among them {', '.join(products.in_float[:3])}" if products.in_float else ""
-    raise MismatchError(
-        f"{products.requested - products.executed} of {products.requested} quantized products are"
-        f" computed in floats{names}; accept that with --allow-float-products, or use another target",
-        code=ErrorCode.PRODUCTS_IN_FLOAT,
-        requested=products.requested,
-        executed=products.executed,
-        products=products.in_float,
-    )
+    """Build the engine of a choice into a folder, and prove it."""
+    source = quantized.path if choice.form == PORTABLE and quantized is not None else None
+    return build_variant(graph, choice.config, sizes.build, sizes.cases, quantized=source, folder=folder)
 
 
 def _score(trials: Sequence[_Trial], dense: Variant, data: Data, recipe: Recipe, log: RunLog) -> Iterator[_Trial]:

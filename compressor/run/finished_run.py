@@ -18,7 +18,8 @@ from compressor.config.run import BUILD_FIELDS, FIELDS, Recipe, current_fields
 from compressor.errors import ErrorCode, InputError
 from compressor.results import Report, VariantName
 from compressor.run import verify
-from compressor.run.products import Case
+from compressor.run.products import QUANTIZED_GRAPH, Case
+from compressor.targets import target
 from compressor.targets.graph_facts import graph_digest
 from compressor.targets.random_inputs import fixed_batch, random_feeds
 from graph_passes import load
@@ -66,12 +67,11 @@ def load_run(out: Path, fields: Mapping[str, Any]) -> FinishedRun:
             raise InputError(
                 f"{path}: missing; copy the whole folder of the run", code=ErrorCode.FILE_MISSING, path=path
             )
-        if path.is_file() and report.graphs.get(path.name) not in (None, graph_digest(path)):
-            raise InputError(
-                f"{path}: not the graph that the run proved; copy the whole folder of the run again",
-                code=ErrorCode.FILE_MISMATCH,
-                path=path,
-            )
+        if path.is_file():
+            _require_proven(path, report)
+    quantized = out / QUANTIZED_GRAPH
+    if recipe.engine.precision == "int8":
+        _check_quantized(quantized, report, recipe)
     timed: tuple[int | None, ...] = tuple(dict.fromkeys(row.seq for row in report.speeds))
     lengths = recipe.measure.seq or timed or (128,)
     cases = _cases(graphs["compressed"], max(seq or 1 for seq in lengths))
@@ -79,9 +79,36 @@ def load_run(out: Path, fields: Mapping[str, Any]) -> FinishedRun:
     return FinishedRun(report, recipe, ordered, lengths, cases)
 
 
+def _check_quantized(path: Path, report: Report, recipe: Recipe) -> None:
+    """Raise InputError unless the portable quantized graph is the proven one, where the target needs it."""
+    if target(recipe.engine.target).quantizes:
+        return
+    if not path.is_file():
+        raise InputError(
+            f"{path}: missing, and {recipe.engine.target} runs in int8 only a graph that is quantized; run compress"
+            " --precision int8 with rows first",
+            code=ErrorCode.FILE_MISSING,
+            path=path,
+        )
+    _require_proven(path, report)
+
+
+def _require_proven(path: Path, report: Report) -> None:
+    """Raise InputError unless a graph is the one that the run proved."""
+    if report.graphs.get(path.name) not in (None, graph_digest(path)):
+        raise InputError(
+            f"{path}: not the graph that the run proved; copy the whole folder of the run again",
+            code=ErrorCode.FILE_MISMATCH,
+            path=path,
+        )
+
+
 def _recipe(report: Report, fields: Mapping[str, Any]) -> Recipe:
     """The fields of a run's recipe that concern the build, replaced by those of `fields`."""
-    stored = current_fields(report.recipe)
+    # Where the run chose its engine, the one that it delivered is built again.
+    stored = {**current_fields(report.recipe), "target": report.target, "precision": report.precision}
+    if report.missing is not None:
+        stored["target"] = report.missing.target
     # The folder may come from elsewhere, and a library is code: only the command line may name one.
     kept = {
         name: value

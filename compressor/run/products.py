@@ -141,6 +141,8 @@ class Variant:
         return self.graph.name
 
 
+QUANTIZED_GRAPH = "model.int8.onnx"
+"""File of the portable quantized graph in the output folder."""
 PORTABLE, DYNAMIC = "portable", "dynamic"
 """Forms of an int8 engine: built from the portable quantized graph, or quantized by the target."""
 

@@ -33,14 +33,14 @@ from compressor.results import (
     Speed,
     VariantName,
 )
-from compressor.run import run_notes, verify
+from compressor.run import run_notes
 from compressor.run.build_options import build_options
 from compressor.run.evaluate import score, statistics_of
 from compressor.run.finished_run import FinishedRun, load_run
 from compressor.run.measure import engine_facts, time_variants, timing_stage
-from compressor.run.products import ShrunkGraph, Variant
+from compressor.run.products import QUANTIZED_GRAPH, ShrunkGraph, Variant
 from compressor.run.run_log import RunLog
-from compressor.run.variant import build_engine
+from compressor.run.variant import build_variant
 from compressor.run.write_report import drop_status
 from compressor.targets import BuildOptions, target
 from compressor.targets.random_inputs import random_feeds
@@ -78,6 +78,7 @@ def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
     """
     run = load_run(out, fields)
     engine = run.recipe.engine
+    engine.require_definite()
     runtime = target(engine.target)
     runtime.check(precision=engine.definite_precision, provider=engine.provider, kernel=engine.kernel)
     log = RunLog(listener)
@@ -120,10 +121,16 @@ def _read_rows(run: FinishedRun, scratch: Path, log: RunLog) -> Data | None:
 def _build(name: VariantName, run: FinishedRun, options: BuildOptions, scratch: Path, log: RunLog) -> Variant:
     folder, graph = scratch / name, run.graphs[name]
     folder.mkdir()
+    config = run.recipe.engine
+    is_int8 = config.precision == "int8"
+    if name == "dense":
+        config = config.reference
+    quantized = graph.with_name(QUANTIZED_GRAPH) if name == "compressed" and is_int8 else None
+    if quantized is not None and target(config.target).quantizes:
+        quantized = None
     with log.stage(f"{name}: building the engine"):
-        engine = build_engine(graph, folder, run.recipe.engine, options)
-        proof = verify.require(verify.prove_engine(graph, engine, run.cases, name))
-    return Variant(ShrunkGraph(name, run.report.plan, graph, ()), engine, (proof,))
+        shrunk = ShrunkGraph(name, run.report.plan, graph, ())
+        return build_variant(shrunk, config, options, run.cases, quantized=quantized, folder=folder)
 
 
 def _evaluate(
@@ -196,7 +203,11 @@ def _report(
         sizes = {"batch": recipe.measure.batch[0], "seq": run.lengths[0] or 1}
         facts: dict[VariantName, EngineFacts] = dict(engine_facts(tuple(variants.values()), **sizes))
     log.add_notes(run_notes.of_unmeasured_memory(facts))
-    earlier = [proof for proof in before.proofs if proof.stage is not ProofStage.BUILD] if before.graphs else []
+    earlier = (
+        [proof for proof in before.proofs if proof.stage in (ProofStage.EXPORT, ProofStage.SHRINK)]
+        if before.graphs
+        else []
+    )
     max_drop = before.recipe.get("max_drop")
     status = drop_status(max_drop, scores)
     if not scores:  # a metric that failed on another engine has not passed on this one
@@ -223,6 +234,7 @@ def _report(
         "verdict": reports.verdict(**results, max_drop=max_drop),
         "notes": tuple(dict.fromkeys((*notes, *log.notes))),
         "missing": None,
+        "candidates": (),
         "target": recipe.engine.target,
         "precision": recipe.engine.precision,
         "session": dict(variants["compressed"].engine.session),

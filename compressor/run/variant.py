@@ -9,7 +9,7 @@ from pathlib import Path
 import graph_passes
 from compressor.config.run import Recipe
 from compressor.config.sections import EngineConfig, ExportConfig
-from compressor.errors import ErrorCode, SiteRefusedError
+from compressor.errors import ErrorCode, MismatchError, SiteRefusedError
 from compressor.export import export_reference, rewrite_reference
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.results import VariantName
@@ -101,22 +101,60 @@ def shrink_graph(
     )
 
 
-def build_variant(graph: ShrunkGraph, config: EngineConfig, options: BuildOptions, cases: Sequence[Case]) -> Variant:
-    """Build the engine of a graph beside it, and prove it.
+def build_variant(
+    graph: ShrunkGraph,
+    config: EngineConfig,
+    options: BuildOptions,
+    cases: Sequence[Case],
+    *,
+    quantized: Path | None = None,
+    folder: Path | None = None,
+) -> Variant:
+    """Build the engine of a graph, and prove it.
 
     Args:
         graph: the shrunk graph.
         config: target and precision.
         options: sizes and settings of the build.
         cases: inputs of the proof.
+        quantized: the portable quantized graph to build from; None: the shrunk graph.
+        folder: folder of the engine; None: that of the shrunk graph.
 
     Raises:
         TargetMissingError: the runtime or its device is missing.
-        MismatchError: the engine computes something else than the graph.
+        MismatchError: the engine computes something else than the graph, or computes quantized products in floats.
     """
-    engine = build_engine(graph.path, graph.path.parent, config, options)
-    proof = verify.require(verify.prove_engine(graph.path, engine, cases, graph.name))
-    return Variant(graph, engine, (*graph.proofs, proof))
+    folder, source = folder or graph.path.parent, quantized or graph.path
+    engine = build_engine(source, folder, config, options)
+    _require_int8(engine, config)
+    proofs = list(graph.proofs)
+    if quantized is not None:
+        products = verify.prove_products(
+            quantized, lambda path: build_engine(path, path.parent, config, options), cases, graph.name
+        )
+        proofs.append(verify.require(products))
+    proofs.append(verify.require(verify.prove_engine(source, engine, cases, graph.name)))
+    return Variant(graph, engine, tuple(proofs))
+
+
+def _require_int8(engine: Engine, config: EngineConfig) -> None:
+    """Raise unless the runtime executes every quantized product in int8.
+
+    Raises:
+        MismatchError: it computes some in floats, and the configuration does not accept that.
+    """
+    products = engine.quantized
+    if products is None or products.executed >= products.requested or config.allow_float_products:
+        return
+    names = f", among them {', '.join(products.in_float[:3])}" if products.in_float else ""
+    raise MismatchError(
+        f"{config.target}: {products.requested - products.executed} of {products.requested} quantized products are"
+        f" computed in floats{names}; accept that with --allow-float-products, or use another target",
+        code=ErrorCode.PRODUCTS_IN_FLOAT,
+        requested=products.requested,
+        executed=products.executed,
+        products=products.in_float,
+    )
 
 
 def build_engine(graph: Path, folder: Path, config: EngineConfig, options: BuildOptions) -> Engine:

@@ -16,7 +16,7 @@ from compressor.config.run import Recipe
 from compressor.environment import machine
 from compressor.model_folder import save_companions
 from compressor.results import DropStatus, Refusal, Report, Score, SiteBlocks
-from compressor.run.products import Chosen, LoadedModel, Measurements, SelectedPlan, Variant
+from compressor.run.products import QUANTIZED_GRAPH, Chosen, LoadedModel, Measurements, SelectedPlan, Variant
 from compressor.run.run_log import RunLog
 from compressor.silence_libraries import quiet_transformers
 from compressor.targets.graph_facts import graph_digest
@@ -106,7 +106,7 @@ def write_output(report: Report, model: LoadedModel, selected: SelectedPlan, den
     """
     folder = work.result
     graphs = {
-        name: graph_digest(folder / name) for name in ("model.onnx", "model.int8.onnx") if (folder / name).is_file()
+        name: graph_digest(folder / name) for name in ("model.onnx", QUANTIZED_GRAPH) if (folder / name).is_file()
     }
     if model.missing is not None:
         graphs["dense.onnx"] = _save_dense(dense, folder / "dense.onnx")
