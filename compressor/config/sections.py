@@ -20,6 +20,7 @@ from compressor.config.values import (
     NonNegative,
     Options,
     Positive,
+    Shapes,
     Share,
     ShareByKind,
     Sizes,
@@ -216,6 +217,12 @@ class EngineConfig(Config):
         "library built by compress kernel, for block-sparse attention in ONNX Runtime on the CPU; default: plain ONNX",
         runs_code=True,
         is_path=True,
+    )
+    shapes: Shapes = config_field(
+        ENGINE,
+        "batch sizes and lengths that OpenVINO compiles the graph for, besides free axes: 1x32,1x128; the smallest that"
+        " holds a batch runs it, padded",
+        (),
     )
     workspace: Count | None = config_field(
         ENGINE, "MiB of GPU memory that TensorRT may use while it builds; default: all free memory"

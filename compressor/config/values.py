@@ -80,6 +80,13 @@ def _check_block_size(value: int) -> int:
     return value
 
 
+def _check_shape(value: str) -> str:
+    sizes = value.lower().split("x")
+    if len(sizes) != 2 or not all(size.isdecimal() and int(size) > 0 for size in sizes):
+        raise InvalidValueError("not a shape; give the batch size and the length in tokens, such as 1x128")
+    return "x".join(str(int(size)) for size in sizes)
+
+
 Keep = Annotated[int | str, BeforeValidator(_as_count_or_share)]
 """Heads to keep: a count, or a share such as `50%`."""
 Workers = Annotated[str, BeforeValidator(_check_workers)]
@@ -92,6 +99,8 @@ ShareByKind = Annotated[dict[AttentionKind, Share], BeforeValidator(_as_table)]
 BlockSize = Annotated[int, AfterValidator(_check_block_size)]
 MapsFile = Annotated[Path, AfterValidator(_maps_file)]
 AbsolutePath = Annotated[Path, AfterValidator(Path.absolute)]
+Shapes = Annotated[tuple[Annotated[str, AfterValidator(_check_shape)], ...], BeforeValidator(as_list)]
+"""Batch sizes with lengths in tokens: `1x32,1x128`."""
 Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1), BeforeValidator(as_list)]
 Options = Annotated[dict[str, Any], BeforeValidator(_as_table)]
 Count = Annotated[int, Field(ge=1)]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from compressor.config.run import Recipe
 from compressor.targets import BuildOptions, span
 from compressor.targets.base import Feeds
+from compressor.targets.openvino.shapes import parse_shape
 
 if TYPE_CHECKING:
     from compressor.tasks import Data
@@ -46,4 +47,5 @@ def build_options(
         hardware_compatible=engine.hardware_compatible,
         version_compatible=engine.version_compatible,
         kernel=engine.kernel,
+        shapes=tuple(parse_shape(shape) for shape in engine.shapes),
     )

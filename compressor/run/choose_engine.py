@@ -29,7 +29,7 @@ from compressor.tasks import Data
 _FEW_ROWS = 100
 """Calibration rows below which ranges are uncertain."""
 _TIMED_SECONDS = 3.0
-"""Time spent on timing all candidates at one size."""
+"""Maximum time spent on timing one candidate at one size."""
 _SCORED_ROWS = 2000
 """Maximum number of evaluation rows that every candidate is scored on."""
 
@@ -192,7 +192,7 @@ def _time(
         label = size_label(batch, seq)
         feeds = {name: tensor.numpy() for name, tensor in example_inputs(folder, batch, seq or 1).items()}
         with log.stage(f"timing all engines, {label}"):
-            seconds = _TIMED_SECONDS * len(times)
+            seconds = min(_TIMED_SECONDS, recipe.measure.seconds) * len(times)
             for row, median in zip(times, median_times([dense.engine, *engines], feeds, seconds), strict=True):
                 row[label] = 1e3 * median
     reference, rest = times[0], iter(times[1:])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from compressor.run import verify
 from compressor.run.products import QUANTIZED_GRAPH, Case
 from compressor.targets import target
 from compressor.targets.graph_facts import graph_digest
+from compressor.targets.openvino.shapes import parse_shape
 from compressor.targets.random_inputs import fixed_batch, random_feeds
 from graph_passes import load
 from graph_passes.block_sparse.masks import REACH
@@ -74,7 +75,9 @@ def load_run(out: Path, fields: Mapping[str, Any]) -> FinishedRun:
         _check_quantized(quantized, report, recipe)
     timed: tuple[int | None, ...] = tuple(dict.fromkeys(row.seq for row in report.speeds))
     lengths = recipe.measure.seq or timed or (128,)
-    cases = _cases(graphs["compressed"], max(seq or 1 for seq in lengths))
+    shapes = [parse_shape(shape) for shape in recipe.engine.shapes]
+    longest = max(seq or 1 for seq in (*lengths, *(seq for _, seq in shapes)))
+    cases = _cases(graphs["compressed"], longest, shapes)
     ordered: dict[VariantName, Path] = {name: graphs[name] for name in reversed(names) if name in graphs}
     return FinishedRun(report, recipe, ordered, lengths, cases)
 
@@ -123,8 +126,8 @@ def _recipe(report: Report, fields: Mapping[str, Any]) -> Recipe:
         raise usage_error(error, FIELDS, flag_of) from error
 
 
-def _cases(graph: Path, maximum: int) -> tuple[Case, ...]:
-    """Inputs of the proof, no longer than `maximum` tokens or than the masks cover."""
+def _cases(graph: Path, maximum: int, shapes: Sequence[tuple[int, int]]) -> tuple[Case, ...]:
+    """Inputs of the proof, no longer than `maximum` tokens or than the masks cover, also of fixed shapes."""
     model = load(graph)
     batch_size = fixed_batch(model)
 
@@ -133,4 +136,4 @@ def _cases(graph: Path, maximum: int) -> tuple[Case, ...]:
         return {name: torch.from_numpy(array) for name, array in feeds.items()}
 
     reach = json.loads(model.metadata_props.get(REACH, "{}"))
-    return verify.make_cases(draw, maximum_length=maximum, mask_reach=min(reach.values(), default=None))
+    return verify.make_cases(draw, maximum_length=maximum, mask_reach=min(reach.values(), default=None), shapes=shapes)

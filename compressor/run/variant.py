@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -129,8 +130,9 @@ def build_variant(
     _require_int8(engine, config)
     proofs = list(graph.proofs)
     if quantized is not None:
+        plain = dataclasses.replace(options, shapes=())  # products have other inputs than the graph
         products = verify.prove_products(
-            quantized, lambda path: build_engine(path, path.parent, config, options), cases, graph.name
+            quantized, lambda path: build_engine(path, path.parent, config, plain), cases, graph.name
         )
         proofs.append(verify.require(products))
     proofs.append(verify.require(verify.prove_engine(source, engine, cases, graph.name)))

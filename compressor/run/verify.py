@@ -36,6 +36,7 @@ def make_cases(
     *,
     maximum_length: int | None = None,
     mask_reach: int | None = None,
+    shapes: Sequence[tuple[int, int]] = (),
 ) -> tuple[Case, ...]:
     """Batches of several sizes, with and without padding; memories are empty, half full and full in turn.
 
@@ -43,8 +44,9 @@ def make_cases(
         inputs: makes a batch of the model's inputs from (batch size, length, seed); its last row is padded.
         maximum_length: maximum number of positions of the model; None: no limit.
         mask_reach: positions that a plan's masks cover; no batch is longer, and one has this length. None: no masks.
+        shapes: further batch sizes and lengths, e.g. those that an engine is compiled for.
     """
-    sizes = _SIZES if mask_reach is None else (*_SIZES, (2, mask_reach))
+    sizes = (*_SIZES, *shapes) if mask_reach is None else (*_SIZES, *shapes, (2, mask_reach))
     limit = min((size for size in (maximum_length, mask_reach) if size is not None), default=None)
     cases: dict[tuple[tuple[str, tuple[int, ...]], ...], Case] = {}
     for seed, (batch, seq) in enumerate(sizes):

@@ -43,6 +43,7 @@ class BuildOptions:
         hardware_compatible: build a TensorRT engine that runs on other GPUs too, from Ampere on.
         version_compatible: build a TensorRT engine that later versions run too.
         kernel: library of `compress kernel`, for block-sparse attention in ONNX Runtime on the CPU; None: plain ONNX.
+        shapes: batch sizes and lengths that OpenVINO compiles the graph for, besides free axes.
     """
 
     batch: Span = (1, 8, 8)
@@ -53,6 +54,7 @@ class BuildOptions:
     hardware_compatible: bool = False
     version_compatible: bool = False
     kernel: Path | None = None
+    shapes: tuple[tuple[int, int], ...] = ()
 
 
 def span(usual: Iterable[int], also: Iterable[int] = ()) -> Span:

@@ -50,6 +50,11 @@ def peak_growth(
     return int(process.stdout) if process.returncode == 0 else None
 
 
+def resident_bytes() -> int | None:
+    """Bytes of memory that this process holds; None where the system has no `/proc`."""
+    return 1024 * _kilobytes("VmRSS") if _STATUS.exists() else None
+
+
 def _measure(request: str) -> int:
     """Measure the growth in bytes; the fresh process runs this, see `peak_growth`."""
     from compressor.targets.cuda import driver

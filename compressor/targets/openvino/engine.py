@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,8 @@ from compressor.results import QuantizedProducts
 from compressor.targets.base import Feeds, Precision
 from compressor.targets.graph_facts import fusible_attentions
 from compressor.targets.openvino import session as sessions
-from compressor.targets.openvino.session import Layer, Names
+from compressor.targets.openvino.session import FixedRequest, Layer, Names
+from compressor.targets.openvino.shapes import Axes, Shape, axis_names, cut, fitting_shape, pad, sizes_of, unfixable
 from compressor.targets.peak_memory import peak_growth
 from compressor.targets.quantized_graph import float_products, quantized_products
 from compressor.targets.reach import check_reach
@@ -56,6 +57,8 @@ class OpenVinoEngine:
     reach: Mapping[str, int]
     _names: Names = field(repr=False)
     _request: openvino.InferRequest = field(repr=False)
+    _fixed: Mapping[Shape, FixedRequest] = field(repr=False)
+    _axes: tuple[Axes, Axes] = field(repr=False)
 
     precision: Precision = "fp32"
     quantized: QuantizedProducts | None = None
@@ -95,7 +98,9 @@ class OpenVinoEngine:
         """The layers that OpenVINO executes, in one line."""
         kernels = self.kernels
         counts = [f"{kernels[kind]} {kind}" for kind in _REPORTED if kind in kernels]
-        return f"compiled by OpenVINO; runs {', '.join(counts)}"
+        shapes = [f"{batch}x{seq} ({fixed})" for (batch, seq), fixed in self._fixed.items()]
+        fixed = f" for free axes and {', '.join(shapes)}" if shapes else ""
+        return f"compiled by OpenVINO{fixed}; runs {', '.join(counts)}"
 
     @property
     def built(self) -> None:
@@ -114,14 +119,27 @@ class OpenVinoEngine:
             InputError: an input is missing or longer than the block masks, or the graph cannot run on these inputs.
         """
         check_reach(self.reach, feeds)
-        return sessions.run_request(self._request, self._names, feeds)
+        inputs, outputs = self._axes
+        is_complete = all(name in feeds for name in inputs)
+        shape = fitting_shape(self._fixed, inputs, feeds) if self._fixed and is_complete else None
+        if shape is None:
+            return sessions.run_request(self._request, self._names, feeds)
+        padded = sessions.run_request(self._fixed[shape].request, self._names, pad(inputs, feeds, shape))
+        return cut(outputs, padded, sizes_of(inputs, feeds))
 
     def memory(self, feeds: Feeds) -> int | None:
         """Bytes that loading and running the graph takes at the peak; see `Engine.memory`."""
         return peak_growth(sessions.__name__, self.path, self.session, feeds)
 
 
-def build_engine(onnx: Path, out: Path, *, precision: Precision = "fp32", threads: int | None = None) -> OpenVinoEngine:
+def build_engine(
+    onnx: Path,
+    out: Path,
+    *,
+    precision: Precision = "fp32",
+    threads: int | None = None,
+    shapes: Sequence[Shape] = (),
+) -> OpenVinoEngine:
     """Convert a graph into OpenVINO's format, write it with its weights (`.bin`), and compile it.
 
     Args:
@@ -129,9 +147,10 @@ def build_engine(onnx: Path, out: Path, *, precision: Precision = "fp32", thread
         out: the file to write, `.xml`.
         precision: `int8` if the graph has to be quantized.
         threads: threads per call; None: one per core.
+        shapes: fixed shapes that the graph is compiled for too.
 
     Raises:
-        InputError: OpenVINO cannot read or compile the graph, or it is not quantized.
+        InputError: OpenVINO cannot read or compile the graph, it is not quantized, or it cannot have a fixed shape.
     """
     source = load(onnx)
     in_int8, in_float = ([node.name for node in products(source)] for products in (quantized_products, float_products))
@@ -146,7 +165,18 @@ def build_engine(onnx: Path, out: Path, *, precision: Precision = "fp32", thread
     outputs = [value.name for value in source.graph.outputs]
     reach = json.loads(source.metadata_props.get(REACH, "{}"))
     products = [_name(site.output.producer()) for site in fusible_attentions(source)]
+    input_axes, output_axes = (
+        {str(value.name): axis_names(value) for value in values}
+        for values in ([value for value in source.graph.inputs if not value.is_initializer()], source.graph.outputs)
+    )
+    if shapes and (reason := unfixable(input_axes, output_axes)):
+        raise InputError(
+            f"{onnx}: it cannot be compiled for fixed shapes, {reason}; omit --shapes",
+            code=ErrorCode.UNSUPPORTED_MODEL,
+            path=onnx,
+        )
     info = {"inputs": inputs, "outputs": outputs, "products": products, "reach": reach}
+    info |= {"input_axes": input_axes, "output_axes": output_axes, "shapes": [list(shape) for shape in shapes]}
     if in_int8:
         info |= {"int8_products": in_int8, "float_products": in_float}
     sessions.write_model(sessions.convert(onnx), out, info)
@@ -170,9 +200,10 @@ def load_engine(path: Path, *, threads: int | None = None) -> OpenVinoEngine:
                 code=ErrorCode.FILE_MISSING,
                 path=file,
             )
-    settings = sessions.session_settings(threads)
     model = sessions.read_model(path)
     info = sessions.stored_info(model)
+    shapes = [(batch, seq) for batch, seq in info.get("shapes", ())]
+    settings = sessions.session_settings(threads, shapes)
     products = info.get("products", [])
     compiled = sessions.compile_model(model, path, settings)
     layers = tuple(sessions.executed_layers(compiled))
@@ -188,6 +219,8 @@ def load_engine(path: Path, *, threads: int | None = None) -> OpenVinoEngine:
         quantized=_quantized(info, layers) if "int8_products" in info else None,
         _names=sessions.tensor_names(model),
         _request=compiled.create_infer_request(),
+        _fixed=sessions.compile_fixed(model, shapes, path, settings),
+        _axes=(info.get("input_axes", {}), info.get("output_axes", {})),
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,11 @@ from compressor.errors import ErrorCode, InputError, TargetMissingError
 from compressor.silence_libraries import one_line
 from compressor.targets.base import Feeds, Precision
 from compressor.targets.cores import usable_cores
+from compressor.targets.graph_facts import is_quantized
+from compressor.targets.openvino.shapes import Shape, fitting_shape, pad, parse_shape
+from compressor.targets.peak_memory import resident_bytes
 from graph_passes import load, save
+from graph_passes.passes import TransposeSingleQuery
 
 try:
     import openvino
@@ -70,13 +75,14 @@ def check_precision(precision: Precision) -> None:
         )
 
 
-def session_settings(threads: int | None) -> dict[str, Any]:
+def session_settings(threads: int | None, shapes: Iterable[Shape] = ()) -> dict[str, Any]:
     """Runtime and options of a compiled model, as recorded in reports; `compile_model` reads them.
 
     Args:
         threads: threads per call; None: one per core.
+        shapes: fixed shapes that the graph is compiled for too.
     """
-    return {
+    settings: dict[str, Any] = {
         "runtime": f"openvino {openvino.__version__.partition('-')[0]}",
         "provider": DEVICE,
         "intra_op_threads": threads or usable_cores(),
@@ -84,21 +90,29 @@ def session_settings(threads: int | None) -> dict[str, Any]:
         "inference_precision": "f32",
         "performance_hint": "LATENCY",
     }
+    if shapes := list(shapes):
+        settings["shapes"] = [f"{batch}x{seq}" for batch, seq in shapes]
+    return settings
 
 
 def convert(onnx: Path) -> openvino.Model:
-    """An ONNX graph in OpenVINO; functions of the graph are inlined, which OpenVINO does not do itself.
+    """An ONNX graph in OpenVINO. Functions are inlined, which OpenVINO does not do itself.
+
+    In a quantized graph, attentions of one query are rewritten, which OpenVINO computes wrongly at a fixed shape.
 
     Raises:
         InputError: OpenVINO cannot read it; the message names the operator where there is one.
     """
     model = load(onnx)
-    if not model.functions:
+    changed = common.InlinePass()(model).modified
+    if is_quantized(model):
+        changed = TransposeSingleQuery()(model).modified or changed
+    if not changed:
         return read_model(onnx)
     with tempfile.TemporaryDirectory() as folder:
-        inlined = Path(folder) / onnx.name
-        save(common.InlinePass()(model).model, inlined)
-        return read_model(inlined)
+        rewritten = Path(folder) / onnx.name
+        save(model, rewritten)
+        return read_model(rewritten)
 
 
 def read_model(path: Path) -> openvino.Model:
@@ -217,8 +231,78 @@ def tensor_names(model: openvino.Model) -> Names:
     return Names(tuple(inputs), tuple(outputs))
 
 
+@dataclass(frozen=True)
+class FixedRequest:
+    """A graph compiled for one shape.
+
+    Attributes:
+        request: runs it.
+        seconds: time of compiling it.
+        added_bytes: memory that the process holds more since; None: unknown.
+    """
+
+    request: openvino.InferRequest
+    seconds: float
+    added_bytes: int | None
+
+    def __str__(self) -> str:
+        memory = "" if self.added_bytes is None else f", {self.added_bytes / 1e6:.0f} MB"
+        return f"{self.seconds:.1f} s{memory}"
+
+
+def compile_fixed(
+    model: openvino.Model, shapes: Iterable[Shape], path: Path, settings: Mapping[str, Any]
+) -> dict[Shape, FixedRequest]:
+    """Compile a graph for fixed shapes.
+
+    Args:
+        model: the graph, with free axes; it stays unchanged.
+        shapes: the shapes.
+        path: its file, for messages.
+        settings: from `session_settings`.
+
+    Raises:
+        InputError: the graph cannot have one of the shapes.
+    """
+    requests = {}
+    axes = stored_info(model).get("input_axes", {})
+    for shape in shapes:
+        sizes = dict(zip(("batch", "sequence"), shape, strict=True))
+        before, start = resident_bytes(), time.perf_counter()
+        fixed = model.clone()
+        try:
+            fixed.reshape(
+                {
+                    position: openvino.PartialShape([sizes.get(name) or int(name) for name in axes[tensor]])
+                    for position, tensor in enumerate(tensor_names(model).inputs)
+                }
+            )
+        except Exception as error:  # OpenVINO raises RuntimeError and others
+            raise InputError(
+                f"{path}: the graph cannot have the shape {shape[0]}x{shape[1]} ({_reason(error)}); use shorter"
+                " --shapes",
+                code=ErrorCode.OUT_OF_RANGE,
+                path=path,
+                shape=shape,
+            ) from error
+        request = compile_model(fixed, path, settings).create_infer_request()
+        after = resident_bytes()
+        added = None if before is None or after is None else max(0, after - before)
+        requests[shape] = FixedRequest(request, time.perf_counter() - start, added)
+    return requests
+
+
 def runner(path: Path, settings: Mapping[str, Any]) -> Callable[[Feeds], dict[str, np.ndarray]]:
-    """A function that runs a graph, which is loaded here and now."""
+    """A function that runs a graph, which is loaded here and now, with all of its fixed shapes."""
     model = read_model(path)
     request, names = compile_model(model, path, settings).create_infer_request(), tensor_names(model)
-    return lambda feeds: run_request(request, names, feeds)
+    fixed = compile_fixed(model, map(parse_shape, settings.get("shapes", ())), path, settings)
+    axes = stored_info(model).get("input_axes", {})
+
+    def run(feeds: Feeds) -> dict[str, np.ndarray]:
+        shape = fitting_shape(fixed, axes, feeds) if fixed else None
+        if shape is None:
+            return run_request(request, names, feeds)
+        return run_request(fixed[shape].request, names, pad(axes, feeds, shape))
+
+    return run

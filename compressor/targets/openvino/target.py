@@ -20,6 +20,7 @@ class OpenVinoTarget(Target):
     metadata_file = "engine.bin"
     suffixes = (".xml",)
     providers = ("cpu",)
+    options = frozenset({"shapes"})
 
     def check(
         self, *, precision: Precision = "fp32", provider: Provider | None = None, kernel: Path | None = None
@@ -47,7 +48,8 @@ class OpenVinoTarget(Target):
         self.check(precision=precision, provider=provider, kernel=options.kernel if options else None)
         from compressor.targets.openvino.engine import build_engine
 
-        return build_engine(onnx, out, precision=precision, threads=threads)
+        shapes = options.shapes if options else ()
+        return build_engine(onnx, out, precision=precision, threads=threads, shapes=shapes)
 
     def load(
         self, path: Path, *, provider: Provider | None = None, threads: int | None = None, kernel: Path | None = None

@@ -1,0 +1,96 @@
+"""Fixed shapes: an engine compiled for some sizes of its inputs pads shorter ones, and cuts the outputs.
+
+OpenVINO plans the memory and the kernels of a graph whose axes are numbers ahead of time, and is faster with it. Rows
+are padded at their end with zeros, which is correct for a graph that has an attention mask: padded positions are
+masked, and their outputs are cut off. A graph without a mask runs at a fixed shape only if its inputs have that length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from compressor.targets.base import Feeds
+
+Shape = tuple[int, int]
+"""Batch size and length in tokens."""
+Axes = Mapping[str, tuple[str, ...]]
+"""Name of a tensor -> names of its axes, `batch` and `sequence` among them; fixed axes have their size as name."""
+
+
+def parse_shape(text: str) -> tuple[int, int]:
+    """Batch size and length of a shape such as `1x128`."""
+    batch, seq = text.split("x")
+    return int(batch), int(seq)
+
+
+def fitting_shape(shapes: Iterable[Shape], axes: Axes, feeds: Feeds) -> Shape | None:
+    """The smallest shape that holds a batch; None if there is none.
+
+    Args:
+        shapes: the fixed shapes.
+        axes: axes of the inputs.
+        feeds: one batch of inputs.
+    """
+    batch, seq = sizes_of(axes, feeds)
+    is_masked = any(name.endswith("attention_mask") for name in axes)
+    fitting = [
+        (rows, length)
+        for rows, length in shapes
+        if rows >= batch and (length == seq or (length > seq and is_masked)) and (rows == batch or is_masked)
+    ]
+    return min(fitting, key=lambda shape: (shape[0] * shape[1], shape), default=None)
+
+
+def sizes_of(axes: Axes, feeds: Feeds) -> Shape:
+    """Batch size and length of a batch of inputs."""
+    sizes = {
+        name: size for tensor, names in axes.items() for name, size in zip(names, feeds[tensor].shape, strict=True)
+    }
+    return sizes.get("batch", 1), sizes.get("sequence", 1)
+
+
+def pad(axes: Axes, feeds: Feeds, shape: Shape) -> dict[str, np.ndarray]:
+    """The inputs, with zeros added at the end of their batch and sequence axes.
+
+    Args:
+        axes: axes of the inputs.
+        feeds: one batch of inputs.
+        shape: the shape to reach.
+    """
+    sizes = dict(zip(("batch", "sequence"), shape, strict=True))
+    padded = {}
+    for tensor, names in axes.items():
+        array = feeds[tensor]
+        missing = [(0, sizes.get(name, size) - size) for name, size in zip(names, array.shape, strict=True)]
+        padded[tensor] = np.pad(array, missing) if any(end for _, end in missing) else array
+    return padded
+
+
+def cut(axes: Axes, outputs: Mapping[str, np.ndarray], sizes: Shape) -> dict[str, np.ndarray]:
+    """The outputs without the padding.
+
+    Args:
+        axes: axes of the outputs.
+        outputs: outputs of a padded batch.
+        sizes: batch size and length of the batch.
+    """
+    kept = dict(zip(("batch", "sequence"), sizes, strict=True))
+    return {tensor: array[tuple(slice(kept.get(name)) for name in axes[tensor])] for tensor, array in outputs.items()}
+
+
+def axis_names(value: ir.Value) -> tuple[str, ...]:
+    """Names of the axes of an input or output of a graph."""
+    return tuple(str(size) for size in value.shape or ())
+
+
+def unfixable(inputs: Axes, outputs: Axes) -> str | None:
+    """Why a graph cannot be compiled for fixed shapes, in a few words; None if it can."""
+    known = {"batch", "sequence"}
+    for tensor, names in (*inputs.items(), *outputs.items()):
+        free = [name for name in names if not name.isdecimal() and name not in known]
+        if free:
+            return f"the axis {free[0]} of {tensor} is neither the batch nor the length of the rows"
+    return None

@@ -1,0 +1,160 @@
+"""Runs in int8: every allowed engine is tried, and the fastest that keeps the metric is delivered."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import compressor
+from compressor.config.run import Recipe
+from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
+from compressor.results import NoteCode, ProofStage, Report
+from compressor.run.choose_engine import choices
+from compressor.targets import target
+from tests.run.listeners import RecordingListener
+from tests.run.runs import learning_recipe
+
+pytest.importorskip("nncf")
+pytest.importorskip("openvino")
+
+
+@dataclass(frozen=True)
+class Int8Run:
+    """The output folder of a run that tried every engine, its report, and its listener."""
+
+    out: Path
+    report: Report
+    listener: RecordingListener
+
+
+def int8_recipe(inputs: Path, out: Path, **fields: object) -> Recipe:
+    """A short run that keeps every head."""
+    return learning_recipe(inputs, out, **{"keep": None, "target": "auto", "precision": "auto", **fields})
+
+
+@pytest.fixture(scope="module")
+def int8_run(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Int8Run:
+    out = tmp_path_factory.mktemp("int8") / "out"
+    listener = RecordingListener()
+    return Int8Run(out, compressor.compress(int8_recipe(inputs, out, max_drop=0.99), listener), listener)
+
+
+def test_every_allowed_engine_is_tried() -> None:
+    engine = Recipe(model=Path("model"), data="rows.tsv", target="auto", precision="auto").engine
+    assert [choice.label for choice in choices(engine)] == [
+        "ort fp32",
+        "ort int8 portable",
+        "ort int8 dynamic",
+        "openvino fp32",
+        "openvino int8 portable",
+        "trt fp32",
+        "trt int8 portable",
+    ]
+    alone = Recipe(model=Path("model"), data="rows.tsv", target="openvino", precision="int8").engine
+    assert [choice.label for choice in choices(alone)] == ["openvino int8 portable"]
+    assert alone.reference.precision == "fp32"
+    assert alone.reference.target == "openvino"
+    assert engine.reference.target == "ort"
+
+
+def test_the_table_holds_every_engine_and_one_is_chosen(int8_run: Int8Run) -> None:
+    table = int8_run.report.candidates
+    assert len(table) == 7
+    (best,) = (row for row in table if row.chosen)
+    built = [row for row in table if not row.failure]
+    assert best.speed == max(row.speed or 0.0 for row in built if row.holds)
+    assert (int8_run.report.target, int8_run.report.precision) == (best.target, best.precision)
+    for row in built:
+        assert row.metric is not None
+        assert row.agreement is not None
+        assert 0 <= row.agreement <= 1
+        assert row.milliseconds
+        assert row.file_bytes
+        if row.precision == "int8":
+            assert row.quantized is not None
+            assert row.quantized.executed >= row.quantized.requested
+    assert all(row.failure for row in table if row.target == "trt")
+    assert NoteCode.ENGINE_CHOSEN in int8_run.listener.codes
+    assert NoteCode.FEW_CALIBRATION_ROWS in int8_run.listener.codes
+    assert not any("learning" in stage for stage in int8_run.listener.stages)
+
+
+def test_an_int8_run_is_proven_down_to_its_products(inputs: Path, tmp_path: Path) -> None:
+    recipe = int8_recipe(inputs, tmp_path / "out", target="openvino", precision="int8", shapes=("1x8", "4x16"))
+    report = compressor.compress(recipe)
+    stages = [proof.stage for proof in report.proofs if proof.variant == "compressed"]
+    assert stages == [ProofStage.EXPORT, ProofStage.SHRINK, ProofStage.PRODUCTS, ProofStage.BUILD_INT8]
+    assert all(proof.holds for proof in report.proofs)
+    assert any("batch 4, length 16" in case for case in report.proofs[-1].cases)
+    assert report.dense.quantized is None
+    assert report.compressed.quantized is not None
+    assert all(row.void is None for row in report.speeds)
+    stored = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert set(stored["graphs"]) == {"model.onnx", "model.int8.onnx"}
+    engine = target("openvino").load(tmp_path / "out" / "engine.xml")
+    assert engine.precision == "int8"
+    assert engine.session["shapes"] == ["1x8", "4x16"]
+
+
+def test_an_int8_engine_is_built_again_from_the_folder(int8_run: Int8Run, tmp_path: Path) -> None:
+    import shutil
+
+    from compressor.run.rebuild import rebuild
+
+    out = tmp_path / "out"
+    shutil.copytree(int8_run.out, out)
+    for name in ("openvino", "ort"):
+        report = rebuild(out, {"target": name, "precision": "int8"}, RecordingListener())
+        assert (report.target, report.precision) == (name, "int8")
+        assert report.candidates == ()
+        assert report.compressed.quantized is not None
+        assert all(proof.holds for proof in report.proofs)
+    again = rebuild(out, {}, RecordingListener())
+    assert (again.target, again.precision) == ("ort", "int8")
+    (out / "model.int8.onnx").write_bytes((out / "model.onnx").read_bytes())
+    with pytest.raises(InputError) as caught:
+        rebuild(out, {"target": "openvino", "precision": "int8"}, RecordingListener())
+    assert caught.value.code is ErrorCode.FILE_MISMATCH
+    (out / "model.int8.onnx").unlink()
+    with pytest.raises(InputError) as caught:
+        rebuild(out, {"target": "openvino", "precision": "int8"}, RecordingListener())
+    assert caught.value.code is ErrorCode.FILE_MISSING
+
+
+@pytest.mark.parametrize("precision", ["int8", "auto"])
+def test_int8_without_rows_ends_before_anything_is_built(precision: str, inputs: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        compressor.compress(int8_recipe(inputs, tmp_path / "out", data=None, precision=precision))
+    assert caught.value.code is ErrorCode.MISSING_VALUE
+    assert not (tmp_path / "out").exists()
+
+
+def test_auto_is_for_runs_only(int8_run: Int8Run) -> None:
+    from compressor.run.rebuild import rebuild
+
+    for field in ("target", "precision"):
+        with pytest.raises(CompressorError) as caught:
+            rebuild(int8_run.out, {field: "auto"}, RecordingListener())
+        assert caught.value.details["field"] == field
+
+
+def test_positions_that_nothing_reads_are_computed_on_request(inputs: Path, tmp_path: Path) -> None:
+    listener = RecordingListener()
+    fields = {"data": None, "keep": None, "batch": (1,), "seq": (8,), "seconds": 0.01}
+    model = inputs / "model"
+    whole = compressor.compress(Recipe(model=model, out=tmp_path / "whole", keep_unread_positions=True, **fields))
+    thinned = compressor.compress(Recipe(model=model, out=tmp_path / "thinned", **fields), listener)
+    assert NoteCode.POSITIONS_DROPPED in listener.codes
+    assert NoteCode.POSITIONS_DROPPED not in {note.code for note in whole.notes}
+    assert thinned.compressed.macs is not None
+    assert whole.compressed.macs is not None
+    assert thinned.compressed.macs < whole.compressed.macs == whole.dense.macs
+    assert thinned.speeds_over_rewritten == ()
+    feeds = {name: np.ones((2, 7), np.int64) for name in ("input_ids", "attention_mask", "token_type_ids")}
+    outputs = [target("ort").load(tmp_path / name / "engine.onnx").run(feeds) for name in ("whole", "thinned")]
+    for name, output in outputs[0].items():
+        np.testing.assert_allclose(outputs[1][name], output, rtol=1e-4, atol=1e-5)
