@@ -45,7 +45,7 @@ from compressor.run.run_log import RunLog
 from compressor.run.sizes import work_out_sizes
 from compressor.run.variant import build_variant, cpu_fallback, export_graph, rehearse, require_complete, shrink_graph
 from compressor.run.write_report import make_report, write_output
-from compressor.targets import DEFAULT_TARGET
+from compressor.targets import DEFAULT_TARGET, target
 from compressor.tasks import Data, open_data
 from compressor.units import keep_all
 from compressor.workdir import WorkDir, open_workdir
@@ -132,8 +132,9 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
     graph = _shrink(gated, sizes, work, log, lower=lower, drop_unread=drop_unread)
     log.add_notes(run_notes.of_thinned_products(graph))
     rewritten = None
-    if graph.thinned and (selected.plan.drops_any or built.engine.chooses):
-        thinned = _shrink(reference, sizes, work, log, name="rewritten", drop_unread=True)
+    is_rewritten = graph.thinned or "choose_norms" in target(built.engine.reference.target).options
+    if is_rewritten and (selected.plan.drops_any or built.engine.chooses):
+        thinned = _shrink(reference, sizes, work, log, name="rewritten", drop_unread=drop_unread)
         rewritten = _build(thinned, built.engine.reference, sizes, log)
     if built.engine.chooses:
         chosen = choose_engine(graph, dense, data, model.folder, built, sizes, work.scratch, log)

@@ -126,11 +126,13 @@ def build_variant(
         MismatchError: the engine computes something else than the graph, or computes quantized products in floats.
     """
     folder, source = folder or graph.path.parent, quantized or graph.path
+    # The dense engine is the runtime's own, without rewrites.
+    options = dataclasses.replace(options, choose_norms=graph.name != "dense")
     engine = build_engine(source, folder, config, options)
     _require_int8(engine, config)
     proofs = list(graph.proofs)
     if quantized is not None:
-        plain = dataclasses.replace(options, shapes=())  # products have other inputs than the graph
+        plain = dataclasses.replace(options, shapes=(), choose_norms=False)  # products have other inputs than the graph
         products = verify.prove_products(
             quantized, lambda path: build_engine(path, path.parent, config, plain), cases, graph.name
         )

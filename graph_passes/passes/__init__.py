@@ -19,6 +19,7 @@ from graph_passes.passes.remove_dead_branches import RemoveDeadBranches
 from graph_passes.passes.remove_idle_expands import RemoveIdleExpands
 from graph_passes.passes.remove_units import RemoveUnits
 from graph_passes.passes.scale_queries import ScaleQueries
+from graph_passes.passes.split_skip_norms import SplitSkipNorms
 from graph_passes.passes.transpose_single_query import TransposeSingleQuery
 
 __all__ = [
@@ -41,5 +42,6 @@ __all__ = [
     "RemoveIdleExpands",
     "RemoveUnits",
     "ScaleQueries",
+    "SplitSkipNorms",
     "TransposeSingleQuery",
 ]

@@ -13,14 +13,16 @@ import onnx_ir as ir
 
 from compressor.errors import ErrorCode, InputError
 from compressor.results import QuantizedProducts
-from compressor.targets.base import Feeds, Precision, Provider
+from compressor.targets.base import TOLERANCE, Feeds, Precision, Provider
 from compressor.targets.cuda import driver
 from compressor.targets.graph_facts import fusible_attentions
 from compressor.targets.onnxruntime import ort_session
+from compressor.targets.onnxruntime.choose_norms import choose_norms
 from compressor.targets.onnxruntime.dynamic import INT8_KERNELS, quantize_dynamically
 from compressor.targets.onnxruntime.fusion import Fusion, Rewrite, fuse, rewrite_for_ort, trial_feeds
 from compressor.targets.peak_memory import peak_growth
 from compressor.targets.quantized_graph import float_products, quantized_products
+from compressor.targets.random_inputs import fixed_batch, random_feeds
 from compressor.targets.reach import check_reach
 from compressor.targets.tensor_specs import FREE, TensorSpec
 from graph_passes import load, save
@@ -126,6 +128,7 @@ def build_engine(
     provider: Provider | None = None,
     threads: int | None = None,
     kernel: Path | None = None,
+    norms_timed_at: tuple[int, int] | None = None,
     rewrite: Rewrite = rewrite_for_ort,
 ) -> OrtEngine:
     """Fuse a graph for ONNX Runtime and load it.
@@ -137,6 +140,8 @@ def build_engine(
         provider: device to run on; None: CUDA where there is a GPU and no kernel.
         threads: threads per call; None: one per core.
         kernel: library of `compress kernel`.
+        norms_timed_at: batch size and length at which the faster form of normalizations is chosen; None: ONNX
+            Runtime's own form.
         rewrite: fuses a model.
 
     Raises:
@@ -154,11 +159,14 @@ def build_engine(
     if precision == "fp16":
         save(ReducePrecision()(load(out)).model, out)
         changes.append("converted to half precision, inputs and outputs unchanged")
+    requested = None
     if precision == "int8":
-        requested = quantize_dynamically(out, out)
+        requested = len(quantize_dynamically(out, out))
         changes.append("quantized dynamically")
-        return _open(out, onnx, settings, precision, changes, fusion, len(requested))
-    return _open(out, onnx, settings, precision, changes, fusion)
+    if norms_timed_at is not None:
+        choice = choose_norms(out, settings, _sized_feeds(onnx, *norms_timed_at), TOLERANCE[precision])
+        changes += [choice] if choice is not None else []
+    return _open(out, onnx, settings, precision, changes, fusion, requested)
 
 
 def load_engine(
@@ -232,6 +240,12 @@ def _open(
         quantized=_quantized(path, kernels, requested) if precision == "int8" else None,
         _session=ort_session.open_session(path, settings),
     )
+
+
+def _sized_feeds(path: Path, batch: int, seq: int) -> dict[str, np.ndarray]:
+    """Random inputs of a size; a batch size that the graph fixes is kept."""
+    model = load(path)
+    return random_feeds(model, fixed_batch(model) or batch, seq)
 
 
 def _precision(model: ir.Model) -> Precision:

@@ -19,7 +19,7 @@ class OnnxRuntimeTarget(Target):
     engine_file = "engine.onnx"
     suffixes = (".onnx",)
     providers = ("cpu", "cuda")
-    options = frozenset({"kernel"})
+    options = frozenset({"kernel", "choose_norms"})
     quantizes = True
 
     def check(
@@ -44,8 +44,16 @@ class OnnxRuntimeTarget(Target):
         """Fuse a graph and load it; see `Target.build`."""
         from compressor.targets.onnxruntime.engine import build_engine
 
-        kernel = options.kernel if options else None
-        return build_engine(onnx, out, precision=precision, provider=provider, threads=threads, kernel=kernel)
+        options = options or BuildOptions()
+        return build_engine(
+            onnx,
+            out,
+            precision=precision,
+            provider=provider,
+            threads=threads,
+            kernel=options.kernel,
+            norms_timed_at=(options.batch[1], options.seq[1]) if options.choose_norms else None,
+        )
 
     def load(
         self, path: Path, *, provider: Provider | None = None, threads: int | None = None, kernel: Path | None = None

@@ -1,0 +1,225 @@
+"""Quantize MiniLM on several tasks, and print metric and speed of each int8 engine against ONNX Runtime's fused fp32.
+
+    python -m benchmarks.quantization sst2                      # the model of ../shared/models
+    python -m benchmarks.quantization sst2 cola stsb mnli       # learns the other models first, and keeps them
+    python -m benchmarks.quantization cola --learn              # learns only
+
+For each set, the starting model is learned once (`build/quantization/SET/model`) with its rows beside it. A run without
+rows gives the reference: the engine of the whole graph in fp32, fused by ONNX Runtime. Then one run for each runtime
+quantizes the model; metrics are those of the runs, on test rows, with paired intervals. Times are taken afterwards, in
+`--repeats` fresh processes: reference and engine in turn, with pauses, in both orders. Finished parts are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import lzma
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, set_seed
+
+from benchmarks.machine import machine
+from benchmarks.speed import table
+from compressor import compress
+from compressor.cli.console import Console
+from compressor.config.run import Recipe
+from compressor.config.sections import RowsConfig
+from compressor.measure import interleave
+from compressor.model_folder import load
+from compressor.report import load as load_report
+from compressor.results import Report
+from compressor.silence_libraries import quiet_transformers
+from compressor.targets import target
+from compressor.targets.random_inputs import random_feeds
+from compressor.tasks import open_data
+from compressor.training.checkpoints import Checkpoints
+from compressor.training.fit import fit
+from compressor.training.schedule import Schedule
+from graph_passes import load as load_graph
+
+SHARED = Path(__file__).parents[2] / "shared"
+ENCODER = SHARED / "models" / "minilm-sst2"
+
+
+@dataclass(frozen=True)
+class Set:
+    """A data set and how its starting model is learned.
+
+    Attributes:
+        labels: number of classes; 1 for regression.
+        splits: name of each split in the file -> purpose; `None` leaves the rest to the other purposes.
+        dev: evaluation rows that are taken from the test rows.
+        epochs: passes over the training rows; 0: the model is learned already.
+        max_length: maximum length of a row in tokens.
+    """
+
+    labels: int
+    splits: dict[str, str]
+    dev: int = 0
+    epochs: float = 3
+    max_length: int = 128
+
+
+SETS = {
+    "sst2": Set(2, {"train": "train", "dev": "dev", "test": "test"}, epochs=0),
+    "cola": Set(2, {"train": "train", "dev": "test"}, dev=200),
+    "stsb": Set(1, {"train": "train", "dev": "dev", "test": "test"}, epochs=4),
+    "mnli": Set(3, {"train": "train", "dev_matched": "test"}, dev=1000),
+}
+TARGETS = ("ort", "openvino")
+
+
+def draw_rows(name: str, path: Path) -> None:
+    """Write the rows of a set with the splits `train`, `dev` and `test`."""
+    chosen = SETS[name]
+    with lzma.open(SHARED / "data" / f"{name}.tsv.xz", "rt", encoding="utf-8") as file:
+        lines = file.read().splitlines()
+    header = lines[0].split("\t")
+    column = header.index("split")
+    rows = [line.split("\t") for line in lines[1:]]
+    kept = [
+        [*row[:column], chosen.splits[row[column]], *row[column + 1 :]] for row in rows if row[column] in chosen.splits
+    ]
+    tests = [index for index, row in enumerate(kept) if row[column] == "test"]
+    for index in np.random.default_rng(0).choice(tests, chosen.dev, replace=False):
+        kept[index][column] = "dev"
+    path.write_text("\n".join("\t".join(row) for row in [header, *kept]) + "\n", encoding="utf-8")
+
+
+def starting_model(name: str, folder: Path) -> Path:
+    """The dense model of a set, learned from the encoder if it is not there yet."""
+    chosen, path = SETS[name], folder / "model"
+    if not (folder / "rows.tsv").exists():
+        draw_rows(name, folder / "rows.tsv")
+    if chosen.epochs == 0:
+        return ENCODER
+    if path.exists():
+        return path
+    partial = folder / "partial"
+    set_seed(0)
+    with quiet_transformers():
+        AutoModelForSequenceClassification.from_pretrained(
+            ENCODER, num_labels=chosen.labels, ignore_mismatched_sizes=True, dtype=torch.float32
+        ).save_pretrained(partial)
+        AutoTokenizer.from_pretrained(ENCODER).save_pretrained(partial)
+    loaded = load(partial)
+    data = open_data(RowsConfig(data=str(folder / "rows.tsv"), max_length=chosen.max_length), loaded)
+    schedule = Schedule(
+        steps=int(chosen.epochs * len(data.train) / 32),
+        batch_size=32,
+        learning_rate=5e-5,
+        seed=0,
+        warmup=0.1,
+        weight_decay=0.01,
+        max_grad_norm=1.0,
+        evaluations=4,
+        points=4,
+        mixed_precision="no",
+    )
+    with Console().stage(f"learning {name}") as progress:
+        fit(
+            loaded.model.train(),
+            data,
+            schedule,
+            Checkpoints(folder / "checkpoints", {"set": name}),
+            on_progress=progress,
+        )
+    with quiet_transformers():
+        loaded.model.save_pretrained(partial)
+    partial.rename(path)
+    return path
+
+
+def run(recipe: Recipe) -> Report:
+    """The report of a recipe, which is run if its output folder is missing."""
+    out = recipe.output.out
+    return load_report(out) if out.exists() else compress(recipe, Console())
+
+
+def measure(name: str, folder: Path, args: argparse.Namespace) -> None:
+    """Print the table of one set."""
+    model = starting_model(name, folder)
+    if args.learn:
+        return
+    length = SETS[name].max_length
+    common: dict[str, Any] = {"model": model, "batch": (1, 8), "seq": (length,), "seconds": 2.0}
+    run(Recipe(**common, out=folder / "reference", keep_unread_positions=True))
+    reference = folder / "reference" / "engine.onnx"
+    rows = []
+    for runtime in args.targets:
+        shapes = (f"1x{length}", f"8x{length}") if runtime == "openvino" else ()
+        data = {"data": str(folder / "rows.tsv"), "max_length": length, "shapes": shapes}
+        out = folder / f"{runtime}-int8"
+        report = run(Recipe(**common, **data, target=runtime, precision="int8", out=out))
+        score, quantized = report.scores[0], report.compressed.quantized
+        assert quantized is not None
+        ratios = [repeated(reference, out / target(runtime).engine_file, length, seed) for seed in range(args.repeats)]
+        speeds = [
+            f"{np.median(column):.2f} ({min(column):.2f} to {max(column):.2f})" for column in zip(*ratios, strict=True)
+        ]
+        rows.append(
+            {
+                "set (test rows)": f"{name} ({score.rows})",
+                "engine": f"{runtime} int8",
+                "dense": f"{score.unit.scale * score.dense:.2f}",
+                "int8": f"{score.unit.scale * score.compressed:.2f}",
+                "95% of the difference": f"{score.unit.scale * score.low:+.2f} to {score.unit.scale * score.high:+.2f}",
+                "batch 1": speeds[0],
+                "batch 8": speeds[1],
+                "products in int8": f"{quantized.executed} of {quantized.requested}",
+                "file": f"{report.compressed.file_bytes / report.dense.file_bytes:.2f}",
+            }
+        )
+    print(table(rows), flush=True)
+
+
+def repeated(reference: Path, engine: Path, length: int, seed: int) -> list[float]:
+    """Ratios at batch 1 and 8 in a fresh process; the order of the engines alternates with the seed."""
+    request = json.dumps([str(reference), str(engine), length, seed])
+    command = [sys.executable, "-m", "benchmarks.quantization", "--time", request]
+    ratios: list[float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return ratios
+
+
+def time_pair(request: str) -> None:
+    """Print the ratios of one repetition."""
+    reference, engine, length, seed = json.loads(request)
+    engines = [target("ort" if path.endswith(".onnx") else "openvino").load(Path(path)) for path in (reference, engine)]
+    ratios = []
+    for batch in (1, 8):
+        feeds = random_feeds(load_graph(Path(reference)), batch, length, seed=seed)
+        first, second = engines if seed % 2 == 0 else engines[::-1]
+        speed = interleave(first, second, feeds, batch=batch, seq=length, seconds=6.0, seed=seed)
+        ratios.append(speed.ratio if seed % 2 == 0 else 1 / speed.ratio)
+    print(json.dumps(ratios))
+
+
+def main() -> None:
+    """Run the sets that are named."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sets", nargs="*", choices=[*SETS, []], default=["sst2"])
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
+    parser.add_argument("--repeats", type=int, default=5, help="processes that time each engine")
+    parser.add_argument("--learn", action="store_true", help="learn the starting models only")
+    parser.add_argument("--out", type=Path, default=Path("build/quantization"))
+    parser.add_argument("--time", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.time:
+        time_pair(args.time)
+        return
+    print(f"machine: {machine('torch', 'onnxruntime', 'openvino', 'nncf')}", flush=True)
+    for name in args.sets:
+        folder = args.out / name
+        folder.mkdir(parents=True, exist_ok=True)
+        measure(name, folder, args)
+
+
+if __name__ == "__main__":
+    main()
