@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, set_seed
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, set_seed
 
 from benchmarks.machine import machine
 from benchmarks.speed import table
@@ -104,9 +104,12 @@ def starting_model(name: str, folder: Path) -> Path:
         return path
     partial = folder / "partial"
     set_seed(0)
+    config = AutoConfig.from_pretrained(ENCODER)
+    config.problem_type = "regression" if chosen.labels == 1 else "single_label_classification"
+    config.num_labels = chosen.labels
     with quiet_transformers():
         AutoModelForSequenceClassification.from_pretrained(
-            ENCODER, num_labels=chosen.labels, ignore_mismatched_sizes=True, dtype=torch.float32
+            ENCODER, config=config, ignore_mismatched_sizes=True, dtype=torch.float32
         ).save_pretrained(partial)
         AutoTokenizer.from_pretrained(ENCODER).save_pretrained(partial)
     loaded = load(partial)

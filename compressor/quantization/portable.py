@@ -1,8 +1,8 @@
 """The portable quantized graph: standard ONNX with `QuantizeLinear` and `DequantizeLinear`, which every runtime reads.
 
-NNCF computes it from the float graph and calibration rows: activations as unsigned 8-bit integers with a zero point,
-weights symmetric per output channel, embedding tables included; outliers of activations are moved into weights
-(SmoothQuant), and biases are corrected for the shift that rounding causes.
+NNCF computes it from the float graph and calibration rows: activations as 8-bit integers with a zero point, weights
+symmetric per output channel, embedding tables included; outliers of activations are moved into weights (SmoothQuant),
+and biases are corrected for the shift that rounding causes.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def quantize_graph(
 
     Raises:
         TargetMissingError: NNCF is not installed.
-        InputError: the graph is quantized already, NNCF cannot quantize it, or there are no rows.
+        InputError: the graph is quantized already, NNCF cannot quantize it, there are no rows, or one lacks an input.
     """
     nncf = require_nncf()
     if not rows:
@@ -100,6 +100,13 @@ def quantize_graph(
     common.InlinePass()(model)
     FoldWeights()(model)
     inputs = [value.name for value in model.graph.inputs if not value.is_initializer()]
+    missing = next((str(name) for name in inputs for feeds in rows if name not in feeds), None)
+    if missing is not None:
+        raise InputError(
+            f"{graph}: a calibration row lacks the input {missing}; give rows with {', '.join(map(str, inputs))}",
+            code=ErrorCode.TENSOR_MISMATCH,
+            tensor=missing,
+        )
     calibration = nncf.Dataset([{str(name): feeds[str(name)] for name in inputs} for feeds in rows])
     ignored = nncf.IgnoredScope(names=sorted(keep_float)) if keep_float else None
     try:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
+from compressor.targets.base import Feeds
 from compressor.targets.quantized_graph import quantized_products
 
 
@@ -13,20 +16,20 @@ def activations_graph(model: ir.Model) -> ir.Model:
     return model
 
 
-def products_graph(model: ir.Model) -> ir.Model:
+def products_graph(model: ir.Model, feeds: Sequence[Feeds] = ()) -> ir.Model:
     """A graph of the quantized products alone, each with its quantizers.
 
-    Its inputs are the outputs of `activations_graph`; its outputs are those of the products, under their names.
+    Its inputs are the outputs of `activations_graph`, and inputs of the model that a product depends on otherwise; its
+    outputs are those of the products, named `product:<tensor>`.
 
     Args:
         model: the quantized graph, which stays unchanged.
+        feeds: outputs of `activations_graph` at several sizes. Axes of equal size are fixed in the new graph. Empty:
+            the shapes are those that the graph states, if any.
     """
     activations = _activations(model)
-    inputs = {
-        name: ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=value.shape)
-        for name, value in activations.items()
-    }
     copies: dict[ir.Value | None, ir.Value | None] = {None: None}
+    inputs: list[ir.Value] = []
     nodes: list[ir.Node] = []
     constants: list[ir.Value] = []
 
@@ -34,34 +37,46 @@ def products_graph(model: ir.Model) -> ir.Model:
         """The copy of a tensor and of the nodes that compute it from activations and constants."""
         if value in copies or value is None:
             return copies[value]
-        producer = value.producer()
-        if value.name in inputs:
-            copies[value] = inputs[value.name]
-        elif producer is None:
-            constant = ir.Value(name=value.name, type=value.type, shape=value.shape, const_value=value.const_value)
-            constants.append(constant)
-            copies[value] = constant
+        name, producer = str(value.name), value.producer()
+        if name in activations:
+            shape = _common_shape(name, [batch[name].shape for batch in feeds]) if feeds else value.shape
+            copies[value] = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=shape)
+            inputs.append(copies[value])  # type: ignore[arg-type]
+        elif producer is not None:
+            copy_node(producer)
         else:
-            operands = [copy(operand) for operand in producer.inputs]
-            node = ir.Node(
-                producer.domain, producer.op_type, operands, producer.attributes.values(), name=producer.name
-            )
-            nodes.append(node)
-            for output, original in zip(node.outputs, producer.outputs, strict=True):
-                output.name, output.type, output.shape = original.name, original.type, original.shape
-                copies[original] = output
+            copies[value] = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
+            (constants if value.is_initializer() else inputs).append(copies[value])  # type: ignore[arg-type]
         return copies[value]
 
-    outputs = [copy(node.outputs[0]) for node in quantized_products(model)]
+    def copy_node(node: ir.Node, prefix: str = "") -> ir.Value:
+        """The copy of a node; returns its first output."""
+        operands = [copy(operand) for operand in node.inputs]
+        copied = ir.Node(node.domain, node.op_type, operands, node.attributes.values(), name=node.name)
+        nodes.append(copied)
+        for output, original in zip(copied.outputs, node.outputs, strict=True):
+            output.name, output.type, output.shape = f"{prefix}{original.name}", original.type, original.shape
+            if not prefix:
+                copies[original] = output
+        return copied.outputs[0]
+
+    # A product is copied even if its output is the activation of another one, which is an input.
+    outputs = [copy_node(node, "product:") for node in quantized_products(model)]
     graph = ir.Graph(
-        list(inputs.values()),
-        [output for output in outputs if output is not None],
+        inputs,
+        outputs,
         nodes=nodes,
         initializers=constants,
         opset_imports=dict(model.graph.opset_imports),
         name="products",
     )
     return ir.Model(graph, ir_version=model.ir_version)
+
+
+def _common_shape(name: str, shapes: Sequence[tuple[int, ...]]) -> ir.Shape:
+    """The shape of a tensor, with names for the axes that differ."""
+    axes = enumerate(zip(*shapes, strict=True))
+    return ir.Shape([sizes[0] if len(set(sizes)) == 1 else f"{name}:{axis}" for axis, sizes in axes])
 
 
 def _activations(model: ir.Model) -> dict[str, ir.Value]:

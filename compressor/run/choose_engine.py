@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
+import graph_passes
 from compressor.config.run import Recipe
 from compressor.config.sections import AUTO, EngineConfig
 from compressor.errors import CompressorError, ErrorCode, TargetMissingError
 from compressor.measure import file_bytes, median_times
 from compressor.model_folder import ModelFolder, example_inputs
-from compressor.quantization import QuantizedGraph, quantize_graph
+from compressor.quantization import QuantizedGraph, quantize_graph, rank_products
 from compressor.results import Candidate, Note, NoteCode
 from compressor.run.calibrate import calibration_rows
 from compressor.run.evaluate import statistics_of
@@ -23,24 +25,35 @@ from compressor.run.measure import size_label
 from compressor.run.products import DYNAMIC, PORTABLE, QUANTIZED_GRAPH, Choice, Chosen, RunSizes, ShrunkGraph, Variant
 from compressor.run.run_log import RunLog
 from compressor.run.variant import build_variant
-from compressor.targets import TARGETS, target
+from compressor.targets import TARGETS, Feeds, target
 from compressor.tasks import Data
+from graph_passes.passes import ReturnToFloats
 
 _FEW_ROWS = 100
 """Calibration rows below which ranges are uncertain."""
 _TIMED_SECONDS = 3.0
 """Maximum time spent on timing one candidate at one size."""
+_RANKED_ROWS = 32
+"""Calibration rows on which products are ranked."""
 _SCORED_ROWS = 2000
 """Maximum number of evaluation rows that every candidate is scored on."""
 
 
 @dataclass(frozen=True)
 class _Trial:
-    """A candidate, with its engine if it could be built."""
+    """A candidate, with its engine if it could be built.
+
+    Attributes:
+        choice: its settings.
+        candidate: its row of the table.
+        variant: its engine; None: there is none.
+        source: the quantized graph that it was built from; None: the shrunk graph.
+    """
 
     choice: Choice
     candidate: Candidate
     variant: Variant | None = None
+    source: Path | None = None
 
 
 def choices(config: EngineConfig) -> list[Choice]:
@@ -71,6 +84,8 @@ def choose_engine(
 ) -> Chosen:
     """Try every engine that a recipe allows on the evaluation rows, and build the fastest that keeps the metric.
 
+    Where int8 loses too much, a further candidate returns as few products to floats as keep the metric.
+
     Args:
         graph: the graph of the compressed variant.
         dense: the dense variant, to compare with.
@@ -83,94 +98,167 @@ def choose_engine(
 
     Raises:
         TargetMissingError: no engine could be built, because runtimes are missing.
-        MismatchError: no engine computes its graph.
     """
+    bench = _Bench(graph, dense, data, folder, recipe, sizes, scratch, log)
     tried = choices(recipe.engine)
-    quantized = None
-    if any(choice.form == PORTABLE for choice in tried) and data is not None:
-        quantized = _quantize(graph, data, recipe, log)
-    trials = [
-        _build(choice, graph, quantized, sizes, scratch / f"candidate{number}", log)
-        for number, choice in enumerate(tried)
-    ]
-    if data is not None and len(data.eval):
-        trials = list(_score(trials, dense, data, recipe, log))
-    trials = list(_time(trials, dense, folder, recipe, sizes, log))
+    quantized = bench.quantize() if any(choice.form == PORTABLE for choice in tried) else None
+    trials = [bench.score(bench.build(choice, quantized.path if quantized else None)) for choice in tried]
+    if quantized is not None:
+        trials += [bench.return_products(trial, quantized) for trial in trials if _loses_too_much(trial)]
+    trials = bench.time(trials)
     best = _fastest(trials, data is None or data.task.higher_is_better)
-    table = tuple(trial.candidate.model_copy(update={"chosen": trial.choice == best.choice}) for trial in trials)
+    table = tuple(trial.candidate.model_copy(update={"chosen": trial is best}) for trial in trials)
     log.add_notes(_notes(table, quantized))
+    if best.source is not None and quantized is not None and best.source != quantized.path:
+        graph_passes.save(graph_passes.load(best.source), quantized.path)
     with log.stage(f"compressed: building the engine ({best.choice.label})"):
-        variant = _build_variant(best.choice, graph, quantized, sizes, graph.path.parent)
+        source = quantized.path if best.source is not None and quantized is not None else None
+        variant = build_variant(graph, best.choice.config, sizes.build, sizes.cases, quantized=source)
     return Chosen(variant, best.choice, table)
 
 
-def _quantize(graph: ShrunkGraph, data: Data, recipe: Recipe, log: RunLog) -> QuantizedGraph | None:
-    """The portable quantized graph, beside the float graph; None where it cannot be made and others are tried."""
-    with log.stage("compressed: quantizing the graph"):
-        rows = calibration_rows(data, recipe.engine.calibration_rows, recipe.selection.seed)
-        try:
-            return quantize_graph(graph.path, rows, graph.path.with_name(QUANTIZED_GRAPH))
-        except TargetMissingError as error:
-            if recipe.engine.precision != AUTO:
-                raise
-            log.add_notes([Note(code=NoteCode.TARGET_MISSING, text=f"no portable int8 engine was tried: {error}")])
+class _Bench:
+    """Builds, scores and times candidates of one graph; see `choose_engine` for the arguments."""
+
+    def __init__(
+        self,
+        graph: ShrunkGraph,
+        dense: Variant,
+        data: Data | None,
+        folder: ModelFolder,
+        recipe: Recipe,
+        sizes: RunSizes,
+        scratch: Path,
+        log: RunLog,
+    ) -> None:
+        self._graph, self._dense, self._data, self._folder = graph, dense, data, folder
+        self._recipe, self._sizes, self._scratch, self._log = recipe, sizes, scratch, log
+        self._built = itertools.count()
+
+    @functools.cached_property
+    def _rows(self) -> list[Feeds]:
+        """Calibration rows."""
+        assert self._data is not None
+        return calibration_rows(self._data, self._recipe.engine.calibration_rows, self._recipe.selection.seed)
+
+    @functools.cached_property
+    def _reference(self) -> tuple[float, list[np.ndarray]]:
+        """Metric and logits of the dense engine on the evaluation rows."""
+        return self._measure(self._dense, "dense")
+
+    def quantize(self) -> QuantizedGraph | None:
+        """The portable quantized graph, beside the float graph; None where it cannot be made and others are tried."""
+        if self._data is None:
             return None
+        with self._log.stage("compressed: quantizing the graph"):
+            try:
+                out = self._graph.path.with_name(QUANTIZED_GRAPH)
+                return quantize_graph(self._graph.path, self._rows, out)
+            except TargetMissingError as error:
+                if self._recipe.engine.precision != AUTO:
+                    raise
+                text = f"no portable int8 engine was tried: {error}"
+                self._log.add_notes([Note(code=NoteCode.TARGET_MISSING, text=text)])
+                return None
 
-
-def _build(
-    choice: Choice, graph: ShrunkGraph, quantized: QuantizedGraph | None, sizes: RunSizes, folder: Path, log: RunLog
-) -> _Trial:
-    """Build and prove one candidate; a failure is recorded in its row."""
-    reason = target(choice.config.target).missing()
-    if choice.form == PORTABLE and quantized is None:
-        reason = reason or "there is no quantized graph"
-    if reason is None:
+    def build(self, choice: Choice, quantized: Path | None) -> _Trial:
+        """Build and prove one candidate; a failure is recorded in its row."""
+        reason = target(choice.config.target).missing()
+        if choice.form == PORTABLE and quantized is None:
+            reason = reason or "there is no quantized graph"
+        if reason is not None:
+            return _failed(choice, reason)
+        source = quantized if choice.form == PORTABLE else None
+        folder = self._scratch / f"candidate{next(self._built)}"
         folder.mkdir()
         try:
-            with log.stage(f"trying {choice.label}"):
-                variant = _build_variant(choice, graph, quantized, sizes, folder)
-            facts = {"file_bytes": file_bytes(variant.engine, graph.path), "quantized": variant.engine.quantized}
-            return _Trial(choice, choice.row.model_copy(update=facts), variant)
+            with self._log.stage(f"trying {choice.label}"):
+                variant = build_variant(
+                    self._graph, choice.config, self._sizes.build, self._sizes.cases, quantized=source, folder=folder
+                )
         except CompressorError as error:
-            reason = str(error)
-    return _Trial(choice, choice.row.model_copy(update={"failure": reason, "holds": False}))
+            return _failed(choice, str(error))
+        facts = {"file_bytes": file_bytes(variant.engine, self._graph.path), "quantized": variant.engine.quantized}
+        return _Trial(choice, choice.row.model_copy(update=facts), variant, source)
 
-
-def _build_variant(
-    choice: Choice, graph: ShrunkGraph, quantized: QuantizedGraph | None, sizes: RunSizes, folder: Path
-) -> Variant:
-    """Build the engine of a choice into a folder, and prove it."""
-    source = quantized.path if choice.form == PORTABLE and quantized is not None else None
-    return build_variant(graph, choice.config, sizes.build, sizes.cases, quantized=source, folder=folder)
-
-
-def _score(trials: Sequence[_Trial], dense: Variant, data: Data, recipe: Recipe, log: RunLog) -> Iterator[_Trial]:
-    """The candidates with the metric on the evaluation rows."""
-    task, max_drop = data.task, recipe.selection.max_drop
-    rows = data.eval.select(range(min(len(data.eval), _SCORED_ROWS)))
-
-    def measure(variant: Variant, stage: str) -> tuple[float, list[np.ndarray]]:
-        logits: list[np.ndarray] = []
-        with log.stage(stage) as on_progress:
-            statistics = statistics_of(
-                variant, data, recipe.selection.batch_size, on_progress, rows=rows, on_logits=logits.append
-            )
-        return task.score(statistics), logits
-
-    reference, answers = measure(dense, "dense: scoring on the evaluation rows")
-    for trial in trials:
-        if trial.variant is None:
-            yield trial
-            continue
-        metric, logits = measure(trial.variant, f"{trial.choice.label}: scoring on the evaluation rows")
-        drop = reference - metric if task.higher_is_better else metric - reference
+    def score(self, trial: _Trial) -> _Trial:
+        """The candidate with the metric on the evaluation rows, if there are any."""
+        if trial.variant is None or self._data is None or not len(self._data.eval):
+            return trial
+        reference, answers = self._reference
+        metric, logits = self._measure(trial.variant, trial.choice.label)
+        max_drop = self._recipe.selection.max_drop
+        drop = reference - metric if self._data.task.higher_is_better else metric - reference
         values = {
             "metric": metric,
             "difference": metric - reference,
             "agreement": _agreement(answers, logits),
             "holds": max_drop is None or drop <= max_drop,
         }
-        yield dataclasses.replace(trial, candidate=trial.candidate.model_copy(update=values))
+        return dataclasses.replace(trial, candidate=trial.candidate.model_copy(update=values))
+
+    def return_products(self, trial: _Trial, quantized: QuantizedGraph) -> _Trial:
+        """A candidate of the same target with as few products in floats as keep the metric.
+
+        The products are ranked by what returning each alone does to the outputs; the number is found by bisection.
+        """
+        label = trial.choice.label
+        with self._log.stage(f"{label}: ranking the products") as on_progress:
+            ranked = rank_products(quantized.path, self._graph.path, self._rows[:_RANKED_ROWS], on_progress)
+        best, low, high = trial, 0, len(ranked)
+        while low < high:
+            count = (low + high) // 2
+            path = self._scratch / f"returned{next(self._built)}.onnx"
+            returned = ReturnToFloats(ranked[: count + 1])(graph_passes.load(quantized.path)).model
+            graph_passes.save(returned, path)
+            choice = dataclasses.replace(trial.choice, in_float=tuple(ranked[: count + 1]))
+            attempt = self.score(self.build(choice, path))
+            if attempt.candidate.holds:
+                best, high = attempt, count
+            else:
+                low = count + 1
+        return best if best is not trial else _failed(trial.choice, "no number of products in fp32 keeps the metric")
+
+    def time(self, trials: Sequence[_Trial]) -> list[_Trial]:
+        """The candidates with their times, and their speed against the dense engine."""
+        built = [trial.variant.engine for trial in trials if trial.variant is not None]
+        times: list[dict[str, float]] = [{} for _ in (self._dense, *built)]
+        measure = self._recipe.measure
+        for batch, seq in itertools.product(measure.batch, self._sizes.lengths):
+            label = size_label(batch, seq)
+            feeds = {name: tensor.numpy() for name, tensor in example_inputs(self._folder, batch, seq or 1).items()}
+            with self._log.stage(f"timing all engines, {label}"):
+                seconds = min(_TIMED_SECONDS, measure.seconds) * len(times)
+                medians = median_times([self._dense.engine, *built], feeds, seconds)
+            for row, median in zip(times, medians, strict=True):
+                row[label] = 1e3 * median
+        reference, rows = times[0], iter(times[1:])
+        return [trial if trial.variant is None else _timed(trial, next(rows), reference) for trial in trials]
+
+    def _measure(self, variant: Variant, label: str) -> tuple[float, list[np.ndarray]]:
+        """Metric and logits on the evaluation rows."""
+        assert self._data is not None
+        logits: list[np.ndarray] = []
+        rows = self._data.eval.select(range(min(len(self._data.eval), _SCORED_ROWS)))
+        batch_size = self._recipe.selection.batch_size
+        with self._log.stage(f"{label}: scoring on the evaluation rows") as on_progress:
+            statistics = statistics_of(variant, self._data, batch_size, on_progress, rows=rows, on_logits=logits.append)
+        return self._data.task.score(statistics), logits
+
+
+def _failed(choice: Choice, reason: str) -> _Trial:
+    return _Trial(choice, choice.row.model_copy(update={"failure": reason, "holds": False}))
+
+
+def _loses_too_much(trial: _Trial) -> bool:
+    return trial.source is not None and not trial.candidate.holds
+
+
+def _timed(trial: _Trial, milliseconds: dict[str, float], reference: dict[str, float]) -> _Trial:
+    """A candidate with its times by size, and the geometric mean of its speeds against the dense engine."""
+    speed = float(np.exp(np.mean([np.log(reference[label] / milliseconds[label]) for label in milliseconds])))
+    candidate = trial.candidate.model_copy(update={"milliseconds": milliseconds, "speed": speed})
+    return dataclasses.replace(trial, candidate=candidate)
 
 
 def _agreement(expected: Sequence[np.ndarray], logits: Sequence[np.ndarray]) -> float | None:
@@ -180,30 +268,6 @@ def _agreement(expected: Sequence[np.ndarray], logits: Sequence[np.ndarray]) -> 
         return None
     equal = [np.argmax(a, axis=-1) == np.argmax(b, axis=-1) for a, b in pairs]
     return float(np.concatenate([part.ravel() for part in equal]).mean())
-
-
-def _time(
-    trials: Sequence[_Trial], dense: Variant, folder: ModelFolder, recipe: Recipe, sizes: RunSizes, log: RunLog
-) -> Iterator[_Trial]:
-    """The candidates with their times, and their speed against the dense engine."""
-    engines = [trial.variant.engine for trial in trials if trial.variant is not None]
-    times: list[dict[str, float]] = [{} for _ in (dense, *engines)]
-    for batch, seq in itertools.product(recipe.measure.batch, sizes.lengths):
-        label = size_label(batch, seq)
-        feeds = {name: tensor.numpy() for name, tensor in example_inputs(folder, batch, seq or 1).items()}
-        with log.stage(f"timing all engines, {label}"):
-            seconds = min(_TIMED_SECONDS, recipe.measure.seconds) * len(times)
-            for row, median in zip(times, median_times([dense.engine, *engines], feeds, seconds), strict=True):
-                row[label] = 1e3 * median
-    reference, rest = times[0], iter(times[1:])
-    for trial in trials:
-        if trial.variant is None:
-            yield trial
-            continue
-        row = next(rest)
-        speed = float(np.exp(np.mean([np.log(reference[label] / row[label]) for label in row])))
-        candidate = trial.candidate.model_copy(update={"milliseconds": row, "speed": speed})
-        yield dataclasses.replace(trial, candidate=candidate)
 
 
 def _fastest(trials: Sequence[_Trial], higher_is_better: bool) -> _Trial:

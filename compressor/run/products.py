@@ -154,15 +154,18 @@ class Choice:
     Attributes:
         config: target and precision.
         form: `PORTABLE` or `DYNAMIC` for int8; empty for an engine in floats.
+        in_float: names of the products of the portable graph that were returned to floats to keep the metric.
     """
 
     config: EngineConfig
     form: str = ""
+    in_float: tuple[str, ...] = ()
 
     @property
     def row(self) -> Candidate:
         """The row of a table of candidates, without measurements."""
-        return Candidate(target=self.config.target, precision=self.config.precision, form=self.form)
+        form = f"{self.form}, {len(self.in_float)} products in fp32" if self.in_float else self.form
+        return Candidate(target=self.config.target, precision=self.config.precision, form=form)
 
     @property
     def label(self) -> str:

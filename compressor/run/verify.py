@@ -146,9 +146,9 @@ def prove_products(
     with tempfile.TemporaryDirectory() as folder:
         activations, products = Path(folder) / "activations.onnx", Path(folder) / "products.onnx"
         save(activations_graph(load(quantized)), activations)
-        save(products_graph(load(quantized)), products)
         run = _run_of(activations)
-        operands = [Case(run(case.feeds), case.name) for case in cases]
+        operands = [Case({**case.feeds, **run(case.feeds)}, case.name) for case in cases]
+        save(products_graph(load(quantized), [case.feeds for case in operands]), products)
         expected = _outputs(products, operands)
         return _prove(ProofStage.PRODUCTS, variant, operands, expected, build(products).run, _PRODUCT_TOLERANCE)
 

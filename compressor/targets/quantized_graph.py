@@ -38,7 +38,10 @@ def _weights(node: ir.Node) -> ir.Value | None:
     dequantizer = _dequantizer(factor)
     value = dequantizer.inputs[0] if dequantizer is not None else factor
     constant = next((upstream for upstream in _upstream(value) if upstream.is_initializer()), None)
-    return constant if constant is not None and constant.shape is not None and len(constant.shape) == 2 else None
+    if constant is None or constant.shape is None or len(constant.shape) != 2:
+        return None
+    is_float = constant.dtype is not None and constant.dtype.is_floating_point()
+    return constant if is_float or dequantizer is not None else None
 
 
 def _dequantizer(value: ir.Value | None) -> ir.Node | None:

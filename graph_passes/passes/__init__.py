@@ -18,6 +18,7 @@ from graph_passes.passes.reduce_precision import ReducePrecision
 from graph_passes.passes.remove_dead_branches import RemoveDeadBranches
 from graph_passes.passes.remove_idle_expands import RemoveIdleExpands
 from graph_passes.passes.remove_units import RemoveUnits
+from graph_passes.passes.return_to_floats import ReturnToFloats
 from graph_passes.passes.scale_queries import ScaleQueries
 from graph_passes.passes.split_skip_norms import SplitSkipNorms
 from graph_passes.passes.transpose_single_query import TransposeSingleQuery
@@ -41,6 +42,7 @@ __all__ = [
     "RemoveDeadBranches",
     "RemoveIdleExpands",
     "RemoveUnits",
+    "ReturnToFloats",
     "ScaleQueries",
     "SplitSkipNorms",
     "TransposeSingleQuery",

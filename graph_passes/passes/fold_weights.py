@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import onnx_ir as ir
-import onnx_ir.passes.common as common
+from onnx.reference import ReferenceEvaluator
 
 from graph_passes.passes.base import GraphPass, ReportedResult
 
@@ -29,20 +30,47 @@ class FoldWeights(GraphPass[FoldedWeights]):
     Cases:
         1. An operator of layout whose inputs are all constants: its output becomes an initializer, also where it reads
            the output of another one.
-        2. Anything else stays: operators that compute, and constants that a subgraph reads.
+        2. Anything else stays.
     """
 
     def call(self, model: ir.Model) -> ReportedResult[FoldedWeights]:
-        from onnxscript.optimizer import fold_constants
-
-        before = set(model.graph.initializers)
-        result = fold_constants(model, should_fold=_is_layout)
-        lifted = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-        unused = common.RemoveUnusedNodesPass()(model)
-        tensors = tuple(name for name in model.graph.initializers if name not in before)
-        modified = result.modified or lifted.modified or unused.modified
-        return ReportedResult(model, modified, FoldedWeights(tensors))
+        tensors = []
+        for node in list(model.graph):
+            if _is_foldable(node):
+                tensors.append(str(node.outputs[0].name))
+                _fold(node)
+        kept = tuple(name for name in tensors if name in model.graph.initializers)
+        return ReportedResult(model, bool(tensors), FoldedWeights(kept))
 
 
-def _is_layout(node: ir.Node) -> bool:
-    return node.domain == "" and node.op_type in _LAYOUT
+def _is_foldable(node: ir.Node) -> bool:
+    is_layout = node.domain == "" and node.op_type in _LAYOUT
+    return is_layout and all(value is None or _constant(value) is not None for value in node.inputs)
+
+
+def _constant(value: ir.Value) -> ir.TensorProtocol | None:
+    """The content of an initializer that callers cannot replace, or of a `Constant` node."""
+    return None if value.is_graph_input() else ir.convenience.get_const_tensor(value)
+
+
+def _fold(node: ir.Node) -> None:
+    """Case 1: replace a node by an initializer, and remove its inputs if nothing else reads them."""
+    graph, output = node.graph, node.outputs[0]
+    assert graph is not None
+    inputs = [value for value in node.inputs if value is not None]
+    feeds = {str(value.name): tensor.numpy() for value in inputs if (tensor := _constant(value)) is not None}
+    (result,) = ReferenceEvaluator(ir.to_proto(node)).run(None, feeds)
+    array = np.array(result, order="C")
+    name, dtype = str(output.name), ir.DataType.from_numpy(array.dtype)
+    output.name = None
+    tensor = ir.Tensor(array, name=name)
+    value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(dtype), shape=ir.Shape(array.shape))
+    graph.register_initializer(value)
+    ir.convenience.replace_all_uses_with(output, value, replace_graph_outputs=True)
+    graph.remove(node, safe=True)
+    for unread in {value for value in inputs if not value.uses() and not value.is_graph_output()}:
+        producer = unread.producer()
+        if producer is not None:
+            graph.remove(producer, safe=True)
+        else:
+            graph.initializers.pop(str(unread.name), None)

@@ -40,9 +40,12 @@ def quantize_dynamically(fused: Path, out: Path) -> tuple[str, ...]:
     model = load(fused)
     # Weights are quantized only where they are initializers of the product.
     FoldWeights()(model)
-    for node in model.graph:
+    for node in list(model.graph):
         if node.op_type == "Attention":
             _omit_equal_sizes(node)
+        elif node.op_type == "FusedMatMul":
+            _transpose_weights(node)
+    FoldWeights()(model)
     products = tuple(node.name or "" for node in weighted_products(model))
     with tempfile.TemporaryDirectory() as folder, quiet_tools():
         plain, quantized = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
@@ -66,6 +69,25 @@ def quantize_dynamically(fused: Path, out: Path) -> tuple[str, ...]:
             ) from error
         save(load(quantized), out)
     return products
+
+
+def _transpose_weights(node: ir.Node) -> None:
+    """Replace a product by transposed weights by `MatMul`, which the quantizer knows."""
+    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    is_plain = attributes.pop("transB", 0) == 1 and attributes.pop("alpha", 1.0) == 1.0 and not any(attributes.values())
+    weights, graph = node.inputs[1], node.graph
+    if not is_plain or weights is None or not weights.is_initializer() or graph is None:
+        return
+    transposed = ir.node("Transpose", [weights], {"perm": (1, 0)}, name=f"{node.name}.weights")
+    product = ir.node("MatMul", [node.inputs[0], transposed.outputs[0]], name=node.name)
+    graph.insert_before(node, [transposed, product])
+    output, value = node.outputs[0], product.outputs[0]
+    transposed.outputs[0].name = f"{weights.name}.transposed"
+    value.type, value.shape = output.type, output.shape
+    name, output.name = output.name, None
+    value.name = name
+    ir.convenience.replace_all_uses_with(output, value, replace_graph_outputs=True)
+    graph.remove(node, safe=True)
 
 
 def _omit_equal_sizes(node: ir.Node) -> None:

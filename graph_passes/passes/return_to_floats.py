@@ -1,0 +1,99 @@
+"""Return products to floats: remove the quantizers of chosen products from a quantized graph."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+
+from graph_passes.passes.base import GraphPass, ReportedResult
+
+_LAYOUT = frozenset(("Reshape", "Transpose"))
+
+
+@dataclasses.dataclass(frozen=True)
+class ReturnedProducts:
+    """What `ReturnToFloats` changed: names of the products that compute in floats now."""
+
+    products: tuple[str, ...]
+
+
+class ReturnToFloats(GraphPass[ReturnedProducts]):
+    """Let products of a quantized graph read their factors in floats.
+
+    Other readers of a quantized tensor still read it quantized. Weights keep the values that their integers stand for.
+
+    Cases:
+        1. A factor is `DequantizeLinear(QuantizeLinear(x))`: the product reads `x`.
+        2. A factor is `DequantizeLinear` of constant integers: the product reads the floats, as an initializer.
+        3. There are layout operators between the two: they are repeated on the float tensor.
+
+    Args:
+        products: names of the products.
+    """
+
+    def __init__(self, products: Collection[str]) -> None:
+        self.products = frozenset(products)
+
+    def call(self, model: ir.Model) -> ReportedResult[ReturnedProducts]:
+        returned = []
+        for node in list(model.graph):
+            if node.name in self.products:
+                factors = [_float_factor(value, node) for value in node.inputs[:2]]
+                for position, factor in enumerate(factors):
+                    if factor is not None:
+                        node.replace_input_with(position, factor)
+                if any(factor is not None for factor in factors):
+                    returned.append(node.name or "")
+        if returned:
+            common.RemoveUnusedNodesPass()(model)
+        return ReportedResult(model, bool(returned), ReturnedProducts(tuple(returned)))
+
+
+def _float_factor(value: ir.Value | None, reader: ir.Node) -> ir.Value | None:
+    """The tensor that a factor is dequantized from, in floats; None if it is not quantized."""
+    producer = value.producer() if value is not None else None
+    if value is None or producer is None:
+        return None
+    if producer.op_type in _LAYOUT:  # case 3
+        source = _float_factor(producer.inputs[0], reader)
+        if source is None:
+            return None
+        copy = ir.Node("", producer.op_type, [source, *producer.inputs[1:]], producer.attributes.values())
+        assert reader.graph is not None
+        reader.graph.insert_before(reader, copy)
+        copy.outputs[0].type, copy.outputs[0].shape = value.type, value.shape
+        return copy.outputs[0]
+    if producer.op_type != "DequantizeLinear" or (quantized := producer.inputs[0]) is None:
+        return None
+    quantizer = quantized.producer()
+    if quantizer is not None and quantizer.op_type == "QuantizeLinear":  # case 1
+        return quantizer.inputs[0]
+    return _dequantized(producer, reader) if quantized.is_initializer() else None  # case 2
+
+
+def _dequantized(node: ir.Node, reader: ir.Node) -> ir.Value:
+    """The output of a `DequantizeLinear` of constants, as an initializer."""
+    integers, scale, *rest = [
+        value.const_value.numpy() for value in node.inputs if value is not None and value.const_value
+    ]
+    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 1
+    along = [1] * integers.ndim
+    if scale.size > 1:
+        along[axis] = scale.size
+    scale, zero = scale.reshape(along), (rest[0].reshape(along) if rest else 0)
+    floats = ((integers.astype(np.float32) - np.float32(zero)) * scale).astype(np.float32)
+    graph = reader.graph
+    assert graph is not None
+    name = f"{node.outputs[0].name}.float"
+    value = ir.Value(
+        name=name,
+        const_value=ir.Tensor(floats, name=name),
+        type=ir.TensorType(ir.DataType.FLOAT),
+        shape=ir.Shape(floats.shape),
+    )
+    graph.register_initializer(value)
+    return value

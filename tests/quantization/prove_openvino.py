@@ -1,0 +1,32 @@
+"""Prove the products of a quantized graph on OpenVINO, in a process whose environment chooses the instructions.
+
+Called with the graph and one batch of its inputs (`.npz`); prints whether the proof holds, and its error.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from compressor.run.products import Case
+from compressor.run.verify import prove_products
+from compressor.targets import target
+
+
+def main(graph: Path, inputs: Path) -> None:
+    """Print the proof as JSON."""
+    out = inputs.with_suffix(".xml")
+    proof = prove_products(
+        graph,
+        lambda products: target("openvino").build(products, out, precision="int8", threads=1),
+        [Case(dict(np.load(inputs)), "inputs")],
+        "compressed",
+    )
+    print(json.dumps({"holds": proof.holds, "error": proof.error}))
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))

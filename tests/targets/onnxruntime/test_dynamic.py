@@ -1,0 +1,185 @@
+"""ONNX Runtime quantizes a float graph dynamically: every product is executed in int8, and attention stays fused."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime.quantization
+import pytest
+
+from compressor.errors import ErrorCode, InputError, TargetMissingError
+from compressor.targets import target
+from compressor.targets.onnxruntime import ort_session
+from compressor.targets.onnxruntime.dynamic import INT8_KERNELS, quantize_dynamically
+from compressor.targets.onnxruntime.engine import OrtEngine, build_engine, load_engine
+from compressor.targets.quantized_graph import quantized_products, weighted_products
+from compressor.targets.relative_error import relative_error
+from graph_passes import Plan, load, save, shrink
+from tests.faults import fails_with
+from tests.targets.cpu import has_vnni
+from tests.targets.graphs import Pruned, masked, parsed, pruned
+
+SANITY = 0.3 if has_vnni() else 1.0
+"""Largest relative error of a tiny random model in int8 against its float graph."""
+
+
+@pytest.fixture(scope="module")
+def bert() -> Pruned:
+    return pruned("bert")
+
+
+@pytest.fixture(scope="module")
+def engine(bert: Pruned, tmp_path_factory: pytest.TempPathFactory) -> OrtEngine:
+    out = tmp_path_factory.mktemp("int8") / "engine.onnx"
+    return build_engine(bert.shrunk, out, precision="int8", provider="cpu", threads=1)
+
+
+def plan_of(bert: Pruned, *kept: tuple[int, ...]) -> Plan:
+    """The plan that keeps these heads of each layer."""
+    sites = (dataclasses.replace(site, kept=heads, scale=()) for site, heads in zip(bert.plan.sites, kept, strict=True))
+    return Plan(sites=tuple(sites))
+
+
+def error_of(engine: OrtEngine, graph: Path, feeds: dict[str, np.ndarray]) -> float:
+    """Largest relative error of an engine against a graph that the runtime does not optimize."""
+    settings = {**ort_session.session_settings("cpu", 1), "graph_optimization": "none"}
+    expected = ort_session.run_session(ort_session.open_session(graph, settings), feeds)
+    outputs = engine.run(feeds)
+    assert outputs.keys() == expected.keys()
+    return max(relative_error(expected[name], outputs[name], feeds) for name in expected)
+
+
+def test_every_product_is_executed_in_int8(engine: OrtEngine, bert: Pruned) -> None:
+    assert engine.precision == "int8"
+    assert engine.quantized is not None
+    # The projections of queries, keys and values are one product where their attention is fused.
+    assert engine.quantized.requested == len(weighted_products(load(bert.shrunk))) - 2 * bert.attentions
+    assert engine.quantized.executed == engine.quantized.requested
+    assert engine.quantized.float_in_graph == ()
+    assert not {"Gemm", "MatMul", "FusedMatMul", "FusedGemm"} & engine.kernels.keys()
+    assert sum(engine.kernels.get(kernel, 0) for kernel in INT8_KERNELS) == engine.quantized.executed
+
+
+def test_attention_stays_fused(engine: OrtEngine, bert: Pruned) -> None:
+    assert engine.fused == engine.attentions == engine.kernels["QAttention"] == bert.attentions
+    assert engine.fusion is not None
+    assert engine.fusion.fused
+    assert not {"Attention", "Softmax"} & engine.kernels.keys()
+    assert "quantized dynamically" in engine.optimization
+    assert f"{bert.attentions} QAttention" in engine.optimization
+
+
+def test_outputs_are_near_those_of_the_float_graph(engine: OrtEngine, bert: Pruned) -> None:
+    assert 0 < error_of(engine, bert.shrunk, bert.inputs) < SANITY
+
+
+def test_no_matrix_of_floats_is_left(engine: OrtEngine, bert: Pruned) -> None:
+    def types(path: Path) -> set[ir.DataType | None]:
+        values = load(path).graph.initializers.values()
+        return {value.dtype for value in values if value.shape is not None and len(value.shape) == 2}
+
+    assert ir.DataType.FLOAT in types(bert.shrunk)
+    assert ir.DataType.INT8 in types(engine.path)
+    assert ir.DataType.FLOAT not in types(engine.path)
+
+
+def test_a_loaded_engine_is_the_one_that_was_built(engine: OrtEngine, bert: Pruned) -> None:
+    loaded = load_engine(engine.path, provider="cpu", threads=1)
+    np.testing.assert_array_equal(loaded.run(bert.inputs)["logits"], engine.run(bert.inputs)["logits"])
+    assert (loaded.precision, loaded.quantized, loaded.kernels) == ("int8", engine.quantized, engine.kernels)
+    assert (loaded.fused, loaded.attentions, loaded.session) == (engine.fused, engine.attentions, engine.session)
+
+
+@pytest.mark.parametrize("kept", [((0, 2), (1, 2, 3), (1,)), ((), (3,), (0, 1, 2, 3))], ids=str)
+def test_layers_with_different_numbers_of_heads_are_quantized(
+    kept: tuple[tuple[int, ...], ...], bert: Pruned, tmp_path: Path
+) -> None:
+    graph = tmp_path / "graph.onnx"
+    save(shrink(load(bert.reference), plan_of(bert, *kept)).model, graph)
+    engine = build_engine(graph, tmp_path / "engine.onnx", precision="int8", provider="cpu", threads=1)
+    assert engine.quantized is not None
+    assert engine.quantized.executed == engine.quantized.requested
+    assert engine.fused == engine.attentions == sum(map(bool, kept))
+    assert error_of(engine, graph, bert.inputs) < SANITY
+
+
+def test_block_sparse_attention_stays_in_floats(tmp_path: Path) -> None:
+    graphs = masked()
+    engine = build_engine(graphs.shrunk, tmp_path / "engine.onnx", precision="int8", provider="cpu", threads=1)
+    assert engine.quantized is not None
+    assert engine.quantized.executed == engine.quantized.requested
+    assert engine.reach
+    length = max(engine.reach.values())
+    feeds = {"input_ids": np.arange(2 * length).reshape(2, -1), "attention_mask": np.ones((2, length), np.int64)}
+    assert error_of(engine, graphs.shrunk, feeds) < SANITY
+
+
+def test_weights_behind_layout_operators_are_quantized(tmp_path: Path) -> None:
+    body = "wide = Concat <axis = 0> (v, w)  t = Transpose(wide)  h = MatMul(x, t)  r = Relu(h)  y = MatMul(r, u)"
+    weights = "float[16, 8] v, float[16, 8] w, float[32, 8] u"
+    save(parsed(body, "float[B, S, 8] x", "float[B, S, 8] y", weights), tmp_path / "graph.onnx")
+    products = quantize_dynamically(tmp_path / "graph.onnx", tmp_path / "int8.onnx")
+    assert len(products) == 2
+    model = load(tmp_path / "int8.onnx")
+    assert sum(node.op_type == "MatMulInteger" for node in model.graph) == 2
+    assert weighted_products(model) == []
+
+
+def test_the_graph_that_is_quantized_stays(bert: Pruned, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in bert.shrunk.parent.iterdir()}
+    build_engine(bert.shrunk, tmp_path / "engine.onnx", precision="int8", provider="cpu", threads=1)
+    assert {path: path.read_bytes() for path in bert.shrunk.parent.iterdir()} == before
+
+
+def test_quantizing_prints_nothing(bert: Pruned, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    build_engine(bert.shrunk, tmp_path / "engine.onnx", precision="int8", provider="cpu", threads=1)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_graph_that_is_quantized_is_only_loaded(tmp_path: Path) -> None:
+    body = """
+        q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)  d = DequantizeLinear(w, ws)
+        y = MatMul(a, d)
+    """
+    weights = "float s = {0.1}, uint8 z = {128}, float ws = {0.1}, int8[2, 2] w = {1, 2, 3, 4}"
+    graph = tmp_path / "graph.onnx"
+    save(parsed(body, "float[B, S, 2] x", "float[B, S, 2] y", weights), graph)
+    engine = build_engine(graph, tmp_path / "engine.onnx", precision="int8", provider="cpu", threads=1)
+    assert engine.quantized is not None
+    assert (engine.precision, engine.quantized.requested, engine.quantized.executed) == ("int8", 1, 1)
+    assert engine.fusion is None
+    assert len(quantized_products(load(engine.path))) == 1
+    assert error_of(engine, graph, {"x": np.linspace(-2, 2, 12, dtype=np.float32).reshape(2, 3, 2)}) < 1e-5
+    loaded = load_engine(engine.path, provider="cpu", threads=1)
+    assert (loaded.precision, loaded.quantized) == ("int8", engine.quantized)
+
+
+def test_a_graph_that_the_quantizer_refuses_is_named(
+    bert: Pruned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise RuntimeError("no\nluck")
+
+    monkeypatch.setattr(onnxruntime.quantization, "quantize_dynamic", refuse)
+    with fails_with(ErrorCode.RUNTIME_FAILED, InputError, path=bert.shrunk) as caught:
+        quantize_dynamically(bert.shrunk, tmp_path / "int8.onnx")
+    assert "no luck" in str(caught.value)
+    assert not (tmp_path / "int8.onnx").exists()
+
+
+def test_int8_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ort_session, "has_cuda", lambda: True)
+    with fails_with(ErrorCode.UNSUPPORTED, TargetMissingError, field="precision", value="int8"):
+        target("ort").check(precision="int8", provider="cuda")
+    assert ort_session.choose_provider(None, "int8") == "cpu"
+
+
+def test_int8_on_cuda_is_refused_without_a_gpu(bert: Pruned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ort_session, "has_cuda", lambda: False)
+    with fails_with(ErrorCode.DEVICE_MISSING, TargetMissingError, field="provider", value="cuda"):
+        build_engine(bert.shrunk, tmp_path / "engine.onnx", precision="int8", provider="cuda")
+    assert not (tmp_path / "engine.onnx").exists()
