@@ -1,8 +1,9 @@
-"""`compress bench`: build two graphs with the same settings and time them in turn."""
+"""`compress bench`: build two graphs, or the graphs of a run for several runtimes, and time them in turn."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +15,94 @@ from rich.text import Text
 from compressor.cli.command_group import common
 from compressor.cli.console import Console
 from compressor.cli.field_options import FieldsCommand, options_of
+from compressor.config.bench import BenchConfig
 from compressor.config.fields import flag_of, usage_error
 from compressor.config.sections import EngineConfig, MeasureConfig
+from compressor.errors import ErrorCode, UsageError
 
-_NAMES = ("target", "precision", "provider", "threads", "kernel")
-_FIELDS = {**MeasureConfig.model_fields, **{name: EngineConfig.model_fields[name] for name in _NAMES}}
+_NAMES = ("precision", "provider", "threads", "kernel")
+_FIELDS = {
+    **BenchConfig.model_fields,
+    **MeasureConfig.model_fields,
+    **{name: EngineConfig.model_fields[name] for name in _NAMES},
+}
 
 
-@click.command(cls=FieldsCommand, fields=_FIELDS, short_help="Time two ONNX graphs in turn.")
+@click.command(cls=FieldsCommand, fields=_FIELDS, short_help="Time two ONNX graphs, or the engines of a run, in turn.")
 @click.argument("dense", type=click.Path(path_type=Path))
-@click.argument("compressed", type=click.Path(path_type=Path))
+@click.argument("compressed", type=click.Path(path_type=Path), required=False)
 @options_of(_FIELDS)
 @common
 @click.pass_obj
-def bench(console: Console, dense: Path, compressed: Path, **flags: Any) -> None:
+def bench(console: Console, dense: Path, compressed: Path | None, **flags: Any) -> None:
     """Build DENSE and COMPRESSED, two ONNX files with the same inputs, and time them in turn on random inputs.
 
     The ratio is the dense median time over the compressed one, with a 95% bootstrap interval.
+
+    With the output folder of a run alone, its graphs are built for each target, in fp32 and in int8 where the run
+    quantized, and all engines are timed in turn: compress bench out/ --target ort,openvino --batch 1,8 --seq 128
     """
-    measure, engine = _configs({name: value for name, value in flags.items() if value is not None})
+    request, measure, engine = _configs({name: value for name, value in flags.items() if value is not None})
     engine.require_definite()
+    if compressed is None:
+        _bench_folder(console, dense, request, measure, engine)
+    else:
+        _bench_graphs(console, dense, compressed, request, measure, engine)
+
+
+def _bench_folder(
+    console: Console, out: Path, request: BenchConfig, measure: MeasureConfig, engine: EngineConfig
+) -> None:
+    """Time the engines of a run."""
+    if not out.is_dir():
+        raise UsageError(
+            f"{out}: name two ONNX files, or the output folder of a run",
+            code=ErrorCode.MISSING_VALUE,
+            field="compressed",
+        )
+    from compressor.measure import bench_folder
+
+    rows = bench_folder(
+        out,
+        request.target,
+        measure.batch,
+        measure.seq or (128,),
+        callers=request.callers,
+        threads=engine.threads,
+        seconds=measure.seconds,
+        listener=console,
+    )
+    columns = [
+        "engine",
+        "batch",
+        "tokens",
+        "p50",
+        "rows/s",
+        *(["rows/s, callers"] if request.callers > 1 else []),
+        "attentions fused",
+    ]
+    table = Table(*columns, box=None, pad_edge=False)
+    for row in rows:
+        if row.failure:
+            table.add_row(row.label, Text(row.failure))
+            continue
+        cells = [row.label, str(row.batch), str(row.seq), f"{row.p50:.2f} ms", f"{row.throughput:.1f}"]
+        if row.throughput_of_callers is not None:
+            cells.append(f"{row.throughput_of_callers:.1f} ({row.callers})")
+        table.add_row(*cells, f"{row.fused[0]} of {row.fused[1]}")
+    console.result(table, [dataclasses.asdict(row) for row in rows])
+
+
+def _bench_graphs(
+    console: Console, dense: Path, compressed: Path, request: BenchConfig, measure: MeasureConfig, engine: EngineConfig
+) -> None:
+    """Time two graphs."""
+    if len(request.target) > 1 or request.callers > 1:
+        raise UsageError(
+            "several targets or callers are for the folder of a run; with two graphs, name one target and no --callers",
+            code=ErrorCode.CONTRADICTION,
+            fields=("target", "callers"),
+        )
     from compressor.measure import bench as run
 
     result = run(
@@ -41,7 +110,7 @@ def bench(console: Console, dense: Path, compressed: Path, **flags: Any) -> None
         compressed,
         measure.batch,
         measure.seq or (128,),
-        runtime=engine.target,
+        runtime=request.target[0],
         precision=engine.definite_precision,
         provider=engine.provider,
         threads=engine.threads,
@@ -61,11 +130,15 @@ def bench(console: Console, dense: Path, compressed: Path, **flags: Any) -> None
     console.result(table, data)
 
 
-def _configs(fields: dict[str, Any]) -> tuple[MeasureConfig, EngineConfig]:
+def _configs(fields: dict[str, Any]) -> tuple[BenchConfig, MeasureConfig, EngineConfig]:
+    def of(names: Collection[str]) -> dict[str, Any]:
+        return {name: value for name, value in fields.items() if name in names}
+
     try:
         return (
-            MeasureConfig(**{name: value for name, value in fields.items() if name not in _NAMES}),
-            EngineConfig(**{name: value for name, value in fields.items() if name in _NAMES}),
+            BenchConfig(**of(BenchConfig.model_fields)),
+            MeasureConfig(**of(MeasureConfig.model_fields)),
+            EngineConfig(**of(_NAMES)),
         )
     except pydantic.ValidationError as error:
         raise usage_error(error, _FIELDS, flag_of) from error

@@ -1,6 +1,7 @@
 """Measurements: interleaved times, multiply-accumulates, paired bootstrap intervals."""
 
 from compressor.measure.bench import BenchResult, bench, facts, file_bytes, require_run
+from compressor.measure.bench_folder import bench_folder
 from compressor.measure.bootstrap import Interval, paired_interval
 from compressor.measure.macs import macs
 from compressor.measure.timing import interleave, median_times, saved_share
@@ -9,6 +10,7 @@ __all__ = [
     "BenchResult",
     "Interval",
     "bench",
+    "bench_folder",
     "facts",
     "file_bytes",
     "interleave",

@@ -89,6 +89,8 @@ def session_settings(threads: int | None, shapes: Iterable[Shape] = ()) -> dict[
         # OpenVINO computes in bfloat16 by default on processors that have it.
         "inference_precision": "f32",
         "performance_hint": "LATENCY",
+        # Engines with fewer threads than cores may run beside each other, and would be pinned to the same cores.
+        "cpu_pinning": threads is None or threads >= usable_cores(),
     }
     if shapes := list(shapes):
         settings["shapes"] = [f"{batch}x{seq}" for batch, seq in shapes]
@@ -147,6 +149,7 @@ def compile_model(model: openvino.Model, path: Path, settings: Mapping[str, Any]
         "INFERENCE_PRECISION_HINT": settings["inference_precision"],
         "PERFORMANCE_HINT": settings["performance_hint"],
         "INFERENCE_NUM_THREADS": settings["intra_op_threads"],
+        "ENABLE_CPU_PINNING": settings["cpu_pinning"],
     }
     try:
         return _CORE.compile_model(model, DEVICE, options)

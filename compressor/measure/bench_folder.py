@@ -1,0 +1,161 @@
+"""Build the graph of a finished run for several runtimes, and time all engines in turn."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from compressor.errors import CompressorError, ErrorCode, InputError
+from compressor.measure.throughput import rows_per_second
+from compressor.measure.timing import median_times, wait_until_idle
+from compressor.progress import Listener, NullListener
+from compressor.targets import Engine, Feeds, Precision, target
+from compressor.targets.random_inputs import random_feeds
+from graph_passes import load
+
+GRAPHS: dict[Precision, str] = {"fp32": "model.onnx", "int8": "model.int8.onnx"}
+"""Graphs of a run by the precision of the engines that are built from them."""
+
+
+@dataclass(frozen=True)
+class FolderRow:
+    """One engine at one size.
+
+    Attributes:
+        target: name of the target.
+        precision: numeric precision of the engine.
+        batch: rows of a call.
+        seq: their length in tokens.
+        p50: median milliseconds of a call, with all cores.
+        throughput: rows a second, with one caller on all cores.
+        callers: number of callers at once, with one thread each.
+        throughput_of_callers: rows a second of all callers; None with one caller.
+        fused: attentions that the runtime fuses, and attentions of the graph.
+        failure: why there is no such engine; empty where there is.
+    """
+
+    target: str
+    precision: Precision
+    batch: int = 0
+    seq: int = 0
+    p50: float = 0.0
+    throughput: float = 0.0
+    callers: int = 1
+    throughput_of_callers: float | None = None
+    fused: tuple[int, int] = (0, 0)
+    failure: str = ""
+
+    @property
+    def label(self) -> str:
+        """The settings of the engine, e.g. `openvino int8`."""
+        return f"{self.target} {self.precision}"
+
+
+@dataclass(frozen=True)
+class _Built:
+    """The engines of one target and precision: one for all cores, and one for each caller."""
+
+    target: str
+    precision: Precision
+    engine: Engine
+    callers: tuple[Engine, ...]
+
+
+def bench_folder(
+    out: Path,
+    targets: Sequence[str],
+    batches: Sequence[int],
+    seqs: Sequence[int],
+    *,
+    callers: int = 1,
+    threads: int | None = None,
+    seconds: float = 10.0,
+    seed: int = 0,
+    listener: Listener | None = None,
+) -> list[FolderRow]:
+    """Build the graphs of a run for several runtimes, in fp32 and int8 where it has both, and time all in turn.
+
+    Args:
+        out: the folder of the run.
+        targets: names of the runtimes.
+        batches: batch sizes to time, each with every length.
+        seqs: lengths to time, in tokens.
+        callers: callers at once whose throughput is measured too, with one thread each.
+        threads: threads per call of the single caller; None: one per core.
+        seconds: approximate duration for each engine and size.
+        seed: of the inputs.
+        listener: receives the progress.
+
+    Returns:
+        A row for each engine and size, and one for each engine that cannot be built.
+
+    Raises:
+        InputError: the folder has no graph, or no engine can be built.
+        UsageError: a target does not exist.
+    """
+    listener = listener or NullListener()
+    if not (out / GRAPHS["fp32"]).is_file():
+        raise InputError(
+            f"{out}: no {GRAPHS['fp32']} here; give the output folder of a run, or two ONNX files",
+            code=ErrorCode.FILE_MISSING,
+            path=out,
+        )
+    rows: list[FolderRow] = []
+    with tempfile.TemporaryDirectory() as folder:
+        built: list[_Built] = []
+        for name, (precision, file) in itertools.product(targets, GRAPHS.items()):
+            if not (out / file).is_file():
+                continue
+            with listener.stage(f"build {name} {precision}"):
+                scratch = Path(folder) / f"{name}-{precision}"
+                scratch.mkdir()
+                try:
+                    built.append(_build(out, name, precision, scratch, threads, callers))
+                except CompressorError as error:
+                    rows.append(FolderRow(name, precision, failure=str(error)))
+        if not built:
+            raise InputError(
+                f"{out}: no engine can be built: {'; '.join(f'{row.label}: {row.failure}' for row in rows)}",
+                code=ErrorCode.RUNTIME_FAILED,
+                path=out,
+            )
+        for batch, seq in itertools.product(batches, seqs):
+            with listener.stage(f"time batch {batch}, length {seq}"):
+                feeds = random_feeds(load(out / GRAPHS["fp32"]), batch, seq, seed=seed)
+                medians = median_times([each.engine for each in built], feeds, seconds * len(built))
+                rows += _rows(built, medians, feeds, batch, seq, seconds)
+    return rows
+
+
+def _build(out: Path, name: str, precision: Precision, scratch: Path, threads: int | None, callers: int) -> _Built:
+    runtime = target(name)
+    # A target that quantizes itself does so better from the float graph.
+    file = GRAPHS["fp32"] if runtime.quantizes else GRAPHS[precision]
+    path = scratch / runtime.engine_file
+    engine = runtime.build(out / file, path, precision=precision, threads=threads)
+    loaded = tuple(runtime.load(path, threads=1) for _ in range(callers)) if callers > 1 else ()
+    return _Built(name, precision, engine, loaded)
+
+
+def _rows(
+    built: Sequence[_Built], medians: Sequence[float], feeds: Feeds, batch: int, seq: int, seconds: float
+) -> Iterator[FolderRow]:
+    for each, median in zip(built, medians, strict=True):
+        throughput = None
+        if each.callers:
+            wait_until_idle()
+            throughput = rows_per_second(each.callers, feeds, batch=batch, seconds=seconds)
+        yield FolderRow(
+            target=each.target,
+            precision=each.precision,
+            batch=batch,
+            seq=seq,
+            p50=1e3 * median,
+            throughput=batch / median,
+            callers=max(1, len(each.callers)),
+            throughput_of_callers=throughput,
+            fused=(each.engine.fused, each.engine.attentions),
+        )

@@ -1,0 +1,67 @@
+"""All engines of a run, timed in turn; and the throughput of several callers."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compressor.errors import InputError
+from compressor.measure import bench_folder
+from compressor.measure.throughput import rows_per_second
+from compressor.targets import Feeds
+from graph_passes import load, save
+from tests.targets.engines import FakeEngine
+from tests.targets.graphs import pruned
+
+
+class CountingEngine(FakeEngine):
+    """An engine that counts its calls and the threads that call it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: list[int] = []
+
+    def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
+        """Record the thread."""
+        self.threads.append(threading.get_ident())
+        return {}
+
+
+def test_each_caller_has_an_engine_and_a_thread_of_its_own() -> None:
+    engines = [CountingEngine(), CountingEngine()]
+    rate = rows_per_second(engines, {}, batch=3, seconds=0.05)
+    assert rate > 0
+    callers = [set(engine.threads[2:]) for engine in engines]
+    assert all(len(threads) == 1 for threads in callers)
+    assert not callers[0] & callers[1]
+
+
+def test_a_folder_is_timed_on_every_target(tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    save(load(pruned("bert").shrunk), tmp_path / "model.onnx")
+    rows = bench_folder(tmp_path, ["ort", "openvino"], [1, 2], [8], callers=2, seconds=0.02)
+    assert [(row.label, row.batch) for row in rows] == [
+        ("ort fp32", 1),
+        ("openvino fp32", 1),
+        ("ort fp32", 2),
+        ("openvino fp32", 2),
+    ]
+    for row in rows:
+        assert row.p50 > 0
+        assert row.throughput == pytest.approx(row.batch / row.p50 * 1e3)
+        assert row.throughput_of_callers is not None
+        assert not row.failure
+
+
+def test_a_target_that_is_missing_is_a_row_with_its_reason(tmp_path: Path) -> None:
+    save(load(pruned("bert").shrunk), tmp_path / "model.onnx")
+    rows = bench_folder(tmp_path, ["trt", "ort"], [1], [8], seconds=0.01)
+    assert [(row.label, bool(row.failure)) for row in rows] == [("trt fp32", True), ("ort fp32", False)]
+
+
+def test_a_folder_without_a_graph_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError):
+        bench_folder(tmp_path, ["ort"], [1], [8])
