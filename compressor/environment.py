@@ -8,7 +8,12 @@ from pathlib import Path
 
 import psutil
 
-_PACKAGES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "onnxruntime-gpu", "compressor")
+_PACKAGES = (
+    *("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "onnxruntime-gpu", "openvino", "nncf"),
+    "compressor",
+)
+_INT8_FLAGS = ("amx_int8", "avx512_vnni", "avx_vnni", "avx_vnni_int8", "i8mm", "asimddp")
+"""Flags of processors whose sums of products of 8-bit integers are exact and fast."""
 
 COMPARABLE_FIELDS = ("processor", "cores", "memory")
 """Fields of `machine` that must match before timings are comparable."""
@@ -19,6 +24,7 @@ def machine() -> dict[str, str]:
     versions = {name: package_version(name) for name in _PACKAGES}
     return {
         "processor": processor(),
+        "int8 instructions": ", ".join(int8_instructions()) or "none",
         "cores": f"{psutil.cpu_count(logical=False) or '?'} ({psutil.cpu_count()} threads)",
         "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
         "system": f"{platform.system()} {platform.release()}",
@@ -35,6 +41,16 @@ def processor() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def int8_instructions() -> tuple[str, ...]:
+    """Instruction sets of the processor that compute exact sums of products of 8-bit integers, by their Linux names."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ()
+    flags = next((line.split() for line in lines if line.startswith(("flags", "Features"))), [])
+    return tuple(flag for flag in _INT8_FLAGS if flag in flags)
 
 
 def package_version(package: str) -> str | None:

@@ -114,6 +114,8 @@ class NoteCode(StrEnum):
     """The storage URI of a KServe service is a placeholder."""
 
     # Quantization.
+    NO_INT8_INSTRUCTIONS = "no-int8-instructions"
+    """The processor computes int8 products with sums that can saturate."""
     FEW_CALIBRATION_ROWS = "few-calibration-rows"
     PRODUCTS_IN_FLOAT = "products-in-float"
     """Matrix products that stay in floats in an int8 engine."""

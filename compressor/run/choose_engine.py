@@ -14,6 +14,7 @@ import numpy as np
 import graph_passes
 from compressor.config.run import Recipe
 from compressor.config.sections import AUTO, EngineConfig
+from compressor.environment import int8_instructions
 from compressor.errors import CompressorError, ErrorCode, TargetMissingError
 from compressor.measure import file_bytes, median_times
 from compressor.model_folder import ModelFolder, example_inputs
@@ -294,6 +295,12 @@ def _kept(candidate: Candidate, higher_is_better: bool) -> float:
 
 def _notes(table: Sequence[Candidate], quantized: QuantizedGraph | None) -> Iterator[Note]:
     """What a reader must know about the choice."""
+    if any(row.precision == "int8" for row in table) and not int8_instructions():
+        text = (
+            "this processor has no instructions for sums of int8 products: they are not faster than in fp32, and can"
+            " saturate, which the proofs detect; measure int8 on the machine that will serve it"
+        )
+        yield Note(code=NoteCode.NO_INT8_INSTRUCTIONS, text=text)
     if quantized is not None and quantized.rows < _FEW_ROWS:
         text = (
             f"the ranges of int8 activations were measured on {quantized.rows} rows; with fewer than {_FEW_ROWS} they"
