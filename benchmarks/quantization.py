@@ -207,7 +207,7 @@ def time_pair(request: str) -> None:
 def main() -> None:
     """Run the sets that are named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sets", nargs="*", choices=[*SETS, []], default=["sst2"])
+    parser.add_argument("sets", nargs="*", choices=[*SETS, []], default=[], help="default: sst2")
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
     parser.add_argument("--repeats", type=int, default=5, help="processes that time each engine")
     parser.add_argument("--learn", action="store_true", help="learn the starting models only")
@@ -218,7 +218,7 @@ def main() -> None:
         time_pair(args.time)
         return
     print(f"machine: {machine('torch', 'onnxruntime', 'openvino', 'nncf')}", flush=True)
-    for name in args.sets:
+    for name in args.sets or ["sst2"]:
         folder = args.out / name
         folder.mkdir(parents=True, exist_ok=True)
         measure(name, folder, args)
