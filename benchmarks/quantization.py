@@ -58,6 +58,7 @@ class Set:
         dev: evaluation rows that are taken from the test rows.
         epochs: passes over the training rows; 0: the model is learned already.
         max_length: maximum length of a row in tokens.
+        metric: the metric that is printed; None: the main metric of the task.
     """
 
     labels: int
@@ -65,11 +66,12 @@ class Set:
     dev: int = 0
     epochs: float = 3
     max_length: int = 128
+    metric: str | None = None
 
 
 SETS = {
     "sst2": Set(2, {"train": "train", "dev": "dev", "test": "test"}, epochs=0),
-    "cola": Set(2, {"train": "train", "dev": "test"}, dev=200),
+    "cola": Set(2, {"train": "train", "dev": "test"}, dev=200, metric="matthews"),
     "stsb": Set(1, {"train": "train", "dev": "dev", "test": "test"}, epochs=4),
     "mnli": Set(3, {"train": "train", "dev_matched": "test"}, dev=1000),
 }
@@ -158,7 +160,7 @@ def measure(name: str, folder: Path, args: argparse.Namespace) -> None:
     rows = []
     for runtime in args.targets:
         shapes = (f"1x{length}", f"8x{length}") if runtime == "openvino" else ()
-        data = {"data": str(folder / "rows.tsv"), "max_length": length, "shapes": shapes}
+        data = {"data": str(folder / "rows.tsv"), "max_length": length, "shapes": shapes, "metric": SETS[name].metric}
         out = folder / f"{runtime}-int8"
         report = run(Recipe(**common, **data, target=runtime, precision="int8", out=out))
         score, quantized = report.scores[0], report.compressed.quantized
@@ -169,11 +171,11 @@ def measure(name: str, folder: Path, args: argparse.Namespace) -> None:
         ]
         rows.append(
             {
-                "set (test rows)": f"{name} ({score.rows})",
+                "set (test rows)": f"{name}, {score.metric} ({score.rows})",
                 "engine": f"{runtime} int8",
-                "dense": f"{score.unit.scale * score.dense:.2f}",
-                "int8": f"{score.unit.scale * score.compressed:.2f}",
-                "95% of the difference": f"{score.unit.scale * score.low:+.2f} to {score.unit.scale * score.high:+.2f}",
+                "dense": f"{100 * score.dense:.2f}",
+                "int8": f"{100 * score.compressed:.2f}",
+                "95% of the difference": f"{100 * score.low:+.2f} to {100 * score.high:+.2f}",
                 "batch 1": speeds[0],
                 "batch 8": speeds[1],
                 "products in int8": f"{quantized.executed} of {quantized.requested}",

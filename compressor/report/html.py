@@ -92,6 +92,13 @@ def _tiles(report: Report) -> list[tuple[str, str, str]]:
             f"{formatting.count(dense.parameters)} → {formatting.count(compressed.parameters)}",
         ),
     ]
+    if compressed.quantized is not None:
+        sizes = f"{formatting.size(dense.file_bytes)} → {formatting.size(compressed.file_bytes)}"
+        products = f"{compressed.quantized.executed} of {compressed.quantized.requested}"
+        tiles = [
+            ("products in int8", products, "of the matrix products with weights"),
+            ("file", formatting.change(dense.file_bytes, compressed.file_bytes), sizes),
+        ]
     rows = sorted(valid_rows(report.speeds), key=lambda row: row.ratio)
     for row in (rows[:1] + rows[-1:])[: len(rows)]:
         basis = f"{formatting.range_text(row.low, row.high)} ({100 * row.confidence:g}%)"

@@ -1,0 +1,217 @@
+"""The engines that were tried: in the terminal, on the page, in the verdict and in the file of the report."""
+
+from __future__ import annotations
+
+import io
+import math
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from compressor.report import load, summary, write
+from compressor.report.files import to_json
+from compressor.report.html import render
+from compressor.results import Candidate, DropStatus, QuantizedProducts, Report
+from tests.report import reports
+
+HOSTILE = "</td></tr></table><script>alert(1)</script><img src=x onerror=alert(1)>\"'&{{ 7 * 7 }}[red]x[/red]"
+PRODUCTS = QuantizedProducts(requested=38, executed=37, in_float=("classifier",), float_in_graph=("pooler",))
+CANDIDATES = (
+    Candidate(
+        target="ort",
+        precision="fp32",
+        milliseconds={"batch 1, 128 tokens": 4.83, "batch 8, 128 tokens": 35.1},
+        speed=1.314,
+        metric=0.9220,
+        difference=-0.0046,
+        agreement=0.99,
+        file_bytes=83_000_000,
+    ),
+    Candidate(
+        target="openvino",
+        precision="int8",
+        form="portable",
+        milliseconds={"batch 1, 128 tokens": 2.1},
+        speed=2.961,
+        metric=0.9174,
+        difference=-0.0092,
+        agreement=0.9764,
+        file_bytes=23_100_000,
+        quantized=PRODUCTS,
+        chosen=True,
+    ),
+    Candidate(
+        target="ort",
+        precision="int8",
+        form="dynamic",
+        speed=3.5,
+        metric=0.85,
+        difference=-0.0766,
+        agreement=0.9,
+        file_bytes=23_000_000,
+        quantized=PRODUCTS,
+        holds=False,
+    ),
+    Candidate(target="trt", precision="fp32", holds=False, failure="this machine has no NVIDIA GPU"),
+)
+ROWS = [
+    ["ort fp32", "1.31×", "0.922 (−0.0046)", "99.0%", "83 MB", ""],
+    ["openvino int8 portable", "2.96×", "0.9174 (−0.0092)", "97.6%", "23.1 MB", "chosen"],
+    ["ort int8 dynamic", "3.50×", "0.85 (−0.0766)", "90.0%", "23 MB", "loses too much"],
+    ["trt fp32", "", "", "", "", "this machine has no NVIDIA GPU"],
+]
+
+PLAIN: dict[str, Any] = {"speeds": (), "curves": ()}
+"""A report without figures."""
+
+
+def tried(*candidates: Candidate, **fields: Any) -> Report:
+    """A run that tried several engines and delivered one in int8."""
+    compressed = reports.engine(20_936_834, file_bytes=23_100_000, quantized=PRODUCTS)
+    defaults = {"target": "openvino", "precision": "int8", "compressed": compressed}
+    return reports.report(candidates=candidates or CANDIDATES, **{**defaults, **fields})
+
+
+class _Tables(HTMLParser):
+    """The cells of the rows of every table of a page, and its tags."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.tags: list[str] = []
+        self._cell: list[str] | None = None
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags += [tag, *(name for name, _ in attrs)]
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self._cell = []
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("td", "th") and self._cell is not None:
+            self.rows[-1].append("".join(self._cell))
+            self._cell = None
+
+    def handle_data(self, data: str) -> None:
+        if self._cell is not None:
+            self._cell.append(data)
+
+
+def printed(report: Report, width: int = 200) -> list[str]:
+    """The lines of the summary in a terminal of this width."""
+    buffer = io.StringIO()
+    Console(width=width, file=buffer).print(summary(report))
+    return buffer.getvalue().splitlines()
+
+
+def test_the_terminal_shows_a_row_for_each_engine() -> None:
+    lines = printed(tried())
+    (start,) = (number for number, line in enumerate(lines) if line.startswith("engines tried"))
+    rows = [[cell for cell in line.split("  ") if cell] for line in lines[start + 1 : start + 5]]
+    shown = [[cell.strip() for cell in row] for row in rows]
+    expected = [[cell for cell in row if cell] for row in ROWS]
+    assert shown == [*expected[:3], ["trt fp32", "not delivered"]], "failures are too long for a terminal"
+
+
+def test_the_terminal_shows_no_table_of_one_engine() -> None:
+    report = tried().model_copy(update={"candidates": ()})
+    assert not any("engines tried" in line for line in printed(report))
+
+
+@pytest.mark.parametrize("width", [80, 60])
+def test_the_table_fits_a_terminal(width: int) -> None:
+    report = tried(*CANDIDATES, CANDIDATES[1].model_copy(update={"form": "portable, 12 products in fp32"}))
+    lines = printed(report, width)
+    assert all(len(line) <= width for line in lines)
+    assert " ".join(" ".join(lines).split()).startswith(report.verdict)
+
+
+def test_the_terminal_prints_brackets_unchanged() -> None:
+    hostile = Candidate(target="[red]x[/red]", precision="[/]", speed=2.0)
+    assert any("[red]x[/red] [/]" in line for line in printed(tried(hostile)))
+
+
+def test_the_page_shows_a_row_for_each_engine() -> None:
+    page = render(tried())
+    assert page.count('id="candidates"') == 1
+    rows = _Tables(page).rows
+    (start,) = (number for number, row in enumerate(rows) if row and row[0] == "engine" and row[-1] == "outcome")
+    assert rows[start + 1 : start + 5] == ROWS
+
+
+def test_the_page_has_no_section_without_engines_to_compare() -> None:
+    page = render(tried().model_copy(update={"candidates": ()}))
+    assert "Engines tried" not in page
+    assert 'id="candidates"' not in page
+
+
+@pytest.mark.parametrize("field", ["failure", "target", "precision", "form"])
+def test_hostile_text_remains_text_on_the_page(field: str) -> None:
+    failed = [CANDIDATES[3].model_copy(update={field: text}) for text in (HOSTILE, "a")]
+    pages = [_Tables(render(tried(CANDIDATES[1], candidate, **PLAIN))) for candidate in failed]
+    assert pages[0].tags == pages[1].tags
+    assert "script" not in pages[0].tags
+    assert "onerror" not in pages[0].tags
+    assert any(HOSTILE in cell for row in pages[0].rows for cell in row)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.text(alphabet=st.one_of(st.sampled_from("<>&\"'/={}%#\\`$-! \n"), st.characters(codec="utf-8")), min_size=1))
+def test_no_failure_changes_the_tags_of_the_page(text: str) -> None:
+    failed = [CANDIDATES[3].model_copy(update={"failure": failure}) for failure in (text, "a")]
+    tags = [_Tables(render(tried(CANDIDATES[1], candidate, **PLAIN))).tags for candidate in failed]
+    assert tags[0] == tags[1]
+
+
+def test_the_verdict_names_the_products_in_int8() -> None:
+    assert tried().verdict.startswith("37 of 38 matrix products in int8, 36 of 72 heads and 7.8% fewer parameters")
+    whole = tried(plan=reports.dense(reports.bert_plan()), dense=reports.engine(20_936_834))
+    assert whole.verdict.startswith("37 of 38 matrix products in int8, all 72 heads and the same 20.9M parameters")
+
+
+def test_an_int8_engine_that_keeps_every_head_is_a_result() -> None:
+    plan = reports.dense(reports.bert_plan())
+    verdict = tried(plan=plan).verdict
+    assert "othing was" not in verdict
+    assert "the model as it is" not in verdict
+    slow = tried(plan=plan, speeds=(reports.speed(1, 128, 4.0, 6.0),)).verdict
+    assert slow.startswith("Slower: 37 of 38 matrix products in int8")
+    lost = tried(plan=plan, drop_status=DropStatus.FAILED, scores=(reports.accuracy(0.915, 0.871),)).verdict
+    assert lost.startswith("The metric fell too far: ")
+
+
+def test_the_summary_counts_the_products_in_int8() -> None:
+    assert any(line.split() == "products in int8 0 37 of 38".split() for line in printed(tried()))
+
+
+def test_a_report_is_read_back_with_its_candidates(tmp_path: Path) -> None:
+    report = tried()
+    write(report, tmp_path)
+    loaded = load(tmp_path)
+    assert loaded.candidates == report.candidates
+    assert loaded.compressed.quantized == PRODUCTS
+    assert to_json(loaded) == to_json(report)
+    assert [candidate.label for candidate in loaded.candidates] == [row[0] for row in ROWS]
+
+
+@pytest.mark.parametrize("metric", [math.inf, -math.inf, math.nan])
+def test_metrics_that_are_not_finite_are_stored_and_shown(metric: float, tmp_path: Path) -> None:
+    report = tried(CANDIDATES[0].model_copy(update={"metric": metric, "difference": metric}))
+    write(report, tmp_path)
+    (candidate,) = load(tmp_path).candidates
+    assert repr(candidate.metric) == repr(metric)
+    assert printed(report)
+
+
+def test_reports_of_a_version_without_candidates_have_none() -> None:
+    fields = tried().model_dump(mode="json")
+    del fields["candidates"]
+    assert Report.model_validate(fields).candidates == ()

@@ -1,0 +1,353 @@
+"""Engines with fixed shapes pad batches that fit, run others at free axes, and compute the same either way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compressor.errors import ErrorCode
+from compressor.quantization import quantize_graph
+from compressor.targets import TOLERANCE, BuildOptions, Engine, Feeds, target
+from compressor.targets.openvino import session
+from compressor.targets.openvino.shapes import (
+    Shape,
+    axis_names,
+    cut,
+    fitting_shape,
+    pad,
+    parse_shape,
+    sizes_of,
+    unfixable,
+)
+from compressor.targets.relative_error import relative_error
+from graph_passes import load, save
+from graph_passes.block_sparse.masks import REACH
+from graph_passes.passes import CleanUp, DropUnreadPositions
+from tests.faults import fails_with
+from tests.quantization.graphs import calibration_rows, needs_nncf, quantized, run
+from tests.targets.cpu import needs_vnni
+from tests.targets.graphs import parsed, pruned
+from tests.zoo import text
+
+POSITIONS = 70
+"""Maximum length of the models of `tests.zoo`."""
+SHAPES: tuple[Shape, ...] = ((1, 8), (4, 16), (1, 24))
+TEXT = {"input_ids": ("batch", "sequence"), "attention_mask": ("batch", "sequence")}
+UNMASKED = {"input_ids": ("batch", "sequence")}
+
+SIZES: dict[Shape, Shape | None] = {
+    (1, 8): (1, 8),
+    (4, 16): (4, 16),
+    (1, 5): (1, 8),
+    (1, 9): (1, 24),
+    (1, 20): (1, 24),
+    (2, 3): (4, 16),
+    (3, 16): (4, 16),
+    (2, 17): None,
+    (5, 4): None,
+    (1, 25): None,
+    (2, 40): None,
+}
+"""Batch size and length -> the smallest of `SHAPES` that holds them."""
+
+
+def feeds_of(batch: int, seq: int, axes: Sequence[str] = tuple(TEXT)) -> dict[str, np.ndarray]:
+    """Random rows of text, the last one padded."""
+    tensors = text(batch, seq, seed=batch + seq)
+    return {name: tensors[name].numpy() for name in axes}
+
+
+def build(graph: Path, out: Path, shapes: Sequence[Shape] = (), *, is_int8: bool = False) -> Engine:
+    """An engine of OpenVINO on one thread."""
+    precision: Any = "int8" if is_int8 else "fp32"
+    return target("openvino")(graph, out, precision=precision, threads=1, options=BuildOptions(shapes=tuple(shapes)))
+
+
+@pytest.mark.parametrize(("size", "expected"), SIZES.items(), ids=str)
+def test_the_smallest_shape_that_holds_a_batch_fits(size: Shape, expected: Shape | None) -> None:
+    feeds = feeds_of(*size)
+    assert sizes_of(TEXT, feeds) == size
+    assert fitting_shape(SHAPES, TEXT, feeds) == expected
+    assert fitting_shape(reversed(SHAPES), TEXT, feeds) == expected
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_only_exact_shapes_fit_without_a_mask(size: Shape) -> None:
+    assert fitting_shape(SHAPES, UNMASKED, feeds_of(*size)) == (size if size in SHAPES else None)
+
+
+def test_the_mask_of_a_decoder_is_a_mask() -> None:
+    axes = {f"decoder_{name}": names for name, names in TEXT.items()}
+    feeds = {f"decoder_{name}": array for name, array in feeds_of(1, 5).items()}
+    assert fitting_shape(SHAPES, axes, feeds) == (1, 8)
+
+
+def test_nothing_fits_no_shapes() -> None:
+    assert fitting_shape((), TEXT, feeds_of(1, 1)) is None
+
+
+@given(st.data())
+def test_a_padded_batch_is_cut_to_what_it_was(data: st.DataObject) -> None:
+    sizes = st.integers(1, 5)
+    rows, length, width = (data.draw(sizes) for _ in range(3))
+    axes = {"a": ("batch", "sequence"), "b": ("batch", str(width), "sequence"), "c": (str(width),), "d": ("batch",)}
+    shapes = data.draw(st.lists(st.tuples(st.integers(1, 7), st.integers(1, 7)), max_size=4))
+    known = {"batch": rows, "sequence": length, str(width): width}
+    rng = np.random.default_rng(0)
+    feeds = {tensor: rng.integers(1, 9, [known[name] for name in names]) for tensor, names in axes.items()}
+    copies = {tensor: array.copy() for tensor, array in feeds.items()}
+    larger = [shape for shape in shapes if shape[0] >= rows and shape[1] >= length]
+    shape = fitting_shape(shapes, {**axes, "attention_mask": ()}, {**feeds, "attention_mask": np.zeros(())})
+    assert (shape is None) is (not larger)
+    if shape is None:
+        return
+    assert shape[0] * shape[1] == min(batch * seq for batch, seq in larger)
+    padded = pad(axes, feeds, shape)
+    assert sizes_of(axes, padded) == shape
+    assert all(padded[tensor].sum() == feeds[tensor].sum() for tensor in axes), "zeros are added"
+    restored = cut(axes, padded, (rows, length))
+    for tensor, array in copies.items():
+        np.testing.assert_array_equal(restored[tensor], array)
+        np.testing.assert_array_equal(feeds[tensor], array)
+
+
+@given(st.integers(1, 4096), st.integers(1, 4096))
+def test_a_shape_is_read_as_it_is_written(batch: int, seq: int) -> None:
+    assert parse_shape(f"{batch}x{seq}") == (batch, seq)
+
+
+def test_other_free_axes_are_named() -> None:
+    assert unfixable(TEXT, {"logits": ("batch", "sequence", "99")}) is None
+    reason = unfixable(TEXT, {"logits": ("batch", "sequence"), "states": ("batch", "memory", "8")})
+    assert reason is not None
+    assert "memory" in reason
+    assert "states" in reason
+    assert "past" in (unfixable({"keys": ("batch", "past + sequence")}, {}) or "")
+
+
+def test_axes_are_named_as_in_the_graph() -> None:
+    model = parsed("y = Relu(x)", "float[batch, sequence, 4] x", "float[batch, sequence, 4] y")
+    (value,) = model.graph.inputs
+    assert axis_names(value) == ("batch", "sequence", "4")
+    value.shape = None
+    assert axis_names(value) == ()
+
+
+@dataclass(frozen=True)
+class Engines:
+    """A graph, its engine with free axes only, and its engine with `SHAPES` too."""
+
+    graph: Path
+    free: Engine
+    fixed: Engine
+
+    @property
+    def tolerance(self) -> float:
+        return TOLERANCE[self.fixed.precision]
+
+
+def thinned(out: Path) -> Path:
+    """A quantized BERT whose last attention has one query."""
+    model = load(pruned("bert").shrunk)
+    assert DropUnreadPositions()(model).modified
+    CleanUp()(model)
+    save(model, out.with_name("thinned.onnx"))
+    return quantize_graph(out.with_name("thinned.onnx"), calibration_rows(), out).path
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "fp32",
+        pytest.param("int8", marks=[needs_nncf, needs_vnni]),
+        pytest.param("int8 thinned", marks=[needs_nncf, needs_vnni]),
+    ],
+)
+def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engines:
+    folder = tmp_path_factory.mktemp("engines")
+    if request.param == "int8 thinned":
+        graph = thinned(folder / "int8.onnx")
+    else:
+        graph = pruned("bert").shrunk if request.param == "fp32" else quantized().path
+    is_int8 = request.param != "fp32"
+    free, fixed = (
+        build(graph, folder / f"{name}.xml", shapes, is_int8=is_int8)
+        for name, shapes in (("free", ()), ("fixed", SHAPES))
+    )
+    return Engines(graph, free, fixed)
+
+
+@pytest.fixture
+def requested(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
+    """Receives the sizes of all batches that OpenVINO runs."""
+    sizes: list[Shape] = []
+    run_request = session.run_request
+
+    def recorded(request: Any, names: session.Names, feeds: Feeds) -> dict[str, np.ndarray]:
+        first = feeds[names.inputs[0]]
+        sizes.append((first.shape[0], first.shape[1]))
+        return run_request(request, names, feeds)
+
+    monkeypatch.setattr(session, "run_request", recorded)
+    return sizes
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_an_engine_computes_the_same_at_every_size(size: Shape, engines: Engines, requested: list[Shape]) -> None:
+    feeds = feeds_of(*size)
+    expected = run(engines.graph, feeds)
+    free, fixed = engines.free.run(feeds), engines.fixed.run(feeds)
+    assert requested == [size, SIZES[size] or size]
+    assert fixed.keys() == free.keys() == expected.keys()
+    for name, output in fixed.items():
+        assert output.shape == free[name].shape
+        assert relative_error(free[name], output, feeds) <= engines.tolerance
+        assert relative_error(expected[name], output, feeds) <= engines.tolerance
+
+
+def test_every_product_is_executed_at_a_fixed_shape(engines: Engines) -> None:
+    assert engines.fixed.precision == engines.free.precision
+    assert engines.fixed.quantized == engines.free.quantized
+    if engines.fixed.quantized is not None:
+        assert engines.fixed.quantized.executed == engines.fixed.quantized.requested
+
+
+def test_shapes_are_reported(engines: Engines) -> None:
+    assert engines.fixed.session["shapes"] == ["1x8", "4x16", "1x24"]
+    assert "shapes" not in engines.free.session
+    assert all(f"{batch}x{seq} (" in engines.fixed.optimization for batch, seq in SHAPES)
+    assert engines.fixed.specs == engines.free.specs, "the engine takes any size"
+
+
+def test_a_loaded_engine_has_its_shapes(engines: Engines, requested: list[Shape]) -> None:
+    loaded = target("openvino").load(engines.fixed.path, threads=1)
+    assert loaded.session == engines.fixed.session
+    assert loaded.precision == engines.fixed.precision
+    feeds = feeds_of(2, 11)
+    np.testing.assert_array_equal(loaded.run(feeds)["logits"], engines.fixed.run(feeds)["logits"])
+    assert requested == [(4, 16)] * 2
+
+
+def test_inputs_and_outputs_are_the_callers_own(engines: Engines) -> None:
+    feeds = feeds_of(3, 7)
+    copies = {name: array.copy() for name, array in feeds.items()}
+    first = engines.fixed.run(feeds)["logits"]
+    copy = first.copy()
+    engines.fixed.run(feeds_of(4, 9))
+    np.testing.assert_array_equal(first, copy)
+    for name, array in copies.items():
+        np.testing.assert_array_equal(feeds[name], array)
+
+
+def test_a_shorter_batch_after_a_longer_one_is_not_changed_by_it(engines: Engines) -> None:
+    feeds = feeds_of(2, 4)
+    first = engines.fixed.run(feeds)["logits"]
+    engines.fixed.run(feeds_of(4, 16))
+    np.testing.assert_array_equal(engines.fixed.run(feeds)["logits"], first)
+
+
+def test_the_function_whose_memory_is_measured_pads_too(engines: Engines) -> None:
+    feeds = feeds_of(3, 7)
+    outputs = session.runner(engines.fixed.path, engines.fixed.session)(feeds)
+    assert outputs["logits"].shape[0] == 4
+    assert relative_error(engines.free.run(feeds)["logits"], outputs["logits"][:3], feeds) <= engines.tolerance
+
+
+def test_a_missing_input_is_named(engines: Engines) -> None:
+    with fails_with(ErrorCode.TENSOR_MISMATCH, tensor="attention_mask"):
+        engines.fixed.run(feeds_of(1, 5, ("input_ids",)))
+
+
+def test_other_feeds_are_ignored(engines: Engines) -> None:
+    feeds = feeds_of(1, 5)
+    more = {**feeds, "labels": np.zeros(9)}
+    np.testing.assert_array_equal(engines.fixed.run(more)["logits"], engines.fixed.run(feeds)["logits"])
+
+
+def test_a_shape_may_have_every_position_of_the_model(tmp_path: Path) -> None:
+    graph = pruned("bert").shrunk
+    engine = build(graph, tmp_path / "engine.xml", [(1, POSITIONS)])
+    feeds = feeds_of(1, POSITIONS - 9)
+    assert relative_error(run(graph, feeds)["logits"], engine.run(feeds)["logits"], feeds) <= TOLERANCE["fp32"]
+
+
+@pytest.mark.parametrize("shape", [(1, POSITIONS + 1), (4, 2 * POSITIONS)], ids=str)
+def test_a_shape_of_more_positions_than_the_model_has_is_refused(shape: Shape, tmp_path: Path) -> None:
+    out = tmp_path / "engine.xml"
+    with fails_with(ErrorCode.OUT_OF_RANGE, path=out, shape=shape) as caught:
+        build(pruned("bert").shrunk, out, [(1, 8), shape])
+    assert f"{shape[0]}x{shape[1]}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "axis"),
+    [
+        ("float[batch, memory, 4] x", "float[batch, memory, 5] y", "memory"),
+        ("float[batch, sequence, 4] x", "float[batch, N, 5] y", "N"),
+        ("float[N, sequence, 4] x", "float[N, sequence, 5] y", "N"),
+        ("float[batch, ?, 4] x", "float[batch, ?, 5] y", ""),
+    ],
+    ids=["memory", "output", "batch of another name", "nameless"],
+)
+def test_a_graph_with_another_free_axis_is_refused(inputs: str, outputs: str, axis: str, tmp_path: Path) -> None:
+    graph, out = tmp_path / "model.onnx", tmp_path / "engine.xml"
+    save(parsed("y = MatMul(x, w)", inputs, outputs, "float[4, 5] w"), graph)
+    with fails_with(ErrorCode.UNSUPPORTED_MODEL, path=graph) as caught:
+        build(graph, out, [(1, 8)])
+    assert axis in str(caught.value)
+    assert not out.exists()
+    assert build(graph, out).run({"x": np.ones((2, 3, 4), np.float32)})["y"].shape == (2, 3, 5)
+
+
+def hand_made(body: str, inputs: str, outputs: str, folder: Path) -> tuple[Path, Engine]:
+    """A graph and its engine for the shape 2x6 too."""
+    graph = folder / "model.onnx"
+    save(parsed(body, inputs, outputs, "float[4, 5] w, int64[1] axis = {1}, int64[1] last = {2}"), graph)
+    return graph, build(graph, folder / "engine.xml", [(2, 6)])
+
+
+@pytest.mark.parametrize("size", [(2, 6), (2, 5), (1, 6), (3, 6)], ids=str)
+def test_a_graph_without_a_mask_is_not_padded(size: Shape, tmp_path: Path, requested: list[Shape]) -> None:
+    body = "m = ReduceMean <keepdims = 0> (x, axis)  y = MatMul(m, w)"
+    graph, engine = hand_made(body, "float[batch, sequence, 4] x", "float[batch, 5] y", tmp_path)
+    feeds = {"x": np.random.default_rng(0).normal(size=(*size, 4)).astype(np.float32)}
+    output = engine.run(feeds)["y"]
+    assert requested == [size]
+    np.testing.assert_allclose(output, run(graph, feeds)["y"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(2, 6), (2, 4), (1, 6), (1, 1), (3, 7)], ids=str)
+def test_outputs_of_each_position_are_cut(size: Shape, tmp_path: Path, requested: list[Shape]) -> None:
+    body = "f = Cast <to = 1> (attention_mask)  u = Unsqueeze(f, last)  m = Mul(x, u)  y = MatMul(m, w)"
+    inputs = "float[batch, sequence, 4] x, int64[batch, sequence] attention_mask"
+    graph, engine = hand_made(body, inputs, "float[batch, sequence, 5] y", tmp_path)
+    feeds = feeds_of(*size) | {"x": np.random.default_rng(0).normal(size=(*size, 4)).astype(np.float32)}
+    output = engine.run(feeds)["y"]
+    assert requested == [(2, 6) if size != (3, 7) else size]
+    assert output.shape == (*size, 5)
+    np.testing.assert_allclose(output, run(graph, feeds)["y"], rtol=1e-4, atol=1e-5)
+
+
+def test_a_fixed_batch_size_stays(tmp_path: Path) -> None:
+    graph, engine = hand_made("y = MatMul(x, w)", "float[2, sequence, 4] x", "float[2, sequence, 5] y", tmp_path)
+    for length in (6, 3, 9):
+        feeds = {"x": np.random.default_rng(0).normal(size=(2, length, 4)).astype(np.float32)}
+        np.testing.assert_allclose(engine.run(feeds)["y"], run(graph, feeds)["y"], rtol=1e-4, atol=1e-5)
+    assert [spec.dims for spec in engine.specs] == [(2, -1, 4)]
+
+
+def test_a_batch_that_a_shape_holds_may_be_longer_than_the_block_masks(tmp_path: Path) -> None:
+    model = parsed("y = MatMul(x, w)", "float[batch, sequence, 4] x", "float[batch, sequence, 5] y", "float[4, 5] w")
+    model.metadata_props[REACH] = json.dumps({"x": 4})
+    save(model, tmp_path / "model.onnx")
+    engine = build(tmp_path / "model.onnx", tmp_path / "engine.xml", [(2, 6)])
+    with fails_with(ErrorCode.OUT_OF_RANGE, value=6, maximum=4):
+        engine.run({"x": np.ones((2, 6, 4), np.float32)})
