@@ -104,7 +104,7 @@ def base(scratch: Path, seconds: float) -> None:
             scratch / "thinned.onnx",
             scratch / "dynamic.onnx",
             precision="int8",
-            options=BuildOptions(choose_norms=True),
+            options=BuildOptions(norm_seconds=1.0),
         ),
     }
     limit = int8_limit(scratch, seconds)

@@ -104,6 +104,8 @@ class NoteCode(StrEnum):
     BASELINE_NOT_SAVED = "baseline-not-saved"
     ENGINE_MISSING = "engine-missing"
     """A run for TensorRT has no engine, so its graph is served."""
+    ENGINE_NOT_SERVED = "engine-not-served"
+    """The server runs a graph with another runtime than the run was measured with."""
     KERNEL_NOT_SERVED = "kernel-not-served"
     """A run was measured with a compiled kernel that the server does not load."""
     SERVER_REQUIREMENT = "server-requirement"

@@ -33,7 +33,8 @@ def rank_products(
         on_progress: called with (products tried, products).
     """
     names = [node.name or "" for node in quantized_products(load(quantized))]
-    expected = [_run(float_graph)(feeds) for feeds in rows]
+    run = _run(float_graph)
+    expected = [run(feeds) for feeds in rows]
     distances = {}
     with tempfile.TemporaryDirectory() as folder:
         for number, name in enumerate(names):

@@ -13,6 +13,8 @@ from compressor.targets.openvino.shapes import parse_shape
 if TYPE_CHECKING:
     from compressor.tasks import Data
 
+_NORM_SECONDS = 1.0
+"""Maximum time spent on choosing the form of normalizations."""
 _SCORED_ROWS = 32
 """Rows that are scored at once."""
 
@@ -47,5 +49,6 @@ def build_options(
         hardware_compatible=engine.hardware_compatible,
         version_compatible=engine.version_compatible,
         kernel=engine.kernel,
+        norm_seconds=min(_NORM_SECONDS, recipe.measure.seconds),
         shapes=tuple(parse_shape(shape) for shape in engine.shapes),
     )

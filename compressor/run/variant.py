@@ -127,12 +127,13 @@ def build_variant(
     """
     folder, source = folder or graph.path.parent, quantized or graph.path
     # The dense engine is the runtime's own, without rewrites.
-    options = dataclasses.replace(options, choose_norms=graph.name != "dense")
+    if graph.name == "dense":
+        options = dataclasses.replace(options, norm_seconds=0.0)
     engine = build_engine(source, folder, config, options)
     _require_int8(engine, config)
     proofs = list(graph.proofs)
     if quantized is not None:
-        plain = dataclasses.replace(options, shapes=(), choose_norms=False)  # products have other inputs than the graph
+        plain = dataclasses.replace(options, shapes=(), norm_seconds=0.0)  # products have other inputs than the graph
         products = verify.prove_products(
             quantized, lambda path: build_engine(path, path.parent, config, plain), cases, graph.name
         )

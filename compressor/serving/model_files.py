@@ -10,12 +10,13 @@ import onnx_ir as ir
 
 import graph_passes
 from compressor import report as reports
+from compressor.config.sections import AUTO
 from compressor.config.serve import Backend, Device, ServeRequest
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.report import Report
 from compressor.results import Note, NoteCode
 from compressor.serving import tensorrt_engines
-from compressor.targets import target
+from compressor.targets import DEFAULT_TARGET, target
 from compressor.targets.tensor_specs import FREE, TensorSpec, input_specs, output_specs
 
 GRAPH = "model.onnx"
@@ -132,7 +133,14 @@ def _requirements(graph: ir.Model, backend: Backend, device: Device) -> Iterator
 
 def _limits(request: ServeRequest, report: Report, path: Path, max_batch: int) -> Iterator[Note]:
     """How the served model differs from the one that was requested or measured."""
-    requested = target(report.recipe.get("target") or report.target)
+    stored = report.recipe.get("target")
+    requested = target(report.target if stored in (None, AUTO) else stored)
+    if report.target != DEFAULT_TARGET and not requested.needs_device:
+        yield Note(
+            text=f"{request.out} was measured with {target(report.target).title} in {report.precision}; {path.name} is"
+            " served with ONNX Runtime, so speed and numbers differ from the report",
+            code=NoteCode.ENGINE_NOT_SERVED,
+        )
     if requested.needs_device and not request.backend:
         yield Note(
             text=f"{request.out} was made for {requested.title} and has no engine, so ONNX Runtime serves the graph;"

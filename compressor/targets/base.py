@@ -44,7 +44,8 @@ class BuildOptions:
         version_compatible: build a TensorRT engine that later versions run too.
         kernel: library of `compress kernel`, for block-sparse attention in ONNX Runtime on the CPU; None: plain ONNX.
         shapes: batch sizes and lengths that OpenVINO compiles the graph for, besides free axes.
-        choose_norms: whether ONNX Runtime's fused normalizations are split where that is faster on this machine.
+        norm_seconds: time spent on timing whether ONNX Runtime's fused normalizations are faster split; 0: they stay
+            fused.
     """
 
     batch: Span = (1, 8, 8)
@@ -56,7 +57,7 @@ class BuildOptions:
     version_compatible: bool = False
     kernel: Path | None = None
     shapes: tuple[tuple[int, int], ...] = ()
-    choose_norms: bool = False
+    norm_seconds: float = 0.0
 
 
 def span(usual: Iterable[int], also: Iterable[int] = ()) -> Span:

@@ -89,6 +89,8 @@ def _dequantized(node: ir.Node, reader: ir.Node) -> ir.Value:
     graph = reader.graph
     assert graph is not None
     name = f"{node.outputs[0].name}.float"
+    if name in graph.initializers:  # another product reads the same weights
+        return graph.initializers[name]
     value = ir.Value(
         name=name,
         const_value=ir.Tensor(floats, name=name),

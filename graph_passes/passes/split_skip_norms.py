@@ -60,7 +60,7 @@ def _split(node: ir.Node) -> None:
     graph.insert_before(node, [total, norm])
     replaced = {_OUTPUT: norm.outputs[0], _SUM: total.outputs[0]}
     for position, value in replaced.items():
-        if position >= len(node.outputs):
+        if position >= len(node.outputs) or not node.outputs[position].name:
             continue
         output = node.outputs[position]
         value.name, value.type, value.shape = output.name, output.type, output.shape

@@ -62,6 +62,7 @@ def _transpose(product: ir.Node) -> None:
     row = ir.node("Transpose", [output], {"perm": _SWAPPED})
     row.outputs[0].type, row.outputs[0].shape, output.shape = output.type, output.shape, None
     graph.insert_after(product, row)
+    row.outputs[0].name, output.name = output.name, f"{output.name}.column"
     for reader, position in readers:
         reader.replace_input_with(position, row.outputs[0])
     for position, value in enumerate(graph.outputs):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.equivalence.renames import FLAGS, KINDS
+from tests.equivalence.renames import ADDED_FLAGS, FLAGS, KINDS
 
 PACKAGES = ("compressor", "graph_passes")
 
@@ -39,7 +39,9 @@ class Checkout:
 
     def words(self, line: str) -> list[str]:
         """The arguments of a command of the base version, with the flags of this version."""
-        return [self._spelled(word) for word in shlex.split(line)]
+        words = [self._spelled(word) for word in shlex.split(line)]
+        is_run = bool(words) and words[0] == "run"
+        return [*words, *(flag for flag in ADDED_FLAGS if is_run and flag in self.flags)]
 
     def _spelled(self, word: str) -> str:
         if word not in FLAGS or word in self.flags:

@@ -17,6 +17,7 @@ from onnx import numpy_helper
 
 from tests.equivalence.renames import (
     IGNORED_COLUMNS,
+    IGNORED_FILES,
     IGNORED_NUMBERS,
     RENAMED_KEYS,
     RENAMED_RECIPE_KEYS,
@@ -54,7 +55,8 @@ def differences(base: Path, current: Path) -> Iterator[str]:
 def _files(folder: Path) -> dict[str, Path]:
     """Files that are compared, by their path in the folder with the names of the current version."""
     suffixes = (".onnx", ".safetensors", ".json", ".csv")
-    files = (path for path in folder.rglob("*") if path.suffix in suffixes and path.name != RECORD)
+    ignored = {RECORD, *IGNORED_FILES}
+    files = (path for path in folder.rglob("*") if path.suffix in suffixes and path.name not in ignored)
     return {_renamed_path(path.relative_to(folder)): path for path in files if path.is_file()}
 
 

@@ -17,6 +17,8 @@ FLAGS = {
     "--guarantee": "--certify",
 }
 """Flag of the base version -> flag of the current one. The key of a recipe is the flag without dashes."""
+ADDED_FLAGS = ("--keep-unread-positions",)
+"""Flags that switch off, in a version that has them, what the base version does not do."""
 
 
 def recipe_key(flag: str) -> str:
@@ -39,7 +41,12 @@ IGNORED_NUMBERS = re.compile(
     r"(?:^|\.)(?:seconds|milliseconds|peak_memory_bytes|file_bytes|machine|session|built)(?:\.|$)"
     r"|_(?:runtime|per_second)$"
     r"|^speeds\.\d+\.(?:dense|compressed|ratio|low|high)(?:\.|$)"
+    r"|^speeds_over_rewritten\."
+    r"|(?:^|\.)(?:calibration_rows|allow_float_products|keep_unread_positions)$"
 )
-"""Paths of numbers in JSON files that depend on time, memory or the length of names, with current keys."""
+"""Paths of numbers in JSON files that depend on time, memory or the length of names, and fields that the base version
+lacks, with current keys."""
+IGNORED_FILES = frozenset({"engine.onnx"})
+"""Files whose form is chosen by timing on this machine."""
 IGNORED_COLUMNS = frozenset({"seconds"})
 """Columns of study.csv that depend on time."""

@@ -128,7 +128,8 @@ def build_engine(
     provider: Provider | None = None,
     threads: int | None = None,
     kernel: Path | None = None,
-    norms_timed_at: tuple[int, int] | None = None,
+    norms_timed_at: tuple[int, int] = (1, 128),
+    norm_seconds: float = 0.0,
     rewrite: Rewrite = rewrite_for_ort,
 ) -> OrtEngine:
     """Fuse a graph for ONNX Runtime and load it.
@@ -140,8 +141,8 @@ def build_engine(
         provider: device to run on; None: CUDA where there is a GPU and no kernel.
         threads: threads per call; None: one per core.
         kernel: library of `compress kernel`.
-        norms_timed_at: batch size and length at which the faster form of normalizations is chosen; None: ONNX
-            Runtime's own form.
+        norms_timed_at: batch size and length at which the faster form of normalizations is chosen.
+        norm_seconds: time spent on that choice; 0: ONNX Runtime's own form.
         rewrite: fuses a model.
 
     Raises:
@@ -163,8 +164,9 @@ def build_engine(
     if precision == "int8":
         requested = len(quantize_dynamically(out, out))
         changes.append("quantized dynamically")
-    if norms_timed_at is not None:
-        choice = choose_norms(out, settings, _sized_feeds(onnx, *norms_timed_at), TOLERANCE[precision])
+    if norm_seconds:
+        feeds = _sized_feeds(onnx, *norms_timed_at)
+        choice = choose_norms(out, settings, feeds, TOLERANCE[precision], norm_seconds)
         changes += [choice] if choice is not None else []
     return _open(out, onnx, settings, precision, changes, fusion, requested)
 

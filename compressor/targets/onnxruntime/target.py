@@ -19,7 +19,7 @@ class OnnxRuntimeTarget(Target):
     engine_file = "engine.onnx"
     suffixes = (".onnx",)
     providers = ("cpu", "cuda")
-    options = frozenset({"kernel", "choose_norms"})
+    options = frozenset({"kernel", "norm_seconds"})
     quantizes = True
 
     def check(
@@ -52,7 +52,8 @@ class OnnxRuntimeTarget(Target):
             provider=provider,
             threads=threads,
             kernel=options.kernel,
-            norms_timed_at=(options.batch[1], options.seq[1]) if options.choose_norms else None,
+            norms_timed_at=(options.batch[1], options.seq[1]),
+            norm_seconds=options.norm_seconds,
         )
 
     def load(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,17 @@ from compressor.targets.base import Feeds, Precision
 from compressor.targets.graph_facts import fusible_attentions
 from compressor.targets.openvino import session as sessions
 from compressor.targets.openvino.session import FixedRequest, Layer, Names
-from compressor.targets.openvino.shapes import Axes, Shape, axis_names, cut, fitting_shape, pad, sizes_of, unfixable
+from compressor.targets.openvino.shapes import (
+    Axes,
+    Shape,
+    axis_names,
+    can_pad,
+    cut,
+    fitting_shape,
+    pad,
+    sizes_of,
+    unfixable,
+)
 from compressor.targets.peak_memory import peak_growth
 from compressor.targets.quantized_graph import float_products, quantized_products
 from compressor.targets.reach import check_reach
@@ -59,6 +70,7 @@ class OpenVinoEngine:
     _request: openvino.InferRequest = field(repr=False)
     _fixed: Mapping[Shape, FixedRequest] = field(repr=False)
     _axes: tuple[Axes, Axes] = field(repr=False)
+    _pads: bool = field(repr=False)
 
     precision: Precision = "fp32"
     quantized: QuantizedProducts | None = None
@@ -120,8 +132,7 @@ class OpenVinoEngine:
         """
         check_reach(self.reach, feeds)
         inputs, outputs = self._axes
-        is_complete = all(name in feeds for name in inputs)
-        shape = fitting_shape(self._fixed, inputs, feeds) if self._fixed and is_complete else None
+        shape = fitting_shape(self._fixed, inputs, feeds, pads=self._pads) if self._fixed else None
         if shape is None:
             return sessions.run_request(self._request, self._names, feeds)
         padded = sessions.run_request(self._fixed[shape].request, self._names, pad(inputs, feeds, shape))
@@ -176,11 +187,22 @@ def build_engine(
             path=onnx,
         )
     info = {"inputs": inputs, "outputs": outputs, "products": products, "reach": reach}
-    info |= {"input_axes": input_axes, "output_axes": output_axes, "shapes": [list(shape) for shape in shapes]}
+    info |= {
+        "input_axes": input_axes,
+        "output_axes": output_axes,
+        "shapes": [list(shape) for shape in shapes],
+        "pads": can_pad(source),
+    }
     if in_int8:
         info |= {"int8_products": in_int8, "float_products": in_float}
-    sessions.write_model(sessions.convert(onnx), out, info)
-    return load_engine(out, threads=threads)
+    with tempfile.TemporaryDirectory(prefix=".openvino-", dir=out.parent) as folder:
+        # An engine that was there before stays if this graph cannot be compiled.
+        written = Path(folder) / out.name
+        sessions.write_model(sessions.convert(onnx), written, info)
+        engine = _open(written, threads, out)
+        for path in (written.with_suffix(".bin"), written):
+            path.replace(out.with_suffix(path.suffix))
+    return engine
 
 
 def load_engine(path: Path, *, threads: int | None = None) -> OpenVinoEngine:
@@ -200,16 +222,21 @@ def load_engine(path: Path, *, threads: int | None = None) -> OpenVinoEngine:
                 code=ErrorCode.FILE_MISSING,
                 path=file,
             )
+    return _open(path, threads, path)
+
+
+def _open(path: Path, threads: int | None, shown: Path) -> OpenVinoEngine:
+    """The engine in `path`; messages name the file `shown`."""
     model = sessions.read_model(path)
     info = sessions.stored_info(model)
     shapes = [(batch, seq) for batch, seq in info.get("shapes", ())]
     settings = sessions.session_settings(threads, shapes)
     products = info.get("products", [])
-    compiled = sessions.compile_model(model, path, settings)
+    compiled = sessions.compile_model(model, shown, settings)
     layers = tuple(sessions.executed_layers(compiled))
     fused = frozenset().union(*(layer.nodes for layer in layers if layer.kind in _FUSED_KINDS))
     return OpenVinoEngine(
-        path=path,
+        path=shown,
         attentions=len(products),
         fused=sum(product in fused for product in products),
         session=settings,
@@ -219,8 +246,9 @@ def load_engine(path: Path, *, threads: int | None = None) -> OpenVinoEngine:
         quantized=_quantized(info, layers) if "int8_products" in info else None,
         _names=sessions.tensor_names(model),
         _request=compiled.create_infer_request(),
-        _fixed=sessions.compile_fixed(model, shapes, path, settings),
+        _fixed=sessions.compile_fixed(model, shapes, shown, settings),
         _axes=(info.get("input_axes", {}), info.get("output_axes", {})),
+        _pads=info.get("pads", False),
     )
 
 

@@ -300,10 +300,11 @@ def runner(path: Path, settings: Mapping[str, Any]) -> Callable[[Feeds], dict[st
     model = read_model(path)
     request, names = compile_model(model, path, settings).create_infer_request(), tensor_names(model)
     fixed = compile_fixed(model, map(parse_shape, settings.get("shapes", ())), path, settings)
-    axes = stored_info(model).get("input_axes", {})
+    info = stored_info(model)
+    axes, pads = info.get("input_axes", {}), info.get("pads", False)
 
     def run(feeds: Feeds) -> dict[str, np.ndarray]:
-        shape = fitting_shape(fixed, axes, feeds) if fixed else None
+        shape = fitting_shape(fixed, axes, feeds, pads=pads) if fixed else None
         if shape is None:
             return run_request(request, names, feeds)
         return run_request(fixed[shape].request, names, pad(axes, feeds, shape))

@@ -35,9 +35,8 @@ SPLIT, KEPT = 0.0, float("inf")
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few and short rounds of timing."""
-    monkeypatch.setattr(norms, "_ROUNDS", 2)
-    monkeypatch.setattr(norms, "_ROUND_SECONDS", 0.005)
-    monkeypatch.setattr(norms, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(norms, "ROUNDS", 2)
+    monkeypatch.setattr(norms, "PAUSE_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -66,7 +65,7 @@ def test_the_graph_computes_the_same_whatever_is_chosen(
     gain: float | None, graph: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if gain is not None:
-        monkeypatch.setattr(norms, "_GAIN", gain)
+        monkeypatch.setattr(norms, "GAIN", gain)
     expected = run(graph)
     choice = choose_norms(graph, SETTINGS, FEEDS, TOLERANCE["fp32"])
     assert choice is not None
@@ -84,7 +83,7 @@ def test_the_graph_computes_the_same_whatever_is_chosen(
 
 
 def test_the_file_of_split_norms_is_complete(graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(norms, "_GAIN", SPLIT)
+    monkeypatch.setattr(norms, "GAIN", SPLIT)
     expected = run(graph)
     choose_norms(graph, SETTINGS, FEEDS, TOLERANCE["fp32"])
     onnx.checker.check_model(str(graph))
@@ -100,7 +99,7 @@ def test_the_file_of_split_norms_is_complete(graph: Path, tmp_path: Path, monkey
 def test_the_files_of_fused_norms_stay(
     gain: float, tolerance: float, graph: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(norms, "_GAIN", gain)
+    monkeypatch.setattr(norms, "GAIN", gain)
     before = files_of(graph)
     choice = choose_norms(graph, SETTINGS, FEEDS, tolerance)
     assert choice is not None
@@ -109,7 +108,7 @@ def test_the_files_of_fused_norms_stay(
 
 
 def test_norms_that_are_split_already_are_left(graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(norms, "_GAIN", SPLIT)
+    monkeypatch.setattr(norms, "GAIN", SPLIT)
     assert choose_norms(graph, SETTINGS, FEEDS, TOLERANCE["fp32"]) is not None
     before = files_of(graph)
     assert choose_norms(graph, SETTINGS, FEEDS, TOLERANCE["fp32"]) is None
@@ -124,7 +123,7 @@ def test_norms_that_are_split_already_are_left(graph: Path, monkeypatch: pytest.
 def test_nothing_is_chosen_without_a_norm_that_can_be_split(
     body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(norms, "_GAIN", SPLIT)
+    monkeypatch.setattr(norms, "GAIN", SPLIT)
     path = tmp_path / "engine.onnx"
     save(parsed(body, "float[B, S, 32] x", "float[B, S, 32] y", WEIGHTS), path)
     before = files_of(path)
@@ -134,9 +133,9 @@ def test_nothing_is_chosen_without_a_norm_that_can_be_split(
 
 @pytest.mark.parametrize("gain", [SPLIT, KEPT], ids=["split", "kept"])
 def test_an_engine_has_the_form_that_was_chosen(gain: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(norms, "_GAIN", gain)
+    monkeypatch.setattr(norms, "GAIN", gain)
     bert = pruned("bert")
-    options = BuildOptions(batch=(1, 1, 2), seq=(4, 8, 16), choose_norms=True)
+    options = BuildOptions(batch=(1, 1, 2), seq=(4, 8, 16), norm_seconds=0.01)
     engine = target("ort").build(bert.shrunk, tmp_path / "engine.onnx", provider="cpu", threads=1, options=options)
     text = "norms split" if gain == SPLIT else "fused norms kept"
     assert text in engine.optimization
@@ -150,7 +149,7 @@ def test_an_engine_has_the_form_that_was_chosen(gain: float, tmp_path: Path, mon
 
 
 def test_norms_are_not_timed_unless_that_is_requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(norms, "_GAIN", SPLIT)
+    monkeypatch.setattr(norms, "GAIN", SPLIT)
     engine = target("ort").build(pruned("bert").shrunk, tmp_path / "engine.onnx", provider="cpu", threads=1)
     assert "norms" not in engine.optimization
     assert "SkipLayerNormalization" in engine.kernels

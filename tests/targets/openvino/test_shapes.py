@@ -20,6 +20,7 @@ from compressor.targets.openvino import session
 from compressor.targets.openvino.shapes import (
     Shape,
     axis_names,
+    can_pad,
     cut,
     fitting_shape,
     pad,
@@ -75,23 +76,52 @@ def build(graph: Path, out: Path, shapes: Sequence[Shape] = (), *, is_int8: bool
 def test_the_smallest_shape_that_holds_a_batch_fits(size: Shape, expected: Shape | None) -> None:
     feeds = feeds_of(*size)
     assert sizes_of(TEXT, feeds) == size
-    assert fitting_shape(SHAPES, TEXT, feeds) == expected
-    assert fitting_shape(reversed(SHAPES), TEXT, feeds) == expected
+    assert fitting_shape(SHAPES, TEXT, feeds, pads=True) == expected
+    assert fitting_shape(reversed(SHAPES), TEXT, feeds, pads=True) == expected
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_only_exact_shapes_fit_without_a_mask(size: Shape) -> None:
-    assert fitting_shape(SHAPES, UNMASKED, feeds_of(*size)) == (size if size in SHAPES else None)
+def test_only_exact_shapes_fit_where_nothing_may_be_padded(size: Shape) -> None:
+    expected = size if size in SHAPES else None
+    assert fitting_shape(SHAPES, TEXT, feeds_of(*size), pads=False) == expected
 
 
-def test_the_mask_of_a_decoder_is_a_mask() -> None:
-    axes = {f"decoder_{name}": names for name, names in TEXT.items()}
-    feeds = {f"decoder_{name}": array for name, array in feeds_of(1, 5).items()}
-    assert fitting_shape(SHAPES, axes, feeds) == (1, 8)
+@pytest.mark.parametrize(
+    ("feeds", "case"),
+    [
+        ({"input_ids": np.zeros((2, 7)), "attention_mask": np.zeros((1, 7))}, "batches differ"),
+        ({"input_ids": np.zeros((2, 7)), "attention_mask": np.zeros((2, 6))}, "lengths differ"),
+        ({"input_ids": np.zeros(7), "attention_mask": np.zeros((1, 7))}, "rank"),
+        ({"input_ids": [[1, 2]], "attention_mask": np.zeros((1, 2))}, "list"),
+        ({"input_ids": np.zeros((2, 7))}, "missing"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_inputs_that_do_not_agree_fit_no_shape(feeds: dict[str, Any], case: str) -> None:
+    axes = {"input_ids": ("batch", "sequence"), "attention_mask": ("batch", "sequence")}
+    assert fitting_shape(SHAPES, axes, feeds, pads=True) is None
+
+
+LOOKED_UP = "e = Gather(w, input_ids) s = Cast<to=1>(attention_mask) y = Add(e, s)"
+SEARCHED = "p = Equal(input_ids, pad) q = Cast<to=1>(p) s = Cast<to=1>(attention_mask) y = Add(q, s)"
+
+
+@pytest.mark.parametrize(
+    ("body", "inputs", "expected"),
+    [
+        (LOOKED_UP, "int64[B, S] input_ids, int64[B, S] attention_mask", True),
+        (SEARCHED, "int64[B, S] input_ids, int64[B, S] attention_mask", False),
+        ("y = Gather(w, input_ids)", "int64[B, S] input_ids", False),
+    ],
+    ids=["looked up", "searched", "no mask"],
+)
+def test_rows_are_padded_only_where_tokens_are_looked_up_and_masked(body: str, inputs: str, expected: bool) -> None:
+    model = parsed(body, inputs, "float[B, S] y", "float[9] w, int64 pad = {3}")
+    assert can_pad(model) is expected
 
 
 def test_nothing_fits_no_shapes() -> None:
-    assert fitting_shape((), TEXT, feeds_of(1, 1)) is None
+    assert fitting_shape((), TEXT, feeds_of(1, 1), pads=True) is None
 
 
 @given(st.data())
@@ -105,7 +135,7 @@ def test_a_padded_batch_is_cut_to_what_it_was(data: st.DataObject) -> None:
     feeds = {tensor: rng.integers(1, 9, [known[name] for name in names]) for tensor, names in axes.items()}
     copies = {tensor: array.copy() for tensor, array in feeds.items()}
     larger = [shape for shape in shapes if shape[0] >= rows and shape[1] >= length]
-    shape = fitting_shape(shapes, {**axes, "attention_mask": ()}, {**feeds, "attention_mask": np.zeros(())})
+    shape = fitting_shape(shapes, axes, feeds, pads=True)
     assert (shape is None) is (not larger)
     if shape is None:
         return
