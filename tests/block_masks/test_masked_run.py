@@ -84,6 +84,7 @@ def test_a_run_selects_heads_and_blocks(finished: FinishedRun) -> None:
     assert "of the blocks of 1 of 1 attention layers kept" in report.verdict
 
 
+@pytest.mark.zoo
 def test_the_plan_of_a_run_is_followed_and_a_head_without_blocks_is_dropped(
     finished: FinishedRun, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+import compressor
 from compressor import AllAttentionConfig, AllAttentionForCausalLM
+from compressor.config.run import Recipe
 from compressor.export import export_reference
 from compressor.model_folder import example_inputs
 from compressor.model_folder import load as load_folder
@@ -28,7 +31,8 @@ def test_the_code_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     folders.save(folders.bert(), tmp_path / "model")
     rows = [f"{index % 2}\tthe {'good' if index % 2 else 'bad'} film {index % 5}" for index in range(40)]
     (tmp_path / "train.tsv").write_text("\n".join(["label\ttext", *rows, ""]))
-    (tmp_path / "model" / "compress.toml").write_text("steps = 2\nbatch = 1\nseq = 8\nseconds = 0.01\nmax_length = 8\n")
+    short = {"steps": 2, "batch": (1,), "seq": (8,), "seconds": 0.01, "max_length": 8}
+    monkeypatch.setattr(compressor, "Recipe", functools.partial(Recipe, **short))
     monkeypatch.chdir(tmp_path)
     exec(python_block(ROOT / "README.md"), {})
     assert (tmp_path / "out" / "report.html").is_file()

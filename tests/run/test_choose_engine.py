@@ -142,6 +142,7 @@ def test_auto_is_for_runs_only(int8_run: Int8Run) -> None:
         assert caught.value.details["field"] == field
 
 
+@pytest.mark.zoo
 def test_positions_that_nothing_reads_are_computed_on_request(inputs: Path, tmp_path: Path) -> None:
     listener = RecordingListener()
     fields = {"data": None, "keep": None, "batch": (1,), "seq": (8,), "seconds": 0.01}
