@@ -15,6 +15,8 @@ from pathlib import Path
 from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
 from graph_passes.files import atomic_replace
 
+QUANTIZED_GRAPH = "model.int8.onnx"
+"""File of the portable quantized graph in the output folder of a run."""
 MAPS = Path("blocks", "maps.safetensors")
 """The file of attention maps, relative to `WorkDir.learning`."""
 _STAMP = ".compress"

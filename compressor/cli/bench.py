@@ -60,6 +60,14 @@ def _bench_folder(
             code=ErrorCode.MISSING_VALUE,
             field="compressed",
         )
+    unused = [name for name in _NAMES if name != "threads" and name in engine.model_fields_set]
+    if unused:
+        raise UsageError(
+            f"{flag_of(unused[0])}: the engines of a run are built in fp32 and int8 on the CPU; omit it, or name two"
+            " ONNX files",
+            code=ErrorCode.CONTRADICTION,
+            field=unused[0],
+        )
     from compressor.measure import bench_folder
 
     rows = bench_folder(

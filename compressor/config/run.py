@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pydantic
 from pydantic import Field
@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 from compressor.config.fields import Config, FieldConflictError, fields_with
 from compressor.config.methods import PENALISED_METHODS, SEARCH_METHODS
 from compressor.config.sections import (
+    AUTO,
     BlocksConfig,
     EngineConfig,
     ExportConfig,
@@ -30,6 +31,9 @@ from compressor.config.sections import (
 )
 from compressor.errors import ErrorCode
 from compressor.targets import DEFAULT_TARGET, target
+
+if TYPE_CHECKING:
+    from compressor.results import Report
 
 SECTIONS: Mapping[str, type[Config]] = {
     "source": SourceConfig,
@@ -70,6 +74,13 @@ def current_fields(stored: Mapping[str, Any]) -> dict[str, Any]:
     if shares := fields.get("drop_blocks_by_kind"):
         fields["drop_blocks_by_kind"] = {current_kind(kind): share for kind, share in shares.items()}
     return fields
+
+
+def definite_fields(report: Report) -> dict[str, Any]:
+    """Fields of the recipe of a report; where the run chose its engine, target and precision are those delivered."""
+    fields = current_fields(report.recipe)
+    delivered = {"target": report.target, "precision": report.precision}
+    return {**fields, **{name: value for name, value in delivered.items() if fields.get(name) == AUTO}}
 
 
 class Recipe(Config):

@@ -28,6 +28,7 @@ from compressor.config.values import (
 )
 from compressor.errors import ErrorCode, UsageError
 from compressor.targets import DEFAULT_TARGET, TARGETS, Precision
+from compressor.targets.base import Shape, parse_shape
 
 MODEL, DATA, HEADS, BLOCKS = "Model", "Data", "Heads", "Blocks"
 AUTO = "auto"
@@ -197,7 +198,7 @@ class EngineConfig(Config):
         DEFAULT_TARGET,
         choices=(*TARGETS, AUTO),
     )
-    precision: Literal["fp32", "fp16", "bf16", "int8", "auto"] = config_field(
+    precision: Literal[Precision, "auto"] = config_field(
         ENGINE,
         "numeric precision of the engine; auto: fp32 or int8, whichever is faster and keeps the metric within max_drop",
         "fp32",
@@ -238,9 +239,14 @@ class EngineConfig(Config):
     version_compatible: bool = config_field(ENGINE, "build a TensorRT engine for later versions too", False)
 
     @property
-    def quantizes(self) -> bool:
+    def allows_int8(self) -> bool:
         """Whether int8 engines are built."""
         return self.precision in ("int8", AUTO)
+
+    @property
+    def parsed_shapes(self) -> tuple[Shape, ...]:
+        """Batch size and length of each fixed shape."""
+        return tuple(map(parse_shape, self.shapes))
 
     def require_definite(self) -> None:
         """Check that the engine is named, for commands that build without rows to choose by.
@@ -265,13 +271,15 @@ class EngineConfig(Config):
     @property
     def chooses(self) -> bool:
         """Whether several engines are built, and the fastest that keeps the metric is delivered."""
-        return self.quantizes or self.target == AUTO
+        return self.allows_int8 or self.target == AUTO
 
     @property
     def reference(self) -> EngineConfig:
-        """The settings of the dense engine, in fp32, that the chosen engine is compared with."""
-        changes = {"target": DEFAULT_TARGET if self.target == AUTO else self.target}
-        return self.model_copy(update={**changes, "precision": "fp32"} if self.chooses else changes)
+        """The settings of the dense engine: in fp32 where an engine is chosen, else those of the compressed one."""
+        if not self.chooses:
+            return self
+        runtime = DEFAULT_TARGET if self.target == AUTO else self.target
+        return self.model_copy(update={"target": runtime, "precision": "fp32"})
 
 
 class ExportConfig(Config):

@@ -14,9 +14,10 @@ from compressor.measure.timing import median_times, wait_until_idle
 from compressor.progress import Listener, NullListener
 from compressor.targets import Engine, Feeds, Precision, target
 from compressor.targets.random_inputs import random_feeds
+from compressor.workdir import QUANTIZED_GRAPH
 from graph_passes import load
 
-GRAPHS: dict[Precision, str] = {"fp32": "model.onnx", "int8": "model.int8.onnx"}
+GRAPHS: dict[Precision, str] = {"fp32": "model.onnx", "int8": QUANTIZED_GRAPH}
 """Graphs of a run by the precision of the engines that are built from them."""
 
 
@@ -103,25 +104,8 @@ def bench_folder(
             code=ErrorCode.FILE_MISSING,
             path=out,
         )
-    rows: list[FolderRow] = []
     with tempfile.TemporaryDirectory() as folder:
-        built: list[_Built] = []
-        for name, (precision, file) in itertools.product(targets, GRAPHS.items()):
-            if not (out / file).is_file():
-                continue
-            with listener.stage(f"build {name} {precision}"):
-                scratch = Path(folder) / f"{name}-{precision}"
-                scratch.mkdir()
-                try:
-                    built.append(_build(out, name, precision, scratch, threads, callers))
-                except CompressorError as error:
-                    rows.append(FolderRow(name, precision, failure=str(error)))
-        if not built:
-            raise InputError(
-                f"{out}: no engine can be built: {'; '.join(f'{row.label}: {row.failure}' for row in rows)}",
-                code=ErrorCode.RUNTIME_FAILED,
-                path=out,
-            )
+        built, rows = _build_all(out, targets, Path(folder), threads, callers, listener)
         for batch, seq in itertools.product(batches, seqs):
             with listener.stage(f"time batch {batch}, length {seq}"):
                 feeds = random_feeds(load(out / GRAPHS["fp32"]), batch, seq, seed=seed)
@@ -130,10 +114,38 @@ def bench_folder(
     return rows
 
 
+def _build_all(
+    out: Path, targets: Sequence[str], folder: Path, threads: int | None, callers: int, listener: Listener
+) -> tuple[list[_Built], list[FolderRow]]:
+    """The engines that can be built, and rows with the reasons for those that cannot.
+
+    Raises:
+        InputError: no engine can be built.
+    """
+    built: list[_Built] = []
+    failed: list[FolderRow] = []
+    for name, (precision, file) in itertools.product(targets, GRAPHS.items()):
+        if not (out / file).is_file():
+            continue
+        scratch = folder / f"{name}-{precision}"
+        scratch.mkdir()
+        with listener.stage(f"build {name} {precision}"):
+            try:
+                built.append(_build(out, name, precision, scratch, threads, callers))
+            except CompressorError as error:
+                failed.append(FolderRow(name, precision, failure=str(error)))
+    if not built:
+        raise InputError(
+            f"{out}: no engine can be built: {'; '.join(f'{row.label}: {row.failure}' for row in failed)}",
+            code=ErrorCode.RUNTIME_FAILED,
+            path=out,
+        )
+    return built, failed
+
+
 def _build(out: Path, name: str, precision: Precision, scratch: Path, threads: int | None, callers: int) -> _Built:
     runtime = target(name)
-    # A target that quantizes itself does so better from the float graph.
-    file = GRAPHS["fp32"] if runtime.quantizes else GRAPHS[precision]
+    file = GRAPHS["int8" if runtime.needs_quantized_graph(precision) else "fp32"]
     path = scratch / runtime.engine_file
     engine = runtime.build(out / file, path, precision=precision, threads=threads)
     loaded = tuple(runtime.load(path, threads=1) for _ in range(callers)) if callers > 1 else ()

@@ -99,15 +99,7 @@ def quantize_graph(
         )
     common.InlinePass()(model)
     FoldWeights()(model)
-    inputs = [value.name for value in model.graph.inputs if not value.is_initializer()]
-    missing = next((str(name) for name in inputs for feeds in rows if name not in feeds), None)
-    if missing is not None:
-        raise InputError(
-            f"{graph}: a calibration row lacks the input {missing}; give rows with {', '.join(map(str, inputs))}",
-            code=ErrorCode.TENSOR_MISMATCH,
-            tensor=missing,
-        )
-    calibration = nncf.Dataset([{str(name): feeds[str(name)] for name in inputs} for feeds in rows])
+    calibration = nncf.Dataset(_inputs_of(model, rows, graph))
     ignored = nncf.IgnoredScope(names=sorted(keep_float)) if keep_float else None
     try:
         with quiet_tools():
@@ -132,6 +124,23 @@ def quantize_graph(
     )
     logger.debug("%s: %d products in int8, %d in floats", out, len(products), len(in_float))
     return QuantizedGraph(out, products, in_float, len(rows))
+
+
+def _inputs_of(model: ir.Model, rows: Sequence[Feeds], graph: Path) -> list[Feeds]:
+    """The rows without what the graph has no input for.
+
+    Raises:
+        InputError: a row lacks an input.
+    """
+    names = [str(value.name) for value in model.graph.inputs if not value.is_initializer()]
+    missing = next((name for name in names for feeds in rows if name not in feeds), None)
+    if missing is not None:
+        raise InputError(
+            f"{graph}: a calibration row lacks the input {missing}; give rows with {', '.join(names)}",
+            code=ErrorCode.TENSOR_MISMATCH,
+            tensor=missing,
+        )
+    return [{name: feeds[name] for name in names} for feeds in rows]
 
 
 def _in_memory(model: ir.Model) -> onnx.ModelProto:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from compressor.config.run import Recipe
 from compressor.targets import BuildOptions, span
 from compressor.targets.base import Feeds
-from compressor.targets.openvino.shapes import parse_shape
 
 if TYPE_CHECKING:
     from compressor.tasks import Data
@@ -50,5 +49,5 @@ def build_options(
         version_compatible=engine.version_compatible,
         kernel=engine.kernel,
         norm_seconds=min(_NORM_SECONDS, recipe.measure.seconds),
-        shapes=tuple(parse_shape(shape) for shape in engine.shapes),
+        shapes=engine.parsed_shapes,
     )

@@ -14,15 +14,15 @@ import torch
 
 from compressor import report as reports
 from compressor.config.fields import extra_of, flag_of, usage_error
-from compressor.config.run import BUILD_FIELDS, FIELDS, Recipe, current_fields
+from compressor.config.run import BUILD_FIELDS, FIELDS, Recipe, definite_fields
 from compressor.errors import ErrorCode, InputError
 from compressor.results import Report, VariantName
 from compressor.run import verify
-from compressor.run.products import QUANTIZED_GRAPH, Case
+from compressor.run.products import Case
 from compressor.targets import target
 from compressor.targets.graph_facts import graph_digest
-from compressor.targets.openvino.shapes import parse_shape
 from compressor.targets.random_inputs import fixed_batch, random_feeds
+from compressor.workdir import QUANTIZED_GRAPH
 from graph_passes import load
 from graph_passes.block_sparse.masks import REACH
 
@@ -70,12 +70,11 @@ def load_run(out: Path, fields: Mapping[str, Any]) -> FinishedRun:
             )
         if path.is_file():
             _require_proven(path, report)
-    quantized = out / QUANTIZED_GRAPH
-    if recipe.engine.precision == "int8":
-        _check_quantized(quantized, report, recipe)
+    if target(recipe.engine.target).needs_quantized_graph(recipe.engine.definite_precision):
+        _check_quantized(out / QUANTIZED_GRAPH, report, recipe)
     timed: tuple[int | None, ...] = tuple(dict.fromkeys(row.seq for row in report.speeds))
     lengths = recipe.measure.seq or timed or (128,)
-    shapes = [parse_shape(shape) for shape in recipe.engine.shapes]
+    shapes = recipe.engine.parsed_shapes
     longest = max(seq or 1 for seq in (*lengths, *(seq for _, seq in shapes)))
     cases = _cases(graphs["compressed"], longest, shapes)
     ordered: dict[VariantName, Path] = {name: graphs[name] for name in reversed(names) if name in graphs}
@@ -83,9 +82,7 @@ def load_run(out: Path, fields: Mapping[str, Any]) -> FinishedRun:
 
 
 def _check_quantized(path: Path, report: Report, recipe: Recipe) -> None:
-    """Raise InputError unless the portable quantized graph is the proven one, where the target needs it."""
-    if target(recipe.engine.target).quantizes:
-        return
+    """Raise InputError unless the portable quantized graph is there, and is the proven one."""
     if not path.is_file():
         raise InputError(
             f"{path}: missing, and {recipe.engine.target} runs in int8 only a graph that is quantized; run compress"
@@ -108,10 +105,7 @@ def _require_proven(path: Path, report: Report) -> None:
 
 def _recipe(report: Report, fields: Mapping[str, Any]) -> Recipe:
     """The fields of a run's recipe that concern the build, replaced by those of `fields`."""
-    # Where the run chose its engine, the one that it delivered is built again.
-    stored = {**current_fields(report.recipe), "target": report.target, "precision": report.precision}
-    if report.missing is not None:
-        stored["target"] = report.missing.target
+    stored = definite_fields(report)
     # The folder may come from elsewhere, and a library is code: only the command line may name one.
     kept = {
         name: value

@@ -60,7 +60,7 @@ def _check_calibration(recipe: Recipe) -> None:
         UsageError: there are no training rows.
         TargetMissingError: the quantizer is not installed.
     """
-    if not recipe.engine.quantizes:
+    if not recipe.engine.allows_int8:
         return
     if recipe.rows.data is None:
         raise UsageError(

@@ -25,6 +25,7 @@ from compressor.progress import Listener, NullListener, ignore_progress
 from compressor.results import Note, NoteCode, Report, Score, Speed, VariantName
 from compressor.run import run_notes
 from compressor.run.choose_engine import choose_engine
+from compressor.run.engine_trials import EngineTrials
 from compressor.run.evaluate import score, statistics_of
 from compressor.run.learning_store import LearningStore, open_learning_store
 from compressor.run.load import load_model, read_rows
@@ -137,7 +138,7 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
         thinned = _shrink(reference, sizes, work, log, name="rewritten", drop_unread=drop_unread)
         rewritten = _build(thinned, built.engine.reference, sizes, log)
     if built.engine.chooses:
-        chosen = choose_engine(graph, dense, data, model.folder, built, sizes, work.scratch, log)
+        chosen = choose_engine(EngineTrials(graph, dense, data, model.folder, built, sizes, work.scratch, log))
     else:
         chosen = Chosen(_build(graph, built.engine, sizes, log), Choice(built.engine))
     compressed = chosen.variant

@@ -141,8 +141,6 @@ class Variant:
         return self.graph.name
 
 
-QUANTIZED_GRAPH = "model.int8.onnx"
-"""File of the portable quantized graph in the output folder."""
 PORTABLE, DYNAMIC = "portable", "dynamic"
 """Forms of an int8 engine: built from the portable quantized graph, or quantized by the target."""
 
@@ -164,7 +162,8 @@ class Choice:
     @property
     def row(self) -> Candidate:
         """The row of a table of candidates, without measurements."""
-        form = f"{self.form}, {len(self.in_float)} products in fp32" if self.in_float else self.form
+        count = len(self.in_float)
+        form = f"{self.form}, {count} product{'s' if count > 1 else ''} in fp32" if count else self.form
         return Candidate(target=self.config.target, precision=self.config.precision, form=form)
 
     @property

@@ -38,14 +38,14 @@ from compressor.run.build_options import build_options
 from compressor.run.evaluate import score, statistics_of
 from compressor.run.finished_run import FinishedRun, load_run
 from compressor.run.measure import engine_facts, time_variants, timing_stage
-from compressor.run.products import QUANTIZED_GRAPH, ShrunkGraph, Variant
+from compressor.run.products import ShrunkGraph, Variant
 from compressor.run.run_log import RunLog
 from compressor.run.variant import build_variant
 from compressor.run.write_report import drop_status
 from compressor.targets import BuildOptions, target
 from compressor.targets.random_inputs import random_feeds
 from compressor.tasks import Data, open_data
-from compressor.workdir import locked
+from compressor.workdir import QUANTIZED_GRAPH, locked
 from graph_passes import load
 
 _WITHOUT_ENGINE: Mapping[str, Any] = {
@@ -121,13 +121,9 @@ def _read_rows(run: FinishedRun, scratch: Path, log: RunLog) -> Data | None:
 def _build(name: VariantName, run: FinishedRun, options: BuildOptions, scratch: Path, log: RunLog) -> Variant:
     folder, graph = scratch / name, run.graphs[name]
     folder.mkdir()
-    config = run.recipe.engine
-    is_int8 = config.precision == "int8"
-    if name == "dense":
-        config = config.reference
-    quantized = graph.with_name(QUANTIZED_GRAPH) if name == "compressed" and is_int8 else None
-    if quantized is not None and target(config.target).quantizes:
-        quantized = None
+    config = run.recipe.engine if name == "compressed" else run.recipe.engine.reference
+    needs_quantized = target(config.target).needs_quantized_graph(config.definite_precision)
+    quantized = graph.with_name(QUANTIZED_GRAPH) if needs_quantized else None
     with log.stage(f"{name}: building the engine"):
         shrunk = ShrunkGraph(name, run.report.plan, graph, ())
         return build_variant(shrunk, config, options, run.cases, quantized=quantized, folder=folder)

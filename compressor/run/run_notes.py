@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from compressor.config.fields import flag_of
 from compressor.config.run import FIELDS, Recipe
-from compressor.config.sections import BlocksConfig
+from compressor.config.sections import AUTO, BlocksConfig
 from compressor.model_folder import ModelFolder
 from compressor.models import SegmentConfig
 from compressor.results import EngineFacts, MissingTarget, Note, NoteCode, VariantName
@@ -16,6 +16,7 @@ from compressor.tasks import Data
 from graph_passes import Plan
 
 _BLOCK_FIELDS = tuple(name for name in BlocksConfig.model_fields if name not in ("drop_blocks", "drop_blocks_by_kind"))
+_INT8_FIELDS = ("calibration_rows", "allow_float_products")
 _TRAINING_FIELDS = ("epochs", "steps", "learning_rate")
 """Fields that only training uses."""
 
@@ -51,8 +52,11 @@ def of_unused_fields(recipe: Recipe, maximum_length: int | None, *, learns: bool
         recipe,
         "no blocks are dropped (--drop-blocks, --drop-blocks-by-kind)" if learns else "no masks are learned",
     )
-    ignored = unused_options(recipe.engine.reference.target)
-    yield from _unused((name for name in FIELDS if name in ignored), recipe, f"the target is {recipe.engine.target}")
+    engine = recipe.engine
+    ignored = frozenset() if engine.target == AUTO else unused_options(engine.target)
+    yield from _unused((name for name in FIELDS if name in ignored), recipe, f"the target is {engine.target}")
+    if not engine.allows_int8:
+        yield from _unused(_INT8_FIELDS, recipe, f"the precision is {engine.precision}")
     if learns and recipe.selection.searches and not blocks.drops_any:
         changed = [name for name in _TRAINING_FIELDS if recipe.value(name) != FIELDS[name].default]
         yield from _unused(changed, recipe, f"{recipe.selection.method} searches and does not train")

@@ -14,7 +14,6 @@ from compressor.model_folder.example_inputs import takes_text, token_limit
 from compressor.run import verify
 from compressor.run.build_options import build_options
 from compressor.run.products import LoadedModel, RunSizes, SelectedPlan
-from compressor.targets.openvino.shapes import parse_shape
 from compressor.tasks import Data
 
 _LENGTH = 128
@@ -55,7 +54,7 @@ def work_out_sizes(recipe: Recipe, model: LoadedModel, data: Data | None, follow
         lambda *size: example_inputs(folder, *size),
         maximum_length=token_limit(folder.model),
         mask_reach=mask_reach,
-        shapes=[parse_shape(shape) for shape in recipe.engine.shapes],
+        shapes=recipe.engine.parsed_shapes,
     )
     options = build_options(recipe, lengths, [case.feeds for case in cases], data)
     return RunSizes(lengths, cases, mask_reach, longest_row, options)

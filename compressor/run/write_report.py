@@ -16,11 +16,11 @@ from compressor.config.run import Recipe
 from compressor.environment import machine
 from compressor.model_folder import save_companions
 from compressor.results import DropStatus, Refusal, Report, Score, SiteBlocks
-from compressor.run.products import QUANTIZED_GRAPH, Chosen, LoadedModel, Measurements, SelectedPlan, Variant
+from compressor.run.products import Chosen, LoadedModel, Measurements, SelectedPlan, Variant
 from compressor.run.run_log import RunLog
 from compressor.silence_libraries import quiet_transformers
 from compressor.targets.graph_facts import graph_digest
-from compressor.workdir import MAPS, WorkDir
+from compressor.workdir import MAPS, QUANTIZED_GRAPH, WorkDir
 from graph_passes import Plan
 
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 import graph_passes
 from compressor import report as reports
-from compressor.config.sections import AUTO
+from compressor.config.run import definite_fields
 from compressor.config.serve import Backend, Device, ServeRequest
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.report import Report
@@ -133,8 +133,7 @@ def _requirements(graph: ir.Model, backend: Backend, device: Device) -> Iterator
 
 def _limits(request: ServeRequest, report: Report, path: Path, max_batch: int) -> Iterator[Note]:
     """How the served model differs from the one that was requested or measured."""
-    stored = report.recipe.get("target")
-    requested = target(report.target if stored in (None, AUTO) else stored)
+    requested = target(definite_fields(report).get("target") or report.target)
     if report.target != DEFAULT_TARGET and not requested.needs_device:
         yield Note(
             text=f"{request.out} was measured with {target(report.target).title} in {report.precision}; {path.name} is"

@@ -26,6 +26,8 @@ TOLERANCE: Mapping[Precision, float] = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1
 engine is compared with its quantized graph: a value close to the boundary of two integers may be rounded to either, and
 later layers amplify the difference."""
 
+Shape = tuple[int, int]
+"""Batch size and length in tokens."""
 Span = tuple[int, int, int]
 """Smallest, usual and largest value of a size."""
 
@@ -56,8 +58,14 @@ class BuildOptions:
     hardware_compatible: bool = False
     version_compatible: bool = False
     kernel: Path | None = None
-    shapes: tuple[tuple[int, int], ...] = ()
+    shapes: tuple[Shape, ...] = ()
     norm_seconds: float = 0.0
+
+
+def parse_shape(text: str) -> Shape:
+    """Batch size and length of a shape such as `1x128`."""
+    batch, seq = text.split("x")
+    return int(batch), int(seq)
 
 
 def span(usual: Iterable[int], also: Iterable[int] = ()) -> Span:
@@ -167,6 +175,13 @@ class Target(ABC):
     def needs_device(self) -> bool:
         """Whether engines run on a GPU only; without one a run falls back to ONNX Runtime on the CPU."""
         return "cpu" not in self.providers
+
+    def needs_quantized_graph(self, precision: Precision) -> bool:
+        """Whether an engine of a precision is built from the quantized graph of a run rather than from its float graph.
+
+        A target that quantizes float graphs itself is faster with these.
+        """
+        return precision == "int8" and not self.quantizes
 
     def missing(self) -> str | None:
         """What this machine lacks that a deployment machine has, in a few words; None: nothing."""

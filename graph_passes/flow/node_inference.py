@@ -147,6 +147,13 @@ def evaluate(
         constants[value] = np.asarray(result)
 
 
+def run_constant(node: ir.Node, feeds: dict[str, np.ndarray]) -> np.ndarray:
+    """The first output of a node of the ONNX standard in a graph, from the contents of its inputs by name."""
+    assert node.graph is not None
+    opset = node.version or node.graph.opset_imports.get(node.domain, 1)
+    return np.array(run_node(ir.serde.serialize_node(node), feeds, opset)[0], order="C")
+
+
 def run_node(proto: onnx.NodeProto, feeds: dict[str, np.ndarray], opset: int) -> list[np.ndarray]:
     """Outputs of one node of the ONNX standard, computed by ONNX's reference evaluator.
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import onnx_ir as ir
-from onnx.reference import ReferenceEvaluator
 
+from graph_passes.flow.node_inference import run_constant
 from graph_passes.passes.base import GraphPass, ReportedResult
 
 _LAYOUT = frozenset(("Cast", "Concat", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
@@ -59,8 +58,7 @@ def _fold(node: ir.Node) -> None:
     assert graph is not None
     inputs = [value for value in node.inputs if value is not None]
     feeds = {str(value.name): tensor.numpy() for value in inputs if (tensor := _constant(value)) is not None}
-    (result,) = ReferenceEvaluator(ir.to_proto(node)).run(None, feeds)
-    array = np.array(result, order="C")
+    array = run_constant(node, feeds)
     name, dtype = str(output.name), ir.DataType.from_numpy(array.dtype)
     output.name = None
     tensor = ir.Tensor(array, name=name)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 
-import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
+from graph_passes.flow.node_inference import run_constant
 from graph_passes.passes.base import GraphPass, ReportedResult
 
 _LAYOUT = frozenset(("Reshape", "Transpose"))
@@ -77,24 +77,17 @@ def _float_factor(value: ir.Value | None, reader: ir.Node) -> ir.Value | None:
 
 def _dequantized(node: ir.Node, reader: ir.Node) -> ir.Value:
     """The output of a `DequantizeLinear` of constants, as an initializer."""
-    integers, scale, *rest = [
-        value.const_value.numpy() for value in node.inputs if value is not None and value.const_value
-    ]
-    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 1
-    along = [1] * integers.ndim
-    if scale.size > 1:
-        along[axis] = scale.size
-    scale, zero = scale.reshape(along), (rest[0].reshape(along) if rest else 0)
-    floats = ((integers.astype(np.float32) - np.float32(zero)) * scale).astype(np.float32)
     graph = reader.graph
     assert graph is not None
     name = f"{node.outputs[0].name}.float"
     if name in graph.initializers:  # another product reads the same weights
         return graph.initializers[name]
+    contents = {value.name: ir.convenience.get_const_tensor(value) for value in node.inputs if value is not None}
+    floats = run_constant(node, {str(name): tensor.numpy() for name, tensor in contents.items() if tensor is not None})
     value = ir.Value(
         name=name,
         const_value=ir.Tensor(floats, name=name),
-        type=ir.TensorType(ir.DataType.FLOAT),
+        type=ir.TensorType(ir.DataType.from_numpy(floats.dtype)),
         shape=ir.Shape(floats.shape),
     )
     graph.register_initializer(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -177,6 +178,28 @@ def test_an_unknown_command_lists_the_commands(capfd: Cap) -> None:
     assert result.code == 2
     assert "frobnicate" in result.error
     assert "run, sites" in result.error
+
+
+def test_bench_times_the_engines_of_a_folder(capfd: Cap, graph: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    shutil.copytree(graph.parent, folder)
+    (folder / graph.name).rename(folder / "model.onnx")
+    timing = ("--batch", "1", "--seq", "8", "--seconds", "0.01")
+    result = compress(capfd, "bench", folder, *timing, "--callers", "2", "--json", "--quiet")
+    assert (result.code, result.err) == (0, "")
+    assert [(row["target"], row["precision"], row["callers"]) for row in result.json] == [("ort", "fp32", 2)]
+    assert "rows/s, callers" in compress(capfd, "bench", folder, *timing, "--callers", "2").out
+    for flags, code in (
+        (("--precision", "int8"), ErrorCode.CONTRADICTION),
+        (("--provider", "cuda"), ErrorCode.CONTRADICTION),
+        (("--target", "ort,none"), ErrorCode.UNKNOWN_NAME),
+    ):
+        refused = compress(capfd, "bench", folder, *flags)
+        assert (refused.code, refused.error_code) == (2, code)
+    several = compress(capfd, "bench", graph, graph, "--target", "ort,openvino")
+    assert (several.code, several.error_code) == (2, ErrorCode.CONTRADICTION)
+    alone = compress(capfd, "bench", graph)
+    assert (alone.code, alone.error_code) == (2, ErrorCode.MISSING_VALUE)
 
 
 def test_the_table_of_bench_names_its_columns(capfd: Cap, graph: Path) -> None:

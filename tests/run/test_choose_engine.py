@@ -8,15 +8,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import compressor
-from compressor.config.run import Recipe
+from compressor.config.run import Recipe, definite_fields
 from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
-from compressor.results import NoteCode, ProofStage, Report
+from compressor.results import MissingTarget, NoteCode, ProofStage, Report
 from compressor.run.choose_engine import choices
+from compressor.run.engine_trials import fewest
+from compressor.run.run_notes import of_unused_fields
 from compressor.targets import target
+from compressor.targets.quantized_graph import float_products, quantized_products
+from graph_passes import load
+from tests import folders
+from tests.report import reports
 from tests.run.listeners import RecordingListener
-from tests.run.runs import learning_recipe
+from tests.run.runs import NUMBERS, learning_recipe
+from tests.targets.cpu import needs_vnni
 
 pytest.importorskip("nncf")
 pytest.importorskip("openvino")
@@ -131,6 +141,62 @@ def test_int8_without_rows_ends_before_anything_is_built(precision: str, inputs:
         compressor.compress(int8_recipe(inputs, tmp_path / "out", data=None, precision=precision))
     assert caught.value.code is ErrorCode.MISSING_VALUE
     assert not (tmp_path / "out").exists()
+
+
+@given(st.integers(0, 40), st.integers(1, 50))
+def test_the_fewest_that_hold_are_searched_in_few_attempts(maximum: int, smallest: int) -> None:
+    attempted: list[int] = []
+
+    def attempt(count: int) -> int:
+        attempted.append(count)
+        return count
+
+    outcome = fewest(maximum, attempt, lambda count: count >= smallest)
+    assert outcome == (smallest if smallest <= maximum else None)
+    assert all(1 <= count <= maximum for count in attempted)
+    assert len(attempted) <= maximum.bit_length()
+
+
+@needs_vnni
+@pytest.mark.zoo
+def test_products_return_to_floats_where_int8_loses_too_much(tmp_path: Path) -> None:
+    rows = "\n".join(["text", *(f"the {word} film is {word} and {word}" for word in NUMBERS * 8), ""])
+    (tmp_path / "rows.tsv").write_text(rows)
+    torch.manual_seed(2)
+    folders.save(folders.gpt2(), tmp_path / "model")
+    timing = {"batch": (1,), "seq": (8,), "seconds": 0.01}
+    fields = {"target": "openvino", "precision": "int8", "max_drop": 0.0025, **timing}
+    report = compressor.compress(
+        Recipe(model=tmp_path / "model", data=str(tmp_path / "rows.tsv"), out=tmp_path / "out", **fields)
+    )
+    first, returned = report.candidates
+    assert not first.holds
+    assert returned.holds
+    assert returned.chosen
+    assert report.compressed.quantized is not None
+    delivered = load(tmp_path / "out" / "model.int8.onnx")
+    assert 0 < len(report.compressed.quantized.float_in_graph) == len(float_products(delivered))
+    assert len(quantized_products(delivered)) == report.compressed.quantized.executed
+
+
+def test_a_run_for_a_missing_target_is_built_in_the_precision_that_it_named() -> None:
+    missing = MissingTarget(target="trt", reason="no GPU")
+    fallen_back = reports.report().model_copy(
+        update={"recipe": {"target": "trt", "precision": "fp16"}, "missing": missing}
+    )
+    assert definite_fields(fallen_back) == {"target": "trt", "precision": "fp16"}
+    chosen = fallen_back.model_copy(
+        update={"recipe": {"target": "auto", "precision": "auto"}, "target": "openvino", "precision": "int8"}
+    )
+    assert definite_fields(chosen) == {"target": "openvino", "precision": "int8"}
+
+
+def test_fields_of_any_engine_have_an_effect_where_it_is_chosen() -> None:
+    fields = {"model": Path("model"), "data": "rows.tsv", "shapes": ("1x8",), "calibration_rows": 9}
+    chosen = Recipe(target="auto", precision="auto", **fields)
+    assert not list(of_unused_fields(chosen, None, learns=False))
+    (shapes, rows) = of_unused_fields(Recipe(target="ort", keep=1, **fields), None, learns=False)
+    assert ("--shapes" in shapes.text, "--calibration-rows" in rows.text) == (True, True)
 
 
 def test_auto_is_for_runs_only(int8_run: Int8Run) -> None:

@@ -15,13 +15,12 @@ import onnx_ir as ir
 
 from compressor.errors import ErrorCode, InputError
 from compressor.results import QuantizedProducts
-from compressor.targets.base import Feeds, Precision
+from compressor.targets.base import Feeds, Precision, Shape
 from compressor.targets.graph_facts import fusible_attentions
 from compressor.targets.openvino import session as sessions
 from compressor.targets.openvino.session import FixedRequest, Layer, Names
 from compressor.targets.openvino.shapes import (
     Axes,
-    Shape,
     axis_names,
     can_pad,
     cut,

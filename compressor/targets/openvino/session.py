@@ -15,10 +15,10 @@ import onnx_ir.passes.common as common
 
 from compressor.errors import ErrorCode, InputError, TargetMissingError
 from compressor.silence_libraries import one_line
-from compressor.targets.base import Feeds, Precision
+from compressor.targets.base import Feeds, Precision, Shape, parse_shape
 from compressor.targets.cores import usable_cores
 from compressor.targets.graph_facts import is_quantized
-from compressor.targets.openvino.shapes import Shape, fitting_shape, pad, parse_shape
+from compressor.targets.openvino.shapes import fitting_shape, pad
 from compressor.targets.peak_memory import resident_bytes
 from graph_passes import load, save
 from graph_passes.passes import TransposeSingleQuery

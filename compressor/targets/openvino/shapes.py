@@ -13,18 +13,10 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from compressor.targets.base import Feeds
+from compressor.targets.base import Feeds, Shape
 
-Shape = tuple[int, int]
-"""Batch size and length in tokens."""
 Axes = Mapping[str, tuple[str, ...]]
 """Name of a tensor -> names of its axes, `batch` and `sequence` among them; fixed axes have their size as name."""
-
-
-def parse_shape(text: str) -> tuple[int, int]:
-    """Batch size and length of a shape such as `1x128`."""
-    batch, seq = text.split("x")
-    return int(batch), int(seq)
 
 
 def fitting_shape(shapes: Iterable[Shape], axes: Axes, feeds: Feeds, *, pads: bool) -> Shape | None:

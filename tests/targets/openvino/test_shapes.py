@@ -16,15 +16,14 @@ from hypothesis import strategies as st
 from compressor.errors import ErrorCode
 from compressor.quantization import quantize_graph
 from compressor.targets import TOLERANCE, BuildOptions, Engine, Feeds, target
+from compressor.targets.base import Shape, parse_shape
 from compressor.targets.openvino import session
 from compressor.targets.openvino.shapes import (
-    Shape,
     axis_names,
     can_pad,
     cut,
     fitting_shape,
     pad,
-    parse_shape,
     sizes_of,
     unfixable,
 )

@@ -1,0 +1,237 @@
+"""Candidates for the engine of the compressed model: built, proven, scored and timed."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+import graph_passes
+from compressor.config.run import Recipe
+from compressor.config.sections import AUTO
+from compressor.errors import CompressorError, TargetMissingError
+from compressor.measure import file_bytes, median_times
+from compressor.model_folder import ModelFolder, example_inputs
+from compressor.quantization import QuantizedGraph, quantize_graph, rank_products
+from compressor.results import Candidate, Note, NoteCode
+from compressor.run.calibrate import calibration_rows
+from compressor.run.evaluate import statistics_of
+from compressor.run.measure import size_label
+from compressor.run.products import PORTABLE, Choice, RunSizes, ShrunkGraph, Variant
+from compressor.run.run_log import RunLog
+from compressor.run.variant import build_variant
+from compressor.selection.search.base import metric_drop
+from compressor.targets import Feeds, target
+from compressor.tasks import Data
+from compressor.workdir import QUANTIZED_GRAPH
+from graph_passes.passes import ReturnToFloats
+
+T = TypeVar("T")
+_TIMED_SECONDS = 3.0
+"""Maximum time spent on timing one candidate at one size."""
+_RANKED_ROWS = 32
+"""Calibration rows on which products are ranked."""
+_SCORED_ROWS = 2000
+"""Maximum number of evaluation rows that every candidate is scored on."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A candidate, with its engine if it could be built.
+
+    Attributes:
+        choice: its settings.
+        candidate: its row of the table.
+        variant: its engine; None: there is none.
+        source: the quantized graph that it was built from; None: the shrunk graph.
+    """
+
+    choice: Choice
+    candidate: Candidate
+    variant: Variant | None = None
+    source: Path | None = None
+
+
+@dataclass(frozen=True)
+class EngineTrials:
+    """Everything that candidates are built, scored and timed with.
+
+    Attributes:
+        graph: the graph of the compressed variant.
+        dense: the dense variant, to compare with.
+        data: the rows; None: every engine keeps the metric.
+        folder: the model, for inputs to time.
+        recipe: the loss allowed, calibration, and the sizes to time.
+        sizes: sizes and settings of the engines.
+        scratch: folder for engines that are not delivered.
+        log: receives stages and notes.
+    """
+
+    graph: ShrunkGraph
+    dense: Variant
+    data: Data | None
+    folder: ModelFolder
+    recipe: Recipe
+    sizes: RunSizes
+    scratch: Path
+    log: RunLog
+    _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
+    _ranked: list[str] = field(default_factory=list, repr=False)
+
+    @functools.cached_property
+    def _rows(self) -> list[Feeds]:
+        """Calibration rows."""
+        assert self.data is not None
+        return calibration_rows(self.data, self.recipe.engine.calibration_rows, self.recipe.selection.seed)
+
+    @functools.cached_property
+    def _reference(self) -> tuple[float, list[np.ndarray]]:
+        """Metric and logits of the dense engine on the evaluation rows."""
+        return self._measure(self.dense, "dense")
+
+    def quantize(self) -> QuantizedGraph | None:
+        """The portable quantized graph, beside the float graph; None where it cannot be made and others are tried."""
+        if self.data is None:
+            return None
+        with self.log.stage("compressed: quantizing the graph"):
+            try:
+                out = self.graph.path.with_name(QUANTIZED_GRAPH)
+                return quantize_graph(self.graph.path, self._rows, out)
+            except TargetMissingError as error:
+                if self.recipe.engine.precision != AUTO:
+                    raise
+                text = f"no portable int8 engine was tried: {error}"
+                self.log.add_notes([Note(code=NoteCode.TARGET_MISSING, text=text)])
+                return None
+
+    def build(self, choice: Choice, quantized: Path | None) -> Trial:
+        """Build and prove one candidate; a failure is recorded in its row."""
+        reason = target(choice.config.target).missing()
+        if choice.form == PORTABLE and quantized is None:
+            reason = reason or "there is no quantized graph"
+        if reason is not None:
+            return _failed(choice, reason)
+        source = quantized if choice.form == PORTABLE else None
+        folder = self.scratch / f"candidate{next(self._numbers)}"
+        folder.mkdir()
+        try:
+            with self.log.stage(f"trying {choice.label}"):
+                variant = build_variant(
+                    self.graph, choice.config, self.sizes.build, self.sizes.cases, quantized=source, folder=folder
+                )
+        except CompressorError as error:
+            return _failed(choice, str(error))
+        facts = {"file_bytes": file_bytes(variant.engine, self.graph.path), "quantized": variant.engine.quantized}
+        return Trial(choice, choice.row.model_copy(update=facts), variant, source)
+
+    def score(self, trial: Trial) -> Trial:
+        """The candidate with the metric on the evaluation rows, if there are any."""
+        if trial.variant is None or self.data is None or not len(self.data.eval):
+            return trial
+        reference, answers = self._reference
+        metric, logits = self._measure(trial.variant, trial.choice.label)
+        max_drop = self.recipe.selection.max_drop
+        sign = 1 if self.data.task.higher_is_better else -1
+        values = {
+            "metric": metric,
+            "difference": metric - reference,
+            "agreement": _agreement(answers, logits),
+            "holds": max_drop is None or metric_drop(sign * reference, sign * metric) <= max_drop,
+        }
+        return dataclasses.replace(trial, candidate=trial.candidate.model_copy(update=values))
+
+    def return_products(self, trial: Trial, quantized: Path) -> Trial:
+        """A candidate of the same target with as few products in floats as keep the metric.
+
+        The products are ranked by what returning each alone does to the outputs; the number is searched by bisection.
+        """
+        ranked = self._ranking(quantized)
+
+        def attempt(count: int) -> Trial:
+            path = self.scratch / f"returned{next(self._numbers)}.onnx"
+            names = tuple(ranked[:count])
+            graph_passes.save(ReturnToFloats(names)(graph_passes.load(quantized)).model, path)
+            return self.score(self.build(dataclasses.replace(trial.choice, in_float=names), path))
+
+        # With every product in floats the engine would not be in int8.
+        best = fewest(len(ranked) - 1, attempt, lambda attempted: attempted.candidate.holds)
+        return best or _failed(trial.choice, "no number of products in fp32 keeps the metric")
+
+    def _ranking(self, quantized: Path) -> list[str]:
+        """The products of the quantized graph, in the order in which they return to floats."""
+        if not self._ranked:
+            with self.log.stage("compressed: ranking the products") as on_progress:
+                rows = self._rows[:_RANKED_ROWS]
+                self._ranked.extend(rank_products(quantized, self.graph.path, rows, on_progress))
+        return self._ranked
+
+    def time(self, trials: Sequence[Trial]) -> list[Trial]:
+        """The candidates with their times, and their speed against the dense engine."""
+        built = [trial.variant.engine for trial in trials if trial.variant is not None]
+        times: list[dict[str, float]] = [{} for _ in (self.dense, *built)]
+        measure = self.recipe.measure
+        for batch, seq in itertools.product(measure.batch, self.sizes.lengths):
+            label = size_label(batch, seq)
+            feeds = {name: tensor.numpy() for name, tensor in example_inputs(self.folder, batch, seq or 1).items()}
+            with self.log.stage(f"timing all engines, {label}"):
+                seconds = min(_TIMED_SECONDS, measure.seconds) * len(times)
+                medians = median_times([self.dense.engine, *built], feeds, seconds)
+            for row, median in zip(times, medians, strict=True):
+                row[label] = 1e3 * median
+        reference, rows = times[0], iter(times[1:])
+        return [trial if trial.variant is None else _timed(trial, next(rows), reference) for trial in trials]
+
+    def _measure(self, variant: Variant, label: str) -> tuple[float, list[np.ndarray]]:
+        """Metric and logits on the evaluation rows."""
+        assert self.data is not None
+        logits: list[np.ndarray] = []
+        rows = self.data.eval.select(range(min(len(self.data.eval), _SCORED_ROWS)))
+        batch_size = self.recipe.selection.batch_size
+        with self.log.stage(f"{label}: scoring on the evaluation rows") as on_progress:
+            statistics = statistics_of(variant, self.data, batch_size, on_progress, rows=rows, on_logits=logits.append)
+        return self.data.task.score(statistics), logits
+
+
+def fewest(maximum: int, attempt: Callable[[int], T], holds: Callable[[T], bool]) -> T | None:
+    """The attempt with the smallest number that holds, by bisection; None if none holds.
+
+    Args:
+        maximum: largest number to attempt; the smallest is 1.
+        attempt: makes the attempt of a number.
+        holds: whether an attempt holds; with a larger number it is assumed to hold too.
+    """
+    best, low, high = None, 1, maximum + 1
+    while low < high:
+        count = (low + high) // 2
+        attempted = attempt(count)
+        if holds(attempted):
+            best, high = attempted, count
+        else:
+            low = count + 1
+    return best
+
+
+def _failed(choice: Choice, reason: str) -> Trial:
+    return Trial(choice, choice.row.model_copy(update={"failure": reason, "holds": False}))
+
+
+def _timed(trial: Trial, milliseconds: dict[str, float], reference: dict[str, float]) -> Trial:
+    """A candidate with its times by size, and the geometric mean of its speeds against the dense engine."""
+    speed = float(np.exp(np.mean([np.log(reference[label] / milliseconds[label]) for label in milliseconds])))
+    candidate = trial.candidate.model_copy(update={"milliseconds": milliseconds, "speed": speed})
+    return dataclasses.replace(trial, candidate=candidate)
+
+
+def _agreement(expected: Sequence[np.ndarray], logits: Sequence[np.ndarray]) -> float | None:
+    """Share of the largest logits that are at the same position; None where there is one logit, or none."""
+    shapes = [array.shape for array in expected]
+    if not shapes or shapes != [array.shape for array in logits] or any(shape[-1] < 2 for shape in shapes):
+        return None
+    equal = [np.argmax(a, axis=-1) == np.argmax(b, axis=-1) for a, b in zip(expected, logits, strict=True)]
+    return float(np.concatenate([part.ravel() for part in equal]).mean())
