@@ -132,7 +132,7 @@ def rewrite_reference(
         return False
     program = load(source)
     gates = find_gates(program.graph)
-    if any(site.name not in gates or gate_content(site, gates[site.name]) is None for site in plan.sites):
+    if any(group.name not in gates or gate_content(group, gates[group.name]) is None for group in plan.groups):
         return False
     set_gates(program.graph, plan)
     initializers = program.graph.initializers

@@ -5,7 +5,7 @@ from graph_passes.block_sparse.masks import BlockMask
 from graph_passes.errors import GraphError, GraphErrorCode, GraphPassError, PlanError
 from graph_passes.files import data_files, load, save
 from graph_passes.flow.refusal import Refusal, RefusalCode
-from graph_passes.plan import Kind, Plan, SitePlan
+from graph_passes.plan import GroupPlan, Kind, NeuronPlan, Plan, SitePlan
 from graph_passes.shrink import Removed, Shrunk, count_parameters, shrink
 
 __all__ = [
@@ -14,7 +14,9 @@ __all__ = [
     "GraphErrorCode",
     "GraphPassError",
     "GraphSite",
+    "GroupPlan",
     "Kind",
+    "NeuronPlan",
     "Plan",
     "PlanError",
     "Refusal",

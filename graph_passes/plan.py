@@ -1,18 +1,21 @@
-"""The pruning plan: which heads of each attention site are kept, with which scales and masks.
+"""The pruning plan: which units of each group are kept, with which scales and masks.
 
-Learning writes plans, and the graph passes read them. A plan lists every attention site by its module path, the
-original ids of the kept heads, and one scale for each kept head. It is JSON with a published schema
+Learning writes plans, and the graph passes read them. A group is a set of interchangeable units at one point of the
+model: the heads of an attention site, or the neurons of a feed-forward. A plan lists groups by their module paths, the
+original ids of the kept units, and one scale for each kept unit. It is JSON with a published schema
 (`Plan.model_json_schema()`), against which it is validated when it is read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
 import pydantic
@@ -57,6 +60,7 @@ class SitePlan:
         mask: name of a tensor in the `.safetensors` file beside the plan; None: every pair of positions is computed.
         block: positions along each side of a block of the mask.
         memory: number of key positions before position 0 that the mask covers.
+        type: `heads`.
 
     Raises:
         ValueError: `kv_heads` does not divide `heads`, a kept head does not exist or is repeated, or there is not one
@@ -74,39 +78,120 @@ class SitePlan:
     block: Annotated[int, Field(gt=0)] = 1
     memory: Annotated[int, Field(ge=0)] = 0
 
+    type: Literal["heads"] = "heads"
+
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
             raise ValueError(f"{self.name}: {self.kv_heads} key/value heads do not divide {self.heads} heads")
-        if list(self.kept) != sorted(set(self.kept)):
-            raise ValueError(f"{self.name}: kept heads {list(self.kept)} must be ascending and without repeats")
-        if self.kept and self.kept[-1] >= self.heads:
-            last = self.heads - 1
-            raise ValueError(f"{self.name}: head {self.kept[-1]} is out of range, the site has heads 0 to {last}")
-        if not self.scale and self.kept:
-            object.__setattr__(self, "scale", (1.0,) * len(self.kept))
-        if len(self.scale) != len(self.kept):
-            raise ValueError(f"{self.name}: {len(self.scale)} scales for {len(self.kept)} kept heads")
+        _check_kept(self)
+
+    @property
+    def units(self) -> int:
+        """Number of units of the unpruned model: its query heads."""
+        return self.heads
+
+    @property
+    def width(self) -> int:
+        """Consecutive elements of the gated tensor that belong to one unit."""
+        return self.head_dim
 
     @property
     def dropped(self) -> tuple[int, ...]:
         """Original ids of the heads that are removed, ascending."""
-        return tuple(head for head in range(self.heads) if head not in self.kept)
+        return _dropped(self)
 
     @property
     def gate(self) -> tuple[float, ...]:
         """The gate of each head, `[heads]`: its scale if it is kept, else zero."""
-        scale = dict(zip(self.kept, self.scale, strict=True))
-        return tuple(scale.get(head, 0.0) for head in range(self.heads))
+        return _gate(self)
+
+
+@dataclass(frozen=True, config=_STRICT)
+class NeuronPlan:
+    """The plan of one feed-forward.
+
+    Attributes:
+        name: module path of the linear that reads the neurons, e.g. `bert.encoder.layer.0.output.dense`.
+        units: number of neurons of the unpruned model: inputs of the linear.
+        kept: original ids of the kept neurons, ascending. Empty: only the output bias of the feed-forward remains.
+        scale: the gate of each kept neuron, in the order of `kept`; by default all ones.
+        type: `neurons`.
+
+    Raises:
+        ValueError: a kept neuron does not exist or is repeated, or there is not one scale for each kept neuron.
+    """
+
+    name: Annotated[str, Field(min_length=1)]
+    units: Annotated[int, Field(gt=0)]
+    kept: tuple[Annotated[int, Field(ge=0)], ...]
+    scale: tuple[float, ...] = ()
+    type: Literal["neurons"] = "neurons"
+
+    def __post_init__(self) -> None:
+        _check_kept(self)
+
+    @property
+    def width(self) -> int:
+        """Consecutive elements of the gated tensor that belong to one unit."""
+        return 1
+
+    @property
+    def dropped(self) -> tuple[int, ...]:
+        """Original ids of the neurons that are removed, ascending."""
+        return _dropped(self)
+
+    @property
+    def gate(self) -> tuple[float, ...]:
+        """The gate of each neuron, `[units]`: its scale if it is kept, else zero."""
+        return _gate(self)
+
+
+GroupPlan = SitePlan | NeuronPlan
+"""The plan of one group of units."""
+GroupType = Literal["heads", "neurons"]
+"""Type of the units of a group."""
+
+
+def _check_kept(group: GroupPlan) -> None:
+    """Check the kept units of a group, and fill in scales of one.
+
+    Raises:
+        ValueError: a kept unit does not exist or is repeated, or there is not one scale for each kept unit.
+    """
+    if list(group.kept) != sorted(set(group.kept)):
+        raise ValueError(f"{group.name}: kept {group.type} {list(group.kept)} must be ascending and without repeats")
+    if group.kept and group.kept[-1] >= group.units:
+        raise ValueError(
+            f"{group.name}: {group.type} {group.kept[-1]} is out of range, the group has {group.type} 0 to"
+            f" {group.units - 1}"
+        )
+    if not group.scale and group.kept:
+        object.__setattr__(group, "scale", (1.0,) * len(group.kept))
+    if len(group.scale) != len(group.kept):
+        raise ValueError(f"{group.name}: {len(group.scale)} scales for {len(group.kept)} kept {group.type}")
+
+
+def _dropped(group: GroupPlan) -> tuple[int, ...]:
+    kept = set(group.kept)
+    return tuple(unit for unit in range(group.units) if unit not in kept)
+
+
+def _gate(group: GroupPlan) -> tuple[float, ...]:
+    scale = dict(zip(group.kept, group.scale, strict=True))
+    return tuple(scale.get(unit, 0.0) for unit in range(group.units))
 
 
 class Plan(BaseModel):
-    """The plan of every site of one model, and where it came from.
+    """The plan of the groups of one model, and where it came from.
+
+    `Plan(sites=...)` is a plan with attention sites only.
 
     Attributes:
-        version: version of the file format.
-        sites: one entry for each site, in the order in which the model calls them.
+        version: version of the file format. Version 1, which had `sites` in place of `groups`, is still read.
+        groups: one entry for each attention site, in the order in which the model calls them, and for feed-forwards. A
+            feed-forward without an entry keeps every neuron.
         model: fingerprint of the model's weights and configuration (`sha256:...`); None: the plan is for any model.
-        method: the method that chose the heads (`dsp`, `taylor`, ...), or None.
+        method: the method that chose the units (`dsp`, `taylor`, ...), or None.
         options: the method's options.
         seed: the run's seed.
         data: hash of the training rows (`sha256:...`), or None.
@@ -115,8 +200,8 @@ class Plan(BaseModel):
 
     model_config = ConfigDict(frozen=True, **_STRICT)
 
-    version: Literal[1] = 1
-    sites: tuple[SitePlan, ...]
+    version: Literal[2] = 2
+    groups: tuple[Annotated[GroupPlan, Field(discriminator="type")], ...]
     model: str | None = None
     method: str | None = None
     options: dict[str, Any] = Field(default_factory=dict)
@@ -125,13 +210,46 @@ class Plan(BaseModel):
     evidence: dict[str, Any] = Field(default_factory=dict)
     _masks: dict[str, BlockMask] = PrivateAttr(default_factory=dict)
 
+    if TYPE_CHECKING:
+
+        def __init__(self, **fields: Any) -> None: ...
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _sites_are_groups(cls, fields: Any) -> Any:
+        """Read version 1, and plans that are constructed from sites."""
+        if not isinstance(fields, dict) or "groups" in fields:
+            return fields
+        fields = {**fields, "version": 2} if fields.get("version") == 1 else dict(fields)
+        if "sites" in fields:
+            sites = fields.pop("sites")
+            if isinstance(sites, (list, tuple)):
+                sites = [{"type": "heads", **site} if isinstance(site, dict) else site for site in sites]
+            fields["groups"] = sites
+        return fields
+
     @pydantic.model_validator(mode="after")
     def _names_are_unique(self) -> Self:
-        names = [site.name for site in self.sites]
+        names = [group.name for group in self.groups]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
-            raise ValueError(f"site {repeated[0]} is listed twice, but a site has one entry")
+            raise ValueError(f"group {repeated[0]} is listed twice, but a group has one entry")
         return self
+
+    @property
+    def sites(self) -> tuple[SitePlan, ...]:
+        """The attention sites, in the order in which the model calls them."""
+        return tuple(group for group in self.groups if isinstance(group, SitePlan))
+
+    @property
+    def feed_forwards(self) -> tuple[NeuronPlan, ...]:
+        """The feed-forwards, in the order in which the model calls them."""
+        return tuple(group for group in self.groups if isinstance(group, NeuronPlan))
+
+    def replace_groups(self, groups: Iterable[GroupPlan]) -> Plan:
+        """A copy of the plan in which these groups replace those of the same names."""
+        replacements = {group.name: group for group in groups}
+        return self.model_copy(update={"groups": tuple(replacements.get(group.name, group) for group in self.groups)})
 
     @property
     def heads(self) -> int:
@@ -145,8 +263,22 @@ class Plan(BaseModel):
 
     @property
     def drops_any(self) -> bool:
-        """Whether a head or a block of an attention map is dropped, or a head is scaled."""
-        return any(site.mask is not None or site.gate != (1.0,) * site.heads for site in self.sites)
+        """Whether a unit or a block of an attention map is dropped, or a unit is scaled."""
+        return bool(self._masked_sites) or any(group.gate != (1.0,) * group.units for group in self.groups)
+
+    @property
+    def neurons(self) -> int:
+        """Number of neurons of the unpruned model, over all feed-forwards of the plan."""
+        return sum(group.units for group in self.feed_forwards)
+
+    @property
+    def neurons_kept(self) -> int:
+        """Number of kept neurons, over all feed-forwards of the plan."""
+        return sum(len(group.kept) for group in self.feed_forwards)
+
+    @property
+    def _masked_sites(self) -> list[SitePlan]:
+        return [site for site in self.sites if site.mask is not None]
 
     @property
     def masks(self) -> Mapping[str, BlockMask]:
@@ -184,14 +316,14 @@ class Plan(BaseModel):
             else dataclasses.replace(site, mask=None, block=1, memory=0)
             for site in self.sites
         )
-        plan = self.model_copy(update={"sites": sites})
+        plan = self.replace_groups(sites)
         plan._masks = dict(masks)
         return plan
 
-    def __getitem__(self, name: str) -> SitePlan:
-        for site in self.sites:
-            if site.name == name:
-                return site
+    def __getitem__(self, name: str) -> GroupPlan:
+        for group in self.groups:
+            if group.name == name:
+                return group
         raise KeyError(name)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -204,7 +336,7 @@ class Plan(BaseModel):
             tensors = {name: mask.kept.astype(np.uint8) for name, mask in sorted(self._masks.items())}
             with atomic_replace(path.with_suffix(".safetensors")) as temporary:
                 temporary.write_bytes(safetensors.numpy.save(tensors))
-        text = json.dumps(self.model_dump(mode="json"), indent=1, sort_keys=True) + "\n"
+        text = _short_lists(json.dumps(self.model_dump(mode="json"), indent=1, sort_keys=True)) + "\n"
         with atomic_replace(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
 
@@ -234,7 +366,7 @@ class Plan(BaseModel):
         try:
             plan = cls.model_validate_json(text)
         except pydantic.ValidationError as error:
-            fault = error.errors()[0]
+            fault = _in_file(error.errors()[0], text)
             raise PlanError(
                 f"{path}: {_describe(fault)}; correct the plan or learn it again",
                 code=GraphErrorCode.INVALID_PLAN,
@@ -242,9 +374,18 @@ class Plan(BaseModel):
                 field=_field(fault),
                 value=fault["input"],
             ) from error
-        if not any(site.mask for site in plan.sites):
+        if not plan._masked_sites:
             return plan
         return plan.masked(_load_masks(path.with_suffix(".safetensors"), plan.sites))
+
+
+def _short_lists(text: str) -> str:
+    """JSON with each list of numbers on one line; a feed-forward has thousands of neurons."""
+
+    def join(numbers: re.Match[str]) -> str:
+        return "[" + " ".join(numbers[1].split()) + "]"
+
+    return re.sub(r"\[\n([\d\s.,eE+-]+)\]", join, text)  # strings have no line breaks
 
 
 def _load_masks(path: Path, sites: Iterable[SitePlan]) -> dict[str, BlockMask]:
@@ -284,8 +425,21 @@ def _load_masks(path: Path, sites: Iterable[SitePlan]) -> dict[str, BlockMask]:
     return masks
 
 
+def _in_file(fault: ErrorDetails, text: str) -> ErrorDetails:
+    """A fault with the location in the file: without the types of groups, and with the key of version 1."""
+    location = fault["loc"]
+    if location[:1] != ("groups",):
+        return fault
+    if len(location) > 2:
+        location = (*location[:2], *location[3:])
+    with contextlib.suppress(ValueError):
+        if "groups" not in json.loads(text):
+            location = ("sites", *location[1:])
+    return {**fault, "loc": location}
+
+
 def _field(fault: ErrorDetails) -> str:
-    """The field in which a plan violates the schema, e.g. `sites[0].kept`; empty for the whole plan."""
+    """The field in which a plan violates the schema, e.g. `groups[0].kept`; empty for the whole plan."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).lstrip(".")
 
 
@@ -303,5 +457,5 @@ def _describe(fault: ErrorDetails) -> str:
         case "value_error":
             return message
         case "literal_error" if field == "version":
-            return f"version {fault['input']!r:.40} cannot be read, only version 1"
+            return f"version {fault['input']!r:.40} cannot be read, only versions 1 and 2"
     return f"{field or 'the plan'} is {fault['input']!r:.40} and {message}"

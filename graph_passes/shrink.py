@@ -31,15 +31,15 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Removed:
-    """Heads removed at one site.
+    """Units removed from one group.
 
     Attributes:
-        site: name of the site.
-        heads: original ids of the removed heads, ascending.
+        group: name of the group.
+        units: original ids of the removed heads or neurons, ascending.
     """
 
-    site: str
-    heads: tuple[int, ...]
+    group: str
+    units: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,9 +49,9 @@ class Shrunk:
     Attributes:
         model: the graph. It computes what the original graph computes with the plan's gates.
         plan: the plan that was carried out, in which heads without any block of their mask are dropped.
-        removed: removed heads, one entry for each site that lost any.
-        folded: names of the sites whose gates no longer cost a multiplication.
-        refused: sites whose heads stay in the graph, gated, with the operator that prevents their removal.
+        removed: removed units, one entry for each group that lost any.
+        folded: names of the groups whose gates no longer cost a multiplication.
+        refused: groups whose units stay in the graph, gated, with the operator that prevents their removal.
         parameters: number of elements of floating-point initializers before and after; `Constant` nodes of the file
             are counted.
         lowered: names of the masked sites that compute only the blocks of their mask.
@@ -71,7 +71,7 @@ class Shrunk:
 
     @property
     def obstacle(self) -> str | None:
-        """The first refused site with the operator that prevents its removal, in words; None if no site was refused."""
+        """The first refused group with the operator that prevents its removal, in words; None if none was refused."""
         if not self.refused:
             return None
         first, *more = self.refused
@@ -79,25 +79,23 @@ class Shrunk:
 
 
 def shrink(model: ir.Model, plan: Plan, *, lower: Collection[str] | None = None) -> Shrunk:
-    """Remove the heads that a plan drops from a graph, and the blocks that its masks drop from the heads kept.
+    """Remove the units that a plan drops from a graph, and the blocks that its masks drop from the heads kept.
 
     A head whose mask keeps no block is removed as well.
 
     Args:
         model: an ONNX graph with or without gates, which is edited in place.
-        plan: the heads to keep. Its sites are paired with the graph's attentions by gate, name or order, and the graph
+        plan: the units to keep. Its sites are paired with the graph's attentions by gate, name or order, and the graph
             must contain its masks.
         lower: names of the masked sites to make block-sparse; other masked sites stay dense. None: all.
 
     Raises:
-        PlanError: the plan's sites are not those of the graph, its heads are removed already, or a mask is missing.
+        PlanError: the plan's groups are not those of the graph, its units are removed already, or a mask is missing.
     """
     Normalize()(model)
     parameters_before = count_parameters(model)
     InsertGates(plan)(model)
-    plan = plan.model_copy(
-        update={"sites": tuple(_without_masked_heads(site, plan, model.graph) for site in plan.sites)}
-    )
+    plan = plan.replace_groups(_without_masked_heads(site, plan, model.graph) for site in plan.sites)
     set_gates(model.graph, plan)
     FoldGates()(model)
     RemoveDeadBranches()(model)
@@ -110,22 +108,24 @@ def shrink(model: ir.Model, plan: Plan, *, lower: Collection[str] | None = None)
         CleanUp()(model)
     RecordReach(plan)(model)
     refused = removal.report.refused
-    refused_sites = frozenset(site for refusal in refused for site in refusal.sites)
+    refused_groups = frozenset(site for refusal in refused for site in refusal.sites)
     gates = find_gates(model.graph)
     shrunk = Shrunk(
         model=model,
         plan=plan,
         removed=tuple(
-            Removed(site.name, site.dropped) for site in plan.sites if site.dropped and site.name not in refused_sites
+            Removed(group.name, group.dropped)
+            for group in plan.groups
+            if group.dropped and group.name not in refused_groups
         ),
-        folded=tuple(site.name for site in plan.sites if site.name not in gates),
+        folded=tuple(group.name for group in plan.groups if group.name not in gates),
         refused=refused,
         parameters=(parameters_before, count_parameters(model)),
         lowered=lowering.report.lowered,
         dense=lowering.report.refused,
         unused=unused,
     )
-    _log.debug("shrunk: %d -> %d parameters, %d sites refused", *shrunk.parameters, len(refused_sites))
+    _log.debug("shrunk: %d -> %d parameters, %d groups refused", *shrunk.parameters, len(refused_groups))
     return shrunk
 
 

@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 
 from compressor import models
 from compressor.segment_memory import memory_names
-from compressor.units import Site
-from graph_passes import Plan, SitePlan
+from compressor.units import PrunableGroup, Site
+from graph_passes import NeuronPlan, Plan, SitePlan
 
 Case = tuple[PreTrainedModel, dict[str, Tensor]]
 
@@ -265,6 +265,20 @@ WITH_MEMORY: dict[str, Callable[[int], Case]] = {
     "transformer_xl": _family(transformer_xl, segment),
 }
 """Families with memory, on a segment in the middle of a text."""
+
+
+def random_groups(groups: Sequence[PrunableGroup], rng: np.random.Generator) -> Plan:
+    """A plan that keeps random heads and neurons at random scales; none, one and all of them in some groups."""
+    plans = list(random_plan([group.site for group in groups if group.site is not None], rng).groups)
+    feed_forwards = [group for group in groups if group.site is None]
+    counts = [int(rng.integers(0, group.units + 1)) for group in feed_forwards]
+    for index, count in zip(rng.permutation(len(feed_forwards)), (0, 1, None), strict=False):
+        counts[index] = feed_forwards[index].units if count is None else count
+    for group, count in zip(feed_forwards, counts, strict=True):
+        kept = tuple(sorted(int(unit) for unit in rng.choice(group.units, count, replace=False)))
+        scale = tuple(float(value) for value in rng.uniform(0.5, 1.5, count).astype(np.float32))
+        plans.append(NeuronPlan(group.name, group.units, kept, scale))
+    return Plan(groups=tuple(plans))
 
 
 def random_plan(sites: Sequence[Site | SitePlan], rng: np.random.Generator) -> Plan:

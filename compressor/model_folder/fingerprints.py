@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from graph_passes.attention.gate_initializers import GATE_SUFFIX
+from graph_passes.attention.gate_initializers import GATE_SUFFIXES
 
 _NO_EFFECT = {
     "_name_or_path",
@@ -31,7 +31,7 @@ def fingerprint(model: PreTrainedModel) -> str:
     digest.update(type(model).__name__.encode())
     digest.update(json.dumps(_effective(model.config.to_diff_dict()), sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):
-        if name.endswith(GATE_SUFFIX):
+        if name.endswith(GATE_SUFFIXES):
             continue  # gates are attached only temporarily
         digest.update(f"{name} {tuple(tensor.shape)}".encode())
         values = tensor.detach().cpu()

@@ -20,7 +20,8 @@ from transformers import PreTrainedModel
 
 from compressor.training.schedule import MixedPrecision
 from compressor.units import Site
-from compressor.units.hook import Call, intercepted, unwrap
+from compressor.units.hook import Call, intercepted
+from compressor.units.layers import outermost_layers
 
 
 @dataclass
@@ -177,21 +178,6 @@ class _Replay:
                 del module.forward
                 if forward is not None:
                     module.forward = forward
-
-
-def outermost_layers(model: nn.Module) -> list[nn.Module]:
-    """The elements of the outermost module lists of a model; none of them is inside another."""
-    layers: list[nn.Module] = []
-
-    def visit(module: nn.Module) -> None:
-        for child in module.children():
-            if isinstance(child, nn.ModuleList):
-                layers.extend(child)
-            else:
-                visit(child)
-
-    visit(unwrap(model))
-    return list(dict.fromkeys(layers))
 
 
 class NotRowsError(Exception):

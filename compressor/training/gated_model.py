@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from compressor.units import Site, hooked
 from compressor.units.gate import Gate
-from graph_passes.attention.gate_initializers import GATE_NAME
+from graph_passes.attention.gate_initializers import HEAD_GATE
 
 _WRAPPED = ("forward", "_original_forward")
 """Attributes that accelerate sets on a model that it prepares for mixed precision."""
@@ -78,11 +78,11 @@ def attach_gate(model: PreTrainedModel, gate: Gate, sites: Sequence[Site], step:
     def multiply(name: str, output: Tensor) -> Tensor:
         return output * gates_of_site[name].to(output.dtype)
 
-    model.add_module(GATE_NAME, gate)  # a submodule, so that distributed wrappers see its parameters
+    model.add_module(HEAD_GATE, gate)  # a submodule, so that distributed wrappers see its parameters
     handle = model.register_forward_pre_hook(draw)
     try:
         with hooked(model, multiply):
             yield
     finally:
         handle.remove()
-        delattr(model, GATE_NAME)
+        delattr(model, HEAD_GATE)

@@ -17,7 +17,7 @@ from transformers import Trainer
 from compressor.training.callbacks import require_finite
 from compressor.training.schedule import Schedule
 from compressor.units.gate import Gate
-from graph_passes.attention.gate_initializers import GATE_NAME
+from graph_passes.attention.gate_initializers import HEAD_GATE
 
 WEIGHTS = "model.safetensors"
 _EPSILON = 1e-8
@@ -77,13 +77,13 @@ class GateTrainer(Trainer):
         """Groups of the trained parameters: the model's with and without weight decay, then the gate's."""
         decayed = set(self.get_decay_parameter_names(self._gated_model))
         trained = [(name, weight) for name, weight in self._gated_model.named_parameters() if weight.requires_grad]
-        of_model = [(name, weight) for name, weight in trained if not name.startswith(f"{GATE_NAME}.")]
+        of_model = [(name, weight) for name, weight in trained if not name.startswith(f"{HEAD_GATE}.")]
         groups: Groups = [
             {"params": [w for name, w in of_model if name in decayed], "weight_decay": self.schedule.weight_decay},
             {"params": [w for name, w in of_model if name not in decayed], "weight_decay": 0.0},
         ]
         if self.gate is not None:
-            of_gate = [weight for name, weight in trained if name.startswith(f"{GATE_NAME}.")]
+            of_gate = [weight for name, weight in trained if name.startswith(f"{HEAD_GATE}.")]
             groups.append({"params": of_gate, "weight_decay": 0.0, "lr": self.gate.learning_rate})
         return [group for group in groups if group["params"]]  # a frozen model has none
 

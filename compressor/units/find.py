@@ -74,7 +74,7 @@ def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
                 sites[call.site] = _site(call, output, arguments.get(call.module, ((), {})))
             return output, weights
 
-        contexts.enter_context(_evaluation_mode(bare))
+        contexts.enter_context(evaluation_mode(bare))
         contexts.enter_context(torch.no_grad())
         contexts.enter_context(intercepted(bare, on_call, attention))
         bare(**inputs)
@@ -108,7 +108,7 @@ def _recorded_arguments(model: nn.Module) -> Iterator[dict[nn.Module, ForwardArg
 
 
 @contextmanager
-def _evaluation_mode(model: nn.Module) -> Iterator[None]:
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """The model in evaluation mode; afterwards each module is in its former mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +13,12 @@ from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError
 from compressor.units.find import Site
+from compressor.units.groups import PrunableGroup
 from compressor.units.hook import Attention, family, hooked, unwrap
+from compressor.units.layers import is_linear, linear_sizes
 from compressor.units.masking import masked
-from graph_passes import Plan, SitePlan
-from graph_passes.attention.gate_initializers import GATE_NAME
+from graph_passes import GroupPlan, Plan, SitePlan
+from graph_passes.attention.gate_initializers import GATE_NAMES, HEAD_GATE
 
 logger = logging.getLogger(__name__)
 
@@ -33,9 +36,15 @@ def keep_only(sites: Iterable[Site], scales: Mapping[tuple[str, int], float]) ->
     return Plan(sites=tuple(entries))
 
 
-def keep_all(sites: Sequence[Site]) -> Plan:
-    """The plan that keeps every head at scale one."""
-    return keep_only(sites, {(site.name, head): 1.0 for site in sites for head in range(site.heads)})
+def keep_all(groups: Sequence[Site | PrunableGroup]) -> Plan:
+    """The plan that keeps every unit at scale one."""
+    plans: list[GroupPlan] = []
+    for group in groups:
+        if isinstance(group, PrunableGroup):
+            plans.append(group.plan(range(group.units)))
+        else:
+            plans += keep_only([group], {(group.name, head): 1.0 for head in range(group.heads)}).groups
+    return Plan(groups=tuple(plans))
 
 
 def check_plan(plan: Plan, sites: Sequence[Site], *, source: str = "plan") -> None:
@@ -78,43 +87,39 @@ def check_plan(plan: Plan, sites: Sequence[Site], *, source: str = "plan") -> No
 
 @contextmanager
 def gated(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = None) -> Iterator[PreTrainedModel]:
-    """The model with every head multiplied by its gate: the scale of a kept head, zero for a dropped one.
+    """The model with every unit multiplied by its gate: the scale of a kept head or neuron, zero for a dropped one.
 
     Block masks of the plan are applied too; see `masked`. Inside the context, each site has a buffer
-    `head_gate` `[heads, 1]`, which becomes an initializer of an exported graph. On exit the model is restored: the
-    same modules, state dict and configuration.
+    `head_gate` `[heads, 1]`, and each linear that reads neurons a buffer `neuron_gate` `[neurons]`, which become
+    initializers of an exported graph. On exit the model is restored: the same modules, state dict and configuration.
 
     Args:
         model: a transformers model.
-        plan: one entry for each site of the model.
+        plan: one entry for each site of the model, and for feed-forwards.
         attention: run every attention as `eager` or `sdpa`; None: as configured.
 
     Raises:
-        InputError: the plan names a site that the model lacks, or the model is gated already; on a call, if the plan
+        InputError: the plan names a group that the model lacks, or the model is gated already; on a call, if the plan
             lacks a site of the model or has other sizes.
     """
     bare = unwrap(model)
     modules = dict(bare.named_modules())
-    for site in plan.sites:
-        _check_module(site.name, modules, bare)
+    for group in plan.groups:
+        _check_module(group, modules, bare)
     planned = {site.name: site for site in plan.sites}
 
     def multiply(name: str, output: Tensor) -> Tensor:
         if name not in planned:
             raise _missing_site(name, "plan")
         _check_output(planned[name], output)
-        return output * getattr(modules[name], GATE_NAME)
+        return output * getattr(modules[name], HEAD_GATE)
 
     with ExitStack() as undo:
-        for site in plan.sites:
-            module = modules[site.name]
-            # The output of a module has the device and the type of its weights.
-            weight = next((tensor for tensor in module.parameters() if tensor.is_floating_point()), None)
-            dtype, device = (bare.dtype, bare.device) if weight is None else (weight.dtype, weight.device)
-            module.register_buffer(
-                GATE_NAME, torch.tensor(site.gate, dtype=dtype, device=device)[:, None], persistent=False
-            )
-            undo.callback(delattr, module, GATE_NAME)
+        for group in plan.groups:
+            undo.enter_context(_gate_buffer(modules[group.name], group, bare))
+        for feed_forward in plan.feed_forwards:
+            hook = modules[feed_forward.name].register_forward_pre_hook(_multiply_input)
+            undo.callback(hook.remove)
         undo.enter_context(hooked(model, multiply, attention=attention))
         if plan.masks:
             undo.enter_context(masked(model, plan, attention=attention))
@@ -122,17 +127,51 @@ def gated(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = N
         yield model
 
 
-def _check_module(name: str, modules: Mapping[str, nn.Module], model: PreTrainedModel) -> None:
-    """Raise InputError unless a gate can be attached to the module of a site."""
+@contextmanager
+def _gate_buffer(module: nn.Module, group: GroupPlan, model: PreTrainedModel) -> Iterator[None]:
+    """The module of a group with its gate as a buffer."""
+    # The output of a module has the device and the type of its weights.
+    weight = next((tensor for tensor in module.parameters() if tensor.is_floating_point()), None)
+    dtype, device = (model.dtype, model.device) if weight is None else (weight.dtype, weight.device)
+    gate = torch.tensor(group.gate, dtype=dtype, device=device)
+    name = GATE_NAMES[group.type]
+    module.register_buffer(name, gate[:, None] if group.type == "heads" else gate, persistent=False)
+    try:
+        yield
+    finally:
+        delattr(module, name)
+
+
+def _multiply_input(linear: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of a linear with its neurons multiplied by their gate."""
+    return (args[0] * getattr(linear, GATE_NAMES["neurons"]), *args[1:])
+
+
+def _check_module(group: GroupPlan, modules: Mapping[str, nn.Module], model: PreTrainedModel) -> None:
+    """Raise InputError unless a gate can be attached to the module of a group."""
+    name = group.name
     if name not in modules:
         raise InputError(
             f"plan: {family(model)} has no module {name}; use a plan that was learned on this model",
             code=ErrorCode.PLAN_MISMATCH,
             site=name,
         )
-    if hasattr(modules[name], GATE_NAME):
+    module = modules[name]
+    if hasattr(module, GATE_NAMES[group.type]):
         raise InputError(
             f"plan: {name} is gated already; leave the other context first", code=ErrorCode.CONTRADICTION, site=name
+        )
+    if group.type == "heads":
+        return
+    actual = linear_sizes(module)[0] if is_linear(module) else None
+    if actual != group.units:
+        raise InputError(
+            f"plan: {name}: {group.units} neurons in the plan,"
+            f" {'no linear' if actual is None else actual} in the model; use a plan that was learned on this model",
+            code=ErrorCode.PLAN_MISMATCH,
+            site=name,
+            planned=group.units,
+            actual=actual,
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 
 import onnx_ir as ir
 
-from graph_passes.attention.gate_initializers import gated_site
+from graph_passes.attention.gate_initializers import gated_group
 from graph_passes.attention.tracing import LAYOUT
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
@@ -54,7 +54,7 @@ def _gates_after(value: ir.Value) -> Iterator[str]:
     for node, _ in value.uses():
         if node.op_type == "Mul":
             for operand in node.inputs:
-                site = gated_site(operand)
+                site = gated_group(operand)
                 if site is not None:
                     yield site
         elif node.op_type in LAYOUT | {"Where"}:

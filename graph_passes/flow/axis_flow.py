@@ -1,18 +1,19 @@
-"""Find the indices of each axis of each tensor that belong to the heads that a plan drops.
+"""Find the indices of each axis of each tensor that belong to the units that a plan drops.
 
-Dropping a head is dead-code elimination, index by index instead of node by node. A gate of zero makes some indices of
-an axis zero. Where such an axis is summed over (the output projection), those indices contribute nothing, so they are
-not needed any more. From there the analysis walks back: the rule of each operator returns the indices of its inputs
-that its outputs need, until initializers are reached. No code is specific to an architecture: the same walk covers
-biases, fused projections, grouped heads, relative-position tables and rotary embeddings.
+A unit is a head or a neuron. Dropping one is dead-code elimination, index by index instead of node by node. A gate of
+zero makes some indices of an axis zero. Where such an axis is summed over (the output projection), those indices
+contribute nothing, so they are not needed any more. From there the analysis walks back: the rule of each operator
+returns the indices of its inputs that its outputs need, until initializers are reached. No code is specific to an
+architecture: the same walk covers biases, fused projections, grouped heads, relative-position tables and rotary
+embeddings.
 
 A `Flow` walks over the graph twice:
 
 1. forward, *gains*: the factor by which each index of an axis is multiplied, from the gates to the sums;
 2. backward, *needs*: the indices of an axis that are needed, from the sums to the initializers.
 
-An operator without a rule, or one that mixes the indices of an axis that heads occupy (a norm over all heads), ends the
-walk with a `Refusal` of the affected sites: a head is never dropped in part.
+An operator without a rule, or one that mixes the indices of an axis that units occupy (a norm over all heads), ends the
+walk with a `Refusal` of the affected groups: a unit is never dropped in part.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class Flow(Cuts):
             except NoRuleError as error:
                 self.blocked[node] = sites
                 if any(gain is not None and _drops(gain) for gain in gains):
-                    self._refuse_node(sites, node, error.code, f"{error.why}, and gated heads reach it")
+                    self._refuse_node(sites, node, error.code, f"{error.why}, and gated units reach it")
                 continue
             for value, gain in zip(node.outputs, outputs, strict=False):
                 if gain is None:
@@ -111,7 +112,7 @@ class Flow(Cuts):
                 if value.is_graph_output():
                     self.blocked[node] = sites
                     if _drops(gain):
-                        why = "returns gated heads; export the graph without this output"
+                        why = "returns gated units; export the graph without this output"
                         self._refuse_value(sites, RefusalCode.GRAPH_OUTPUT, "graph output", value, why)
 
     # -- Backward: needs -----------------------------------------------------------------------------------------
@@ -130,7 +131,7 @@ class Flow(Cuts):
         for value in self.graph.inputs:
             self._total_need(value, uses)
             if value in self.needs:
-                why = "carries heads that the plan drops; export the graph without this input"
+                why = "carries units that the plan drops; export the graph without this input"
                 self._refuse_value(self._sites[value], RefusalCode.GRAPH_INPUT, "graph input", value, why)
 
     def _demand(self, node: ir.Node, outputs: list[Need], sites: frozenset[str]) -> tuple[Demand, frozenset[str]]:
@@ -146,7 +147,7 @@ class Flow(Cuts):
                 demand = rule.demand(node, outputs, self)
             except NoRuleError as error:
                 if sites:
-                    why = f"{error.why}, and heads that the plan drops reach it"
+                    why = f"{error.why}, and units that the plan drops reach it"
                     self._refuse_node(sites, node, error.code, why)
             else:
                 self.demands[node] = demand
@@ -154,7 +155,7 @@ class Flow(Cuts):
                     self.hold(value, need)
                 return demand, sites
         elif sites:
-            why = "has no pruning rule, and heads that the plan drops reach it"
+            why = "has no pruning rule, and units that the plan drops reach it"
             self._refuse_node(sites, node, RefusalCode.NO_RULE, why)
         inputs = tuple(self.whole(value) if value is not None else None for value in node.inputs)
         return Demand(inputs, tuple(outputs)), frozenset()
@@ -179,7 +180,7 @@ class Flow(Cuts):
             for use in uses:
                 mixer = self._find_mixer(value, use, axis) if use.need[axis] is None else None
                 if mixer is not None:
-                    why = f"needs every head of {value.name}, so none can be removed from it"
+                    why = f"needs every unit of {value.name}, so none can be removed from it"
                     code = RefusalCode.EVERY_HEAD_NEEDED
                     self._refuse(Refusal(sites, *mixer, why, code, value.name or ""))
         if is_partial(tuple(need)):

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from graph_passes.attention.gate_initializers import gated_site
+from graph_passes.attention.gate_initializers import gated_group
 from graph_passes.flow.concrete_shapes import Probe
 from graph_passes.flow.shape_inputs import set_shape_input
 from graph_passes.passes.base import GraphPass, ReportedResult
@@ -86,6 +86,6 @@ def _bypass(graph: ir.Graph, product: ir.Node, factor: ir.Value) -> None:
 
 def _is_unit_gate(value: ir.Value) -> bool:
     """Whether a tensor is a gate whose elements are all one."""
-    if gated_site(value) is None or value.const_value is None:
+    if gated_group(value) is None or value.const_value is None:
         return False
     return bool(np.all(value.const_value.numpy() == 1))

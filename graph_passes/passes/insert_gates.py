@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graph_passes.attention.find import GraphSite, find_attention
-from graph_passes.attention.gate_initializers import find_gates, gate_content, gate_name
+from graph_passes.attention.gate_initializers import HEAD_GATE, find_gates, gate_content, gate_name
 from graph_passes.attention.match_plan import listed, match_plan
 from graph_passes.block_sparse.function import is_block_sparse
 from graph_passes.block_sparse.masks import mask_name
@@ -31,8 +31,10 @@ class InsertGates(GraphPass[InsertedGates]):
     """Multiply each site's attention output by a gate, an initializer named after the site.
 
     Cases:
-        1. The graph has gates: nothing is inserted. They must have the plan's sites and heads.
-        2. It has none: each site of the plan is paired with its attentions, see `match_plan`.
+        1. The graph has gates: nothing is inserted. They must have the plan's groups and units; a gate of neurons that
+           the plan does not list is open.
+        2. It has none: each site of the plan is paired with its attentions, see `match_plan`. The plan must keep every
+           neuron, because feed-forwards are known only by their gates.
 
     Args:
         plan: the plan; gates are the scales of its kept heads, and zero for dropped heads.
@@ -54,6 +56,7 @@ class InsertGates(GraphPass[InsertedGates]):
         if gates:
             _check_gates(self.plan, gates)
             return ReportedResult(model, False, InsertedGates(()))
+        _check_neurons(self.plan)
         pairs = match_plan(self.plan, find_attention(model))
         for site, attention in pairs:
             _insert(model.graph, site, attention)
@@ -88,31 +91,43 @@ def _check_fingerprint(plan: Plan, model: ir.Model) -> None:
 
 def _check_gates(plan: Plan, gates: dict[str, ir.Value]) -> None:
     """Case 1."""
-    for site in plan.sites:
-        if site.name not in gates:
+    for group in plan.groups:
+        if group.name not in gates:
             raise PlanError(
-                f"site {site.name} is not in this graph, which has {listed(gates)}; use the graph's own plan",
+                f"group {group.name} is not in this graph, which has {listed(gates)}; use the graph's own plan",
                 code=GraphErrorCode.SITE_MISSING,
-                site=site.name,
+                site=group.name,
             )
-        if gate_content(site, gates[site.name]) is None:
-            tensor = gates[site.name].const_value
+        if gate_content(group, gates[group.name]) is None:
+            tensor = gates[group.name].const_value
             size = tensor.size if tensor is not None else 0
             raise PlanError(
-                f"site {site.name}: the plan has {site.heads} heads, the graph's gate has {size} elements; use the"
-                " graph's own plan",
+                f"group {group.name}: the plan has {group.units} {group.type}, the graph's gate has {size} elements;"
+                " use the graph's own plan",
                 code=GraphErrorCode.SITE_MISMATCH,
-                site=site.name,
-                heads=site.heads,
+                site=group.name,
+                units=group.units,
                 gate=size,
             )
-    names = {site.name for site in plan.sites}
-    for name in gates:
-        if name not in names:
+    names = {group.name for group in plan.groups}
+    for name, gate in gates.items():
+        if name not in names and (gate.name or "").endswith(HEAD_GATE):
             raise PlanError(
                 f"the graph's site {name} is not in the plan; use the graph's own plan",
                 code=GraphErrorCode.SITE_MISSING,
                 site=name,
+            )
+
+
+def _check_neurons(plan: Plan) -> None:
+    """Case 2: the plan keeps every neuron."""
+    for group in plan.feed_forwards:
+        if group.gate != (1.0,) * group.units:
+            raise PlanError(
+                f"feed-forward {group.name}: the plan drops or scales neurons, and this graph has no gates by which"
+                " feed-forwards are known; give the model folder: compress MODEL --plan PLAN",
+                code=GraphErrorCode.SITE_MISSING,
+                site=group.name,
             )
 
 
@@ -141,7 +156,7 @@ def _gate(graph: ir.Graph, site: SitePlan, attention: GraphSite, dtype: ir.DataT
         content = np.repeat(np.array(site.gate), site.head_dim)
     else:
         content = np.array(site.gate).reshape(-1, *(1,) * (attention.rank - 1 - attention.axis))
-    name = gate_name(site.name)
+    name = gate_name(site)
     gate = graph.initializers.get(name)
     if gate is None:
         tensor = ir.Tensor(content.astype(dtype.numpy()), dtype=dtype, name=name)

@@ -37,7 +37,7 @@ def test_a_layer_loses_exactly_the_weights_of_its_dropped_heads(name: str, kept:
     assert shrunk.folded == ("a",)
     assert not find_gates(shrunk.model.graph)
     dropped = tuple({0, 1, 2, 3} - set(kept))
-    assert [(removed.site, removed.heads) for removed in shrunk.removed] == [("a", dropped)] * bool(dropped)
+    assert [(removed.group, removed.units) for removed in shrunk.removed] == [("a", dropped)] * bool(dropped)
     gate = find_gates(model.graph)["a"].const_value
     assert gate is not None
     before, after = shrunk.parameters
@@ -130,7 +130,7 @@ def test_a_head_whose_mask_keeps_nothing_is_removed() -> None:
     mask.kept[1] = False
     layer = MaskedLayer(mask)
     shrunk = shrink_and_compare(layer.graph(), layer.plan, SIZES)
-    assert [(removed.site, removed.heads) for removed in shrunk.removed] == [("a", (1,))]
+    assert [(removed.group, removed.units) for removed in shrunk.removed] == [("a", (1,))]
     assert shrunk.plan.sites[0].kept == (0,)
     again = shrink(layer.graph(), shrunk.plan)
     assert content(again.model) == content(shrunk.model)

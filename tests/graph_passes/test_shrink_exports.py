@@ -54,7 +54,7 @@ def assert_shrinks(graph: ir.Model, source: Source) -> None:
         plan = random_plan(source.sites, np.random.default_rng(seed))
         shrunk = shrink(graph.clone(), plan)
         assert shrunk.refused == ()
-        assert {removed.site: removed.heads for removed in shrunk.removed} == {
+        assert {removed.group: removed.units for removed in shrunk.removed} == {
             site.name: site.dropped for site in plan.sites if site.dropped
         }
         assert shrunk.folded == tuple(site.name for site in plan.sites)

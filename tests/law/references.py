@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.export import export_reference
-from compressor.units import Attention, find_sites, keep_all
+from compressor.units import Attention, find_groups, find_sites, keep_all
 from graph_passes import BlockMask, Plan, load, save, shrink
 from graph_passes.attention.gate_initializers import set_gates
 from tests.zoo import FAMILIES, VOCABULARY, WITH_MEMORY
@@ -30,7 +30,8 @@ class Reference:
         attention: form of attention.
 
     Attributes:
-        sites: the sites of the model.
+        groups: the groups of the model.
+        sites: its attention sites.
         path: the graph.
         inputs: the inputs of the export.
         dense: number of elements of each weight of the model in the graph, shrunk by a plan that keeps every head.
@@ -38,12 +39,13 @@ class Reference:
 
     def __init__(self, family: str, opset: int, attention: Attention) -> None:
         model, inputs = (FAMILIES | WITH_MEMORY)[family](0)
-        self.sites = find_sites(model, inputs, attention=attention)
+        self.groups = find_groups(model, inputs, attention=attention)
+        self.sites = [group.site for group in self.groups if group.site is not None]
         self.path = Path(_FOLDER.name) / f"{family}-{opset}-{attention}.onnx"
-        export_reference(model, keep_all(self.sites), inputs, self.path, opset=opset, attention=attention)
+        export_reference(model, keep_all(self.groups), inputs, self.path, opset=opset, attention=attention)
         self.inputs = {name: value.numpy() for name, value in inputs.items()}
         self._weights = frozenset(model.state_dict())
-        self.dense = self.weights(shrink(load(self.path), keep_all(self.sites)).model)
+        self.dense = self.weights(shrink(load(self.path), keep_all(self.groups)).model)
 
     def weights(self, model: ir.Model) -> dict[str, int]:
         """Number of elements of each of the model's weights that a graph contains."""

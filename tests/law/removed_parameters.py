@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from graph_passes import Plan
+from graph_passes import NeuronPlan, Plan
 from tests.zoo import PERSISTENT
 
 POST_NORM = {"bert", "roberta", "distilbert", "electra", "bart", "marian"}
 NO_BIAS = {"modernbert", "llama", "qwen3", "t5", "all_attention", "transformer_xl"}
+GATED = {"modernbert", "llama", "qwen3"}
 VECTORS = {"all_attention": 2 * PERSISTENT + 2, "transformer_xl": 2}
 """Vectors of each head: persistent ones and position biases."""
 BUCKETS = 6
@@ -20,7 +21,7 @@ def removed_parameters(family: str, plan: Plan) -> int:
     value, each projection but the output's a bias of w. A norm before an attention that is removed is removed too.
     """
     width = 24 if family in ("llama", "qwen3", "t5") else 32
-    total = 0
+    total = sum(_removed_with_neurons(family, group, width) for group in plan.feed_forwards)
     for number, site in enumerate(plan.sites):
         w = site.head_dim
         shared = site.heads // site.kv_heads
@@ -41,3 +42,16 @@ def removed_parameters(family: str, plan: Plan) -> int:
             stack = [site for site in plan.sites if site.kind == kind]
             total += BUCKETS * len(set.intersection(*(set(site.dropped) for site in stack)))
     return total
+
+
+def _removed_with_neurons(family: str, group: NeuronPlan, width: int) -> int:
+    """A neuron has `width` elements of each projection before it and of the one after it, and a bias.
+
+    A norm before a feed-forward that is removed is removed too.
+    """
+    before = 2 if family in GATED else 1
+    bias = 0 if family in NO_BIAS - {"transformer_xl"} else before
+    removed = len(group.dropped) * ((before + 1) * width + bias)
+    if not group.kept and family not in POST_NORM:
+        removed += (1 if family in NO_BIAS - {"transformer_xl"} else 2) * width
+    return removed

@@ -13,7 +13,7 @@ from graph_passes.attention.gate_initializers import find_gates
 from tests.law.outputs import relative_error, run
 from tests.law.references import Reference, gated, reference, write_graph
 from tests.law.removed_parameters import removed_parameters
-from tests.zoo import FAMILIES, random_plan
+from tests.zoo import FAMILIES, random_groups
 
 TOLERANCE = 1e-4
 FORMS: list[tuple[int, Attention]] = [(18, "eager"), (18, "sdpa"), (23, "eager"), (23, "sdpa")]
@@ -33,8 +33,8 @@ def prove(family: str, graph: Reference, plan: Plan) -> None:
     shrunk = shrink(load(graph.path), plan)
     assert not shrunk.refused
     assert not find_gates(shrunk.model.graph)
-    assert {removed.site: removed.heads for removed in shrunk.removed} == {
-        site.name: site.dropped for site in plan.sites if site.dropped
+    assert {removed.group: removed.units for removed in shrunk.removed} == {
+        group.name: group.dropped for group in plan.groups if group.dropped
     }
     outputs = run(write_graph(shrunk.model, "shrunk.onnx"), feeds)
     assert relative_error(run(gated(graph.path, plan), feeds), outputs) <= TOLERANCE
@@ -42,7 +42,7 @@ def prove(family: str, graph: Reference, plan: Plan) -> None:
     crossing = [site for site in plan.sites if site.kind == "cross"]
     if crossing and not any(site.kept for site in crossing):
         # Nothing reads the encoder: all of it is removed, even the heads that its sites keep.
-        decoder = Plan(sites=tuple(site for site in plan.sites if site.kind != "bidirectional"))
+        decoder = Plan(groups=tuple(group for group in plan.groups if "encoder" not in group.name.split(".")))
         encoder = sum(size for name, size in graph.dense.items() if "encoder" in name.split("."))
         removed = removed_parameters(family, decoder) + encoder
     assert sum(graph.dense.values()) - sum(graph.weights(shrunk.model).values()) == removed
@@ -52,7 +52,7 @@ def prove(family: str, graph: Reference, plan: Plan) -> None:
 def test_shrunk_graph_equals_gated_graph(family: str, opset: int, attention: Attention) -> None:
     graph = reference(family, opset, attention)
     for seed in range(3):
-        prove(family, graph, random_plan(graph.sites, np.random.default_rng(seed)))
+        prove(family, graph, random_groups(graph.groups, np.random.default_rng(seed)))
 
 
 @pytest.mark.zoo
@@ -61,7 +61,7 @@ def test_shrunk_graph_equals_gated_graph(family: str, opset: int, attention: Att
 def test_shrunk_graph_equals_gated_graph_in_every_form(family: str, opset: int, attention: Attention) -> None:
     graph = reference(family, opset, attention)
     for seed in [0, 1, 2, *range(100, 120)]:
-        prove(family, graph, random_plan(graph.sites, np.random.default_rng(seed)))
+        prove(family, graph, random_groups(graph.groups, np.random.default_rng(seed)))
 
 
 @pytest.mark.parametrize(
@@ -69,13 +69,16 @@ def test_shrunk_graph_equals_gated_graph_in_every_form(family: str, opset: int, 
 )
 def test_an_encoder_that_nothing_reads_is_removed_entirely(family: str) -> None:
     graph = reference(family, 18, "eager")
-    plan = random_plan(graph.sites, np.random.default_rng(5))
-    sites = [replace(site, kept=(), scale=()) if site.kind == "cross" else site for site in plan.sites]
-    prove(family, graph, Plan(sites=tuple(sites)))
+    plan = random_groups(graph.groups, np.random.default_rng(5))
+    prove(
+        family,
+        graph,
+        plan.replace_groups(replace(site, kept=(), scale=()) for site in plan.sites if site.kind == "cross"),
+    )
 
 
 @pytest.mark.parametrize("family", ["all_attention", pytest.param("transformer_xl", marks=pytest.mark.zoo)])
 def test_a_graph_with_memory_loses_every_head(family: str) -> None:
     graph = reference(family, 23, "eager")
-    sites = [replace(site, kept=(), scale=()) for site in keep_all(graph.sites).sites]
-    prove(family, graph, Plan(sites=tuple(sites)))
+    groups = [replace(group, kept=(), scale=()) for group in keep_all(graph.groups).groups]
+    prove(family, graph, Plan(groups=tuple(groups)))

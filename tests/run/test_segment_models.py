@@ -24,7 +24,7 @@ from compressor.tasks.segment_streams import Streams, read, reader
 from compressor.units import find_sites
 from graph_passes import Plan, save
 from graph_passes import load as load_graph
-from graph_passes.attention.gate_initializers import GATE_SUFFIX
+from graph_passes.attention.gate_initializers import GATE_SUFFIXES
 from tests import folders
 from tests.targets.segment_models import (
     FAMILIES,
@@ -54,7 +54,7 @@ def weight_bytes(path: Path) -> int:
     return sum(
         tensor.nbytes
         for name, tensor in tensors.items()
-        if tensor is not None and tensor.dtype.is_floating_point() and (tensor.size > 1 or name.endswith(GATE_SUFFIX))
+        if tensor is not None and tensor.dtype.is_floating_point() and (tensor.size > 1 or name.endswith(GATE_SUFFIXES))
     )
 
 

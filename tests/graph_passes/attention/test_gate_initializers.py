@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from graph_passes.attention.gate_initializers import find_gates, gate_content, gate_name, gated_site, set_gates
+from graph_passes.attention.gate_initializers import find_gates, gate_content, gate_name, gated_group, set_gates
 from tests.graph_passes.graphs import content, graph, plan, site
 
 BODY = 'h = Mul (x, "b.head_gate") y = Mul (h, "a.head_gate")'
@@ -14,9 +14,9 @@ BODY = 'h = Mul (x, "b.head_gate") y = Mul (h, "a.head_gate")'
 def test_gates_are_found_in_the_order_in_which_the_graph_reads_them() -> None:
     model = graph(BODY, 'float[8] "a.head_gate", float[4, 2] "b.head_gate", float[8] W')
     assert list(find_gates(model.graph)) == ["b", "a"]
-    assert [gated_site(value) for value in model.graph.initializers.values()] == ["a", "b", None]
+    assert [gated_group(value) for value in model.graph.initializers.values()] == ["a", "b", None]
     assert gate_name("a") in model.graph.initializers
-    assert gated_site(model.graph.inputs[0]) is None
+    assert gated_group(model.graph.inputs[0]) is None
 
 
 @pytest.mark.parametrize(

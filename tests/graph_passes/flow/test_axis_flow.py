@@ -187,7 +187,7 @@ def test_a_refused_site_does_not_keep_others_from_shrinking() -> None:
     shrunk = shrink_and_compare(
         graph(first + second, f"{WEIGHTS}, {weights}"), plan(site([1]), site([0, 3], name="b", scale=[2, 0.5]))
     )
-    assert [(removed.site, removed.heads) for removed in shrunk.removed] == [("a", (0, 2, 3))]
+    assert [(removed.group, removed.units) for removed in shrunk.removed] == [("a", (0, 2, 3))]
     assert [(refusal.op, refusal.sites) for refusal in shrunk.refused] == [("Softmax", {"b"})]
     assert shape(shrunk.model, "Wq") == (8, 3)
     assert shape(shrunk.model, "Uk") == (8, 12)

@@ -1,0 +1,248 @@
+"""Groups of units that can be pruned: the heads of each attention, and the neurons of each feed-forward.
+
+Feed-forwards are recognized by what they compute, with no list of families. A linear ends a feed-forward if a linear
+before it in the same layer computes its inputs, index by index, and nothing else reads them: where inputs are
+multiplied by zero, the outputs of the earlier linear that they come from can take any value without an effect on the
+model.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from compressor.units.find import Site, evaluation_mode, find_sites
+from compressor.units.hook import Attention, Call, family, intercepted, unwrap
+from compressor.units.layers import Linear, is_linear, linear_sizes, outermost_layers
+from graph_passes.plan import GroupPlan, GroupType, NeuronPlan, SitePlan
+
+logger = logging.getLogger(__name__)
+
+_STEPS = ((1024, 32), (256, 16), (64, 8))
+"""(Minimum number of neurons, step): kept counts are multiples of a step that matrix products run well with."""
+_MAX_FUSED = 2
+"""Maximum number of projections that one linear fuses: a gate and the values that it multiplies."""
+_TOLERANCE = 1e-6
+"""Largest change of an output, relative to its largest magnitude, that counts as none."""
+
+
+@dataclass(frozen=True)
+class PrunableGroup:
+    """Interchangeable units at one point of a model, of which any number can be kept.
+
+    Attributes:
+        name: name of the group in plans: module path of the attention, or of the linear that reads the neurons.
+        type: `heads` or `neurons`.
+        units: number of units.
+        width: consecutive inputs of `linear` that belong to one unit.
+        step: a kept count is a multiple of it, or all units.
+        linear: module path of the linear that the group ends in: the output projection of an attention, or the down
+            projection of a feed-forward. None: the attention has none that could be recognized.
+        site: the attention; None for neurons.
+    """
+
+    name: str
+    type: GroupType
+    units: int
+    width: int
+    step: int
+    linear: str | None
+    site: Site | None = None
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Every number of units that can be kept, ascending, from none to all."""
+        return (*range(0, self.units, self.step), self.units)
+
+    def plan(self, kept: Sequence[int]) -> GroupPlan:
+        """The plan that keeps these units at scale one."""
+        if self.site is None:
+            return NeuronPlan(self.name, self.units, tuple(kept))
+        site = self.site
+        return SitePlan(site.name, site.kind, site.heads, site.kv_heads, site.head_dim, tuple(kept))
+
+
+@dataclass(frozen=True)
+class _LinearCall:
+    """The first call of a linear in a forward."""
+
+    name: str
+    module: Linear
+    layer: int
+
+
+@dataclass(frozen=True)
+class _Trace:
+    """What one forward calls.
+
+    Attributes:
+        linears: the linears inside layers, in the order of their first calls.
+        output_projections: name of the site -> name of the linear that reads its heads.
+        order: names of sites and linears in the order of their first calls.
+    """
+
+    linears: list[_LinearCall]
+    output_projections: dict[str, str]
+    order: dict[str, int]
+
+
+def find_groups(
+    model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Attention | None = None
+) -> list[PrunableGroup]:
+    """The groups of a model whose units can be pruned, in the order in which a forward first calls them.
+
+    Experts whose weights are one tensor of three axes are no linears, and are not listed.
+
+    Args:
+        model: a transformers model; runs a few times in evaluation mode without gradients, and is restored afterwards.
+        inputs: keyword arguments of its forward, at least two positions long.
+        attention: run every attention as `eager` or `sdpa`; None: as configured.
+
+    Raises:
+        SiteRefusedError: no attention call reached the hook.
+    """
+    bare = unwrap(model)
+    sites = find_sites(bare, inputs, attention=attention)
+    with evaluation_mode(bare), torch.no_grad():
+        trace = _trace(bare, inputs, attention)
+        groups = [_heads(site, trace.output_projections.get(site.name)) for site in sites]
+        groups += [_neurons(call) for call in _feed_forward_ends(bare, inputs, trace)]
+    groups.sort(key=lambda group: trace.order[group.name])
+    logger.debug("%s: %d groups", family(bare), len(groups))
+    return groups
+
+
+def _heads(site: Site, linear: str | None) -> PrunableGroup:
+    return PrunableGroup(site.name, "heads", site.heads, site.head_dim, site.heads // site.kv_heads, linear, site)
+
+
+def _neurons(call: _LinearCall) -> PrunableGroup:
+    units, _ = linear_sizes(call.module)
+    step = next((step for minimum, step in _STEPS if units >= minimum), 1)
+    return PrunableGroup(call.name, "neurons", units, 1, step, call.name)
+
+
+def _trace(model: PreTrainedModel, inputs: Mapping[str, Tensor], attention: Attention | None) -> _Trace:
+    """Run the model once and record the order of its attentions and linears."""
+    trace = _Trace([], {}, {})
+    layer_of = {module: number for number, layer in enumerate(outermost_layers(model)) for module in layer.modules()}
+    pending: list[tuple[str, int]] = []  # sites whose output projection was not called yet, and its inputs
+
+    def on_attention(call: Call) -> tuple[Tensor, Tensor | None]:
+        output, weights = call.run()
+        trace.order.setdefault(call.site, len(trace.order))
+        pending[:] = [(call.site, output.shape[2] * output.shape[3])]
+        return output, weights
+
+    def on_linear(name: str, module: Linear, _: Any) -> None:
+        while pending:
+            site, size = pending.pop()
+            if size == linear_sizes(module)[0]:
+                trace.output_projections.setdefault(site, name)
+        if name not in trace.order:
+            trace.order[name] = len(trace.order)
+            if module in layer_of:
+                trace.linears.append(_LinearCall(name, module, layer_of[module]))
+
+    with ExitStack() as undo:
+        for name, module in model.named_modules():
+            if is_linear(module):
+                hook = module.register_forward_pre_hook(partial(on_linear, name))
+                undo.callback(hook.remove)
+        undo.enter_context(intercepted(model, on_attention, attention))
+        model(**inputs)
+    return trace
+
+
+def _feed_forward_ends(model: PreTrainedModel, inputs: Mapping[str, Tensor], trace: _Trace) -> Iterator[_LinearCall]:
+    """The linears that read neurons which an earlier linear of the same layer computes for them alone."""
+    projections = frozenset(trace.output_projections.values())
+    sites = tuple(f"{site}." for site in trace.output_projections)
+    linears = [call for call in trace.linears if call.name not in projections and not call.name.startswith(sites)]
+    for number, reader in enumerate(linears):
+        units, _ = linear_sizes(reader.module)
+        for producer in linears[:number]:
+            fused, rest = divmod(linear_sizes(producer.module)[1], units)
+            if producer.layer != reader.layer or rest or not 0 < fused <= _MAX_FUSED:
+                continue
+            if _computes_inputs(model, inputs, producer.module, reader.module, fused):
+                yield reader
+                break
+
+
+def _computes_inputs(
+    model: PreTrainedModel,
+    inputs: Mapping[str, Tensor],
+    producer: Linear,
+    reader: Linear,
+    fused: int,
+) -> bool:
+    """Whether outputs of `producer` have no effect while the inputs of `reader` that they lead to are zero.
+
+    A linear that fuses a gate with the values has the outputs of a unit half of its width apart, or beside each other.
+    """
+    units, _ = linear_sizes(reader)
+    dropped = torch.arange(units, device=reader.weight.device) % 2 == 0
+    layouts = [dropped.repeat(fused)] if fused == 1 else [dropped.repeat(fused), dropped.repeat_interleave(fused)]
+    generator = torch.Generator().manual_seed(0)
+
+    def disturb(output: Tensor, columns: Tensor) -> Tensor:
+        noise = torch.randn(output.shape, generator=generator).to(output)
+        return torch.where(columns, output + noise, output)
+
+    with _hooked_input(reader, lambda value: value.masked_fill(dropped, 0)):
+        expected = _outputs(model, inputs)
+        for columns in layouts:
+            with _hooked_output(producer, partial(disturb, columns=columns)):
+                outputs = _outputs(model, inputs)
+            if all(map(_equal, expected, outputs)):
+                return True
+    return False
+
+
+def _outputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+    """Every floating-point output of a forward."""
+    return list(_floats(dict(model(**inputs))))
+
+
+def _floats(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        if value.is_floating_point():
+            yield value
+    elif isinstance(value, Mapping):
+        yield from _floats(list(value.values()))
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _floats(part)
+
+
+def _equal(expected: Tensor, output: Tensor) -> bool:
+    return bool((output - expected).abs().max() <= _TOLERANCE * expected.abs().max())
+
+
+@contextmanager
+def _hooked_input(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """The first input of a module passes through `change`."""
+    handle = module.register_forward_pre_hook(lambda _, args: (change(args[0]), *args[1:]))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def _hooked_output(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """The output of a module passes through `change`."""
+    handle = module.register_forward_hook(lambda _, args, output: change(output))
+    try:
+        yield
+    finally:
+        handle.remove()
