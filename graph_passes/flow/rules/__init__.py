@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 
 from graph_passes.flow.rule import Rule
-from graph_passes.flow.rules import attention, elementwise, layout, products, reshape, selection, slicing
+from graph_passes.flow.rules import attention, elementwise, layout, products, quantization, reshape, selection, slicing
 
 RULES: Mapping[tuple[str, str], Rule] = {
     **elementwise.RULES,
     **layout.RULES,
     **reshape.RULES,
     **products.RULES,
+    **quantization.RULES,
     **slicing.RULES,
     **selection.RULES,
     **attention.RULES,

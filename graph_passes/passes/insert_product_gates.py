@@ -1,0 +1,103 @@
+"""Insert gates before the products that units end in, in a graph whose operators were changed since it was exported."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from graph_passes.attention.gate_initializers import find_gates, gate_name
+from graph_passes.errors import GraphErrorCode, PlanError
+from graph_passes.flow.axis_flow import Flow
+from graph_passes.flow.concrete_shapes import Probe
+from graph_passes.flow.rules import RULES
+from graph_passes.passes.base import GraphPass, ReportedResult, require_inlined
+from graph_passes.plan import GroupPlan, Plan
+
+
+def products_of_groups(model: ir.Model) -> dict[str, tuple[str, ...]]:
+    """Group -> names of the products that sum over its units: output projections and down projections.
+
+    Args:
+        model: a graph with gates, without local functions.
+    """
+    gates = {
+        value: (group, value.const_value.numpy())
+        for group, value in find_gates(model.graph).items()
+        if value.const_value is not None
+    }
+    products: dict[str, list[str]] = {}
+    for node, sums in Flow(model, gates, RULES, Probe(model)).sums.items():
+        for group in frozenset().union(*(gain.sites for gain in sums.values())):
+            products.setdefault(group, []).append(node.name or "")
+    return {group: tuple(names) for group, names in products.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class InsertedProductGates:
+    """What `InsertProductGates` changed: names of the groups whose products were gated."""
+
+    groups: tuple[str, ...]
+
+
+class InsertProductGates(GraphPass[InsertedProductGates]):
+    """Multiply the first input of products, whose last axis holds the units of a group, by a gate.
+
+    A quantized graph has the products of the float graph, by name, but its gates are gone: kept units have none. With
+    gates before its products it is shrunk like any other graph.
+
+    Args:
+        plan: the groups; gates are the scales of kept units, and zero for dropped ones.
+        products: group -> names of its products, see `products_of_groups`.
+
+    Raises (from `call`):
+        PlanError: a product is missing, or its inputs are not the units of the group.
+    """
+
+    def __init__(self, plan: Plan, products: Mapping[str, Collection[str]]) -> None:
+        self.plan = plan
+        self.products = products
+
+    def requires(self, model: ir.Model) -> None:
+        require_inlined(model)
+
+    def call(self, model: ir.Model) -> ReportedResult[InsertedProductGates]:
+        nodes = {node.name: node for node in model.graph}
+        probe = Probe(model)
+        for group in self.plan.groups:
+            for name in self.products.get(group.name, ()):
+                if name not in nodes:
+                    raise PlanError(
+                        f"{group.name}: the graph has no product {name}; use the quantized graph of the same model",
+                        code=GraphErrorCode.SITE_MISSING,
+                        site=group.name,
+                    )
+                _gate_product(model.graph, nodes[name], group, probe)
+        return ReportedResult(model, True, InsertedProductGates(tuple(group.name for group in self.plan.groups)))
+
+
+def _gate_product(graph: ir.Graph, node: ir.Node, group: GroupPlan, probe: Probe) -> None:
+    """Gate one product of a group; all products of a group share the initializer."""
+    value = node.inputs[0]
+    shape = probe.shape(value)
+    if value is None or shape is None or shape[-1] != group.units * group.width:
+        raise PlanError(
+            f"{group.name}: the product {node.name} does not read {group.units} units of width {group.width}; use the"
+            " graph of the same model",
+            code=GraphErrorCode.SITE_MISMATCH,
+            site=group.name,
+        )
+    name = gate_name(group)
+    gate = graph.initializers.get(name)
+    if gate is None:
+        content = np.repeat(np.array(group.gate, np.float32), group.width)
+        tensor = ir.Tensor(content, name=name)
+        gate = ir.Value(name=name, const_value=tensor, type=ir.TensorType(ir.DataType.FLOAT), shape=tensor.shape)
+        graph.register_initializer(gate)
+    product = ir.node("Mul", [value, gate], name=f"{node.name}.gate")
+    gated = product.outputs[0]
+    gated.dtype, gated.shape = ir.DataType.FLOAT, value.shape
+    graph.insert_before(node, product)
+    node.replace_input_with(0, gated)
