@@ -40,7 +40,9 @@ def divergence(
         `[rows]`, float64, on the device of the outputs. A row without positions that count has zero.
     """
     is_span = len(names) > 1
-    return torch.stack([_one(dense[name], outputs[name], batch, variance, is_span=is_span) for name in names]).sum(0)
+    return torch.stack(
+        [_output_divergence(dense[name], outputs[name], batch, variance, is_span=is_span) for name in names]
+    ).sum(0)
 
 
 def is_regression(logits: Tensor) -> bool:
@@ -54,7 +56,7 @@ def without_padding(logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     return logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
 
 
-def _one(
+def _output_divergence(
     dense: Tensor, logits: Tensor, batch: Mapping[str, Tensor], variance: float | None, *, is_span: bool
 ) -> Tensor:
     if is_span:

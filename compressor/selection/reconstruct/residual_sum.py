@@ -20,8 +20,8 @@ from compressor.selection.reconstruct.replay import EndForwardError, removed_aft
 
 _CANDIDATES = 32
 """Module calls after a linear that are examined."""
-_ROUNDING = 100
-"""Tolerance of the comparison, in units of the precision of the linear's output."""
+_ROUNDING = 16
+"""Tolerance of each number in a comparison, in roundings of the numbers that are added."""
 
 
 @dataclass(frozen=True)
@@ -108,14 +108,16 @@ def _readings(
 
 
 def _first_sum(call: _Call, shifted: _Call, delta: Tensor) -> tuple[str, int] | None:
+    """The first module call whose input moved by delta, up to the rounding of each number."""
     inputs = {(name, number): tensor for name, number, tensor in shifted.inputs}
     for name, number, tensor in call.inputs:
         moved = inputs.get((name, number))
         if moved is None or moved.dtype != delta.dtype:
             continue
-        size = max(float(value.abs().max()) for value in (tensor, moved, delta))
-        tolerance = _ROUNDING * torch.finfo(delta.dtype).eps * size
-        if float((moved - tensor - delta).abs().max()) <= tolerance:
+        values = [value.double() for value in (tensor, moved, delta, call.output, shifted.output)]
+        size = torch.stack([value.abs() for value in values]).sum(0) + values[0].square().mean().sqrt()
+        difference = (values[1] - values[0] - values[2]).abs()
+        if bool((difference <= _ROUNDING * torch.finfo(delta.dtype).eps * size).all()):
             return name, number
     return None
 
