@@ -1,0 +1,78 @@
+"""The divergence of a model's outputs from those of the dense model, for any task by the outputs that it scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from compressor.selection.reconstruct.forward import scored_mask
+
+_SMALLEST_VARIANCE = 1e-12
+
+
+def divergence(
+    dense: Mapping[str, Any],
+    outputs: Mapping[str, Any],
+    names: Sequence[str],
+    batch: Mapping[str, Tensor],
+    variance: float | None = None,
+) -> Tensor:
+    """KL(dense || outputs) of each row, in nats.
+
+    Several outputs are logits over the positions of the row (start and end of a span); padded positions are left out,
+    and the divergences of the outputs are summed. A single output is one of these, by its axes:
+
+    1. `[rows, positions, classes]`: a language model or a tagger; the mean over the positions of the row that count.
+    2. `[rows, classes]`.
+    3. `[rows, 1]` or `[rows]`: a regression; the squared difference over the variance of the dense outputs.
+
+    Args:
+        dense: outputs of the dense model.
+        outputs: outputs of the changed model on the same batch.
+        names: the outputs that the task scores, see `Task.outputs`.
+        batch: the inputs, of which the masks and the labels (-100: not scored) tell padded positions.
+        variance: variance of the dense outputs of a regression over all calibration rows; None: over these rows.
+
+    Returns:
+        `[rows]`, float64, on the device of the outputs. A row without positions that count has zero.
+    """
+    is_span = len(names) > 1
+    return torch.stack(
+        [_output_divergence(dense[name], outputs[name], batch, variance, is_span=is_span) for name in names]
+    ).sum(0)
+
+
+def is_regression(logits: Tensor) -> bool:
+    """Whether an output is one number per row, `[rows]` or `[rows, 1]`."""
+    return logits.dim() == 1 or (logits.dim() == 2 and logits.shape[1] == 1)
+
+
+def without_padding(logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+    """Logits over positions, `[rows, positions]`, with those of padded positions at the lowest finite number."""
+    mask = scored_mask(batch, *logits.shape).to(logits.device)
+    return logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
+
+
+def _output_divergence(
+    dense: Tensor, logits: Tensor, batch: Mapping[str, Tensor], variance: float | None, *, is_span: bool
+) -> Tensor:
+    if is_span:
+        return _kl(without_padding(dense.double(), batch), without_padding(logits.double(), batch))
+    if is_regression(dense):  # case 3
+        difference = (dense - logits).double().reshape(len(dense))
+        scale = float(dense.double().var(correction=0)) if variance is None else variance
+        return difference.square() / max(scale, _SMALLEST_VARIANCE)
+    if dense.dim() == 2:  # case 2
+        return _kl(dense.double(), logits.double())
+    mask = scored_mask(batch, *dense.shape[:2]).to(dense.device)  # case 1
+    rows = [_kl(p[kept].double(), q[kept].double()).sum() for p, q, kept in zip(dense, logits, mask, strict=True)]
+    return torch.stack(rows) / mask.sum(1).clamp(min=1)
+
+
+def _kl(dense: Tensor, logits: Tensor) -> Tensor:
+    """KL over the last axis of logits; rounding never makes it negative."""
+    p, q = dense.log_softmax(-1), logits.log_softmax(-1)
+    return (p.exp() * (p - q)).sum(-1).clamp(min=0)

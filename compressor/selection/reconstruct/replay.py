@@ -1,0 +1,125 @@
+"""Forwards whose first layer calls return recorded outputs and whose last ones may be left out.
+
+A layer is an element of the model's outermost module lists, see `outermost_layers`. Layers of one list form a chain:
+each reads the output of the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
+
+from compressor.selection.prefix_cache import outermost_layers
+from compressor.selection.reconstruct.forward import evaluation_mode, forward_arguments
+
+AroundLayer = Callable[[int, nn.Module, Callable[[], Any]], Any]
+"""Called with the number of a layer call, the layer, and a function that runs it; returns the output to go on with."""
+
+
+class EndForwardError(Exception):
+    """Ends a forward early, raised from a hook; `run_layers` returns None."""
+
+
+def run_layers(model: PreTrainedModel, batch: Mapping[str, Tensor], around: AroundLayer) -> Any:
+    """One forward in evaluation mode without gradients, each layer call routed through a function.
+
+    Args:
+        model: a transformers model with its hooks and gates as they are; it is restored afterwards.
+        batch: inputs `[rows, ...]`.
+        around: runs or replaces each layer call.
+
+    Returns:
+        The model's output; None if `EndForwardError` was raised.
+    """
+    with torch.no_grad(), evaluation_mode(model), _routed(outermost_layers(model), around):
+        try:
+            return model(**forward_arguments(model, batch))
+        except EndForwardError:
+            return None
+
+
+def layer_groups(model: PreTrainedModel) -> dict[nn.Module, int]:
+    """The number of the module list of each layer."""
+    layers = set(outermost_layers(model))
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    groups: dict[nn.Module, int] = {}
+    for number, members in enumerate(lists):
+        for layer in layers.intersection(members):
+            groups.setdefault(layer, number)
+    return groups
+
+
+class CallOrder:
+    """When a forward calls its layers and its other modules.
+
+    Args:
+        model: a transformers model.
+        batch: inputs of one forward `[rows, ...]`; a few rows suffice.
+
+    Attributes:
+        layer_calls: number of layer calls.
+    """
+
+    def __init__(self, model: PreTrainedModel, batch: Mapping[str, Tensor]) -> None:
+        self.layer_calls = 0
+        self._calls: dict[str, list[int]] = {}
+
+        def around(number: int, layer: nn.Module, run: Callable[[], Any]) -> Any:
+            output = run()
+            self.layer_calls = number + 1
+            return output
+
+        def record(name: str, *_: object) -> None:
+            self._calls.setdefault(name, []).append(self.layer_calls)
+
+        leaves = [(name, module) for name, module in model.named_modules() if not any(module.children())]
+        with removed_afterwards(module.register_forward_hook(partial(record, name)) for name, module in leaves):
+            run_layers(model, batch, around)
+
+    def of(self, linear: str) -> Sequence[int]:
+        """The number of layer calls that end before each call of a linear: the layer call that contains it.
+
+        Raises:
+            ValueError: the forward does not call the linear.
+        """
+        if linear not in self._calls:
+            raise ValueError(f"{linear}: no module that a forward calls; use the path of a linear of this model")
+        return self._calls[linear]
+
+
+@contextmanager
+def removed_afterwards(handles: Iterator[RemovableHandle]) -> Iterator[None]:
+    """Register hooks, one for each handle; remove them on exit."""
+    with ExitStack() as undo:
+        for handle in handles:
+            undo.callback(handle.remove)
+        yield
+
+
+@contextmanager
+def _routed(layers: Sequence[nn.Module], around: AroundLayer) -> Iterator[None]:
+    """Route the forwards of layers through a function; restore them on exit."""
+    count = 0
+
+    def forward(layer: nn.Module, former: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        count += 1
+        return around(count - 1, layer, partial(former, *args, **kwargs))
+
+    former_forwards = [(layer, vars(layer).get("forward")) for layer in layers]
+    try:
+        for layer in layers:
+            layer.forward = partial(forward, layer, layer.forward)
+        yield
+    finally:
+        for layer, former in former_forwards:
+            del layer.forward
+            if former is not None:
+                layer.forward = former

@@ -1,0 +1,68 @@
+"""KL of outputs per row: literal values, and no influence of padding."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from compressor.selection.reconstruct.divergence import divergence
+
+LOG3 = math.log(3)
+EVEN_TO_QUARTERS = 0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25)
+"""KL of (1/2, 1/2) from (3/4, 1/4)."""
+
+
+def test_classes() -> None:
+    dense, changed = torch.tensor([[0.0, 0.0], [1.0, 1.0]]), torch.tensor([[LOG3, 0.0], [2.0, 2.0]])
+    rows = divergence({"logits": dense}, {"logits": changed}, ("logits",), {})
+    assert rows.tolist() == pytest.approx([EVEN_TO_QUARTERS, 0.0], abs=1e-7)
+    assert rows.dtype == torch.float64
+
+
+def test_spans_sum_start_and_end_without_padding() -> None:
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    dense = {"start_logits": torch.tensor([[0.0, 0.0, 9.0], [0.0, 0.0, 0.0]]), "end_logits": torch.zeros(2, 3)}
+    changed = {
+        "start_logits": torch.tensor([[LOG3, 0.0, -9.0], [0.0, 0.0, 0.0]]),
+        "end_logits": torch.tensor([[0.0, LOG3, 7.0], [0.0, 0.0, 0.0]]),
+    }
+    rows = divergence(dense, changed, ("start_logits", "end_logits"), {"attention_mask": mask})
+    assert rows.tolist() == pytest.approx([2 * EVEN_TO_QUARTERS, 0.0], abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"attention_mask": torch.tensor([[1, 1, 0], [0, 0, 0]])},
+        {"labels": torch.tensor([[7, 8, -100], [-100, -100, -100]]), "attention_mask": torch.ones(2, 3)},
+        {
+            "decoder_attention_mask": torch.tensor([[1, 1, 0], [0, 0, 0]]),
+            "decoder_input_ids": torch.ones(2, 3),
+            "attention_mask": torch.ones(2, 3),
+        },
+    ],
+    ids=["attention_mask", "labels", "decoder"],
+)
+def test_language_models_average_positions(batch: dict[str, Tensor]) -> None:
+    dense = torch.zeros(2, 3, 2)
+    changed = torch.tensor([[[LOG3, 0.0], [0.0, 0.0], [50.0, 0.0]], [[50.0, 0.0]] * 3])
+    rows = divergence({"logits": dense}, {"logits": changed}, ("logits",), batch)
+    assert rows.tolist() == pytest.approx([EVEN_TO_QUARTERS / 2, 0.0], abs=1e-7)
+
+
+def test_a_decoder_without_mask_keeps_all_positions() -> None:
+    batch = {"attention_mask": torch.zeros(1, 3), "decoder_input_ids": torch.ones(1, 3)}
+    changed = torch.tensor([[[LOG3, 0.0]] * 3])
+    rows = divergence({"logits": torch.zeros(1, 3, 2)}, {"logits": changed}, ("logits",), batch)
+    assert rows.tolist() == pytest.approx([EVEN_TO_QUARTERS])
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 1)])
+def test_regression_divides_by_the_variance(shape: tuple[int, ...]) -> None:
+    dense, changed = torch.tensor([1.0, 5.0]).reshape(shape), torch.tensor([1.0, 7.0]).reshape(shape)
+    outputs, changed_outputs = {"logits": dense}, {"logits": changed}
+    assert divergence(outputs, changed_outputs, ("logits",), {}).tolist() == [0.0, 1.0]
+    assert divergence(outputs, changed_outputs, ("logits",), {}, variance=2.0).tolist() == [0.0, 2.0]
