@@ -7,6 +7,7 @@ from graph_passes.passes.fold_gates import FoldGates
 from graph_passes.passes.fold_weights import FoldWeights
 from graph_passes.passes.fuse_for_ort import FuseForOrt
 from graph_passes.passes.insert_gates import InsertGates
+from graph_passes.passes.insert_product_gates import InsertProductGates, products_of_groups
 from graph_passes.passes.lower_block_sparse import LowerBlockSparse
 from graph_passes.passes.lower_opset import LowerOpset
 from graph_passes.passes.make_axes_explicit import MakeAxesExplicit
@@ -31,6 +32,7 @@ __all__ = [
     "FoldWeights",
     "FuseForOrt",
     "InsertGates",
+    "InsertProductGates",
     "LowerBlockSparse",
     "LowerOpset",
     "MakeAxesExplicit",
@@ -46,4 +48,5 @@ __all__ = [
     "ScaleQueries",
     "SplitSkipNorms",
     "TransposeSingleQuery",
+    "products_of_groups",
 ]

@@ -23,8 +23,9 @@ def products_of_groups(model: ir.Model) -> dict[str, tuple[str, ...]]:
     Args:
         model: a graph with gates, without local functions.
     """
+    # Any factors that differ will do: a reshape passes on no gain where all factors are equal.
     gates = {
-        value: (group, value.const_value.numpy())
+        value: (group, np.arange(1.0, value.const_value.size + 1).reshape(value.const_value.shape.numpy()))
         for group, value in find_gates(model.graph).items()
         if value.const_value is not None
     }

@@ -1,0 +1,134 @@
+"""Cost tables: what a group of units costs at each number of units that is kept, and what a plan costs in all."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from graph_passes.files import atomic_replace
+
+CLIFF = 1.05
+"""Ratio of times from which on a larger number of units that is faster than a smaller one is called a cliff."""
+
+
+class GroupCosts(BaseModel):
+    """Costs of equal groups at some numbers of units.
+
+    Attributes:
+        groups: names of the groups that share the row.
+        type: `heads` or `neurons`.
+        counts: numbers of units that were measured, ascending; the last one is all.
+        savings: what one of the groups saves at each number, against all of its units; the last one is zero.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    groups: tuple[str, ...]
+    type: str
+    counts: tuple[int, ...]
+    savings: tuple[float, ...]
+
+    def saving(self, count: int) -> float:
+        """The saving at any number of units: between two that were measured it is linear."""
+        right = bisect.bisect_left(self.counts, count)
+        if self.counts[right] == count:
+            return self.savings[right]
+        low, high = self.counts[right - 1], self.counts[right]
+        share = (count - low) / (high - low)
+        return (1 - share) * self.savings[right - 1] + share * self.savings[right]
+
+    @property
+    def cliffs(self) -> tuple[int, ...]:
+        """Numbers of units that cost more than the next larger number that was measured."""
+        whole = max(self.savings)
+        pairs = zip(self.counts, self.savings, self.savings[1:], strict=False)
+        return tuple(count for count, saving, larger in pairs if larger - saving > (CLIFF - 1) * whole)
+
+
+class CostTable(BaseModel):
+    """What plans of one model cost, in one unit and at one size.
+
+    Costs add up: a plan costs what the whole model costs, less the saving of each group.
+
+    Attributes:
+        unit: `ms` for times; `macs`, `parameters` or `heads` for counts.
+        engine: target, precision and form of the engine, e.g. `openvino int8 portable`; empty for counts.
+        batch: rows in a call; 0 for counts that do not depend on it.
+        seq: length in tokens; None: the model has one size.
+        dense: cost of the runtime's own engine of the whole model, which ratios refer to.
+        whole: cost with every unit, in the form that plans are measured in.
+        rows: the groups.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    unit: str
+    engine: str = ""
+    batch: int = 0
+    seq: int | None = None
+    dense: float
+    whole: float
+    rows: tuple[GroupCosts, ...]
+
+    @property
+    def least(self) -> float:
+        """Cost of a plan that keeps nothing: no budget below it can be met."""
+        return self.whole - sum(len(row.groups) * max(row.savings) for row in self.rows)
+
+    @property
+    def label(self) -> str:
+        """The size for readers: `batch 1, 128 tokens`, or the unit of a count."""
+        if self.unit != "ms":
+            return self.unit
+        return f"batch {self.batch}" + (f", {self.seq} tokens" if self.seq else "")
+
+    def saving(self, group: str, count: int) -> float:
+        """What a group saves at a number of units, against all of them."""
+        return next(row.saving(count) for row in self.rows if group in row.groups)
+
+    def cost(self, counts: Mapping[str, int]) -> float:
+        """Cost of a plan, from the number of kept units of each group; groups that are not named keep all."""
+        return self.whole - sum(self.saving(group, count) for group, count in counts.items())
+
+    def share_of(self, kind: str) -> float:
+        """Share of the cost of the whole model that the groups of a type account for."""
+        saved = sum(len(row.groups) * max(row.savings) for row in self.rows if row.type == kind)
+        return saved / self.whole
+
+
+class StoredTables(BaseModel):
+    """Cost tables in a file, with everything that they depend on.
+
+    Attributes:
+        key: the model's structure, the engine, its settings, the sizes and the machine.
+        tables: one table for each size.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    key: Mapping[str, str]
+    tables: tuple[CostTable, ...]
+
+
+def load_tables(path: Path, key: Mapping[str, str]) -> tuple[tuple[CostTable, ...], tuple[str, ...]]:
+    """Tables that were stored, and the fields of the key that differ; no tables where any differs, or without a file.
+
+    A file that cannot be read counts as none.
+    """
+    try:
+        stored = StoredTables.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return (), ()
+    differing = tuple(name for name in key if stored.key.get(name) != key[name])
+    return (stored.tables if not differing else ()), differing
+
+
+def save_tables(path: Path, key: Mapping[str, str], tables: Sequence[CostTable]) -> None:
+    """Store tables; the file appears completely or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = StoredTables(key=dict(key), tables=tuple(tables)).model_dump_json(indent=1)
+    with atomic_replace(path) as temporary:
+        temporary.write_text(content, encoding="utf-8")

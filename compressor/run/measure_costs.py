@@ -1,0 +1,176 @@
+"""Measure the cost tables of a model: multiply-accumulates and parameters by counting, times by building engines."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+
+import graph_passes
+from compressor.measure import macs, median_times
+from compressor.measure.costs import CostTable, GroupCosts
+from compressor.progress import ProgressCallback
+from compressor.run.plan_engines import PlanEngines
+from compressor.targets import Engine
+from compressor.targets.base import Feeds
+from compressor.units import PrunableGroup
+from graph_passes import Plan
+
+Size = tuple[int, int | None]
+"""Batch size, and length in tokens; None: the model has one size."""
+_SHARES = (0.0, 1 / 48, 1 / 12, 1 / 6, 1 / 4, 3 / 8, 1 / 2, 3 / 4)
+"""Shares of the units of groups whose engines are timed; between them times are nearly linear."""
+_SHARES_OF_FEW = (0.0, 1 / 2)
+"""Shares where a group accounts for little of the multiply-accumulates."""
+_LITTLE = 0.02
+_TIMED_TOGETHER = 5
+"""Engines that are timed in turn, besides the whole model's."""
+_SECONDS = 0.5
+"""Time spent on each engine at each size; at least four rounds."""
+
+
+def keep_counts(plan: Plan, counts: Mapping[str, int]) -> Plan:
+    """The plan that keeps the first units of some groups."""
+    return plan.replace_groups(
+        dataclasses.replace(group, kept=group.kept[: counts[group.name]], scale=group.scale[: counts[group.name]])
+        for group in plan.groups
+        if group.name in counts
+    )
+
+
+def count_costs(engines: PlanEngines, groups: Sequence[PrunableGroup], sizes: Sequence[Size]) -> list[CostTable]:
+    """Tables of parameters, and of multiply-accumulates at each size, by counting those of graphs.
+
+    Both are linear in the number of units, so one graph a group is counted.
+
+    Args:
+        engines: gives the graph of a plan.
+        groups: the groups.
+        sizes: the sizes.
+    """
+    plan = engines.reference.plan
+    whole = engines.float_graph(plan)
+    totals = _counts(whole, sizes)
+    slopes = {}
+    for group in groups:
+        kept = group.counts[len(group.counts) // 2]
+        counts = _counts(engines.float_graph(keep_counts(plan, {group.name: kept})), sizes)
+        slopes[group.name] = [(a - b) / (group.units - kept) for a, b in zip(totals, counts, strict=True)]
+    labels = [("parameters", 0, None), *(("macs", batch, seq) for batch, seq in sizes)]
+    return [
+        CostTable(
+            unit=unit,
+            batch=batch,
+            seq=seq,
+            dense=total,
+            whole=total,
+            rows=tuple(
+                GroupCosts(
+                    groups=(group.name,),
+                    type=group.type,
+                    counts=(0, group.units),
+                    savings=(slopes[group.name][number] * group.units, 0.0),
+                )
+                for group in groups
+            ),
+        )
+        for number, ((unit, batch, seq), total) in enumerate(zip(labels, totals, strict=True))
+    ]
+
+
+def _counts(model: ir.Model, sizes: Sequence[Size]) -> list[float]:
+    """Parameters, and multiply-accumulates at each size."""
+    counts = [macs(model, batch, seq or 1) or 0 for batch, seq in sizes]
+    return [float(graph_passes.count_parameters(model)), *map(float, counts)]
+
+
+def equal_groups(groups: Sequence[PrunableGroup], table: CostTable) -> list[list[PrunableGroup]]:
+    """Groups that cost the same: of one type and size, and with equal multiply-accumulates a unit."""
+    classes: dict[tuple[object, ...], list[PrunableGroup]] = {}
+    for group in groups:
+        key = (group.type, group.units, group.width, group.step, round(table.saving(group.name, 0) / table.whole, 4))
+        classes.setdefault(key, []).append(group)
+    return list(classes.values())
+
+
+def measured_counts(group: PrunableGroup, share: float) -> tuple[int, ...]:
+    """Numbers of units of a group at which engines are timed, ascending, without all of them.
+
+    Args:
+        group: the group.
+        share: its share of the multiply-accumulates of the model.
+    """
+    grid = group.counts[:-1]
+    shares = _SHARES if share >= _LITTLE else _SHARES_OF_FEW
+    nearest = {grid[min(round(part * len(grid)), len(grid) - 1)] for part in shares}
+    if group.units // group.step <= 12 and share >= _LITTLE:
+        nearest = {count for number, count in enumerate(grid) if number % 2 == 0 or number == 1}
+    return tuple(sorted(nearest))
+
+
+def measure_times(
+    engines: PlanEngines,
+    groups: Sequence[PrunableGroup],
+    macs_table: CostTable,
+    dense: Engine,
+    inputs: Mapping[Size, Feeds],
+    on_progress: ProgressCallback,
+) -> list[CostTable]:
+    """Tables of times at each size: engines in which all groups that cost the same keep equally many units.
+
+    What a group saves at a number of units is the difference to the engine of the whole model, divided by the number of
+    such groups. Engines are timed in turn with that of the whole model, so that disturbances affect both.
+
+    Args:
+        engines: builds the engine of a plan.
+        groups: the groups.
+        macs_table: multiply-accumulates of the groups, by which equal groups are recognized.
+        dense: the runtime's own engine of the whole model.
+        inputs: one batch of inputs for each size.
+        on_progress: called with (engines, all engines).
+    """
+    plan = engines.reference.plan
+    classes = equal_groups(groups, macs_table)
+    cases = []
+    for number, members in enumerate(classes):
+        share = len(members) * macs_table.saving(members[0].name, 0) / macs_table.whole
+        cases += [(number, count) for count in measured_counts(members[0], share)]
+    whole = engines.build(plan)
+    base = {size: median_times([dense, whole], feeds, 4 * _SECONDS) for size, feeds in inputs.items()}
+    savings: dict[tuple[int, int], dict[Size, float]] = {}
+    for start in range(0, len(cases), _TIMED_TOGETHER):
+        on_progress(start, len(cases))
+        batch = cases[start : start + _TIMED_TOGETHER]
+        built = [
+            engines.build(keep_counts(plan, {group.name: count for group in classes[number]}))
+            for number, count in batch
+        ]
+        for size, feeds in inputs.items():
+            reference, *times = median_times([whole, *built], feeds, _SECONDS * (len(built) + 1))
+            for (number, count), seconds in zip(batch, times, strict=True):
+                saved = base[size][1] * (1 - seconds / reference)
+                savings.setdefault((number, count), {})[size] = saved / len(classes[number])
+        for engine in built:
+            engines.discard(engine)
+    on_progress(len(cases), len(cases))
+    return [
+        CostTable(
+            unit="ms",
+            engine=engines.choice.label,
+            batch=size[0],
+            seq=size[1],
+            dense=1e3 * base[size][0],
+            whole=1e3 * base[size][1],
+            rows=tuple(
+                GroupCosts(
+                    groups=tuple(group.name for group in members),
+                    type=members[0].type,
+                    counts=(*(count for case, count in cases if case == number), members[0].units),
+                    savings=(*(1e3 * savings[number, count][size] for case, count in cases if case == number), 0.0),
+                )
+                for number, members in enumerate(classes)
+            ),
+        )
+        for size in inputs
+    ]

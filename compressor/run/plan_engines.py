@@ -1,0 +1,92 @@
+"""Engines of plans whose weights do not matter: what a plan costs depends on its counts alone."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import onnx_ir as ir
+
+import graph_passes
+from compressor.quantization import quantize_graph
+from compressor.run.products import PORTABLE, Choice, ExportedGraph
+from compressor.run.variant import build_engine
+from compressor.targets import BuildOptions, Engine
+from compressor.targets.base import Feeds
+from graph_passes import Plan
+from graph_passes.passes import CleanUp, DropUnreadPositions, InsertProductGates, Normalize, products_of_groups
+
+_NORM_SECONDS = 0.3
+"""Time spent on choosing the form of normalizations of an engine that is only timed."""
+
+
+@dataclass(frozen=True)
+class PlanEngines:
+    """Builds the engine of any plan of one model, to time it.
+
+    Quantizing a graph takes far longer than building its engine. Therefore the graph of the whole model is quantized
+    once, and plans are carried out on the quantized graph.
+
+    Attributes:
+        reference: the reference graph of the whole model, with a gate for each group.
+        choice: target, precision and form of the engine.
+        options: sizes and settings of the engine.
+        row: an example row, from which the ranges of activations are taken; only where `choice` is quantized.
+        drop_unread: whether positions that no output depends on are dropped.
+        scratch: folder for graphs and engines.
+    """
+
+    reference: ExportedGraph
+    choice: Choice
+    options: BuildOptions
+    row: Feeds
+    drop_unread: bool
+    scratch: Path
+    _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
+
+    def graph(self, plan: Plan) -> ir.Model:
+        """The graph of a plan: in floats, or with the products of the quantized graph of the whole model."""
+        if self.choice.form != PORTABLE:
+            return self.float_graph(plan)
+        path, products = self._quantized
+        model = graph_passes.load(path)
+        Normalize()(model)
+        InsertProductGates(plan, products)(model)
+        return graph_passes.shrink(model, plan).model
+
+    def float_graph(self, plan: Plan) -> ir.Model:
+        """The graph of a plan in floats, with the positions that are read."""
+        shrunk = graph_passes.shrink(graph_passes.load(self.reference.path), plan).model
+        if self.drop_unread:
+            DropUnreadPositions()(shrunk)
+            CleanUp()(shrunk)
+        return shrunk
+
+    def build(self, plan: Plan) -> Engine:
+        """The engine of a plan, in a folder of its own."""
+        folder = self.scratch / f"plan{next(self._numbers)}"
+        folder.mkdir(parents=True)
+        graph = folder / "model.onnx"
+        graph_passes.save(self.graph(plan), graph)
+        options = replace(self.options, norm_seconds=min(self.options.norm_seconds, _NORM_SECONDS))
+        return build_engine(graph, folder, self.choice.config, options)
+
+    def discard(self, engine: Engine) -> None:
+        """Remove the files of an engine."""
+        shutil.rmtree(engine.path.parent, ignore_errors=True)
+
+    @functools.cached_property
+    def _quantized(self) -> tuple[Path, Mapping[str, tuple[str, ...]]]:
+        """The quantized graph of the whole model, and the products of each group."""
+        gated = graph_passes.load(self.reference.path)
+        Normalize()(gated)
+        products = products_of_groups(gated)
+        plain, quantized = self.scratch / "whole.onnx", self.scratch / "whole.int8.onnx"
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        graph_passes.save(self.float_graph(self.reference.plan), plain)
+        quantize_graph(plain, [self.row], quantized)
+        return quantized, products
