@@ -1,0 +1,1 @@
+"""Selection and reconstruction of units without training, from sums over the inputs of the linear that follows them."""
