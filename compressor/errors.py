@@ -59,6 +59,8 @@ class ErrorCode(StrEnum):
     """The labels do not correspond to the classes of the model."""
 
     # Computed results.
+    BUDGET_UNREACHABLE = "budget-unreachable"
+    """No pruned model meets the budgets; `least` has the least that is reachable for each."""
     PRODUCTS_IN_FLOAT = "products-in-float"
     """The runtime computes products in floats that the graph has in int8."""
     NUMBERS_DIFFER = "numbers-differ"
@@ -128,6 +130,14 @@ class UsageError(CompressorError):
     """Flags or a recipe that request something that does not exist."""
 
     exit_code = 2
+
+
+class BudgetError(UsageError):
+    """Budgets that no pruned model meets.
+
+    `details` has `budgets`; `least`, the least cost that is reachable for each of them when the others are ignored; and
+    `exceeded`, the indices of the budgets below that (empty: each can be met alone, but not all together).
+    """
 
 
 class InputError(CompressorError):
