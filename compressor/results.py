@@ -115,6 +115,21 @@ class NoteCode(StrEnum):
     STORAGE_URI = "storage-uri"
     """The storage URI of a KServe service is a placeholder."""
 
+    # Budgets.
+    COSTS_REUSED = "costs-reused"
+    """The cost table of an earlier run on this machine is used."""
+    COSTS_REMEASURED = "costs-remeasured"
+    """A stored cost table is of another machine, runtime or size."""
+    BUDGET_MET = "budget-met"
+    """What was requested and what was reached."""
+    BUDGET_MISSED = "budget-missed"
+    """No plan that was measured meets the budget."""
+    BUDGET_ABOVE_DENSE = "budget-above-dense"
+    """The budget allows the whole model, so nothing is removed."""
+    GROUPS_SKIPPED = "groups-skipped"
+    """Groups of units that keep all, because they cannot be removed from the graph."""
+    FEW_PRUNING_ROWS = "few-pruning-rows"
+
     # Quantization.
     NO_INT8_INSTRUCTIONS = "no-int8-instructions"
     """The processor computes int8 products with sums that can saturate."""

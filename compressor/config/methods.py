@@ -19,22 +19,23 @@ class Method:
 
     Attributes:
         description: one line for the documentation.
-        kind: `gate`: heads are learned by gradient; `search`: heads are chosen by evaluating subsets.
-        path: `module:class` of its gate or search.
+        kind: `gate`: heads are learned by gradient; `search`: heads are chosen by evaluating subsets; `budget`: heads
+            and neurons are chosen under a budget, without training.
+        path: `module:class` of its gate, search or pruner.
         trains_model: whether the model's weights are trained too.
         epochs: passes over the training rows where the recipe sets none.
         penalised: whether a penalty closes its gates, so that no number of heads is needed.
     """
 
     description: str
-    kind: Literal["gate", "search"]
+    kind: Literal["gate", "search", "budget"]
     path: str
     trains_model: bool = False
     epochs: float = 3.0
     penalised: bool = False
 
     def load(self) -> Any:
-        """The class of its gate or search."""
+        """The class of its gate, search or pruner."""
         module, _, name = self.path.partition(":")
         return getattr(import_module(module), name)
 
@@ -47,6 +48,10 @@ def _gate(
 
 def _search(path: str, description: str) -> Method:
     return Method(description, "search", f"{_SELECTION}.search.{path}")
+
+
+def _pruner(path: str, description: str) -> Method:
+    return Method(description, "budget", f"{_SELECTION}.{path}")
 
 
 METHODS: Mapping[str, Method] = {
@@ -90,8 +95,17 @@ METHODS: Mapping[str, Method] = {
         "greedy_by_index:GlobalSearch", "drops the cheapest head index in every site at once (Parnami et al. 2021)"
     ),
     "random": _search("random_subsets:RandomSearch", "the best of random subsets or orders, as a baseline"),
+    "reconstruct": _pruner(
+        "reconstruct.pruner:ReconstructPruner",
+        "removes heads and neurons by second order, allocates them by measured loss and cost, and refits the remaining"
+        " weights layer by layer; needs no labels (Kurtic et al. 2023; Frantar and Alistarh 2022)",
+    ),
 }
 """Method name -> method."""
+
+BUDGET_METHODS = tuple(name for name, method in METHODS.items() if method.kind == "budget")
+"""Methods that remove heads and neurons under a budget, without training."""
+DEFAULT_BUDGET_METHOD = "reconstruct"
 
 SEARCH_METHODS = tuple(name for name, method in METHODS.items() if method.kind == "search")
 """Methods that evaluate subsets and can work by a budget (`max_drop`) in place of a number of heads (`keep`)."""

@@ -17,10 +17,11 @@ from pydantic import Field
 from pydantic.fields import FieldInfo
 
 from compressor.config.fields import Config, FieldConflictError, fields_with
-from compressor.config.methods import PENALISED_METHODS, SEARCH_METHODS
+from compressor.config.methods import BUDGET_METHODS, DEFAULT_BUDGET_METHOD, PENALISED_METHODS, SEARCH_METHODS
 from compressor.config.sections import (
     AUTO,
     BlocksConfig,
+    BudgetConfig,
     EngineConfig,
     ExportConfig,
     MeasureConfig,
@@ -39,6 +40,7 @@ SECTIONS: Mapping[str, type[Config]] = {
     "source": SourceConfig,
     "rows": RowsConfig,
     "selection": SelectionConfig,
+    "budget": BudgetConfig,
     "blocks": BlocksConfig,
     "engine": EngineConfig,
     "export": ExportConfig,
@@ -66,6 +68,10 @@ FORMER_NAMES: Mapping[str, str] = {
 """Names of fields in version 0.1 -> names today."""
 
 
+_BUDGETS = ("speedup", "latency", "macs", "parameters")
+"""Fields that each set a budget."""
+
+
 def current_fields(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a recipe stored in a report, flat, under their current names and with current kinds of attention."""
     fields = {FORMER_NAMES.get(name, name): value for name, value in stored.items()}
@@ -90,6 +96,7 @@ class Recipe(Config):
         source: the model.
         rows: rows to learn from, to choose on and to report on.
         selection: how heads are selected.
+        budget: what the compressed model may cost.
         blocks: how blocks of the attention maps are dropped.
         engine: what is built.
         export: how the graph is exported.
@@ -105,6 +112,7 @@ class Recipe(Config):
     source: SourceConfig
     rows: RowsConfig = Field(default_factory=RowsConfig)
     selection: SelectionConfig = Field(default_factory=SelectionConfig)
+    budget: BudgetConfig = Field(default_factory=BudgetConfig)
     blocks: BlocksConfig = Field(default_factory=BlocksConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
     export: ExportConfig = Field(default_factory=ExportConfig)
@@ -129,13 +137,14 @@ class Recipe(Config):
             if not isinstance(section, dict):
                 section = sections[SECTION_OF[name]] = section.model_dump(exclude_unset=True)
             section[name] = value
-        return {"source": {}, **sections}
+        return _with_budget_method({"source": {}, **sections})
 
     @pydantic.model_validator(mode="after")
     def _fields_agree(self) -> Self:
         self._check_rows()
         self._check_engine()
         self._check_blocks()
+        self._check_budget()
         self._check_selection()
         return self
 
@@ -205,10 +214,60 @@ class Recipe(Config):
                 *("certify", "drop_blocks"),
             )
 
+    def _check_budget(self) -> None:
+        budget, keep = self.budget, self.selection.keep
+        set_budgets = [name for name in _BUDGETS if getattr(budget, name) is not None]
+        prunes_alone = self.selection.method in BUDGET_METHODS
+        if not set_budgets and not prunes_alone:
+            return
+        first = set_budgets[0] if set_budgets else "method"
+        if self.rows.data is None and self.plan_file is None:
+            raise FieldConflictError(
+                ErrorCode.MISSING_VALUE,
+                f"<{first}>: there are no rows to choose units by; add training rows (<data>), whose labels are not"
+                " needed, or a plan (<plan>)",
+                *(first, "data"),
+            )
+        if budget.speedup is not None and budget.latency is not None:
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"<speedup> {budget.speedup:g}, <latency> {budget.latency}: both bound the time of a call; omit one",
+                *("speedup", "latency"),
+            )
+        if budget.budget_at and not (budget.is_timed or budget.macs is not None):
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                "<budget_at>: there is no budget that depends on the size; set <speedup>, <latency> or <macs>",
+                *("budget_at", "speedup"),
+            )
+        if self.blocks.drops_any:
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"<{first}>: blocks are dropped by training, after which units would have to be refitted again; drop"
+                " blocks in a second run, on the output folder of the first",
+                *(first, "drop_blocks"),
+            )
+        if prunes_alone and keep is not None and set_budgets:
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"<keep> {keep}, <{first}>: {self.selection.method} decides by the budget how many heads stay; omit one"
+                " of them, or choose another method for the heads (<method>)",
+                *("keep", first),
+            )
+
     def _check_selection(self) -> None:
         selection = self.selection
         method, keep, max_drop, certify = selection.method, selection.keep, selection.max_drop, selection.certify
         learns = self.selects_heads and self.plan_file is None
+        if method in BUDGET_METHODS:
+            if self.plan_file is None and not self.budget.is_set and keep is None and max_drop is None:
+                raise FieldConflictError(
+                    ErrorCode.MISSING_VALUE,
+                    f"{method} needs a budget: set <speedup>, <latency>, <macs>, <parameters>, the number of heads"
+                    " (<keep>), or the loss allowed (<max_drop>)",
+                    *("method", "speedup"),
+                )
+            learns = False
         if learns and keep is None and method not in (*SEARCH_METHODS, *PENALISED_METHODS):
             also = ", or the share of blocks to drop (<drop_blocks>)" if self.blocks.model_fields_set else ""
             raise FieldConflictError(
@@ -257,9 +316,9 @@ class Recipe(Config):
         Where blocks are dropped, or the fastest engine is chosen, they are only if a number of heads, or another method
         than the default, is set. A run that quantizes and keeps 100% of the heads learns nothing.
         """
-        if self.rows.data is None:
-            return False
         selection = self.selection
+        if self.rows.data is None or selection.method in BUDGET_METHODS:
+            return False
         if self.engine.chooses and selection.keep == "100%":
             return False
         is_set = selection.keep is not None or selection.method != FIELDS["method"].default
@@ -268,7 +327,20 @@ class Recipe(Config):
     @property
     def learns(self) -> bool:
         """Whether a plan is learned from rows."""
-        return self.plan_file is None and (self.selects_heads or self.blocks.drops_any)
+        return self.plan_file is None and (self.selects_heads or self.blocks.drops_any or self.prunes)
+
+    @property
+    def prunes(self) -> bool:
+        """Whether units are removed under a budget, or as many as the metric allows."""
+        if self.plan_file is not None or self.rows.data is None:
+            return False
+        return self.budget.is_set or self.selection.method in BUDGET_METHODS
+
+    @property
+    def pruner(self) -> str:
+        """Name of the method that removes units under a budget."""
+        method = self.selection.method
+        return method if method in BUDGET_METHODS else DEFAULT_BUDGET_METHOD
 
     @property
     def fields_set(self) -> frozenset[str]:
@@ -303,6 +375,8 @@ class Recipe(Config):
         names = set(fields_with(FIELDS, "decides_plan"))
         if self.selection.keep is None and self.selection.searches:  # the allowed loss then decides how many heads go
             names.add("max_drop")
+        if self.prunes:
+            names |= {"target", "provider", "precision", "threads", "batch", "seq", "shapes", "max_drop"}
         if self.blocks.drops_any:
             names |= {"provider", "precision", "threads", "batch", "seq"}
             for name, file in (("maps", self.blocks.maps), ("kernel", self.engine.kernel)):
@@ -310,3 +384,25 @@ class Recipe(Config):
                     fingerprints[name] = hashlib.sha256(file.read_bytes()).hexdigest()
         content = {name: value for name, value in self.flat().items() if name in names} | fingerprints
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _with_budget_method(sections: dict[str, Any]) -> dict[str, Any]:
+    """The sections with the method that a budget implies, where none is set.
+
+    A loss that is allowed, with neither a number of heads nor anything else to learn, means as few units as it permits.
+    """
+    parts = {}
+    for key in ("selection", "budget", "blocks"):
+        part = sections.get(key, {})
+        if isinstance(part, Config):
+            part = part.model_dump(exclude_unset=True)
+        if not isinstance(part, dict):
+            return sections
+        parts[key] = part
+    selection, budget = parts["selection"], parts["budget"]
+    if selection.get("method") is not None or selection.get("keep") is not None or selection.get("plan") is not None:
+        return sections
+    bounded = selection.get("max_drop") is not None and not parts["blocks"]
+    if not bounded and not any(budget.get(name) is not None for name in _BUDGETS):
+        return sections
+    return {**sections, "selection": {**selection, "method": DEFAULT_BUDGET_METHOD}}

@@ -15,6 +15,7 @@ from compressor.config.values import (
     Count,
     Keep,
     MapsFile,
+    Milliseconds,
     Names,
     Natural,
     NonNegative,
@@ -30,7 +31,7 @@ from compressor.errors import ErrorCode, UsageError
 from compressor.targets import DEFAULT_TARGET, TARGETS, Precision
 from compressor.targets.base import Shape, parse_shape
 
-MODEL, DATA, HEADS, BLOCKS = "Model", "Data", "Heads", "Blocks"
+MODEL, DATA, HEADS, BUDGET, BLOCKS = "Model", "Data", "Heads", "Budget", "Blocks"
 AUTO = "auto"
 """Value of a choice that is made by measuring."""
 ENGINE, MEASURING, OUTPUT = "Engine", "Measuring", "Output"
@@ -82,7 +83,11 @@ class SelectionConfig(Config):
 
     plan: Path | None = config_field(HEADS, "plan.json to follow; nothing is learned", is_path=True)
     method: Annotated[str, AfterValidator(one_of(tuple(METHODS)))] = config_field(
-        HEADS, "method that selects the heads", "dsp", decides_plan=True, choices=tuple(METHODS)
+        HEADS,
+        "method that selects the units; with a budget the default is reconstruct",
+        "dsp",
+        decides_plan=True,
+        choices=tuple(METHODS),
     )
     keep: Keep | None = config_field(
         HEADS, "heads to keep over the whole model: a count (36) or a share (50%)", decides_plan=True
@@ -117,6 +122,61 @@ class SelectionConfig(Config):
     def searches(self) -> bool:
         """Whether the method evaluates subsets instead of learning gates."""
         return self.method in SEARCH_METHODS
+
+
+class BudgetConfig(Config):
+    """What the compressed model may cost, and what is pruned to meet it."""
+
+    speedup: Annotated[float, Field(ge=1)] | None = config_field(
+        BUDGET,
+        "how many times as fast as the runtime's own engine of the whole model the engine has to be",
+        decides_plan=True,
+    )
+    latency: Milliseconds | None = config_field(
+        BUDGET, "median time that a call of the engine may take: 5ms", decides_plan=True
+    )
+    macs: Share | None = config_field(
+        BUDGET, "share of the multiply-accumulates of the whole model to keep: 50%", decides_plan=True
+    )
+    parameters: Share | None = config_field(
+        BUDGET, "share of the parameters of the whole model to keep, embeddings included: 60%", decides_plan=True
+    )
+    budget_at: Shapes = config_field(
+        BUDGET,
+        "batch sizes and lengths at which speedup, latency and macs hold: 1x128; default: every size that is timed",
+        (),
+        decides_plan=True,
+    )
+    prune_units: Literal["all", "heads", "neurons"] = config_field(
+        BUDGET, "units that are removed to meet a budget", "all", decides_plan=True
+    )
+    prune_rows: Annotated[int, Field(ge=8)] = config_field(
+        BUDGET,
+        "maximum number of training rows that units are chosen and refitted by; labels are not used",
+        1024,
+        decides_plan=True,
+    )
+    skip_refused: bool = config_field(
+        BUDGET,
+        "keep groups of units whole that cannot be removed from the graph, instead of ending",
+        False,
+        decides_plan=True,
+    )
+
+    @property
+    def is_set(self) -> bool:
+        """Whether any budget is set."""
+        return any(value is not None for value in (self.speedup, self.latency, self.macs, self.parameters))
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the budget is one of time."""
+        return self.speedup is not None or self.latency is not None
+
+    @property
+    def milliseconds(self) -> float | None:
+        """The time that a call may take."""
+        return None if self.latency is None else float(self.latency.removesuffix("ms"))
 
 
 class BlocksConfig(Config):

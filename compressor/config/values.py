@@ -87,6 +87,19 @@ def _check_shape(value: str) -> str:
     return "x".join(str(int(size)) for size in sizes)
 
 
+def _as_milliseconds(value: Any) -> Any:
+    """The milliseconds that `5ms`, `0.2s` or `800us` stands for; a number without a unit is refused."""
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*(us|ms|s)", str(value).strip())
+    if match is None:
+        raise InvalidValueError("not a time with a unit; give a time such as 5ms, 800us or 0.2s")
+    milliseconds = float(match[1]) * {"us": 1e-3, "ms": 1.0, "s": 1e3}[match[2]]
+    if milliseconds <= 0:
+        raise InvalidValueError("out of range; give a time above zero, such as 5ms", ErrorCode.OUT_OF_RANGE)
+    return f"{milliseconds:g}ms"
+
+
+Milliseconds = Annotated[str, BeforeValidator(_as_milliseconds)]
+"""A time with its unit: `5ms`."""
 Keep = Annotated[int | str, BeforeValidator(_as_count_or_share)]
 """Heads to keep: a count, or a share such as `50%`."""
 Workers = Annotated[str, BeforeValidator(_check_workers)]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import bisect
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
+from scipy.optimize import isotonic_regression
 
 from graph_passes.files import atomic_replace
 
@@ -31,14 +33,15 @@ class GroupCosts(BaseModel):
     counts: tuple[int, ...]
     savings: tuple[float, ...]
 
+    @functools.cached_property
+    def _smoothed(self) -> tuple[float, ...]:
+        """The closest savings that never grow with the number of units: fewer units are no slower, but for noise."""
+        smoothed = isotonic_regression(self.savings, increasing=False).x
+        return tuple(float(saving - smoothed[-1]) for saving in smoothed)
+
     def saving(self, count: int) -> float:
-        """The saving at any number of units: between two that were measured it is linear."""
-        right = bisect.bisect_left(self.counts, count)
-        if self.counts[right] == count:
-            return self.savings[right]
-        low, high = self.counts[right - 1], self.counts[right]
-        share = (count - low) / (high - low)
-        return (1 - share) * self.savings[right - 1] + share * self.savings[right]
+        """The saving at any number of units, without noise: between two that were measured it is linear."""
+        return float(np.interp(count, self.counts, self._smoothed))
 
     @property
     def cliffs(self) -> tuple[int, ...]:
@@ -76,7 +79,7 @@ class CostTable(BaseModel):
     @property
     def least(self) -> float:
         """Cost of a plan that keeps nothing: no budget below it can be met."""
-        return self.whole - sum(len(row.groups) * max(row.savings) for row in self.rows)
+        return self.whole - sum(len(row.groups) * row.saving(0) for row in self.rows)
 
     @property
     def label(self) -> str:
@@ -95,7 +98,7 @@ class CostTable(BaseModel):
 
     def share_of(self, kind: str) -> float:
         """Share of the cost of the whole model that the groups of a type account for."""
-        saved = sum(len(row.groups) * max(row.savings) for row in self.rows if row.type == kind)
+        saved = sum(len(row.groups) * row.saving(0) for row in self.rows if row.type == kind)
         return saved / self.whole
 
 

@@ -1,18 +1,23 @@
-"""Calibration rows: training rows from which the ranges of activations are measured."""
+"""Calibration rows: training rows with the lengths of the rows that the engine will get."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
+from torch import Tensor
 
 from compressor.targets.base import Feeds
 from compressor.tasks import Data
 
+_BATCH_SIZE = 32
 
-def calibration_rows(data: Data, count: int, seed: int) -> list[Feeds]:
-    """Training rows with the lengths of the evaluation rows, each as a batch of one.
+
+def draw_rows(data: Data, count: int, seed: int) -> list[int]:
+    """Indices of training rows with the lengths of the evaluation rows.
 
     For each row a length is drawn from the evaluation rows, and a training row of the nearest length is drawn, so that
-    ranges are measured on inputs such as those that the engine will get.
+    statistics are taken on inputs such as those that the engine will get.
 
     Args:
         data: the rows.
@@ -25,11 +30,36 @@ def calibration_rows(data: Data, count: int, seed: int) -> list[Feeds]:
     order, lengths = order[np.argsort(lengths, kind="stable")], np.sort(lengths, kind="stable")
     drawn = rng.choice(np.asarray(data.eval["length"] if len(data.eval) else lengths), min(count, len(train)))
     free = np.ones(len(train), bool)
-    feeds: list[Feeds] = []
+    rows: list[int] = []
     for length in drawn:
         candidates = np.flatnonzero(free)
         index = candidates[np.argmin(np.abs(lengths[candidates] - length))]
         free[index] = False
-        batch = data.task.collate([train[int(order[index])]])
+        rows.append(int(order[index]))
+    return rows
+
+
+def calibration_rows(data: Data, count: int, seed: int) -> list[Feeds]:
+    """Training rows with the lengths of the evaluation rows, each as a batch of one; see `draw_rows`."""
+    feeds: list[Feeds] = []
+    for row in draw_rows(data, count, seed):
+        batch = data.task.collate([data.train[row]])
         feeds.append({name: tensor.numpy() for name, tensor in batch.items() if name != data.task.label_name})
     return feeds
+
+
+def calibration_batches(data: Data, rows: list[int]) -> list[Mapping[str, Tensor]]:
+    """Batches of training rows of similar lengths, so that little is padded. Labels of a task's own kind are left out.
+
+    Args:
+        data: the rows.
+        rows: indices of training rows.
+    """
+    lengths = data.train["length"]
+    ordered = sorted(rows, key=lambda row: int(lengths[row]))
+    batches: list[Mapping[str, Tensor]] = []
+    for start in range(0, len(ordered), _BATCH_SIZE):
+        batch = data.task.collate([data.train[row] for row in ordered[start : start + _BATCH_SIZE]])
+        kept = {"labels"} | (batch.keys() - {data.task.label_name})
+        batches.append({name: value for name, value in batch.items() if name in kept})
+    return batches

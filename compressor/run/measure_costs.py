@@ -23,7 +23,7 @@ _SHARES = (0.0, 1 / 48, 1 / 12, 1 / 6, 1 / 4, 3 / 8, 1 / 2, 3 / 4)
 """Shares of the units of groups whose engines are timed; between them times are nearly linear."""
 _SHARES_OF_FEW = (0.0, 1 / 2)
 """Shares where a group accounts for little of the multiply-accumulates."""
-_LITTLE = 0.02
+_LITTLE = 0.05
 _TIMED_TOGETHER = 5
 """Engines that are timed in turn, besides the whole model's."""
 _SECONDS = 0.5
@@ -39,7 +39,9 @@ def keep_counts(plan: Plan, counts: Mapping[str, int]) -> Plan:
     )
 
 
-def count_costs(engines: PlanEngines, groups: Sequence[PrunableGroup], sizes: Sequence[Size]) -> list[CostTable]:
+def count_costs(
+    engines: PlanEngines, groups: Sequence[PrunableGroup], sizes: Sequence[Size], on_progress: ProgressCallback
+) -> list[CostTable]:
     """Tables of parameters, and of multiply-accumulates at each size, by counting those of graphs.
 
     Both are linear in the number of units, so one graph a group is counted.
@@ -48,15 +50,18 @@ def count_costs(engines: PlanEngines, groups: Sequence[PrunableGroup], sizes: Se
         engines: gives the graph of a plan.
         groups: the groups.
         sizes: the sizes.
+        on_progress: called with (groups, all groups).
     """
     plan = engines.reference.plan
     whole = engines.float_graph(plan)
     totals = _counts(whole, sizes)
     slopes = {}
-    for group in groups:
+    for number, group in enumerate(groups):
+        on_progress(number, len(groups))
         kept = group.counts[len(group.counts) // 2]
         counts = _counts(engines.float_graph(keep_counts(plan, {group.name: kept})), sizes)
         slopes[group.name] = [(a - b) / (group.units - kept) for a, b in zip(totals, counts, strict=True)]
+    on_progress(len(groups), len(groups))
     labels = [("parameters", 0, None), *(("macs", batch, seq) for batch, seq in sizes)]
     return [
         CostTable(

@@ -47,6 +47,7 @@ class PrunableGroup:
         linear: module path of the linear that the group ends in: the output projection of an attention, or the down
             projection of a feed-forward. None: the attention has none that could be recognized.
         site: the attention; None for neurons.
+        bundle: consecutive units that are kept or dropped together: the query heads of one key/value head.
     """
 
     name: str
@@ -56,6 +57,7 @@ class PrunableGroup:
     step: int
     linear: str | None
     site: Site | None = None
+    bundle: int = 1
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -121,7 +123,8 @@ def find_groups(
 
 
 def _heads(site: Site, linear: str | None) -> PrunableGroup:
-    return PrunableGroup(site.name, "heads", site.heads, site.head_dim, site.heads // site.kv_heads, linear, site)
+    shared = site.heads // site.kv_heads
+    return PrunableGroup(site.name, "heads", site.heads, site.head_dim, shared, linear, site, shared)
 
 
 def _neurons(call: _LinearCall) -> PrunableGroup:

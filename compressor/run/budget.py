@@ -1,0 +1,203 @@
+"""Budgets of a run: constraints on the cost of a plan, and the number of units of each group that meets them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from compressor.config.run import Recipe
+from compressor.errors import ErrorCode, UsageError
+from compressor.measure.costs import CostTable, GroupCosts
+from compressor.run.measure_costs import Size
+from compressor.selection.allocation import allocate
+from compressor.selection.pruner import Curve
+from compressor.units import PrunableGroup
+
+EXCESS = 1.02
+"""Ratio of measured cost to budget up to which a budget is met: repeated measurements differ by as much."""
+UNUSED = 0.97
+"""Ratio below which a plan leaves too much of its budget."""
+MAX_ROUNDS = 4
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A bound on the cost of a plan.
+
+    Attributes:
+        table: what plans cost.
+        budget: the bound, in the unit of the table.
+        correction: measured over predicted cost of the plan before, by which costs are multiplied.
+    """
+
+    table: CostTable
+    budget: float
+    correction: float = 1.0
+
+    def predicted(self, counts: Mapping[str, int]) -> float:
+        """The cost of a plan, from the number of units of each group."""
+        return self.correction * self.table.cost(counts)
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Numbers of units that meet constraints.
+
+    Attributes:
+        counts: name of the group -> number of units that are kept.
+        predicted: cost under each constraint, by its table.
+        measured: the same, measured; equal to `predicted` for costs that are counted.
+    """
+
+    counts: Mapping[str, int]
+    predicted: tuple[float, ...]
+    measured: tuple[float, ...]
+
+
+def timed_sizes(recipe: Recipe, lengths: Sequence[int | None]) -> list[Size]:
+    """The sizes at which budgets hold.
+
+    Raises:
+        UsageError: a size of `budget_at` is not timed.
+    """
+    sizes: list[Size] = list(itertools.product(recipe.measure.batch, lengths))
+    requested = [tuple(map(int, shape.split("x"))) for shape in recipe.budget.budget_at]
+    for shape in requested:
+        if shape not in sizes:
+            raise UsageError(
+                f"--budget-at {'x'.join(map(str, shape))}: this size is not timed; add it to --batch and --seq",
+                code=ErrorCode.CONTRADICTION,
+                field="budget_at",
+                value=shape,
+            )
+    return [size for size in sizes if not requested or size in requested]
+
+
+def constraints_of(recipe: Recipe, tables: Sequence[CostTable], heads: int) -> list[Constraint]:
+    """The constraints that a recipe sets.
+
+    Args:
+        recipe: the recipe.
+        tables: tables of every unit, at the sizes at which budgets hold.
+        heads: number of heads to keep, for a table of heads.
+    """
+    budget = recipe.budget
+    found: list[Constraint] = []
+    for table in tables:
+        bound: float | None = None
+        if table.unit == "ms":
+            bound = table.dense / budget.speedup if budget.speedup is not None else budget.milliseconds
+        elif table.unit == "heads":
+            bound = heads
+        else:
+            share = budget.macs if table.unit == "macs" else budget.parameters
+            bound = None if share is None else share * table.whole
+        if bound is not None:
+            found.append(Constraint(table, bound))
+    return found
+
+
+def head_table(groups: Sequence[PrunableGroup]) -> CostTable:
+    """The table of a budget of heads: each head costs one."""
+    rows = tuple(
+        GroupCosts(groups=(group.name,), type="heads", counts=(0, group.units), savings=(float(group.units), 0.0))
+        for group in groups
+        if group.type == "heads"
+    )
+    total = float(sum(row.savings[0] for row in rows))
+    return CostTable(unit="heads", dense=total, whole=total, rows=rows)
+
+
+def choose_counts(
+    groups: Sequence[PrunableGroup], losses: Mapping[str, Curve], constraints: Sequence[Constraint]
+) -> dict[str, int]:
+    """The numbers of units that lose least within the constraints.
+
+    Args:
+        groups: the groups whose units may be removed; all others keep theirs.
+        losses: name of the group -> loss at every number of units.
+        constraints: the constraints.
+
+    Raises:
+        BudgetError: no plan meets the constraints.
+    """
+    costs, rests = [], []
+    for constraint in constraints:
+        table, factor = constraint.table, constraint.correction
+        empty = {group.name: table.saving(group.name, 0) for group in groups}
+        costs.append(
+            [
+                {count: factor * (empty[group.name] - table.saving(group.name, count)) for count in losses[group.name]}
+                for group in groups
+            ]
+        )
+        rests.append(factor * (table.whole - sum(empty.values())))
+    budgets = [constraint.budget - rest for constraint, rest in zip(constraints, rests, strict=True)]
+    if any(budget < 0 for budget in budgets):
+        raise unreachable(constraints, rests)
+    counts = allocate([losses[group.name] for group in groups], costs, budgets)
+    return {group.name: count for group, count in zip(groups, counts, strict=True)}
+
+
+def unreachable(constraints: Sequence[Constraint], least: Sequence[float]) -> UsageError:
+    """The error for a budget below the cost of a plan that keeps nothing."""
+    constraint, minimum = next(
+        (constraint, rest) for constraint, rest in zip(constraints, least, strict=True) if constraint.budget < rest
+    )
+    table = constraint.table
+    unit = "ms" if table.unit == "ms" else table.unit
+    ratio = f", {table.dense / minimum:.3g} times as fast as dense" if table.unit == "ms" and minimum > 0 else ""
+    return UsageError(
+        f"the budget at {table.label} is {constraint.budget:.4g} {unit}, but {minimum:.4g} {unit}{ratio} remain if every"
+        f" head and neuron is removed that may be: embeddings, norms and the output; allow more",
+        code=ErrorCode.BUDGET_UNREACHABLE,
+        budget=constraint.budget,
+        least=minimum,
+    )
+
+
+def meet(
+    groups: Sequence[PrunableGroup],
+    losses: Mapping[str, Curve],
+    constraints: Sequence[Constraint],
+    measure: Callable[[Mapping[str, int]], Sequence[float]],
+) -> Allocation:
+    """Allocate units, measure the plan, correct the costs by what was measured, and allocate again until it fits.
+
+    Args:
+        groups: the groups whose units may be removed.
+        losses: name of the group -> loss at every number of units.
+        constraints: the constraints.
+        measure: measures the cost of a plan under each constraint.
+
+    Returns:
+        The plan that uses most of its budgets, of those that were measured to meet them; where none does, the one that
+        exceeds them least.
+
+    Raises:
+        BudgetError: no plan meets the constraints.
+    """
+    tried: list[Allocation] = []
+    current = list(constraints)
+    for _ in range(MAX_ROUNDS):
+        counts = choose_counts(groups, losses, current)
+        if any(attempt.counts == counts for attempt in tried):
+            break
+        predicted = tuple(constraint.table.cost(counts) for constraint in constraints)
+        measured = tuple(measure(counts))
+        tried.append(Allocation(counts, predicted, measured))
+        used = [cost / constraint.budget for cost, constraint in zip(measured, constraints, strict=True)]
+        keeps_all = all(counts[group.name] == group.units for group in groups)
+        if max(used) <= EXCESS and (max(used) >= UNUSED or keeps_all):
+            break
+        current = [
+            replace(constraint, correction=cost / before)
+            for constraint, cost, before in zip(constraints, measured, predicted, strict=True)
+        ]
+
+    def usage(attempt: Allocation) -> float:
+        return max(cost / limit.budget for cost, limit in zip(attempt.measured, constraints, strict=True))
+
+    met = [attempt for attempt in tried if usage(attempt) <= EXCESS]
+    return max(met, key=usage) if met else min(tried, key=usage)

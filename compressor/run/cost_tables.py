@@ -1,0 +1,113 @@
+"""Cost tables of a run: counted, or measured on this machine and kept for later runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from compressor.environment import COMPARABLE_FIELDS, machine
+from compressor.measure import median_times
+from compressor.measure.costs import CostTable, load_tables, save_tables
+from compressor.results import Note, NoteCode
+from compressor.run.measure_costs import Size, count_costs, measure_times
+from compressor.run.plan_engines import PlanEngines
+from compressor.run.run_log import RunLog
+from compressor.targets import Engine
+from compressor.targets.base import Feeds
+from compressor.units import PrunableGroup
+
+_REMEASURED_SECONDS = 2.0
+"""Time spent on the engines of the whole model where a stored table is used."""
+
+
+@dataclass(frozen=True)
+class CostSource:
+    """Gives the cost tables of one model, engine and machine.
+
+    Attributes:
+        model: the model; only its structure matters.
+        groups: the groups.
+        engines: builds the engine of a plan.
+        dense: the runtime's own engine of the whole model.
+        inputs: one batch of inputs for each size.
+        log: receives stages and notes.
+    """
+
+    model: PreTrainedModel
+    groups: Sequence[PrunableGroup]
+    engines: PlanEngines
+    dense: Engine
+    inputs: Mapping[Size, Feeds]
+    log: RunLog
+
+    def counted(self) -> list[CostTable]:
+        """Parameters, and multiply-accumulates at each size."""
+        with self.log.stage("counting the cost of units") as on_progress:
+            return count_costs(self.engines, self.groups, list(self.inputs), on_progress)
+
+    def timed(self, macs: CostTable) -> list[CostTable]:
+        """Times at each size: those of an earlier run on this machine, or measured now.
+
+        Args:
+            macs: multiply-accumulates, by which equal groups are recognized.
+        """
+        key = self._key()
+        path = _folder() / f"costs-{hashlib.sha256((key['structure'] + key['engine']).encode()).hexdigest()[:16]}.json"
+        tables, differing = load_tables(path, key)
+        if tables:
+            text = f"the cost table is that of an earlier run ({path}); times of the whole model were measured again"
+            self.log.add_notes([Note(code=NoteCode.COSTS_REUSED, text=text)])
+            return self._rescaled(tables)
+        if differing:
+            text = f"the cost table in {path} is of another {' and '.join(differing)}; it is measured anew"
+            self.log.add_notes([Note(code=NoteCode.COSTS_REMEASURED, text=text)])
+        with self.log.stage(f"timing the cost of units ({self.engines.choice.label})") as on_progress:
+            measured = measure_times(self.engines, self.groups, macs, self.dense, self.inputs, on_progress)
+        save_tables(path, key, measured)
+        return measured
+
+    def _rescaled(self, tables: Sequence[CostTable]) -> list[CostTable]:
+        """Stored tables with the times of the whole model as they are now, and savings in proportion."""
+        whole = self.engines.build(self.engines.reference.plan)
+        rescaled = []
+        with self.log.stage("timing the whole model"):
+            for table in tables:
+                feeds = self.inputs[table.batch, table.seq]
+                dense, now = (
+                    1e3 * seconds for seconds in median_times([self.dense, whole], feeds, _REMEASURED_SECONDS)
+                )
+                factor = now / table.whole
+                rows = tuple(
+                    row.model_copy(update={"savings": tuple(factor * saving for saving in row.savings)})
+                    for row in table.rows
+                )
+                rescaled.append(table.model_copy(update={"dense": dense, "whole": now, "rows": rows}))
+        self.engines.discard(whole)
+        return rescaled
+
+    def _key(self) -> dict[str, str]:
+        """Everything that times depend on."""
+        config = {name: value for name, value in self.model.config.to_diff_dict().items() if name != "_name_or_path"}
+        units = [(group.name, group.units, group.step) for group in self.groups]
+        options, session = self.engines.options, self.dense.session
+        facts = machine()
+        return {
+            "structure": json.dumps([type(self.model).__name__, config, units], sort_keys=True, default=str),
+            "engine": f"{self.engines.choice.label}, unread positions dropped: {self.engines.drop_unread}",
+            "size": json.dumps([list(self.inputs), options.shapes]),
+            "machine": json.dumps({name: facts.get(name) for name in COMPARABLE_FIELDS}),
+            "threads": str(session.get("intra_op_threads")),
+            "runtime": json.dumps([session.get("runtime"), facts.get("onnxruntime"), facts.get("openvino")]),
+        }
+
+
+def _folder() -> Path:
+    """The user's cache folder of cost tables."""
+    folder = os.environ.get("XDG_CACHE_HOME")
+    return (Path(folder) if folder else Path.home() / ".cache") / "compressor"

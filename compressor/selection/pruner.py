@@ -1,0 +1,78 @@
+"""The interface of methods that remove heads and neurons under a budget, without training."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from compressor.progress import ProgressCallback
+from compressor.units import PrunableGroup
+
+Batch = Mapping[str, Tensor]
+Curve = Mapping[int, float]
+"""Number of units -> loss."""
+
+
+@dataclass(frozen=True)
+class PruningInputs:
+    """What a method chooses units by.
+
+    Attributes:
+        model: the model.
+        groups: the groups whose units may be removed, in the order in which the model calls them.
+        statistics: batches by which units are chosen and weights refitted.
+        held_out: batches of other rows, on which the loss is measured.
+        outputs: names of the model's outputs that the task scores.
+        seed: seed of every random draw.
+        store: folder in which finished parts are kept, so that an interrupted run goes on from them.
+    """
+
+    model: PreTrainedModel
+    groups: Sequence[PrunableGroup]
+    statistics: Sequence[Batch]
+    held_out: Sequence[Batch]
+    outputs: Sequence[str]
+    seed: int
+    store: Path
+
+
+class Pruner(ABC):
+    """Chooses the units that each group keeps at every number of units, and gives the model its weights.
+
+    Args:
+        inputs: the model and its rows.
+    """
+
+    def __init__(self, inputs: PruningInputs) -> None:
+        self.inputs = inputs
+
+    @abstractmethod
+    def rank(self, on_progress: ProgressCallback) -> None:
+        """Rank the units of every group; called first."""
+
+    @abstractmethod
+    def losses(self, on_progress: ProgressCallback) -> dict[str, Curve]:
+        """Name of the group -> what the model loses at every number of units, if the others keep all."""
+
+    @abstractmethod
+    def kept(self, group: PrunableGroup, count: int) -> tuple[int, ...]:
+        """Ids of the units that a group keeps if `count` are, ascending."""
+
+    @abstractmethod
+    def finish(self, counts: Mapping[str, int], on_progress: ProgressCallback) -> dict[str, tuple[float, ...]]:
+        """Give the model the weights of a plan.
+
+        The model has its original weights when this is called.
+
+        Args:
+            counts: name of the group -> number of units that are kept.
+            on_progress: called with (groups, all groups).
+
+        Returns:
+            Name of the group -> scales of the kept units, for the groups whose units are scaled.
+        """

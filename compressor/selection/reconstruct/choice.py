@@ -1,0 +1,182 @@
+"""Which units each group keeps at every number of units, and what the model loses by it."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from compressor.errors import ErrorCode, InputError
+from compressor.progress import ProgressCallback
+from compressor.selection.allocation import interpolate
+from compressor.selection.reconstruct.curves import PartialKL
+from compressor.selection.reconstruct.refit import RefitStatistics
+from compressor.selection.reconstruct.second_order import (
+    Gram,
+    Reconstruction,
+    Removal,
+    reconstruct,
+    removal_order,
+    unit_columns,
+)
+from compressor.selection.reconstruct.statistics import TokenWeights, collect_inputs
+from compressor.units import PrunableGroup
+from compressor.units.layers import Linear, linear_sizes, linear_weight
+
+logger = logging.getLogger(__name__)
+
+Batch = Mapping[str, Tensor]
+_SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4)
+"""Shares of the units of a group at which the loss is measured, besides none, all and small numbers."""
+_SMALL_STEPS = (1, 2)
+"""Small numbers of units, in steps, at which the loss is measured: between none and few lies most of the loss."""
+_MEASURED_AT_MOST = 13
+"""Groups with no more numbers of units than this are measured at all of them."""
+
+
+@dataclass(frozen=True, eq=False)
+class GroupChoice:
+    """The units that a group keeps at every number of units.
+
+    Attributes:
+        group: the group.
+        weight: weight of its linear, `[outputs, inputs]`, float64.
+        bias: its bias `[outputs]`; None for a linear without bias.
+        gram: Gram matrix of the inputs of the linear.
+    """
+
+    group: PrunableGroup
+    weight: np.ndarray
+    bias: np.ndarray | None
+    gram: Gram
+
+    @functools.cached_property
+    def removal(self) -> Removal:
+        """The order in which the bundles of the group are removed: single units, or all queries of a key/value head."""
+        group = self.group
+        step = group.step // group.bundle
+        return removal_order(self.weight, self.gram, group.units // group.bundle, step=step)
+
+    def kept(self, count: int) -> tuple[int, ...]:
+        """Ids of the units that are kept if `count` are, ascending."""
+        bundles = np.array(self.removal.kept(count // self.group.bundle), np.intp)
+        return tuple(int(unit) for unit in unit_columns(bundles, self.group.bundle))
+
+    def columns(self, count: int) -> np.ndarray:
+        """The inputs of the linear that belong to the kept units."""
+        return unit_columns(self.kept(count), self.group.width)
+
+    def reconstruction(self, count: int) -> Reconstruction:
+        """The weights of the kept inputs that reproduce the linear's outputs best."""
+        return reconstruct(self.weight, self.bias, self.gram, self.columns(count))
+
+
+def linear_of(model: PreTrainedModel, group: PrunableGroup) -> Linear:
+    """The linear that a group ends in."""
+    assert group.linear is not None
+    linear = model.get_submodule(group.linear)
+    assert isinstance(linear, Linear)
+    return linear
+
+
+def gather_grams(
+    model: PreTrainedModel,
+    groups: Sequence[PrunableGroup],
+    batches: Sequence[Batch],
+    weights: Sequence[TokenWeights],
+    on_progress: ProgressCallback,
+) -> dict[str, Gram]:
+    """Sum up the inputs of each group's linear over calibration batches; only Gram matrices are kept.
+
+    Args:
+        model: the model.
+        groups: the groups, each with its linear.
+        batches: inputs `[rows, ...]`.
+        weights: weights of the tokens, see `token_weights`.
+        on_progress: called with (batches, all batches).
+
+    Returns:
+        Module path of the linear -> Gram matrix.
+
+    Raises:
+        InputError: there are fewer tokens than a linear has inputs, or an activation is not finite.
+    """
+    linears = {str(group.linear): linear_of(model, group) for group in groups}
+    statistics = {
+        name: RefitStatistics(linear_sizes(linear)[0], has_ones=linear.bias is not None)
+        for name, linear in linears.items()
+    }
+
+    def observe(name: str, inputs: Tensor, scales: Tensor) -> None:
+        statistics[name].add(inputs, weights=scales)
+
+    for number, (batch, batch_weights) in enumerate(zip(batches, weights, strict=True)):
+        on_progress(number, len(batches))
+        collect_inputs(model, [batch], list(linears), observe, [batch_weights])
+    on_progress(len(batches), len(batches))
+    grams = {name: sums.gram for name, sums in statistics.items()}
+    rows = sum(len(next(iter(batch.values()))) for batch in batches)
+    for group in groups:
+        _require_tokens(group, grams[str(group.linear)], rows)
+    return grams
+
+
+def choices_of(model: PreTrainedModel, groups: Sequence[PrunableGroup], grams: Mapping[str, Gram]) -> list[GroupChoice]:
+    """The choice of each group, from the Gram matrix of its linear and the linear's present weights."""
+    choices = []
+    for group in groups:
+        linear = linear_of(model, group)
+        bias = None if linear.bias is None else linear.bias.detach().double().cpu().numpy()
+        weight = linear_weight(linear).detach().double().cpu().numpy()
+        choices.append(GroupChoice(group, weight, bias, grams[str(group.linear)]))
+    return choices
+
+
+def _require_tokens(group: PrunableGroup, gram: Gram, rows: int) -> None:
+    """Raise unless there are as many tokens as the linear of a group has inputs."""
+    if gram.weight >= gram.inputs:  # token weights are one on average
+        return
+    needed = int(np.ceil(rows * gram.inputs / max(gram.weight, 1.0)))
+    raise InputError(
+        f"{group.name}: the rows have {gram.weight:.0f} tokens, fewer than its {gram.inputs} inputs; give at least"
+        f" {needed} rows (--data, --prune-rows)",
+        code=ErrorCode.TOO_FEW_ROWS,
+        group=group.name,
+        rows=rows,
+        needed=needed,
+    )
+
+
+def measured_counts(group: PrunableGroup) -> tuple[int, ...]:
+    """The numbers of units at which the loss of a group is measured, ascending."""
+    counts = group.counts
+    if len(counts) <= _MEASURED_AT_MOST:
+        return counts
+    shares = {counts[round(share * (len(counts) - 1))] for share in _SHARES}
+    return tuple(sorted({0, group.units, *shares, *(counts[step] for step in _SMALL_STEPS)}))
+
+
+def loss_curve(choice: GroupChoice, divergence: PartialKL) -> dict[int, float]:
+    """What the model loses if one group alone keeps fewer units: number of units -> loss, at every number.
+
+    The loss is the mean divergence of the model's outputs from those of the whole model, with the linear of the group
+    reconstructed. It is measured at some numbers, and interpolated between them.
+
+    Args:
+        choice: the units of the group.
+        divergence: measures the loss on calibration rows.
+    """
+    group = choice.group
+    curve = {group.units: 0.0}
+    for count in measured_counts(group)[:-1]:
+        part = choice.reconstruction(count)
+        bias = None if part.bias is None else torch.from_numpy(part.bias)
+        curve[count] = divergence.mean(str(group.linear), torch.from_numpy(part.weight), bias)
+    logger.debug("%s: loss %s", group.name, curve)
+    return interpolate(curve, group.counts)

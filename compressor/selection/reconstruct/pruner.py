@@ -1,0 +1,94 @@
+"""The method `reconstruct`: units by second order, losses by divergence, and a refit from the first layer to the last."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import safetensors.numpy
+
+from compressor.progress import ProgressCallback
+from compressor.selection.pruner import Curve, Pruner, PruningInputs
+from compressor.selection.reconstruct.choice import GroupChoice, choices_of, gather_grams, loss_curve
+from compressor.selection.reconstruct.curves import PartialKL
+from compressor.selection.reconstruct.refit_in_order import refit_in_order
+from compressor.selection.reconstruct.second_order import Gram
+from compressor.selection.reconstruct.statistics import TokenWeights
+from compressor.selection.reconstruct.token_weights import token_weights
+from compressor.units import PrunableGroup
+from compressor.workdir import write_json
+from graph_passes.files import atomic_replace
+
+_GRAMS, _CURVES = "checkpoint-grams.safetensors", "checkpoint-losses.json"
+
+
+class ReconstructPruner(Pruner):
+    """Removes units by second order, and repairs the linears that read them; see `Pruner`.
+
+    Units are chosen by Optimal Brain Surgeon on whole units (Hassibi and Stork 1993; ZipLM, Kurtic et al. 2023), with
+    the outputs of each token weighted by the Fisher information of the model's answer. After the allocation, the linears
+    of all groups are refitted in order (`refit_in_order`). No labels are used.
+    """
+
+    def __init__(self, inputs: PruningInputs) -> None:
+        super().__init__(inputs)
+        self._weights: list[TokenWeights] = []
+        self._choices: dict[str, GroupChoice] = {}
+
+    def rank(self, on_progress: ProgressCallback) -> None:
+        inputs, path = self.inputs, self.inputs.store / _GRAMS
+        linears = [str(group.linear) for group in inputs.groups]
+        self._weights = list(token_weights(inputs.model, inputs.statistics, linears, inputs.outputs, inputs.seed))
+        grams = _load_grams(path, linears)
+        if grams is None:
+            grams = gather_grams(inputs.model, inputs.groups, inputs.statistics, self._weights, on_progress)
+            _save_grams(path, grams)
+        self._choices = {choice.group.name: choice for choice in choices_of(inputs.model, inputs.groups, grams)}
+
+    def losses(self, on_progress: ProgressCallback) -> dict[str, Curve]:
+        inputs, path = self.inputs, self.inputs.store / _CURVES
+        stored = json.loads(path.read_text()) if path.is_file() else {}
+        curves = {name: {int(count): loss for count, loss in curve.items()} for name, curve in stored.items()}
+        divergence = None
+        for number, group in enumerate(inputs.groups):
+            on_progress(number, len(inputs.groups))
+            if group.name in curves:
+                continue
+            divergence = divergence or PartialKL(inputs.model, inputs.held_out, inputs.outputs)
+            curves[group.name] = loss_curve(self._choices[group.name], divergence)
+            write_json(path, curves)
+        on_progress(len(inputs.groups), len(inputs.groups))
+        return {group.name: curves[group.name] for group in inputs.groups}
+
+    def kept(self, group: PrunableGroup, count: int) -> tuple[int, ...]:
+        return self._choices[group.name].kept(count)
+
+    def finish(self, counts: Mapping[str, int], on_progress: ProgressCallback) -> dict[str, tuple[float, ...]]:
+        inputs = self.inputs
+        choices = [self._choices[group.name] for group in inputs.groups]
+        refit_in_order(inputs.model, choices, counts, inputs.statistics, self._weights, on_progress)
+        return {}
+
+
+def _save_grams(path: Path, grams: Mapping[str, Gram]) -> None:
+    tensors = {f"{name}.matrix": gram.matrix for name, gram in grams.items()}
+    tensors |= {f"{name}.weight": np.array([gram.weight, float(gram.has_ones)]) for name, gram in grams.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_replace(path) as temporary:
+        safetensors.numpy.save_file(tensors, temporary)
+
+
+def _load_grams(path: Path, linears: list[str]) -> dict[str, Gram] | None:
+    """The Gram matrices of an interrupted run; None without a file of all linears."""
+    if not path.is_file():
+        return None
+    tensors = safetensors.numpy.load_file(path)
+    if any(f"{name}.matrix" not in tensors for name in linears):
+        return None
+    facts = {name: tensors[f"{name}.weight"] for name in linears}
+    return {
+        name: Gram(tensors[f"{name}.matrix"], bool(facts[name][1]), float(facts[name][0]))
+        for name in dict.fromkeys(linears)
+    }
