@@ -12,7 +12,7 @@ import numpy as np
 from compressor.errors import ErrorCode, MismatchError
 from compressor.results import Proof, ProofStage, VariantName
 from compressor.run.products import Case
-from compressor.targets.base import TOLERANCE, Engine, Feeds
+from compressor.targets.base import QUANTIZED, TOLERANCE, Engine, Feeds
 from compressor.targets.relative_error import relative_error
 
 if TYPE_CHECKING:
@@ -112,15 +112,16 @@ def prove_shrunk(reference: Path, shrunk: Path, cases: Sequence[Case], variant: 
 def prove_engine(shrunk: Path, engine: Engine, cases: Sequence[Case], variant: VariantName) -> Proof:
     """Compare a graph, which the runtime does not optimize, with the engine built from it.
 
-    An int8 engine is compared with its quantized graph: that it was built from, or its own file if the target quantized
-    a float graph.
+    An engine in 8 bits is compared with its quantized graph: that it was built from, or its own file if the target
+    quantized a float graph.
     """
     from compressor.targets.graph_facts import is_quantized
     from graph_passes import load
 
-    if engine.precision == "int8":
-        quantized = shrunk if is_quantized(load(shrunk)) else engine.path
-        return _prove(ProofStage.BUILD_INT8, variant, cases, _outputs(quantized, cases), engine.run, TOLERANCE["int8"])
+    if engine.precision in QUANTIZED:
+        expected = _outputs(shrunk if is_quantized(load(shrunk)) else engine.path, cases)
+        tolerance = TOLERANCE[engine.precision]
+        return _prove(ProofStage.BUILD_INT8, variant, cases, expected, engine.run, tolerance)
     expected = _outputs(shrunk, cases)
     # Integer kernels round where the operators of the graph do not.
     precision = "fp16" if engine.precision == "fp32" and is_quantized(load(shrunk)) else engine.precision

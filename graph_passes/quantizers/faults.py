@@ -9,6 +9,7 @@ from enum import StrEnum
 import numpy as np
 import onnx_ir as ir
 
+from graph_passes.quantizers.float_view import without_quantizers
 from graph_passes.quantizers.placement import channel_axis, is_dequantized, quantized_inputs
 
 _TYPES = (ir.DataType.INT8, ir.DataType.FLOAT8E4M3FN)
@@ -128,38 +129,9 @@ def _place_faults(model: ir.Model) -> Iterator[QuantizerFault]:
         for position, value in enumerate(node.inputs)
         if node.op_type != "DequantizeLinear" and value is not None and is_dequantized(value)
     }
-    expected = {(entry.node.name, entry.position) for entry in quantized_inputs(_without_quantizers(model))}
+    expected = {(entry.node.name, entry.position) for entry in quantized_inputs(without_quantizers(model))}
     for rule, inputs in (
         (QuantizerRule.PLACED, expected - quantized),
         (QuantizerRule.ONLY_PLACED, quantized - expected),
     ):
         yield from (QuantizerFault(rule, name or "", position) for name, position in sorted(inputs, key=str))
-
-
-def _without_quantizers(model: ir.Model) -> ir.Model:
-    """A copy of a graph in which every reader of a quantized tensor reads floats; weights have their type and shape."""
-    copy = model.clone()
-    for node in list(copy.graph):
-        if node.op_type != "DequantizeLinear" or (quantized := node.inputs[0]) is None:
-            continue
-        quantizer = quantized.producer()
-        if quantizer is not None and quantizer.op_type == "QuantizeLinear":
-            source = quantizer.inputs[0]
-        else:
-            source = _float_weight(copy.graph, quantized)
-        if source is not None:
-            ir.convenience.replace_all_uses_with(node.outputs[0], source, replace_graph_outputs=True)
-            copy.graph.remove(node, safe=True)
-    return copy
-
-
-def _float_weight(graph: ir.Graph, quantized: ir.Value) -> ir.Value:
-    """An initializer of floats in place of quantized weights; its content does not matter."""
-    name, shape = f"{quantized.name}.float", quantized.shape
-    assert shape is not None
-    content = np.broadcast_to(np.float32(0), shape.numpy())
-    tensor = ir.Tensor(content, name=name)
-    value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(ir.DataType.FLOAT), shape=shape)
-    graph.initializers.pop(name, None)
-    graph.register_initializer(value)
-    return value
