@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,13 +12,17 @@ import pytest
 
 from compressor.errors import ErrorCode, InputError
 from compressor.quantization import QuantizedGraph, output_distance, quantize_symmetric
-from compressor.targets import Feeds, Precision
+from compressor.run.build_options import spans_of
+from compressor.run.verify import prove_products, require
+from compressor.targets import BuildOptions, Engine, Feeds, Precision, target
 from compressor.targets.quantized_graph import float_products, quantized_products
+from compressor.targets.tensorrt.graph import profile
 from graph_passes import load, save
 from graph_passes.quantizers.faults import quantizer_faults
 from graph_passes.quantizers.placement import QuantizedRole, quantized_inputs
 from tests.faults import fails_with
-from tests.quantization.graphs import files_of, two_products, vectors
+from tests.quantization.graphs import CASES, files_of, two_products, vectors
+from tests.targets.cpu import needs_vnni
 from tests.targets.graphs import Pruned, masked, parsed, pruned
 from tests.zoo import FAMILIES, text
 
@@ -120,3 +125,21 @@ def test_only_the_first_product_of_two_is_no_head(tmp_path: Path) -> None:
     assert (graph.products, graph.in_float, graph.rows) == (("first",), ("second",), len(vectors()))
     roles = [entry.role for entry in quantized_inputs(two_products())]
     assert roles == [QuantizedRole.ACTIVATION, QuantizedRole.WEIGHT]
+
+
+@needs_vnni
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_products_are_proven_at_sizes_that_a_profile_of_tensorrt_covers(family: str, tmp_path: Path) -> None:
+    """ONNX Runtime computes the products here, in a graph whose first axes may count tokens."""
+    case = quantized(family, "int8", tmp_path)
+
+    def build(graph: Path, feeds: Sequence[Feeds]) -> Engine:
+        batch_span, length_span = spans_of(feeds)
+        shapes = profile(load(graph), BuildOptions(batch=batch_span, seq=length_span))
+        for name, (smallest, _, largest) in shapes.items():
+            for batch in feeds:
+                bounds = zip(smallest, batch[name].shape, largest, strict=True)
+                assert all(low <= size <= high for low, size, high in bounds)
+        return target("ort").build(graph, tmp_path / "engine.onnx", precision="int8", provider="cpu", threads=1)
+
+    require(prove_products(case.graph.path, build, CASES, "compressed"))
