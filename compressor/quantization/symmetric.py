@@ -22,7 +22,8 @@ from compressor.quantization.ranges import measure_magnitudes
 from compressor.targets.base import Feeds, Precision
 from compressor.targets.quantized_graph import float_products, quantized_products
 from graph_passes import save
-from graph_passes.passes.insert_quantizers import FP8, FP8_OPSET, LARGEST, InsertQuantizers
+from graph_passes.passes.insert_quantizers import LARGEST, InsertQuantizers
+from graph_passes.quantizers.faults import FP8, FP8_OPSET
 from graph_passes.quantizers.placement import QuantizedRole, quantized_inputs
 
 logger = logging.getLogger(__name__)

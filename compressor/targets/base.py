@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 import numpy as np
 
 from compressor.errors import ErrorCode, UsageError
-from compressor.workdir import FP8_GRAPH, QUANTIZED_GRAPH, SYMMETRIC_GRAPH
 
 if TYPE_CHECKING:
     from compressor.results import EngineBuild, QuantizedProducts
@@ -183,6 +182,8 @@ class Target(ABC):
 
     def quantized_graph(self, precision: Precision) -> str | None:
         """Name of the quantized graph in the folder of a run that engines of a precision are built from; None: none."""
+        from compressor.workdir import FP8_GRAPH, QUANTIZED_GRAPH, SYMMETRIC_GRAPH
+
         if precision not in QUANTIZED:
             return None
         if precision == "fp8":

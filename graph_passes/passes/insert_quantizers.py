@@ -10,11 +10,9 @@ import numpy as np
 import onnx_ir as ir
 
 from graph_passes.passes.base import GraphPass, ReportedResult, require_inlined
+from graph_passes.quantizers.faults import FP8, FP8_OPSET
 from graph_passes.quantizers.placement import QuantizedRole, channel_axis, quantized_inputs
 
-FP8 = ir.DataType.FLOAT8E4M3FN
-FP8_OPSET = 21
-"""First operator set whose quantizers name their type, as fp8 needs."""
 LARGEST: Mapping[ir.DataType, float] = {ir.DataType.INT8: 127.0, FP8: 448.0}
 """Largest number of each element type that a range is mapped to; for int8 the same on both sides of zero."""
 

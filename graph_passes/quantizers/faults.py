@@ -12,8 +12,10 @@ import onnx_ir as ir
 from graph_passes.quantizers.float_view import without_quantizers
 from graph_passes.quantizers.placement import channel_axis, is_dequantized, quantized_inputs
 
-_TYPES = (ir.DataType.INT8, ir.DataType.FLOAT8E4M3FN)
-_FP8_OPSET = 21
+FP8 = ir.DataType.FLOAT8E4M3FN
+FP8_OPSET = 21
+"""First operator set whose quantizers name their type, as fp8 needs."""
+_TYPES = (ir.DataType.INT8, FP8)
 
 
 class QuantizerRule(StrEnum):
@@ -71,7 +73,7 @@ def form_faults(model: ir.Model) -> list[QuantizerFault]:
     nodes = [node for node in model.graph if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
     faults = [QuantizerFault(rule, node.name or "") for node in nodes for rule in _broken_rules(node)]
     opset = model.opset_imports.get("", 0)
-    if opset < _FP8_OPSET and any(_element_type(node) == ir.DataType.FLOAT8E4M3FN for node in nodes):
+    if opset < FP8_OPSET and any(_element_type(node) == FP8 for node in nodes):
         faults.append(QuantizerFault(QuantizerRule.OPSET, model.graph.name or ""))
     return faults
 

@@ -8,8 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from graph_passes.passes import InsertQuantizers, QuantizeWeightsInside
-from graph_passes.passes.insert_quantizers import FP8
-from graph_passes.quantizers.faults import QuantizerFault, QuantizerRule, form_faults, quantizer_faults
+from graph_passes.quantizers.faults import FP8, QuantizerFault, QuantizerRule, form_faults, quantizer_faults
 from graph_passes.quantizers.placement import QuantizedRole, quantized_inputs
 from tests.graph_passes.graphs import graph, operators, run
 from tests.graph_passes.passes.checks import assert_untouched, rewritten
