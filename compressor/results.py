@@ -134,6 +134,8 @@ class NoteCode(StrEnum):
     NO_INT8_INSTRUCTIONS = "no-int8-instructions"
     """The processor computes int8 products with sums that can saturate."""
     FEW_CALIBRATION_ROWS = "few-calibration-rows"
+    QUANTIZED_FOR_TARGET = "quantized-for-target"
+    """A quantized graph for a target that this machine lacks."""
     PRODUCTS_IN_FLOAT = "products-in-float"
     """Matrix products that stay in floats in an int8 engine."""
     ENGINE_CHOSEN = "engine-chosen"
@@ -300,12 +302,17 @@ class Speed(_Row):
 
 
 class BuiltLayer(_Row):
-    """A layer of an engine as the runtime's inspector reports it; `nodes` are the graph nodes that it computes."""
+    """A layer of an engine as the runtime's inspector reports it.
+
+    `nodes` are the graph nodes that it computes, `formats` the element types of its inputs and its weights, with their
+    layout, each once.
+    """
 
     name: str
     kind: str = ""
     tactic: str = ""
     nodes: str = ""
+    formats: tuple[str, ...] = ()
 
 
 class EngineBuild(_Row):

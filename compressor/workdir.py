@@ -17,6 +17,9 @@ from graph_passes.files import atomic_replace
 
 QUANTIZED_GRAPH = "model.int8.onnx"
 """File of the portable quantized graph in the output folder of a run."""
+SYMMETRIC_GRAPH, FP8_GRAPH = "model.int8.symmetric.onnx", "model.fp8.onnx"
+"""Files of the symmetric quantized graphs, in int8 and in fp8."""
+QUANTIZED_GRAPHS = (QUANTIZED_GRAPH, SYMMETRIC_GRAPH, FP8_GRAPH)
 MAPS = Path("blocks", "maps.safetensors")
 """The file of attention maps, relative to `WorkDir.learning`."""
 _STAMP = ".compress"

@@ -16,6 +16,7 @@ GRAPH_PASSES = (
     ("plan",),
     ("flow",),
     ("attention",),
+    ("quantizers",),
     ("passes",),
     ("shrink",),
 )

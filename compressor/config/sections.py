@@ -28,7 +28,7 @@ from compressor.config.values import (
     Workers,
 )
 from compressor.errors import ErrorCode, UsageError
-from compressor.targets import DEFAULT_TARGET, TARGETS, Precision
+from compressor.targets import DEFAULT_TARGET, QUANTIZED, TARGETS, Precision
 from compressor.targets.base import Shape, parse_shape
 
 MODEL, DATA, HEADS, BUDGET, BLOCKS = "Model", "Data", "Heads", "Budget", "Blocks"
@@ -260,7 +260,8 @@ class EngineConfig(Config):
     )
     precision: Literal[Precision, "auto"] = config_field(
         ENGINE,
-        "numeric precision of the engine; auto: fp32 or int8, whichever is faster and keeps the metric within max_drop",
+        "numeric precision of the engine, fp8 for TensorRT only; auto: fp32 or int8, whichever is faster and keeps the"
+        " metric within max_drop",
         "fp32",
     )
     calibration_rows: Count = config_field(
@@ -299,9 +300,9 @@ class EngineConfig(Config):
     version_compatible: bool = config_field(ENGINE, "build a TensorRT engine for later versions too", False)
 
     @property
-    def allows_int8(self) -> bool:
-        """Whether int8 engines are built."""
-        return self.precision in ("int8", AUTO)
+    def allows_quantized(self) -> bool:
+        """Whether engines that compute products in 8 bits are built."""
+        return self.precision in (*QUANTIZED, AUTO)
 
     @property
     def parsed_shapes(self) -> tuple[Shape, ...]:
@@ -331,7 +332,7 @@ class EngineConfig(Config):
     @property
     def chooses(self) -> bool:
         """Whether several engines are built, and the fastest that keeps the metric is delivered."""
-        return self.allows_int8 or self.target == AUTO
+        return self.allows_quantized or self.target == AUTO
 
     @property
     def reference(self) -> EngineConfig:

@@ -23,7 +23,6 @@ from compressor.targets.base import Feeds, Precision
 from compressor.targets.graph_facts import is_quantized
 from compressor.targets.random_inputs import random_feeds
 from compressor.targets.tensor_specs import TensorSpec
-from compressor.workdir import QUANTIZED_GRAPH
 from graph_passes import load
 from graph_passes.errors import GraphPassError
 
@@ -120,9 +119,8 @@ def _load_built(runtime: Target, path: Path, threads: int | None, kernel: Path |
             path=path,
         )
     engine = runtime.load(path, threads=threads)
-    quantized = path.with_name(QUANTIZED_GRAPH)
-    computes_quantized = engine.precision == "int8" and quantized.is_file()
-    return _local(path, engine, engine.precision, quantized if computes_quantized else path.with_name("model.onnx"))
+    graph = path.with_name(runtime.quantized_graph(engine.precision) or "model.onnx")
+    return _local(path, engine, engine.precision, graph if graph.is_file() else path.with_name("model.onnx"))
 
 
 def _build(runtime: Target, path: Path, scratch: Path, threads: int | None, kernel: Path | None) -> LocalEngine:

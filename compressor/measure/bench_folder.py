@@ -125,7 +125,7 @@ def _build_all(
     built: list[_Built] = []
     failed: list[FolderRow] = []
     for name, (precision, file) in itertools.product(targets, GRAPHS.items()):
-        if not (out / file).is_file():
+        if not (out / (target(name).quantized_graph(precision) or file)).is_file():
             continue
         scratch = folder / f"{name}-{precision}"
         scratch.mkdir()
@@ -145,7 +145,8 @@ def _build_all(
 
 def _build(out: Path, name: str, precision: Precision, scratch: Path, threads: int | None, callers: int) -> _Built:
     runtime = target(name)
-    file = GRAPHS["int8" if runtime.needs_quantized_graph(precision) else "fp32"]
+    quantized = runtime.quantized_graph(precision) if runtime.needs_quantized_graph(precision) else None
+    file = quantized or GRAPHS["fp32"]
     path = scratch / runtime.engine_file
     engine = runtime.build(out / file, path, precision=precision, threads=threads)
     loaded = tuple(runtime.load(path, threads=1) for _ in range(callers)) if callers > 1 else ()

@@ -1,6 +1,14 @@
-"""Quantization of graphs: the portable graph in int8."""
+"""Quantization of graphs: the portable graph in int8, and the symmetric one in int8 or fp8."""
 
 from compressor.quantization.portable import QuantizedGraph, quantize_graph, require_nncf
-from compressor.quantization.sensitivity import rank_products
+from compressor.quantization.sensitivity import output_distance, rank_products
+from compressor.quantization.symmetric import quantize_symmetric
 
-__all__ = ["QuantizedGraph", "quantize_graph", "rank_products", "require_nncf"]
+__all__ = [
+    "QuantizedGraph",
+    "output_distance",
+    "quantize_graph",
+    "quantize_symmetric",
+    "rank_products",
+    "require_nncf",
+]

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING
 
 import onnx
 import onnx_ir as ir
-import onnx_ir.passes.common as common
 
 from compressor.errors import ErrorCode, InputError, TargetMissingError
+from compressor.quantization.calibration_inputs import float_model, inputs_of
 from compressor.silence_libraries import one_line, quiet_tools
 from compressor.targets.base import Feeds
 from compressor.targets.quantized_graph import float_products, quantized_products
-from graph_passes import load, save
-from graph_passes.passes import FoldWeights
+from graph_passes import save
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -84,22 +83,8 @@ def quantize_graph(
         InputError: the graph is quantized already, NNCF cannot quantize it, there are no rows, or one lacks an input.
     """
     nncf = require_nncf()
-    if not rows:
-        raise InputError(
-            f"{graph}: there are no rows to calibrate on; add training rows (--data)",
-            code=ErrorCode.TOO_FEW_ROWS,
-            field="data",
-        )
-    model = load(graph)
-    if quantized_products(model):
-        raise InputError(
-            f"{graph}: its products are quantized already; use the float graph, or --precision fp32",
-            code=ErrorCode.UNSUPPORTED_MODEL,
-            path=graph,
-        )
-    common.InlinePass()(model)
-    FoldWeights()(model)
-    calibration = nncf.Dataset(_inputs_of(model, rows, graph))
+    model = float_model(graph)
+    calibration = nncf.Dataset(inputs_of(model, rows, graph))
     ignored = nncf.IgnoredScope(names=sorted(keep_float)) if keep_float else None
     try:
         with quiet_tools():
@@ -124,23 +109,6 @@ def quantize_graph(
     )
     logger.debug("%s: %d products in int8, %d in floats", out, len(products), len(in_float))
     return QuantizedGraph(out, products, in_float, len(rows))
-
-
-def _inputs_of(model: ir.Model, rows: Sequence[Feeds], graph: Path) -> list[Feeds]:
-    """The rows without what the graph has no input for.
-
-    Raises:
-        InputError: a row lacks an input.
-    """
-    names = [str(value.name) for value in model.graph.inputs if not value.is_initializer()]
-    missing = next((name for name in names for feeds in rows if name not in feeds), None)
-    if missing is not None:
-        raise InputError(
-            f"{graph}: a calibration row lacks the input {missing}; give rows with {', '.join(names)}",
-            code=ErrorCode.TENSOR_MISMATCH,
-            tensor=missing,
-        )
-    return [{name: feeds[name] for name in names} for feeds in rows]
 
 
 def _in_memory(model: ir.Model) -> onnx.ModelProto:

@@ -48,6 +48,18 @@ def rank_products(
     return sorted(names, key=lambda name: distances[name])
 
 
+def output_distance(quantized: Path, float_graph: Path, rows: Sequence[Feeds]) -> float:
+    """Mean squared difference between the outputs of two graphs, relative to the mean square of the float graph's.
+
+    Args:
+        quantized: the quantized graph.
+        float_graph: the graph that it was made from.
+        rows: batches of inputs.
+    """
+    (expected, outputs) = ([run(feeds) for feeds in rows] for run in map(_run, (float_graph, quantized)))
+    return _distance(expected, outputs)
+
+
 def _run(path: Path) -> Callable[[Feeds], dict[str, np.ndarray]]:
     settings = {**ort_session.session_settings("cpu", None), "graph_optimization": "none"}
     return ort_session.runner(path, settings)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from compressor.config.run import Recipe
 from compressor.targets import BuildOptions, span
-from compressor.targets.base import Feeds
+from compressor.targets.base import Feeds, Span
 
 if TYPE_CHECKING:
     from compressor.tasks import Data
@@ -51,3 +51,21 @@ def build_options(
         norm_seconds=min(_NORM_SECONDS, recipe.measure.seconds),
         shapes=engine.parsed_shapes,
     )
+
+
+def spans_of(batches: Sequence[Feeds]) -> tuple[Span, Span]:
+    """The spans of sizes of arbitrary inputs: of their first axes, and of all others.
+
+    Only axes whose size differs between batches count; the others are fixed. A first axis may count tokens, as in the
+    input of a `Gemm`.
+
+    Args:
+        batches: inputs of the same names.
+    """
+    first: list[int] = []
+    others: list[int] = []
+    for name in batches[0]:
+        for axis, lengths in enumerate(zip(*(batch[name].shape for batch in batches), strict=True)):
+            if len(set(lengths)) > 1:
+                (others if axis else first).extend(lengths)
+    return span(first or [1]), span(others or [1])

@@ -12,9 +12,9 @@ from compressor.errors import ErrorCode, TargetMissingError
 from compressor.quantization import QuantizedGraph
 from compressor.results import Candidate, Note, NoteCode
 from compressor.run.engine_trials import EngineTrials, Trial
-from compressor.run.products import DYNAMIC, PORTABLE, Choice, Chosen
+from compressor.run.products import DYNAMIC, PORTABLE, SYMMETRIC, Choice, Chosen
 from compressor.run.variant import build_variant
-from compressor.targets import TARGETS, target
+from compressor.targets import QUANTIZED, TARGETS, target
 
 _FEW_ROWS = 100
 """Calibration rows below which ranges are uncertain."""
@@ -27,11 +27,11 @@ def choices(config: EngineConfig) -> list[Choice]:
     allowed = []
     for name, precision in itertools.product(names, precisions):
         engine = config.model_copy(update={"target": name, "precision": precision})
-        if precision != "int8":
+        if precision not in QUANTIZED:
             allowed.append(Choice(engine))
             continue
-        allowed.append(Choice(engine, PORTABLE))
-        if target(name).quantizes:
+        allowed.append(Choice(engine, SYMMETRIC if target(name).symmetric else PORTABLE))
+        if target(name).quantizes and precision == "int8":
             allowed.append(Choice(engine, DYNAMIC))
     return allowed
 
@@ -49,17 +49,20 @@ def choose_engine(trials: EngineTrials) -> Chosen:
     """
     graph, data, sizes, log = trials.graph, trials.data, trials.sizes, trials.log
     allowed = choices(trials.recipe.engine)
-    quantized = trials.quantize() if any(choice.form == PORTABLE for choice in allowed) else None
-    built = [trials.score(trials.build(choice, quantized.path if quantized else None)) for choice in allowed]
-    if quantized is not None:
-        built += [trials.return_products(trial, quantized.path) for trial in built if _loses_too_much(trial)]
+    quantized = trials.quantize(allowed)
+    built = [trials.score(trials.build(choice, quantized.get(choice.quantized_graph))) for choice in allowed]
+    built += [
+        trials.return_products(trial, quantized[trial.choice.quantized_graph])
+        for trial in built
+        if _loses_too_much(trial)
+    ]
     built = trials.time(built)
     best = _fastest(built, data is None or data.task.higher_is_better)
     table = tuple(trial.candidate.model_copy(update={"chosen": trial is best}) for trial in built)
-    log.add_notes(_notes(table, quantized))
+    log.add_notes(_notes(table, tuple(quantized.values())))
     source = None
-    if best.source is not None and quantized is not None:
-        source = quantized.path
+    if best.source is not None:
+        source = quantized[best.choice.quantized_graph].path
         if best.source != source:
             graph_passes.save(graph_passes.load(best.source), source)
     with log.stage(f"compressed: building the engine ({best.choice.label})"):
@@ -93,23 +96,27 @@ def _kept(candidate: Candidate, higher_is_better: bool) -> float:
     return difference if higher_is_better else -difference
 
 
-def _notes(table: Sequence[Candidate], quantized: QuantizedGraph | None) -> Iterator[Note]:
+def _notes(table: Sequence[Candidate], graphs: Sequence[QuantizedGraph]) -> Iterator[Note]:
     """What a reader must know about the choice."""
-    if any(row.precision == "int8" for row in table) and not int8_instructions():
+    on_processor = any(row.precision == "int8" and not target(row.target).needs_device for row in table)
+    if on_processor and not int8_instructions():
         text = (
             "this processor has no instructions for sums of int8 products: they are not faster than in fp32, and can"
             " saturate, which the proofs detect; measure int8 on the machine that will serve it"
         )
         yield Note(code=NoteCode.NO_INT8_INSTRUCTIONS, text=text)
-    if quantized is not None and quantized.rows < _FEW_ROWS:
+    rows = min((quantized.rows for quantized in graphs), default=_FEW_ROWS)
+    if rows < _FEW_ROWS:
         text = (
-            f"the ranges of int8 activations were measured on {quantized.rows} rows; with fewer than {_FEW_ROWS} they"
+            f"the ranges of quantized activations were measured on {rows} rows; with fewer than {_FEW_ROWS} they"
             " are uncertain (--data with more rows, --calibration-rows)"
         )
         yield Note(code=NoteCode.FEW_CALIBRATION_ROWS, text=text)
-    if quantized is not None and quantized.in_float:
-        text = f"NNCF left {len(quantized.in_float)} products in floats: {', '.join(quantized.in_float)}"
-        yield Note(code=NoteCode.PRODUCTS_IN_FLOAT, text=text)
+    for quantized in graphs:
+        if quantized.in_float:
+            names = ", ".join(quantized.in_float)
+            text = f"{quantized.path.name}: {len(quantized.in_float)} products are in floats: {names}"
+            yield Note(code=NoteCode.PRODUCTS_IN_FLOAT, text=text)
     best = next(row for row in table if row.chosen)
     built = [row for row in table if not row.failure]
     kept = [row for row in built if row.holds]

@@ -18,18 +18,18 @@ from compressor.config.sections import AUTO
 from compressor.errors import CompressorError, TargetMissingError
 from compressor.measure import file_bytes, median_times
 from compressor.model_folder import ModelFolder, example_inputs
-from compressor.quantization import QuantizedGraph, quantize_graph, rank_products
+from compressor.quantization import QuantizedGraph, rank_products
 from compressor.results import Candidate, Note, NoteCode
 from compressor.run.calibrate import calibration_rows
 from compressor.run.evaluate import statistics_of
 from compressor.run.measure import size_label
-from compressor.run.products import PORTABLE, Choice, RunSizes, ShrunkGraph, Variant
+from compressor.run.products import Choice, RunSizes, ShrunkGraph, Variant
+from compressor.run.quantize import quantize_as
 from compressor.run.run_log import RunLog
 from compressor.run.variant import build_variant
 from compressor.selection.search.base import metric_drop
 from compressor.targets import Feeds, target
 from compressor.tasks import Data
-from compressor.workdir import QUANTIZED_GRAPH
 from graph_passes.passes import ReturnToFloats
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ class EngineTrials:
     scratch: Path
     log: RunLog
     _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
-    _ranked: list[str] = field(default_factory=list, repr=False)
+    _ranked: dict[Path, list[str]] = field(default_factory=dict, repr=False)
 
     @functools.cached_property
     def _rows(self) -> list[Feeds]:
@@ -95,29 +95,44 @@ class EngineTrials:
         """Metric and logits of the dense engine on the evaluation rows."""
         return self._measure(self.dense, "dense")
 
-    def quantize(self) -> QuantizedGraph | None:
-        """The portable quantized graph, beside the float graph; None where it cannot be made and others are tried."""
-        if self.data is None:
-            return None
-        with self.log.stage("compressed: quantizing the graph"):
-            try:
-                out = self.graph.path.with_name(QUANTIZED_GRAPH)
-                return quantize_graph(self.graph.path, self._rows, out)
-            except TargetMissingError as error:
-                if self.recipe.engine.precision != AUTO:
-                    raise
-                text = f"no portable int8 engine was tried: {error}"
-                self.log.add_notes([Note(code=NoteCode.TARGET_MISSING, text=text)])
-                return None
+    def quantize(self, choices: Sequence[Choice]) -> dict[str | None, QuantizedGraph]:
+        """The quantized graphs that engines are built from, beside the float graph, by file name.
 
-    def build(self, choice: Choice, quantized: Path | None) -> Trial:
-        """Build and prove one candidate; a failure is recorded in its row."""
+        A graph that cannot be made is left out where engines in floats are tried too.
+
+        Args:
+            choices: the engines; those of missing runtimes need no graph.
+        """
+        graphs: dict[str | None, QuantizedGraph] = {}
+        available = [choice for choice in choices if target(choice.config.target).missing() is None]
+        for file in dict.fromkeys(choice.quantized_graph for choice in available):
+            if file is None or self.data is None:
+                continue
+            with self.log.stage("compressed: quantizing the graph") as on_progress:
+                try:
+                    graphs[file] = quantize_as(file, self.graph.path, self._rows, on_progress)
+                except TargetMissingError as error:
+                    if self.recipe.engine.precision != AUTO:
+                        raise
+                    text = f"no engine was built from {file}: {error}"
+                    self.log.add_notes([Note(code=NoteCode.TARGET_MISSING, text=text)])
+        return graphs
+
+    def build(self, choice: Choice, quantized: QuantizedGraph | None) -> Trial:
+        """Build and prove one candidate; a failure is recorded in its row.
+
+        Args:
+            choice: its settings.
+            quantized: the quantized graph of its form; None: there is none.
+        """
         reason = target(choice.config.target).missing()
-        if choice.form == PORTABLE and quantized is None:
+        if choice.quantized_graph is not None and quantized is None:
             reason = reason or "there is no quantized graph"
         if reason is not None:
             return _failed(choice, reason)
-        source = quantized if choice.form == PORTABLE else None
+        return self._build(choice, None if quantized is None else quantized.path)
+
+    def _build(self, choice: Choice, source: Path | None) -> Trial:
         folder = self.scratch / f"candidate{next(self._numbers)}"
         folder.mkdir()
         try:
@@ -146,18 +161,18 @@ class EngineTrials:
         }
         return dataclasses.replace(trial, candidate=trial.candidate.model_copy(update=values))
 
-    def return_products(self, trial: Trial, quantized: Path) -> Trial:
+    def return_products(self, trial: Trial, quantized: QuantizedGraph) -> Trial:
         """A candidate of the same target with as few products in floats as keep the metric.
 
         The products are ranked by what returning each alone does to the outputs; the number is searched by bisection.
         """
-        ranked = self._ranking(quantized)
+        ranked = self._ranking(quantized.path)
 
         def attempt(count: int) -> Trial:
             path = self.scratch / f"returned{next(self._numbers)}.onnx"
             names = tuple(ranked[:count])
-            graph_passes.save(ReturnToFloats(names)(graph_passes.load(quantized)).model, path)
-            return self.score(self.build(dataclasses.replace(trial.choice, in_float=names), path))
+            graph_passes.save(ReturnToFloats(names)(graph_passes.load(quantized.path)).model, path)
+            return self.score(self._build(dataclasses.replace(trial.choice, in_float=names), path))
 
         # With every product in floats the engine would not be in int8.
         best = fewest(len(ranked) - 1, attempt, lambda attempted: attempted.candidate.holds)
@@ -165,11 +180,11 @@ class EngineTrials:
 
     def _ranking(self, quantized: Path) -> list[str]:
         """The products of the quantized graph, in the order in which they return to floats."""
-        if not self._ranked:
+        if quantized not in self._ranked:
             with self.log.stage("compressed: ranking the products") as on_progress:
                 rows = self._rows[:_RANKED_ROWS]
-                self._ranked.extend(rank_products(quantized, self.graph.path, rows, on_progress))
-        return self._ranked
+                self._ranked[quantized] = rank_products(quantized, self.graph.path, rows, on_progress)
+        return self._ranked[quantized]
 
     def time(self, trials: Sequence[Trial]) -> list[Trial]:
         """The candidates with their times, and their speed against the dense engine."""

@@ -22,7 +22,6 @@ from compressor.run.products import Case
 from compressor.targets import target
 from compressor.targets.graph_facts import graph_digest
 from compressor.targets.random_inputs import fixed_batch, random_feeds
-from compressor.workdir import QUANTIZED_GRAPH
 from graph_passes import load
 from graph_passes.block_sparse.masks import REACH
 
@@ -70,8 +69,10 @@ def load_run(out: Path, fields: Mapping[str, Any]) -> FinishedRun:
             )
         if path.is_file():
             _require_proven(path, report)
-    if target(recipe.engine.target).needs_quantized_graph(recipe.engine.definite_precision):
-        _check_quantized(out / QUANTIZED_GRAPH, report, recipe)
+    runtime, precision = target(recipe.engine.target), recipe.engine.definite_precision
+    file = runtime.quantized_graph(precision)
+    if file is not None and runtime.needs_quantized_graph(precision):
+        _check_quantized(out / file, report, recipe)
     timed: tuple[int | None, ...] = tuple(dict.fromkeys(row.seq for row in report.speeds))
     lengths = recipe.measure.seq or timed or (128,)
     shapes = recipe.engine.parsed_shapes
@@ -82,11 +83,12 @@ def load_run(out: Path, fields: Mapping[str, Any]) -> FinishedRun:
 
 
 def _check_quantized(path: Path, report: Report, recipe: Recipe) -> None:
-    """Raise InputError unless the portable quantized graph is there, and is the proven one."""
+    """Raise InputError unless the quantized graph is there, and is the proven one."""
     if not path.is_file():
+        engine = recipe.engine
         raise InputError(
-            f"{path}: missing, and {recipe.engine.target} runs in int8 only a graph that is quantized; run compress"
-            " --precision int8 with rows first",
+            f"{path}: missing, and {engine.target} runs in {engine.precision} only a graph that is quantized; run"
+            f" compress --target {engine.target} --precision {engine.precision} with rows first",
             code=ErrorCode.FILE_MISSING,
             path=path,
         )

@@ -7,6 +7,7 @@ import shlex
 from compressor import model_folder
 from compressor.block_masks.mask_settings import shares_by_kind
 from compressor.config.run import Recipe
+from compressor.config.sections import AUTO
 from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import example_inputs
 from compressor.quantization import require_nncf
@@ -54,13 +55,13 @@ def load_model(recipe: Recipe) -> LoadedModel:
 
 
 def _check_calibration(recipe: Recipe) -> None:
-    """Raise where int8 engines are requested that cannot be calibrated.
+    """Raise where quantized engines are requested that cannot be calibrated.
 
     Raises:
         UsageError: there are no training rows.
         TargetMissingError: the quantizer is not installed.
     """
-    if not recipe.engine.allows_int8:
+    if not recipe.engine.allows_quantized:
         return
     if recipe.rows.data is None:
         raise UsageError(
@@ -68,7 +69,8 @@ def _check_calibration(recipe: Recipe) -> None:
             code=ErrorCode.MISSING_VALUE,
             fields=("precision", "data"),
         )
-    if recipe.engine.precision == "int8":
+    engine = recipe.engine
+    if engine.precision == "int8" and (engine.target == AUTO or not target(engine.target).symmetric):
         require_nncf()
 
 

@@ -42,6 +42,7 @@ from compressor.run.products import (
     ShrunkGraph,
     Variant,
 )
+from compressor.run.quantize import quantize_for_target
 from compressor.run.run_log import RunLog
 from compressor.run.sizes import work_out_sizes
 from compressor.run.variant import build_variant, cpu_fallback, export_graph, rehearse, require_complete, shrink_graph
@@ -137,6 +138,8 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
     if is_rewritten and (selected.plan.drops_any or built.engine.chooses):
         thinned = _shrink(reference, sizes, work, log, name="rewritten", drop_unread=drop_unread)
         rewritten = _build(thinned, built.engine.reference, sizes, log)
+    if model.missing is not None:
+        quantize_for_target(graph, recipe, data, log)
     if built.engine.chooses:
         chosen = choose_engine(EngineTrials(graph, dense, data, model.folder, built, sizes, work.scratch, log))
     else:

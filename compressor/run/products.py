@@ -9,7 +9,7 @@ from pathlib import Path
 from compressor.config.sections import EngineConfig
 from compressor.model_folder import ModelFolder
 from compressor.results import Candidate, CurvePoint, EngineFacts, MissingTarget, Note, Proof, Speed, VariantName
-from compressor.targets import BuildOptions, Engine
+from compressor.targets import BuildOptions, Engine, target
 from compressor.targets.base import Feeds
 from compressor.units import Site
 from graph_passes import Plan, Refusal
@@ -141,8 +141,8 @@ class Variant:
         return self.graph.name
 
 
-PORTABLE, DYNAMIC = "portable", "dynamic"
-"""Forms of an int8 engine: built from the portable quantized graph, or quantized by the target."""
+PORTABLE, SYMMETRIC, DYNAMIC = "portable", "symmetric", "dynamic"
+"""Forms of an engine in 8 bits: built from the portable or a symmetric quantized graph, or quantized by the target."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,8 @@ class Choice:
 
     Attributes:
         config: target and precision.
-        form: `PORTABLE` or `DYNAMIC` for int8; empty for an engine in floats.
-        in_float: names of the products of the portable graph that were returned to floats to keep the metric.
+        form: `PORTABLE`, `SYMMETRIC` or `DYNAMIC` for an engine in 8 bits; empty for an engine in floats.
+        in_float: names of the products of the quantized graph that were returned to floats to keep the metric.
     """
 
     config: EngineConfig
@@ -165,6 +165,13 @@ class Choice:
         count = len(self.in_float)
         form = f"{self.form}, {count} product{'s' if count > 1 else ''} in fp32" if count else self.form
         return Candidate(target=self.config.target, precision=self.config.precision, form=form)
+
+    @property
+    def quantized_graph(self) -> str | None:
+        """Name of the quantized graph that it is built from; None: it is built from the float graph."""
+        if self.form not in (PORTABLE, SYMMETRIC):
+            return None
+        return target(self.config.target).quantized_graph(self.config.definite_precision)
 
     @property
     def label(self) -> str:

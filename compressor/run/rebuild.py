@@ -45,7 +45,7 @@ from compressor.run.write_report import drop_status
 from compressor.targets import BuildOptions, target
 from compressor.targets.random_inputs import random_feeds
 from compressor.tasks import Data, open_data
-from compressor.workdir import QUANTIZED_GRAPH, locked
+from compressor.workdir import locked
 from graph_passes import load
 
 _WITHOUT_ENGINE: Mapping[str, Any] = {
@@ -122,8 +122,9 @@ def _build(name: VariantName, run: FinishedRun, options: BuildOptions, scratch: 
     folder, graph = scratch / name, run.graphs[name]
     folder.mkdir()
     config = run.recipe.engine if name == "compressed" else run.recipe.engine.reference
-    needs_quantized = target(config.target).needs_quantized_graph(config.definite_precision)
-    quantized = graph.with_name(QUANTIZED_GRAPH) if needs_quantized else None
+    runtime, precision = target(config.target), config.definite_precision
+    file = runtime.quantized_graph(precision) if runtime.needs_quantized_graph(precision) else None
+    quantized = graph.with_name(file) if file is not None else None
     with log.stage(f"{name}: building the engine"):
         shrunk = ShrunkGraph(name, run.report.plan, graph, ())
         return build_variant(shrunk, config, options, run.cases, quantized=quantized, folder=folder)

@@ -16,7 +16,7 @@ from compressor.tasks import Data
 from graph_passes import Plan
 
 _BLOCK_FIELDS = tuple(name for name in BlocksConfig.model_fields if name not in ("drop_blocks", "drop_blocks_by_kind"))
-_INT8_FIELDS = ("calibration_rows", "allow_float_products")
+_QUANTIZATION_FIELDS = ("calibration_rows", "allow_float_products")
 _TRAINING_FIELDS = ("epochs", "steps", "learning_rate")
 """Fields that only training uses."""
 
@@ -55,8 +55,8 @@ def of_unused_fields(recipe: Recipe, maximum_length: int | None, *, learns: bool
     engine = recipe.engine
     ignored = frozenset() if engine.target == AUTO else unused_options(engine.target)
     yield from _unused((name for name in FIELDS if name in ignored), recipe, f"the target is {engine.target}")
-    if not engine.allows_int8:
-        yield from _unused(_INT8_FIELDS, recipe, f"the precision is {engine.precision}")
+    if not engine.allows_quantized:
+        yield from _unused(_QUANTIZATION_FIELDS, recipe, f"the precision is {engine.precision}")
     if learns and recipe.selection.searches and not blocks.drops_any:
         changed = [name for name in _TRAINING_FIELDS if recipe.value(name) != FIELDS[name].default]
         yield from _unused(changed, recipe, f"{recipe.selection.method} searches and does not train")

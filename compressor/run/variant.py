@@ -15,8 +15,9 @@ from compressor.export import export_reference, rewrite_reference
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.results import VariantName
 from compressor.run import verify
+from compressor.run.build_options import spans_of
 from compressor.run.products import Case, ExportedGraph, ShrunkGraph, Variant
-from compressor.targets import DEFAULT_TARGET, BuildOptions, Engine, target
+from compressor.targets import DEFAULT_TARGET, BuildOptions, Engine, Feeds, target
 from compressor.units import Site, keep_all
 from graph_passes import Plan, Shrunk
 from graph_passes.passes import CleanUp, DropUnreadPositions
@@ -118,7 +119,7 @@ def build_variant(
         config: target and precision.
         options: sizes and settings of the build.
         cases: inputs of the proof.
-        quantized: the portable quantized graph to build from; None: the shrunk graph.
+        quantized: the quantized graph to build from; None: the shrunk graph.
         folder: folder of the engine; None: that of the shrunk graph.
 
     Raises:
@@ -133,10 +134,14 @@ def build_variant(
     _require_int8(engine, config)
     proofs = list(graph.proofs)
     if quantized is not None:
-        plain = dataclasses.replace(options, shapes=(), norm_seconds=0.0)  # products have other inputs than the graph
-        products = verify.prove_products(
-            quantized, lambda path: build_engine(path, path.parent, config, plain), cases, graph.name
-        )
+
+        def build_products(path: Path, feeds: Sequence[Feeds]) -> Engine:
+            # Products have other inputs than the graph.
+            batch, seq = spans_of(feeds)
+            plain = dataclasses.replace(options, shapes=(), norm_seconds=0.0, batch=batch, seq=seq)
+            return build_engine(path, path.parent, config, plain)
+
+        products = verify.prove_products(quantized, build_products, cases, graph.name)
         proofs.append(verify.require(products))
     proofs.append(verify.require(verify.prove_engine(source, engine, cases, graph.name)))
     return Variant(graph, engine, tuple(proofs))

@@ -12,7 +12,7 @@ import numpy as np
 from compressor.errors import ErrorCode, MismatchError
 from compressor.results import Proof, ProofStage, VariantName
 from compressor.run.products import Case
-from compressor.targets.base import TOLERANCE, Engine, Feeds
+from compressor.targets.base import QUANTIZED, TOLERANCE, Engine, Feeds
 from compressor.targets.relative_error import relative_error
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from graph_passes import Plan
 
 _PRODUCT_TOLERANCE = 1e-2
-"""Largest relative error of an int8 product: a factor on the boundary of two integers may be rounded to either."""
+"""Largest relative error of a product in 8 bits: a factor on the boundary of two numbers may be rounded to either."""
 Outputs = Mapping[str, np.ndarray]
 Run = Callable[[Feeds], Outputs]
 
@@ -112,15 +112,16 @@ def prove_shrunk(reference: Path, shrunk: Path, cases: Sequence[Case], variant: 
 def prove_engine(shrunk: Path, engine: Engine, cases: Sequence[Case], variant: VariantName) -> Proof:
     """Compare a graph, which the runtime does not optimize, with the engine built from it.
 
-    An int8 engine is compared with its quantized graph: that it was built from, or its own file if the target quantized
-    a float graph.
+    An engine in 8 bits is compared with its quantized graph: that it was built from, or its own file if the target
+    quantized a float graph.
     """
     from compressor.targets.graph_facts import is_quantized
     from graph_passes import load
 
-    if engine.precision == "int8":
-        quantized = shrunk if is_quantized(load(shrunk)) else engine.path
-        return _prove(ProofStage.BUILD_INT8, variant, cases, _outputs(quantized, cases), engine.run, TOLERANCE["int8"])
+    if engine.precision in QUANTIZED:
+        expected = _outputs(shrunk if is_quantized(load(shrunk)) else engine.path, cases)
+        tolerance = TOLERANCE[engine.precision]
+        return _prove(ProofStage.BUILD_INT8, variant, cases, expected, engine.run, tolerance)
     expected = _outputs(shrunk, cases)
     # Integer kernels round where the operators of the graph do not.
     precision = "fp16" if engine.precision == "fp32" and is_quantized(load(shrunk)) else engine.precision
@@ -128,15 +129,15 @@ def prove_engine(shrunk: Path, engine: Engine, cases: Sequence[Case], variant: V
 
 
 def prove_products(
-    quantized: Path, build: Callable[[Path], Engine], cases: Sequence[Case], variant: VariantName
+    quantized: Path, build: Callable[[Path, Sequence[Feeds]], Engine], cases: Sequence[Case], variant: VariantName
 ) -> Proof:
     """Compare each int8 product of a runtime with the float product of its dequantized factors.
 
     The products are computed one by one, from the activations that they have in the quantized graph.
 
     Args:
-        quantized: the portable quantized graph.
-        build: builds an int8 engine from a graph.
+        quantized: the quantized graph.
+        build: builds an engine in 8 bits from a graph, for inputs of the sizes of the given ones.
         cases: inputs of the graph.
         variant: name of the variant.
     """
@@ -150,7 +151,8 @@ def prove_products(
         operands = [Case({**case.feeds, **run(case.feeds)}, case.name) for case in cases]
         save(products_graph(load(quantized), [case.feeds for case in operands]), products)
         expected = _outputs(products, operands)
-        return _prove(ProofStage.PRODUCTS, variant, operands, expected, build(products).run, _PRODUCT_TOLERANCE)
+        engine = build(products, [case.feeds for case in operands])
+        return _prove(ProofStage.PRODUCTS, variant, operands, expected, engine.run, _PRODUCT_TOLERANCE)
 
 
 def require(proof: Proof) -> Proof:

@@ -20,7 +20,7 @@ from compressor.run.products import Chosen, LoadedModel, Measurements, SelectedP
 from compressor.run.run_log import RunLog
 from compressor.silence_libraries import quiet_transformers
 from compressor.targets.graph_facts import graph_digest
-from compressor.workdir import MAPS, QUANTIZED_GRAPH, WorkDir
+from compressor.workdir import MAPS, QUANTIZED_GRAPHS, WorkDir
 from graph_passes import Plan
 
 
@@ -106,7 +106,7 @@ def write_output(report: Report, model: LoadedModel, selected: SelectedPlan, den
     """
     folder = work.result
     graphs = {
-        name: graph_digest(folder / name) for name in ("model.onnx", QUANTIZED_GRAPH) if (folder / name).is_file()
+        name: graph_digest(folder / name) for name in ("model.onnx", *QUANTIZED_GRAPHS) if (folder / name).is_file()
     }
     if model.missing is not None:
         graphs["dense.onnx"] = _save_dense(dense, folder / "dense.onnx")

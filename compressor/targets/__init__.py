@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 from compressor.errors import ErrorCode, UsageError, nearest
-from compressor.targets.base import TOLERANCE, BuildOptions, Engine, Feeds, Precision, Provider, Target, span
+from compressor.targets.base import QUANTIZED, TOLERANCE, BuildOptions, Engine, Feeds, Precision, Provider, Target, span
 
 TARGETS: Mapping[str, str] = {
     "ort": "compressor.targets.onnxruntime.target",
@@ -56,6 +56,7 @@ def unused_options(name: str) -> frozenset[str]:
 
 __all__ = [
     "DEFAULT_TARGET",
+    "QUANTIZED",
     "TARGETS",
     "TOLERANCE",
     "BuildOptions",

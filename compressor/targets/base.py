@@ -16,14 +16,16 @@ if TYPE_CHECKING:
     from compressor.results import EngineBuild, QuantizedProducts
     from compressor.targets.tensor_specs import TensorSpec
 
-Precision = Literal["fp32", "fp16", "bf16", "int8"]
+Precision = Literal["fp32", "fp16", "bf16", "int8", "fp8"]
+QUANTIZED: frozenset[Precision] = frozenset(("int8", "fp8"))
+"""Precisions of engines that compute products in 8 bits."""
 Provider = Literal["cpu", "cuda"]
 Feeds = Mapping[str, np.ndarray]
 """One batch of inputs: graph input -> array."""
 
-TOLERANCE: Mapping[Precision, float] = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1, "int8": 1e-1}
-"""Largest relative error of an engine against its graph. bfloat16 has three mantissa bits less than fp16. An int8
-engine is compared with its quantized graph: a value close to the boundary of two integers may be rounded to either, and
+TOLERANCE: Mapping[Precision, float] = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1, "int8": 1e-1, "fp8": 1e-1}
+"""Largest relative error of an engine against its graph. bfloat16 has three mantissa bits less than fp16. An engine in
+8 bits is compared with its quantized graph: a value close to the boundary of two numbers may be rounded to either, and
 later layers amplify the difference."""
 
 Shape = tuple[int, int]
@@ -160,6 +162,7 @@ class Target(ABC):
         options: names of the fields of `BuildOptions` that it uses, besides the sizes.
         quantizes: whether `build` makes an int8 engine from a float graph; every target that has int8 makes one from a
             graph with `QuantizeLinear` and `DequantizeLinear`.
+        symmetric: whether quantized graphs need zero points of zero, and quantizers where TensorRT wants them.
     """
 
     name: ClassVar[str]
@@ -170,18 +173,29 @@ class Target(ABC):
     providers: ClassVar[tuple[Provider, ...]]
     options: ClassVar[frozenset[str]] = frozenset()
     quantizes: ClassVar[bool] = False
+    symmetric: ClassVar[bool] = False
 
     @property
     def needs_device(self) -> bool:
         """Whether engines run on a GPU only; without one a run falls back to ONNX Runtime on the CPU."""
         return "cpu" not in self.providers
 
+    def quantized_graph(self, precision: Precision) -> str | None:
+        """Name of the quantized graph in the folder of a run that engines of a precision are built from; None: none."""
+        from compressor.workdir import FP8_GRAPH, QUANTIZED_GRAPH, SYMMETRIC_GRAPH
+
+        if precision not in QUANTIZED:
+            return None
+        if precision == "fp8":
+            return FP8_GRAPH
+        return SYMMETRIC_GRAPH if self.symmetric else QUANTIZED_GRAPH
+
     def needs_quantized_graph(self, precision: Precision) -> bool:
         """Whether an engine of a precision is built from the quantized graph of a run rather than from its float graph.
 
         A target that quantizes float graphs itself is faster with these.
         """
-        return precision == "int8" and not self.quantizes
+        return precision in QUANTIZED and not self.quantizes
 
     def missing(self) -> str | None:
         """What this machine lacks that a deployment machine has, in a few words; None: nothing."""

@@ -8,12 +8,14 @@ from graph_passes.passes.fold_weights import FoldWeights
 from graph_passes.passes.fuse_for_ort import FuseForOrt
 from graph_passes.passes.insert_gates import InsertGates
 from graph_passes.passes.insert_product_gates import InsertProductGates, products_of_groups
+from graph_passes.passes.insert_quantizers import InsertQuantizers
 from graph_passes.passes.lower_block_sparse import LowerBlockSparse
 from graph_passes.passes.lower_opset import LowerOpset
 from graph_passes.passes.make_axes_explicit import MakeAxesExplicit
 from graph_passes.passes.narrow_integers import NarrowIntegers
 from graph_passes.passes.normalize import Normalize
 from graph_passes.passes.prefusion import PrepareForFusion
+from graph_passes.passes.quantize_weights_inside import QuantizeWeightsInside
 from graph_passes.passes.record_reach import RecordReach
 from graph_passes.passes.reduce_precision import ReducePrecision
 from graph_passes.passes.remove_dead_branches import RemoveDeadBranches
@@ -33,12 +35,14 @@ __all__ = [
     "FuseForOrt",
     "InsertGates",
     "InsertProductGates",
+    "InsertQuantizers",
     "LowerBlockSparse",
     "LowerOpset",
     "MakeAxesExplicit",
     "NarrowIntegers",
     "Normalize",
     "PrepareForFusion",
+    "QuantizeWeightsInside",
     "RecordReach",
     "ReducePrecision",
     "RemoveDeadBranches",

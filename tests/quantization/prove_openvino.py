@@ -21,7 +21,7 @@ def main(graph: Path, inputs: Path) -> None:
     out = inputs.with_suffix(".xml")
     proof = prove_products(
         graph,
-        lambda products: target("openvino").build(products, out, precision="int8", threads=1),
+        lambda products, _: target("openvino").build(products, out, precision="int8", threads=1),
         [Case(dict(np.load(inputs)), "inputs")],
         "compressed",
     )

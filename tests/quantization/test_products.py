@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +153,7 @@ def test_products_that_stay_in_floats_are_left_out(tmp_path: Path) -> None:
 @needs_vnni
 @pytest.mark.parametrize(("name", "file"), [("openvino", "engine.xml"), ("ort", "engine.onnx")])
 def test_the_products_of_a_runtime_are_proven(name: str, file: str, bert: Quantized, tmp_path: Path) -> None:
-    def build(graph: Path) -> Engine:
+    def build(graph: Path, feeds: Sequence[Feeds]) -> Engine:
         return target(name).build(graph, tmp_path / file, precision="int8", provider="cpu", threads=1)
 
     proof = require(prove_products(bert.path, build, bert.cases, "compressed"))
@@ -183,7 +183,7 @@ def test_a_runtime_that_saturates_is_found_out(bert: Quantized, tmp_path: Path) 
 def test_a_product_that_is_computed_wrongly_is_found_out(
     alter: Callable[[np.ndarray], np.ndarray], index: int, small: Path
 ) -> None:
-    proof = prove_products(small, lambda graph: AlteredEngine(graph, alter, index), CASES, "dense")
+    proof = prove_products(small, lambda graph, _: AlteredEngine(graph, alter, index), CASES, "dense")
     assert not proof.holds
     with pytest.raises(MismatchError) as caught:
         require(proof)
@@ -192,6 +192,6 @@ def test_a_product_that_is_computed_wrongly_is_found_out(
 
 
 def test_a_product_may_round(small: Path) -> None:
-    proof = prove_products(small, lambda graph: AlteredEngine(graph, round_to_a_thousandth, 1), CASES, "dense")
+    proof = prove_products(small, lambda graph, _: AlteredEngine(graph, round_to_a_thousandth, 1), CASES, "dense")
     assert proof.holds
     assert proof.error > 1e-4

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from compressor.config.run import Recipe
-from compressor.run.build_options import build_options
+from compressor.run.build_options import build_options, spans_of
 
 LENGTHS = (128, 384)
 PROVEN = [{"input_ids": np.zeros((3, 5)), "memory_0": np.zeros((3, 7, 4))}]
@@ -39,3 +39,13 @@ def test_rows_that_are_scored_fit(recipe: Recipe) -> None:
 def test_beams_and_generated_tokens_fit(recipe: Recipe) -> None:
     options = build_options(recipe, LENGTHS, PROVEN, rows([9], beams=5, max_new_tokens=512))
     assert (options.batch, options.seq) == ((1, 8, 5 * 32), (1, 384, 512))
+
+
+def test_spans_cover_the_axes_that_differ() -> None:
+    """A first axis may count tokens, and widths are fixed."""
+    batches = [
+        {"x": np.zeros((2, 5, 32)), "tokens": np.zeros((10, 32))},
+        {"x": np.zeros((3, 7, 32)), "tokens": np.zeros((21, 32))},
+    ]
+    assert spans_of(batches) == ((2, 10, 21), (5, 7, 7))
+    assert spans_of(batches[:1]) == ((1, 1, 1), (1, 1, 1))

@@ -14,6 +14,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from compressor.errors import ErrorCode, InputError, TargetMissingError, UsageError
 from compressor.export import export_reference
 from compressor.measure import interleave
+from compressor.quantization import quantize_symmetric
 from compressor.run import verify
 from compressor.targets import TOLERANCE, BuildOptions, Engine, Precision, target
 from compressor.targets.onnxruntime import ort_session
@@ -84,6 +85,24 @@ def test_an_engine_computes_its_graph(name: str, precision: Precision, bert: Pru
     speed = interleave(engine, engine, feeds, batch=4, seq=16, seconds=0.1)
     assert (speed.dense.device is not None) is (name == "trt")
     assert speed.dense.device is None or 0 < speed.dense.device[0] < speed.dense.p50, "without transfers"
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_a_symmetric_graph_is_computed_in_8_bits(family: str, precision: Precision, tmp_path: Path) -> None:
+    source = pruned(family)
+    quantized = quantize_symmetric(source.shrunk, [source.inputs], tmp_path / "quantized.onnx", precision=precision)
+    try:
+        engine = build("trt", quantized.path, tmp_path, precision)
+    except UsageError as error:  # 8.6 has no quantizers in fp8, and GPUs before Ada no kernels
+        pytest.skip(str(error))
+    assert engine.precision == precision
+    assert largest_error(engine, quantized.path) <= TOLERANCE[precision]
+    products = engine.quantized
+    if products is None:
+        assert "it is unknown whether" in engine.optimization
+    else:
+        assert products.executed == products.requested <= len(quantized.products), engine.optimization
 
 
 @pytest.mark.parametrize("name", ["trt", "ort"])

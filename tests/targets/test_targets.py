@@ -164,3 +164,30 @@ def test_messages(tmp_path: Path) -> None:
         "trt: there is no NVIDIA GPU here, or no driver for it (libcuda); to build on the machine with the GPU, copy"
         " the folder of a run there and run compress build OUT --target trt"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "file"),
+    [
+        ("ort", "fp32", None),
+        ("ort", "int8", "model.int8.onnx"),
+        ("openvino", "int8", "model.int8.onnx"),
+        ("trt", "fp16", None),
+        ("trt", "int8", "model.int8.symmetric.onnx"),
+        ("trt", "fp8", "model.fp8.onnx"),
+    ],
+)
+def test_engines_in_8_bits_are_built_from_the_quantized_graph_of_their_target(
+    name: str, precision: Precision, file: str | None
+) -> None:
+    assert target(name).quantized_graph(precision) == file
+    assert target(name).needs_quantized_graph(precision) is (file is not None and name != "ort")
+
+
+@pytest.mark.parametrize("name", ["ort", "openvino"])
+def test_fp8_is_refused_by_targets_that_lack_it(name: str) -> None:
+    if name == "openvino":
+        pytest.importorskip("openvino")
+    with pytest.raises(TargetMissingError) as error:
+        target(name).check(precision="fp8")
+    assert (error.value.code, error.value.details["value"]) == (ErrorCode.UNSUPPORTED, "fp8")

@@ -69,6 +69,13 @@ def choose_provider(provider: Provider | None, precision: Precision, kernel: Pat
             field="precision",
             value=precision,
         )
+    if precision == "fp8":
+        raise TargetMissingError(
+            "fp8: ONNX Runtime computes no products in fp8; use int8 or fp32, or --target trt",
+            code=ErrorCode.UNSUPPORTED,
+            field="precision",
+            value=precision,
+        )
     chosen: Provider = provider or ("cuda" if cuda and kernel is None and precision != "int8" else "cpu")
     if precision == "int8" and chosen == "cuda":
         raise TargetMissingError(

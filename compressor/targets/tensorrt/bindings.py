@@ -1,9 +1,11 @@
 """Differences between TensorRT 8.6, 10 and 11. This module alone detects the features of a version, by attribute names.
 
 1. Types: from 10 on a network can be strongly typed, that is it computes in the types of the graph; 11 has no other
-   networks. For 8.6 the builder flags of the graph's types are set, and the type of every layer unless the graph is
-   quantized. These types are required, or preferred where 8.6 has no kernel that computes a layer in its type.
-2. 8.6 has no 64-bit integers and no bfloat16, and reads operator sets up to 17.
+   networks. For 8.6 the builder flags of the graph's types are set, int8 among them if the graph is quantized, and the
+   type of every layer if it is not. These types are required, or preferred where 8.6 has no kernel that computes a
+   layer in its type.
+2. 8.6 has no 64-bit integers, no bfloat16 and no quantizers in fp8, reads operator sets up to 17, and reads quantized
+   weights only as floats with a `QuantizeLinear` behind them.
 3. cuBLAS and cuDNN are tactic sources until 10; they are left out, because they may not be installed.
 4. The attributes for sizes of weights and of activations have been renamed.
 """
@@ -21,6 +23,7 @@ import onnx_ir as ir
 
 from compressor.errors import ErrorCode, InputError, TargetMissingError, UsageError
 from compressor.targets.base import Precision
+from compressor.targets.cuda import Device
 
 _EXTERNAL_TACTICS = ("CUBLAS", "CUBLAS_LT", "CUDNN")
 _ARITHMETIC_LAYERS = frozenset(
@@ -29,6 +32,8 @@ _ARITHMETIC_LAYERS = frozenset(
 )
 """Types of layers that compute. All others only move numbers, whatever type they have."""
 
+_ADA = (8, 9)
+"""Compute capability of the first GPUs that compute in fp8."""
 PREFER_TYPES = {"precision_constraints": "prefer"}
 """Replaces the constraint of `config_options` where a layer has no kernel in its type."""
 
@@ -40,7 +45,7 @@ class Features:
     Attributes:
         version: version of the library; the bindings may be of another patch version.
         strongly_typed: whether networks keep the types of the graph.
-        int64: whether it supports 64-bit integers, and with them bfloat16 and operator sets after 17.
+        int64: whether it supports 64-bit integers, and with them bfloat16, operator sets after 17 and weights in int8.
         precisions: numeric precisions that a graph may have.
         tactics: names of the tactic sources to use.
     """
@@ -51,16 +56,27 @@ class Features:
     precisions: tuple[Precision, ...]
     tactics: tuple[str, ...]
 
-    def require(self, precision: Precision) -> None:
+    def require(self, precision: Precision, device: Device) -> None:
         """Make sure that a precision is supported.
 
+        Args:
+            precision: the precision.
+            device: the GPU.
+
         Raises:
-            UsageError: it is not.
+            UsageError: this version or the GPU does not compute in it.
         """
         if precision not in self.precisions:
             raise UsageError(
                 f"{precision}: TensorRT {self.version} does not compute in it; use {' or '.join(self.precisions)}, or"
                 " TensorRT 10 or newer",
+                code=ErrorCode.UNSUPPORTED,
+                field="precision",
+                value=precision,
+            )
+        if precision == "fp8" and device.capability < _ADA:
+            raise UsageError(
+                f"fp8: needs a GPU from Ada (SM 8.9) on, and this is {device}; use --precision int8",
                 code=ErrorCode.UNSUPPORTED,
                 field="precision",
                 value=precision,
@@ -89,12 +105,14 @@ def library() -> ModuleType:
 
 def features(trt: ModuleType) -> Features:
     """The features of a TensorRT module, detected by its attribute names."""
-    bfloat = hasattr(trt.DataType, "BF16")
+    strongly_typed = has_typing_flag(trt) or not hasattr(trt.BuilderFlag, "FP16")
+    bfloat: tuple[Precision, ...] = ("bf16",) if hasattr(trt.DataType, "BF16") else ()
+    fp8: tuple[Precision, ...] = ("fp8",) if strongly_typed and hasattr(trt.DataType, "FP8") else ()
     return Features(
         version=library_version(str(trt.__version__)),
-        strongly_typed=has_typing_flag(trt) or not hasattr(trt.BuilderFlag, "FP16"),
+        strongly_typed=strongly_typed,
         int64=hasattr(trt.DataType, "INT64"),
-        precisions=("fp32", "fp16", "bf16") if bfloat else ("fp32", "fp16"),
+        precisions=("fp32", "fp16", *bfloat, "int8", *fp8),
         tactics=tuple(name for name in trt.TacticSource.__members__ if name not in _EXTERNAL_TACTICS),
     )
 

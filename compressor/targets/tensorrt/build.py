@@ -16,13 +16,16 @@ from compressor.results import EngineBuild
 from compressor.targets.base import BuildOptions, Precision
 from compressor.targets.cuda import CudaDriver
 from compressor.targets.graph_facts import digest, fusible_attentions, graph_digest
+from compressor.targets.quantized_graph import float_products, quantized_products
 from compressor.targets.tensorrt import bindings, inspector
 from compressor.targets.tensorrt.builder import EngineBuilder, Profiles, SerializedEngine, deserialize
 from compressor.targets.tensorrt.engine import TrtEngine
 from compressor.targets.tensorrt.graph import PreparedGraph, prepare, profile
 from compressor.targets.tensorrt.metadata import AMPERE, EngineMetadata
+from compressor.targets.tensorrt.quantized_layers import product_types
 from compressor.targets.tensorrt.timing_cache import open_cache
 from graph_passes import load
+from graph_passes.quantizers.float_view import without_quantizers
 
 _log = logging.getLogger(__name__)
 
@@ -118,9 +121,18 @@ def _metadata(onnx: Path, out: Path, engine: Any, build: _Build) -> EngineMetada
     layers = inspector.parse_layers(_layer_information(trt, engine))
     graph = load(onnx)
     outputs = [str(value.name) for value in graph.graph.outputs]
-    attention = inspector.attention_fusion(layers, fusible_attentions(graph), device.capability, builder.precision)
-    timings = str(serialized.timings)
-    steps = [str(build.prepared), f"built by TensorRT {version}", *([timings] if timings else []), str(attention)]
+    sites = fusible_attentions(without_quantizers(graph))
+    attention = inspector.attention_fusion(layers, sites, device.capability, builder.precision)
+    in_8_bits, in_floats = (
+        [node.name or "" for node in products(graph)] for products in (quantized_products, float_products)
+    )
+    types = product_types(layers, in_8_bits, in_floats)
+    steps = [
+        str(build.prepared),
+        f"built by TensorRT {version}",
+        *filter(None, (str(serialized.timings), str(types))),
+        str(attention),
+    ]
     return EngineMetadata(
         tensorrt=version,
         gpu=device.name,
@@ -146,6 +158,7 @@ def _metadata(onnx: Path, out: Path, engine: Any, build: _Build) -> EngineMetada
             layers=layers,
         ),
         timings=serialized.timings,
+        quantized=types.known,
     )
 
 

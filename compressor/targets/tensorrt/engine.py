@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from compressor.errors import ErrorCode, InputError
-from compressor.results import EngineBuild
+from compressor.results import EngineBuild, QuantizedProducts
 from compressor.targets.base import Feeds, Precision
 from compressor.targets.cuda import CudaDriver, CudaStream, DeviceBuffer
 from compressor.targets.tensor_specs import TensorSpec
@@ -118,9 +118,9 @@ class TrtEngine:
         return self.metadata.session
 
     @property
-    def quantized(self) -> None:
-        """None: engines of TensorRT are not built in int8."""
-        return None
+    def quantized(self) -> QuantizedProducts | None:
+        """The products in 8 bits, as far as TensorRT lists their layers; None: it lists none of them."""
+        return self.metadata.quantized
 
     @property
     def built(self) -> EngineBuild:

@@ -6,7 +6,9 @@
    it.
 3. For 8.6: operator set 18 is written as 17, `Shape` and `Slice` state their axes in inputs, and 64-bit inputs and
    outputs become 32-bit.
-4. fp16 and bf16: weights and arithmetic are converted, inputs and outputs keep their types. The types of a quantized
+4. Quantized graphs have zero points of zero. For 8.6 their weights are written as floats with a `QuantizeLinear` behind
+   them.
+5. fp16 and bf16: weights and arithmetic are converted, inputs and outputs keep their types. The types of a quantized
    graph (`QuantizeLinear`, int8 or fp8) stay as they are.
 """
 
@@ -20,14 +22,23 @@ import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass, ShapeInferencePass
 
 from compressor.errors import ErrorCode, InputError
-from compressor.targets.base import BuildOptions, Precision, Span
+from compressor.targets.base import QUANTIZED, BuildOptions, Precision, Span
 from compressor.targets.graph_facts import is_quantized
 from compressor.targets.random_inputs import axis_kind, memory_length
 from compressor.targets.tensorrt.bindings import Features
 from compressor.targets.tensorrt.metadata import Shape
+from compressor.workdir import FP8_GRAPH, SYMMETRIC_GRAPH
 from graph_passes import GraphError, load, save
-from graph_passes.passes import LowerOpset, MakeAxesExplicit, NarrowIntegers, ReducePrecision, ScaleQueries
+from graph_passes.passes import (
+    LowerOpset,
+    MakeAxesExplicit,
+    NarrowIntegers,
+    QuantizeWeightsInside,
+    ReducePrecision,
+    ScaleQueries,
+)
 from graph_passes.passes.lower_opset import OPSET as OLDEST_OPSET
+from graph_passes.quantizers.faults import QuantizerRule, form_faults
 
 _DTYPES: Mapping[Precision, ir.DataType] = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
 
@@ -41,6 +52,7 @@ class PreparedGraph:
         scaled_queries: whether the scale of attention scores was moved to the queries.
         quantized: whether the graph has quantization nodes, so that its types stay as they are.
         precision: the precision that the graph was converted to; None: it was not converted.
+        weights_inside: number of weights that the graph quantizes, because 8.6 reads none in int8.
         opset: the operator set that the graph was lowered to, with 32-bit inputs and outputs; None: it was not lowered.
     """
 
@@ -49,12 +61,14 @@ class PreparedGraph:
     quantized: bool = False
     precision: Precision | None = None
     opset: int | None = None
+    weights_inside: int = 0
 
     def __str__(self) -> str:
         changes = [
             f"{self.inlined} local functions inlined" if self.inlined else "",
             "queries scaled instead of scores" if self.scaled_queries else "",
             "quantized types kept" if self.quantized else "",
+            f"{self.weights_inside} weights quantized in the graph" if self.weights_inside else "",
             f"converted to {self.precision}, inputs and outputs unchanged" if self.precision else "",
             f"written in operator set {self.opset} with 32-bit inputs" if self.opset else "",
         ]
@@ -72,13 +86,16 @@ def prepare(source: Path, out: Path, precision: Precision, supported: Features) 
 
     Raises:
         GraphError: the file cannot be read.
-        InputError: the graph has an operator set or an operator that this TensorRT cannot read.
+        InputError: the graph has an operator set or an operator that this TensorRT cannot read, or lacks the quantizers
+            that the precision needs.
     """
     model = load(source)
     inlined = len(model.functions)
     if inlined:
         InlinePass()(model)
     quantized = is_quantized(model)
+    _check_quantizers(model, source, precision)
+    weights_inside = 0
     if not supported.int64:
         _lower_opset(model, source, supported.version)
     scaled = supported.int64 and not quantized and ScaleQueries()(model).modified
@@ -86,10 +103,37 @@ def prepare(source: Path, out: Path, precision: Precision, supported: Features) 
     if converted is not None:
         model = ReducePrecision(_DTYPES[converted])(model).model
     if not supported.int64:
+        weights_inside = len(QuantizeWeightsInside()(model).report.tensors)
         MakeAxesExplicit()(model)
         NarrowIntegers()(model)
     save(model, out)
-    return PreparedGraph(inlined, scaled, quantized, converted, None if supported.int64 else OLDEST_OPSET)
+    return PreparedGraph(
+        inlined, scaled, quantized, converted, None if supported.int64 else OLDEST_OPSET, weights_inside
+    )
+
+
+def _check_quantizers(model: ir.Model, source: Path, precision: Precision) -> None:
+    """Make sure that a graph has the quantizers of a precision, and that TensorRT can read them.
+
+    Raises:
+        InputError: it lacks them, or a zero point is not zero.
+    """
+    if precision in QUANTIZED and not is_quantized(model):
+        raise InputError(
+            f"{source}: its products are not quantized, and TensorRT computes in {precision} only what the graph"
+            f" quantizes; use {SYMMETRIC_GRAPH} or {FP8_GRAPH} of a run with --target trt --precision {precision}",
+            code=ErrorCode.UNSUPPORTED_MODEL,
+            path=source,
+        )
+    asymmetric = next((fault for fault in form_faults(model) if fault.rule is QuantizerRule.SYMMETRIC), None)
+    if asymmetric is not None:
+        raise InputError(
+            f"{source}: the zero point of {asymmetric.node} is not zero, which TensorRT cannot compute with; use the"
+            f" graph of a run with --target trt --precision int8, {SYMMETRIC_GRAPH}",
+            code=ErrorCode.UNSUPPORTED_MODEL,
+            path=source,
+            node=asymmetric.node,
+        )
 
 
 def element_types(path: Path) -> dict[str, ir.DataType]:

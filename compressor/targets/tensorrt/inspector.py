@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -96,7 +96,18 @@ def _layer(entry: Mapping[str, Any]) -> BuiltLayer:
         kind=str(entry.get("LayerType", "")),
         tactic=str(entry.get("TacticName", "")),
         nodes=_SEPARATORS.sub(_SEPARATOR, str(entry.get("Metadata", ""))),
+        formats=tuple(dict.fromkeys(_formats(entry))),
     )
+
+
+def _formats(entry: Mapping[str, Any]) -> Iterator[str]:
+    """Element types of a layer's inputs and weights, as the inspector writes them."""
+    for tensor in entry.get("Inputs", ()):
+        if isinstance(tensor, Mapping) and "Format/Datatype" in tensor:
+            yield str(tensor["Format/Datatype"])
+    weights = entry.get("Weights")
+    if isinstance(weights, Mapping) and weights.get("Count"):
+        yield str(weights.get("Type", ""))
 
 
 def is_fused(layer: BuiltLayer) -> bool:
@@ -107,6 +118,13 @@ def is_fused(layer: BuiltLayer) -> bool:
     for node in _nodes(layer):
         kernel = re.sub(rf"(?<!\w){re.escape(node)}(?!\w)", "", kernel)
     return any(_FUSED_KERNEL.search(text) for text in (kernel.rsplit("/", 1)[-1], layer.tactic, layer.kind))
+
+
+def computes(layer: BuiltLayer, node: str) -> bool:
+    """Whether a layer lists its kernels, computes something, and names a node of the graph."""
+    if _MOVING_KINDS.search(layer.kind) or layer.name.startswith("Reformatting") or _is_opaque(layer):
+        return False
+    return node in _nodes(layer) or re.search(rf"(?<![\w/.]){re.escape(node)}(?![\w/.])", layer.name) is not None
 
 
 def attention_fusion(

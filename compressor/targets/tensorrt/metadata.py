@@ -13,7 +13,7 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
 from compressor.errors import ErrorCode, InputError
-from compressor.results import EngineBuild
+from compressor.results import EngineBuild, QuantizedProducts
 from compressor.targets.base import Precision
 from compressor.targets.cuda import Device
 from compressor.targets.graph_facts import digest
@@ -95,6 +95,7 @@ class EngineMetadata(BaseModel):
         session: runtime, device and options.
         built: sizes, duration and layers.
         timings: how the timing cache was used; None in metadata of version 0.1.
+        quantized: the products in 8 bits, as far as the inspector lists their layers; None: it lists none.
     """
 
     model_config = ConfigDict(
@@ -119,6 +120,7 @@ class EngineMetadata(BaseModel):
     session: dict[str, Any]
     built: EngineBuild
     timings: TimingsUse | None = None
+    quantized: QuantizedProducts | None = None
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:

@@ -23,6 +23,7 @@ class TensorRtTarget(Target):
     metadata_file = "engine.plan.json"
     suffixes = (".plan", ".engine")
     providers = ("cuda",)
+    symmetric = True
     options = frozenset({"workspace", "timing_cache", "hardware_compatible", "version_compatible"})
 
     def missing(self) -> str | None:
@@ -41,7 +42,7 @@ class TensorRtTarget(Target):
 
         self.check_request(provider=provider, kernel=kernel)
         try:
-            _, trt = self.runtime()
+            driver, trt = self.runtime()
         except TargetMissingError as error:
             raise TargetMissingError(
                 f"trt: {error}; to build on the machine with the GPU, copy the folder of a run there and run compress"
@@ -49,7 +50,7 @@ class TensorRtTarget(Target):
                 code=error.code,
                 **error.details,
             ) from error
-        bindings.features(trt).require(precision)
+        bindings.features(trt).require(precision, driver.device)
 
     def build(
         self,

@@ -11,8 +11,14 @@ from compressor.targets.graph_facts import digest
 from compressor.targets.tensorrt.bindings import Features
 from compressor.targets.tensorrt.metadata import EngineMetadata
 
-OLD = Features("8.6.1", strongly_typed=False, int64=False, precisions=("fp32", "fp16"), tactics=())
-NEW = Features("10.16.1", strongly_typed=True, int64=True, precisions=("fp32", "fp16", "bf16"), tactics=())
+OLD = Features("8.6.1", strongly_typed=False, int64=False, precisions=("fp32", "fp16", "int8"), tactics=())
+NEW = Features(
+    "10.16.1",
+    strongly_typed=True,
+    int64=True,
+    precisions=("fp32", "fp16", "bf16", "int8", "fp8"),
+    tactics=(),
+)
 H200 = Device("NVIDIA H200", (9, 0), 1 << 37)
 
 

@@ -33,11 +33,11 @@ NO_IMPLEMENTATION = "10: Could not find any implementation for node {ForeignNode
 QUANTIZED = "q = QuantizeLinear(x, s, z)  y = DequantizeLinear(q, s, z)"
 
 
-def main(graph: Path, folder: Path) -> dict[str, Any]:
+def main(graph: Path, quantized: Path, folder: Path) -> dict[str, Any]:
     sys.modules["tensorrt"] = module = importlib.import_module("tensorrt_bindings")
     stand_ins.install(module)
     warnings.filterwarnings("error", "a stand-in is deprecated")
-    return Probe(bindings.features(module), graph, folder).outcomes()
+    return Probe(bindings.features(module), graph, quantized, folder).outcomes()
 
 
 class Probe:
@@ -46,11 +46,12 @@ class Probe:
     Args:
         supported: features of its version.
         graph: the graph to build.
+        quantized: the symmetric quantized graph to build in int8.
         folder: an empty folder.
     """
 
-    def __init__(self, supported: Features, graph: Path, folder: Path) -> None:
-        self.supported, self.graph, self.folder = supported, graph, folder
+    def __init__(self, supported: Features, graph: Path, quantized: Path, folder: Path) -> None:
+        self.supported, self.graph, self.quantized, self.folder = supported, graph, quantized, folder
         self.path, self.cache = folder / "engine.plan", folder / "timings"
         self.options = BuildOptions(batch=(1, 2, 4), seq=(1, 8, 16), workspace=64 << 20, timing_cache=self.cache)
         self.feeds = random_feeds(load(graph), 2, 8, padded=True)
@@ -63,6 +64,8 @@ class Probe:
             "tactics": self.supported.tactics,
             "missing": TARGET.missing(),
             **{precision: self.precision(precision) for precision in ("fp32", "fp16")},
+            "int8": self.int8(),
+            "fp8": failure(lambda: self.build("fp8")),
             **self.runs(),
             "bf16": failure(lambda: self.build("bf16")) if "bf16" not in self.supported.precisions else None,
             **self.timings(),
@@ -92,6 +95,24 @@ class Probe:
             "attentions": [engine.fused, engine.attentions],
             "device_seconds": engine.device_seconds,
             "memory": engine.memory(self.feeds),
+        }
+
+    def int8(self) -> dict[str, Any]:
+        """An engine in int8, and a refused one of a graph in floats."""
+        settings = {**ort_session.session_settings("cpu", 1), "graph_optimization": "none"}
+        expected = ort_session.run_session(ort_session.open_session(self.quantized, settings), self.feeds)
+        engine = TARGET.build(self.quantized, self.path, precision="int8", options=self.options)
+        outputs = engine.run(self.feeds)
+        return {
+            "network": REQUESTED["network"],
+            "flags": sorted(REQUESTED["flags"]),
+            "layers": REQUESTED["layers"],
+            "error": max(relative_error(expected[name], outputs[name], self.feeds) for name in expected),
+            "inputs": engine.metadata.inputs,
+            "attentions": engine.attentions,
+            "loaded": TARGET.load(self.path).precision,
+            "quantized": engine.quantized,
+            "floats": failure(lambda: self.build("int8")),
         }
 
     def runs(self) -> dict[str, Any]:
@@ -181,4 +202,4 @@ def failure(call: Callable[[], Any]) -> Any:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(Path(sys.argv[1]), Path(sys.argv[2])), default=list))
+    print(json.dumps(main(*map(Path, sys.argv[1:])), default=list))

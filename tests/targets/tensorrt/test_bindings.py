@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +10,10 @@ import onnx_ir as ir
 import pytest
 
 from compressor.errors import ErrorCode, UsageError
+from compressor.targets import Precision
+from compressor.targets.cuda import Device
 from compressor.targets.tensorrt import bindings
-from tests.targets.tensorrt.machines import NEW, OLD
+from tests.targets.tensorrt.machines import H200, NEW, OLD
 
 
 def test_layers_compute_in_the_types_of_the_graph() -> None:
@@ -46,8 +49,17 @@ def test_the_version_is_that_of_the_bindings_if_the_library_is_missing() -> None
     assert bindings.library_version("8.6.1", fail_to_load) == "8.6.1"
 
 
-def test_a_precision_that_a_version_lacks_is_refused() -> None:
-    NEW.require("bf16")
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_a_precision_that_a_version_lacks_is_refused(precision: Precision) -> None:
+    NEW.require(precision, H200)
     with pytest.raises(UsageError) as error:
-        OLD.require("bf16")
-    assert (error.value.code, error.value.details["value"]) == (ErrorCode.UNSUPPORTED, "bf16")
+        OLD.require(precision, H200)
+    assert (error.value.code, error.value.details["value"]) == (ErrorCode.UNSUPPORTED, precision)
+
+
+@pytest.mark.parametrize(("capability", "has_fp8"), [((8, 0), False), ((8, 6), False), ((8, 9), True), ((12, 0), True)])
+def test_fp8_needs_a_gpu_from_ada_on(capability: tuple[int, int], has_fp8: bool) -> None:
+    device = Device("a GPU", capability, 1 << 30)
+    NEW.require("int8", device)
+    with contextlib.nullcontext() if has_fp8 else pytest.raises(UsageError):
+        NEW.require("fp8", device)

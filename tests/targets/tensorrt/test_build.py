@@ -5,6 +5,7 @@ A process with the bindings of one version builds everything, see `probe`; the t
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from compressor.errors import ErrorCode
+from compressor.quantization import quantize_symmetric
 from compressor.targets.tensorrt.metadata import TimingsState
 from tests.targets.graphs import pruned
 
@@ -53,11 +55,18 @@ def outcomes(request: pytest.FixtureRequest, libraries: Path, tmp_path_factory: 
     folder = tmp_path_factory.mktemp(request.param)
     paths = {"LD_LIBRARY_PATH": str(libraries), "PYTHONPATH": os.pathsep.join([str(bindings), str(ROOT)])}
     module = "tests.targets.tensorrt.probe"
-    command = [sys.executable, "-W", "ignore", "-m", module, str(pruned("bert").shrunk), str(folder)]
+    command = [sys.executable, "-W", "ignore", "-m", module, str(pruned("bert").shrunk), str(int8_graph()), str(folder)]
     process = subprocess.run(command, env={**os.environ, **paths}, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
     printed: Outcomes = json.loads(process.stdout)
     return printed
+
+
+@functools.cache
+def int8_graph() -> Path:
+    """The symmetric quantized graph of a pruned BERT, beside the float one."""
+    source = pruned("bert")
+    return quantize_symmetric(source.shrunk, [source.inputs], source.shrunk.with_name("symmetric.onnx")).path
 
 
 def is_old(outcomes: Outcomes) -> bool:
@@ -114,6 +123,30 @@ def test_a_quantized_graph_decides_its_types_itself(outcomes: Outcomes) -> None:
     flags, layers, _ = outcomes["quantized"]
     assert flags == (["INT8"] if is_old(outcomes) else [])
     assert layers == [None]
+
+
+def test_a_graph_in_int8_is_strongly_typed_or_has_the_flag_of_the_builder(outcomes: Outcomes) -> None:
+    old, outcome = is_old(outcomes), outcomes["int8"]
+    assert outcome["network"] == (["EXPLICIT_BATCH"] if old else ["STRONGLY_TYPED"])
+    assert outcome["flags"] == (["INT8"] if old else [])
+    assert outcome["layers"] == [None], "the types are those of the quantizers"
+    assert outcome["error"] <= 1e-2
+    assert set(outcome["inputs"].values()) == {"int32" if old else "int64"}
+    assert (outcome["loaded"], outcome["attentions"]) == ("int8", 2)
+    assert outcome["quantized"] is None, "the stand-in lists no product"
+
+
+def test_a_graph_in_floats_is_refused_in_int8(outcomes: Outcomes) -> None:
+    refused = outcomes["int8"]["floats"]
+    assert (refused["class"], refused["code"]) == ("InputError", ErrorCode.UNSUPPORTED_MODEL)
+
+
+def test_fp8_needs_a_version_that_has_it(outcomes: Outcomes) -> None:
+    assert ("fp8" in outcomes["precisions"]) is not is_old(outcomes)
+    if is_old(outcomes):
+        assert (outcomes["fp8"]["class"], outcomes["fp8"]["code"]) == ("UsageError", ErrorCode.UNSUPPORTED)
+    else:
+        assert outcomes["fp8"]["code"] == ErrorCode.UNSUPPORTED_MODEL, "the graph is in floats"
 
 
 def test_optional_libraries_are_not_used_for_tactics(outcomes: Outcomes) -> None:

@@ -11,6 +11,7 @@ import onnx_ir as ir
 import pytest
 
 from compressor.errors import ErrorCode, InputError
+from compressor.quantization import quantize_symmetric
 from compressor.segment_memory import MAX_POSITIONS, MEMORY_LENGTH
 from compressor.targets import BuildOptions, Feeds, Precision
 from compressor.targets.onnxruntime import ort_session
@@ -19,6 +20,7 @@ from compressor.targets.relative_error import relative_error
 from compressor.targets.tensorrt.bindings import Features
 from compressor.targets.tensorrt.graph import PreparedGraph, prepare, profile
 from graph_passes import load, save
+from graph_passes.quantizers.faults import quantizer_faults
 from tests.targets.graphs import Pruned, masked, parsed, pruned
 from tests.targets.tensorrt.machines import NEW, OLD
 from tests.zoo import text
@@ -121,6 +123,44 @@ def test_a_quantized_graph_keeps_its_types(tmp_path: Path) -> None:
     prepared = prepare(tmp_path / "graph.onnx", tmp_path / "out.onnx", "fp16", NEW)
     assert prepared == PreparedGraph(quantized=True)
     assert [node.op_type for node in load(tmp_path / "out.onnx").graph] == ["QuantizeLinear", "DequantizeLinear"]
+
+
+@pytest.mark.parametrize("supported", [OLD, NEW])
+def test_a_symmetric_graph_computes_the_same_in_the_form_of_a_version(
+    supported: Features, bert: Pruned, tmp_path: Path
+) -> None:
+    quantized = quantize_symmetric(bert.shrunk, [bert.inputs], tmp_path / "int8.onnx")
+    prepared = prepare(quantized.path, tmp_path / "out.onnx", "int8", supported)
+    model = load(tmp_path / "out.onnx")
+    onnx.checker.check_model(onnx.load(tmp_path / "out.onnx"), full_check=True)
+    weights = [value for value in model.graph.initializers.values() if len(value.shape or ()) == 2]
+    has_int8_weights = ir.DataType.INT8 in {value.dtype for value in weights}
+    assert prepared.quantized
+    if supported is OLD:
+        assert (prepared.opset, prepared.weights_inside) == (17, len(quantized.products))
+        assert not has_int8_weights
+    else:
+        assert prepared == PreparedGraph(quantized=True)
+        assert has_int8_weights
+        assert quantizer_faults(model) == []
+    expected, outputs = (run(path, bert.inputs)["logits"] for path in (quantized.path, tmp_path / "out.onnx"))
+    assert relative_error(expected, outputs, bert.inputs) <= 1e-2
+
+
+def test_zero_points_that_are_not_zero_are_refused(tmp_path: Path) -> None:
+    body = "q = QuantizeLinear(x, s, z)  y = DequantizeLinear(q, s, z)"
+    save(parsed(body, "float[B] x", "float[B] y", "float s = {0.5}, uint8 z = {128}"), tmp_path / "graph.onnx")
+    for precision in ("int8", "fp32"):
+        with pytest.raises(InputError) as error:
+            prepare(tmp_path / "graph.onnx", tmp_path / "out.onnx", precision, NEW)
+        assert error.value.code is ErrorCode.UNSUPPORTED_MODEL
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_a_graph_in_floats_is_refused_in_8_bits(precision: Precision, bert: Pruned, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as error:
+        prepare(bert.shrunk, tmp_path / "out.onnx", precision, NEW)
+    assert (error.value.code, error.value.details["path"]) == (ErrorCode.UNSUPPORTED_MODEL, bert.shrunk)
 
 
 def test_local_functions_are_inlined(tmp_path: Path) -> None:

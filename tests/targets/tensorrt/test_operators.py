@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx_ir as ir
 import pytest
 
+from compressor.quantization import quantize_symmetric
 from compressor.targets import Precision
 from compressor.targets.tensorrt.bindings import Features
 from compressor.targets.tensorrt.graph import element_types, prepare
@@ -28,6 +29,8 @@ SUPPORTED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys("Max Min Mul Neg Pad Pow ScatterElements ScatterND Sub".split(), _NUMBERS),
     **dict.fromkeys("Cast Concat Constant Expand Gather GatherElements GatherND Identity".split(), _ANY),
     **dict.fromkeys("Reshape Shape Slice Split Squeeze Tile Transpose Trilu Unsqueeze Where".split(), _ANY),
+    "DequantizeLinear": ("INT8", "FLOAT8E4M3FN"),
+    "QuantizeLinear": _FLOATS,
     "Range": _INTEGERS,  # 8.6 accepts floats only if the bounds are constants
 }
 """Operator -> element types of its data that both 8.6 and 10 take (onnx-tensorrt, docs/operators.md; the importers of
@@ -62,3 +65,17 @@ def test_the_parser_accepts_every_operator_of_a_family(
 def test_the_parser_accepts_every_operator_of_block_sparse_attention(supported: Features, tmp_path: Path) -> None:
     prepare(masked().shrunk, tmp_path / "out.onnx", "fp16", supported)
     assert list(unsupported(tmp_path / "out.onnx")) == []
+
+
+@pytest.mark.parametrize(("supported", "precision"), [(OLD, "int8"), (NEW, "int8"), (NEW, "fp8")])
+@pytest.mark.parametrize(
+    "family",
+    [name if name in ("bert", "t5") else pytest.param(name, marks=pytest.mark.zoo) for name in FAMILIES],
+)
+def test_the_parser_accepts_every_operator_of_a_symmetric_graph(
+    family: str, supported: Features, precision: Precision, tmp_path: Path
+) -> None:
+    source = pruned(family)
+    quantized = quantize_symmetric(source.shrunk, [source.inputs], tmp_path / "quantized.onnx", precision=precision)
+    prepare(quantized.path, tmp_path / "graph.onnx", precision, supported)
+    assert list(unsupported(tmp_path / "graph.onnx")) == []

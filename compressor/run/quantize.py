@@ -1,0 +1,68 @@
+"""The quantized graphs of a run, one for each kind of engine in 8 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from compressor.config.run import Recipe
+from compressor.progress import ProgressCallback
+from compressor.quantization import QuantizedGraph, output_distance, quantize_graph, quantize_symmetric
+from compressor.results import Note, NoteCode
+from compressor.run.calibrate import calibration_rows
+from compressor.run.products import ShrunkGraph
+from compressor.run.run_log import RunLog
+from compressor.targets import Feeds, target
+from compressor.tasks import Data
+from compressor.workdir import FP8_GRAPH, QUANTIZED_GRAPH
+
+_COMPARED_ROWS = 32
+"""Calibration rows on which a quantized graph is compared with its float graph."""
+
+
+def quantize_as(
+    file: str, graph: Path, rows: Sequence[Feeds], on_progress: ProgressCallback | None = None
+) -> QuantizedGraph:
+    """Quantize a float graph into a file beside it.
+
+    Args:
+        file: name of the quantized graph (`Target.quantized_graph`), which says its form.
+        graph: the float graph.
+        rows: calibration rows.
+        on_progress: called with (rows done, rows), if the quantizer tells.
+
+    Raises:
+        TargetMissingError: the quantizer is not installed.
+        InputError: the graph cannot be quantized.
+    """
+    out = graph.with_name(file)
+    if file == QUANTIZED_GRAPH:
+        return quantize_graph(graph, rows, out)
+    return quantize_symmetric(
+        graph, rows, out, precision="fp8" if file == FP8_GRAPH else "int8", on_progress=on_progress
+    )
+
+
+def quantize_for_target(graph: ShrunkGraph, recipe: Recipe, data: Data | None, log: RunLog) -> None:
+    """Write the quantized graph that another machine builds the engine from, since only this one has the rows.
+
+    Args:
+        graph: the graph of the compressed variant.
+        recipe: target and precision, and calibration.
+        data: the rows; None: nothing is written.
+        log: receives the stage, and a note with the difference to the float graph.
+    """
+    engine = recipe.engine
+    file = target(engine.target).quantized_graph(engine.definite_precision)
+    if file is None or data is None:
+        return
+    rows = calibration_rows(data, engine.calibration_rows, recipe.selection.seed)
+    with log.stage("compressed: quantizing the graph") as on_progress:
+        quantized = quantize_as(file, graph.path, rows, on_progress)
+        distance = output_distance(quantized.path, graph.path, rows[:_COMPARED_ROWS])
+    text = (
+        f"{file} is the graph that compress build makes the engine of {engine.target} in {engine.precision} from; its"
+        f" metric was not measured; the mean square of the difference to the outputs in fp32 is {distance:.2g} of"
+        " theirs"
+    )
+    log.add_notes([Note(code=NoteCode.QUANTIZED_FOR_TARGET, text=text)])

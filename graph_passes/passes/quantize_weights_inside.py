@@ -1,0 +1,70 @@
+"""Quantize weights inside the graph: write integer weights as floats with a `QuantizeLinear` behind them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import onnx_ir as ir
+
+from graph_passes.passes.base import GraphPass, ReportedResult
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightsQuantizedInside:
+    """What `QuantizeWeightsInside` changed: names of the quantized weights that are floats in the file now."""
+
+    tensors: tuple[str, ...]
+
+
+class QuantizeWeightsInside(GraphPass[WeightsQuantizedInside]):
+    """Let the graph quantize its weights, for runtimes that read no integer weights (TensorRT 8.6).
+
+    Cases:
+        1. `DequantizeLinear` of constant integers: a `QuantizeLinear` with the same parameters gives these integers,
+           from an initializer of floats. The function stays as it is.
+        2. Everything else stays: activations, and weights without a zero point, whose type says what to quantize to.
+    """
+
+    def call(self, model: ir.Model) -> ReportedResult[WeightsQuantizedInside]:
+        tensors = []
+        for node in list(model.graph):
+            weight = node.inputs[0] if node.op_type == "DequantizeLinear" else None
+            if weight is not None and len(node.inputs) > 2 and all(map(_is_constant, node.inputs)):
+                _quantize_inside(model.graph, node, weight)
+                tensors.append(str(weight.name))
+        for name in set(tensors):
+            model.graph.initializers.pop(name)
+        return ReportedResult(model, bool(tensors), WeightsQuantizedInside(tuple(dict.fromkeys(tensors))))
+
+
+def _quantize_inside(graph: ir.Graph, dequantize: ir.Node, weight: ir.Value) -> None:
+    """Case 1."""
+    axis = dequantize.attributes.get_int("axis", 1)
+    integers, scales, zeros = (_content(value) for value in dequantize.inputs)
+    shape = [-1 if number == axis else 1 for number in range(integers.ndim)] if scales.ndim else []
+    floats = (integers.astype(np.float32) - zeros.reshape(shape)) * scales.reshape(shape)
+    name = f"{dequantize.outputs[0].name}.float"
+    source = ir.Value(
+        name=name,
+        const_value=ir.Tensor(floats, name=name),
+        type=ir.TensorType(ir.DataType.FLOAT),
+        shape=ir.Shape(floats.shape),
+    )
+    graph.register_initializer(source)
+    quantize = ir.node("QuantizeLinear", [source, *dequantize.inputs[1:]], {"axis": axis}, name=f"{name}.quantize")
+    output = quantize.outputs[0]
+    output.name, output.type, output.shape = f"{name}.quantized", weight.type, weight.shape
+    dequantize.replace_input_with(0, output)
+    graph.insert_before(dequantize, quantize)
+
+
+def _is_constant(value: ir.Value | None) -> bool:
+    return value is not None and value.is_initializer()
+
+
+def _content(value: ir.Value | None) -> np.ndarray:
+    """The content of an initializer."""
+    assert value is not None
+    assert value.const_value is not None
+    return value.const_value.numpy()

@@ -1,0 +1,145 @@
+"""The symmetric graph of every family has its quantizers where TensorRT wants them, and computes nearly the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import pytest
+
+from compressor.errors import ErrorCode, InputError
+from compressor.quantization import QuantizedGraph, output_distance, quantize_symmetric
+from compressor.run.build_options import spans_of
+from compressor.run.verify import prove_products, require
+from compressor.targets import BuildOptions, Engine, Feeds, Precision, target
+from compressor.targets.quantized_graph import float_products, quantized_products
+from compressor.targets.tensorrt.graph import profile
+from graph_passes import load, save
+from graph_passes.quantizers.faults import quantizer_faults
+from graph_passes.quantizers.placement import QuantizedRole, quantized_inputs
+from tests.faults import fails_with
+from tests.quantization.graphs import CASES, files_of, two_products, vectors
+from tests.targets.cpu import needs_vnni
+from tests.targets.graphs import Pruned, masked, parsed, pruned
+from tests.zoo import FAMILIES, text
+
+FAST = ("bert", "gpt2", "t5")
+EACH_FAMILY = [name if name in FAST else pytest.param(name, marks=pytest.mark.zoo) for name in FAMILIES]
+DISTANCE = 0.05
+"""Largest mean squared difference of a tiny random model in 8 bits to its float graph, relative to its outputs."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A family in a precision."""
+
+    source: Pruned
+    graph: QuantizedGraph
+    model: ir.Model
+
+
+def quantized(family: str, precision: Precision, folder: Path) -> Case:
+    source = pruned(family)
+    graph = quantize_symmetric(source.shrunk, [source.inputs], folder / "graph.onnx", precision=precision)
+    return Case(source, graph, load(graph.path))
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+@pytest.mark.parametrize("family", EACH_FAMILY)
+def test_a_family_is_quantized_by_the_rules(family: str, precision: Precision, tmp_path: Path) -> None:
+    case = quantized(family, precision, tmp_path)
+    assert quantizer_faults(case.model) == []
+    onnx.checker.check_model(str(case.graph.path), full_check=True)
+    assert case.model.opset_imports[""] == (21 if precision == "fp8" else load(case.source.shrunk).opset_imports[""])
+    assert case.graph.products == tuple(node.name for node in quantized_products(case.model))
+    assert case.graph.in_float == tuple(node.name for node in float_products(case.model))
+    assert len(case.graph.in_float) == 1, "the output head"
+    assert 0 < output_distance(case.graph.path, case.source.shrunk, [case.source.inputs]) < DISTANCE
+
+
+@pytest.mark.parametrize("family", EACH_FAMILY)
+def test_attentions_and_residual_sums_are_quantized_as_often_as_the_plan_keeps_them(
+    family: str, tmp_path: Path
+) -> None:
+    """Expected from the plan rather than the graph: layers without heads have neither."""
+    case = quantized(family, "int8", tmp_path)
+    readers = [(node, value.producer()) for node in case.model.graph for value in node.inputs if value is not None]
+    read = [node for node, producer in readers if producer is not None and producer.op_type == "DequantizeLinear"]
+    products = {node.name for node in quantized_products(case.model)}
+    attention = [node for node in read if node.op_type == "MatMul" and node.name not in products]
+    sums = [node for node in read if node.op_type == "Add"]
+    feed_forwards = {"all_attention": 0, "t5": 4, "bart": 4, "marian": 4, "whisper": 4}.get(family, 3)
+    assert len(attention) == 4 * case.source.attentions
+    assert len(sums) == case.source.attentions + feed_forwards
+    assert {node.op_type for node in read} <= {"Add", "Gemm", "MatMul"}
+
+
+def test_an_embedding_table_stays_in_floats(tmp_path: Path) -> None:
+    model = quantized("bert", "int8", tmp_path).model
+    tables = [node.inputs[0] for node in model.graph if node.op_type == "Gather" and node.inputs[0] is not None]
+    assert {table.dtype for table in tables if table.is_initializer()} <= {ir.DataType.FLOAT, ir.DataType.INT64}
+
+
+def test_a_block_sparse_graph_is_quantized(tmp_path: Path) -> None:
+    rows = [{name: value.numpy() for name, value in text(2, 16).items()}]
+    graph = quantize_symmetric(masked().shrunk, rows, tmp_path / "graph.onnx")
+    assert quantizer_faults(load(graph.path)) == []
+    assert output_distance(graph.path, masked().shrunk, rows) < DISTANCE
+
+
+def test_quantizing_twice_gives_the_same_graph_and_leaves_the_float_graph(tmp_path: Path) -> None:
+    source = pruned("bert")
+    before = files_of(source.shrunk)
+    first, second = (tmp_path / name / "int8.onnx" for name in ("first", "second"))
+    for path in (first, second):
+        path.parent.mkdir()
+        quantize_symmetric(source.shrunk, [source.inputs], path)
+    assert files_of(first) == files_of(second)
+    assert files_of(source.shrunk) == before
+    with fails_with(ErrorCode.UNSUPPORTED_MODEL, InputError, path=first):
+        quantize_symmetric(first, [source.inputs], tmp_path / "twice.onnx")
+
+
+@pytest.mark.parametrize(
+    ("rows", "code"), [([], ErrorCode.TOO_FEW_ROWS), ([{"z": vectors(1)[0]["x"]}], ErrorCode.TENSOR_MISMATCH)]
+)
+def test_rows_that_cannot_be_used_are_refused(rows: list[Feeds], code: ErrorCode, tmp_path: Path) -> None:
+    save(two_products(), tmp_path / "model.onnx")
+    with fails_with(code, InputError):
+        quantize_symmetric(tmp_path / "model.onnx", rows, tmp_path / "int8.onnx")
+    assert not (tmp_path / "int8.onnx").exists()
+
+
+def test_a_graph_whose_only_product_is_its_head_is_refused(tmp_path: Path) -> None:
+    save(parsed("y = MatMul(x, v)", "float[B, 6] x", "float[B, 7] y", "float[6, 7] v"), tmp_path / "model.onnx")
+    with fails_with(ErrorCode.UNSUPPORTED_MODEL, InputError, path=tmp_path / "model.onnx"):
+        quantize_symmetric(tmp_path / "model.onnx", vectors(), tmp_path / "int8.onnx")
+
+
+def test_only_the_first_product_of_two_is_no_head(tmp_path: Path) -> None:
+    save(two_products(), tmp_path / "model.onnx")
+    graph = quantize_symmetric(tmp_path / "model.onnx", vectors(), tmp_path / "int8.onnx")
+    assert (graph.products, graph.in_float, graph.rows) == (("first",), ("second",), len(vectors()))
+    roles = [entry.role for entry in quantized_inputs(two_products())]
+    assert roles == [QuantizedRole.ACTIVATION, QuantizedRole.WEIGHT]
+
+
+@needs_vnni
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_products_are_proven_at_sizes_that_a_profile_of_tensorrt_covers(family: str, tmp_path: Path) -> None:
+    """ONNX Runtime computes the products here, in a graph whose first axes may count tokens."""
+    case = quantized(family, "int8", tmp_path)
+
+    def build(graph: Path, feeds: Sequence[Feeds]) -> Engine:
+        batch_span, length_span = spans_of(feeds)
+        shapes = profile(load(graph), BuildOptions(batch=batch_span, seq=length_span))
+        for name, (smallest, _, largest) in shapes.items():
+            for batch in feeds:
+                bounds = zip(smallest, batch[name].shape, largest, strict=True)
+                assert all(low <= size <= high for low, size, high in bounds)
+        return target("ort").build(graph, tmp_path / "engine.onnx", precision="int8", provider="cpu", threads=1)
+
+    require(prove_products(case.graph.path, build, CASES, "compressed"))
