@@ -149,8 +149,8 @@ def unreachable(constraints: Sequence[Constraint], least: Sequence[float]) -> Us
     unit = "ms" if table.unit == "ms" else table.unit
     ratio = f", {table.dense / minimum:.3g} times as fast as dense" if table.unit == "ms" and minimum > 0 else ""
     return UsageError(
-        f"the budget at {table.label} is {constraint.budget:.4g} {unit}, but {minimum:.4g} {unit}{ratio} remain if every"
-        f" head and neuron is removed that may be: embeddings, norms and the output; allow more",
+        f"the budget at {table.label} is {constraint.budget:.4g} {unit}, but {minimum:.4g} {unit}{ratio} remain if"
+        " every head and neuron is removed that may be: embeddings, norms and the output; allow more",
         code=ErrorCode.BUDGET_UNREACHABLE,
         budget=constraint.budget,
         least=minimum,

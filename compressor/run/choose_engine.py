@@ -36,19 +36,20 @@ def choices(config: EngineConfig) -> list[Choice]:
     return allowed
 
 
-def choose_engine(trials: EngineTrials) -> Chosen:
+def choose_engine(trials: EngineTrials, allowed: Sequence[Choice] | None = None) -> Chosen:
     """Try every engine that a recipe allows on the evaluation rows, and build the fastest that keeps the metric.
 
     Where int8 loses too much, a further candidate returns as few products to floats as keep the metric.
 
     Args:
         trials: what candidates are built, scored and timed with.
+        allowed: the engines to try; None: all that the recipe allows.
 
     Raises:
         TargetMissingError: no engine could be built, because runtimes are missing.
     """
     graph, data, sizes, log = trials.graph, trials.data, trials.sizes, trials.log
-    allowed = choices(trials.recipe.engine)
+    allowed = choices(trials.recipe.engine) if allowed is None else allowed
     quantized = trials.quantize(allowed)
     built = [trials.score(trials.build(choice, quantized.get(choice.quantized_graph))) for choice in allowed]
     built += [

@@ -48,6 +48,18 @@ class LearningStore:
         return self.path / "checkpoints"
 
     @property
+    def pruning(self) -> Path:
+        """Statistics and losses of pruning under a budget."""
+        return self.path / "pruning"
+
+    @property
+    def heads(self) -> LearningStore:
+        """The store of the heads that are selected before the rest is pruned under a budget."""
+        store = LearningStore(self.path / "heads")
+        store.path.mkdir(exist_ok=True)
+        return store
+
+    @property
     def blocks(self) -> Path:
         """Attention maps, masks, and checkpoints of learning with them."""
         return self.path / "blocks"
@@ -78,7 +90,7 @@ class LearningStore:
             "notes": [note.model_dump() for note in selected.notes],
         }
         write_json(self.path / _FINISHED, content)
-        for part in _CHECKPOINTS:
+        for part in (*_CHECKPOINTS, "pruning"):
             shutil.rmtree(self.path / part, ignore_errors=True)
 
 
@@ -140,6 +152,8 @@ def _resumed(store: Path, *, own_maps: bool) -> Iterator[Note]:
             yield Note(code=NoteCode.RESUMED, text=f"{stage} resumes from {step} of an interrupted run")
     if own_maps and (store / MAPS).is_file():
         yield Note(code=NoteCode.RESUMED, text="masks are derived from the attention maps of an interrupted run")
+    if any((store / "pruning").glob("checkpoint-*")):
+        yield Note(code=NoteCode.RESUMED, text="pruning resumes with the statistics of an interrupted run")
     if any((store / "checkpoints").glob("checkpoint-*.npz")):
         yield Note(code=NoteCode.RESUMED, text="the search resumes with the evaluations of an interrupted run")
 
@@ -163,6 +177,8 @@ def _progress(store: Path) -> str | None:
             return step
     if (store / MAPS).is_file():
         return "attention maps"
+    if any((store / "pruning").glob("checkpoint-*")):
+        return "statistics"
     return "a search" if any((store / "checkpoints").glob("checkpoint-*.npz")) else None
 
 

@@ -18,8 +18,9 @@ from compressor.selection.checks import check_budget, check_options
 from compressor.selection.pool import heads_to_keep, pool_of
 from compressor.targets import target
 from compressor.tasks import Data, open_data
-from compressor.units import find_sites
+from compressor.units import PrunableGroup, find_groups, find_sites
 from compressor.units.entmax import entmax_function
+from graph_passes import Plan
 
 
 def load_model(recipe: Recipe) -> LoadedModel:
@@ -33,7 +34,7 @@ def load_model(recipe: Recipe) -> LoadedModel:
     reason = runtime.missing()
     if reason is None:
         runtime.check(precision=engine.definite_precision, provider=engine.provider, kernel=engine.kernel)
-    if recipe.learns:
+    if recipe.learns and (recipe.selects_heads or recipe.blocks.drops_any):
         check_options(recipe.selection, heads=recipe.selects_heads, blocks=recipe.blocks.drops_any)
     folder = model_folder.load(
         source.model,
@@ -51,7 +52,16 @@ def load_model(recipe: Recipe) -> LoadedModel:
         entmax_function()
     command = shlex.join(["compress", "build", str(recipe.output.out), "--target", engine.target])
     missing = None if reason is None else MissingTarget(target=engine.target, reason=reason, command=command)
-    return LoadedModel(folder, tuple(sites), missing)
+    groups: tuple[PrunableGroup, ...] = ()
+    if recipe.prunes or _names_neurons(recipe):
+        groups = tuple(find_groups(folder.model, example_inputs(folder, 2, 8), attention=recipe.export.attention))
+    return LoadedModel(folder, tuple(sites), groups, missing)
+
+
+def _names_neurons(recipe: Recipe) -> bool:
+    """Whether the plan to follow removes neurons."""
+    file = recipe.plan_file
+    return file is not None and bool(Plan.load(file).feed_forwards)
 
 
 def _check_calibration(recipe: Recipe) -> None:

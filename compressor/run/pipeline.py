@@ -10,6 +10,8 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Collection
+from dataclasses import replace
+from functools import partial
 
 import torch
 from accelerate import PartialState
@@ -24,12 +26,16 @@ from compressor.model_folder.example_inputs import token_limit
 from compressor.progress import Listener, NullListener, ignore_progress
 from compressor.results import Note, NoteCode, Report, Score, Speed, VariantName
 from compressor.run import run_notes
+from compressor.run.budget import timed_sizes
+from compressor.run.calibrate import calibration_rows
 from compressor.run.choose_engine import choose_engine
+from compressor.run.cost_tables import CostSource
 from compressor.run.engine_trials import EngineTrials
 from compressor.run.evaluate import score, statistics_of
 from compressor.run.learning_store import LearningStore, open_learning_store
 from compressor.run.load import load_model, read_rows
 from compressor.run.measure import engine_facts, time_variants, timing_stage
+from compressor.run.plan_engines import PlanEngines
 from compressor.run.plan_source import learn_plan, load_plan
 from compressor.run.products import (
     Choice,
@@ -42,6 +48,7 @@ from compressor.run.products import (
     ShrunkGraph,
     Variant,
 )
+from compressor.run.prune import inputs_of, prune
 from compressor.run.quantize import quantize_for_target
 from compressor.run.run_log import RunLog
 from compressor.run.sizes import work_out_sizes
@@ -109,17 +116,30 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
     sizes = work_out_sizes(recipe, model, data, followed)
     selector = _mask_selector(recipe, model, sizes)
 
-    reference = _export("dense", model, keep_all(model.sites), built, sizes, work, log)
+    reference = _export("dense", model, keep_all(model.groups or model.sites), built, sizes, work, log)
     dense = _build(_shrink(reference, sizes, work, log), built.engine.reference, sizes, log)
     # A plan that is followed is validated when it is shrunk.
-    rehearsed = None if recipe.plan_file else rehearse(reference.path, model.sites)
+    rehearsed = None if recipe.plan_file else rehearse(reference.path, model.groups or model.sites)
+    engine: Chosen | None = None
     if rehearsed is not None and followed is None and data is not None:
-        require_complete(rehearsed)
+        if not recipe.prunes:
+            require_complete(rehearsed)
         store = open_learning_store(recipe, model, data, work.learning, state)
         log.add_notes(store.notes)
-        with log.stage(_learning_stage(recipe)) as on_progress:
-            selected = learn_plan(recipe, model, data, store, selector, on_progress)
-            selector.recall(store.blocks / "planned.json")
+        learned: SelectedPlan | None = None
+        if recipe.selects_heads or recipe.blocks.drops_any:
+            own_store = store.heads if recipe.prunes else store
+            with log.stage(_learning_stage(recipe)) as on_progress:
+                learned = learn_plan(recipe, model, data, own_store, selector, on_progress)
+                selector.recall(store.blocks / "planned.json")
+        if recipe.prunes:
+            engine = _choose_first(reference, dense, data, model, built, sizes, work, log)
+            selected = prune(
+                _budget_run(recipe, model, data, learned, engine, reference, dense, rehearsed, sizes, store, work, log)
+            )
+        else:
+            assert learned is not None
+            selected = learned
     else:
         assert followed is not None
         selected = followed
@@ -141,7 +161,10 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
     if model.missing is not None:
         quantize_for_target(graph, recipe, data, log)
     if built.engine.chooses:
-        chosen = choose_engine(EngineTrials(graph, dense, data, model.folder, built, sizes, work.scratch, log))
+        trials = EngineTrials(graph, dense, data, model.folder, built, sizes, work.scratch, log)
+        chosen = choose_engine(trials, None if engine is None else [engine.choice])
+        if engine is not None:
+            chosen = replace(chosen, candidates=engine.candidates)
     else:
         chosen = Chosen(_build(graph, built.engine, sizes, log), Choice(built.engine))
     compressed = chosen.variant
@@ -163,6 +186,48 @@ def run_worker(recipe: Recipe, state: PartialState) -> None:
     state.wait_for_everyone()  # the main process opens the store
     selector = MaskSelector(_timed_recipe(recipe), ())  # the main process selects the masks
     learn_plan(recipe, model, data, LearningStore(path), selector, ignore_progress)
+
+
+def _choose_first(
+    reference: ExportedGraph,
+    dense: Variant,
+    data: Data,
+    model: LoadedModel,
+    recipe: Recipe,
+    sizes: RunSizes,
+    work: WorkDir,
+    log: RunLog,
+) -> Chosen:
+    """The engine to prune for: where several are allowed, the fastest that keeps the metric of the whole model."""
+    if not recipe.engine.chooses:
+        return Chosen(dense, Choice(recipe.engine))
+    drop_unread = not recipe.export.keep_unread_positions
+    whole = _shrink(reference, sizes, work, log, name="rewritten", drop_unread=drop_unread)
+    return choose_engine(EngineTrials(whole, dense, data, model.folder, recipe, sizes, work.scratch, log))
+
+
+def _cost_source(
+    recipe: Recipe,
+    model: LoadedModel,
+    data: Data,
+    choice: Choice,
+    reference: ExportedGraph,
+    dense: Variant,
+    sizes: RunSizes,
+    work: WorkDir,
+    log: RunLog,
+) -> CostSource:
+    """The cost tables of plans for one engine."""
+    engines = PlanEngines(
+        reference=reference,
+        choice=choice,
+        options=sizes.build,
+        row=calibration_rows(data, 1, recipe.selection.seed)[0],
+        drop_unread=not recipe.export.keep_unread_positions,
+        scratch=work.scratch / "plans",
+    )
+    inputs = inputs_of(timed_sizes(recipe, sizes.lengths), partial(example_inputs, model.folder))
+    return CostSource(model.folder.model, model.groups, engines, dense.engine, inputs, log)
 
 
 def _note_inputs(

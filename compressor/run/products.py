@@ -11,7 +11,8 @@ from compressor.model_folder import ModelFolder
 from compressor.results import Candidate, CurvePoint, EngineFacts, MissingTarget, Note, Proof, Speed, VariantName
 from compressor.targets import BuildOptions, Engine, target
 from compressor.targets.base import Feeds
-from compressor.units import Site
+from compressor.tasks import Task
+from compressor.units import PrunableGroup, Site
 from graph_passes import Plan, Refusal
 
 
@@ -22,11 +23,14 @@ class LoadedModel:
     Attributes:
         folder: the model with its tokenizer or processor.
         sites: its attention sites, in call order.
+        groups: the groups of units that plans of the run list, in call order: of heads, and of neurons where any may be
+            removed.
         missing: the requested target, if this machine lacks what it needs; None otherwise.
     """
 
     folder: ModelFolder
     sites: tuple[Site, ...]
+    groups: tuple[PrunableGroup, ...] = ()
     missing: MissingTarget | None = None
 
 
@@ -192,6 +196,12 @@ class Chosen:
     variant: Variant
     choice: Choice
     candidates: tuple[Candidate, ...] = ()
+
+    def lost(self, task: Task) -> float:
+        """What the engine loses of the metric on the evaluation rows, in the metric's unit; negative if it gains."""
+        row = next((row for row in self.candidates if row.chosen), None)
+        difference = 0.0 if row is None else row.difference or 0.0
+        return -difference if task.higher_is_better else difference
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from compressor.run import verify
 from compressor.run.build_options import spans_of
 from compressor.run.products import Case, ExportedGraph, ShrunkGraph, Variant
 from compressor.targets import DEFAULT_TARGET, BuildOptions, Engine, Feeds, target
-from compressor.units import Site, keep_all
-from graph_passes import Plan, Shrunk
+from compressor.units import PrunableGroup, Site, keep_all
+from graph_passes import Plan, Shrunk, SitePlan
 from graph_passes.passes import CleanUp, DropUnreadPositions
 
 
@@ -200,19 +200,22 @@ def require_complete(shrunk: Shrunk) -> Shrunk:
     return shrunk
 
 
-def rehearsal_plan(sites: Sequence[Site]) -> Plan:
-    """A plan that drops the first key/value head of every site, with all query heads that read it.
+def rehearsal_plan(groups: Sequence[Site | PrunableGroup]) -> Plan:
+    """A plan that drops the first neuron, or the first key/value head with all query heads that read it, everywhere.
 
-    A site that cannot be shrunk by this plan cannot be shrunk by any plan. The rehearsal detects it before hours of
+    A group that cannot be shrunk by this plan cannot be shrunk by any plan. The rehearsal detects it before hours of
     learning.
     """
-    dense = keep_all(sites).sites
-    return Plan(sites=tuple(replace(site, kept=site.kept[site.heads // site.kv_heads :], scale=()) for site in dense))
+    dense = keep_all(groups)
+    return dense.replace_groups(
+        replace(group, kept=group.kept[group.heads // group.kv_heads if isinstance(group, SitePlan) else 1 :], scale=())
+        for group in dense.groups
+    )
 
 
-def rehearse(reference: Path, sites: Sequence[Site]) -> Shrunk:
-    """Shrink the dense reference graph by the rehearsal plan; `refused` holds the sites that no plan can shrink."""
-    return shrink(reference, rehearsal_plan(sites))
+def rehearse(reference: Path, groups: Sequence[Site | PrunableGroup]) -> Shrunk:
+    """Shrink the dense reference graph by the rehearsal plan; `refused` holds the groups that no plan can shrink."""
+    return shrink(reference, rehearsal_plan(groups))
 
 
 def cpu_fallback(recipe: Recipe) -> Recipe:

@@ -1,4 +1,4 @@
-"""The method `reconstruct`: units by second order, losses by divergence, and a refit from the first layer to the last."""
+"""The method `reconstruct`: units by second order, losses by divergence, and a refit from first layer to last."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class ReconstructPruner(Pruner):
     """Removes units by second order, and repairs the linears that read them; see `Pruner`.
 
     Units are chosen by Optimal Brain Surgeon on whole units (Hassibi and Stork 1993; ZipLM, Kurtic et al. 2023), with
-    the outputs of each token weighted by the Fisher information of the model's answer. After the allocation, the linears
-    of all groups are refitted in order (`refit_in_order`). No labels are used.
+    the outputs of each token weighted by the Fisher information of the model's answer. After the allocation, the
+    linears of all groups are refitted in order (`refit_in_order`). No labels are used.
     """
 
     def __init__(self, inputs: PruningInputs) -> None:

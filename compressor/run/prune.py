@@ -1,0 +1,374 @@
+"""Remove heads and neurons under a budget, without training."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from compressor.config.methods import METHODS
+from compressor.config.run import Recipe
+from compressor.errors import ErrorCode, InputError, SiteRefusedError
+from compressor.measure import median_times, paired_interval
+from compressor.measure.costs import CostTable, GroupCosts
+from compressor.model_folder import fingerprint
+from compressor.results import Note, NoteCode
+from compressor.run.budget import (
+    EXCESS,
+    UNUSED,
+    Allocation,
+    Constraint,
+    choose_counts,
+    constraints_of,
+    head_table,
+    meet,
+)
+from compressor.run.calibrate import calibration_batches, draw_rows
+from compressor.run.cost_tables import CostSource
+from compressor.run.learning_store import LearningStore
+from compressor.run.measure_costs import Size, keep_counts
+from compressor.run.products import LoadedModel, SelectedPlan
+from compressor.run.run_log import RunLog
+from compressor.selection.pool import heads_to_keep
+from compressor.selection.pruner import Curve, Pruner, PruningInputs
+from compressor.selection.search.base import metric_drop
+from compressor.tasks import Data, statistics
+from compressor.units import PrunableGroup, keep_all
+from graph_passes import Plan, Refusal
+
+_HELD_OUT = 256
+"""Rows on which losses are measured."""
+_TIMED_SECONDS = 2.0
+"""Time spent on each engine of a round at each size."""
+_BISECTIONS = 5
+_LEAST_SHARE = 0.08
+"""Smallest share of the cost of the whole model that the bisection tries."""
+_MARGIN = 0.5
+"""Standard errors of the metric's difference that the bisection keeps between it and the loss allowed."""
+
+
+@dataclass(frozen=True)
+class BudgetRun:
+    """What pruning under a budget reads.
+
+    Attributes:
+        recipe: budgets, method and rows.
+        model: the model, with its groups.
+        data: the rows.
+        selected: the plan of heads that another method selected; None: every unit may be removed.
+        costs: gives cost tables.
+        refused: groups that cannot be removed from the graph.
+        quantization_drop: what the whole model loses by the precision of the engine, in the metric's unit.
+        store: folder in which finished parts are kept.
+        log: receives stages and notes.
+    """
+
+    recipe: Recipe
+    model: LoadedModel
+    data: Data
+    selected: SelectedPlan | None
+    costs: CostSource
+    refused: Sequence[Refusal]
+    quantization_drop: float
+    store: LearningStore
+    log: RunLog
+
+
+def prune(run: BudgetRun) -> SelectedPlan:
+    """Remove units until a budget is met, or as many as the metric allows, and give the model the remaining weights.
+
+    Raises:
+        SiteRefusedError: a group cannot be removed from the graph.
+        InputError: there are too few rows.
+        UsageError: no plan meets the budget.
+    """
+    folder = run.model.folder
+    if (finished := run.store.finished(folder.model)) is not None:
+        return finished
+    groups = _prunable(run)
+    pruner = _pruner(run, groups)
+    with run.log.stage("gathering statistics of the rows") as on_progress:
+        pruner.rank(on_progress)
+    with run.log.stage("measuring what each group contributes") as on_progress:
+        losses = pruner.losses(on_progress)
+    tables = run.costs.counted()
+    allocation = _by_metric(run, groups, pruner, losses, tables) if _is_unbounded(run.recipe) else None
+    if allocation is None:
+        allocation = _by_budget(run, groups, losses, tables)
+        with run.log.stage("refitting the remaining weights") as on_progress:
+            scales = pruner.finish(allocation.counts, on_progress)
+    else:
+        scales = {}
+    plan = _plan(run, groups, pruner, allocation, scales)
+    selected = SelectedPlan(plan.model_copy(update={"model": fingerprint(folder.model)}), trained=True)
+    run.store.finish(selected, folder.model)
+    return selected
+
+
+def _is_unbounded(recipe: Recipe) -> bool:
+    """Whether only the metric bounds what is removed."""
+    return not recipe.budget.is_set and recipe.selection.keep is None
+
+
+def _prunable(run: BudgetRun) -> list[PrunableGroup]:
+    """The groups whose units may be removed.
+
+    Raises:
+        SiteRefusedError: one cannot be removed from the graph, and the recipe does not allow to skip it.
+    """
+    wanted = run.recipe.budget.prune_units
+    if run.recipe.selection.method == run.recipe.pruner and run.recipe.selection.keep is not None:
+        wanted = "heads"
+    if run.selected is not None:
+        wanted = "neurons"
+    groups = [group for group in run.model.groups if wanted in ("all", group.type)]
+    reasons = {name: str(refusal) for refusal in run.refused for name in refusal.sites}
+    reasons |= {group.name: "its output projection was not recognized" for group in groups if group.linear is None}
+    skipped = [group for group in groups if group.name in reasons]
+    if skipped and not run.recipe.budget.skip_refused:
+        first = skipped[0]
+        raise SiteRefusedError(
+            f"{first.name}: {reasons[first.name]}; keep such groups whole with --skip-refused, or try --attention sdpa"
+            " or --opset 23",
+            code=ErrorCode.SITE_REFUSED,
+            refused=tuple(group.name for group in skipped),
+        )
+    if skipped:
+        text = f"{', '.join(group.name for group in skipped)}: kept whole, because {reasons[skipped[0].name]}"
+        run.log.add_notes([Note(code=NoteCode.GROUPS_SKIPPED, text=text)])
+    remaining = [group for group in groups if group not in skipped]
+    if not remaining:
+        raise SiteRefusedError(
+            f"{run.model.folder.family}: it has no {wanted if wanted != 'all' else 'units'} that can be removed; choose"
+            " others (--prune-units)",
+            code=ErrorCode.SITE_REFUSED,
+        )
+    return remaining
+
+
+def _pruner(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Pruner:
+    """The method, with its rows.
+
+    Raises:
+        InputError: there are too few rows.
+    """
+    recipe, data = run.recipe, run.data
+    rows = draw_rows(data, recipe.budget.prune_rows + _HELD_OUT, recipe.selection.seed)
+    held_out = min(_HELD_OUT, len(rows) // 4)
+    if held_out < 1:
+        raise InputError(
+            f"{len(rows)} training rows: too few to choose units by; give at least 8 (--data)",
+            code=ErrorCode.TOO_FEW_ROWS,
+            field="data",
+        )
+    shuffled = np.random.default_rng(recipe.selection.seed).permutation(len(rows))
+    measured = {rows[index] for index in shuffled[:held_out]}
+    inputs = PruningInputs(
+        model=run.model.folder.model,
+        groups=groups,
+        statistics=calibration_batches(data, [row for row in rows if row not in measured]),
+        held_out=calibration_batches(data, sorted(measured)),
+        outputs=data.task.outputs,
+        seed=recipe.selection.seed,
+        store=run.store.pruning,
+    )
+    pruner: Pruner = METHODS[recipe.pruner].load()(inputs)
+    return pruner
+
+
+def _by_budget(
+    run: BudgetRun, groups: Sequence[PrunableGroup], losses: Mapping[str, Curve], counted: Sequence[CostTable]
+) -> Allocation:
+    """The numbers of units that meet the budgets of the recipe."""
+    recipe = run.recipe
+    tables = [*counted, head_table(run.model.groups)] if recipe.selection.keep is not None else list(counted)
+    if recipe.budget.is_timed:
+        tables += run.costs.timed(_macs(counted))
+    heads = sum(site.heads for site in run.model.sites)
+    keep = recipe.selection.keep
+    kept_heads = heads_to_keep(keep, heads) if keep is not None and run.selected is None else heads
+    constraints = constraints_of(recipe, [_with_plan(table, run) for table in tables], kept_heads)
+    if any(constraint.budget >= constraint.table.whole for constraint in constraints):
+        text = "the budget allows every unit, so nothing is removed by it"
+        run.log.add_notes([Note(code=NoteCode.BUDGET_ABOVE_DENSE, text=text)])
+    allocation = meet(groups, losses, constraints, lambda counts: _measure(run, constraints, counts))
+    run.log.add_notes(_budget_notes(constraints, allocation))
+    return allocation
+
+
+def _macs(counted: Sequence[CostTable]) -> CostTable:
+    return next(table for table in counted if table.unit == "macs")
+
+
+def _with_plan(table: CostTable, run: BudgetRun) -> CostTable:
+    """The table of the model whose heads another method selected: their savings are no longer to be had."""
+    if run.selected is None or table.unit == "heads":
+        return table
+    counts = {site.name: len(site.kept) for site in run.selected.plan.sites}
+    rows = tuple(
+        row
+        if row.type != "heads"
+        else GroupCosts(groups=row.groups, type=row.type, counts=row.counts, savings=(0.0,) * len(row.counts))
+        for row in table.rows
+    )
+    return table.model_copy(update={"whole": table.cost(counts), "rows": rows})
+
+
+def _measure(run: BudgetRun, constraints: Sequence[Constraint], counts: Mapping[str, int]) -> list[float]:
+    """The cost of a plan under each constraint: counted by its table, or timed beside the dense engine."""
+    timed = [constraint for constraint in constraints if constraint.table.unit == "ms"]
+    costs = {id(constraint): constraint.table.cost(counts) for constraint in constraints}
+    if timed:
+        engines, heads = run.costs.engines, {}
+        if run.selected is not None:
+            heads = {site.name: len(site.kept) for site in run.selected.plan.sites}
+        with run.log.stage("timing the plan"):
+            engine = engines.build(keep_counts(engines.reference.plan, {**heads, **counts}))
+            for constraint in timed:
+                table = constraint.table
+                feeds = run.costs.inputs[table.batch, table.seq]
+                dense, seconds = median_times([run.costs.dense, engine], feeds, 2 * _TIMED_SECONDS)
+                costs[id(constraint)] = table.dense * seconds / dense
+            engines.discard(engine)
+    return [costs[id(constraint)] for constraint in constraints]
+
+
+def _budget_notes(constraints: Sequence[Constraint], allocation: Allocation) -> list[Note]:
+    """What was requested and what was reached."""
+    notes = []
+    for constraint, predicted, measured in zip(constraints, allocation.predicted, allocation.measured, strict=True):
+        table, used = constraint.table, measured / constraint.budget
+        unit = "ms" if table.unit == "ms" else table.unit
+        text = (
+            f"{table.label}: {constraint.budget:.4g} {unit} allowed, {measured:.4g} reached"
+            f" ({measured / table.dense:.1%} of dense, {used:.1%} of the budget; predicted {predicted:.4g})"
+        )
+        code = NoteCode.BUDGET_MET if used <= EXCESS else NoteCode.BUDGET_MISSED
+        if code is NoteCode.BUDGET_MET and used < UNUSED:
+            text += "; another size or the next number of units bounds the plan"
+        notes.append(Note(code=code, text=text))
+    return notes
+
+
+def _by_metric(
+    run: BudgetRun,
+    groups: Sequence[PrunableGroup],
+    pruner: Pruner,
+    losses: Mapping[str, Curve],
+    counted: Sequence[CostTable],
+) -> Allocation:
+    """The fastest plan whose metric on the evaluation rows falls by no more than the loss allowed, by bisection.
+
+    The model has the weights of the plan afterwards.
+    """
+    table = _overall(run.costs.timed(_macs(counted)))
+    network = run.model.folder.model
+    original = copy.deepcopy(network.state_dict())
+    dense = _statistics(run, "the whole model")
+    low, high = max(_LEAST_SHARE, 1.02 * table.least), 1.0
+    best: Allocation | None = None
+    best_state: Mapping[str, Tensor] = original
+    for number in range(_BISECTIONS):
+        share = math.sqrt(low * high)
+        counts = choose_counts(groups, losses, [Constraint(table, share)])
+        network.load_state_dict(original)
+        with run.log.stage(f"refitting the remaining weights, trial {number + 1}") as on_progress:
+            pruner.finish(counts, on_progress)
+        drop = _drop(run, dense, _statistics(run, f"trial {number + 1}"))
+        holds = drop <= float(run.recipe.selection.max_drop or 0.0)
+        if holds:
+            cost = table.cost(counts)
+            best, best_state = Allocation(counts, (cost,), (cost,)), copy.deepcopy(network.state_dict())
+            high = share
+        else:
+            low = share
+    network.load_state_dict(best_state)
+    if best is None:
+        best = Allocation({group.name: group.units for group in groups}, (1.0,), (1.0,))
+    text = (
+        f"{1 / best.predicted[0]:.3g} times as fast as the whole model by the cost table is the fastest of"
+        f" {_BISECTIONS} plans that keep the metric on the evaluation rows within --max-drop, with a margin"
+    )
+    run.log.add_notes([Note(code=NoteCode.BUDGET_MET, text=text)])
+    return best
+
+
+def _overall(tables: Sequence[CostTable]) -> CostTable:
+    """One table of shares of the whole model's time, averaged over sizes."""
+    rows = tuple(
+        row.model_copy(
+            update={
+                "savings": tuple(
+                    float(np.mean([table.rows[number].savings[index] / table.whole for table in tables]))
+                    for index in range(len(row.counts))
+                )
+            }
+        )
+        for number, row in enumerate(tables[0].rows)
+    )
+    return tables[0].model_copy(update={"dense": 1.0, "whole": 1.0, "rows": rows})
+
+
+def _statistics(run: BudgetRun, label: str) -> np.ndarray:
+    """Sufficient statistics of the model, as it is, on the evaluation rows."""
+    network, task = run.model.folder.model.eval(), run.data.task
+
+    def forward(batch: dict[str, Tensor]) -> np.ndarray:
+        with torch.no_grad():
+            return task.logits(network(**batch))
+
+    scored = 0
+    with run.log.stage(f"scoring {label} on the evaluation rows") as on_progress:
+
+        def progress(count: int) -> None:
+            nonlocal scored
+            on_progress(scored := scored + count, len(run.data.eval))
+
+        return statistics(task, run.data.eval, forward, progress=progress)
+
+
+def _drop(run: BudgetRun, dense: np.ndarray, pruned: np.ndarray) -> float:
+    """What the metric loses, with a margin for the rows that are drawn and for the precision of the engine."""
+    task = run.data.task
+    sign = 1 if task.higher_is_better else -1
+    interval = paired_interval(dense, pruned, task.score, run.recipe.selection.seed, resamples=500)
+    error = (interval.high - interval.low) / 3.92
+    drop = metric_drop(sign * task.score(dense), sign * task.score(pruned))
+    return drop + _MARGIN * error + max(0.0, run.quantization_drop)
+
+
+def _plan(
+    run: BudgetRun,
+    groups: Sequence[PrunableGroup],
+    pruner: Pruner,
+    allocation: Allocation,
+    scales: Mapping[str, tuple[float, ...]],
+) -> Plan:
+    """The plan of all groups of the model."""
+    whole = keep_all(run.model.groups)
+    if run.selected is not None:
+        whole = whole.replace_groups(run.selected.plan.groups)
+    pruned = []
+    for group in groups:
+        plan = group.plan(pruner.kept(group, allocation.counts[group.name]))
+        pruned.append(replace(plan, scale=scales[group.name]) if group.name in scales else plan)
+    selection = run.recipe.selection
+    record = {
+        "method": run.recipe.pruner if run.selected is None else f"{selection.method}+{run.recipe.pruner}",
+        "options": {},
+        "seed": selection.seed,
+        "data": run.data.train_hash,
+    }
+    return whole.replace_groups(pruned).model_copy(update=record)
+
+
+def inputs_of(
+    sizes: Sequence[Size], example: Callable[[int, int], Mapping[str, Tensor]]
+) -> dict[Size, dict[str, np.ndarray]]:
+    """One batch of inputs for each size."""
+    return {size: {name: value.numpy() for name, value in example(size[0], size[1] or 1).items()} for size in sizes}
