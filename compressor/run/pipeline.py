@@ -134,8 +134,9 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
                 selector.recall(store.blocks / "planned.json")
         if recipe.prunes:
             engine = _choose_first(reference, dense, data, model, built, sizes, work, log)
+            costs = _cost_source(recipe, model, data, engine.choice, reference, dense, sizes, work, log)
             selected = prune(
-                _budget_run(recipe, model, data, learned, engine, reference, dense, rehearsed, sizes, store, work, log)
+                BudgetRun(recipe, model, data, learned, costs, rehearsed.refused, engine.lost(data.task), store, log)
             )
         else:
             assert learned is not None
