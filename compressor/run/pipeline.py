@@ -48,7 +48,7 @@ from compressor.run.products import (
     ShrunkGraph,
     Variant,
 )
-from compressor.run.prune import inputs_of, prune
+from compressor.run.prune import BudgetRun, inputs_of, prune
 from compressor.run.quantize import quantize_for_target
 from compressor.run.run_log import RunLog
 from compressor.run.sizes import work_out_sizes
