@@ -28,6 +28,8 @@ class NoteCode(StrEnum):
     TENSORS_UNUSED = "tensors-unused"
     SPLIT_CHOSEN = "split-chosen"
     """Evaluation or test rows are a split of the training data that was recognized by its name."""
+    ROWS_UNLABELLED = "rows-unlabelled"
+    """Training rows without labels, which are enough to choose units under a budget."""
     SPLIT_UNUSED = "split-unused"
     """A split was left out because its labels are withheld."""
     ROWS_SET_ASIDE = "rows-set-aside"

@@ -41,7 +41,7 @@ from compressor.tasks import Data, statistics
 from compressor.units import PrunableGroup, keep_all
 from graph_passes import Plan, Refusal
 
-_HELD_OUT = 256
+_HELD_OUT = 192
 """Rows on which losses are measured."""
 _TIMED_SECONDS = 2.0
 """Time spent on each engine of a round at each size."""
