@@ -359,8 +359,9 @@ class Candidate(_Row):
     `form` says how its graph was quantized; it is empty for an engine in floats. `milliseconds` holds the median time
     of a call by size, e.g. `batch 1, 128 tokens`; `speed` is the geometric mean over the sizes of the time of the dense
     engine over that of this one. `metric` is computed on the evaluation rows, `difference` is that minus the metric of
-    the dense engine, and `agreement` the share of its answers that equal those of the dense engine. `holds` says
-    whether the metric fell by no more than `--max-drop`. `failure` says why there is no such engine.
+    the dense engine, both as computed and not scaled to `unit`, and `agreement` the share of its answers that equal
+    those of the dense engine. `holds` says whether the metric fell by no more than `--max-drop`. Memory is measured for
+    engines that hold. `failure` says why there is no such engine.
     """
 
     target: str
@@ -370,9 +371,12 @@ class Candidate(_Row):
     speed: float | None = None
     metric: float | None = None
     difference: float | None = None
+    unit: MetricUnit = MetricUnit.RAW
     agreement: float | None = None
     file_bytes: int | None = None
+    peak_memory_bytes: int | None = None
     quantized: QuantizedProducts | None = None
+    proofs: tuple[Proof, ...] = ()
     holds: bool = True
     chosen: bool = False
     failure: str = ""

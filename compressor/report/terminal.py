@@ -37,11 +37,12 @@ def summary(report: Report) -> RenderableType:
 
 def _candidates(report: Report) -> Table:
     """The engines that were tried, the delivered one marked."""
+    (_, *headings), rows = formatting.candidate_table(report.candidates)
     table = Table(box=None, pad_edge=False)
     table.add_column("engines tried")
-    for column in ("speed", "metric, evaluation rows", "equal answers", "size", ""):
-        table.add_column(column, justify="right")
-    for candidate, row in zip(report.candidates, formatting.candidate_rows(report.candidates), strict=True):
+    for heading in (*headings[:-1], ""):
+        table.add_column(heading, justify="right")
+    for candidate, row in zip(report.candidates, rows, strict=True):
         outcome = "not delivered" if candidate.failure else row[-1]
         table.add_row(*(Text(cell) for cell in (*row[:-1], outcome)))
     return table

@@ -53,7 +53,7 @@ def choose_engine(trials: EngineTrials) -> Chosen:
     built = [trials.score(trials.build(choice, quantized.path if quantized else None)) for choice in allowed]
     if quantized is not None:
         built += [trials.return_products(trial, quantized.path) for trial in built if _loses_too_much(trial)]
-    built = trials.time(built)
+    built = trials.measure_memory(trials.time(built))
     best = _fastest(built, data is None or data.task.higher_is_better)
     table = tuple(trial.candidate.model_copy(update={"chosen": trial is best}) for trial in built)
     log.add_notes(_notes(table, quantized))

@@ -127,7 +127,11 @@ class EngineTrials:
                 )
         except CompressorError as error:
             return _failed(choice, str(error))
-        facts = {"file_bytes": file_bytes(variant.engine, self.graph.path), "quantized": variant.engine.quantized}
+        facts = {
+            "file_bytes": file_bytes(variant.engine, self.graph.path),
+            "quantized": variant.engine.quantized,
+            "proofs": variant.proofs,
+        }
         return Trial(choice, choice.row.model_copy(update=facts), variant, source)
 
     def score(self, trial: Trial) -> Trial:
@@ -141,6 +145,7 @@ class EngineTrials:
         values = {
             "metric": metric,
             "difference": metric - reference,
+            "unit": self.data.task.metric_unit,
             "agreement": _agreement(answers, logits),
             "holds": max_drop is None or metric_drop(sign * reference, sign * metric) <= max_drop,
         }
@@ -177,8 +182,7 @@ class EngineTrials:
         times: list[dict[str, float]] = [{} for _ in (self.dense, *built)]
         measure = self.recipe.measure
         for batch, seq in itertools.product(measure.batch, self.sizes.lengths):
-            label = size_label(batch, seq)
-            feeds = {name: tensor.numpy() for name, tensor in example_inputs(self.folder, batch, seq or 1).items()}
+            label, feeds = size_label(batch, seq), self._example(batch, seq)
             with self.log.stage(f"timing all engines, {label}"):
                 seconds = min(_TIMED_SECONDS, measure.seconds) * len(times)
                 medians = median_times([self.dense.engine, *built], feeds, seconds)
@@ -186,6 +190,24 @@ class EngineTrials:
                 row[label] = 1e3 * median
         reference, rows = times[0], iter(times[1:])
         return [trial if trial.variant is None else _timed(trial, next(rows), reference) for trial in trials]
+
+    def measure_memory(self, trials: Sequence[Trial]) -> list[Trial]:
+        """The candidates with the peak memory of those that hold, at the first size."""
+        feeds = self._example(self.recipe.measure.batch[0], self.sizes.lengths[0])
+        with self.log.stage("measuring the memory of all engines") as on_progress:
+            measured = []
+            for trial in trials:
+                if trial.variant is not None and trial.candidate.holds:
+                    peak = trial.variant.engine.memory(feeds)
+                    update = {"peak_memory_bytes": peak}
+                    trial = dataclasses.replace(trial, candidate=trial.candidate.model_copy(update=update))
+                measured.append(trial)
+                on_progress(len(measured), len(trials))
+        return measured
+
+    def _example(self, batch: int, seq: int | None) -> Feeds:
+        """Inputs of one size."""
+        return {name: tensor.numpy() for name, tensor in example_inputs(self.folder, batch, seq or 1).items()}
 
     def _measure(self, variant: Variant, label: str) -> tuple[float, list[np.ndarray]]:
         """Metric and logits on the evaluation rows."""

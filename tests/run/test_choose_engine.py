@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import compressor
 from compressor.config.run import Recipe, definite_fields
 from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
-from compressor.results import MissingTarget, NoteCode, ProofStage, Report
+from compressor.results import MetricUnit, MissingTarget, NoteCode, ProofStage, Report
 from compressor.run.choose_engine import choices
 from compressor.run.engine_trials import fewest
 from compressor.run.run_notes import of_unused_fields
@@ -84,6 +84,10 @@ def test_the_table_holds_every_engine_and_one_is_chosen(int8_run: Int8Run) -> No
         assert 0 <= row.agreement <= 1
         assert row.milliseconds
         assert row.file_bytes
+        assert row.unit is MetricUnit.POINTS
+        assert row.holds == (row.peak_memory_bytes is not None)
+        assert row.proofs
+        assert all(proof.holds for proof in row.proofs)
         if row.precision == "int8":
             assert row.quantized is not None
             assert row.quantized.executed >= row.quantized.requested
