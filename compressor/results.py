@@ -284,6 +284,27 @@ class Speed(_Row):
     void: str | None = None
 
 
+class RowRates(_Row):
+    """Rows per second of one engine: with one caller on all of its threads, and with several callers at once."""
+
+    one_caller: float
+    all_callers: float
+
+
+class Throughput(_Row):
+    """Rows per second of both engines at one size.
+
+    Each of the `callers`, one per core, has an engine of its own with one thread.
+    """
+
+    batch: int
+    seq: int | None
+    """Length in tokens; None for a model of images or sound alone."""
+    callers: int
+    dense: RowRates
+    compressed: RowRates
+
+
 class BuiltLayer(_Row):
     """A layer of an engine as the runtime's inspector reports it; `nodes` are the graph nodes that it computes."""
 
@@ -456,6 +477,8 @@ class Report(BaseModel):
     speeds_over_rewritten: tuple[Speed, ...] = ()
     """The same, with the rewritten dense engine in the role of the dense one: what was gained beyond the rewrites.
     Empty where nothing was rewritten, or nothing else was done."""
+    throughputs: tuple[Throughput, ...] = ()
+    """Rows per second with one caller and with several; empty for engines on a GPU, and where there is one core."""
     dense: EngineFacts
     compressed: EngineFacts
     refused: tuple[Refusal, ...] = ()

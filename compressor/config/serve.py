@@ -61,7 +61,11 @@ class ServeRequest(Request):
     )
     text_columns: Names = config_field(BATCHES, "columns of the text; default: recognized by name", ())
 
-    instances: Count = config_field(PLACEMENT, "instances of the model on the CPU or on each GPU", 1)
+    instances: Count | None = config_field(
+        PLACEMENT,
+        "instances of the model on the CPU or on each GPU; default: one per core, with one thread each, where OUT had"
+        " more rows per second with that many callers, else 1",
+    )
     device: Device | None = config_field(PLACEMENT, "device of the instances; default: where OUT was measured")
     gpus: GpuIds = config_field(PLACEMENT, "ids of the GPUs, separated by commas; default: every GPU of the server", ())
     threads: Count | None = config_field(

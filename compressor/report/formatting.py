@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from compressor.results import Candidate, MetricUnit, Score, Speed
+from compressor.results import Candidate, MetricUnit, Score, Speed, Throughput
 
 
 def count(number: int | None) -> str:
@@ -79,7 +79,7 @@ def interval_text(ends: str, confidence: float) -> str:
     return f"{100 * confidence:g}% interval {ends}"
 
 
-def inputs_label(speed: Speed) -> str:
+def inputs_label(speed: Speed | Throughput) -> str:
     """The size of the inputs of a row of speeds: `batch 8, length 128`."""
     return f"batch {speed.batch}" + (f", length {speed.seq}" if speed.seq else "")
 
@@ -122,6 +122,21 @@ def _places(low: float, high: float) -> int:
     """Decimals that distinguish the ends of an interval: two significant digits of its width, at least two."""
     width = high - low
     return min(max(1 - math.floor(math.log10(width)), 2), 6) if 0 < width < math.inf else 3
+
+
+def throughput_table(throughputs: Sequence[Throughput]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Headings and a row for each size: rows per second with one caller and with several, of both engines."""
+    callers = " and ".join(dict.fromkeys(f"{row.callers} callers" for row in throughputs))
+    ways = ("one caller", callers)
+    headings = ("size", *(f"{engine}, {way}" for way in ways for engine in ("dense", "compressed")))
+    return headings, [
+        (
+            inputs_label(row),
+            *(significant(engine.one_caller) for engine in (row.dense, row.compressed)),
+            *(significant(engine.all_callers) for engine in (row.dense, row.compressed)),
+        )
+        for row in throughputs
+    ]
 
 
 def candidate_table(candidates: Sequence[Candidate]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

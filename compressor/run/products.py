@@ -8,7 +8,17 @@ from pathlib import Path
 
 from compressor.config.sections import EngineConfig
 from compressor.model_folder import ModelFolder
-from compressor.results import Candidate, CurvePoint, EngineFacts, MissingTarget, Note, Proof, Speed, VariantName
+from compressor.results import (
+    Candidate,
+    CurvePoint,
+    EngineFacts,
+    MissingTarget,
+    Note,
+    Proof,
+    Speed,
+    Throughput,
+    VariantName,
+)
 from compressor.targets import BuildOptions, Engine
 from compressor.targets.base import Feeds
 from compressor.units import Site
@@ -195,8 +205,10 @@ class Measurements:
         speeds: times at each size.
         facts: sizes, memory and operators of each engine.
         speeds_over_rewritten: times of the rewritten dense engine and the compressed one; empty where they are equal.
+        throughputs: rows per second at each size; empty where several callers are impossible.
     """
 
     speeds: tuple[Speed, ...]
     facts: Mapping[VariantName, EngineFacts]
     speeds_over_rewritten: tuple[Speed, ...] = ()
+    throughputs: tuple[Throughput, ...] = ()

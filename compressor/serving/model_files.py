@@ -16,6 +16,7 @@ from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.report import Report
 from compressor.results import Note, NoteCode
 from compressor.serving import tensorrt_engines
+from compressor.serving.placement import Placement, place
 from compressor.targets import DEFAULT_TARGET, target
 from compressor.targets.tensor_specs import FREE, TensorSpec, input_specs, output_specs
 
@@ -40,6 +41,7 @@ class ModelFiles:
         files: name in the version folder -> path of the file.
         default: name of the model's file in the version folder.
         by_capability: compute capability -> name of its TensorRT engine.
+        placement: number of instances and their threads.
         notes: notes for the user of the command.
     """
 
@@ -53,6 +55,7 @@ class ModelFiles:
     files: Mapping[str, Path]
     default: str
     by_capability: Mapping[str, str] = field(default_factory=dict)
+    placement: Placement = field(default_factory=Placement)
     notes: tuple[Note, ...] = ()
 
 
@@ -101,6 +104,7 @@ def _graph_files(request: ServeRequest, report: Report, backend: Backend) -> Mod
         lengths=_lengths(inputs, report),
         files=files,
         default="model.py" if backend == "python" else GRAPH,
+        placement=place(request, report, device, serves_measured=report.target == DEFAULT_TARGET and path == engine),
         notes=(*_requirements(graph, backend, device), *_limits(request, report, path, max_batch)),
     )
 
@@ -195,6 +199,7 @@ def _tensorrt_files(request: ServeRequest, paths: Sequence[Path]) -> ModelFiles:
         files=engines.files,
         default=engines.default,
         by_capability=engines.by_capability,
+        placement=Placement(request.instances or 1),
         notes=engines.notes,
     )
 

@@ -20,6 +20,7 @@ from compressor.run.choose_engine import choices
 from compressor.run.engine_trials import fewest
 from compressor.run.run_notes import of_unused_fields
 from compressor.targets import target
+from compressor.targets.cores import usable_cores
 from compressor.targets.quantized_graph import float_products, quantized_products
 from graph_passes import load
 from tests import folders
@@ -95,6 +96,15 @@ def test_the_table_holds_every_engine_and_one_is_chosen(int8_run: Int8Run) -> No
     assert NoteCode.ENGINE_CHOSEN in int8_run.listener.codes
     assert NoteCode.FEW_CALIBRATION_ROWS in int8_run.listener.codes
     assert not any("learning" in stage for stage in int8_run.listener.stages)
+
+
+def test_throughput_is_reported_at_every_size(int8_run: Int8Run) -> None:
+    sizes = [(row.batch, row.seq) for row in int8_run.report.speeds]
+    assert [(row.batch, row.seq) for row in int8_run.report.throughputs] == (sizes if usable_cores() > 1 else [])
+    for row in int8_run.report.throughputs:
+        assert row.callers == usable_cores()
+        assert min(row.dense.one_caller, row.dense.all_callers) > 0
+        assert min(row.compressed.one_caller, row.compressed.all_callers) > 0
 
 
 def test_an_int8_run_is_proven_down_to_its_products(inputs: Path, tmp_path: Path) -> None:
