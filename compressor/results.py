@@ -121,6 +121,8 @@ class NoteCode(StrEnum):
     FEW_CALIBRATION_ROWS = "few-calibration-rows"
     PRODUCTS_IN_FLOAT = "products-in-float"
     """Matrix products that stay in floats in an int8 engine."""
+    PROVEN_ELSEWHERE = "proven-elsewhere"
+    """An engine was proven with another instruction set or version of its runtime than it is checked with."""
     ENGINE_CHOSEN = "engine-chosen"
     """Which of several engines is delivered, and why."""
 
