@@ -46,7 +46,9 @@ class ServeRequest(Request):
     repository: Path = config_field(MODEL, "folder of the model repository, created if missing", required=True)
     name: str | None = config_field(MODEL, "name of the model on the server; default: the name of OUT")
     backend: Backend | None = config_field(
-        MODEL, "backend that runs the model; default: tensorrt where there is an engine, else onnxruntime"
+        MODEL,
+        "backend that runs the model; default: tensorrt where there is an engine, python for an engine of OpenVINO,"
+        " else onnxruntime",
     )
     engine: tuple[Path, ...] = config_field(MODEL, "TensorRT engine built for another GPU; may be repeated", ())
     plain: bool = config_field(MODEL, "serve model.onnx instead of the measured engine.onnx", False)

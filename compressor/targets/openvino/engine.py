@@ -20,17 +20,9 @@ from compressor.targets.base import Feeds, Precision, Shape
 from compressor.targets.graph_facts import fusible_attentions
 from compressor.targets.openvino import model_cache
 from compressor.targets.openvino import session as sessions
+from compressor.targets.openvino.padding import Axes, cut, fitting_shape, pad, sizes_of
 from compressor.targets.openvino.session import FixedRequest, Layer, Names
-from compressor.targets.openvino.shapes import (
-    Axes,
-    axis_names,
-    can_pad,
-    cut,
-    fitting_shape,
-    pad,
-    sizes_of,
-    unfixable,
-)
+from compressor.targets.openvino.shapes import axis_names, can_pad, unfixable
 from compressor.targets.peak_memory import peak_growth
 from compressor.targets.quantized_graph import float_products, quantized_products
 from compressor.targets.reach import check_reach

@@ -18,7 +18,7 @@ from compressor.silence_libraries import one_line
 from compressor.targets.base import Feeds, Precision, Shape, parse_shape
 from compressor.targets.cores import usable_cores
 from compressor.targets.graph_facts import is_quantized
-from compressor.targets.openvino.shapes import fitting_shape, pad
+from compressor.targets.openvino.padding import fitting_shape, pad
 from compressor.targets.peak_memory import resident_bytes
 from graph_passes import load, save
 from graph_passes.passes import TransposeSingleQuery
