@@ -117,7 +117,9 @@ class NoteCode(StrEnum):
 
     # Quantization.
     NO_INT8_INSTRUCTIONS = "no-int8-instructions"
-    """The processor computes int8 products with sums that can saturate."""
+    """The processor computes int8 products with sums that can saturate, so that weights use 7 of 8 bits."""
+    OUTLIER_RANGES = "outlier-ranges"
+    """Matrix products stay in floats, because outliers of their activations leave int8 too few steps."""
     FEW_CALIBRATION_ROWS = "few-calibration-rows"
     PRODUCTS_IN_FLOAT = "products-in-float"
     """Matrix products that stay in floats in an int8 engine."""
@@ -234,7 +236,7 @@ class Proof(_Row):
     """A comparison of two products of a run on the same inputs.
 
     `error` is the largest relative error over all outputs and inputs; `cases` describes the inputs, e.g. `batch 2,
-    length 17, padded`.
+    length 17, padded`. `failing` names the outputs whose error exceeds the tolerance.
     """
 
     stage: ProofStage
@@ -242,6 +244,7 @@ class Proof(_Row):
     error: float
     tolerance: float
     cases: tuple[str, ...]
+    failing: tuple[str, ...] = ()
 
     @model_validator(mode="before")
     @classmethod
@@ -384,12 +387,14 @@ class Candidate(_Row):
     engine over that of this one. `metric` is computed on the evaluation rows, `difference` is that minus the metric of
     the dense engine, both as computed and not scaled to `unit`, and `agreement` the share of its answers that equal
     those of the dense engine. `holds` says whether the metric fell by no more than `--max-drop`. Memory is measured for
-    engines that hold. `failure` says why there is no such engine.
+    engines that hold. `in_float` names products of the quantized graph that were returned to floats, because a proof or
+    the metric does not hold with them in int8. `failure` says why there is no such engine.
     """
 
     target: str
     precision: str
     form: str = ""
+    in_float: tuple[str, ...] = ()
     milliseconds: dict[str, float] = Field(default_factory=dict)
     speed: float | None = None
     metric: float | None = None

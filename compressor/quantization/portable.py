@@ -69,7 +69,12 @@ def require_nncf() -> ModuleType:
 
 
 def quantize_graph(
-    graph: Path, rows: Sequence[Feeds], out: Path, *, keep_float: Collection[str] = ()
+    graph: Path,
+    rows: Sequence[Feeds],
+    out: Path,
+    *,
+    keep_float: Collection[str] = (),
+    reduce_range: bool = False,
 ) -> QuantizedGraph:
     """Quantize a float graph and write it.
 
@@ -78,6 +83,8 @@ def quantize_graph(
         rows: calibration rows, one batch each, from which the ranges of activations are measured.
         out: the file to write.
         keep_float: names of products that stay in floats.
+        reduce_range: whether weights use 7 of 8 bits, so that sums of two products fit into 16 bits; processors without
+            int8 dot products saturate otherwise.
 
     Raises:
         TargetMissingError: NNCF is not installed.
@@ -100,6 +107,7 @@ def quantize_graph(
     common.InlinePass()(model)
     FoldWeights()(model)
     calibration = nncf.Dataset(_inputs_of(model, rows, graph))
+    overflow_fix = nncf.OverflowFix.ENABLE if reduce_range else None
     ignored = nncf.IgnoredScope(names=sorted(keep_float)) if keep_float else None
     try:
         with quiet_tools():
@@ -109,6 +117,7 @@ def quantize_graph(
                 model_type=nncf.ModelType.TRANSFORMER,
                 subset_size=len(rows),
                 ignored_scope=ignored,
+                advanced_parameters=nncf.AdvancedQuantizationParameters(overflow_fix=overflow_fix),
             )
     except Exception as error:  # NNCF raises any exception on graphs that it does not expect
         raise InputError(

@@ -97,8 +97,8 @@ def _notes(table: Sequence[Candidate], quantized: QuantizedGraph | None) -> Iter
     """What a reader must know about the choice."""
     if any(row.precision == "int8" for row in table) and not int8_instructions():
         text = (
-            "this processor has no instructions for sums of int8 products: they are not faster than in fp32, and can"
-            " saturate, which the proofs detect; measure int8 on the machine that will serve it"
+            "this processor has no instructions for sums of int8 products, and its sums can saturate: weights use 7 of"
+            " 8 bits, which prevents that and costs accuracy; run on a machine like the one that will serve the engine"
         )
         yield Note(code=NoteCode.NO_INT8_INSTRUCTIONS, text=text)
     if quantized is not None and quantized.rows < _FEW_ROWS:
@@ -111,6 +111,12 @@ def _notes(table: Sequence[Candidate], quantized: QuantizedGraph | None) -> Iter
         text = f"NNCF left {len(quantized.in_float)} products in floats: {', '.join(quantized.in_float)}"
         yield Note(code=NoteCode.PRODUCTS_IN_FLOAT, text=text)
     best = next(row for row in table if row.chosen)
+    if best.in_float:
+        text = (
+            f"{len(best.in_float)} products were returned to fp32, because a proof or the metric does not hold with"
+            f" them in int8: {', '.join(best.in_float)}"
+        )
+        yield Note(code=NoteCode.PRODUCTS_IN_FLOAT, text=text)
     built = [row for row in table if not row.failure]
     kept = [row for row in built if row.holds]
     failed = [row for row in table if row.failure]

@@ -15,11 +15,13 @@ import numpy as np
 import graph_passes
 from compressor.config.run import Recipe
 from compressor.config.sections import AUTO
+from compressor.environment import int8_instructions
 from compressor.errors import CompressorError, TargetMissingError
 from compressor.measure import file_bytes, median_times
 from compressor.model_folder import ModelFolder, example_inputs
-from compressor.quantization import QuantizedGraph, quantize_graph, rank_products
-from compressor.results import Candidate, Note, NoteCode
+from compressor.quantization import QuantizedGraph, quantize_graph, rank_products, ruined_products
+from compressor.quantization.products import names_of
+from compressor.results import Candidate, Note, NoteCode, ProofStage
 from compressor.run.calibrate import calibration_rows
 from compressor.run.evaluate import statistics_of
 from compressor.run.measure import size_label
@@ -102,16 +104,31 @@ class EngineTrials:
         with self.log.stage("compressed: quantizing the graph"):
             try:
                 out = self.graph.path.with_name(QUANTIZED_GRAPH)
-                return quantize_graph(self.graph.path, self._rows, out)
+                quantized = quantize_graph(self.graph.path, self._rows, out, reduce_range=not int8_instructions())
             except TargetMissingError as error:
                 if self.recipe.engine.precision != AUTO:
                     raise
                 text = f"no portable int8 engine was tried: {error}"
                 self.log.add_notes([Note(code=NoteCode.TARGET_MISSING, text=text)])
                 return None
+        with self.log.stage("compressed: looking for outliers"):
+            ruined = ruined_products(quantized.path, self._rows[:_RANKED_ROWS])
+        if not ruined:
+            return quantized
+        graph_passes.save(ReturnToFloats(ruined)(graph_passes.load(out)).model, out)
+        text = (
+            f"{len(ruined)} matrix products are computed in fp32, because outliers of their activations leave int8 too"
+            f" few steps for the other values: {', '.join(ruined)}"
+        )
+        self.log.add_notes([Note(code=NoteCode.OUTLIER_RANGES, text=text)])
+        products = tuple(name for name in quantized.products if name not in ruined)
+        return dataclasses.replace(quantized, products=products)
 
     def build(self, choice: Choice, quantized: Path | None) -> Trial:
-        """Build and prove one candidate; a failure is recorded in its row."""
+        """Build and prove one candidate; a failure is recorded in its row.
+
+        Products that fail their proof return to floats, and the candidate is built again.
+        """
         reason = target(choice.config.target).missing()
         if choice.form == PORTABLE and quantized is None:
             reason = reason or "there is no quantized graph"
@@ -126,13 +143,28 @@ class EngineTrials:
                     self.graph, choice.config, self.sizes.build, self.sizes.cases, quantized=source, folder=folder
                 )
         except CompressorError as error:
-            return _failed(choice, str(error))
+            failing = self._failing_products(source, error)
+            if not failing or source is None:
+                return _failed(choice, str(error))
+            return self.build(*self._in_floats(choice, source, failing))
         facts = {
             "file_bytes": file_bytes(variant.engine, self.graph.path),
             "quantized": variant.engine.quantized,
             "proofs": variant.proofs,
         }
         return Trial(choice, choice.row.model_copy(update=facts), variant, source)
+
+    def _failing_products(self, source: Path | None, error: CompressorError) -> tuple[str, ...]:
+        """Names of the products whose proof failed, on this machine, with an error."""
+        if source is None or error.details.get("stage") is not ProofStage.PRODUCTS:
+            return ()
+        return tuple(names_of(graph_passes.load(source), error.details.get("outputs", ())))
+
+    def _in_floats(self, choice: Choice, source: Path, names: Sequence[str]) -> tuple[Choice, Path]:
+        """The choice and the quantized graph with further products in floats."""
+        path = self.scratch / f"returned{next(self._numbers)}.onnx"
+        graph_passes.save(ReturnToFloats(names)(graph_passes.load(source)).model, path)
+        return dataclasses.replace(choice, in_float=(*choice.in_float, *names)), path
 
     def score(self, trial: Trial) -> Trial:
         """The candidate with the metric on the evaluation rows, if there are any."""
@@ -156,13 +188,11 @@ class EngineTrials:
 
         The products are ranked by what returning each alone does to the outputs; the number is searched by bisection.
         """
-        ranked = self._ranking(quantized)
+        source = trial.source or quantized
+        ranked = [name for name in self._ranking(quantized) if name not in trial.choice.in_float]
 
         def attempt(count: int) -> Trial:
-            path = self.scratch / f"returned{next(self._numbers)}.onnx"
-            names = tuple(ranked[:count])
-            graph_passes.save(ReturnToFloats(names)(graph_passes.load(quantized)).model, path)
-            return self.score(self.build(dataclasses.replace(trial.choice, in_float=names), path))
+            return self.score(self.build(*self._in_floats(trial.choice, source, ranked[:count])))
 
         # With every product in floats the engine would not be in int8.
         best = fewest(len(ranked) - 1, attempt, lambda attempted: attempted.candidate.holds)

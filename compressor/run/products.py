@@ -162,7 +162,7 @@ class Choice:
     Attributes:
         config: target and precision.
         form: `PORTABLE` or `DYNAMIC` for int8; empty for an engine in floats.
-        in_float: names of the products of the portable graph that were returned to floats to keep the metric.
+        in_float: names of the products of the portable graph that were returned to floats, for a proof or the metric.
     """
 
     config: EngineConfig
@@ -174,7 +174,7 @@ class Choice:
         """The row of a table of candidates, without measurements."""
         count = len(self.in_float)
         form = f"{self.form}, {count} product{'s' if count > 1 else ''} in fp32" if count else self.form
-        return Candidate(target=self.config.target, precision=self.config.precision, form=form)
+        return Candidate(target=self.config.target, precision=self.config.precision, form=form, in_float=self.in_float)
 
     @property
     def label(self) -> str:
