@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
+from compressor.quantization.portable import QuantizedGraph, quantize_graph
 from compressor.quantization.products import PREFIX, activations_graph, products_graph
 from compressor.targets.base import Feeds
 from compressor.targets.onnxruntime import ort_session
@@ -17,8 +19,34 @@ from compressor.targets.quantized_graph import quantized_products
 from graph_passes import load, save
 from graph_passes.passes import ReturnToFloats
 
+_EXAMINED_ROWS = 32
 _RUINED = 0.5
 """Relative error of half of the positions above which a product is ruined; it is a few hundredths otherwise."""
+
+
+def quantize_without_ruined(
+    graph: Path, rows: Sequence[Feeds], out: Path, *, reduce_range: bool = False
+) -> QuantizedGraph:
+    """Quantize a float graph, and once more without the products that outliers ruin, where there are any.
+
+    Args:
+        graph: the graph; its file stays unchanged.
+        rows: calibration rows, one batch each; products are examined on the first ones.
+        out: the file to write.
+        reduce_range: whether weights use 7 of 8 bits, see `quantize_graph`.
+
+    Raises:
+        TargetMissingError: NNCF is not installed.
+        InputError: NNCF cannot quantize the graph, or there are no rows; see `quantize_graph`.
+    """
+    quantized = quantize_graph(graph, rows, out, reduce_range=reduce_range)
+    ruined = ruined_products(quantized.path, rows[:_EXAMINED_ROWS])
+    if not ruined:
+        return quantized
+    # Their weights were smoothed and rounded for int8, so that they do not merely drop their quantizers.
+    quantized = quantize_graph(graph, rows, out, keep_float=ruined, reduce_range=reduce_range)
+    left = tuple(name for name in quantized.in_float if name not in ruined)
+    return dataclasses.replace(quantized, in_float=left, ruined=ruined)
 
 
 def ruined_products(quantized: Path, rows: Sequence[Feeds]) -> tuple[str, ...]:

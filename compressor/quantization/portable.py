@@ -40,12 +40,14 @@ class QuantizedGraph:
         products: names of the products with constant weights that are quantized.
         in_float: names of those that stay in floats.
         rows: number of calibration rows.
+        ruined: names of those that stay in floats because outliers ruin them; see `quantize_without_ruined`.
     """
 
     path: Path
     products: tuple[str, ...]
     in_float: tuple[str, ...]
     rows: int
+    ruined: tuple[str, ...] = ()
 
 
 def require_nncf() -> ModuleType:

@@ -107,6 +107,12 @@ def _notes(table: Sequence[Candidate], quantized: QuantizedGraph | None) -> Iter
             " are uncertain (--data with more rows, --calibration-rows)"
         )
         yield Note(code=NoteCode.FEW_CALIBRATION_ROWS, text=text)
+    if quantized is not None and quantized.ruined:
+        text = (
+            f"{len(quantized.ruined)} matrix products are computed in fp32, because outliers of their activations leave"
+            f" int8 too few steps for the other values: {', '.join(quantized.ruined)}"
+        )
+        yield Note(code=NoteCode.OUTLIER_RANGES, text=text)
     if quantized is not None and quantized.in_float:
         text = f"NNCF left {len(quantized.in_float)} products in floats: {', '.join(quantized.in_float)}"
         yield Note(code=NoteCode.PRODUCTS_IN_FLOAT, text=text)

@@ -19,7 +19,7 @@ from compressor.environment import int8_instructions
 from compressor.errors import CompressorError, TargetMissingError
 from compressor.measure import file_bytes, median_times
 from compressor.model_folder import ModelFolder, example_inputs
-from compressor.quantization import QuantizedGraph, quantize_graph, rank_products, ruined_products
+from compressor.quantization import QuantizedGraph, quantize_without_ruined, rank_products
 from compressor.quantization.products import names_of
 from compressor.results import Candidate, Note, NoteCode, ProofStage
 from compressor.run.calibrate import calibration_rows
@@ -104,25 +104,14 @@ class EngineTrials:
         with self.log.stage("compressed: quantizing the graph"):
             try:
                 out = self.graph.path.with_name(QUANTIZED_GRAPH)
-                quantized = quantize_graph(self.graph.path, self._rows, out, reduce_range=not int8_instructions())
+                rows, reduce_range = self._rows, not int8_instructions()
+                return quantize_without_ruined(self.graph.path, rows, out, reduce_range=reduce_range)
             except TargetMissingError as error:
                 if self.recipe.engine.precision != AUTO:
                     raise
                 text = f"no portable int8 engine was tried: {error}"
                 self.log.add_notes([Note(code=NoteCode.TARGET_MISSING, text=text)])
                 return None
-        with self.log.stage("compressed: looking for outliers"):
-            ruined = ruined_products(quantized.path, self._rows[:_RANKED_ROWS])
-        if not ruined:
-            return quantized
-        graph_passes.save(ReturnToFloats(ruined)(graph_passes.load(out)).model, out)
-        text = (
-            f"{len(ruined)} matrix products are computed in fp32, because outliers of their activations leave int8 too"
-            f" few steps for the other values: {', '.join(ruined)}"
-        )
-        self.log.add_notes([Note(code=NoteCode.OUTLIER_RANGES, text=text)])
-        products = tuple(name for name in quantized.products if name not in ruined)
-        return dataclasses.replace(quantized, products=products)
 
     def build(self, choice: Choice, quantized: Path | None) -> Trial:
         """Build and prove one candidate; a failure is recorded in its row.
@@ -155,7 +144,7 @@ class EngineTrials:
         return Trial(choice, choice.row.model_copy(update=facts), variant, source)
 
     def _failing_products(self, source: Path | None, error: CompressorError) -> tuple[str, ...]:
-        """Names of the products whose proof failed, on this machine, with an error."""
+        """Names of the products of a quantized graph whose proof failed with an error; empty for any other error."""
         if source is None or error.details.get("stage") is not ProofStage.PRODUCTS:
             return ()
         return tuple(names_of(graph_passes.load(source), error.details.get("outputs", ())))
