@@ -19,7 +19,8 @@ from compressor.targets.quantized_graph import quantized_products
 from graph_passes import load, save
 from graph_passes.passes import ReturnToFloats
 
-_EXAMINED_ROWS = 32
+_EXAMINED_ROWS = 8
+"""Calibration rows on which products are examined; each has many positions."""
 _RUINED = 0.5
 """Relative error of half of the positions above which a product is ruined; it is a few hundredths otherwise."""
 
