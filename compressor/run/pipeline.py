@@ -204,7 +204,10 @@ def _choose_first(
         return Chosen(dense, Choice(recipe.engine))
     drop_unread = not recipe.export.keep_unread_positions
     whole = _shrink(reference, sizes, work, log, name="rewritten", drop_unread=drop_unread)
-    return choose_engine(EngineTrials(whole, dense, data, model.folder, recipe, sizes, work.scratch, log))
+    # The engines of the pruned model have folders of the same names.
+    scratch = work.scratch / "whole"
+    scratch.mkdir(exist_ok=True)
+    return choose_engine(EngineTrials(whole, dense, data, model.folder, recipe, sizes, scratch, log))
 
 
 def _cost_source(

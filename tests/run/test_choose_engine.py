@@ -49,7 +49,7 @@ class Int8Run:
 
 def int8_recipe(inputs: Path, out: Path, **fields: object) -> Recipe:
     """A short run that keeps every head."""
-    return learning_recipe(inputs, out, **{"keep": None, "target": "auto", "precision": "auto", **fields})
+    return learning_recipe(inputs, out, **{"keep": "100%", "target": "auto", "precision": "auto", **fields})
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +129,15 @@ def test_an_int8_run_is_proven_down_to_its_products(inputs: Path, tmp_path: Path
     assert engine.session["shapes"] == ["1x8", "4x16"]
 
 
+def test_the_engine_is_chosen_before_units_are_removed_for_it(inputs: Path, tmp_path: Path) -> None:
+    recipe = int8_recipe(inputs, tmp_path / "out", keep=None, target="openvino", max_drop=0.99)
+    assert recipe.prunes
+    report = compressor.compress(recipe)
+    assert [row.precision for row in report.candidates] == ["fp32", "int8"]
+    (best,) = (row for row in report.candidates if row.chosen)
+    assert (report.target, report.precision) == (best.target, best.precision)
+
+
 def test_an_int8_engine_is_built_again_from_the_folder(int8_run: Int8Run, tmp_path: Path) -> None:
     import shutil
 
@@ -179,7 +188,7 @@ def test_products_that_fail_their_proof_return_to_floats(inputs: Path, tmp_path:
 @pytest.mark.parametrize("precision", ["int8", "auto"])
 def test_int8_without_rows_ends_before_anything_is_built(precision: str, inputs: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        compressor.compress(int8_recipe(inputs, tmp_path / "out", data=None, precision=precision))
+        compressor.compress(int8_recipe(inputs, tmp_path / "out", keep=None, data=None, precision=precision))
     assert caught.value.code is ErrorCode.MISSING_VALUE
     assert not (tmp_path / "out").exists()
 
@@ -206,7 +215,7 @@ def test_products_return_to_floats_where_int8_loses_too_much(tmp_path: Path) -> 
     torch.manual_seed(2)
     folders.save(folders.gpt2(), tmp_path / "model")
     timing = {"batch": (1,), "seq": (8,), "seconds": 0.01}
-    fields = {"target": "openvino", "precision": "int8", "max_drop": 0.0025, **timing}
+    fields = {"keep": "100%", "target": "openvino", "precision": "int8", "max_drop": 0.0025, **timing}
     report = compressor.compress(
         Recipe(model=tmp_path / "model", data=str(tmp_path / "rows.tsv"), out=tmp_path / "out", **fields)
     )
