@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ from compressor.run.learning_store import LearningStore
 from compressor.run.measure_costs import Size, keep_counts
 from compressor.run.products import LoadedModel, SelectedPlan
 from compressor.run.run_log import RunLog
+from compressor.selection.options import read_options
 from compressor.selection.pool import heads_to_keep
 from compressor.selection.pruner import Curve, Pruner, PruningInputs
 from compressor.selection.reconstruct.choice import linear_of
@@ -165,7 +167,7 @@ def _prunable(run: BudgetRun) -> list[PrunableGroup]:
     return remaining
 
 
-def _pruner(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Pruner:
+def _pruner(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Pruner[Any]:
     """The method, with its rows.
 
     Raises:
@@ -191,7 +193,9 @@ def _pruner(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Pruner:
         seed=recipe.selection.seed,
         store=run.store.pruning,
     )
-    pruner: Pruner = METHODS[recipe.pruner].load()(inputs)
+    method = METHODS[recipe.pruner].load()
+    options = recipe.selection.options if recipe.selection.method == recipe.pruner else {}
+    pruner: Pruner[Any] = method(inputs, read_options(recipe.pruner, options, method.options_class))
     return pruner
 
 
@@ -272,7 +276,7 @@ def _budget_notes(constraints: Sequence[Constraint], allocation: Allocation) -> 
 def _by_metric(
     run: BudgetRun,
     groups: Sequence[PrunableGroup],
-    pruner: Pruner,
+    pruner: Pruner[Any],
     losses: Mapping[str, Curve],
     counted: Sequence[CostTable],
 ) -> Allocation:
@@ -359,7 +363,7 @@ def _drop(run: BudgetRun, dense: np.ndarray, pruned: np.ndarray) -> float:
 def _plan(
     run: BudgetRun,
     groups: Sequence[PrunableGroup],
-    pruner: Pruner,
+    pruner: Pruner[Any],
     allocation: Allocation,
     scales: Mapping[str, tuple[float, ...]],
 ) -> Plan:
@@ -375,7 +379,7 @@ def _plan(
     selection = run.recipe.selection
     record = {
         "method": run.recipe.pruner if run.selected is None else f"{selection.method}+{run.recipe.pruner}",
-        "options": {},
+        "options": pruner.options.model_dump(),
         "seed": selection.seed,
         "data": run.data.train_hash,
     }

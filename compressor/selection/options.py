@@ -86,7 +86,12 @@ def option_models(method: str) -> tuple[type[MethodOptions], ...]:
     """The models of a method's options: its own, then the shared ones."""
     registered = METHODS[method]
     model: type[MethodOptions] = registered.load().options_class
-    return (model, ScheduleOptions, PoolOptions) if registered.kind == "gate" else (model, SampleOptions)
+    shared: Mapping[str, tuple[type[MethodOptions], ...]] = {
+        "gate": (ScheduleOptions, PoolOptions),
+        "search": (SampleOptions,),
+        "budget": (),
+    }
+    return (model, *shared[registered.kind])
 
 
 def option_names(method: str) -> tuple[str, ...]:

@@ -49,19 +49,21 @@ class GroupChoice:
         weight: weight of its linear, `[outputs, inputs]`, float64.
         bias: its bias `[outputs]`; None for a linear without bias.
         gram: Gram matrix of the inputs of the linear.
+        damp: share of the mean diagonal that is added to the diagonal.
     """
 
     group: PrunableGroup
     weight: np.ndarray
     bias: np.ndarray | None
     gram: Gram
+    damp: float = 0.01
 
     @functools.cached_property
     def removal(self) -> Removal:
         """The order in which the bundles of the group are removed: single units, or all queries of a key/value head."""
         group = self.group
         step = group.step // group.bundle
-        return removal_order(self.weight, self.gram, group.units // group.bundle, step=step)
+        return removal_order(self.weight, self.gram, group.units // group.bundle, step=step, damp=self.damp)
 
     def kept(self, count: int) -> tuple[int, ...]:
         """Ids of the units that are kept if `count` are, ascending."""
@@ -74,7 +76,7 @@ class GroupChoice:
 
     def reconstruction(self, count: int) -> Reconstruction:
         """The weights of the kept inputs that reproduce the linear's outputs best."""
-        return reconstruct(self.weight, self.bias, self.gram, self.columns(count))
+        return reconstruct(self.weight, self.bias, self.gram, self.columns(count), damp=self.damp)
 
 
 def linear_of(model: PreTrainedModel, group: PrunableGroup) -> Linear:
@@ -127,14 +129,16 @@ def gather_grams(
     return grams
 
 
-def choices_of(model: PreTrainedModel, groups: Sequence[PrunableGroup], grams: Mapping[str, Gram]) -> list[GroupChoice]:
+def choices_of(
+    model: PreTrainedModel, groups: Sequence[PrunableGroup], grams: Mapping[str, Gram], damp: float
+) -> list[GroupChoice]:
     """The choice of each group, from the Gram matrix of its linear and the linear's present weights."""
     choices = []
     for group in groups:
         linear = linear_of(model, group)
         bias = None if linear.bias is None else linear.bias.detach().double().cpu().numpy()
         weight = linear_weight(linear).detach().double().cpu().numpy()
-        choices.append(GroupChoice(group, weight, bias, grams[str(group.linear)]))
+        choices.append(GroupChoice(group, weight, bias, grams[str(group.linear)], damp))
     return choices
 
 

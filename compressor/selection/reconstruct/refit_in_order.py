@@ -81,6 +81,8 @@ def refit_in_order(
     weights: Sequence[TokenWeights],
     sums: DenseSums,
     on_progress: ProgressCallback,
+    *,
+    ridge: float = 0.02,
 ) -> None:
     """Give the linear of each group, in order, the weights that restore the dense model's residual stream best.
 
@@ -100,6 +102,7 @@ def refit_in_order(
         weights: weights of the tokens, see `token_weights`.
         sums: the sums y' + R' of the dense model.
         on_progress: called with (groups, all groups).
+        ridge: lambda, as a share of the mean diagonal of the sums over x x'.
 
     Raises:
         InputError: an activation is not finite.
@@ -111,7 +114,7 @@ def refit_in_order(
         name = str(choice.group.linear)
         run.advance(run.layers_of(name).start)
         calls = zip(batches, weights, run.observe({name: sums.readers[name]}), sums.of(name), strict=True)
-        _refit(model, choice, counts[choice.group.name], calls)
+        _refit(model, choice, counts[choice.group.name], calls, ridge)
     on_progress(len(choices), len(choices))
 
 
@@ -120,6 +123,7 @@ def _refit(
     choice: GroupChoice,
     count: int,
     batches: Iterable[tuple[Batch, TokenWeights, list[LinearCall], list[Tensor]]],
+    ridge: float,
 ) -> None:
     """Refit the linear of one group; only the kept inputs are summed up."""
     columns, has_ones = choice.columns(count), choice.gram.has_ones
@@ -134,7 +138,7 @@ def _refit(
     start = choice.reconstruction(count)
     weight, bias = np.zeros_like(start.weight), start.bias
     if len(columns) or has_ones:
-        refit = statistics.solve(start.weight[:, columns], start.bias, np.arange(len(columns)))
+        refit = statistics.solve(start.weight[:, columns], start.bias, np.arange(len(columns)), ridge=ridge)
         weight[:, columns], bias = refit.weight, refit.bias
     set_weights(linear_of(model, choice.group), weight, bias)
 
