@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from compressor.config.fields import flag_of
+from compressor.config.methods import METHODS
 from compressor.config.run import FIELDS, Recipe
 from compressor.config.sections import AUTO, BlocksConfig
 from compressor.model_folder import ModelFolder
@@ -70,7 +71,14 @@ def _unused(names: Iterable[str], recipe: Recipe, reason: str) -> Iterator[Note]
 
 def of_selection(folder: ModelFolder, selected: SelectedPlan, data: Data | None) -> Iterator[Note]:
     """How the compressed model was made, and what its numbers leave out."""
-    if selected.trained:
+    method = METHODS.get((selected.plan.method or "").rpartition("+")[2])
+    if selected.trained and method is not None and method.kind == "budget":
+        yield Note(
+            code=NoteCode.WEIGHTS_CHANGED,
+            text=f"{selected.plan.method}: the weights of the compressed model are those of the kept units, adjusted on"
+            " training rows whose labels were not used; dense is the model folder with every unit",
+        )
+    elif selected.trained:
         how = "with its masks" if selected.plan.masks else "while its heads were selected"
         yield Note(
             code=NoteCode.TRAINED_ALONG,

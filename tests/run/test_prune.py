@@ -78,7 +78,7 @@ def test_a_speed_is_reached_by_rounds_of_measuring(inputs: Path, tmp_path: Path)
 
 @pytest.mark.parametrize(("units", "unchanged"), [("heads", "neurons"), ("neurons", "heads")])
 def test_units_of_one_type_are_removed(inputs: Path, tmp_path: Path, units: str, unchanged: str) -> None:
-    plan = run(inputs, tmp_path / "out", macs="80%", prune_units=units).plan
+    plan = run(inputs, tmp_path / "out", parameters="90%", prune_units=units).plan
     assert getattr(plan, f"{units}_kept") < getattr(plan, units)
     assert getattr(plan, f"{unchanged}_kept") == getattr(plan, unchanged)
 
@@ -89,7 +89,7 @@ def test_a_number_of_heads_is_kept_exactly(inputs: Path, tmp_path: Path) -> None
 
 
 def test_heads_by_another_method_come_first(inputs: Path, tmp_path: Path) -> None:
-    plan = compressor.compress(learning_recipe(inputs, tmp_path / "out", macs="50%")).plan
+    plan = compressor.compress(learning_recipe(inputs, tmp_path / "out", parameters="80%")).plan
     assert plan.heads_kept == 1
     assert plan.neurons_kept < plan.neurons
     assert plan.method == "dsp+reconstruct"
