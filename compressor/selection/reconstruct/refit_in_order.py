@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.progress import ProgressCallback
 from compressor.selection.reconstruct.choice import Batch, GroupChoice, linear_of
-from compressor.selection.reconstruct.forward import token_mask
-from compressor.selection.reconstruct.layerwise import LayerwiseRun, LinearCall
+from compressor.selection.reconstruct.in_order import TargetedCall, calls_in_order
 from compressor.selection.reconstruct.refit import RefitStatistics
-from compressor.selection.reconstruct.residual_sum import SumReader, find_sum
 from compressor.selection.reconstruct.statistics import TokenWeights
 from compressor.units.layers import Linear, linear_weight
-
-_ROWS_OF_SEARCH = 2
-"""Rows on which the sum is searched that a linear's output is added to."""
 
 
 def refit_in_order(
@@ -52,48 +45,26 @@ def refit_in_order(
     Raises:
         InputError: an activation is not finite.
     """
-    original = copy.deepcopy(model)
-    dense, pruned = LayerwiseRun(original, batches), LayerwiseRun(model, batches)
-    example = {name: value[:_ROWS_OF_SEARCH] for name, value in batches[0].items()}
-    for number, choice in enumerate(choices):
-        on_progress(number, len(choices))
-        name = str(choice.group.linear)
-        start = dense.layers_of(name).start
-        dense.advance(start)
-        pruned.advance(start)
-        reader = find_sum(original, example, name)
-        _refit(model, choice, counts[choice.group.name], (dense, pruned), reader, batches, weights)
-    on_progress(len(choices), len(choices))
+    calls_of_groups = calls_in_order(model, [choice.group for choice in choices], batches, on_progress)
+    for choice, calls in zip(choices, calls_of_groups, strict=True):
+        _refit(linear_of(model, choice.group), choice, counts[choice.group.name], calls, weights)
 
 
 def _refit(
-    model: PreTrainedModel,
+    linear: Linear,
     choice: GroupChoice,
     count: int,
-    runs: tuple[LayerwiseRun, LayerwiseRun],
-    reader: SumReader | None,
-    batches: Sequence[Batch],
+    calls: Iterable[TargetedCall],
     weights: Sequence[TokenWeights],
 ) -> None:
     """Refit the linear of one group."""
-    name, linear = str(choice.group.linear), linear_of(model, choice.group)
     statistics = RefitStatistics(choice.gram.inputs, len(choice.weight), has_ones=choice.gram.has_ones)
-    dense, pruned = (run.observe({name: reader}) for run in runs)
-    for batch, batch_weights, dense_calls, calls in zip(batches, weights, dense, pruned, strict=True):
-        for number, (dense_call, call) in enumerate(zip(dense_calls, calls, strict=True)):
-            mask = token_mask(model, name, batch, call.input.shape[:-1])
-            scales = batch_weights[name][number].to(call.input.device)[mask]
-            statistics.add(call.input[mask], _target(dense_call, call)[mask], scales)
+    for call in calls:
+        scales = weights[call.batch][str(choice.group.linear)][call.number]
+        statistics.add(call.inputs, call.targets, scales.to(call.mask.device)[call.mask])
     start = choice.reconstruction(count)
     refit = statistics.solve(start.weight, start.bias, choice.columns(count))
     set_weights(linear, refit.weight, refit.bias)
-
-
-def _target(dense: LinearCall, pruned: LinearCall) -> Tensor:
-    """What the output of the linear has to be for the residual stream to be that of the dense model."""
-    if dense.sum is None or pruned.sum is None:
-        return dense.output
-    return dense.sum - (pruned.sum - pruned.output)
 
 
 def set_weights(linear: Linear, weight: np.ndarray, bias: np.ndarray | None) -> None:
