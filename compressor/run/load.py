@@ -91,6 +91,7 @@ def read_rows(recipe: Recipe, model: LoadedModel) -> Data:
         InputError: rows cannot be read, or are too few for a certificate.
         UsageError: the metric cannot fall by as much as `max_drop` allows.
     """
-    data = open_data(recipe.rows, model.folder, recipe.selection.seed)
+    unlabelled = recipe.prunes and not recipe.selects_heads
+    data = open_data(recipe.rows, model.folder, recipe.selection.seed, unlabelled_training=unlabelled)
     check_budget(recipe.selection, data)
     return data

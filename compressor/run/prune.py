@@ -36,12 +36,14 @@ from compressor.run.products import LoadedModel, SelectedPlan
 from compressor.run.run_log import RunLog
 from compressor.selection.pool import heads_to_keep
 from compressor.selection.pruner import Curve, Pruner, PruningInputs
+from compressor.selection.reconstruct.choice import linear_of
 from compressor.selection.search.base import metric_drop
 from compressor.tasks import Data, statistics
 from compressor.units import PrunableGroup, keep_all
+from compressor.units.layers import linear_weight
 from graph_passes import Plan, Refusal
 
-_HELD_OUT = 256
+_HELD_OUT = 192
 """Rows on which losses are measured."""
 _TIMED_SECONDS = 2.0
 """Time spent on each engine of a round at each size."""
@@ -91,6 +93,8 @@ def prune(run: BudgetRun) -> SelectedPlan:
     if (finished := run.store.finished(folder.model)) is not None:
         return finished
     groups = _prunable(run)
+    if run.selected is not None:
+        _fold_heads(run, run.selected.plan)
     pruner = _pruner(run, groups)
     with run.log.stage("gathering statistics of the rows") as on_progress:
         pruner.rank(on_progress)
@@ -108,6 +112,16 @@ def prune(run: BudgetRun) -> SelectedPlan:
     selected = SelectedPlan(plan.model_copy(update={"model": fingerprint(folder.model)}), trained=True)
     run.store.finish(selected, folder.model)
     return selected
+
+
+def _fold_heads(run: BudgetRun, plan: Plan) -> None:
+    """Multiply the gates of heads that another method selected into the weights, so that the model needs none."""
+    with torch.no_grad():
+        for group in run.model.groups:
+            if group.site is not None and group.linear is not None:
+                linear = linear_of(run.model.folder.model, group)
+                gate = torch.tensor(plan[group.name].gate).repeat_interleave(group.width)
+                linear_weight(linear).mul_(gate.to(linear.weight))
 
 
 def _is_unbounded(recipe: Recipe) -> bool:
@@ -352,7 +366,8 @@ def _plan(
     """The plan of all groups of the model."""
     whole = keep_all(run.model.groups)
     if run.selected is not None:
-        whole = whole.replace_groups(run.selected.plan.groups)
+        # Scales are folded into the weights already.
+        whole = whole.replace_groups(replace(site, scale=()) for site in run.selected.plan.sites)
     pruned = []
     for group in groups:
         plan = group.plan(pruner.kept(group, allocation.counts[group.name]))

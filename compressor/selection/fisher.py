@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Mapping
 
 import numpy as np
@@ -12,7 +14,7 @@ from compressor.selection.mask_gradients import loaded_gradients, mask_gradients
 from compressor.selection.mask_tuning import tuned_scales
 from compressor.selection.pruner import Curve, Pruner, PruningInputs
 from compressor.selection.reconstruct.choice import linear_of
-from compressor.selection.reconstruct.in_order import calls_in_order
+from compressor.selection.reconstruct.in_order import DenseSums, calls_in_order
 from compressor.selection.unit_importance import (
     bundles_of,
     by_importance,
@@ -70,12 +72,19 @@ class FisherPruner(Pruner):
 
     def finish(self, counts: Mapping[str, int], on_progress: ProgressCallback) -> dict[str, tuple[float, ...]]:
         inputs = self.inputs
-        calls_of_groups = calls_in_order(inputs.model, inputs.groups, inputs.statistics, on_progress)
+        calls_of_groups = calls_in_order(inputs.model, inputs.groups, inputs.statistics, self._dense_sums, on_progress)
         for group, calls in zip(inputs.groups, calls_of_groups, strict=True):
             linear, kept = linear_of(inputs.model, group), self.kept(group, counts[group.name])
             scales = tuned_scales(linear, group, kept, calls) if kept else np.ones(0)
             scale_units(linear, group, kept, scales)
         return {}
+
+    @functools.cached_property
+    def _dense_sums(self) -> DenseSums:
+        """The residual stream of the dense model; computed before the first scales are."""
+        inputs = self.inputs
+        linears = [str(group.linear) for group in inputs.groups]
+        return DenseSums(copy.deepcopy(inputs.model), linears, inputs.statistics)
 
 
 def dropped_bundles(gradients: np.ndarray, count: int) -> np.ndarray:

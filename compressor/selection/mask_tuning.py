@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
+import torch
 from scipy.sparse.linalg import lsmr
 
 from compressor.selection.reconstruct.in_order import TargetedCall
 from compressor.selection.reconstruct.refit import RefitStatistics
+from compressor.selection.reconstruct.second_order import unit_columns
 from compressor.units import PrunableGroup
 from compressor.units.layers import Linear, linear_sizes, linear_weight
 
@@ -43,19 +45,18 @@ def tuned_scales(
     Raises:
         InputError: an activation is not finite.
     """
-    inputs, outputs = linear_sizes(linear)
-    statistics = RefitStatistics(inputs, outputs, has_ones=False)
+    columns = torch.from_numpy(unit_columns(kept, group.width))
+    statistics = RefitStatistics(len(columns), linear_sizes(linear)[1], has_ones=False)
     for call in calls:
         targets = call.targets if linear.bias is None else call.targets - linear.bias.detach()
-        statistics.add(call.inputs, targets)
-    weight = linear_weight(linear).detach().double().cpu().numpy()
-    bundles = np.array(kept)[:: group.bundle] // group.bundle
-    starts = np.arange(0, inputs, group.bundle * group.width)
+        statistics.add(call.inputs[:, columns.to(call.inputs.device)], targets)
+    weight = linear_weight(linear).detach().double().cpu().numpy()[:, columns]
+    starts = np.arange(0, len(columns), group.bundle * group.width)
     contributions = np.add.reduceat((weight.T @ weight) * statistics.gram.matrix, starts, 1)
-    normal = np.add.reduceat(contributions, starts, 0)[np.ix_(bundles, bundles)]
-    right = np.add.reduceat((weight.T * statistics.cross).sum(1), starts)[bundles] - normal.sum(1)
+    normal = np.add.reduceat(contributions, starts, 0)
+    right = np.add.reduceat((weight.T * statistics.cross).sum(1), starts) - normal.sum(1)
     shifts = lsmr(normal, right, damp=DAMP)[0]
     falls = shifts @ normal @ shifts < 2 * shifts @ right
     if not falls or np.abs(1 + shifts).max() > LARGEST:
-        shifts = np.zeros(len(bundles))
+        shifts = np.zeros(len(starts))
     return (1 + shifts).repeat(group.bundle)

@@ -45,7 +45,7 @@ def drop_first_head(plan: Plan) -> Plan:
         type(site)(site.name, site.kind, site.heads, site.kv_heads, site.head_dim, tuple(range(1, site.heads)))
         for site in plan.sites
     )
-    return plan.model_copy(update={"sites": sites})
+    return plan.model_copy(update={"groups": sites})
 
 
 def test_help_names_the_commands_in_order(capfd: Cap) -> None:

@@ -19,8 +19,10 @@ from compressor.results import (
     Proof,
     Refusal,
     Report,
+    RowRates,
     Score,
     Speed,
+    Throughput,
 )
 from graph_passes import Kind, Plan, SitePlan
 
@@ -50,6 +52,12 @@ def speed(batch: int, seq: int, dense: float, compressed: float, *, void: str | 
         high=ratio + 0.03,
         void=void,
     )
+
+
+def throughput(batch: int, seq: int, dense: tuple[float, float], compressed: tuple[float, float]) -> Throughput:
+    """A row of rates with one caller and with two."""
+    before, after = (RowRates(one_caller=one, all_callers=several) for one, several in (dense, compressed))
+    return Throughput(batch=batch, seq=seq, callers=2, dense=before, compressed=after)
 
 
 def site(
@@ -195,7 +203,7 @@ def report(**fields: Any) -> Report:
 def dense(plan: Plan) -> Plan:
     """A plan of these sites that keeps every head at scale one, as if nothing had been learned."""
     sites = tuple(replace(site, kept=tuple(range(site.heads)), scale=(), mask=None) for site in plan.sites)
-    return plan.model_copy(update={"sites": sites, "method": None, "options": {}, "evidence": {}})
+    return plan.model_copy(update={"groups": sites, "method": None, "options": {}, "evidence": {}})
 
 
 def nothing_learned() -> Report:

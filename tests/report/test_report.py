@@ -156,7 +156,7 @@ def test_damaged_report_gives_a_one_line_error(content: bytes | None, text: str,
 
 def test_unknown_field_is_named(tmp_path: Path) -> None:
     data = json.loads(to_json(reports.bare()))
-    data["plan"]["sites"][0]["colour"] = "red"
+    data["plan"]["groups"][0]["colour"] = "red"
     (tmp_path / "report.json").write_text(json.dumps(data))
     with pytest.raises(InputError, match=r"plan\.sites\.0\.colour"):
         load(tmp_path / "report.json")

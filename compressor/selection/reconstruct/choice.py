@@ -32,12 +32,12 @@ from compressor.units.layers import Linear, linear_sizes, linear_weight
 logger = logging.getLogger(__name__)
 
 Batch = Mapping[str, Tensor]
-_SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4)
+_SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4)
 """Shares of the units of a group at which the loss is measured, besides none, all and small numbers."""
 _SMALL_STEPS = (1, 2)
 """Small numbers of units, in steps, at which the loss is measured: between none and few lies most of the loss."""
-_MEASURED_AT_MOST = 13
-"""Groups with no more numbers of units than this are measured at all of them."""
+_FEW = 16
+"""Groups with no more numbers of units than this are measured at every second one from the second on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,8 +156,8 @@ def _require_tokens(group: PrunableGroup, gram: Gram, rows: int) -> None:
 def measured_counts(group: PrunableGroup) -> tuple[int, ...]:
     """The numbers of units at which the loss of a group is measured, ascending."""
     counts = group.counts
-    if len(counts) <= _MEASURED_AT_MOST:
-        return counts
+    if len(counts) <= _FEW:
+        return tuple(sorted({*counts[:2], *counts[2::2], group.units}))
     shares = {counts[round(share * (len(counts) - 1))] for share in _SHARES}
     return tuple(sorted({0, group.units, *shares, *(counts[step] for step in _SMALL_STEPS)}))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +15,7 @@ from compressor.progress import ProgressCallback
 from compressor.selection.pruner import Curve, Pruner, PruningInputs
 from compressor.selection.reconstruct.choice import GroupChoice, choices_of, gather_grams, loss_curve
 from compressor.selection.reconstruct.curves import PartialKL
+from compressor.selection.reconstruct.in_order import DenseSums
 from compressor.selection.reconstruct.refit_in_order import refit_in_order
 from compressor.selection.reconstruct.second_order import Gram
 from compressor.selection.reconstruct.statistics import TokenWeights
@@ -68,8 +71,15 @@ class ReconstructPruner(Pruner):
     def finish(self, counts: Mapping[str, int], on_progress: ProgressCallback) -> dict[str, tuple[float, ...]]:
         inputs = self.inputs
         choices = [self._choices[group.name] for group in inputs.groups]
-        refit_in_order(inputs.model, choices, counts, inputs.statistics, self._weights, on_progress)
+        refit_in_order(inputs.model, choices, counts, inputs.statistics, self._weights, self._dense_sums, on_progress)
         return {}
+
+    @functools.cached_property
+    def _dense_sums(self) -> DenseSums:
+        """The residual stream of the dense model; computed before the first refit."""
+        inputs = self.inputs
+        linears = [str(group.linear) for group in inputs.groups]
+        return DenseSums(copy.deepcopy(inputs.model), linears, inputs.statistics)
 
 
 def _save_grams(path: Path, grams: Mapping[str, Gram]) -> None:

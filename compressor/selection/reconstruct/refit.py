@@ -94,7 +94,7 @@ class RefitStatistics:
         dtype = torch.promote_types(inputs.dtype, torch.float32)
         columns = [inputs.to(dtype)]
         if self.has_ones:
-            columns.append(torch.ones_like(columns[0][..., :1]))
+            columns.append(columns[0].new_ones(*tokens, 1))
         if targets is not None:
             columns.append(targets.to(inputs.device, dtype))
         rows = torch.cat(columns, dim=-1).flatten(0, -2)

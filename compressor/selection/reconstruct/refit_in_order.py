@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from compressor.progress import ProgressCallback
 from compressor.selection.reconstruct.choice import Batch, GroupChoice, linear_of
-from compressor.selection.reconstruct.in_order import TargetedCall, calls_in_order
+from compressor.selection.reconstruct.in_order import DenseSums, TargetedCall, calls_in_order
 from compressor.selection.reconstruct.refit import RefitStatistics
 from compressor.selection.reconstruct.statistics import TokenWeights
 from compressor.units.layers import Linear, linear_weight
@@ -22,6 +22,7 @@ def refit_in_order(
     counts: Mapping[str, int],
     batches: Sequence[Batch],
     weights: Sequence[TokenWeights],
+    sums: DenseSums,
     on_progress: ProgressCallback,
 ) -> None:
     """Give the linear of each group, in order, the weights that restore the dense model's residual stream best.
@@ -40,12 +41,13 @@ def refit_in_order(
         counts: name of the group -> number of units that are kept.
         batches: calibration inputs `[rows, ...]`.
         weights: weights of the tokens, see `token_weights`.
+        sums: the sums y' + R' of the dense model.
         on_progress: called with (groups, all groups).
 
     Raises:
         InputError: an activation is not finite.
     """
-    calls_of_groups = calls_in_order(model, [choice.group for choice in choices], batches, on_progress)
+    calls_of_groups = calls_in_order(model, [choice.group for choice in choices], batches, sums, on_progress)
     for choice, calls in zip(choices, calls_of_groups, strict=True):
         _refit(linear_of(model, choice.group), choice, counts[choice.group.name], calls, weights)
 
@@ -57,14 +59,19 @@ def _refit(
     calls: Iterable[TargetedCall],
     weights: Sequence[TokenWeights],
 ) -> None:
-    """Refit the linear of one group."""
-    statistics = RefitStatistics(choice.gram.inputs, len(choice.weight), has_ones=choice.gram.has_ones)
+    """Refit the linear of one group; only the kept inputs are summed up."""
+    columns, has_ones = choice.columns(count), choice.gram.has_ones
+    statistics = RefitStatistics(len(columns), len(choice.weight), has_ones=has_ones)
+    index = torch.from_numpy(columns)
     for call in calls:
-        scales = weights[call.batch][str(choice.group.linear)][call.number]
-        statistics.add(call.inputs, call.targets, scales.to(call.mask.device)[call.mask])
+        scales = weights[call.batch][str(choice.group.linear)][call.number].to(call.mask.device)
+        statistics.add(call.inputs[:, index.to(call.inputs.device)], call.targets, scales[call.mask])
     start = choice.reconstruction(count)
-    refit = statistics.solve(start.weight, start.bias, choice.columns(count))
-    set_weights(linear, refit.weight, refit.bias)
+    weight, bias = np.zeros_like(start.weight), start.bias
+    if len(columns) or has_ones:
+        refit = statistics.solve(start.weight[:, columns], start.bias, np.arange(len(columns)))
+        weight[:, columns], bias = refit.weight, refit.bias
+    set_weights(linear, weight, bias)
 
 
 def set_weights(linear: Linear, weight: np.ndarray, bias: np.ndarray | None) -> None:
