@@ -83,8 +83,10 @@ _M = TypeVar("_M", bound=MethodOptions)
 
 
 def option_models(method: str) -> tuple[type[MethodOptions], ...]:
-    """The models of a method's options: its own, then the shared ones."""
+    """The models of a method's options: its own, then the shared ones; methods under a budget have none."""
     registered = METHODS[method]
+    if registered.kind == "budget":
+        return ()
     model: type[MethodOptions] = registered.load().options_class
     shared: Mapping[str, tuple[type[MethodOptions], ...]] = {
         "gate": (ScheduleOptions, PoolOptions),

@@ -2,75 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.progress import ProgressCallback
 from compressor.selection.reconstruct.choice import Batch, GroupChoice, linear_of
-from compressor.selection.reconstruct.forward import token_mask
-from compressor.selection.reconstruct.layerwise import LayerwiseRun, LinearCall
+from compressor.selection.reconstruct.in_order import DenseSums, TargetedCall, calls_in_order
 from compressor.selection.reconstruct.refit import RefitStatistics
-from compressor.selection.reconstruct.residual_sum import find_sum
 from compressor.selection.reconstruct.statistics import TokenWeights
-from compressor.units.layers import Linear, is_linear, linear_sizes, linear_weight
-
-_ROWS_OF_SEARCH = 2
-"""Rows on which the sum is searched that a linear's output is added to."""
-_KEPT_BYTES = 2 << 30
-"""Largest size of the dense model's sums that are kept."""
-
-
-class DenseSums:
-    """The residual stream of the dense model behind the linear of each group, which a refit restores.
-
-    It is `y + R` at each token, y the output of the linear and R what it is added to; y alone where no sum is found.
-    All of it is computed in one pass and kept if it fits into memory. Otherwise it is computed layer by layer,
-    alongside the refit.
-
-    Args:
-        model: the dense model, which must not change while this object is in use.
-        linears: module paths of the linears, in the order in which the model calls them.
-        batches: calibration inputs `[rows, ...]`.
-    """
-
-    def __init__(self, model: PreTrainedModel, linears: Sequence[str], batches: Sequence[Batch]) -> None:
-        self._model, self._batches = model, batches
-        example = {name: value[:_ROWS_OF_SEARCH] for name, value in batches[0].items()}
-        self.readers = {name: find_sum(model, example, name) for name in linears}
-        self._run = LayerwiseRun(model, batches)
-        self._kept: list[dict[str, list[Tensor]]] | None = self._all() if self._fits(linears) else None
-
-    def start(self) -> None:
-        """Begin a refit, from the first linear on."""
-        if self._kept is None:
-            self._run = LayerwiseRun(self._model, self._batches)
-
-    def of(self, linear: str) -> Iterator[list[Tensor]]:
-        """The sums of each call of a linear, `[tokens, out]` without padding, batch by batch."""
-        if self._kept is not None:
-            yield from (batch[linear] for batch in self._kept)
-            return
-        self._run.advance(self._run.layers_of(linear).start)
-        for batch, calls in zip(self._batches, self._run.observe({linear: self.readers[linear]}), strict=True):
-            yield [_sum(call)[_mask(self._model, call, batch)] for call in calls]
-
-    def _fits(self, linears: Sequence[str]) -> bool:
-        width = max(linear_sizes(module)[1] for module in map(self._model.get_submodule, linears) if is_linear(module))
-        tokens = sum(max(value.numel() for value in batch.values()) for batch in self._batches)
-        return 4 * tokens * width * len(linears) <= _KEPT_BYTES
-
-    def _all(self) -> list[dict[str, list[Tensor]]]:
-        sums = []
-        for batch, calls in zip(self._batches, self._run.observe(self.readers), strict=True):
-            part: dict[str, list[Tensor]] = {name: [] for name in self.readers}
-            for call in sorted(calls, key=lambda call: call.number):
-                part[call.linear].append(_sum(call)[_mask(self._model, call, batch)])
-            sums.append(part)
-        return sums
+from compressor.units.layers import Linear, linear_weight
 
 
 def refit_in_order(
@@ -107,48 +50,32 @@ def refit_in_order(
     Raises:
         InputError: an activation is not finite.
     """
-    run = LayerwiseRun(model, batches)
-    sums.start()
-    for number, choice in enumerate(choices):
-        on_progress(number, len(choices))
-        name = str(choice.group.linear)
-        run.advance(run.layers_of(name).start)
-        calls = zip(batches, weights, run.observe({name: sums.readers[name]}), sums.of(name), strict=True)
-        _refit(model, choice, counts[choice.group.name], calls, ridge)
-    on_progress(len(choices), len(choices))
+    calls_of_groups = calls_in_order(model, [choice.group for choice in choices], batches, sums, on_progress)
+    for choice, calls in zip(choices, calls_of_groups, strict=True):
+        _refit(linear_of(model, choice.group), choice, counts[choice.group.name], calls, weights, ridge)
 
 
 def _refit(
-    model: PreTrainedModel,
+    linear: Linear,
     choice: GroupChoice,
     count: int,
-    batches: Iterable[tuple[Batch, TokenWeights, list[LinearCall], list[Tensor]]],
+    calls: Iterable[TargetedCall],
+    weights: Sequence[TokenWeights],
     ridge: float,
 ) -> None:
     """Refit the linear of one group; only the kept inputs are summed up."""
     columns, has_ones = choice.columns(count), choice.gram.has_ones
     statistics = RefitStatistics(len(columns), len(choice.weight), has_ones=has_ones)
     index = torch.from_numpy(columns)
-    for batch, weights, calls, sums in batches:
-        for number, (call, dense) in enumerate(zip(calls, sums, strict=True)):
-            mask = _mask(model, call, batch)
-            targets = dense if call.sum is None else dense - (call.sum - call.output)[mask]
-            scales = weights[call.linear][number].to(call.input.device)[mask]
-            statistics.add(call.input[mask][:, index.to(call.input.device)], targets, scales)
+    for call in calls:
+        scales = weights[call.batch][str(choice.group.linear)][call.number].to(call.mask.device)
+        statistics.add(call.inputs[:, index.to(call.inputs.device)], call.targets, scales[call.mask])
     start = choice.reconstruction(count)
     weight, bias = np.zeros_like(start.weight), start.bias
     if len(columns) or has_ones:
         refit = statistics.solve(start.weight[:, columns], start.bias, np.arange(len(columns)), ridge=ridge)
         weight[:, columns], bias = refit.weight, refit.bias
-    set_weights(linear_of(model, choice.group), weight, bias)
-
-
-def _sum(call: LinearCall) -> Tensor:
-    return call.output if call.sum is None else call.sum
-
-
-def _mask(model: PreTrainedModel, call: LinearCall, batch: Batch) -> Tensor:
-    return token_mask(model, call.linear, batch, call.input.shape[:-1])
+    set_weights(linear, weight, bias)
 
 
 def set_weights(linear: Linear, weight: np.ndarray, bias: np.ndarray | None) -> None:
