@@ -187,7 +187,7 @@ def _pruner(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Pruner[Any]:
     inputs = PruningInputs(
         model=run.model.folder.model,
         groups=groups,
-        statistics=calibration_batches(data, [row for row in rows if row not in measured]),
+        statistics=calibration_batches(data, [row for row in rows if row not in measured][: recipe.budget.prune_rows]),
         held_out=calibration_batches(data, sorted(measured)),
         outputs=data.task.outputs,
         seed=recipe.selection.seed,
@@ -204,12 +204,13 @@ def _by_budget(
 ) -> Allocation:
     """The numbers of units that meet the budgets of the recipe."""
     recipe = run.recipe
-    tables = [*counted, head_table(run.model.groups)] if recipe.selection.keep is not None else list(counted)
+    counts_heads = recipe.selection.keep is not None and run.selected is None
+    tables = [*counted, head_table(run.model.groups)] if counts_heads else list(counted)
     if recipe.budget.is_timed:
         tables += run.costs.timed(_macs(counted))
     heads = sum(site.heads for site in run.model.sites)
     keep = recipe.selection.keep
-    kept_heads = heads_to_keep(keep, heads) if keep is not None and run.selected is None else heads
+    kept_heads = heads_to_keep(keep, heads) if keep is not None and counts_heads else heads
     constraints = constraints_of(recipe, [_with_plan(table, run) for table in tables], kept_heads)
     if any(constraint.budget >= constraint.table.whole for constraint in constraints):
         text = "the budget allows every unit, so nothing is removed by it"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -62,7 +64,7 @@ class MixingLinear(nn.Module):
 
 def test_neurons_that_a_norm_mixes_are_no_group() -> None:
     model, inputs = FAMILIES["bert"](0)
-    output = model.bert.encoder.layer[1].output
+    output: Any = model.get_submodule("bert.encoder.layer.1.output")
     output.dense = MixingLinear(output.dense)
     names = {group.name for group in find_groups(model, inputs) if group.type == "neurons"}
     assert names == {"bert.encoder.layer.0.output.dense", "bert.encoder.layer.2.output.dense"}
@@ -78,8 +80,8 @@ def test_gated_neurons_multiply_the_inputs_of_their_linear(family: str) -> None:
     with torch.no_grad():
         with unchanged(model), gated(model, plan):
             output = model(**inputs).logits
-        weight = model.get_submodule(group.name).weight
-        weight = weight if family == "gpt2" else weight.T
+        linear: Any = model.get_submodule(group.name)
+        weight = linear.weight if family == "gpt2" else linear.weight.T
         weight *= torch.tensor(plan[group.name].gate)[:, None]
         assert torch.allclose(model(**inputs).logits, output, atol=1e-5)
 
