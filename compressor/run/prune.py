@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -191,12 +194,26 @@ def _pruner(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Pruner[Any]:
         held_out=calibration_batches(data, sorted(measured)),
         outputs=data.task.outputs,
         seed=recipe.selection.seed,
-        store=run.store.pruning,
+        store=_statistics_folder(run, groups),
     )
     method = METHODS[recipe.pruner].load()
     options = recipe.selection.options if recipe.selection.method == recipe.pruner else {}
     pruner: Pruner[Any] = method(inputs, read_options(recipe.pruner, options, method.options_class))
     return pruner
+
+
+def _statistics_folder(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Path:
+    """The folder of statistics and losses: in that of the recipe, one for everything that they depend on."""
+    recipe, folder = run.recipe, run.recipe.budget.statistics
+    if folder is None:
+        return run.store.pruning
+    key = {
+        "model": fingerprint(run.model.folder.model),
+        "rows": [run.data.train_hash, run.data.eval_hash, recipe.budget.prune_rows, recipe.selection.seed],
+        "method": [recipe.pruner, recipe.selection.options],
+        "groups": [group.name for group in groups],
+    }
+    return folder / hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _by_budget(
