@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compressor.report import formatting
-from compressor.report.verdict import headline_scores, tone
+from compressor.report.verdict import headline_scores, tone, unit_counts
 from compressor.results import Report
 
 _STYLES = {"good": "bold green", "mixed": "bold yellow", "bad": "bold red"}
@@ -51,7 +51,10 @@ def _rows(report: Report) -> list[tuple[str, str, str, str]]:
     dense, compressed, plan = report.dense, report.compressed, report.plan
     quantized = compressed.quantized
     rows = [
-        ("heads", str(plan.heads), str(plan.heads_kept), formatting.change(plan.heads, plan.heads_kept)),
+        *(
+            (count.type, f"{count.units:,}", f"{count.kept:,}", formatting.change(count.units, count.kept))
+            for count in unit_counts(plan)
+        ),
         _row("parameters", dense.parameters, compressed.parameters, formatting.count),
         _row("file", dense.file_bytes, compressed.file_bytes, formatting.size),
     ]

@@ -63,7 +63,7 @@ def make_report(
         "proofs": (*dense.proofs, *compressed.proofs),
         "drop_status": drop_status(recipe.selection.max_drop, scores),
         "refused": tuple(
-            Refusal(what=", ".join(sorted(refusal.sites)), why=f"its heads cannot be removed: {refusal}")
+            Refusal(what=", ".join(sorted(refusal.sites)), why=f"its {_units(refusal, plan)} cannot be removed: {refusal}")
             for refusal in refused
         ),
         "blocks": _site_blocks(recipe, plan, compressed, selector),
@@ -128,6 +128,12 @@ def drop_status(max_drop: float | None, scores: Sequence[Score]) -> DropStatus:
         return DropStatus.NOT_CHECKED
     worse = [-score.difference if score.higher_is_better else score.difference for score in scores]
     return DropStatus.PASSED if all(drop <= max_drop for drop in worse) else DropStatus.FAILED
+
+
+def _units(refusal: graph_passes.Refusal, plan: Plan) -> str:
+    """The type of the units of groups that cannot be shrunk."""
+    neurons = {group.name for group in plan.feed_forwards}
+    return "neurons" if neurons.issuperset(refusal.sites) else "heads"
 
 
 def _save_dense(dense: Variant, path: Path) -> str:

@@ -21,7 +21,7 @@ from rich.console import Console
 from compressor.errors import InputError
 from compressor.report import formatting, load, summary, write
 from compressor.report.files import to_json
-from compressor.report.headmap import head_maps
+from compressor.report.unit_maps import head_maps
 from compressor.report.html import render
 from compressor.results import DropStatus, Refusal, Report
 from graph_passes import Plan
@@ -156,9 +156,9 @@ def test_damaged_report_gives_a_one_line_error(content: bytes | None, text: str,
 
 def test_unknown_field_is_named(tmp_path: Path) -> None:
     data = json.loads(to_json(reports.bare()))
-    data["plan"]["sites"][0]["colour"] = "red"
+    data["plan"]["groups"][0]["colour"] = "red"
     (tmp_path / "report.json").write_text(json.dumps(data))
-    with pytest.raises(InputError, match=r"plan\.sites\.0\.colour"):
+    with pytest.raises(InputError, match=r"plan\.groups\.0\.heads\.colour"):
         load(tmp_path / "report.json")
 
 
