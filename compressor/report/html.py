@@ -13,9 +13,10 @@ import jinja2
 from markupsafe import Markup
 
 from compressor.report import figures, formatting
+from compressor.report.budgets import budget_table, cost_tables
 from compressor.report.templates import environment
 from compressor.report.unit_maps import head_maps, neuron_map
-from compressor.report.verdict import headline_scores, tone, unit_counts, valid_rows
+from compressor.report.verdict import UnitCount, headline_scores, tone, unit_counts, valid_rows
 from compressor.results import Report, Speed
 
 
@@ -45,6 +46,8 @@ def render(report: Report) -> str:
             latencies=[_latencies(speed) for speed in report.speeds],
             cases=list(dict.fromkeys(case for proof in report.proofs for case in proof.cases)),
             shares=_shares(report.seconds),
+            budgets=budget_table(report.budget),
+            costs=cost_tables(report.costs),
         )
     )
 
@@ -87,10 +90,7 @@ def _tiles(report: Report) -> list[tuple[str, str, str]]:
     plan, dense, compressed = report.plan, report.dense, report.compressed
     layers = {"heads": ("attention layer", len(plan.sites)), "neurons": ("feed-forward", len(plan.feed_forwards))}
     tiles = [
-        *(
-            (f"{count.type} kept", f"{count.kept:,} of {count.units:,}", f"in {_plural(*layers[count.type])}")
-            for count in unit_counts(plan)
-        ),
+        *(_unit_tile(count, _plural(*layers[count.type])) for count in unit_counts(plan)),
         (
             "parameters",
             formatting.change(dense.parameters, compressed.parameters),
@@ -118,6 +118,13 @@ def _tiles(report: Report) -> list[tuple[str, str, str]]:
             )
         )
     return tiles
+
+
+def _unit_tile(count: UnitCount, layers: str) -> tuple[str, str, str]:
+    kept = f"{count.kept:,} of {count.units:,}"
+    if count.type == "heads":
+        return "heads kept", kept, f"in {layers}"
+    return "neurons kept", f"{count.kept / count.units:.1%}", f"{kept}, in {layers}"
 
 
 def _plural(name: str, count: int) -> str:

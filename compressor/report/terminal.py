@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compressor.report import formatting
+from compressor.report.budgets import budget_lines, cost_lines
 from compressor.report.verdict import headline_scores, tone, unit_counts
 from compressor.results import Report
 
@@ -27,6 +28,7 @@ def summary(report: Report) -> RenderableType:
     lines: list[RenderableType] = [Text(report.verdict, style=style), Text(), table]
     if report.candidates:
         lines += [Text(), _candidates(report)]
+    lines += [Text(line) for line in (*budget_lines(report.budget), *cost_lines(report.costs))]
     for form in dict.fromkeys(site.form for site in report.blocks):
         sites = [site for site in report.blocks if site.form == form]
         reason = sites[0].why if len({site.why for site in sites}) == 1 else f"e.g. {sites[0].site}: {sites[0].why}"

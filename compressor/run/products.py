@@ -8,7 +8,18 @@ from pathlib import Path
 
 from compressor.config.sections import EngineConfig
 from compressor.model_folder import ModelFolder
-from compressor.results import Candidate, CurvePoint, EngineFacts, MissingTarget, Note, Proof, Speed, VariantName
+from compressor.results import (
+    BudgetRow,
+    Candidate,
+    CostShare,
+    CurvePoint,
+    EngineFacts,
+    MissingTarget,
+    Note,
+    Proof,
+    Speed,
+    VariantName,
+)
 from compressor.targets import BuildOptions, Engine, target
 from compressor.targets.base import Feeds
 from compressor.tasks import Task
@@ -43,12 +54,16 @@ class SelectedPlan:
         curves: quantities logged while it was learned.
         trained: whether the model's weights were trained with it.
         notes: notes for the readers of the report.
+        budget: the budgets that it meets; empty without one.
+        costs: where the cost goes, before and after; empty without a budget.
     """
 
     plan: Plan
     curves: tuple[CurvePoint, ...] = ()
     trained: bool = False
     notes: tuple[Note, ...] = ()
+    budget: tuple[BudgetRow, ...] = ()
+    costs: tuple[CostShare, ...] = ()
 
 
 @dataclass(frozen=True)

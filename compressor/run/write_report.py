@@ -63,7 +63,9 @@ def make_report(
         "proofs": (*dense.proofs, *compressed.proofs),
         "drop_status": drop_status(recipe.selection.max_drop, scores),
         "refused": tuple(
-            Refusal(what=", ".join(sorted(refusal.sites)), why=f"its {_units(refusal, plan)} cannot be removed: {refusal}")
+            Refusal(
+                what=", ".join(sorted(refusal.sites)), why=f"its {_units(refusal, plan)} cannot be removed: {refusal}"
+            )
             for refusal in refused
         ),
         "blocks": _site_blocks(recipe, plan, compressed, selector),
@@ -78,6 +80,8 @@ def make_report(
         candidates=chosen.candidates,
         notes=tuple(log.notes),
         curves=selected.curves,
+        budget=selected.budget,
+        costs=selected.costs,
         target=engine.target,
         missing=model.missing,
         precision=engine.precision,

@@ -21,8 +21,8 @@ from rich.console import Console
 from compressor.errors import InputError
 from compressor.report import formatting, load, summary, write
 from compressor.report.files import to_json
-from compressor.report.unit_maps import head_maps
 from compressor.report.html import render
+from compressor.report.unit_maps import head_maps
 from compressor.results import DropStatus, Refusal, Report
 from graph_passes import Plan
 from tests.report import reports
