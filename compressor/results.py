@@ -55,8 +55,6 @@ class NoteCode(StrEnum):
     PLAN_FOLLOWED = "plan-followed"
     TRAINED_ALONG = "trained-along"
     """The compressed model was trained, the dense one was not."""
-    WEIGHTS_CHANGED = "weights-changed"
-    """The weights of the compressed model were adjusted without training."""
     SEGMENT_MEMORY = "segment-memory"
     NO_CACHE = "no-cache"
     NO_METRIC = "no-metric"
@@ -448,6 +446,41 @@ class Refusal(_Row):
     why: str
 
 
+CostUnit = Literal["ms", "macs", "parameters", "heads"]
+"""Milliseconds of a call, or counts of multiply-accumulates, parameters or heads."""
+
+
+class BudgetRow(_Row):
+    """One bound on the cost of the plan, and the cost of the plan.
+
+    `label` is the size at which it holds, e.g. `batch 1, 128 tokens`, or `whole model`. `predicted` is the cost of the
+    plan by the cost table. `reached` is the time of an engine of the plan that was built and timed in turn with dense
+    while units were allocated; for counts it is the count. `dense` is the cost of the dense engine, by the same clock.
+    """
+
+    label: str
+    unit: CostUnit
+    requested: float
+    predicted: float
+    reached: float
+    dense: float
+    met: bool = True
+
+
+class CostShare(_Row):
+    """What one type of layer costs before and after pruning, by the cost table.
+
+    `label` is the size, `type` the type of layer: `rest` is what no group of units accounts for, such as embeddings,
+    normalizations and the output. The rows of one label and unit add up to the cost of the whole model.
+    """
+
+    label: str
+    unit: CostUnit
+    type: Literal["attention", "feed-forward", "rest"]
+    before: float
+    after: float
+
+
 class SiteBlocks(_Row):
     """The blocks of one attention site.
 
@@ -519,6 +552,10 @@ class Report(BaseModel):
     """Sites from which blocks were to be dropped; empty where none were."""
     candidates: tuple[Candidate, ...] = ()
     """The engines that were tried; empty where the recipe names one."""
+    budget: tuple[BudgetRow, ...] = ()
+    """The budgets that units were removed to meet; empty without one."""
+    costs: tuple[CostShare, ...] = ()
+    """Where the cost goes, before and after; empty without a budget."""
     drop_status: DropStatus = DropStatus.NOT_CHECKED
     target: str
     """The target that was measured."""

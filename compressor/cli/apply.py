@@ -82,6 +82,8 @@ def _print_result(console: Console, requested: Plan, shrunk: Shrunk, out: Path, 
     for note in of_emptied_heads(requested, shrunk.plan):
         console.note(note)
     text = f"{out}: {shrunk.plan.heads_kept} of {requested.heads} heads kept"
+    if requested.feed_forwards:
+        text += f", {shrunk.plan.neurons_kept:,} of {requested.neurons:,} neurons"
     if requested.masks:
         text += f", {len(shrunk.lowered)} of {len(requested.masks)} masked attention layers block-sparse"
     console.result(
@@ -90,6 +92,8 @@ def _print_result(console: Console, requested: Plan, shrunk: Shrunk, out: Path, 
             "out": str(out),
             "heads": requested.heads,
             "kept": shrunk.plan.heads_kept,
+            "neurons": requested.neurons,
+            "neurons_kept": shrunk.plan.neurons_kept,
             "block_sparse": list(shrunk.lowered),
             "dense": dense,
             "unused_key_blocks": dict(shrunk.unused),

@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 from scipy.optimize import isotonic_regression
 
+from compressor.results import CostUnit
 from graph_passes.files import atomic_replace
 
 CLIFF = 1.05
@@ -68,7 +69,7 @@ class CostTable(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    unit: str
+    unit: CostUnit
     engine: str = ""
     batch: int = 0
     seq: int | None = None
@@ -84,8 +85,13 @@ class CostTable(BaseModel):
     @property
     def label(self) -> str:
         """The size for readers: `batch 1, 128 tokens`, or the unit of a count."""
-        if self.unit != "ms":
-            return self.unit
+        return self.size_label if self.unit == "ms" else self.unit
+
+    @property
+    def size_label(self) -> str:
+        """The size that the costs are of: `batch 1, 128 tokens`, or `whole model` for counts that have none."""
+        if not self.batch:
+            return "whole model"
         return f"batch {self.batch}" + (f", {self.seq} tokens" if self.seq else "")
 
     def saving(self, group: str, count: int) -> float:

@@ -13,9 +13,10 @@ import jinja2
 from markupsafe import Markup
 
 from compressor.report import figures, formatting
-from compressor.report.headmap import head_maps
+from compressor.report.budgets import budget_table, cost_tables
 from compressor.report.templates import environment
-from compressor.report.verdict import headline_scores, tone, valid_rows
+from compressor.report.unit_maps import head_maps, neuron_map
+from compressor.report.verdict import UnitCount, headline_scores, tone, unit_counts, valid_rows
 from compressor.results import Report, Speed
 
 
@@ -37,12 +38,16 @@ def render(report: Report) -> str:
             report=report,
             tone=tone(report),
             tiles=_tiles(report),
+            counts=unit_counts(report.plan),
             maps=head_maps(report.plan),
+            neurons=neuron_map(report.plan),
             curves=_curves(report),
             ratios=figures.ratios(report.speeds) if report.speeds else None,
             latencies=[_latencies(speed) for speed in report.speeds],
             cases=list(dict.fromkeys(case for proof in report.proofs for case in proof.cases)),
             shares=_shares(report.seconds),
+            budgets=budget_table(report.budget),
+            costs=cost_tables(report.costs),
         )
     )
 
@@ -83,9 +88,9 @@ def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
 def _tiles(report: Report) -> list[tuple[str, str, str]]:
     """The main numbers of the report: name, number, and what it is based on."""
     plan, dense, compressed = report.plan, report.dense, report.compressed
-    layers = f"{len(plan.sites)} attention layer{'s' if len(plan.sites) != 1 else ''}"
+    layers = {"heads": ("attention layer", len(plan.sites)), "neurons": ("feed-forward", len(plan.feed_forwards))}
     tiles = [
-        ("heads kept", f"{plan.heads_kept} of {plan.heads}", f"in {layers}"),
+        *(_unit_tile(count, _plural(*layers[count.type])) for count in unit_counts(plan)),
         (
             "parameters",
             formatting.change(dense.parameters, compressed.parameters),
@@ -113,6 +118,17 @@ def _tiles(report: Report) -> list[tuple[str, str, str]]:
             )
         )
     return tiles
+
+
+def _unit_tile(count: UnitCount, layers: str) -> tuple[str, str, str]:
+    kept = f"{count.kept:,} of {count.units:,}"
+    if count.type == "heads":
+        return "heads kept", kept, f"in {layers}"
+    return "neurons kept", f"{count.kept / count.units:.1%}", f"{kept}, in {layers}"
+
+
+def _plural(name: str, count: int) -> str:
+    return f"{count} {name}{'s' if count != 1 else ''}"
 
 
 def _curves(report: Report) -> list[Figure]:

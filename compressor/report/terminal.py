@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from compressor.report import formatting
-from compressor.report.verdict import headline_scores, tone
+from compressor.report.budgets import budget_lines, cost_lines
+from compressor.report.verdict import headline_scores, tone, unit_counts
 from compressor.results import Report
 
 _STYLES = {"good": "bold green", "mixed": "bold yellow", "bad": "bold red"}
@@ -27,6 +28,7 @@ def summary(report: Report) -> RenderableType:
     lines: list[RenderableType] = [Text(report.verdict, style=style), Text(), table]
     if report.candidates:
         lines += [Text(), _candidates(report)]
+    lines += [Text(line) for line in (*budget_lines(report.budget), *cost_lines(report.costs))]
     for form in dict.fromkeys(site.form for site in report.blocks):
         sites = [site for site in report.blocks if site.form == form]
         reason = sites[0].why if len({site.why for site in sites}) == 1 else f"e.g. {sites[0].site}: {sites[0].why}"
@@ -52,7 +54,10 @@ def _rows(report: Report) -> list[tuple[str, str, str, str]]:
     dense, compressed, plan = report.dense, report.compressed, report.plan
     quantized = compressed.quantized
     rows = [
-        ("heads", str(plan.heads), str(plan.heads_kept), formatting.change(plan.heads, plan.heads_kept)),
+        *(
+            (count.type, f"{count.units:,}", f"{count.kept:,}", formatting.change(count.units, count.kept))
+            for count in unit_counts(plan)
+        ),
         _row("parameters", dense.parameters, compressed.parameters, formatting.count),
         _row("file", dense.file_bytes, compressed.file_bytes, formatting.size),
     ]

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from compressor.report import formatting
 from compressor.results import DropStatus, EngineFacts, MissingTarget, Proof, Refusal, Report, Score, SiteBlocks, Speed
 from graph_passes import Plan
+from graph_passes.plan import GroupType
 
 Tone = Literal["good", "mixed", "bad"]
+
+
+@dataclass(frozen=True)
+class UnitCount:
+    """Number of units of a type in the whole model, and how many of them are kept."""
+
+    type: GroupType
+    units: int
+    kept: int
 
 
 def verdict(
@@ -47,7 +58,7 @@ def verdict(
     if missing is not None:
         warnings.insert(0, f"no {missing.target} engine was built and ONNX Runtime was measured instead")
     clauses = [
-        _heads(plan, dense, compressed) + _blocks(blocks, len(plan.sites)),
+        _units(plan, dense, compressed) + _blocks(blocks, len(plan.sites)),
         _speed(speeds) + _speed_beyond_rewrites(speeds_over_rewritten),
         _metric(scores),
         _proof(proofs),
@@ -76,7 +87,7 @@ def warnings_of(
         warnings.append("numbers differ")
     if drop_status is DropStatus.FAILED:
         warnings.append("the metric fell too far")
-    if plan.heads_kept == plan.heads and not _masked(plan) and not is_quantized:
+    if keeps_all_units(plan) and not _masked(plan) and not is_quantized:
         return [*warnings, "nothing was learned" if plan.method is None else "nothing was dropped"]
     rows = valid_rows(speeds)
     faster = sum(row.low > 1 for row in rows)
@@ -112,7 +123,7 @@ def headline_scores(scores: Sequence[Score]) -> list[Score]:
     return [score for score in scores if score.split == "test"] or list(scores)
 
 
-def _heads(plan: Plan, dense: EngineFacts, compressed: EngineFacts) -> str:
+def _units(plan: Plan, dense: EngineFacts, compressed: EngineFacts) -> str:
     before, after = formatting.count(dense.parameters), formatting.count(compressed.parameters)
     change = formatting.change(dense.parameters, compressed.parameters).lstrip("+−")
     if dense.parameters == compressed.parameters:
@@ -122,13 +133,28 @@ def _heads(plan: Plan, dense: EngineFacts, compressed: EngineFacts) -> str:
         parameters = f"{change} {fewer} parameters ({before} → {after})"
     if compressed.quantized is not None:
         products = f"{compressed.quantized.executed} of {compressed.quantized.requested} matrix products in int8"
-        kept = "all" if plan.heads_kept == plan.heads else f"{plan.heads_kept} of"
-        return f"{products}, {kept} {plan.heads} heads and {parameters}"
-    if plan.heads_kept == plan.heads and _masked(plan):
-        return f"all {plan.heads} heads and {parameters}"
-    if plan.heads_kept == plan.heads:
-        return f"the engine is the model as it is, all {plan.heads} heads and {parameters}"
-    return f"{plan.heads_kept} of {plan.heads} heads kept, {parameters}"
+        return f"{products}, {', '.join(map(_kept, unit_counts(plan)))} and {parameters}"
+    if not keeps_all_units(plan):
+        return f"{' and '.join(map(_kept, unit_counts(plan)))} kept, {parameters}"
+    everything = f"{', '.join(map(_kept, unit_counts(plan)))} and {parameters}"
+    return everything if _masked(plan) else f"the engine is the model as it is, {everything}"
+
+
+def unit_counts(plan: Plan) -> list[UnitCount]:
+    """The units of a plan by type: its heads, and its neurons where it lists feed-forwards."""
+    heads = UnitCount("heads", plan.heads, plan.heads_kept)
+    return [heads, UnitCount("neurons", plan.neurons, plan.neurons_kept)] if plan.feed_forwards else [heads]
+
+
+def keeps_all_units(plan: Plan) -> bool:
+    """Whether a plan keeps every head and every neuron."""
+    return all(count.kept == count.units for count in unit_counts(plan))
+
+
+def _kept(count: UnitCount) -> str:
+    """`31 of 72 heads`, or `all 72 heads`."""
+    kept = "all" if count.kept == count.units else f"{count.kept:,} of"
+    return f"{kept} {count.units:,} {count.type}"
 
 
 def _masked(plan: Plan) -> bool:

@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, UsageError
 from compressor.measure.costs import CostTable, GroupCosts
+from compressor.results import BudgetRow, CostShare
 from compressor.run.measure_costs import Size
 from compressor.selection.allocation import allocate
 from compressor.selection.pruner import Curve
 from compressor.units import PrunableGroup
+from graph_passes import Plan
 
 EXCESS = 1.02
 """Ratio of measured cost to budget up to which a budget is met: repeated measurements differ by as much."""
@@ -48,11 +50,15 @@ class Allocation:
         counts: name of the group -> number of units that are kept.
         predicted: cost under each constraint, by its table.
         measured: the same, measured; equal to `predicted` for costs that are counted.
+        budget: the rows of the report.
+        tables: tables of the whole model that show where the cost goes.
     """
 
     counts: Mapping[str, int]
     predicted: tuple[float, ...]
     measured: tuple[float, ...]
+    budget: tuple[BudgetRow, ...] = ()
+    tables: tuple[CostTable, ...] = ()
 
 
 def timed_sizes(recipe: Recipe, lengths: Sequence[int | None]) -> list[Size]:
@@ -138,6 +144,43 @@ def choose_counts(
         raise unreachable(constraints, rests)
     counts = allocate([losses[group.name] for group in groups], costs, budgets)
     return {group.name: count for group, count in zip(groups, counts, strict=True)}
+
+
+def budget_rows(constraints: Sequence[Constraint], allocation: Allocation) -> tuple[BudgetRow, ...]:
+    """What was requested and what was reached, for the report."""
+    return tuple(
+        BudgetRow(
+            label=constraint.table.size_label,
+            unit=constraint.table.unit,
+            requested=constraint.budget,
+            predicted=predicted,
+            reached=measured,
+            dense=constraint.table.dense,
+            met=measured <= EXCESS * constraint.budget,
+        )
+        for constraint, predicted, measured in zip(constraints, allocation.predicted, allocation.measured, strict=True)
+    )
+
+
+def cost_shares(tables: Sequence[CostTable], plan: Plan) -> tuple[CostShare, ...]:
+    """What attentions, feed-forwards and everything else cost, before and after a plan.
+
+    Args:
+        tables: tables of the whole model.
+        plan: a plan of all groups of the tables.
+    """
+    counts = {group.name: len(group.kept) for group in plan.groups}
+    shares = []
+    for table in tables:
+        rest = table.whole
+        for kind, unit_type in (("attention", "heads"), ("feed-forward", "neurons")):
+            members = [(row, name) for row in table.rows if row.type == unit_type for name in row.groups]
+            before = sum(row.saving(0) for row, _ in members)
+            after = sum(row.saving(0) - row.saving(counts[name]) for row, name in members)
+            rest -= before
+            shares.append(CostShare(label=table.size_label, unit=table.unit, type=kind, before=before, after=after))
+        shares.append(CostShare(label=table.size_label, unit=table.unit, type="rest", before=rest, after=rest))
+    return tuple(shares)
 
 
 def unreachable(constraints: Sequence[Constraint], least: Sequence[float]) -> UsageError:

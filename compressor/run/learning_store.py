@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, UsageError
-from compressor.results import CurvePoint, Note, NoteCode
+from compressor.results import BudgetRow, CostShare, CurvePoint, Note, NoteCode
 from compressor.run.products import LoadedModel, SelectedPlan
 from compressor.tasks import Data
 from compressor.workdir import MAPS, write_json
@@ -77,6 +77,8 @@ class LearningStore:
             curves=tuple(CurvePoint.model_validate(point) for point in content["curves"]),
             trained=content["trained"],
             notes=tuple(_note_of(note) for note in content["notes"]),
+            budget=tuple(BudgetRow.model_validate(row) for row in content.get("budget", ())),
+            costs=tuple(CostShare.model_validate(row) for row in content.get("costs", ())),
         )
 
     def finish(self, selected: SelectedPlan, model: PreTrainedModel) -> None:
@@ -88,6 +90,8 @@ class LearningStore:
             "trained": selected.trained,
             "curves": [point.model_dump() for point in selected.curves],
             "notes": [note.model_dump() for note in selected.notes],
+            "budget": [row.model_dump() for row in selected.budget],
+            "costs": [row.model_dump() for row in selected.costs],
         }
         write_json(self.path / _FINISHED, content)
         for part in (*_CHECKPOINTS, "pruning"):

@@ -9,7 +9,9 @@ from pathlib import Path
 from compressor.config.sections import EngineConfig
 from compressor.model_folder import ModelFolder
 from compressor.results import (
+    BudgetRow,
     Candidate,
+    CostShare,
     CurvePoint,
     EngineFacts,
     MissingTarget,
@@ -53,12 +55,16 @@ class SelectedPlan:
         curves: quantities logged while it was learned.
         trained: whether the model's weights were trained with it.
         notes: notes for the readers of the report.
+        budget: the budgets that it meets; empty without one.
+        costs: where the cost goes, before and after; empty without a budget.
     """
 
     plan: Plan
     curves: tuple[CurvePoint, ...] = ()
     trained: bool = False
     notes: tuple[Note, ...] = ()
+    budget: tuple[BudgetRow, ...] = ()
+    costs: tuple[CostShare, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,10 @@ from compressor.run.budget import (
     UNUSED,
     Allocation,
     Constraint,
+    budget_rows,
     choose_counts,
     constraints_of,
+    cost_shares,
     head_table,
     meet,
 )
@@ -114,7 +116,14 @@ def prune(run: BudgetRun) -> SelectedPlan:
     else:
         scales = {}
     plan = _plan(run, groups, pruner, allocation, scales)
-    selected = SelectedPlan(plan.model_copy(update={"model": fingerprint(folder.model)}), trained=True)
+    selected = SelectedPlan(
+        plan=plan.model_copy(update={"model": fingerprint(folder.model)}),
+        curves=() if run.selected is None else run.selected.curves,
+        trained=True,
+        notes=() if run.selected is None else run.selected.notes,
+        budget=allocation.budget,
+        costs=cost_shares(allocation.tables, plan),
+    )
     run.store.finish(selected, folder.model)
     return selected
 
@@ -234,7 +243,8 @@ def _by_budget(
         run.log.add_notes([Note(code=NoteCode.BUDGET_ABOVE_DENSE, text=text)])
     allocation = meet(groups, losses, constraints, lambda counts: _measure(run, constraints, counts))
     run.log.add_notes(_budget_notes(constraints, allocation))
-    return allocation
+    shown = tuple(table for table in tables if table.unit == ("ms" if recipe.budget.is_timed else "macs"))
+    return replace(allocation, budget=budget_rows(constraints, allocation), tables=shown)
 
 
 def _macs(counted: Sequence[CostTable]) -> CostTable:
@@ -302,7 +312,8 @@ def _by_metric(
 
     The model has the weights of the plan afterwards.
     """
-    table = _overall(run.costs.timed(_macs(counted)))
+    timed = run.costs.timed(_macs(counted))
+    table = _overall(timed)
     network = run.model.folder.model
     original = copy.deepcopy(network.state_dict())
     dense = _statistics(run, "the whole model")
@@ -331,7 +342,7 @@ def _by_metric(
         f" {_BISECTIONS} plans that keep the metric on the evaluation rows within --max-drop, with a margin"
     )
     run.log.add_notes([Note(code=NoteCode.BUDGET_MET, text=text)])
-    return best
+    return replace(best, tables=tuple(timed))
 
 
 def _overall(tables: Sequence[CostTable]) -> CostTable:

@@ -251,6 +251,9 @@ def _report(
         "missing": None,
         "candidates": (),
         "throughputs": throughputs,
+        # Times of the run are of its own engine; what was counted holds for every engine.
+        "budget": tuple(row for row in before.budget if row.unit != "ms"),
+        "costs": tuple(row for row in before.costs if row.unit != "ms"),
         "target": recipe.engine.target,
         "precision": recipe.engine.precision,
         "session": dict(variants["compressed"].engine.session),

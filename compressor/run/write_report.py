@@ -63,7 +63,9 @@ def make_report(
         "proofs": (*dense.proofs, *compressed.proofs),
         "drop_status": drop_status(recipe.selection.max_drop, scores),
         "refused": tuple(
-            Refusal(what=", ".join(sorted(refusal.sites)), why=f"its heads cannot be removed: {refusal}")
+            Refusal(
+                what=", ".join(sorted(refusal.sites)), why=f"its {_units(refusal, plan)} cannot be removed: {refusal}"
+            )
             for refusal in refused
         ),
         "blocks": _site_blocks(recipe, plan, compressed, selector),
@@ -79,6 +81,8 @@ def make_report(
         throughputs=measured.throughputs,
         notes=tuple(log.notes),
         curves=selected.curves,
+        budget=selected.budget,
+        costs=selected.costs,
         target=engine.target,
         missing=model.missing,
         precision=engine.precision,
@@ -129,6 +133,12 @@ def drop_status(max_drop: float | None, scores: Sequence[Score]) -> DropStatus:
         return DropStatus.NOT_CHECKED
     worse = [-score.difference if score.higher_is_better else score.difference for score in scores]
     return DropStatus.PASSED if all(drop <= max_drop for drop in worse) else DropStatus.FAILED
+
+
+def _units(refusal: graph_passes.Refusal, plan: Plan) -> str:
+    """The type of the units of groups that cannot be shrunk."""
+    neurons = {group.name for group in plan.feed_forwards}
+    return "neurons" if neurons.issuperset(refusal.sites) else "heads"
 
 
 def _save_dense(dense: Variant, path: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ def drop_first_head(plan: Plan) -> Plan:
         type(site)(site.name, site.kind, site.heads, site.kv_heads, site.head_dim, tuple(range(1, site.heads)))
         for site in plan.sites
     )
-    return plan.model_copy(update={"groups": sites})
+    return plan.replace_groups(sites)
 
 
 def test_help_names_the_commands_in_order(capfd: Cap) -> None:
@@ -90,16 +91,35 @@ def test_a_misspelled_command_gives_a_suggestion(capfd: Cap) -> None:
 def test_common_flags_are_accepted_anywhere(capfd: Cap, model: Path, arguments: list[str]) -> None:
     result = compress(capfd, *arguments, model, "--quiet")
     assert (result.code, result.err) == (0, "")
-    name = "bert.encoder.layer.0.attention.self"
-    assert result.json == [{"name": name, "kind": "bidirectional", "heads": 2, "kv_heads": 2, "head_dim": 8}]
+    layer = "bert.encoder.layer.0"
+    heads = {"type": "heads", "kind": "bidirectional", "units": 2, "kv_heads": 2, "head_dim": 8}
+    neurons = {"type": "neurons", "kind": None, "units": 20, "kv_heads": None, "head_dim": None}
+    assert result.json == [
+        {"name": f"{layer}.attention.self", **heads},
+        {"name": f"{layer}.output.dense", **neurons},
+    ]
 
 
 def test_sites_of_a_folder_and_of_its_graph_agree(capfd: Cap, model: Path, graph: Path) -> None:
     folder_sites = compress(capfd, "sites", model)
     graph_sites = compress(capfd, "sites", graph)
-    assert folder_sites.out == graph_sites.out
-    assert folder_sites.out.split()[:5] == ["name", "kind", "heads", "kv_heads", "head_dim"]
-    assert folder_sites.err.startswith("finding attention")
+    (columns, heads, neurons), (graph_columns, graph_heads) = map(table_of, (folder_sites.out, graph_sites.out))
+    assert (columns, heads) == (graph_columns, graph_heads)
+    assert columns == ["name", "type", "kind", "units", "kv_heads", "head_dim"]
+    assert neurons[1:] == ["neurons", "-", "20", "-", "-"]
+    assert folder_sites.err.startswith("finding units")
+    json_of_graph = compress(capfd, "sites", "--json", graph).json
+    assert json_of_graph == heads_of(compress(capfd, "sites", "--json", model).json)
+
+
+def table_of(text: str) -> list[list[str]]:
+    """The cells of a printed table."""
+    return [line.split() for line in text.splitlines()]
+
+
+def heads_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of heads, which is all that a graph lists."""
+    return [row for row in rows if row["type"] == "heads"]
 
 
 def test_apply_shrinks_a_graph(capfd: Cap, graph: Path, tmp_path: Path) -> None:
@@ -107,7 +127,7 @@ def test_apply_shrinks_a_graph(capfd: Cap, graph: Path, tmp_path: Path) -> None:
     result = compress(capfd, "apply", graph, "--plan", graph.with_name("plan.json"), "-o", out, "--json")
     assert result.code == 0
     assert (result.json["heads"], result.json["kept"]) == (2, 1)
-    assert [row["heads"] for row in compress(capfd, "sites", "--json", out).json] == [1]
+    assert [row["units"] for row in compress(capfd, "sites", "--json", out).json] == [1]
     repeated = compress(capfd, "apply", graph, "--plan", graph.with_name("plan.json"), "-o", out)
     assert repeated.code == 2
     assert repeated.error_code == ErrorCode.OUTPUT_EXISTS
@@ -134,7 +154,7 @@ def test_apply_reports_which_masks_are_lowered(capfd: Cap, model: Path, tmp_path
         lowered = [plan.sites[0].name] if block == 8 else []
         assert result.json["block_sparse"] == lowered
         assert ("stays dense under its mask" in result.err) is (not lowered)
-        folder_sites = compress(capfd, "sites", "--json", model).json
+        folder_sites = heads_of(compress(capfd, "sites", "--json", model).json)
         for path in (reference, out):  # with masked attention, or lowered to block-sparse attention
             assert compress(capfd, "sites", "--json", path).json == folder_sites
 

@@ -203,7 +203,7 @@ def report(**fields: Any) -> Report:
 def dense(plan: Plan) -> Plan:
     """A plan of these sites that keeps every head at scale one, as if nothing had been learned."""
     sites = tuple(replace(site, kept=tuple(range(site.heads)), scale=(), mask=None) for site in plan.sites)
-    return plan.model_copy(update={"groups": sites, "method": None, "options": {}, "evidence": {}})
+    return plan.replace_groups(sites).model_copy(update={"method": None, "options": {}, "evidence": {}})
 
 
 def nothing_learned() -> Report:

@@ -21,8 +21,8 @@ from rich.console import Console
 from compressor.errors import InputError
 from compressor.report import formatting, load, summary, write
 from compressor.report.files import to_json
-from compressor.report.headmap import head_maps
 from compressor.report.html import render
+from compressor.report.unit_maps import head_maps
 from compressor.results import DropStatus, Refusal, Report
 from graph_passes import Plan
 from tests.report import reports
@@ -158,7 +158,7 @@ def test_unknown_field_is_named(tmp_path: Path) -> None:
     data = json.loads(to_json(reports.bare()))
     data["plan"]["groups"][0]["colour"] = "red"
     (tmp_path / "report.json").write_text(json.dumps(data))
-    with pytest.raises(InputError, match=r"plan\.sites\.0\.colour"):
+    with pytest.raises(InputError, match=r"plan\.groups\.0\.heads\.colour"):
         load(tmp_path / "report.json")
 
 

@@ -1,4 +1,4 @@
-"""Maps of layers and heads: a table for each kind of attention, with rows in call order."""
+"""Maps of units: heads in a table for each kind of attention, neurons as one bar a layer, in call order."""
 
 from __future__ import annotations
 
@@ -47,6 +47,43 @@ class HeadMap:
     rows: tuple[Row, ...]
 
 
+@dataclass(frozen=True)
+class Bar:
+    """The neurons of one feed-forward: `label` is the part of its name that differs from the other rows."""
+
+    label: str
+    name: str
+    kept: int
+    neurons: int
+
+    @property
+    def percent(self) -> float:
+        """Kept neurons as a percentage of all."""
+        return 100 * self.kept / self.neurons
+
+
+@dataclass(frozen=True)
+class NeuronMap:
+    """The bars of all feed-forwards. `pattern` is the common part of the rows' names, with `*` for the label."""
+
+    pattern: str
+    kept: int
+    neurons: int
+    rows: tuple[Bar, ...]
+
+
+def neuron_map(plan: Plan) -> NeuronMap | None:
+    """The bars of the feed-forwards of a plan; None where it lists none."""
+    if not plan.feed_forwards:
+        return None
+    labels, pattern = _labels([group.name for group in plan.feed_forwards])
+    rows = tuple(
+        Bar(label, group.name, len(group.kept), group.units)
+        for label, group in zip(labels, plan.feed_forwards, strict=True)
+    )
+    return NeuronMap(pattern, plan.neurons_kept, plan.neurons, rows)
+
+
 def head_maps(plan: Plan) -> list[HeadMap]:
     """One map per kind, in the order of the first call."""
     kinds = dict.fromkeys(site.kind for site in plan.sites)
@@ -54,16 +91,23 @@ def head_maps(plan: Plan) -> list[HeadMap]:
 
 
 def _head_map(title: str, sites: list[SitePlan]) -> HeadMap:
-    parts = [site.name.split(".") for site in sites]
-    before, after = _shared(parts)
+    labels, pattern = _labels([site.name for site in sites])
     width = max(site.heads for site in sites)
     rows = tuple(
-        Row(".".join(part[before : len(part) - after]), site.name, len(site.kept), site.heads, _cells(site, width))
-        for part, site in zip(parts, sites, strict=True)
+        Row(label, site.name, len(site.kept), site.heads, _cells(site, width))
+        for label, site in zip(labels, sites, strict=True)
     )
-    pattern = ".".join([*parts[0][:before], "*", *parts[0][len(parts[0]) - after :]]) if before or after else ""
     kept, heads = sum(row.kept for row in rows), sum(row.heads for row in rows)
     return HeadMap(title, pattern, kept, heads, tuple(range(width)), rows)
+
+
+def _labels(names: list[str]) -> tuple[list[str], str]:
+    """The part of each name that differs from the others, and what they share, with `*` for that part."""
+    parts = [name.split(".") for name in names]
+    before, after = _shared(parts)
+    first = parts[0]
+    pattern = ".".join([*first[:before], "*", *first[len(first) - after :]]) if before or after else ""
+    return [".".join(part[before : len(part) - after]) for part in parts], pattern
 
 
 def _shared(names: list[list[str]]) -> tuple[int, int]:

@@ -1,0 +1,104 @@
+"""Budgets of a run, and where the cost goes, as rows of text for the page and the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from compressor.report import formatting
+from compressor.results import BudgetRow, CostShare, CostUnit
+
+_NAMES: dict[CostUnit, str] = {
+    "ms": "time",
+    "macs": "multiply-accumulates",
+    "parameters": "parameters",
+    "heads": "heads",
+}
+
+
+@dataclass(frozen=True)
+class CostTableRows:
+    """Where the cost goes at one size: a row for each type of layer, and their sum.
+
+    Attributes:
+        title: what is counted, and at which size.
+        rows: type, cost before, share of the whole, cost after, share of the plan, and change.
+    """
+
+    title: str
+    rows: tuple[tuple[str, ...], ...]
+
+
+def budget_table(budget: Sequence[BudgetRow]) -> list[tuple[str, ...]]:
+    """A row for each budget: what it bounds, dense, requested, predicted, reached, share of dense, and outcome."""
+    return [
+        (
+            _subject(row),
+            *(cost(value, row.unit) for value in (row.dense, row.requested, row.predicted, row.reached)),
+            f"{row.reached / row.dense:.1%}" if row.dense else "",
+            "met" if row.met else "missed",
+        )
+        for row in budget
+    ]
+
+
+def budget_lines(budget: Sequence[BudgetRow]) -> list[str]:
+    """A line for each budget: what was requested, predicted and reached."""
+    lines = []
+    for row in budget:
+        requested, predicted, reached = (cost(value, row.unit) for value in (row.requested, row.predicted, row.reached))
+        outcome = f"{reached} reached{'' if row.met else ' (missed)'}"
+        lines.append(f"budget, {_subject(row)}: {requested} requested, {predicted} predicted, {outcome}")
+    return lines
+
+
+def cost_tables(costs: Sequence[CostShare]) -> list[CostTableRows]:
+    """One table for each size and unit."""
+    tables = []
+    for label, unit, members in _by_size(costs):
+        before, after = sum(row.before for row in members), sum(row.after for row in members)
+        sums = [(row.type, row.before, row.after) for row in members]
+        rows = tuple(
+            (
+                name,
+                cost(first, unit),
+                _share(first, before),
+                cost(second, unit),
+                _share(second, after),
+                formatting.change(first, second),
+            )
+            for name, first, second in (*sums, ("sum", before, after))
+        )
+        tables.append(CostTableRows(f"{_NAMES[unit].capitalize()}, {label}", rows))
+    return tables
+
+
+def cost_lines(costs: Sequence[CostShare]) -> list[str]:
+    """A line for each size and unit: the cost of each type of layer, before and after."""
+    lines = []
+    for label, unit, members in _by_size(costs):
+        changes = [
+            f"{row.type} {cost(row.before, unit)}" + ("" if row.type == "rest" else f" → {cost(row.after, unit)}")
+            for row in members
+        ]
+        lines.append(f"{_NAMES[unit]}, {label}: {', '.join(changes)}")
+    return lines
+
+
+def cost(value: float, unit: CostUnit) -> str:
+    """A cost in its unit: `4.83 ms`, `12.1G`."""
+    return formatting.ms(value) if unit == "ms" else formatting.count(round(value))
+
+
+def _by_size(costs: Sequence[CostShare]) -> list[tuple[str, CostUnit, list[CostShare]]]:
+    keys = dict.fromkeys((row.label, row.unit) for row in costs)
+    return [(*key, [row for row in costs if (row.label, row.unit) == key]) for key in keys]
+
+
+def _subject(row: BudgetRow) -> str:
+    """`time, batch 1, 128 tokens`, or `parameters` for a count of the whole model."""
+    return _NAMES[row.unit] if row.label == "whole model" else f"{_NAMES[row.unit]}, {row.label}"
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}" if whole else ""

@@ -1,0 +1,75 @@
+"""Budgets in reports: a row for each bound, and tables of where the cost goes."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from compressor.report import load, summary, write
+from compressor.report.budgets import budget_lines, budget_table, cost_lines, cost_tables
+from compressor.report.html import render
+from compressor.results import BudgetRow, CostShare, Report
+from tests.report import reports
+
+BUDGET = (
+    BudgetRow(label="batch 1, 128 tokens", unit="ms", requested=2.0, predicted=1.9, reached=1.95, dense=4.0),
+    BudgetRow(label="whole model", unit="parameters", requested=6e6, predicted=7e6, reached=7e6, dense=1e7, met=False),
+)
+COSTS = tuple(
+    CostShare(label="batch 1, 128 tokens", unit="ms", type=kind, before=before, after=after)
+    for kind, before, after in (("attention", 1.0, 0.25), ("feed-forward", 2.0, 0.75), ("rest", 1.0, 1.0))
+)
+
+
+def report() -> Report:
+    return reports.report(budget=BUDGET, costs=COSTS)
+
+
+def test_a_budget_is_compared_with_what_was_reached() -> None:
+    assert budget_table(BUDGET) == [
+        ("time, batch 1, 128 tokens", "4.00 ms", "2.00 ms", "1.90 ms", "1.95 ms", "48.8%", "met"),
+        ("parameters", "10M", "6M", "7M", "7M", "70.0%", "missed"),
+    ]
+    assert budget_lines(BUDGET) == [
+        "budget, time, batch 1, 128 tokens: 2.00 ms requested, 1.90 ms predicted, 1.95 ms reached",
+        "budget, parameters: 6M requested, 7M predicted, 7M reached (missed)",
+    ]
+
+
+def test_costs_have_shares_of_the_whole_and_of_the_plan() -> None:
+    (table,) = cost_tables(COSTS)
+    assert table.title == "Time, batch 1, 128 tokens"
+    assert [row[:1] + row[2:5:2] for row in table.rows] == [
+        ("attention", "25.0%", "12.5%"),
+        ("feed-forward", "50.0%", "37.5%"),
+        ("rest", "25.0%", "50.0%"),
+        ("sum", "100.0%", "100.0%"),
+    ]
+    assert cost_lines(COSTS) == [
+        "time, batch 1, 128 tokens: attention 1.00 ms → 0.250 ms, feed-forward 2.00 ms → 0.750 ms, rest 1.00 ms"
+    ]
+
+
+def test_each_size_has_a_table_of_its_own() -> None:
+    other = tuple(row.model_copy(update={"label": "batch 8, 128 tokens"}) for row in COSTS)
+    assert len(cost_tables((*COSTS, *other))) == 2
+
+
+def test_page_and_summary_show_budgets_only_where_there_are_any() -> None:
+    page = render(report())
+    assert page.count('id="budget"') == page.count('id="costs"') == 1
+    assert 'id="budget"' not in render(reports.report())
+    buffer = io.StringIO()
+    Console(width=200, file=buffer).print(summary(report()))
+    lines = [line.rstrip() for line in buffer.getvalue().splitlines()]
+    assert set(lines) >= {*budget_lines(BUDGET), *cost_lines(COSTS)}
+
+
+@pytest.mark.parametrize("fields", [{"budget": BUDGET, "costs": COSTS}, {"costs": COSTS}])
+def test_budgets_are_read_back(fields: dict[str, object], tmp_path: Path) -> None:
+    written = reports.report(**fields)
+    write(written, tmp_path)
+    assert load(tmp_path) == Report.model_validate(written.model_dump())

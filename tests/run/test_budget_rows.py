@@ -1,0 +1,69 @@
+"""Rows of the report on budgets: what was requested, predicted and reached, and where the cost goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from compressor.measure.costs import CostTable, GroupCosts
+from compressor.results import BudgetRow, CostShare
+from compressor.run.budget import Allocation, Constraint, budget_rows, cost_shares
+from compressor.run.learning_store import LearningStore
+from compressor.run.products import SelectedPlan
+from graph_passes import Plan, SitePlan
+from graph_passes.plan import NeuronPlan
+from tests import folders
+
+TABLE = CostTable(
+    unit="ms",
+    engine="ort fp32",
+    batch=8,
+    seq=128,
+    dense=12.0,
+    whole=10.0,
+    rows=(
+        GroupCosts(groups=("attention", "late"), type="heads", counts=(0, 2, 4), savings=(2.0, 1.0, 0.0)),
+        GroupCosts(groups=("dense",), type="neurons", counts=(0, 8), savings=(4.0, 0.0)),
+    ),
+)
+COUNTS = {"attention": 2, "late": 0, "dense": 4}
+
+
+def plan() -> Plan:
+    sites = [SitePlan(name, "bidirectional", 4, 4, 8, tuple(range(COUNTS[name]))) for name in ("attention", "late")]
+    return Plan(groups=(*sites, NeuronPlan("dense", 8, tuple(range(4)))))
+
+
+@pytest.mark.parametrize(("reached", "met"), [(5.0, True), (5.09, True), (5.2, False)])
+def test_a_row_compares_the_plan_with_its_budget(reached: float, met: bool) -> None:
+    allocation = Allocation(COUNTS, (TABLE.cost(COUNTS),), (reached,))
+    (row,) = budget_rows([Constraint(TABLE, 5.0)], allocation)
+    fields = {"requested": 5.0, "predicted": 5.0, "reached": reached, "dense": 12.0, "met": met}
+    assert row == BudgetRow(label="batch 8, 128 tokens", unit="ms", **fields)
+
+
+def test_a_count_of_the_whole_model_has_no_size() -> None:
+    table = TABLE.model_copy(update={"unit": "parameters", "batch": 0, "seq": None})
+    (row,) = budget_rows([Constraint(table, 5.0)], Allocation(COUNTS, (5.0,), (5.0,)))
+    assert (row.label, row.unit) == ("whole model", "parameters")
+
+
+def test_costs_of_types_add_up_to_the_table() -> None:
+    shares = cost_shares([TABLE], plan())
+    assert [(row.type, row.before, row.after) for row in shares] == [
+        ("attention", 4.0, 1.0),
+        ("feed-forward", 4.0, 2.0),
+        ("rest", 2.0, 2.0),
+    ]
+    assert sum(row.before for row in shares) == TABLE.whole
+    assert sum(row.after for row in shares) == TABLE.cost(COUNTS)
+
+
+def test_a_resumed_run_keeps_its_rows(tmp_path: Path) -> None:
+    rows = budget_rows([Constraint(TABLE, 5.0)], Allocation(COUNTS, (5.0,), (4.9,)))
+    shares: tuple[CostShare, ...] = cost_shares([TABLE], plan())
+    selected = SelectedPlan(plan(), trained=True, budget=rows, costs=shares)
+    model = folders.bert()
+    LearningStore(tmp_path).finish(selected, model)
+    assert LearningStore(tmp_path).finished(model) == selected
