@@ -91,6 +91,20 @@ def test_a_number_of_heads_is_kept_exactly(inputs: Path, tmp_path: Path) -> None
     assert (plan.heads_kept, plan.neurons_kept) == (1, plan.neurons)
 
 
+@pytest.mark.parametrize("method", ["fisher", pytest.param("magnitude", marks=pytest.mark.zoo)])
+def test_methods_to_compare_with_leave_the_weights_of_their_plan(inputs: Path, tmp_path: Path, method: str) -> None:
+    report = run(inputs, tmp_path / "out", macs="60%", method=method)
+    folder, plan = load(tmp_path / "out"), Plan.load(tmp_path / "out" / "plan.json")
+    batch = example_inputs(folder, 2, 8)
+    with torch.no_grad():
+        plain = folder.model(**batch).logits
+        with gated(folder.model, plan):
+            assert torch.allclose(folder.model(**batch).logits, plain, atol=1e-6)
+    assert plan.method == method
+    assert NoteCode.BUDGET_MET in codes(report)
+    assert all(proof.holds for proof in report.proofs)
+
+
 @pytest.mark.zoo
 def test_heads_by_another_method_come_first(inputs: Path, tmp_path: Path) -> None:
     plan = compressor.compress(learning_recipe(inputs, tmp_path / "out", parameters="80%")).plan
