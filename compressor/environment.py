@@ -14,7 +14,8 @@ _PACKAGES = (
 )
 _INT8_FLAGS = ("amx_int8", "avx512_vnni", "avx_vnni", "avx_vnni_int8", "i8mm", "asimddp")
 """Flags of processors whose sums of products of 8-bit integers are exact and fast."""
-
+INT8_INSTRUCTIONS = "int8 instructions"
+"""Field of `machine` that decides how int8 products are computed."""
 COMPARABLE_FIELDS = ("processor", "cores", "memory")
 """Fields of `machine` that must match before timings are comparable."""
 
@@ -24,7 +25,7 @@ def machine() -> dict[str, str]:
     versions = {name: package_version(name) for name in _PACKAGES}
     return {
         "processor": processor(),
-        "int8 instructions": ", ".join(int8_instructions()) or "none",
+        INT8_INSTRUCTIONS: ", ".join(int8_instructions()) or "none",
         "cores": f"{psutil.cpu_count(logical=False) or '?'} ({psutil.cpu_count()} threads)",
         "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
         "system": f"{platform.system()} {platform.release()}",

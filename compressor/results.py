@@ -28,6 +28,8 @@ class NoteCode(StrEnum):
     TENSORS_UNUSED = "tensors-unused"
     SPLIT_CHOSEN = "split-chosen"
     """Evaluation or test rows are a split of the training data that was recognized by its name."""
+    ROWS_UNLABELLED = "rows-unlabelled"
+    """Training rows without labels, which are enough to choose units under a budget."""
     SPLIT_UNUSED = "split-unused"
     """A split was left out because its labels are withheld."""
     ROWS_SET_ASIDE = "rows-set-aside"
@@ -53,6 +55,8 @@ class NoteCode(StrEnum):
     PLAN_FOLLOWED = "plan-followed"
     TRAINED_ALONG = "trained-along"
     """The compressed model was trained, the dense one was not."""
+    WEIGHTS_CHANGED = "weights-changed"
+    """The weights of the compressed model were adjusted without training."""
     SEGMENT_MEMORY = "segment-memory"
     NO_CACHE = "no-cache"
     NO_METRIC = "no-metric"
@@ -132,12 +136,16 @@ class NoteCode(StrEnum):
 
     # Quantization.
     NO_INT8_INSTRUCTIONS = "no-int8-instructions"
-    """The processor computes int8 products with sums that can saturate."""
+    """The processor computes int8 products with sums that can saturate, so that weights use 7 of 8 bits."""
+    OUTLIER_RANGES = "outlier-ranges"
+    """Matrix products stay in floats, because outliers of their activations leave int8 too few steps."""
     FEW_CALIBRATION_ROWS = "few-calibration-rows"
     QUANTIZED_FOR_TARGET = "quantized-for-target"
     """A quantized graph for a target that this machine lacks."""
     PRODUCTS_IN_FLOAT = "products-in-float"
     """Matrix products that stay in floats in an int8 engine."""
+    PROVEN_ELSEWHERE = "proven-elsewhere"
+    """An engine was proven with another instruction set or version of its runtime than it is checked with."""
     ENGINE_CHOSEN = "engine-chosen"
     """Which of several engines is delivered, and why."""
 
@@ -249,7 +257,7 @@ class Proof(_Row):
     """A comparison of two products of a run on the same inputs.
 
     `error` is the largest relative error over all outputs and inputs; `cases` describes the inputs, e.g. `batch 2,
-    length 17, padded`.
+    length 17, padded`. `failing` names the outputs whose error exceeds the tolerance.
     """
 
     stage: ProofStage
@@ -257,6 +265,7 @@ class Proof(_Row):
     error: float
     tolerance: float
     cases: tuple[str, ...]
+    failing: tuple[str, ...] = ()
 
     @model_validator(mode="before")
     @classmethod
@@ -299,6 +308,27 @@ class Speed(_Row):
     high: float
     confidence: float = 0.95
     void: str | None = None
+
+
+class RowRates(_Row):
+    """Rows per second of one engine: with one caller on all of its threads, and with several callers at once."""
+
+    one_caller: float
+    all_callers: float
+
+
+class Throughput(_Row):
+    """Rows per second of both engines at one size.
+
+    Each of the `callers`, one per core, has an engine of its own with one thread.
+    """
+
+    batch: int
+    seq: int | None
+    """Length in tokens; None for a model of images or sound alone."""
+    callers: int
+    dense: RowRates
+    compressed: RowRates
 
 
 class BuiltLayer(_Row):
@@ -381,20 +411,26 @@ class Candidate(_Row):
     `form` says how its graph was quantized; it is empty for an engine in floats. `milliseconds` holds the median time
     of a call by size, e.g. `batch 1, 128 tokens`; `speed` is the geometric mean over the sizes of the time of the dense
     engine over that of this one. `metric` is computed on the evaluation rows, `difference` is that minus the metric of
-    the dense engine, and `agreement` the share of its answers that equal those of the dense engine. `holds` says
-    whether the metric fell by no more than `--max-drop`. `failure` says why there is no such engine.
+    the dense engine, both as computed and not scaled to `unit`, and `agreement` the share of its answers that equal
+    those of the dense engine. `holds` says whether the metric fell by no more than `--max-drop`. Memory is measured for
+    engines that hold. `in_float` names products of the quantized graph that were returned to floats, because a proof or
+    the metric does not hold with them in int8. `failure` says why there is no such engine.
     """
 
     target: str
     precision: str
     form: str = ""
+    in_float: tuple[str, ...] = ()
     milliseconds: dict[str, float] = Field(default_factory=dict)
     speed: float | None = None
     metric: float | None = None
     difference: float | None = None
+    unit: MetricUnit = MetricUnit.RAW
     agreement: float | None = None
     file_bytes: int | None = None
+    peak_memory_bytes: int | None = None
     quantized: QuantizedProducts | None = None
+    proofs: tuple[Proof, ...] = ()
     holds: bool = True
     chosen: bool = False
     failure: str = ""
@@ -509,6 +545,8 @@ class Report(BaseModel):
     speeds_over_rewritten: tuple[Speed, ...] = ()
     """The same, with the rewritten dense engine in the role of the dense one: what was gained beyond the rewrites.
     Empty where nothing was rewritten, or nothing else was done."""
+    throughputs: tuple[Throughput, ...] = ()
+    """Rows per second with one caller and with several; empty for engines on a GPU, and where there is one core."""
     dense: EngineFacts
     compressed: EngineFacts
     refused: tuple[Refusal, ...] = ()

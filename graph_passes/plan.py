@@ -433,7 +433,7 @@ def _in_file(fault: ErrorDetails, text: str) -> ErrorDetails:
     if len(location) > 2:
         location = (*location[:2], *location[3:])
     with contextlib.suppress(ValueError):
-        if "groups" not in json.loads(text):
+        if "sites" in json.loads(text):
             location = ("sites", *location[1:])
     return {**fault, "loc": location}
 

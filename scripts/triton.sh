@@ -5,7 +5,7 @@ set -eu
 python=$1 folder=$2
 "$python" -m venv --clear "$folder"
 pip="$folder/bin/python -m pip install -qq --disable-pip-version-check"
-$pip numpy==1.26.4 onnxruntime==1.31.1
+$pip numpy==1.26.4 onnxruntime==1.31.1 openvino==2026.4.1
 $pip --no-deps nvidia-pytriton==0.7.0
 version=$("$folder/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 libraries=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_config_var("LIBDIR"))')

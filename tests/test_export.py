@@ -215,7 +215,7 @@ def test_a_refused_export_changes_neither_model_nor_folder(tmp_path: Path) -> No
         with fails_with(ErrorCode.OUT_OF_RANGE, UsageError, field="opset", value=17):
             export_reference(model, plan, inputs, path, opset=17)
         with fails_with(ErrorCode.PLAN_MISMATCH, site=plan.sites[0].name):
-            export_reference(model, plan.model_copy(update={"sites": plan.sites[1:]}), inputs, path)
+            export_reference(model, plan.model_copy(update={"groups": plan.sites[1:]}), inputs, path)
         with fails_with(ErrorCode.OUT_OF_RANGE, input="input_ids", value=1, minimum=2):
             export_reference(model, plan, {name: value[:, :1] for name, value in inputs.items()}, path)
         with fails_with(ErrorCode.SITE_REFUSED, SiteRefusedError) as caught:

@@ -1,4 +1,4 @@
-"""The methods that choose heads, by name. To add one, write its file in `compressor.selection` and add one line here.
+"""The methods that choose units, by name. To add one, write its file in `compressor.selection` and add one line here.
 
 A method is named by the path of its class, so that reading a recipe or `--help` does not load PyTorch.
 """
@@ -100,12 +100,24 @@ METHODS: Mapping[str, Method] = {
         "removes heads and neurons by second order, allocates them by measured loss and cost, and refits the remaining"
         " weights layer by layer; needs no labels (Kurtic et al. 2023; Frantar and Alistarh 2022)",
     ),
+    "fisher": _pruner(
+        "fisher:FisherPruner",
+        "removes heads and neurons by the Fisher information of a mask on the model's own answers, and scales those"
+        " that remain; needs no labels (Kwon et al. 2022)",
+    ),
+    "magnitude": _pruner(
+        "magnitude:MagnitudePruner",
+        "removes the heads and neurons that are read with the smallest weights, as a baseline; the remaining weights"
+        " keep their values",
+    ),
 }
 """Method name -> method."""
 
 BUDGET_METHODS = tuple(name for name, method in METHODS.items() if method.kind == "budget")
 """Methods that remove heads and neurons under a budget, without training."""
 DEFAULT_BUDGET_METHOD = "reconstruct"
+HEAD_METHODS = tuple(name for name, method in METHODS.items() if method.kind != "budget")
+"""Methods that select heads by training or by a search."""
 
 SEARCH_METHODS = tuple(name for name, method in METHODS.items() if method.kind == "search")
 """Methods that evaluate subsets and can work by a budget (`max_drop`) in place of a number of heads (`keep`)."""

@@ -156,6 +156,12 @@ class BudgetConfig(Config):
         1024,
         decides_plan=True,
     )
+    statistics: Path | None = config_field(
+        BUDGET,
+        "folder in which statistics and losses are kept, which runs with other budgets on the same model and rows use"
+        " again; default: they are removed with the run's own work",
+        is_path=True,
+    )
     skip_refused: bool = config_field(
         BUDGET,
         "keep groups of units whole that cannot be removed from the graph, instead of ending",

@@ -46,7 +46,9 @@ class ServeRequest(Request):
     repository: Path = config_field(MODEL, "folder of the model repository, created if missing", required=True)
     name: str | None = config_field(MODEL, "name of the model on the server; default: the name of OUT")
     backend: Backend | None = config_field(
-        MODEL, "backend that runs the model; default: tensorrt where there is an engine, else onnxruntime"
+        MODEL,
+        "backend that runs the model; default: tensorrt where there is an engine, python for an engine of OpenVINO,"
+        " else onnxruntime",
     )
     engine: tuple[Path, ...] = config_field(MODEL, "TensorRT engine built for another GPU; may be repeated", ())
     plain: bool = config_field(MODEL, "serve model.onnx instead of the measured engine.onnx", False)
@@ -61,7 +63,11 @@ class ServeRequest(Request):
     )
     text_columns: Names = config_field(BATCHES, "columns of the text; default: recognized by name", ())
 
-    instances: Count = config_field(PLACEMENT, "instances of the model on the CPU or on each GPU", 1)
+    instances: Count | None = config_field(
+        PLACEMENT,
+        "instances of the model on the CPU or on each GPU; default: one per core, with one thread each, where OUT had"
+        " more rows per second with that many callers, else 1",
+    )
     device: Device | None = config_field(PLACEMENT, "device of the instances; default: where OUT was measured")
     gpus: GpuIds = config_field(PLACEMENT, "ids of the GPUs, separated by commas; default: every GPU of the server", ())
     threads: Count | None = config_field(

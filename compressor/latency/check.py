@@ -19,13 +19,15 @@ from compressor.errors import CompressorError, MismatchError
 from compressor.latency import loadgen, loadgen_process
 from compressor.latency.baseline import Baseline, check_comparable, digest
 from compressor.latency.endpoints import Endpoint, encode_batches, open_endpoint
+from compressor.latency.local_engine import LocalEngine
 from compressor.latency.output_check import ExpectedOutputs, Outputs, check_finite, expected_outputs
+from compressor.latency.prove_again import prove_again
 from compressor.latency.request_batches import Batches, load_batches
 from compressor.latency.round_times import RoundTimes
 from compressor.latency.verdict import CheckPhase, OutputAgreement, ScenarioResult, Slowdown, Verdict
 from compressor.measure.timing import alternate_calls
 from compressor.progress import Listener, NullListener, ProgressCallback
-from compressor.results import Note, NoteCode
+from compressor.results import Note, NoteCode, Proof
 
 _LABELS = {
     CheckPhase.LOADING: "loading the models",
@@ -109,7 +111,8 @@ def check(request: CheckRequest, listener: Listener | None = None, timer: Timer 
         timer: times both models in turn.
 
     Raises:
-        MismatchError: the outputs are wrong, before timing or after it; then the times are void.
+        MismatchError: a proof does not hold on this machine, or the outputs are wrong: before timing, or after it; then
+            the times are void.
         ServerError: the server does not respond, or lacks a model.
         InputError: the inputs or the baseline do not fit the model.
         TargetMissingError: a client or a runtime is not installed.
@@ -128,10 +131,11 @@ def check(request: CheckRequest, listener: Listener | None = None, timer: Timer 
                     code=NoteCode.RANDOM_INPUTS,
                 )
             )
+        proofs = _prove_again(comparison, listener)
         with _phase(CheckPhase.COMPARING, listener):
             expected, outputs, agreement = _compare_outputs(comparison)
         measured = _measure(comparison, expected, listener, timer)
-        verdict = _verdict(comparison, agreement, measured, time.perf_counter() - start)
+        verdict = _verdict(comparison, agreement, measured, proofs, time.perf_counter() - start)
         _save_baseline(comparison, verdict, outputs, measured.times, listener)
     return verdict
 
@@ -154,6 +158,13 @@ def _load(request: CheckRequest, stack: ExitStack) -> _Comparison:
     batches = load_batches(model, request)
     sides = [_Side(endpoint, encode_batches(endpoint, batches.feeds)) for endpoint in (model, baseline)]
     return _Comparison(request, batches, *sides)
+
+
+def _prove_again(comparison: _Comparison, listener: Listener) -> tuple[Proof, ...]:
+    """The int8 proofs of engines on this machine that were proven on another one."""
+    endpoints = [side.endpoint for side in (comparison.model, comparison.baseline) if isinstance(side, _Side)]
+    engines = {endpoint.name: endpoint for endpoint in endpoints if isinstance(endpoint, LocalEngine)}
+    return tuple(proof for engine in engines.values() for proof in prove_again(engine, listener))
 
 
 def _compare_outputs(comparison: _Comparison) -> tuple[ExpectedOutputs, list[Outputs], OutputAgreement]:
@@ -233,7 +244,13 @@ def _slowdown(request: CheckRequest, times: RoundTimes) -> Slowdown | None:
     return times.slowdown(request.max_slowdown, request.seed)
 
 
-def _verdict(comparison: _Comparison, agreement: OutputAgreement, measured: _Measurements, seconds: float) -> Verdict:
+def _verdict(
+    comparison: _Comparison,
+    agreement: OutputAgreement,
+    measured: _Measurements,
+    proofs: tuple[Proof, ...],
+    seconds: float,
+) -> Verdict:
     request = comparison.request
     return Verdict(
         time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -244,6 +261,7 @@ def _verdict(comparison: _Comparison, agreement: OutputAgreement, measured: _Mea
         batch=request.batch,
         seq=comparison.seq,
         outputs=agreement,
+        proofs=proofs,
         slowdown=_slowdown(request, measured.times),
         scenarios=tuple(measured.scenarios),
         phase=measured.phase,

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from compressor.environment import COMPARABLE_FIELDS
+from compressor.results import Proof
 
 # Unknown keys are ignored: a history may hold lines that a later version wrote.
 _RECORD = ConfigDict(frozen=True, ser_json_inf_nan="strings")
@@ -151,6 +152,7 @@ class Verdict(BaseModel):
         inputs: where the inputs are from.
         batch, seq: rows per call and tokens per row.
         outputs: agreement of the outputs.
+        proofs: int8 proofs that were run again, because the engine was proven on another machine; they hold.
         slowdown: the comparison of times; None where nothing was timed.
         scenarios: results of LoadGen's scenarios.
         phase: the last phase of the check; `DONE` where it was not interrupted.
@@ -169,6 +171,7 @@ class Verdict(BaseModel):
     batch: int
     seq: int
     outputs: OutputAgreement
+    proofs: tuple[Proof, ...] = ()
     slowdown: Slowdown | None
     scenarios: tuple[ScenarioResult, ...] = ()
     phase: CheckPhase = CheckPhase.DONE
@@ -222,6 +225,7 @@ class Verdict(BaseModel):
     def lines(self) -> list[str]:
         """The verdict as lines of text."""
         return [
+            *([f"proofs     {len(self.proofs)} int8 proofs hold on this machine"] if self.proofs else []),
             self._outputs_line(),
             *self._slowdown_lines(),
             *map(_scenario_line, self.scenarios),

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
-from compressor.targets.base import Engine, Feeds
+import psutil
+
+from compressor.measure.timing import wait_until_idle
+from compressor.results import RowRates
+from compressor.targets import Engine, Feeds, target_of
+from compressor.targets.cores import usable_cores
 
 _WARM_UP_CALLS = 2
+_MEMORY_SHARE = 0.5
+"""Share of the free memory that the engines of all callers may take."""
 
 
 def rows_per_second(engines: Sequence[Engine], feeds: Feeds, *, batch: int, seconds: float) -> float:
     """Rows that several callers compute in a second.
 
-    Each caller is a thread that calls its own engine again and again. Calls that end after `seconds` are not counted.
+    Each caller is a thread that calls its own engine again and again, until `seconds` are over and at least once. Its
+    rate is counted until the end of its last call.
 
     Args:
         engines: one engine for each caller.
         feeds: one batch of inputs.
         batch: its number of rows.
-        seconds: duration.
+        seconds: approximate duration.
 
     Raises:
         CompressorError: an engine cannot run on these inputs.
@@ -28,24 +38,61 @@ def rows_per_second(engines: Sequence[Engine], feeds: Feeds, *, batch: int, seco
     for engine in engines:
         for _ in range(_WARM_UP_CALLS):
             engine.run(feeds)
-    calls = [0] * len(engines)
-    ready = threading.Barrier(len(engines) + 1)
-    end = threading.Event()
+    rates = [0.0] * len(engines)
+    ready = threading.Barrier(len(engines))
 
     def call(number: int) -> None:
         ready.wait()
-        while not end.is_set():
+        calls, start = 0, time.perf_counter()
+        while (elapsed := time.perf_counter() - start) < seconds or not calls:
             engines[number].run(feeds)
-            calls[number] += not end.is_set()
+            calls += 1
+        rates[number] = calls / elapsed
 
     threads = [threading.Thread(target=call, args=(number,), daemon=True) for number in range(len(engines))]
     for thread in threads:
         thread.start()
-    ready.wait()
-    start = time.perf_counter()
-    end.wait(seconds)
-    end.set()
-    duration = time.perf_counter() - start
     for thread in threads:
         thread.join()
-    return batch * sum(calls) / duration
+    return batch * sum(rates)
+
+
+def affordable_callers(engines: Iterable[tuple[Engine, int | None]]) -> int:
+    """Callers whose throughput is worth measuring: one per core, as far as the memory holds an engine for each.
+
+    Args:
+        engines: engines that each caller loads once more, one after the other, with their peak memory in bytes.
+
+    Returns:
+        The number of callers; 1 where an engine runs on a GPU, which has one queue for all of them.
+    """
+    engines = list(engines)
+    if not all("CPU" in str(engine.session.get("provider")) for engine, _ in engines):
+        return 1
+    largest = max((size for _, size in engines if size), default=1)
+    affordable = int(_MEMORY_SHARE * psutil.virtual_memory().available / largest)
+    return max(1, min(usable_cores(), affordable))
+
+
+def row_rates(engine: Engine, inputs: Sequence[tuple[int, Feeds]], callers: int, seconds: float) -> list[RowRates]:
+    """Rows a second of an engine.
+
+    Args:
+        engine: the engine, with all of its threads.
+        inputs: batches of inputs, each with its number of rows.
+        callers: number of callers, each of which loads the engine once more, with one thread.
+        seconds: approximate duration of a measurement; there are two for each batch.
+
+    Raises:
+        CompressorError: the engine cannot be loaded, or cannot run on these inputs.
+    """
+    kernel = engine.session.get("kernel")
+    load = functools.partial(target_of(engine.path).load, engine.path, provider="cpu", threads=1)
+    loaded = [load(kernel=Path(kernel) if kernel else None) for _ in range(callers)]
+    rates = []
+    for batch, feeds in inputs:
+        wait_until_idle()
+        one = rows_per_second([engine], feeds, batch=batch, seconds=seconds)
+        wait_until_idle()
+        rates.append(RowRates(one_caller=one, all_callers=rows_per_second(loaded, feeds, batch=batch, seconds=seconds)))
+    return rates

@@ -39,12 +39,14 @@ class QuantizedGraph:
         products: names of the products with constant weights that are quantized.
         in_float: names of those that stay in floats.
         rows: number of calibration rows.
+        ruined: names of those that stay in floats because outliers ruin them; see `quantize_without_ruined`.
     """
 
     path: Path
     products: tuple[str, ...]
     in_float: tuple[str, ...]
     rows: int
+    ruined: tuple[str, ...] = ()
 
 
 def require_nncf() -> ModuleType:
@@ -68,7 +70,12 @@ def require_nncf() -> ModuleType:
 
 
 def quantize_graph(
-    graph: Path, rows: Sequence[Feeds], out: Path, *, keep_float: Collection[str] = ()
+    graph: Path,
+    rows: Sequence[Feeds],
+    out: Path,
+    *,
+    keep_float: Collection[str] = (),
+    reduce_range: bool = False,
 ) -> QuantizedGraph:
     """Quantize a float graph and write it.
 
@@ -77,6 +84,8 @@ def quantize_graph(
         rows: calibration rows, one batch each, from which the ranges of activations are measured.
         out: the file to write.
         keep_float: names of products that stay in floats.
+        reduce_range: whether weights use 7 of 8 bits, so that sums of two products fit into 16 bits; processors without
+            int8 dot products saturate otherwise.
 
     Raises:
         TargetMissingError: NNCF is not installed.
@@ -85,6 +94,7 @@ def quantize_graph(
     nncf = require_nncf()
     model = float_model(graph)
     calibration = nncf.Dataset(inputs_of(model, rows, graph))
+    overflow_fix = nncf.OverflowFix.ENABLE if reduce_range else None
     ignored = nncf.IgnoredScope(names=sorted(keep_float)) if keep_float else None
     try:
         with quiet_tools():
@@ -94,6 +104,7 @@ def quantize_graph(
                 model_type=nncf.ModelType.TRANSFORMER,
                 subset_size=len(rows),
                 ignored_scope=ignored,
+                advanced_parameters=nncf.AdvancedQuantizationParameters(overflow_fix=overflow_fix),
             )
     except Exception as error:  # NNCF raises any exception on graphs that it does not expect
         raise InputError(

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
 from compressor.targets.base import Feeds
 from compressor.targets.quantized_graph import quantized_products
+
+PREFIX = "product:"
+"""Beginning of the names of the outputs of `products_graph`."""
+
+
+def names_of(model: ir.Model, outputs: Collection[str]) -> list[str]:
+    """Names of the quantized products of a graph whose outputs in `products_graph` are among `outputs`."""
+    return [node.name or "" for node in quantized_products(model) if f"{PREFIX}{node.outputs[0].name}" in outputs]
 
 
 def activations_graph(model: ir.Model) -> ir.Model:
@@ -61,7 +69,7 @@ def products_graph(model: ir.Model, feeds: Sequence[Feeds] = ()) -> ir.Model:
         return copied.outputs[0]
 
     # A product is copied even if its output is the activation of another one, which is an input.
-    outputs = [copy_node(node, "product:") for node in quantized_products(model)]
+    outputs = [copy_node(node, PREFIX) for node in quantized_products(model)]
     graph = ir.Graph(
         inputs,
         outputs,

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from compressor.results import Candidate, MetricUnit, Score, Speed
+from compressor.results import Candidate, MetricUnit, Score, Speed, Throughput
 
 
 def count(number: int | None) -> str:
@@ -79,7 +79,7 @@ def interval_text(ends: str, confidence: float) -> str:
     return f"{100 * confidence:g}% interval {ends}"
 
 
-def inputs_label(speed: Speed) -> str:
+def inputs_label(speed: Speed | Throughput) -> str:
     """The size of the inputs of a row of speeds: `batch 8, length 128`."""
     return f"batch {speed.batch}" + (f", length {speed.seq}" if speed.seq else "")
 
@@ -94,9 +94,14 @@ def metric_name(score: Score) -> str:
     return score.metric.replace("_", " ")
 
 
+def in_unit(value: float, unit: MetricUnit) -> str:
+    """A value of a metric, in the unit that the metric declares."""
+    return f"{unit.scale * value:.1f}" if unit is MetricUnit.POINTS else significant(value)
+
+
 def metric_value(score: Score, value: float) -> str:
     """A value of a score's metric, in its unit."""
-    return f"{100 * value:.1f}" if score.unit is MetricUnit.POINTS else significant(value)
+    return in_unit(value, score.unit)
 
 
 def difference_and_range(score: Score) -> tuple[str, str]:
@@ -119,26 +124,51 @@ def _places(low: float, high: float) -> int:
     return min(max(1 - math.floor(math.log10(width)), 2), 6) if 0 < width < math.inf else 3
 
 
-def candidate_rows(candidates: Sequence[Candidate]) -> list[tuple[str, ...]]:
-    """A row for each engine: settings, speed against dense, metric, agreement, size, and outcome."""
-    rows: list[tuple[str, ...]] = []
-    for row in candidates:
-        outcome = row.failure or ("chosen" if row.chosen else "" if row.holds else "loses too much")
-        rows.append(
-            (
-                row.label,
-                "" if row.speed is None else f"{row.speed:.2f}×",
-                "" if row.metric is None or row.difference is None else f"{row.metric:.4g} ({_signed(row.difference)})",
-                "" if row.agreement is None else f"{100 * row.agreement:.1f}%",
-                "" if row.file_bytes is None else size(row.file_bytes),
-                outcome,
-            )
+def throughput_table(throughputs: Sequence[Throughput]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Headings and a row for each size: rows per second with one caller and with several, of both engines."""
+    callers = " and ".join(dict.fromkeys(f"{row.callers} callers" for row in throughputs))
+    ways = ("one caller", callers)
+    headings = ("size", *(f"{engine}, {way}" for way in ways for engine in ("dense", "compressed")))
+    return headings, [
+        (
+            inputs_label(row),
+            *(significant(engine.one_caller) for engine in (row.dense, row.compressed)),
+            *(significant(engine.all_callers) for engine in (row.dense, row.compressed)),
         )
-    return rows
+        for row in throughputs
+    ]
 
 
-def _signed(number: float) -> str:
-    return f"{number:+.4f}".replace("-", "−")
+def candidate_table(candidates: Sequence[Candidate]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Headings and a row for each engine: its settings, times by size, speed against dense, ..., and outcome."""
+    sizes = tuple(dict.fromkeys(size for row in candidates for size in row.milliseconds))
+    headings = ("engine", *sizes, "speed", "metric, evaluation rows", "equal answers", "size", "memory", "proofs")
+    return (*headings, "outcome"), [_candidate_row(row, sizes) for row in candidates]
+
+
+def _candidate_row(row: Candidate, sizes: Sequence[str]) -> tuple[str, ...]:
+    return (
+        row.label,
+        *(ms(row.milliseconds[size]) if size in row.milliseconds else "" for size in sizes),
+        "" if row.speed is None else f"{row.speed:.2f}×",
+        "" if row.metric is None or row.difference is None else _metric_change(row.metric, row.difference, row.unit),
+        "" if row.agreement is None else f"{100 * row.agreement:.1f}%",
+        "" if row.file_bytes is None else size(row.file_bytes),
+        "" if row.peak_memory_bytes is None else size(row.peak_memory_bytes),
+        f"{sum(proof.holds for proof in row.proofs)} of {len(row.proofs)}" if row.proofs else "",
+        row.failure or ("chosen" if row.chosen else "" if row.holds else "loses too much"),
+    )
+
+
+def _metric_change(value: float, difference: float, unit: MetricUnit) -> str:
+    """A metric in its unit, and its difference to dense: `91.7 (−0.92 points)`."""
+    if unit is MetricUnit.POINTS:
+        return f"{in_unit(value, unit)} ({_signed(100 * difference)} points)"
+    return f"{in_unit(value, unit)} ({_signed(difference, 4)})"
+
+
+def _signed(number: float, places: int = 2) -> str:
+    return f"{number:+.{places}f}".replace("-", "−")
 
 
 def toml(recipe: Mapping[str, Any]) -> str:

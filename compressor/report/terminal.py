@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -39,11 +39,12 @@ def summary(report: Report) -> RenderableType:
 
 def _candidates(report: Report) -> Table:
     """The engines that were tried, the delivered one marked."""
+    (_, *headings), rows = formatting.candidate_table(report.candidates)
     table = Table(box=None, pad_edge=False)
     table.add_column("engines tried")
-    for column in ("speed", "metric, evaluation rows", "equal answers", "size", ""):
-        table.add_column(column, justify="right")
-    for candidate, row in zip(report.candidates, formatting.candidate_rows(report.candidates), strict=True):
+    for heading in (*headings[:-1], ""):
+        table.add_column(heading, justify="right")
+    for candidate, row in zip(report.candidates, rows, strict=True):
         outcome = "not delivered" if candidate.failure else row[-1]
         table.add_row(*(Text(cell) for cell in (*row[:-1], outcome)))
     return table
@@ -83,10 +84,23 @@ def _rows(report: Report) -> list[tuple[str, str, str, str]]:
     for speed in report.speeds_over_rewritten:
         times = formatting.ms(speed.dense.p50), formatting.ms(speed.compressed.p50)
         rows.append((f"p50, {formatting.inputs_label(speed)}, dense rewritten", *times, formatting.ratio(speed)))
+    rows += _throughputs(report)
     for score in headline_scores(report.scores):
         levels = formatting.metric_value(score, score.dense), formatting.metric_value(score, score.compressed)
         rows.append((f"{formatting.metric_name(score)}, {score.split}", *levels, formatting.difference(score)))
     return rows
+
+
+def _throughputs(report: Report) -> Iterator[tuple[str, str, str, str]]:
+    """Rows per second with one caller and with several, at each size."""
+    for row in report.throughputs:
+        label, dense, compressed = formatting.inputs_label(row), row.dense, row.compressed
+        yield _rate(f"rows/s, {label}, one caller", dense.one_caller, compressed.one_caller)
+        yield _rate(f"rows/s, {label}, {row.callers} callers", dense.all_callers, compressed.all_callers)
+
+
+def _rate(name: str, dense: float, compressed: float) -> tuple[str, str, str, str]:
+    return name, formatting.significant(dense), formatting.significant(compressed), formatting.change(dense, compressed)
 
 
 def _row(

@@ -57,7 +57,7 @@ def choose_engine(trials: EngineTrials, allowed: Sequence[Choice] | None = None)
         for trial in built
         if _loses_too_much(trial)
     ]
-    built = trials.time(built)
+    built = trials.measure_memory(trials.time(built))
     best = _fastest(built, data is None or data.task.higher_is_better)
     table = tuple(trial.candidate.model_copy(update={"chosen": trial is best}) for trial in built)
     log.add_notes(_notes(table, tuple(quantized.values())))
@@ -102,8 +102,8 @@ def _notes(table: Sequence[Candidate], graphs: Sequence[QuantizedGraph]) -> Iter
     on_processor = any(row.precision == "int8" and not target(row.target).needs_device for row in table)
     if on_processor and not int8_instructions():
         text = (
-            "this processor has no instructions for sums of int8 products: they are not faster than in fp32, and can"
-            " saturate, which the proofs detect; measure int8 on the machine that will serve it"
+            "this processor has no instructions for sums of int8 products, and its sums can saturate: weights use 7 of"
+            " 8 bits, which prevents that and costs accuracy; run on a machine like the one that will serve the engine"
         )
         yield Note(code=NoteCode.NO_INT8_INSTRUCTIONS, text=text)
     rows = min((quantized.rows for quantized in graphs), default=_FEW_ROWS)
@@ -114,11 +114,23 @@ def _notes(table: Sequence[Candidate], graphs: Sequence[QuantizedGraph]) -> Iter
         )
         yield Note(code=NoteCode.FEW_CALIBRATION_ROWS, text=text)
     for quantized in graphs:
+        if quantized.ruined:
+            text = (
+                f"{quantized.path.name}: {len(quantized.ruined)} matrix products are computed in fp32, because outliers"
+                f" of their activations leave int8 too few steps for the other values: {', '.join(quantized.ruined)}"
+            )
+            yield Note(code=NoteCode.OUTLIER_RANGES, text=text)
         if quantized.in_float:
             names = ", ".join(quantized.in_float)
             text = f"{quantized.path.name}: {len(quantized.in_float)} products are in floats: {names}"
             yield Note(code=NoteCode.PRODUCTS_IN_FLOAT, text=text)
     best = next(row for row in table if row.chosen)
+    if best.in_float:
+        text = (
+            f"{len(best.in_float)} products were returned to fp32, because a proof or the metric does not hold with"
+            f" them in int8: {', '.join(best.in_float)}"
+        )
+        yield Note(code=NoteCode.PRODUCTS_IN_FLOAT, text=text)
     built = [row for row in table if not row.failure]
     kept = [row for row in built if row.holds]
     failed = [row for row in table if row.failure]

@@ -19,7 +19,8 @@ from compressor.errors import CompressorError, TargetMissingError
 from compressor.measure import file_bytes, median_times
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.quantization import QuantizedGraph, rank_products
-from compressor.results import Candidate, Note, NoteCode
+from compressor.quantization.products import names_of
+from compressor.results import Candidate, Note, NoteCode, ProofStage
 from compressor.run.calibrate import calibration_rows
 from compressor.run.evaluate import statistics_of
 from compressor.run.measure import size_label
@@ -121,8 +122,10 @@ class EngineTrials:
     def build(self, choice: Choice, quantized: QuantizedGraph | None) -> Trial:
         """Build and prove one candidate; a failure is recorded in its row.
 
+        Products that fail their proof return to floats, and the candidate is built again.
+
         Args:
-            choice: its settings.
+            choice: its settings, with no product in floats yet.
             quantized: the quantized graph of its form; None: there is none.
         """
         reason = target(choice.config.target).missing()
@@ -141,9 +144,28 @@ class EngineTrials:
                     self.graph, choice.config, self.sizes.build, self.sizes.cases, quantized=source, folder=folder
                 )
         except CompressorError as error:
-            return _failed(choice, str(error))
-        facts = {"file_bytes": file_bytes(variant.engine, self.graph.path), "quantized": variant.engine.quantized}
+            failing = self._failing_products(source, error)
+            if not failing or source is None:
+                return _failed(choice, str(error))
+            return self._build(*self._in_floats(choice, source, failing))
+        facts = {
+            "file_bytes": file_bytes(variant.engine, self.graph.path),
+            "quantized": variant.engine.quantized,
+            "proofs": variant.proofs,
+        }
         return Trial(choice, choice.row.model_copy(update=facts), variant, source)
+
+    def _failing_products(self, source: Path | None, error: CompressorError) -> tuple[str, ...]:
+        """Names of the products of a quantized graph whose proof failed with an error; empty for any other error."""
+        if source is None or error.details.get("stage") is not ProofStage.PRODUCTS:
+            return ()
+        return tuple(names_of(graph_passes.load(source), error.details.get("outputs", ())))
+
+    def _in_floats(self, choice: Choice, source: Path, names: Sequence[str]) -> tuple[Choice, Path]:
+        """The choice and the quantized graph with further products in floats."""
+        path = self.scratch / f"returned{next(self._numbers)}.onnx"
+        graph_passes.save(ReturnToFloats(names)(graph_passes.load(source)).model, path)
+        return dataclasses.replace(choice, in_float=(*choice.in_float, *names)), path
 
     def score(self, trial: Trial) -> Trial:
         """The candidate with the metric on the evaluation rows, if there are any."""
@@ -156,6 +178,7 @@ class EngineTrials:
         values = {
             "metric": metric,
             "difference": metric - reference,
+            "unit": self.data.task.metric_unit,
             "agreement": _agreement(answers, logits),
             "holds": max_drop is None or metric_drop(sign * reference, sign * metric) <= max_drop,
         }
@@ -166,13 +189,11 @@ class EngineTrials:
 
         The products are ranked by what returning each alone does to the outputs; the number is searched by bisection.
         """
-        ranked = self._ranking(quantized.path)
+        source = trial.source or quantized.path
+        ranked = [name for name in self._ranking(quantized.path) if name not in trial.choice.in_float]
 
         def attempt(count: int) -> Trial:
-            path = self.scratch / f"returned{next(self._numbers)}.onnx"
-            names = tuple(ranked[:count])
-            graph_passes.save(ReturnToFloats(names)(graph_passes.load(quantized.path)).model, path)
-            return self.score(self._build(dataclasses.replace(trial.choice, in_float=names), path))
+            return self.score(self._build(*self._in_floats(trial.choice, source, ranked[:count])))
 
         # With every product in floats the engine would not be in int8.
         best = fewest(len(ranked) - 1, attempt, lambda attempted: attempted.candidate.holds)
@@ -192,8 +213,7 @@ class EngineTrials:
         times: list[dict[str, float]] = [{} for _ in (self.dense, *built)]
         measure = self.recipe.measure
         for batch, seq in itertools.product(measure.batch, self.sizes.lengths):
-            label = size_label(batch, seq)
-            feeds = {name: tensor.numpy() for name, tensor in example_inputs(self.folder, batch, seq or 1).items()}
+            label, feeds = size_label(batch, seq), self._example(batch, seq)
             with self.log.stage(f"timing all engines, {label}"):
                 seconds = min(_TIMED_SECONDS, measure.seconds) * len(times)
                 medians = median_times([self.dense.engine, *built], feeds, seconds)
@@ -201,6 +221,24 @@ class EngineTrials:
                 row[label] = 1e3 * median
         reference, rows = times[0], iter(times[1:])
         return [trial if trial.variant is None else _timed(trial, next(rows), reference) for trial in trials]
+
+    def measure_memory(self, trials: Sequence[Trial]) -> list[Trial]:
+        """The candidates with the peak memory of those that hold, at the first size."""
+        feeds = self._example(self.recipe.measure.batch[0], self.sizes.lengths[0])
+        with self.log.stage("measuring the memory of all engines") as on_progress:
+            measured = []
+            for trial in trials:
+                if trial.variant is not None and trial.candidate.holds:
+                    peak = trial.variant.engine.memory(feeds)
+                    update = {"peak_memory_bytes": peak}
+                    trial = dataclasses.replace(trial, candidate=trial.candidate.model_copy(update=update))
+                measured.append(trial)
+                on_progress(len(measured), len(trials))
+        return measured
+
+    def _example(self, batch: int, seq: int | None) -> Feeds:
+        """Inputs of one size."""
+        return {name: tensor.numpy() for name, tensor in example_inputs(self.folder, batch, seq or 1).items()}
 
     def _measure(self, variant: Variant, label: str) -> tuple[float, list[np.ndarray]]:
         """Metric and logits on the evaluation rows."""

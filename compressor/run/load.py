@@ -6,6 +6,7 @@ import shlex
 
 from compressor import model_folder
 from compressor.block_masks.mask_settings import shares_by_kind
+from compressor.config.methods import BUDGET_METHODS
 from compressor.config.run import Recipe
 from compressor.config.sections import AUTO
 from compressor.errors import ErrorCode, UsageError
@@ -34,7 +35,7 @@ def load_model(recipe: Recipe) -> LoadedModel:
     reason = runtime.missing()
     if reason is None:
         runtime.check(precision=engine.definite_precision, provider=engine.provider, kernel=engine.kernel)
-    if recipe.learns and (recipe.selects_heads or recipe.blocks.drops_any):
+    if recipe.learns and (recipe.selects_heads or recipe.blocks.drops_any or recipe.selection.method in BUDGET_METHODS):
         check_options(recipe.selection, heads=recipe.selects_heads, blocks=recipe.blocks.drops_any)
     folder = model_folder.load(
         source.model,
@@ -91,6 +92,7 @@ def read_rows(recipe: Recipe, model: LoadedModel) -> Data:
         InputError: rows cannot be read, or are too few for a certificate.
         UsageError: the metric cannot fall by as much as `max_drop` allows.
     """
-    data = open_data(recipe.rows, model.folder, recipe.selection.seed)
+    unlabelled = recipe.prunes and not recipe.selects_heads
+    data = open_data(recipe.rows, model.folder, recipe.selection.seed, unlabelled_training=unlabelled)
     check_budget(recipe.selection, data)
     return data

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from compressor.config.run import Recipe
-from compressor.measure import facts, interleave
+from compressor.measure import facts as facts_of
+from compressor.measure import interleave
+from compressor.measure.throughput import affordable_callers, row_rates
 from compressor.progress import ProgressCallback
-from compressor.results import EngineFacts, Speed, VariantName
+from compressor.results import EngineFacts, Speed, Throughput, VariantName
 from compressor.run.products import Variant
 from compressor.targets.base import Feeds
+
+_THROUGHPUT_SECONDS = 0.5
+"""Maximum duration of one measurement of throughput."""
 
 
 def time_variants(
@@ -45,13 +50,42 @@ def time_variants(
     )
 
 
+def throughputs_of(
+    dense: Variant,
+    compressed: Variant,
+    facts: Mapping[VariantName, EngineFacts],
+    inputs: Mapping[tuple[int, int | None], Feeds],
+    seconds: float,
+) -> tuple[Throughput, ...]:
+    """Rows a second of both engines, with one caller and with one per core; empty where several callers are impossible.
+
+    Args:
+        dense: the dense variant.
+        compressed: the compressed variant.
+        facts: facts of both, whose peak memory limits the number of callers.
+        inputs: inputs by batch size and length.
+        seconds: maximum duration of one measurement; it is shorter than timing a latency.
+    """
+    variants = (dense, compressed)
+    callers = affordable_callers((variant.engine, facts[variant.name].peak_memory_bytes) for variant in variants)
+    if callers == 1:
+        return ()
+    batches = [(batch, feeds) for (batch, _), feeds in inputs.items()]
+    seconds = min(seconds, _THROUGHPUT_SECONDS)
+    rates = [row_rates(variant.engine, batches, callers, seconds) for variant in variants]
+    return tuple(
+        Throughput(batch=batch, seq=seq, callers=callers, dense=before, compressed=after)
+        for (batch, seq), before, after in zip(inputs, *rates, strict=True)
+    )
+
+
 def engine_facts(variants: Sequence[Variant], *, batch: int, seq: int) -> Mapping[VariantName, EngineFacts]:
     """Sizes, memory and operators of each engine; memory is measured on inputs of this size.
 
     Only the compressed engine's file is named, since only that one is in the output folder.
     """
     return {
-        variant.name: facts(
+        variant.name: facts_of(
             variant.engine,
             variant.graph.path,
             batch=batch,

@@ -34,7 +34,7 @@ from compressor.run.engine_trials import EngineTrials
 from compressor.run.evaluate import score, statistics_of
 from compressor.run.learning_store import LearningStore, open_learning_store
 from compressor.run.load import load_model, read_rows
-from compressor.run.measure import engine_facts, time_variants, timing_stage
+from compressor.run.measure import engine_facts, throughputs_of, time_variants, timing_stage
 from compressor.run.plan_engines import PlanEngines
 from compressor.run.plan_source import learn_plan, load_plan
 from compressor.run.products import (
@@ -163,7 +163,7 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
         quantize_for_target(graph, recipe, data, log)
     if built.engine.chooses:
         trials = EngineTrials(graph, dense, data, model.folder, built, sizes, work.scratch, log)
-        chosen = choose_engine(trials, None if engine is None else [engine.choice])
+        chosen = choose_engine(trials, None if engine is None else [replace(engine.choice, in_float=())])
         if engine is not None:
             chosen = replace(chosen, candidates=engine.candidates)
     else:
@@ -204,7 +204,10 @@ def _choose_first(
         return Chosen(dense, Choice(recipe.engine))
     drop_unread = not recipe.export.keep_unread_positions
     whole = _shrink(reference, sizes, work, log, name="rewritten", drop_unread=drop_unread)
-    return choose_engine(EngineTrials(whole, dense, data, model.folder, recipe, sizes, work.scratch, log))
+    # The engines of the pruned model have folders of the same names.
+    scratch = work.scratch / "whole"
+    scratch.mkdir(exist_ok=True)
+    return choose_engine(EngineTrials(whole, dense, data, model.folder, recipe, sizes, scratch, log))
 
 
 def _cost_source(
@@ -333,11 +336,13 @@ def _measure(
     sizes: RunSizes,
     log: RunLog,
 ) -> Measurements:
-    """Times at every batch size and length, then memory at the first."""
+    """Times at every batch size and length, then memory at the first, then throughput."""
     speeds: dict[VariantName, list[Speed]] = {}
-    for batch, seq in itertools.product(recipe.measure.batch, sizes.lengths):
-        inputs = example_inputs(model.folder, batch, seq or 1)
-        feeds = {name: value.numpy() for name, value in inputs.items()}
+    inputs = {
+        (batch, seq): {name: value.numpy() for name, value in example_inputs(model.folder, batch, seq or 1).items()}
+        for batch, seq in itertools.product(recipe.measure.batch, sizes.lengths)
+    }
+    for (batch, seq), feeds in inputs.items():
         for variant in filter(None, (dense, rewritten)):
             # The second ratio is a by-product, and gets half of the time.
             seconds = recipe.measure.seconds / (1 if variant is dense else 2)
@@ -349,4 +354,6 @@ def _measure(
         first = {"batch": recipe.measure.batch[0], "seq": sizes.lengths[0] or 1}
         facts = engine_facts((dense, compressed), **first)
     log.add_notes(run_notes.of_unmeasured_memory(facts))
-    return Measurements(tuple(speeds["dense"]), facts, tuple(speeds.get("rewritten", ())))
+    with log.stage("measuring throughput"):
+        throughputs = throughputs_of(dense, compressed, facts, inputs, recipe.measure.seconds)
+    return Measurements(tuple(speeds["dense"]), facts, tuple(speeds.get("rewritten", ())), throughputs)

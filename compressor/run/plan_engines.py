@@ -18,7 +18,8 @@ from compressor.run.variant import build_engine
 from compressor.targets import BuildOptions, Engine
 from compressor.targets.base import Feeds
 from graph_passes import Plan
-from graph_passes.passes import CleanUp, DropUnreadPositions, InsertProductGates, Normalize, products_of_groups
+from graph_passes.passes import CleanUp, DropUnreadPositions, InsertProductGates, Normalize
+from graph_passes.passes.insert_product_gates import products_of_groups
 
 _NORM_SECONDS = 0.3
 """Time spent on choosing the form of normalizations of an engine that is only timed."""

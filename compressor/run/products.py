@@ -18,6 +18,7 @@ from compressor.results import (
     Note,
     Proof,
     Speed,
+    Throughput,
     VariantName,
 )
 from compressor.targets import BuildOptions, Engine, target
@@ -171,7 +172,7 @@ class Choice:
     Attributes:
         config: target and precision.
         form: `PORTABLE`, `SYMMETRIC` or `DYNAMIC` for an engine in 8 bits; empty for an engine in floats.
-        in_float: names of the products of the quantized graph that were returned to floats to keep the metric.
+        in_float: names of the products of the quantized graph that were returned to floats, for a proof or the metric.
     """
 
     config: EngineConfig
@@ -183,7 +184,7 @@ class Choice:
         """The row of a table of candidates, without measurements."""
         count = len(self.in_float)
         form = f"{self.form}, {count} product{'s' if count > 1 else ''} in fp32" if count else self.form
-        return Candidate(target=self.config.target, precision=self.config.precision, form=form)
+        return Candidate(target=self.config.target, precision=self.config.precision, form=form, in_float=self.in_float)
 
     @property
     def quantized_graph(self) -> str | None:
@@ -227,8 +228,10 @@ class Measurements:
         speeds: times at each size.
         facts: sizes, memory and operators of each engine.
         speeds_over_rewritten: times of the rewritten dense engine and the compressed one; empty where they are equal.
+        throughputs: rows per second at each size; empty where several callers are impossible.
     """
 
     speeds: tuple[Speed, ...]
     facts: Mapping[VariantName, EngineFacts]
     speeds_over_rewritten: tuple[Speed, ...] = ()
+    throughputs: tuple[Throughput, ...] = ()

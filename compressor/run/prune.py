@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,14 +40,17 @@ from compressor.run.learning_store import LearningStore
 from compressor.run.measure_costs import Size, keep_counts
 from compressor.run.products import LoadedModel, SelectedPlan
 from compressor.run.run_log import RunLog
+from compressor.selection.options import read_options
 from compressor.selection.pool import heads_to_keep
 from compressor.selection.pruner import Curve, Pruner, PruningInputs
+from compressor.selection.reconstruct.choice import linear_of
 from compressor.selection.search.base import metric_drop
 from compressor.tasks import Data, statistics
 from compressor.units import PrunableGroup, keep_all
+from compressor.units.layers import linear_weight
 from graph_passes import Plan, Refusal
 
-_HELD_OUT = 256
+_HELD_OUT = 192
 """Rows on which losses are measured."""
 _TIMED_SECONDS = 2.0
 """Time spent on each engine of a round at each size."""
@@ -93,6 +100,8 @@ def prune(run: BudgetRun) -> SelectedPlan:
     if (finished := run.store.finished(folder.model)) is not None:
         return finished
     groups = _prunable(run)
+    if run.selected is not None:
+        _fold_heads(run, run.selected.plan)
     pruner = _pruner(run, groups)
     with run.log.stage("gathering statistics of the rows") as on_progress:
         pruner.rank(on_progress)
@@ -117,6 +126,16 @@ def prune(run: BudgetRun) -> SelectedPlan:
     )
     run.store.finish(selected, folder.model)
     return selected
+
+
+def _fold_heads(run: BudgetRun, plan: Plan) -> None:
+    """Multiply the gates of heads that another method selected into the weights, so that the model needs none."""
+    with torch.no_grad():
+        for group in run.model.groups:
+            if group.site is not None and group.linear is not None:
+                linear = linear_of(run.model.folder.model, group)
+                gate = torch.tensor(plan[group.name].gate).repeat_interleave(group.width)
+                linear_weight(linear).mul_(gate.to(linear.weight))
 
 
 def _is_unbounded(recipe: Recipe) -> bool:
@@ -160,7 +179,7 @@ def _prunable(run: BudgetRun) -> list[PrunableGroup]:
     return remaining
 
 
-def _pruner(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Pruner:
+def _pruner(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Pruner[Any]:
     """The method, with its rows.
 
     Raises:
@@ -180,14 +199,30 @@ def _pruner(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Pruner:
     inputs = PruningInputs(
         model=run.model.folder.model,
         groups=groups,
-        statistics=calibration_batches(data, [row for row in rows if row not in measured]),
+        statistics=calibration_batches(data, [row for row in rows if row not in measured][: recipe.budget.prune_rows]),
         held_out=calibration_batches(data, sorted(measured)),
         outputs=data.task.outputs,
         seed=recipe.selection.seed,
-        store=run.store.pruning,
+        store=_statistics_folder(run, groups),
     )
-    pruner: Pruner = METHODS[recipe.pruner].load()(inputs)
+    method = METHODS[recipe.pruner].load()
+    options = recipe.selection.options if recipe.selection.method == recipe.pruner else {}
+    pruner: Pruner[Any] = method(inputs, read_options(recipe.pruner, options, method.options_class))
     return pruner
+
+
+def _statistics_folder(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Path:
+    """The folder of statistics and losses: in that of the recipe, one for everything that they depend on."""
+    recipe, folder = run.recipe, run.recipe.budget.statistics
+    if folder is None:
+        return run.store.pruning
+    key = {
+        "model": fingerprint(run.model.folder.model),
+        "rows": [run.data.train_hash, run.data.eval_hash, recipe.budget.prune_rows, recipe.selection.seed],
+        "method": [recipe.pruner, recipe.selection.options],
+        "groups": [group.name for group in groups],
+    }
+    return folder / hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _by_budget(
@@ -195,12 +230,13 @@ def _by_budget(
 ) -> Allocation:
     """The numbers of units that meet the budgets of the recipe."""
     recipe = run.recipe
-    tables = [*counted, head_table(run.model.groups)] if recipe.selection.keep is not None else list(counted)
+    counts_heads = recipe.selection.keep is not None and run.selected is None
+    tables = [*counted, head_table(run.model.groups)] if counts_heads else list(counted)
     if recipe.budget.is_timed:
         tables += run.costs.timed(_macs(counted))
     heads = sum(site.heads for site in run.model.sites)
     keep = recipe.selection.keep
-    kept_heads = heads_to_keep(keep, heads) if keep is not None and run.selected is None else heads
+    kept_heads = heads_to_keep(keep, heads) if keep is not None and counts_heads else heads
     constraints = constraints_of(recipe, [_with_plan(table, run) for table in tables], kept_heads)
     if any(constraint.budget >= constraint.table.whole for constraint in constraints):
         text = "the budget allows every unit, so nothing is removed by it"
@@ -268,7 +304,7 @@ def _budget_notes(constraints: Sequence[Constraint], allocation: Allocation) -> 
 def _by_metric(
     run: BudgetRun,
     groups: Sequence[PrunableGroup],
-    pruner: Pruner,
+    pruner: Pruner[Any],
     losses: Mapping[str, Curve],
     counted: Sequence[CostTable],
 ) -> Allocation:
@@ -356,14 +392,15 @@ def _drop(run: BudgetRun, dense: np.ndarray, pruned: np.ndarray) -> float:
 def _plan(
     run: BudgetRun,
     groups: Sequence[PrunableGroup],
-    pruner: Pruner,
+    pruner: Pruner[Any],
     allocation: Allocation,
     scales: Mapping[str, tuple[float, ...]],
 ) -> Plan:
     """The plan of all groups of the model."""
     whole = keep_all(run.model.groups)
     if run.selected is not None:
-        whole = whole.replace_groups(run.selected.plan.groups)
+        # Scales are folded into the weights already.
+        whole = whole.replace_groups(replace(site, scale=()) for site in run.selected.plan.sites)
     pruned = []
     for group in groups:
         plan = group.plan(pruner.kept(group, allocation.counts[group.name]))
@@ -371,7 +408,7 @@ def _plan(
     selection = run.recipe.selection
     record = {
         "method": run.recipe.pruner if run.selected is None else f"{selection.method}+{run.recipe.pruner}",
-        "options": {},
+        "options": pruner.options.model_dump(),
         "seed": selection.seed,
         "data": run.data.train_hash,
     }

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from compressor.config.run import Recipe
+from compressor.environment import int8_instructions
 from compressor.progress import ProgressCallback
-from compressor.quantization import QuantizedGraph, output_distance, quantize_graph, quantize_symmetric
+from compressor.quantization import QuantizedGraph, output_distance, quantize_symmetric, quantize_without_ruined
 from compressor.results import Note, NoteCode
 from compressor.run.calibrate import calibration_rows
 from compressor.run.products import ShrunkGraph
@@ -25,6 +26,9 @@ def quantize_as(
 ) -> QuantizedGraph:
     """Quantize a float graph into a file beside it.
 
+    The portable graph keeps products in floats that outliers ruin, and its weights use 7 of 8 bits where the processor
+    has no instructions for sums of int8 products.
+
     Args:
         file: name of the quantized graph (`Target.quantized_graph`), which says its form.
         graph: the float graph.
@@ -37,7 +41,7 @@ def quantize_as(
     """
     out = graph.with_name(file)
     if file == QUANTIZED_GRAPH:
-        return quantize_graph(graph, rows, out)
+        return quantize_without_ruined(graph, rows, out, reduce_range=not int8_instructions())
     return quantize_symmetric(
         graph, rows, out, precision="fp8" if file == FP8_GRAPH else "int8", on_progress=on_progress
     )

@@ -31,18 +31,19 @@ from compressor.results import (
     Report,
     Score,
     Speed,
+    Throughput,
     VariantName,
 )
 from compressor.run import run_notes
 from compressor.run.build_options import build_options
 from compressor.run.evaluate import score, statistics_of
 from compressor.run.finished_run import FinishedRun, load_run
-from compressor.run.measure import engine_facts, time_variants, timing_stage
+from compressor.run.measure import engine_facts, throughputs_of, time_variants, timing_stage
 from compressor.run.products import ShrunkGraph, Variant
 from compressor.run.run_log import RunLog
 from compressor.run.variant import build_variant
 from compressor.run.write_report import drop_status
-from compressor.targets import BuildOptions, target
+from compressor.targets import BuildOptions, Feeds, target
 from compressor.targets.random_inputs import random_feeds
 from compressor.tasks import Data, open_data
 from compressor.workdir import locked
@@ -87,10 +88,11 @@ def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
         options = build_options(run.recipe, run.lengths, [case.feeds for case in run.cases], data)
         variants = {name: _build(name, run, options, Path(scratch), log) for name in run.graphs}
         scores = _evaluate(variants, data, run, log)
-        speeds = _time(variants, run, log)
+        inputs = _inputs(variants, run)
+        speeds = _time(variants, inputs, run, log)
         lost = bool((run.report.speeds and not speeds) or (run.report.scores and not scores))
         _note_build(run, variants, log, lost=lost)
-        report = _report(run, variants, scores, speeds, log)
+        report = _report(run, variants, scores, speeds, inputs, log)
         if lost:
             for name in (reports.JSON_NAME, reports.HTML_NAME):
                 shutil.copyfile(out / name, out / f"run-{name}")
@@ -142,14 +144,24 @@ def _evaluate(
     return (score(statistics["dense"], statistics["compressed"], data, selection.seed),)
 
 
-def _time(variants: Mapping[VariantName, Variant], run: FinishedRun, log: RunLog) -> tuple[Speed, ...]:
-    """Times at every batch size and length; empty without a dense engine to compare with."""
+def _inputs(variants: Mapping[VariantName, Variant], run: FinishedRun) -> Mapping[tuple[int, int | None], Feeds]:
+    """Inputs of every batch size and length to time, which all engines can run."""
     model = load(run.graphs["compressed"])
     sizes = itertools.product(run.recipe.measure.batch, run.lengths)
     inputs = {(batch, seq): random_feeds(model, batch, seq or 1) for batch, seq in sizes}
     for variant in variants.values():
         for (batch, seq), feeds in inputs.items():
             require_run(variant.engine, variant.graph.path, feeds, batch, seq or 1)
+    return inputs
+
+
+def _time(
+    variants: Mapping[VariantName, Variant],
+    inputs: Mapping[tuple[int, int | None], Feeds],
+    run: FinishedRun,
+    log: RunLog,
+) -> tuple[Speed, ...]:
+    """Times at every batch size and length; empty without a dense engine to compare with."""
     if "dense" not in variants:
         return ()
     speeds = []
@@ -192,6 +204,7 @@ def _report(
     variants: Mapping[VariantName, Variant],
     scores: tuple[Score, ...],
     speeds: tuple[Speed, ...],
+    inputs: Mapping[tuple[int, int | None], Feeds],
     log: RunLog,
 ) -> Report:
     """The report of the run, updated with everything that this build measured."""
@@ -200,6 +213,11 @@ def _report(
         sizes = {"batch": recipe.measure.batch[0], "seq": run.lengths[0] or 1}
         facts: dict[VariantName, EngineFacts] = dict(engine_facts(tuple(variants.values()), **sizes))
     log.add_notes(run_notes.of_unmeasured_memory(facts))
+    throughputs: tuple[Throughput, ...] = ()
+    if "dense" in variants:
+        with log.stage("measuring throughput"):
+            seconds = recipe.measure.seconds
+            throughputs = throughputs_of(variants["dense"], variants["compressed"], facts, inputs, seconds)
     earlier = (
         [proof for proof in before.proofs if proof.stage in (ProofStage.EXPORT, ProofStage.SHRINK)]
         if before.graphs
@@ -235,6 +253,7 @@ def _report(
         # Times of the run are of its own engine; what was counted holds for every engine.
         "budget": tuple(row for row in before.budget if row.unit != "ms"),
         "costs": tuple(row for row in before.costs if row.unit != "ms"),
+        "throughputs": throughputs,
         "target": recipe.engine.target,
         "precision": recipe.engine.precision,
         "session": dict(variants["compressed"].engine.session),

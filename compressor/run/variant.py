@@ -13,7 +13,7 @@ from compressor.config.sections import EngineConfig, ExportConfig
 from compressor.errors import ErrorCode, MismatchError, SiteRefusedError
 from compressor.export import export_reference, rewrite_reference
 from compressor.model_folder import ModelFolder, example_inputs
-from compressor.results import VariantName
+from compressor.results import Proof, VariantName
 from compressor.run import verify
 from compressor.run.build_options import spans_of
 from compressor.run.products import Case, ExportedGraph, ShrunkGraph, Variant
@@ -131,8 +131,36 @@ def build_variant(
     if graph.name == "dense":
         options = dataclasses.replace(options, norm_seconds=0.0)
     engine = build_engine(source, folder, config, options)
-    _require_int8(engine, config)
-    proofs = list(graph.proofs)
+    require_int8(engine, config)
+    proofs = prove_build(engine, graph.path, config, options, cases, graph.name, quantized=quantized)
+    return Variant(graph, engine, (*graph.proofs, *proofs))
+
+
+def prove_build(
+    engine: Engine,
+    graph: Path,
+    config: EngineConfig,
+    options: BuildOptions,
+    cases: Sequence[Case],
+    name: VariantName,
+    *,
+    quantized: Path | None = None,
+) -> tuple[Proof, ...]:
+    """Prove an engine: its int8 products one by one, and the whole.
+
+    Args:
+        engine: the engine.
+        graph: the graph that it was built from, unless there is a quantized one.
+        config: target and precision, with which the products are built alone.
+        options: settings of the build.
+        cases: inputs of the proof.
+        name: name of the variant.
+        quantized: the quantized graph that it was built from; None: it was built from `graph`.
+
+    Raises:
+        MismatchError: a proof does not hold.
+    """
+    proofs = []
     if quantized is not None:
 
         def build_products(path: Path, feeds: Sequence[Feeds]) -> Engine:
@@ -141,14 +169,13 @@ def build_variant(
             plain = dataclasses.replace(options, shapes=(), norm_seconds=0.0, batch=batch, seq=seq)
             return build_engine(path, path.parent, config, plain)
 
-        products = verify.prove_products(quantized, build_products, cases, graph.name)
+        products = verify.prove_products(quantized, build_products, cases, name)
         proofs.append(verify.require(products))
-    proofs.append(verify.require(verify.prove_engine(source, engine, cases, graph.name)))
-    return Variant(graph, engine, tuple(proofs))
+    return (*proofs, verify.require(verify.prove_engine(quantized or graph, engine, cases, name)))
 
 
-def _require_int8(engine: Engine, config: EngineConfig) -> None:
-    """Raise unless the runtime executes every quantized product in int8.
+def require_int8(engine: Engine, config: EngineConfig) -> None:
+    """Check that the runtime executes every quantized product in int8.
 
     Raises:
         MismatchError: it computes some in floats, and the configuration does not accept that.

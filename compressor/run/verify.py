@@ -170,6 +170,7 @@ def require(proof: Proof) -> Proof:
             variant=proof.variant,
             stage=proof.stage,
             error=proof.error,
+            outputs=proof.failing,
         )
     return proof
 
@@ -197,7 +198,7 @@ def _prove(
 ) -> Proof:
     if not cases:
         _mismatch(stage, variant, "there are no inputs to compare on; export the graph with free axes")
-    error = 0.0
+    errors: dict[str, float] = {}
     for case, references in zip(cases, expected, strict=True):
         outputs = run(case.feeds)
         # A model may return more tensors than its graph has outputs.
@@ -207,9 +208,14 @@ def _prove(
         for name, output in outputs.items():
             if name not in references:
                 _mismatch(stage, variant, f"unexpected output {name}, expected {', '.join(references)}; export again")
-            error = max(error, relative_error(references[name], output, case.feeds))
+            errors[name] = max(errors.get(name, 0.0), relative_error(references[name], output, case.feeds))
     return Proof(
-        stage=stage, variant=variant, error=error, tolerance=tolerance, cases=tuple(case.name for case in cases)
+        stage=stage,
+        variant=variant,
+        error=max(errors.values(), default=0.0),
+        tolerance=tolerance,
+        cases=tuple(case.name for case in cases),
+        failing=tuple(name for name, error in errors.items() if not error <= tolerance),
     )
 
 

@@ -78,6 +78,7 @@ def make_report(
         family=model.folder.family,
         task=model.folder.task,
         candidates=chosen.candidates,
+        throughputs=measured.throughputs,
         notes=tuple(log.notes),
         curves=selected.curves,
         budget=selected.budget,

@@ -83,10 +83,17 @@ _M = TypeVar("_M", bound=MethodOptions)
 
 
 def option_models(method: str) -> tuple[type[MethodOptions], ...]:
-    """The models of a method's options: its own, then the shared ones."""
+    """The models of a method's options: its own, then the shared ones; methods under a budget have none."""
     registered = METHODS[method]
+    if registered.kind == "budget":
+        return ()
     model: type[MethodOptions] = registered.load().options_class
-    return (model, ScheduleOptions, PoolOptions) if registered.kind == "gate" else (model, SampleOptions)
+    shared: Mapping[str, tuple[type[MethodOptions], ...]] = {
+        "gate": (ScheduleOptions, PoolOptions),
+        "search": (SampleOptions,),
+        "budget": (),
+    }
+    return (model, *shared[registered.kind])
 
 
 def option_names(method: str) -> tuple[str, ...]:

@@ -6,13 +6,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.progress import ProgressCallback
+from compressor.selection.options import MethodOptions
 from compressor.units import PrunableGroup
 
+OptionsT = TypeVar("OptionsT", bound=MethodOptions)
 Batch = Mapping[str, Tensor]
 Curve = Mapping[int, float]
 """Number of units -> loss."""
@@ -41,15 +44,22 @@ class PruningInputs:
     store: Path
 
 
-class Pruner(ABC):
+class Pruner(ABC, Generic[OptionsT]):
     """Chooses the units that each group keeps at every number of units, and gives the model its weights.
 
     Args:
         inputs: the model and its rows.
+        options: an instance of `options_class`; None: its defaults.
+
+    Attributes:
+        options_class: class of the options; `MethodOptions` itself if there are none.
     """
 
-    def __init__(self, inputs: PruningInputs) -> None:
+    options_class: type[OptionsT]
+
+    def __init__(self, inputs: PruningInputs, options: OptionsT | None = None) -> None:
         self.inputs = inputs
+        self.options = options or self.options_class()
 
     @abstractmethod
     def rank(self, on_progress: ProgressCallback) -> None:

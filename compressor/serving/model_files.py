@@ -16,7 +16,9 @@ from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.report import Report
 from compressor.results import Note, NoteCode
 from compressor.serving import tensorrt_engines
-from compressor.targets import DEFAULT_TARGET, target
+from compressor.serving.placement import Placement, place
+from compressor.targets import DEFAULT_TARGET, target, target_of
+from compressor.targets.openvino import padding
 from compressor.targets.tensor_specs import FREE, TensorSpec, input_specs, output_specs
 
 GRAPH = "model.onnx"
@@ -40,6 +42,7 @@ class ModelFiles:
         files: name in the version folder -> path of the file.
         default: name of the model's file in the version folder.
         by_capability: compute capability -> name of its TensorRT engine.
+        placement: number of instances and their threads.
         notes: notes for the user of the command.
     """
 
@@ -53,6 +56,7 @@ class ModelFiles:
     files: Mapping[str, Path]
     default: str
     by_capability: Mapping[str, str] = field(default_factory=dict)
+    placement: Placement = field(default_factory=Placement)
     notes: tuple[Note, ...] = ()
 
 
@@ -71,8 +75,13 @@ def find_files(request: ServeRequest) -> ModelFiles:
         )
     report = reports.load(request.out)
     engines = tensorrt_engines.find_engines(request.out, request.engine)
-    backend = request.backend or ("tensorrt" if engines else "onnxruntime")
-    return _tensorrt_files(request, engines) if backend == "tensorrt" else _graph_files(request, report, backend)
+    openvino = _openvino_engine(request, report)
+    backend = request.backend or ("tensorrt" if engines else "python" if openvino else "onnxruntime")
+    if backend == "tensorrt":
+        return _tensorrt_files(request, engines)
+    if backend == "python" and openvino:
+        return _openvino_files(request, report, openvino)
+    return _graph_files(request, report, backend)
 
 
 def _graph_files(request: ServeRequest, report: Report, backend: Backend) -> ModelFiles:
@@ -85,10 +94,9 @@ def _graph_files(request: ServeRequest, report: Report, backend: Backend) -> Mod
     graph = graph_passes.load(path)
     files = _version_folder(path, graph)
     if backend == "python":
-        files["model.py"] = Path(__file__).with_name("python_model.py")
+        files |= _python_files("onnxruntime")
     inputs, outputs = input_specs(graph, path), output_specs(graph, path)
-    measured_batch = max((speed.batch for speed in report.speeds), default=_DEFAULT_BATCH)
-    max_batch = _max_batch(request, (*inputs, *outputs), measured_batch)
+    max_batch = _max_batch(request, (*inputs, *outputs), _measured_batch(report))
     measured_on_gpu = target(report.target).needs_device or "CUDA" in str(report.session.get("provider"))
     device: Device = request.device or ("gpu" if request.gpus or measured_on_gpu else "cpu")
     return ModelFiles(
@@ -101,8 +109,66 @@ def _graph_files(request: ServeRequest, report: Report, backend: Backend) -> Mod
         lengths=_lengths(inputs, report),
         files=files,
         default="model.py" if backend == "python" else GRAPH,
+        placement=place(request, report, device, serves_measured=report.target == DEFAULT_TARGET and path == engine),
         notes=(*_requirements(graph, backend, device), *_limits(request, report, path, max_batch)),
     )
+
+
+def _openvino_engine(request: ServeRequest, report: Report) -> Path | None:
+    """The engine of a run that was measured with OpenVINO; None for other runs, or where the plain graph is served."""
+    runtime = target("openvino")
+    path = request.out / runtime.engine_file
+    return path if report.target == runtime.name and path.is_file() and not request.plain else None
+
+
+def _openvino_files(request: ServeRequest, report: Report, engine: Path) -> ModelFiles:
+    """The engine for OpenVINO in the server's Python backend.
+
+    Triton's own OpenVINO backend compiles a graph for free axes only, and is not part of every server.
+
+    Raises:
+        UsageError: the request places it on a GPU.
+    """
+    if request.device == "gpu" or request.gpus:
+        field_ = "gpus" if request.gpus else "device"
+        raise UsageError(
+            f"--{field_}: OpenVINO engines run on the CPU; omit it, or use --backend onnxruntime",
+            code=ErrorCode.CONTRADICTION,
+            field=field_,
+        )
+    path = request.out / GRAPH
+    graph = graph_passes.load(path)
+    inputs, outputs = input_specs(graph, path), output_specs(graph, path)
+    max_batch = _max_batch(request, (*inputs, *outputs), _measured_batch(report))
+    version = str(report.session.get("runtime", "openvino"))
+    text = f"the server's Python needs {version} or newer and numpy<2, which Triton's own images lack"
+    return ModelFiles(
+        backend="python",
+        device="cpu",
+        graph=graph,
+        inputs=inputs,
+        outputs=outputs,
+        max_batch=max_batch,
+        lengths=_lengths(inputs, report),
+        files={
+            **{file.name: file for file in (engine, engine.with_suffix(".bin"))},
+            **_python_files("openvino"),
+            "padding.py": Path(padding.__file__),
+        },
+        default="model.py",
+        placement=place(request, report, "cpu", serves_measured=True),
+        notes=(Note(text=text, code=NoteCode.SERVER_REQUIREMENT), *_limits(request, report, engine, max_batch)),
+    )
+
+
+def _python_files(runtime: str) -> dict[str, Path]:
+    """The files of a model in the Python backend, for a runtime."""
+    folder = Path(__file__).with_name("python_backend")
+    return {"model.py": folder / "model.py", "session.py": folder / f"{runtime}_session.py"}
+
+
+def _measured_batch(report: Report) -> int:
+    return max((speed.batch for speed in report.speeds), default=_DEFAULT_BATCH)
 
 
 def _lengths(inputs: Sequence[TensorSpec], report: Report) -> tuple[int, int]:
@@ -134,7 +200,8 @@ def _requirements(graph: ir.Model, backend: Backend, device: Device) -> Iterator
 def _limits(request: ServeRequest, report: Report, path: Path, max_batch: int) -> Iterator[Note]:
     """How the served model differs from the one that was requested or measured."""
     requested = target(definite_fields(report).get("target") or report.target)
-    if report.target != DEFAULT_TARGET and not requested.needs_device:
+    runs_measured = report.target == DEFAULT_TARGET or target_of(path).name == report.target
+    if not runs_measured and not requested.needs_device:
         yield Note(
             text=f"{request.out} was measured with {target(report.target).title} in {report.precision}; {path.name} is"
             " served with ONNX Runtime, so speed and numbers differ from the report",
@@ -195,6 +262,7 @@ def _tensorrt_files(request: ServeRequest, paths: Sequence[Path]) -> ModelFiles:
         files=engines.files,
         default=engines.default,
         by_capability=engines.by_capability,
+        placement=Placement(request.instances or 1),
         notes=engines.notes,
     )
 

@@ -67,7 +67,7 @@ def export(request: ServeRequest, service: ServiceWriter = kserve.service) -> Ex
     shortest, longest = files.lengths
     rows = inputs.real_rows(request.out, files.graph, files.inputs, _texts(request), shortest=shortest, longest=longest)
     requests = warmup.warmups(rows.feeds, files.max_batch)
-    config = triton_config.to_text(triton_config.model_config(request, files, requests))
+    config = triton_config.to_text(triton_config.model_config(request, files, requests), files.placement.reason)
     with _temporary_folder(request.repository) as temporary:
         model = temporary / "model"
         _write_model(model, files, config, requests)

@@ -33,8 +33,8 @@ def model_config(request: ServeRequest, files: ModelFiles, warmups: Sequence[War
     The server forms batches where every input and output has a free first axis; `dims` leave that axis out then.
 
     Args:
-        request: placement, batching and threads.
-        files: files, inputs and outputs.
+        request: name, batching and GPUs.
+        files: files, inputs, outputs and instances.
         warmups: requests that the server runs before it is ready.
     """
     config = pb.ModelConfig(name=request.model, backend=files.backend, max_batch_size=files.max_batch)
@@ -50,13 +50,13 @@ def model_config(request: ServeRequest, files: ModelFiles, warmups: Sequence[War
     if files.max_batch > 1:
         config.dynamic_batching.max_queue_delay_microseconds = request.queue_delay
     kind = pb.ModelInstanceGroup.KIND_GPU if files.device == "gpu" else pb.ModelInstanceGroup.KIND_CPU
-    config.instance_group.add(count=request.instances, kind=kind, gpus=request.gpus)
+    config.instance_group.add(count=files.placement.instances, kind=kind, gpus=request.gpus)
     if files.backend == "onnxruntime" and files.device == "gpu":
         # The backend passes the parameters on to the provider.
         accelerators = config.optimization.execution_accelerators
         accelerators.gpu_execution_accelerator.add(name="cuda", parameters=WITHOUT_TF32)
-    if request.threads is not None:
-        config.parameters["intra_op_thread_count"].string_value = str(request.threads)
+    if files.placement.threads is not None:
+        config.parameters["intra_op_thread_count"].string_value = str(files.placement.threads)
     for warmup in warmups:
         _add_warmup(config, files, warmup, leading)
     return config
@@ -71,9 +71,9 @@ def _add_warmup(config: Any, files: ModelFiles, warmup: Warmup, leading: int) ->
         )
 
 
-def to_text(config: Any) -> str:
-    """The text of a `ModelConfig`, as the server reads it."""
-    return str(text_format.MessageToString(config))
+def to_text(config: Any, comment: str = "") -> str:
+    """The text of a `ModelConfig`, as the server reads it, after a comment of one line."""
+    return (f"# {comment}\n" if comment else "") + str(text_format.MessageToString(config))
 
 
 def from_text(text: str) -> Any:

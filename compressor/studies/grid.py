@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from compressor.config.methods import METHODS
+from compressor.config.methods import HEAD_METHODS, METHODS
 from compressor.config.study import StudyRequest
 from compressor.errors import ErrorCode, UsageError, nearest
 from compressor.progress import ProgressCallback
@@ -39,9 +39,9 @@ class Grid(Study):
     @classmethod
     def check(cls, request: StudyRequest) -> None:
         for method in cls.values(request, "methods"):
-            if method not in METHODS:
+            if method not in HEAD_METHODS:
                 raise UsageError(
-                    f"--methods {method}: unknown; {nearest(method, list(METHODS))}",
+                    f"--methods {method}: no method of this study; {nearest(method, HEAD_METHODS)}",
                     code=ErrorCode.UNKNOWN_NAME,
                     field="methods",
                     value=method,

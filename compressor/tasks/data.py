@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,13 +36,14 @@ class _Rows:
     source: str
 
 
-def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0) -> Data:
+def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, unlabelled_training: bool = False) -> Data:
     """Read, check, encode and divide the rows of a run.
 
     Args:
         request: files, columns, metric and maximum row length.
         folder: its task and tokenizer encode the rows.
         seed: seed of the draw of rows that are set aside.
+        unlabelled_training: whether training rows may lack labels, where other rows have them.
 
     Raises:
         InputError: a file, a column or a label cannot be used.
@@ -49,10 +51,17 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0) -> Data:
     """
     splits, notes = _read_splits(request)
     task = make_task(folder, request)
-    first_split = next(iter(splits.values()))
-    task.learn_labels(first_split.rows, first_split.source)
+    unlabelled = _learn_labels(task, splits, unlabelled_training)
     notes += task.notes
-    encoded = {name: task.encode(split.rows, split.source) for name, split in splits.items()}
+    encoded = {
+        name: (task.encode_unlabelled if name in unlabelled else task.encode)(split.rows, split.source)
+        for name, split in splits.items()
+    }
+    if unlabelled:
+        text = (
+            f"{splits['train'].source}: its rows have no labels; they are only used to choose units and refit weights"
+        )
+        notes.append(Note(text=text, code=NoteCode.ROWS_UNLABELLED))
     if "eval" not in encoded and "train" in encoded:
         encoded["train"], encoded["eval"] = _set_aside(encoded["train"], _EVAL_SHARE, seed, "train", task)
         notes.append(_set_aside_note("eval", "train", encoded["eval"], seed, task))
@@ -70,6 +79,19 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0) -> Data:
         task.metric,
     )
     return Data(train, evaluation, test, task, tuple(notes), rows_hash(train), rows_hash(evaluation))
+
+
+def _learn_labels(task: Task, splits: Mapping[Split, _Rows], unlabelled_training: bool) -> frozenset[Split]:
+    """Learn the labels from the first split that has them; return the splits without labels."""
+    first, *others = splits
+    try:
+        task.learn_labels(splits[first].rows, splits[first].source)
+    except InputError as error:
+        if error.code is not ErrorCode.COLUMN_MISSING or first != "train" or not (unlabelled_training and others):
+            raise
+        task.learn_labels(splits[others[0]].rows, splits[others[0]].source)
+        return frozenset({first})
+    return frozenset()
 
 
 def training_texts(request: RowsConfig) -> list[str]:

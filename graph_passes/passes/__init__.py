@@ -7,7 +7,7 @@ from graph_passes.passes.fold_gates import FoldGates
 from graph_passes.passes.fold_weights import FoldWeights
 from graph_passes.passes.fuse_for_ort import FuseForOrt
 from graph_passes.passes.insert_gates import InsertGates
-from graph_passes.passes.insert_product_gates import InsertProductGates, products_of_groups
+from graph_passes.passes.insert_product_gates import InsertProductGates
 from graph_passes.passes.insert_quantizers import InsertQuantizers
 from graph_passes.passes.lower_block_sparse import LowerBlockSparse
 from graph_passes.passes.lower_opset import LowerOpset
@@ -52,5 +52,4 @@ __all__ = [
     "ScaleQueries",
     "SplitSkipNorms",
     "TransposeSingleQuery",
-    "products_of_groups",
 ]

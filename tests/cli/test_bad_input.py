@@ -66,7 +66,7 @@ def search_command(inputs: Path) -> Arguments:
 def run_with_plan(inputs: Path, **fields: Any) -> Arguments:
     """A run with the plan, some fields of its only site changed."""
     plan = json.loads((inputs / "plan.json").read_text())
-    plan["sites"][0].update(fields)
+    plan["groups"][0].update(fields)
     (inputs / "plan.json").write_text(json.dumps(plan))
     return [inputs / "model", "--plan", inputs / "plan.json"]
 
@@ -158,7 +158,7 @@ def plan_next_to_its_weights(inputs: Path) -> Arguments:
 def already_shrunk_graph(inputs: Path) -> Arguments:
     plan = Plan.load(inputs / "plan.json")
     site = plan.sites[0]
-    smaller = plan.model_copy(update={"sites": (replace(site, kept=site.kept[1:], scale=()),)})
+    smaller = plan.model_copy(update={"groups": (replace(site, kept=site.kept[1:], scale=()),)})
     save(shrink(load_graph(inputs / "dense.onnx"), smaller).model, inputs / "dense.onnx")
     smaller.save(inputs / "plan.json")
     return apply_command(inputs)

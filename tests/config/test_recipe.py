@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 
 from compressor.cli.run import run
 from compressor.config.fields import flag_of
-from compressor.config.methods import METHODS, PENALISED_METHODS
+from compressor.config.methods import BUDGET_METHODS, METHODS, PENALISED_METHODS
 from compressor.config.recipe_file import command_line, json_schema, read_recipe, recipe_of
 from compressor.config.run import FIELDS, FORMER_NAMES, SECTION_OF, SECTIONS, Recipe, current_fields
 from compressor.config.values import AttentionKind
 from compressor.errors import ErrorCode, UsageError
+from compressor.selection.options import option_names
+from compressor.selection.pruner import Pruner
 from graph_passes import Kind
 from tests.faults import fails_with
 
@@ -335,8 +337,14 @@ def test_kinds_of_attention_equal_those_of_plans() -> None:
 
 
 def test_penalised_methods_have_a_penalty() -> None:
+    for name in METHODS:
+        assert ("penalty" in option_names(name)) == (name in PENALISED_METHODS), name
+
+
+def test_methods_under_a_budget_are_pruners() -> None:
+    assert {"reconstruct", "fisher", "magnitude"} <= set(BUDGET_METHODS)
     for name, method in METHODS.items():
-        assert ("penalty" in method.load().options_class.model_fields) == (name in PENALISED_METHODS), name
+        assert issubclass(method.load(), Pruner) == (name in BUDGET_METHODS), name
 
 
 def test_every_section_is_read_by_the_recipe() -> None:

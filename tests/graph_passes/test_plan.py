@@ -9,10 +9,11 @@ from typing import Any
 
 import hypothesis
 import numpy as np
+import pydantic
 import pytest
 from hypothesis import strategies as st
 
-from graph_passes import BlockMask, Plan, PlanError, SitePlan
+from graph_passes import BlockMask, GroupPlan, NeuronPlan, Plan, PlanError, SitePlan
 from graph_passes.errors import GraphErrorCode
 from tests.graph_passes.graphs import plan, site
 
@@ -20,19 +21,19 @@ Edit = Callable[[dict[str, Any]], object]
 """An edit that makes the JSON of a plan invalid."""
 
 INVALID: dict[str, tuple[Edit, str, object]] = {
-    "no sites": (lambda fields: fields.pop("sites"), "sites", None),
-    "no heads": (lambda fields: fields["sites"][0].pop("heads"), "sites[0].heads", None),
-    "another version": (lambda fields: fields.update(version=2), "version", 2),
+    "no sites": (lambda fields: fields.pop("groups"), "groups", None),
+    "no heads": (lambda fields: fields["groups"][0].pop("heads"), "groups[0].heads", None),
+    "another version": (lambda fields: fields.update(version=3), "version", 3),
     "an unknown key": (lambda fields: fields.update(kept=3), "kept", 3),
-    "an unknown key of a site": (lambda fields: fields["sites"][0].update(keep=3), "sites[0].keep", 3),
-    "a head out of range": (lambda fields: fields["sites"][0].update(kept=[0, 4], scale=[]), "sites[0]", None),
-    "a head below zero": (lambda fields: fields["sites"][0].update(kept=[-1, 2]), "sites[0].kept[0]", -1),
-    "heads that are not ascending": (lambda fields: fields["sites"][0].update(kept=[2, 0]), "sites[0]", None),
-    "words for heads": (lambda fields: fields["sites"][0].update(heads="many"), "sites[0].heads", "many"),
-    "an unknown kind": (lambda fields: fields["sites"][0].update(kind="both"), "sites[0].kind", "both"),
-    "heads without scales": (lambda fields: fields["sites"][0].update(scale=[1.0]), "sites[0]", None),
-    "key/value heads that do not divide": (lambda fields: fields["sites"][0].update(kv_heads=3), "sites[0]", None),
-    "a site twice": (lambda fields: fields["sites"].append(fields["sites"][0]), "", None),
+    "an unknown key of a site": (lambda fields: fields["groups"][0].update(keep=3), "groups[0].keep", 3),
+    "a head out of range": (lambda fields: fields["groups"][0].update(kept=[0, 4], scale=[]), "groups[0]", None),
+    "a head below zero": (lambda fields: fields["groups"][0].update(kept=[-1, 2]), "groups[0].kept[0]", -1),
+    "heads that are not ascending": (lambda fields: fields["groups"][0].update(kept=[2, 0]), "groups[0]", None),
+    "words for heads": (lambda fields: fields["groups"][0].update(heads="many"), "groups[0].heads", "many"),
+    "an unknown kind": (lambda fields: fields["groups"][0].update(kind="both"), "groups[0].kind", "both"),
+    "heads without scales": (lambda fields: fields["groups"][0].update(scale=[1.0]), "groups[0]", None),
+    "key/value heads that do not divide": (lambda fields: fields["groups"][0].update(kv_heads=3), "groups[0]", None),
+    "a site twice": (lambda fields: fields["groups"].append(fields["groups"][0]), "", None),
 }
 
 
@@ -83,13 +84,38 @@ def test_messages_state_the_fault_and_the_remedy(tmp_path: Path) -> None:
     remedy = "correct the plan or learn it again"
     path = tmp_path / "plan.json"
     assert [str(load_error(write_plan(tmp_path, edit))).removeprefix(f"{path}: ") for edit in edits] == [
-        f"sites[0].heads is missing; {remedy}",
+        f"groups[0].heads is missing; {remedy}",
         f"version 2 cannot be read, only version 1; {remedy}",
         f"a: head 4 is out of range, the site has heads 0 to 3; {remedy}",
-        f"sites[0].heads is 'many' and should be a valid integer, unable to parse string as an integer; {remedy}",
+        f"groups[0].heads is 'many' and should be a valid integer, unable to parse string as an integer; {remedy}",
     ]
 
 
+def version_1(tmp_path: Path, **changes: object) -> Path:
+    """A plan file of version 1, whose only site has other fields."""
+    path = write_plan(tmp_path, lambda fields: fields["groups"][0].update(changes))
+    fields = json.loads(path.read_text())
+    fields["version"], fields["sites"] = 1, fields.pop("groups")
+    del fields["sites"][0]["type"]
+    path.write_text(json.dumps(fields))
+    return path
+
+
+def test_a_plan_of_version_1_is_read(tmp_path: Path) -> None:
+    assert Plan.load(version_1(tmp_path)) == plan([0, 2])
+    error = load_error(version_1(tmp_path, kept=[-1]))
+    assert (error.code, error.details["field"]) == (GraphErrorCode.INVALID_PLAN, "sites[0].kept[0]")
+
+
+NEURONS = st.builds(
+    lambda name, units, kept, scale: NeuronPlan(
+        name, units, tuple(sorted(unit for unit in kept if unit < units)), (scale,) * sum(unit < units for unit in kept)
+    ),
+    st.text(min_size=1, max_size=5),
+    st.integers(1, 40),
+    st.sets(st.integers(0, 39)),
+    st.floats(0.1, 2),
+)
 SITES = st.builds(
     lambda name, kind, heads, width, kept: SitePlan(
         name, kind, heads, heads, width, tuple(sorted(head for head in kept if head < heads))
@@ -104,12 +130,12 @@ SITES = st.builds(
 
 @hypothesis.settings(deadline=None, derandomize=True, max_examples=50)
 @hypothesis.given(
-    sites=st.lists(SITES, max_size=4, unique_by=lambda entry: entry.name), seed=st.none() | st.integers(0)
+    groups=st.lists(SITES | NEURONS, max_size=4, unique_by=lambda entry: entry.name), seed=st.none() | st.integers(0)
 )
 def test_a_saved_plan_is_read_without_a_change(
-    sites: list[SitePlan], seed: int | None, tmp_path_factory: pytest.TempPathFactory
+    groups: list[GroupPlan], seed: int | None, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    original = Plan(sites=tuple(sites), method="dsp", options={"tau": 0.5}, seed=seed)
+    original = Plan(groups=tuple(groups), method="dsp", options={"tau": 0.5}, seed=seed)
     path = tmp_path_factory.mktemp("saved") / "plan.json"
     original.save(path)
     content = path.read_bytes()
@@ -123,11 +149,11 @@ FORMER_KINDS = {"encoder": "bidirectional", "decoder": "causal", "cross": "cross
 
 @pytest.mark.parametrize("former", FORMER_KINDS)
 def test_a_plan_of_version_0_1_is_read_with_the_current_name_of_its_kind(former: str, tmp_path: Path) -> None:
-    path = write_plan(tmp_path, lambda fields: fields["sites"][0].update(kind=former))
+    path = write_plan(tmp_path, lambda fields: fields["groups"][0].update(kind=former))
     loaded = Plan.load(path)
     assert loaded.sites[0].kind == FORMER_KINDS[former]
     loaded.save(path)
-    assert json.loads(path.read_text())["sites"][0]["kind"] == FORMER_KINDS[former]
+    assert json.loads(path.read_text())["groups"][0]["kind"] == FORMER_KINDS[former]
 
 
 # -- Masks -----------------------------------------------------------------------------------------------------------
@@ -166,7 +192,7 @@ def test_masks_that_do_not_fit_the_plan_file_are_refused(
     path = tmp_path / "plan.json"
     masked().save(path)
     fields = json.loads(path.read_text())
-    fields["sites"][0].update(change)
+    fields["groups"][0].update(change)
     path.write_text(json.dumps(fields))
     error = mask_error(path)
     assert (error.code, error.details["site"]) == (code, "a")
@@ -195,3 +221,19 @@ def test_a_plan_counts_its_heads_and_finds_its_sites() -> None:
     assert both["a"].gate == (0.0, 0.5, 0.0, 0.0)
     with pytest.raises(KeyError):
         both["c"]
+
+
+def test_a_plan_counts_its_neurons() -> None:
+    both = Plan(groups=(site([1]), NeuronPlan("mlp", 6, (0, 5))))
+    assert (both.heads, both.heads_kept, both.neurons, both.neurons_kept) == (4, 1, 6, 2)
+    assert both.drops_any
+    whole = both.replace_groups([site([0, 1, 2, 3]), NeuronPlan("mlp", 6, tuple(range(6)))])
+    assert not whole.drops_any
+    assert [group.name for group in whole.groups] == ["a", "mlp"]
+    assert (whole.sites[0].units, whole.feed_forwards[0].width) == (4, 1)
+
+
+@pytest.mark.parametrize("fields", [{"kept": (6,)}, {"kept": (2, 1)}, {"kept": (0, 1), "scale": (1.0,)}])
+def test_neurons_that_do_not_exist_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(pydantic.ValidationError):
+        NeuronPlan("mlp", 6, **fields)

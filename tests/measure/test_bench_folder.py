@@ -10,8 +10,9 @@ import pytest
 
 from compressor.errors import InputError
 from compressor.measure import bench_folder
-from compressor.measure.throughput import rows_per_second
-from compressor.targets import Feeds
+from compressor.measure.throughput import affordable_callers, row_rates, rows_per_second
+from compressor.targets import Feeds, target
+from compressor.targets.cores import usable_cores
 from graph_passes import load, save
 from tests.targets.engines import FakeEngine
 from tests.targets.graphs import pruned
@@ -37,6 +38,30 @@ def test_each_caller_has_an_engine_and_a_thread_of_its_own() -> None:
     callers = [set(engine.threads[2:]) for engine in engines]
     assert all(len(threads) == 1 for threads in callers)
     assert not callers[0] & callers[1]
+
+
+def test_every_caller_calls_at_least_once() -> None:
+    engines = [CountingEngine(), CountingEngine(), CountingEngine()]
+    assert rows_per_second(engines, {}, batch=1, seconds=0) > 0
+    assert all(len(engine.threads) >= 3 for engine in engines)
+
+
+def test_callers_are_limited_by_memory_and_to_processors() -> None:
+    on_cpu, on_gpu = (FakeEngine(session={"provider": f"{name}ExecutionProvider"}) for name in ("CPU", "CUDA"))
+    assert affordable_callers([(on_cpu, 1), (on_cpu, None)]) == usable_cores()
+    assert affordable_callers([(on_cpu, 2**60)]) == 1
+    assert affordable_callers([(on_cpu, 1), (on_gpu, 1)]) == 1
+
+
+@pytest.mark.parametrize("name", ["ort", "openvino"])
+def test_rates_are_of_one_caller_and_of_several(name: str, tmp_path: Path) -> None:
+    if name == "openvino":
+        pytest.importorskip("openvino")
+    graphs, runtime = pruned("bert"), target(name)
+    engine = runtime.build(graphs.shrunk, tmp_path / runtime.engine_file, threads=1)
+    rates = row_rates(engine, [(2, graphs.inputs), (2, graphs.inputs)], callers=2, seconds=0.01)
+    assert len(rates) == 2
+    assert all(rate.one_caller > 0 and rate.all_callers > 0 for rate in rates)
 
 
 def test_a_folder_is_timed_on_every_target(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Prove the products of a quantized graph on OpenVINO, in a process whose environment chooses the instructions.
 
-Called with the graph and one batch of its inputs (`.npz`); prints whether the proof holds, and its error.
+Called with the graph and one batch of its inputs (`.npz`); prints whether the proof holds, its error, and the
+products that fail.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
+from compressor.quantization.products import names_of
 from compressor.run.products import Case
 from compressor.run.verify import prove_products
 from compressor.targets import target
+from graph_passes import load
 
 
 def main(graph: Path, inputs: Path) -> None:
@@ -25,7 +28,8 @@ def main(graph: Path, inputs: Path) -> None:
         [Case(dict(np.load(inputs)), "inputs")],
         "compressed",
     )
-    print(json.dumps({"holds": proof.holds, "error": proof.error}))
+    failing = names_of(load(graph), proof.failing)
+    print(json.dumps({"holds": proof.holds, "error": proof.error, "failing": failing}))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from compressor.targets import Engine, Feeds, target
 from compressor.targets.quantized_graph import quantized_products
 from graph_passes import load, save
 from tests.quantization import prove_openvino
-from tests.quantization.graphs import Quantized, needs_nncf, quantized, run, two_products, vectors
+from tests.quantization.graphs import Quantized, calibration_rows, needs_nncf, quantized, run, two_products, vectors
 from tests.targets.cpu import needs_vnni
 from tests.targets.engines import FakeEngine
 
@@ -161,21 +161,35 @@ def test_the_products_of_a_runtime_are_proven(name: str, file: str, bert: Quanti
     assert proof.cases == tuple(case.name for case in bert.cases)
 
 
-@needs_vnni
-def test_a_runtime_that_saturates_is_found_out(bert: Quantized, tmp_path: Path) -> None:
-    inputs: dict[str, Any] = dict(bert.cases[-1].feeds)
-    np.savez(tmp_path / "inputs.npz", **inputs)
+def prove_without_vnni(graph: Path, feeds: Feeds, folder: Path) -> dict[str, Any]:
+    """The proof of the products on OpenVINO, in a process whose products have 16-bit sums."""
+    inputs: dict[str, Any] = dict(feeds)
+    np.savez(folder / "inputs.npz", **inputs)
     printed = subprocess.run(
-        [sys.executable, "-m", prove_openvino.__name__, bert.path, tmp_path / "inputs.npz"],
+        [sys.executable, "-m", prove_openvino.__name__, graph, folder / "inputs.npz"],
         cwd=Path(__file__).parents[2],
         env={**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"},
         capture_output=True,
         check=True,
         text=True,
     ).stdout
-    proof = json.loads(printed)
+    proof: dict[str, Any] = json.loads(printed)
+    return proof
+
+
+@needs_vnni
+def test_a_runtime_that_saturates_is_found_out(bert: Quantized, tmp_path: Path) -> None:
+    proof = prove_without_vnni(bert.path, bert.cases[-1].feeds, tmp_path)
     assert not proof["holds"]
     assert proof["error"] > 0.1
+    assert set(proof["failing"]) <= {node.name for node in quantized_products(load(bert.path))}
+    assert proof["failing"]
+
+
+def test_a_reduced_range_does_not_saturate(bert: Quantized, tmp_path: Path) -> None:
+    graph = tmp_path / "reduced.onnx"
+    quantize_graph(bert.source, calibration_rows(), graph, reduce_range=True)
+    assert prove_without_vnni(graph, bert.cases[-1].feeds, tmp_path)["holds"]
 
 
 @pytest.mark.parametrize("index", [0, 1])

@@ -19,8 +19,10 @@ from compressor.results import (
     Proof,
     Refusal,
     Report,
+    RowRates,
     Score,
     Speed,
+    Throughput,
 )
 from graph_passes import Kind, Plan, SitePlan
 
@@ -50,6 +52,12 @@ def speed(batch: int, seq: int, dense: float, compressed: float, *, void: str | 
         high=ratio + 0.03,
         void=void,
     )
+
+
+def throughput(batch: int, seq: int, dense: tuple[float, float], compressed: tuple[float, float]) -> Throughput:
+    """A row of rates with one caller and with two."""
+    before, after = (RowRates(one_caller=one, all_callers=several) for one, several in (dense, compressed))
+    return Throughput(batch=batch, seq=seq, callers=2, dense=before, compressed=after)
 
 
 def site(

@@ -16,33 +16,44 @@ from rich.console import Console
 from compressor.report import load, summary, write
 from compressor.report.files import to_json
 from compressor.report.html import render
-from compressor.results import Candidate, DropStatus, QuantizedProducts, Report
+from compressor.results import Candidate, DropStatus, MetricUnit, Proof, ProofStage, QuantizedProducts, Report
 from tests.report import reports
 
 HOSTILE = "</td></tr></table><script>alert(1)</script><img src=x onerror=alert(1)>\"'&{{ 7 * 7 }}[red]x[/red]"
 PRODUCTS = QuantizedProducts(requested=38, executed=37, in_float=("classifier",), float_in_graph=("pooler",))
+SIZES = ("batch 1, 128 tokens", "batch 8, 128 tokens")
+PROOFS = tuple(
+    Proof(stage=stage, variant="compressed", error=1e-7, tolerance=1e-5, cases=("batch 1",))
+    for stage in (ProofStage.EXPORT, ProofStage.SHRINK, ProofStage.BUILD)
+)
 CANDIDATES = (
     Candidate(
         target="ort",
         precision="fp32",
-        milliseconds={"batch 1, 128 tokens": 4.83, "batch 8, 128 tokens": 35.1},
+        milliseconds={SIZES[0]: 4.83, SIZES[1]: 35.1},
         speed=1.314,
         metric=0.9220,
         difference=-0.0046,
+        unit=MetricUnit.POINTS,
         agreement=0.99,
         file_bytes=83_000_000,
+        peak_memory_bytes=190_000_000,
+        proofs=PROOFS,
     ),
     Candidate(
         target="openvino",
         precision="int8",
         form="portable",
-        milliseconds={"batch 1, 128 tokens": 2.1},
+        milliseconds={SIZES[0]: 2.1},
         speed=2.961,
         metric=0.9174,
         difference=-0.0092,
+        unit=MetricUnit.POINTS,
         agreement=0.9764,
         file_bytes=23_100_000,
+        peak_memory_bytes=88_000_000,
         quantized=PRODUCTS,
+        proofs=PROOFS[:2],
         chosen=True,
     ),
     Candidate(
@@ -60,10 +71,24 @@ CANDIDATES = (
     Candidate(target="trt", precision="fp32", holds=False, failure="this machine has no NVIDIA GPU"),
 )
 ROWS = [
-    ["ort fp32", "1.31×", "0.922 (−0.0046)", "99.0%", "83 MB", ""],
-    ["openvino int8 portable", "2.96×", "0.9174 (−0.0092)", "97.6%", "23.1 MB", "chosen"],
-    ["ort int8 dynamic", "3.50×", "0.85 (−0.0766)", "90.0%", "23 MB", "loses too much"],
-    ["trt fp32", "", "", "", "", "this machine has no NVIDIA GPU"],
+    ["ort fp32", "4.83 ms", "35.1 ms", "1.31×", "92.2 (−0.46 points)", "99.0%", "83 MB", "190 MB", "3 of 3", ""],
+    [
+        *("openvino int8 portable", "2.10 ms", "", "2.96×", "91.7 (−0.92 points)", "97.6%", "23.1 MB", "88 MB"),
+        *("2 of 2", "chosen"),
+    ],
+    ["ort int8 dynamic", "", "", "3.50×", "0.850 (−0.0766)", "90.0%", "23 MB", "", "", "loses too much"],
+    ["trt fp32", "", "", "", "", "", "", "", "", "this machine has no NVIDIA GPU"],
+]
+HEADINGS = [
+    "engine",
+    *SIZES,
+    "speed",
+    "metric, evaluation rows",
+    "equal answers",
+    "size",
+    "memory",
+    "proofs",
+    "outcome",
 ]
 
 PLAIN: dict[str, Any] = {"speeds": (), "curves": ()}
@@ -115,8 +140,7 @@ def printed(report: Report, width: int = 200) -> list[str]:
 def test_the_terminal_shows_a_row_for_each_engine() -> None:
     lines = printed(tried())
     (start,) = (number for number, line in enumerate(lines) if line.startswith("engines tried"))
-    rows = [[cell for cell in line.split("  ") if cell] for line in lines[start + 1 : start + 5]]
-    shown = [[cell.strip() for cell in row] for row in rows]
+    shown = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines[start + 1 : start + 5]]
     expected = [[cell for cell in row if cell] for row in ROWS]
     assert shown == [*expected[:3], ["trt fp32", "not delivered"]], "failures are too long for a terminal"
 
@@ -143,7 +167,7 @@ def test_the_page_shows_a_row_for_each_engine() -> None:
     page = render(tried())
     assert page.count('id="candidates"') == 1
     rows = _Tables(page).rows
-    (start,) = (number for number, row in enumerate(rows) if row and row[0] == "engine" and row[-1] == "outcome")
+    start = rows.index(HEADINGS)
     assert rows[start + 1 : start + 5] == ROWS
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,15 +18,18 @@ from hypothesis import strategies as st
 import compressor
 from compressor.config.run import Recipe, definite_fields
 from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
-from compressor.results import MissingTarget, NoteCode, ProofStage, Report
+from compressor.report import load as load_report
+from compressor.results import MetricUnit, MissingTarget, NoteCode, ProofStage, Report
 from compressor.run.choose_engine import choices
 from compressor.run.engine_trials import fewest
 from compressor.run.run_notes import of_unused_fields
 from compressor.targets import target
+from compressor.targets.cores import usable_cores
 from compressor.targets.quantized_graph import float_products, quantized_products
 from graph_passes import load
 from tests import folders
 from tests.report import reports
+from tests.run import saturating_process
 from tests.run.listeners import RecordingListener
 from tests.run.runs import NUMBERS, learning_recipe
 from tests.targets.cpu import needs_vnni
@@ -43,7 +49,7 @@ class Int8Run:
 
 def int8_recipe(inputs: Path, out: Path, **fields: object) -> Recipe:
     """A short run that keeps every head."""
-    return learning_recipe(inputs, out, **{"keep": None, "target": "auto", "precision": "auto", **fields})
+    return learning_recipe(inputs, out, **{"keep": "100%", "target": "auto", "precision": "auto", **fields})
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +90,10 @@ def test_the_table_holds_every_engine_and_one_is_chosen(int8_run: Int8Run) -> No
         assert 0 <= row.agreement <= 1
         assert row.milliseconds
         assert row.file_bytes
+        assert row.unit is MetricUnit.POINTS
+        assert row.holds == (row.peak_memory_bytes is not None)
+        assert row.proofs
+        assert all(proof.holds for proof in row.proofs)
         if row.precision == "int8":
             assert row.quantized is not None
             assert row.quantized.executed >= row.quantized.requested
@@ -91,6 +101,15 @@ def test_the_table_holds_every_engine_and_one_is_chosen(int8_run: Int8Run) -> No
     assert NoteCode.ENGINE_CHOSEN in int8_run.listener.codes
     assert NoteCode.FEW_CALIBRATION_ROWS in int8_run.listener.codes
     assert not any("learning" in stage for stage in int8_run.listener.stages)
+
+
+def test_throughput_is_reported_at_every_size(int8_run: Int8Run) -> None:
+    sizes = [(row.batch, row.seq) for row in int8_run.report.speeds]
+    assert [(row.batch, row.seq) for row in int8_run.report.throughputs] == (sizes if usable_cores() > 1 else [])
+    for row in int8_run.report.throughputs:
+        assert row.callers == usable_cores()
+        assert min(row.dense.one_caller, row.dense.all_callers) > 0
+        assert min(row.compressed.one_caller, row.compressed.all_callers) > 0
 
 
 def test_an_int8_run_is_proven_down_to_its_products(inputs: Path, tmp_path: Path) -> None:
@@ -108,6 +127,15 @@ def test_an_int8_run_is_proven_down_to_its_products(inputs: Path, tmp_path: Path
     engine = target("openvino").load(tmp_path / "out" / "engine.xml")
     assert engine.precision == "int8"
     assert engine.session["shapes"] == ["1x8", "4x16"]
+
+
+def test_the_engine_is_chosen_before_units_are_removed_for_it(inputs: Path, tmp_path: Path) -> None:
+    recipe = int8_recipe(inputs, tmp_path / "out", keep=None, target="openvino", max_drop=0.99)
+    assert recipe.prunes
+    report = compressor.compress(recipe)
+    assert [row.precision for row in report.candidates] == ["fp32", "int8"]
+    (best,) = (row for row in report.candidates if row.chosen)
+    assert (report.target, report.precision) == (best.target, best.precision)
 
 
 def test_an_int8_engine_is_built_again_from_the_folder(int8_run: Int8Run, tmp_path: Path) -> None:
@@ -135,10 +163,32 @@ def test_an_int8_engine_is_built_again_from_the_folder(int8_run: Int8Run, tmp_pa
     assert caught.value.code is ErrorCode.FILE_MISSING
 
 
+@needs_vnni
+def test_products_that_fail_their_proof_return_to_floats(inputs: Path, tmp_path: Path) -> None:
+    """In a process whose int8 products have 16-bit sums, which saturate."""
+    subprocess.run(
+        [sys.executable, "-m", saturating_process.__name__, inputs, tmp_path / "out"],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"},
+        capture_output=True,
+        check=True,
+    )
+    report = load_report(tmp_path / "out")
+    (candidate,) = report.candidates
+    assert candidate.chosen
+    assert candidate.in_float
+    assert all(proof.holds and not proof.failing for proof in report.proofs)
+    assert NoteCode.PRODUCTS_IN_FLOAT in {note.code for note in report.notes}
+    delivered = load(tmp_path / "out" / "model.int8.onnx")
+    assert {node.name for node in float_products(delivered)} >= set(candidate.in_float)
+    assert report.compressed.quantized is not None
+    assert len(quantized_products(delivered)) == report.compressed.quantized.executed > 0
+
+
 @pytest.mark.parametrize("precision", ["int8", "auto"])
 def test_int8_without_rows_ends_before_anything_is_built(precision: str, inputs: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        compressor.compress(int8_recipe(inputs, tmp_path / "out", data=None, precision=precision))
+        compressor.compress(int8_recipe(inputs, tmp_path / "out", keep=None, data=None, precision=precision))
     assert caught.value.code is ErrorCode.MISSING_VALUE
     assert not (tmp_path / "out").exists()
 
@@ -165,7 +215,7 @@ def test_products_return_to_floats_where_int8_loses_too_much(tmp_path: Path) -> 
     torch.manual_seed(2)
     folders.save(folders.gpt2(), tmp_path / "model")
     timing = {"batch": (1,), "seq": (8,), "seconds": 0.01}
-    fields = {"target": "openvino", "precision": "int8", "max_drop": 0.0025, **timing}
+    fields = {"keep": "100%", "target": "openvino", "precision": "int8", "max_drop": 0.0025, **timing}
     report = compressor.compress(
         Recipe(model=tmp_path / "model", data=str(tmp_path / "rows.tsv"), out=tmp_path / "out", **fields)
     )
@@ -173,6 +223,7 @@ def test_products_return_to_floats_where_int8_loses_too_much(tmp_path: Path) -> 
     assert not first.holds
     assert returned.holds
     assert returned.chosen
+    assert returned.in_float
     assert report.compressed.quantized is not None
     delivered = load(tmp_path / "out" / "model.int8.onnx")
     assert 0 < len(report.compressed.quantized.float_in_graph) == len(float_products(delivered))

@@ -69,7 +69,13 @@ def test_a_proof_with_the_plan_of_other_heads_fails(bert: Pruned) -> None:
     with pytest.raises(MismatchError) as caught:
         require(proof)
     assert caught.value.code is ErrorCode.NUMBERS_DIFFER
-    assert caught.value.details == {"variant": "dense", "stage": ProofStage.EXPORT, "error": proof.error}
+    assert proof.failing == ("logits",)
+    assert caught.value.details == {
+        "variant": "dense",
+        "stage": ProofStage.EXPORT,
+        "error": proof.error,
+        "outputs": proof.failing,
+    }
 
 
 def nudge(weights: np.ndarray) -> np.ndarray:

@@ -61,6 +61,36 @@ def test_the_python_backend_serves_the_plain_graph(out: Path, tmp_path: Path) ->
     assert triton_config.load(exported.model / "config.pbtxt").max_batch_size == 3
 
 
+def openvino_folder(folder: Path) -> Path:
+    """The folder of a run for OpenVINO, with stand-ins for its engine."""
+    run_folder(folder, target="openvino", session={"runtime": "openvino 2026.4.1", "provider": "CPU"})
+    (folder / "engine.onnx").unlink()
+    for name in ("engine.xml", "engine.bin"):
+        (folder / name).write_text(name)
+    return folder
+
+
+def test_an_engine_of_openvino_is_served_as_it_was_measured(tmp_path: Path) -> None:
+    out = openvino_folder(tmp_path / "run")
+    exported = export(ServeRequest(out=out, repository=tmp_path / "r"))
+    assert (exported.backend, exported.device, exported.max_batch) == ("python", "cpu", 8)
+    files = {path.name for path in (exported.model / "1").iterdir()}
+    assert files == {"engine.xml", "engine.bin", "model.py", "session.py", "padding.py"}
+    codes = {note.code for note in exported.notes}
+    assert NoteCode.SERVER_REQUIREMENT in codes
+    assert NoteCode.ENGINE_NOT_SERVED not in codes
+    for fields in ({"plain": True}, {"backend": "onnxruntime"}, {"plain": True, "backend": "python"}):
+        request = ServeRequest(out=out, repository=tmp_path / "r", name="graph", force=True, **fields)
+        served = export(request)
+        assert NoteCode.ENGINE_NOT_SERVED in {note.code for note in served.notes}
+        assert not (served.model / "1" / "engine.xml").exists()
+    on_gpu: tuple[dict[str, Any], ...] = ({"device": "gpu"}, {"gpus": (0,)})
+    for placed in on_gpu:
+        with pytest.raises(UsageError) as error:
+            export(ServeRequest(out=out, repository=tmp_path / "r", name="other", **placed))
+        assert error.value.code is ErrorCode.CONTRADICTION
+
+
 def test_a_graph_that_fixes_its_batch_is_served_without_batches(out: Path, tmp_path: Path) -> None:
     shutil.copytree(out, tmp_path / "fixed")
     (tmp_path / "fixed" / "engine.onnx").unlink()

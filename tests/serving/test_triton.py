@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,12 +18,13 @@ from compressor.config.serve import ServeRequest
 from compressor.export import export_reference
 from compressor.model_folder import example_inputs
 from compressor.model_folder import load as load_folder
+from compressor.quantization import quantize_graph
 from compressor.report import JSON_NAME
 from compressor.serving import export, input_specs, real_rows
 from compressor.serving.model_files import GRAPH
-from compressor.targets import target
-from compressor.targets.onnxruntime.ort_session import open_session, run_session, session_settings
+from compressor.targets import BuildOptions, target, target_of
 from compressor.units import find_sites, keep_all
+from compressor.workdir import QUANTIZED_GRAPH
 from graph_passes import Plan
 from tests import folders
 from tests.command import compress
@@ -63,24 +66,26 @@ def server(compressed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 class LocalOutputs:
     """Requests of many sizes, with the outputs of the engine in this process."""
 
-    def __init__(self, out: Path) -> None:
-        session = open_session(out / "engine.onnx", session_settings("cpu", 1))
-        graph = graph_passes.load(out / "engine.onnx")
+    def __init__(self, out: Path, engine: Path) -> None:
+        local = target_of(engine).load(engine, threads=1)
+        graph = graph_passes.load(out / GRAPH)
         words = [word for word in folders.WORDS if len(word) > 2]
         texts = [(" ".join(words[start : start + count]),) for start in range(5) for count in (1, 4, 9)]
         rows = real_rows(out, graph, input_specs(graph, out), texts, longest=16).feeds
         self.requests = [
             {name: np.repeat(value, batch, axis=0) for name, value in row.items()} for row in rows for batch in (1, 3)
         ]
-        self.outputs = [run_session(session, feeds) for feeds in self.requests]
+        self.outputs = [local.run(feeds) for feeds in self.requests]
 
 
 @pytest.fixture(scope="module")
 def local(compressed: Path) -> LocalOutputs:
-    return LocalOutputs(compressed)
+    return LocalOutputs(compressed, compressed / "engine.onnx")
 
 
-def compare_outputs(module: Any, url: str, local: LocalOutputs, order: np.ndarray) -> None:
+def compare_outputs(
+    module: Any, url: str, local: LocalOutputs, order: np.ndarray, model: str = "small", tolerance: float = 1e-5
+) -> None:
     """Send requests in this order, as one client, and compare every response."""
     client = module.InferenceServerClient(url)
     for index in order:
@@ -88,9 +93,9 @@ def compare_outputs(module: Any, url: str, local: LocalOutputs, order: np.ndarra
         for name, value in local.requests[index].items():
             inputs.append(module.InferInput(name, value.shape, "INT64"))
             inputs[-1].set_data_from_numpy(value)
-        response = client.infer("small", inputs)
+        response = client.infer(model, inputs)
         for name, expected in local.outputs[index].items():
-            np.testing.assert_allclose(response.as_numpy(name), expected, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(response.as_numpy(name), expected, rtol=tolerance, atol=tolerance / 10)
     client.close()
 
 
@@ -149,3 +154,34 @@ def test_a_bad_request_does_not_affect_others(server: triton_server.Server, loca
         client.infer("small", inputs)
     client.close()
     compare_outputs(tritonclient.grpc, server.grpc, local, np.arange(len(local.requests)))
+
+
+@pytest.fixture(scope="module")
+def in_openvino(compressed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run: the same graph in int8, built for OpenVINO with fixed shapes."""
+    pytest.importorskip("nncf")
+    folder = tmp_path_factory.mktemp("openvino") / "quantized"
+    shutil.copytree(compressed, folder)
+    (folder / "engine.onnx").unlink()
+    rows = LocalOutputs(compressed, compressed / "engine.onnx").requests
+    quantize_graph(folder / GRAPH, rows, folder / QUANTIZED_GRAPH)
+    options = BuildOptions(shapes=((2, 4), (4, 16)))
+    engine = folder / "engine.xml"
+    target("openvino").build(folder / QUANTIZED_GRAPH, engine, precision="int8", threads=1, options=options)
+    measured = report(sizes=((1, 8), (4, 8)), target="openvino", precision="int8", session={"provider": "CPU"})
+    (folder / JSON_NAME).write_text(measured.model_dump_json())
+    return folder
+
+
+def test_an_engine_of_openvino_is_served_at_its_fixed_shapes(in_openvino: Path, tmp_path: Path) -> None:
+    import tritonclient.grpc
+
+    exported = export(ServeRequest(out=in_openvino, repository=tmp_path / "repository", threads=1, instances=2))
+    assert exported.backend == "python"
+    local = LocalOutputs(in_openvino, in_openvino / "engine.xml")
+    rng = np.random.default_rng(0)
+    with triton_server.Server(tmp_path / "repository") as server, ThreadPoolExecutor(4) as pool:
+        orders = [rng.integers(0, len(local.requests), 30) for _ in range(4)]
+        compare = functools.partial(compare_outputs, tritonclient.grpc, server.grpc, local)
+        for wait in [pool.submit(compare, order, "quantized", 1e-4) for order in orders]:
+            wait.result(timeout=120)

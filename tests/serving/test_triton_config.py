@@ -14,6 +14,7 @@ from compressor.config.serve import ServeRequest
 from compressor.errors import ErrorCode, InputError
 from compressor.serving import triton_config
 from compressor.serving.model_files import ModelFiles
+from compressor.serving.placement import Placement
 from compressor.serving.warmup import warmups
 from compressor.targets.tensor_specs import TensorSpec
 from tests.targets.graphs import parsed
@@ -52,6 +53,7 @@ def model_files(draw: st.DrawFn) -> ModelFiles:
         files={},
         default=draw(_NAMES),
         by_capability=draw(st.dictionaries(st.sampled_from(["7.5", "8.0", "9.0"]), _NAMES)),
+        placement=Placement(draw(st.integers(1, 9)), draw(st.none() | st.integers(1, 64)), draw(st.just("") | _NAMES)),
     )
 
 
@@ -60,9 +62,7 @@ def requests(draw: st.DrawFn) -> ServeRequest:
     fields = {
         "name": draw(_NAMES),
         "queue_delay": draw(st.integers(0, 10**6)),
-        "instances": draw(st.integers(1, 9)),
         "gpus": draw(st.lists(st.integers(0, 7), max_size=3, unique=True)),
-        "threads": draw(st.none() | st.integers(1, 64)),
     }
     return ServeRequest(out="out", repository="repository", **fields)
 
@@ -71,7 +71,8 @@ def requests(draw: st.DrawFn) -> ServeRequest:
 def test_the_configuration_contains_the_request_and_the_files(files: ModelFiles, request: ServeRequest) -> None:
     rows = [{tensor.name: np.ones([max(1, dim) for dim in tensor.dims], tensor.numpy) for tensor in files.inputs}]
     warm = warmups(rows, files.max_batch)
-    config = triton_config.from_text(triton_config.to_text(triton_config.model_config(request, files, warm)))
+    text = triton_config.to_text(triton_config.model_config(request, files, warm), files.placement.reason)
+    config = triton_config.from_text(text)
     first = 1 if files.max_batch else 0
     for tensors, entries in ((files.inputs, config.input), (files.outputs, config.output)):
         assert [(tensor.name, tensor.dims[first:], _TYPES[tensor.dtype.name]) for tensor in tensors] == [
@@ -85,10 +86,10 @@ def test_the_configuration_contains_the_request_and_the_files(files: ModelFiles,
     (group,) = config.instance_group
     kind = triton_config.pb.ModelInstanceGroup.Kind.Name(group.kind)
     assert (group.count, list(group.gpus), kind) == (
-        *(request.instances, list(request.gpus), f"KIND_{files.device.upper()}"),
+        *(files.placement.instances, list(request.gpus), f"KIND_{files.device.upper()}"),
     )
     threads = config.parameters["intra_op_thread_count"].string_value
-    assert threads == ("" if request.threads is None else str(request.threads))
+    assert threads == ("" if files.placement.threads is None else str(files.placement.threads))
     assert config.default_model_filename == files.default
     assert dict(config.cc_model_filenames) == dict(files.by_capability)
 

@@ -21,7 +21,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
-from compressor.config.methods import METHODS
+from compressor.config.methods import HEAD_METHODS
 from compressor.config.recipe_file import recipe_of
 from compressor.config.run import Recipe
 from compressor.config.study import RESERVED, StudyRequest
@@ -138,10 +138,10 @@ def finished(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
 
 def test_a_grid_runs_every_method_and_draws_the_heads_that_it_keeps(inputs: Path, tmp_path: Path) -> None:
     """Global pruning removes a head of every layer at a time: if 3 are requested, it keeps 4."""
-    findings = study("grid", request_of(inputs, tmp_path, axes={"methods": tuple(METHODS), "keeps": (3,)}))
+    findings = study("grid", request_of(inputs, tmp_path, axes={"methods": HEAD_METHODS, "keeps": (3,)}))
     heads = {row["method"]: row["heads"] for row in table(tmp_path)}
-    assert heads == {"dense": "8", **dict.fromkeys(METHODS, "3"), "global": "4"}
-    assert {picture.name for picture in findings.pictures} >= {f"kept_{method}" for method in METHODS}
+    assert heads == {"dense": "8", **dict.fromkeys(HEAD_METHODS, "3"), "global": "4"}
+    assert {picture.name for picture in findings.pictures} >= {f"kept_{method}" for method in HEAD_METHODS}
 
 
 @pytest.mark.zoo

@@ -13,7 +13,7 @@ import torch
 
 import compressor
 from compressor.block_masks.collect_maps import collect_attention_maps
-from compressor.config.methods import METHODS
+from compressor.config.methods import HEAD_METHODS, METHODS
 from compressor.config.run import Recipe
 from compressor.config.sections import SelectionConfig
 from compressor.errors import ErrorCode, UsageError
@@ -100,7 +100,7 @@ def test_a_drop_of_bleu_cannot_end_a_search(
     ("method", "pool"),
     [
         pytest.param(method, pool, marks=() if method in ("dsp", "taylor") or pool == "cross" else pytest.mark.zoo)
-        for method in METHODS
+        for method in HEAD_METHODS
         for pool in POOLS
     ],
 )

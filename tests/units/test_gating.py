@@ -124,12 +124,12 @@ class Case:
     def changed(self, **fields: Any) -> Plan:
         """The plan with other fields of the first site, of which it keeps head 0 only."""
         site = replace(self.plan.sites[0], **{"kept": (0,), "scale": (1.0,), **fields})
-        return self.plan.model_copy(update={"sites": (site, *self.plan.sites[1:])})
+        return self.plan.model_copy(update={"groups": (site, *self.plan.sites[1:])})
 
     @property
     def shortened(self) -> Plan:
         """The plan without its first site."""
-        return self.plan.model_copy(update={"sites": self.plan.sites[1:]})
+        return self.plan.model_copy(update={"groups": self.plan.sites[1:]})
 
 
 @pytest.fixture(scope="module")

@@ -32,12 +32,12 @@ from compressor.units.layers import Linear, linear_sizes, linear_weight
 logger = logging.getLogger(__name__)
 
 Batch = Mapping[str, Tensor]
-_SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4)
+_SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4)
 """Shares of the units of a group at which the loss is measured, besides none, all and small numbers."""
 _SMALL_STEPS = (1, 2)
 """Small numbers of units, in steps, at which the loss is measured: between none and few lies most of the loss."""
-_MEASURED_AT_MOST = 13
-"""Groups with no more numbers of units than this are measured at all of them."""
+_FEW = 16
+"""Groups with no more numbers of units than this are measured at every second one from the second on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,19 +49,21 @@ class GroupChoice:
         weight: weight of its linear, `[outputs, inputs]`, float64.
         bias: its bias `[outputs]`; None for a linear without bias.
         gram: Gram matrix of the inputs of the linear.
+        damp: share of the mean diagonal that is added to the diagonal.
     """
 
     group: PrunableGroup
     weight: np.ndarray
     bias: np.ndarray | None
     gram: Gram
+    damp: float = 0.01
 
     @functools.cached_property
     def removal(self) -> Removal:
         """The order in which the bundles of the group are removed: single units, or all queries of a key/value head."""
         group = self.group
         step = group.step // group.bundle
-        return removal_order(self.weight, self.gram, group.units // group.bundle, step=step)
+        return removal_order(self.weight, self.gram, group.units // group.bundle, step=step, damp=self.damp)
 
     def kept(self, count: int) -> tuple[int, ...]:
         """Ids of the units that are kept if `count` are, ascending."""
@@ -74,7 +76,7 @@ class GroupChoice:
 
     def reconstruction(self, count: int) -> Reconstruction:
         """The weights of the kept inputs that reproduce the linear's outputs best."""
-        return reconstruct(self.weight, self.bias, self.gram, self.columns(count))
+        return reconstruct(self.weight, self.bias, self.gram, self.columns(count), damp=self.damp)
 
 
 def linear_of(model: PreTrainedModel, group: PrunableGroup) -> Linear:
@@ -127,14 +129,16 @@ def gather_grams(
     return grams
 
 
-def choices_of(model: PreTrainedModel, groups: Sequence[PrunableGroup], grams: Mapping[str, Gram]) -> list[GroupChoice]:
+def choices_of(
+    model: PreTrainedModel, groups: Sequence[PrunableGroup], grams: Mapping[str, Gram], damp: float
+) -> list[GroupChoice]:
     """The choice of each group, from the Gram matrix of its linear and the linear's present weights."""
     choices = []
     for group in groups:
         linear = linear_of(model, group)
         bias = None if linear.bias is None else linear.bias.detach().double().cpu().numpy()
         weight = linear_weight(linear).detach().double().cpu().numpy()
-        choices.append(GroupChoice(group, weight, bias, grams[str(group.linear)]))
+        choices.append(GroupChoice(group, weight, bias, grams[str(group.linear)], damp))
     return choices
 
 
@@ -156,8 +160,8 @@ def _require_tokens(group: PrunableGroup, gram: Gram, rows: int) -> None:
 def measured_counts(group: PrunableGroup) -> tuple[int, ...]:
     """The numbers of units at which the loss of a group is measured, ascending."""
     counts = group.counts
-    if len(counts) <= _MEASURED_AT_MOST:
-        return counts
+    if len(counts) <= _FEW:
+        return tuple(sorted({*counts[:2], *counts[2::2], group.units}))
     shares = {counts[round(share * (len(counts) - 1))] for share in _SHARES}
     return tuple(sorted({0, group.units, *shares, *(counts[step] for step in _SMALL_STEPS)}))
 

@@ -46,6 +46,19 @@ def evaluation_mode(model: PreTrainedModel) -> Iterator[None]:
             module.training = training
 
 
+@contextmanager
+def without_parameter_gradients(model: PreTrainedModel) -> Iterator[None]:
+    """No parameter requires a gradient, so that a forward keeps no activations for them; restored on exit."""
+    required = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        for parameter, _ in required:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter, requires_grad in required:
+            parameter.requires_grad_(requires_grad)
+
+
 def first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
     """The first tensor among the arguments of a module's forward; None if it has none."""
     return next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
+from pydantic import Field
 
 from compressor.progress import ProgressCallback
+from compressor.selection.options import MethodOptions
 from compressor.selection.pruner import Curve, Pruner, PruningInputs
 from compressor.selection.reconstruct.choice import GroupChoice, choices_of, gather_grams, loss_curve
 from compressor.selection.reconstruct.curves import PartialKL
+from compressor.selection.reconstruct.in_order import DenseSums
 from compressor.selection.reconstruct.refit_in_order import refit_in_order
 from compressor.selection.reconstruct.second_order import Gram
 from compressor.selection.reconstruct.statistics import TokenWeights
@@ -24,7 +29,18 @@ from graph_passes.files import atomic_replace
 _GRAMS, _CURVES = "checkpoint-grams.safetensors", "checkpoint-losses.json"
 
 
-class ReconstructPruner(Pruner):
+class ReconstructOptions(MethodOptions):
+    """Options of `reconstruct`."""
+
+    damp: float = Field(
+        0.01, gt=0, description="share of the mean diagonal of a Gram matrix that is added to its diagonal"
+    )
+    ridge: float = Field(
+        0.02, gt=0, description="weight of the distance from the reconstructed weights in a refit, as such a share"
+    )
+
+
+class ReconstructPruner(Pruner[ReconstructOptions]):
     """Removes units by second order, and repairs the linears that read them; see `Pruner`.
 
     Units are chosen by Optimal Brain Surgeon on whole units (Hassibi and Stork 1993; ZipLM, Kurtic et al. 2023), with
@@ -32,8 +48,10 @@ class ReconstructPruner(Pruner):
     linears of all groups are refitted in order (`refit_in_order`). No labels are used.
     """
 
-    def __init__(self, inputs: PruningInputs) -> None:
-        super().__init__(inputs)
+    options_class = ReconstructOptions
+
+    def __init__(self, inputs: PruningInputs, options: ReconstructOptions | None = None) -> None:
+        super().__init__(inputs, options)
         self._weights: list[TokenWeights] = []
         self._choices: dict[str, GroupChoice] = {}
 
@@ -45,7 +63,9 @@ class ReconstructPruner(Pruner):
         if grams is None:
             grams = gather_grams(inputs.model, inputs.groups, inputs.statistics, self._weights, on_progress)
             _save_grams(path, grams)
-        self._choices = {choice.group.name: choice for choice in choices_of(inputs.model, inputs.groups, grams)}
+        self._choices = {
+            choice.group.name: choice for choice in choices_of(inputs.model, inputs.groups, grams, self.options.damp)
+        }
 
     def losses(self, on_progress: ProgressCallback) -> dict[str, Curve]:
         inputs, path = self.inputs, self.inputs.store / _CURVES
@@ -68,8 +88,24 @@ class ReconstructPruner(Pruner):
     def finish(self, counts: Mapping[str, int], on_progress: ProgressCallback) -> dict[str, tuple[float, ...]]:
         inputs = self.inputs
         choices = [self._choices[group.name] for group in inputs.groups]
-        refit_in_order(inputs.model, choices, counts, inputs.statistics, self._weights, on_progress)
+        refit_in_order(
+            inputs.model,
+            choices,
+            counts,
+            inputs.statistics,
+            self._weights,
+            self._dense_sums,
+            on_progress,
+            ridge=self.options.ridge,
+        )
         return {}
+
+    @functools.cached_property
+    def _dense_sums(self) -> DenseSums:
+        """The residual stream of the dense model; computed before the first refit."""
+        inputs = self.inputs
+        linears = [str(group.linear) for group in inputs.groups]
+        return DenseSums(copy.deepcopy(inputs.model), linears, inputs.statistics)
 
 
 def _save_grams(path: Path, grams: Mapping[str, Gram]) -> None:

@@ -60,6 +60,13 @@ class RefitStatistics:
         matrix = np.zeros((size, size)) if self._sums is None else self._sums[0].cpu().numpy().copy()
         return Gram(matrix, self.has_ones, self._weight)
 
+    @property
+    def cross(self) -> np.ndarray:
+        """Sum of the products of inputs, and of the ones if there are any, with targets: `[inputs, outputs]`."""
+        if self._sums is None:
+            return np.zeros((self.inputs + self.has_ones, self.outputs or 0))
+        return self._sums[1].cpu().numpy().copy()
+
     @torch.no_grad()
     def add(self, inputs: Tensor, targets: Tensor | None = None, weights: Tensor | None = None) -> None:
         """Add tokens.
@@ -87,7 +94,7 @@ class RefitStatistics:
         dtype = torch.promote_types(inputs.dtype, torch.float32)
         columns = [inputs.to(dtype)]
         if self.has_ones:
-            columns.append(torch.ones_like(columns[0][..., :1]))
+            columns.append(columns[0].new_ones(*tokens, 1))
         if targets is not None:
             columns.append(targets.to(inputs.device, dtype))
         rows = torch.cat(columns, dim=-1).flatten(0, -2)
@@ -139,7 +146,7 @@ class RefitStatistics:
         # lambda for each column; the bias has none.
         penalty = ridge * gram.damping
         fitted = np.zeros_like(extended)
-        right = self._sums[1].cpu().numpy()[kept] + penalty[:, None] * extended[:, kept].T
+        right = self.cross[kept] + penalty[:, None] * extended[:, kept].T
         fitted[:, kept] = cho_solve((factor, True), right).T
         return Refit(*split(fitted, self.has_ones), ridge)
 

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.progress import ProgressCallback
 from compressor.selection.reconstruct.choice import Batch, GroupChoice, linear_of
-from compressor.selection.reconstruct.forward import token_mask
-from compressor.selection.reconstruct.layerwise import LayerwiseRun, LinearCall
+from compressor.selection.reconstruct.in_order import DenseSums, TargetedCall, calls_in_order
 from compressor.selection.reconstruct.refit import RefitStatistics
-from compressor.selection.reconstruct.residual_sum import SumReader, find_sum
 from compressor.selection.reconstruct.statistics import TokenWeights
 from compressor.units.layers import Linear, linear_weight
-
-_ROWS_OF_SEARCH = 2
-"""Rows on which the sum is searched that a linear's output is added to."""
 
 
 def refit_in_order(
@@ -29,7 +22,10 @@ def refit_in_order(
     counts: Mapping[str, int],
     batches: Sequence[Batch],
     weights: Sequence[TokenWeights],
+    sums: DenseSums,
     on_progress: ProgressCallback,
+    *,
+    ridge: float = 0.02,
 ) -> None:
     """Give the linear of each group, in order, the weights that restore the dense model's residual stream best.
 
@@ -47,53 +43,39 @@ def refit_in_order(
         counts: name of the group -> number of units that are kept.
         batches: calibration inputs `[rows, ...]`.
         weights: weights of the tokens, see `token_weights`.
+        sums: the sums y' + R' of the dense model.
         on_progress: called with (groups, all groups).
+        ridge: lambda, as a share of the mean diagonal of the sums over x x'.
 
     Raises:
         InputError: an activation is not finite.
     """
-    original = copy.deepcopy(model)
-    dense, pruned = LayerwiseRun(original, batches), LayerwiseRun(model, batches)
-    example = {name: value[:_ROWS_OF_SEARCH] for name, value in batches[0].items()}
-    for number, choice in enumerate(choices):
-        on_progress(number, len(choices))
-        name = str(choice.group.linear)
-        start = dense.layers_of(name).start
-        dense.advance(start)
-        pruned.advance(start)
-        reader = find_sum(original, example, name)
-        _refit(model, choice, counts[choice.group.name], (dense, pruned), reader, batches, weights)
-    on_progress(len(choices), len(choices))
+    calls_of_groups = calls_in_order(model, [choice.group for choice in choices], batches, sums, on_progress)
+    for choice, calls in zip(choices, calls_of_groups, strict=True):
+        _refit(linear_of(model, choice.group), choice, counts[choice.group.name], calls, weights, ridge)
 
 
 def _refit(
-    model: PreTrainedModel,
+    linear: Linear,
     choice: GroupChoice,
     count: int,
-    runs: tuple[LayerwiseRun, LayerwiseRun],
-    reader: SumReader | None,
-    batches: Sequence[Batch],
+    calls: Iterable[TargetedCall],
     weights: Sequence[TokenWeights],
+    ridge: float,
 ) -> None:
-    """Refit the linear of one group."""
-    name, linear = str(choice.group.linear), linear_of(model, choice.group)
-    statistics = RefitStatistics(choice.gram.inputs, len(choice.weight), has_ones=choice.gram.has_ones)
-    dense, pruned = (run.observe({name: reader}) for run in runs)
-    for batch, batch_weights, dense_calls, calls in zip(batches, weights, dense, pruned, strict=True):
-        for number, (dense_call, call) in enumerate(zip(dense_calls, calls, strict=True)):
-            mask = token_mask(model, name, batch, call.input.shape[:-1])
-            scales = batch_weights[name][number].to(call.input.device)[mask]
-            statistics.add(call.input[mask], _target(dense_call, call)[mask], scales)
+    """Refit the linear of one group; only the kept inputs are summed up."""
+    columns, has_ones = choice.columns(count), choice.gram.has_ones
+    statistics = RefitStatistics(len(columns), len(choice.weight), has_ones=has_ones)
+    index = torch.from_numpy(columns)
+    for call in calls:
+        scales = weights[call.batch][str(choice.group.linear)][call.number].to(call.mask.device)
+        statistics.add(call.inputs[:, index.to(call.inputs.device)], call.targets, scales[call.mask])
     start = choice.reconstruction(count)
-    refit = statistics.solve(start.weight, start.bias, choice.columns(count))
-    set_weights(linear, refit.weight, refit.bias)
-
-
-def _target(dense: LinearCall, pruned: LinearCall) -> Tensor:
-    """What the output of the linear has to be for the residual stream to be that of the dense model."""
-    if dense.sum is None or pruned.sum is None:
-        return dense.output
-    return dense.sum - (pruned.sum - pruned.output)
+    weight, bias = np.zeros_like(start.weight), start.bias
+    if len(columns) or has_ones:
+        refit = statistics.solve(start.weight[:, columns], start.bias, np.arange(len(columns)), ridge=ridge)
+        weight[:, columns], bias = refit.weight, refit.bias
+    set_weights(linear, weight, bias)
 
 
 def set_weights(linear: Linear, weight: np.ndarray, bias: np.ndarray | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,13 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from compressor.selection.reconstruct.divergence import is_regression, without_padding
-from compressor.selection.reconstruct.forward import evaluation_mode, forward_arguments, scored_mask, token_mask
+from compressor.selection.reconstruct.forward import (
+    evaluation_mode,
+    forward_arguments,
+    scored_mask,
+    token_mask,
+    without_parameter_gradients,
+)
 from compressor.selection.reconstruct.replay import removed_afterwards
 
 FLOOR = 0.1
@@ -62,7 +67,7 @@ def token_weights(
     generator = torch.Generator(model.device).manual_seed(seed)
     weights: list[dict[str, list[Tensor]]] = []
     masks: list[dict[str, Tensor]] = []
-    with evaluation_mode(model), _without_parameter_gradients(model), torch.enable_grad():
+    with evaluation_mode(model), without_parameter_gradients(model), torch.enable_grad():
         for batch in batches:
             fisher = _fisher(model, batch, linears, names, generator)
             masks.append({name: token_mask(model, name, batch, calls[0].shape).cpu() for name, calls in fisher.items()})
@@ -160,16 +165,3 @@ def _normalise(batches: Sequence[tuple[list[Tensor], Tensor]]) -> None:
         for number, call in enumerate(calls):
             weight = (call / mean + FLOOR) / (1 + FLOOR) if mean > 0 else torch.ones_like(call)
             calls[number] = weight * mask
-
-
-@contextmanager
-def _without_parameter_gradients(model: nn.Module) -> Iterator[None]:
-    """No parameter requires a gradient, so that a forward keeps no activations for them; restored on exit."""
-    required = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    try:
-        for parameter, _ in required:
-            parameter.requires_grad_(False)
-        yield
-    finally:
-        for parameter, requires_grad in required:
-            parameter.requires_grad_(requires_grad)

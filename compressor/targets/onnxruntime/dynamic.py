@@ -20,7 +20,7 @@ INT8_KERNELS = frozenset(
 """Operator types of ONNX Runtime that compute a matrix product in int8."""
 
 
-def quantize_dynamically(fused: Path, out: Path) -> tuple[str, ...]:
+def quantize_dynamically(fused: Path, out: Path, *, reduce_range: bool = False) -> tuple[str, ...]:
     """Quantize the products of a fused graph; scales are per output channel for weights, per tensor for activations.
 
     Fused attention stays fused: its projections are quantized with it, as `QAttention`.
@@ -28,6 +28,7 @@ def quantize_dynamically(fused: Path, out: Path) -> tuple[str, ...]:
     Args:
         fused: the graph, fused for ONNX Runtime.
         out: the file to write; it may be `fused`.
+        reduce_range: whether weights use 7 of 8 bits, for processors whose sums of int8 products saturate.
 
     Returns:
         Names of the products that were to be quantized.
@@ -56,6 +57,7 @@ def quantize_dynamically(fused: Path, out: Path) -> tuple[str, ...]:
                 plain,
                 quantized,
                 per_channel=True,
+                reduce_range=reduce_range,
                 weight_type=QuantType.QInt8,
                 # The fused operators have no shape inference, so that the types of their outputs are unknown.
                 extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},

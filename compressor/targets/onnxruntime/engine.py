@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
+from compressor.environment import int8_instructions
 from compressor.errors import ErrorCode, InputError
 from compressor.results import QuantizedProducts
 from compressor.targets.base import TOLERANCE, Feeds, Precision, Provider
@@ -162,7 +163,7 @@ def build_engine(
         changes.append("converted to half precision, inputs and outputs unchanged")
     requested = None
     if precision == "int8":
-        requested = len(quantize_dynamically(out, out))
+        requested = len(quantize_dynamically(out, out, reduce_range=not int8_instructions()))
         changes.append("quantized dynamically")
     if norm_seconds:
         feeds = _sized_feeds(onnx, *norms_timed_at)

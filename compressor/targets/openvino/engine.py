@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,18 +18,11 @@ from compressor.errors import ErrorCode, InputError
 from compressor.results import QuantizedProducts
 from compressor.targets.base import Feeds, Precision, Shape
 from compressor.targets.graph_facts import fusible_attentions
+from compressor.targets.openvino import model_cache
 from compressor.targets.openvino import session as sessions
+from compressor.targets.openvino.padding import Axes, cut, fitting_shape, pad, sizes_of
 from compressor.targets.openvino.session import FixedRequest, Layer, Names
-from compressor.targets.openvino.shapes import (
-    Axes,
-    axis_names,
-    can_pad,
-    cut,
-    fitting_shape,
-    pad,
-    sizes_of,
-    unfixable,
-)
+from compressor.targets.openvino.shapes import axis_names, can_pad, unfixable
 from compressor.targets.peak_memory import peak_growth
 from compressor.targets.quantized_graph import float_products, quantized_products
 from compressor.targets.reach import check_reach
@@ -198,6 +192,7 @@ def build_engine(
         # An engine that was there before stays if this graph cannot be compiled.
         written = Path(folder) / out.name
         sessions.write_model(sessions.convert(onnx), written, info)
+        # What is reported of a build is measured without the cache.
         engine = _open(written, threads, out)
         for path in (written.with_suffix(".bin"), written):
             path.replace(out.with_suffix(path.suffix))
@@ -205,7 +200,7 @@ def build_engine(
 
 
 def load_engine(path: Path, *, threads: int | None = None) -> OpenVinoEngine:
-    """Compile a graph that `build_engine` wrote.
+    """Compile a graph that `build_engine` wrote, or read it from the cache of compiled models.
 
     Args:
         path: the graph, `.xml`; its weights lie beside it.
@@ -221,18 +216,19 @@ def load_engine(path: Path, *, threads: int | None = None) -> OpenVinoEngine:
                 code=ErrorCode.FILE_MISSING,
                 path=file,
             )
-    return _open(path, threads, path)
+    return _open(path, threads, path, cached=True)
 
 
-def _open(path: Path, threads: int | None, shown: Path) -> OpenVinoEngine:
-    """The engine in `path`; messages name the file `shown`."""
+def _open(path: Path, threads: int | None, shown: Path, *, cached: bool = False) -> OpenVinoEngine:
+    """The engine in `path`; messages name the file `shown`. The cache of compiled models is used on request."""
     model = sessions.read_model(path)
     info = sessions.stored_info(model)
     shapes = [(batch, seq) for batch, seq in info.get("shapes", ())]
     settings = sessions.session_settings(threads, shapes)
     products = info.get("products", [])
-    compiled = sessions.compile_model(model, shown, settings)
-    layers = tuple(sessions.executed_layers(compiled))
+    with model_cache.locked_folder(path, settings) if cached else contextlib.nullcontext() as folder:
+        compiled, layers = model_cache.compile_model(model, shown, settings, folder)
+        fixed = sessions.compile_fixed(model, shapes, shown, settings, folder)
     fused = frozenset().union(*(layer.nodes for layer in layers if layer.kind in _FUSED_KINDS))
     return OpenVinoEngine(
         path=shown,
@@ -245,7 +241,7 @@ def _open(path: Path, threads: int | None, shown: Path) -> OpenVinoEngine:
         quantized=_quantized(info, layers) if "int8_products" in info else None,
         _names=sessions.tensor_names(model),
         _request=compiled.create_infer_request(),
-        _fixed=sessions.compile_fixed(model, shapes, shown, settings),
+        _fixed=fixed,
         _axes=(info.get("input_axes", {}), info.get("output_axes", {})),
         _pads=info.get("pads", False),
     )

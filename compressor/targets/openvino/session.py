@@ -18,7 +18,7 @@ from compressor.silence_libraries import one_line
 from compressor.targets.base import Feeds, Precision, Shape, parse_shape
 from compressor.targets.cores import usable_cores
 from compressor.targets.graph_facts import is_quantized
-from compressor.targets.openvino.shapes import fitting_shape, pad
+from compressor.targets.openvino.padding import fitting_shape, pad
 from compressor.targets.peak_memory import resident_bytes
 from graph_passes import load, save
 from graph_passes.passes import TransposeSingleQuery
@@ -134,13 +134,16 @@ def read_model(path: Path) -> openvino.Model:
         ) from error
 
 
-def compile_model(model: openvino.Model, path: Path, settings: Mapping[str, Any]) -> openvino.CompiledModel:
+def compile_model(
+    model: openvino.Model, path: Path, settings: Mapping[str, Any], cache: Path | None = None
+) -> openvino.CompiledModel:
     """Compile a graph for this processor.
 
     Args:
         model: the graph.
         path: its file, for messages.
         settings: from `session_settings`.
+        cache: folder of compiled models, read and written; None: the graph is compiled in any case.
 
     Raises:
         InputError: OpenVINO cannot compile it.
@@ -150,6 +153,7 @@ def compile_model(model: openvino.Model, path: Path, settings: Mapping[str, Any]
         "PERFORMANCE_HINT": settings["performance_hint"],
         "INFERENCE_NUM_THREADS": settings["intra_op_threads"],
         "ENABLE_CPU_PINNING": settings["cpu_pinning"],
+        **({} if cache is None else {"CACHE_DIR": str(cache)}),
     }
     try:
         return _CORE.compile_model(model, DEVICE, options)
@@ -240,7 +244,7 @@ class FixedRequest:
 
     Attributes:
         request: runs it.
-        seconds: time of compiling it.
+        seconds: time of compiling it, or of reading it from the cache.
         added_bytes: memory that the process holds more since; None: unknown.
     """
 
@@ -254,7 +258,11 @@ class FixedRequest:
 
 
 def compile_fixed(
-    model: openvino.Model, shapes: Iterable[Shape], path: Path, settings: Mapping[str, Any]
+    model: openvino.Model,
+    shapes: Iterable[Shape],
+    path: Path,
+    settings: Mapping[str, Any],
+    cache: Path | None = None,
 ) -> dict[Shape, FixedRequest]:
     """Compile a graph for fixed shapes.
 
@@ -263,6 +271,7 @@ def compile_fixed(
         shapes: the shapes.
         path: its file, for messages.
         settings: from `session_settings`.
+        cache: folder of compiled models; None: the graph is compiled in any case.
 
     Raises:
         InputError: the graph cannot have one of the shapes.
@@ -288,7 +297,7 @@ def compile_fixed(
                 path=path,
                 shape=shape,
             ) from error
-        request = compile_model(fixed, path, settings).create_infer_request()
+        request = compile_model(fixed, path, settings, cache).create_infer_request()
         after = resident_bytes()
         added = None if before is None or after is None else max(0, after - before)
         requests[shape] = FixedRequest(request, time.perf_counter() - start, added)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import json
 import logging
-import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from compressor.errors import ErrorCode, InputError
 from compressor.targets.cuda import Device
 from compressor.targets.graph_facts import digest
 from compressor.targets.tensorrt.metadata import TimingsState, TimingsUse
+from compressor.targets.user_cache import user_cache
 from compressor.workdir import write_json
 from graph_passes.files import atomic_replace
 
@@ -93,7 +93,7 @@ def open_cache(path: Path | None, version: str, device: Device) -> TimingCache:
     machine = f"TensorRT {version} on {device}"
     if path is None:
         name = "".join(letter if letter.isalnum() else "-" for letter in f"{version}-{device.name}")
-        path = _user_cache() / "compressor" / f"tensorrt-{name}.cache"
+        path = user_cache() / f"tensorrt-{name}.cache"
     _require_writable(path)
     if not path.is_file():
         return TimingCache(TimingsUse(state=TimingsState.NEW, path=path), machine)
@@ -140,8 +140,3 @@ def _inspect(path: Path, machine: str) -> TimingsUse:
     if seal.get("machine") != machine:
         return TimingsUse(state=TimingsState.OTHER_MACHINE, path=path, machine=str(seal.get("machine")))
     return TimingsUse(state=TimingsState.REUSED, path=path)
-
-
-def _user_cache() -> Path:
-    folder = os.environ.get("XDG_CACHE_HOME")
-    return Path(folder) if folder else Path.home() / ".cache"

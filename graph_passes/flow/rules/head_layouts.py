@@ -33,19 +33,13 @@ class HeadAxis:
 class HeadLayout:
     """The position of heads in every tensor of an attention operator.
 
-        Attributes:
-            heads: number of query heads.
-            kv_heads: number of key/value heads.
-    <<<<<<< HEAD
-            inputs: for each input; None: it has no heads, or is broadcast over them.
-            outputs: for each output.
-            attributes: the attributes that state the numbers of heads, given the numbers of (query, key/value) heads.
-            query_axis: the axis of query positions in the first input and output; None: positions are not passed on.
-    =======
-            inputs: position of heads in each input; None: the input has no heads, or is broadcast over them.
-            outputs: position of heads in each output; None: the output has no heads.
-            attributes: a function from the numbers of query and key/value heads to the attributes that state them.
-    >>>>>>> main
+    Attributes:
+        heads: number of query heads.
+        kv_heads: number of key/value heads.
+        inputs: for each input; None: it has no heads, or is broadcast over them.
+        outputs: for each output.
+        attributes: the attributes that state the numbers of heads, given the numbers of (query, key/value) heads.
+        query_axis: the axis of query positions in the first input and output; None: positions are not passed on.
     """
 
     heads: int

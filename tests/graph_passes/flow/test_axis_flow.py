@@ -201,7 +201,7 @@ def test_messages_of_refusals_name_the_operator() -> None:
     outputs = "float[B, S, 8] y, float[B, 4, S, 3] gated"
     returned = shrink_and_compare(graph(PROJECT + TO_HEADS + CORE, WEIGHTS, outputs=outputs), plan([0, 2]))
     assert [refusal.why for shrunk in (mixed, returned) for refusal in shrunk.refused] == [
-        "needs every head of q1, so none can be removed from it",
-        "returns gated heads; export the graph without this output",
+        "needs every unit of q1, so none can be removed from it",
+        "returns gated units; export the graph without this output",
     ]
-    assert str(returned.refused[0]) == "graph output gated: returns gated heads; export the graph without this output"
+    assert str(returned.refused[0]) == "graph output gated: returns gated units; export the graph without this output"

@@ -83,7 +83,7 @@ def test_gates_of_other_heads_are_refused() -> None:
     with pytest.raises(PlanError) as error:
         InsertGates(Plan(sites=(site([0], heads=3),)))(SEPARATE.graph())
     assert error.value.code is GraphErrorCode.SITE_MISMATCH
-    assert error.value.details == {"site": "a", "heads": 3, "gate": 4}
+    assert error.value.details == {"site": "a", "units": 3, "gate": 4}
 
 
 def test_the_graph_of_another_model_is_refused() -> None:

@@ -57,6 +57,14 @@ def test_a_refit_is_ridge_regression(seed: int, has_ones: bool, columns: np.ndar
     assert refit.ridge == 0.02
 
 
+def test_without_inputs_the_bias_is_the_mean_target() -> None:
+    inputs, targets, weights = draw(0)
+    sums = RefitStatistics(0, OUTPUTS, has_ones=True)
+    sums.add(inputs[:, :0], targets, weights)
+    refit = sums.solve(np.zeros((OUTPUTS, 0)), np.zeros(OUTPUTS), np.arange(0))
+    assert refit.bias == pytest.approx((weights @ targets / weights.sum()).numpy())
+
+
 def test_targets_that_the_weights_reach_give_these_weights() -> None:
     inputs, _, weights = draw(0)
     weight, bias = np.random.default_rng(0).standard_normal((OUTPUTS, INPUTS)), np.arange(4.0)

@@ -18,15 +18,8 @@ from compressor.quantization import quantize_graph
 from compressor.targets import TOLERANCE, BuildOptions, Engine, Feeds, target
 from compressor.targets.base import Shape, parse_shape
 from compressor.targets.openvino import session
-from compressor.targets.openvino.shapes import (
-    axis_names,
-    can_pad,
-    cut,
-    fitting_shape,
-    pad,
-    sizes_of,
-    unfixable,
-)
+from compressor.targets.openvino.padding import cut, fitting_shape, pad, sizes_of
+from compressor.targets.openvino.shapes import axis_names, can_pad, unfixable
 from compressor.targets.relative_error import relative_error
 from graph_passes import load, save
 from graph_passes.block_sparse.masks import REACH

@@ -1,0 +1,142 @@
+"""The calls of the linears of groups in a model that is pruned from the first layer to the last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from compressor.progress import ProgressCallback
+from compressor.selection.reconstruct.choice import Batch
+from compressor.selection.reconstruct.forward import token_mask
+from compressor.selection.reconstruct.layerwise import LayerwiseRun, LinearCall
+from compressor.selection.reconstruct.residual_sum import find_sum
+from compressor.units import PrunableGroup
+from compressor.units.layers import is_linear, linear_sizes
+
+_ROWS_OF_SEARCH = 2
+"""Rows on which the sum is searched that a linear's output is added to."""
+_KEPT_BYTES = 2 << 30
+"""Largest size of the dense model's sums that are kept."""
+
+
+class DenseSums:
+    """The residual stream of the dense model behind the linear of each group, which pruning in order restores.
+
+    It is `y + R` at each token, y the output of the linear and R what it is added to; y alone where no sum is found.
+    All of it is computed in one pass and kept if it fits into memory. Otherwise it is computed layer by layer,
+    alongside the pruning.
+
+    Args:
+        model: the dense model, which must not change while this object is in use.
+        linears: module paths of the linears, in the order in which the model calls them.
+        batches: calibration inputs `[rows, ...]`.
+    """
+
+    def __init__(self, model: PreTrainedModel, linears: Sequence[str], batches: Sequence[Batch]) -> None:
+        self._model, self._batches = model, batches
+        example = {name: value[:_ROWS_OF_SEARCH] for name, value in batches[0].items()}
+        self.readers = {name: find_sum(model, example, name) for name in linears}
+        self._run = LayerwiseRun(model, batches)
+        self._kept: list[dict[str, list[Tensor]]] | None = self._all() if self._fits(linears) else None
+
+    def start(self) -> None:
+        """Begin a pass from the first linear on."""
+        if self._kept is None:
+            self._run = LayerwiseRun(self._model, self._batches)
+
+    def of(self, linear: str) -> Iterator[list[Tensor]]:
+        """The sums of each call of a linear, `[tokens, out]` without padding, batch by batch."""
+        if self._kept is not None:
+            yield from (batch[linear] for batch in self._kept)
+            return
+        self._run.advance(self._run.layers_of(linear).start)
+        for batch, calls in zip(self._batches, self._run.observe({linear: self.readers[linear]}), strict=True):
+            yield [_sum(call)[_mask(self._model, call, batch)] for call in calls]
+
+    def _fits(self, linears: Sequence[str]) -> bool:
+        width = max(linear_sizes(module)[1] for module in map(self._model.get_submodule, linears) if is_linear(module))
+        tokens = sum(max(value.numel() for value in batch.values()) for batch in self._batches)
+        return 4 * tokens * width * len(linears) <= _KEPT_BYTES
+
+    def _all(self) -> list[dict[str, list[Tensor]]]:
+        sums = []
+        for batch, calls in zip(self._batches, self._run.observe(self.readers), strict=True):
+            part: dict[str, list[Tensor]] = {name: [] for name in self.readers}
+            for call in sorted(calls, key=lambda call: call.number):
+                part[call.linear].append(_sum(call)[_mask(self._model, call, batch)])
+            sums.append(part)
+        return sums
+
+
+@dataclass(frozen=True)
+class TargetedCall:
+    """One call of a linear on one batch, in the model as it is pruned so far.
+
+    Attributes:
+        batch: number of the batch.
+        number: which of the calls of the linear in the forward it is, from 0.
+        mask: the tokens of its input that are not padding, usually `[rows, positions]`.
+        inputs: its inputs without padding, `[tokens, in]`.
+        targets: the outputs, bias included, for which the residual stream is that of the dense model, `[tokens, out]`.
+    """
+
+    batch: int
+    number: int
+    mask: Tensor
+    inputs: Tensor
+    targets: Tensor
+
+
+def calls_in_order(
+    model: PreTrainedModel,
+    groups: Sequence[PrunableGroup],
+    batches: Sequence[Batch],
+    sums: DenseSums,
+    on_progress: ProgressCallback,
+) -> Iterator[Iterator[TargetedCall]]:
+    """For each group, the calls of its linear on all batches.
+
+    With y the output of a linear and R the residual stream that it is added to, and with y' and R' those of the dense
+    model, the target of y is y' + R' - R; without such a sum it is y'. Each linear can therefore repair what all
+    linears before it lost. The linear of a group is changed before the next group is requested.
+
+    Args:
+        model: the model; it is dense at the start.
+        groups: the groups in the order in which the model calls them, each with its linear.
+        batches: inputs `[rows, ...]`.
+        sums: the sums y' + R' of the dense model.
+        on_progress: called with (groups, all groups).
+    """
+    run = LayerwiseRun(model, batches)
+    sums.start()
+    for number, group in enumerate(groups):
+        on_progress(number, len(groups))
+        linear = str(group.linear)
+        run.advance(run.layers_of(linear).start)
+        yield _targeted(model, batches, run.observe({linear: sums.readers[linear]}), sums.of(linear))
+    on_progress(len(groups), len(groups))
+
+
+def _targeted(
+    model: PreTrainedModel,
+    batches: Sequence[Batch],
+    calls_of_batches: Iterator[list[LinearCall]],
+    sums_of_batches: Iterator[list[Tensor]],
+) -> Iterator[TargetedCall]:
+    """The calls of one linear, with the dense model's sums."""
+    for number, (batch, calls, sums) in enumerate(zip(batches, calls_of_batches, sums_of_batches, strict=True)):
+        for call, dense in zip(calls, sums, strict=True):
+            mask = _mask(model, call, batch)
+            target = dense if call.sum is None else dense - (call.sum - call.output)[mask]
+            yield TargetedCall(number, call.number, mask, call.input[mask], target)
+
+
+def _sum(call: LinearCall) -> Tensor:
+    return call.output if call.sum is None else call.sum
+
+
+def _mask(model: PreTrainedModel, call: LinearCall, batch: Batch) -> Tensor:
+    return token_mask(model, call.linear, batch, call.input.shape[:-1])

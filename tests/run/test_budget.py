@@ -1,0 +1,125 @@
+"""Budgets: the plan that is delivered meets them as measured, or the error names the least that is possible."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from compressor.config.run import Recipe
+from compressor.errors import ErrorCode, UsageError
+from compressor.measure.costs import CostTable, GroupCosts
+from compressor.run.budget import (
+    EXCESS,
+    MAX_ROUNDS,
+    Constraint,
+    choose_counts,
+    constraints_of,
+    head_table,
+    meet,
+    timed_sizes,
+)
+from compressor.units import PrunableGroup
+
+GROUPS = [PrunableGroup(name, "neurons", 32, 1, 8, name) for name in "abc"]
+
+
+def random_problem(seed: int) -> tuple[dict[str, dict[int, float]], CostTable]:
+    """Loss curves that fall, and savings that fall, with the number of units."""
+    rng = np.random.default_rng(seed)
+    losses, rows = {}, []
+    for group in GROUPS:
+        falling = np.sort(rng.random(len(group.counts)))[::-1]
+        losses[group.name] = dict(zip(group.counts, falling - falling[-1], strict=True))
+        savings = np.sort(rng.random(len(group.counts)))[::-1]
+        rows.append(
+            GroupCosts(groups=(group.name,), type="neurons", counts=group.counts, savings=tuple(savings - savings[-1]))
+        )
+    table = CostTable(unit="ms", batch=1, seq=128, dense=6.0, whole=5.0, rows=tuple(rows))
+    return losses, table
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_budget_between_the_least_and_dense_is_met(seed: int) -> None:
+    losses, table = random_problem(seed)
+    budget = table.least + 0.4 * (table.whole - table.least)
+    counts = choose_counts(GROUPS, losses, [Constraint(table, budget)])
+    assert all(counts[group.name] in group.counts for group in GROUPS)
+    assert table.cost(counts) <= budget + 1e-9
+    smaller = choose_counts(GROUPS, losses, [Constraint(table, table.least)])
+    assert sum(losses[name][count] for name, count in counts.items()) <= sum(
+        losses[name][count] for name, count in smaller.items()
+    )
+
+
+@pytest.mark.parametrize("factor", [0.8, 0.95, 1.0, 1.1, 1.3])
+def test_costs_that_are_predicted_badly_are_corrected_by_measuring(factor: float) -> None:
+    losses, table = random_problem(3)
+    budget = factor * (table.least + 0.5 * (table.whole - table.least))
+    rounds = []
+
+    def measure(counts: Mapping[str, int]) -> list[float]:
+        rounds.append(counts)
+        return [factor * table.cost(counts)]
+
+    allocation = meet(GROUPS, losses, [Constraint(table, budget)], measure)
+    assert allocation.measured[0] <= EXCESS * budget
+    assert len(rounds) <= MAX_ROUNDS
+    assert allocation.measured == (factor * table.cost(allocation.counts),)
+    assert allocation.predicted == (table.cost(allocation.counts),)
+
+
+def test_every_size_holds() -> None:
+    losses, table = random_problem(1)
+    _, other = random_problem(2)
+    constraints = [Constraint(part, part.least + 0.5 * (part.whole - part.least)) for part in (table, other)]
+    counts = choose_counts(GROUPS, losses, constraints)
+    assert all(constraint.predicted(counts) <= constraint.budget + 1e-9 for constraint in constraints)
+
+
+def test_a_budget_below_the_least_is_refused_with_the_least() -> None:
+    losses, table = random_problem(0)
+    with pytest.raises(UsageError) as error:
+        choose_counts(GROUPS, losses, [Constraint(table, 0.9 * table.least)])
+    assert error.value.code is ErrorCode.BUDGET_UNREACHABLE
+    assert error.value.details["least"] == pytest.approx(table.least)
+
+
+def test_a_budget_above_dense_keeps_everything() -> None:
+    losses, table = random_problem(0)
+    allocation = meet(GROUPS, losses, [Constraint(table, 2 * table.whole)], lambda counts: [table.cost(counts)])
+    assert allocation.counts == {group.name: group.units for group in GROUPS}
+
+
+@pytest.mark.parametrize(
+    ("fields", "unit", "budget"),
+    [
+        ({"speedup": 2}, "ms", 3.0),
+        ({"latency": "2.5ms"}, "ms", 2.5),
+        ({"macs": "50%"}, "macs", 2.5),
+        ({"parameters": 0.2}, "parameters", 1.0),
+    ],
+)
+def test_the_budgets_of_a_recipe(fields: dict[str, object], unit: str, budget: float) -> None:
+    _, table = random_problem(0)
+    tables = [table.model_copy(update={"unit": name}) for name in ("parameters", "macs", "ms")]
+    if not Recipe(model="m", data="d", **fields).budget.is_timed:
+        tables.pop()
+    constraints = constraints_of(Recipe(model="m", data="d", **fields), tables, 0)
+    assert [(constraint.table.unit, constraint.budget) for constraint in constraints] == [(unit, budget)]
+
+
+def test_heads_are_counted_by_a_table_of_their_own() -> None:
+    heads = [PrunableGroup(name, "heads", 4, 8, 1, name) for name in "ab"]
+    table = head_table([*heads, *GROUPS])
+    assert (table.whole, table.cost({"a": 1, "b": 4})) == (8.0, 5.0)
+
+
+def test_a_size_that_is_not_timed_has_no_budget() -> None:
+    recipe = Recipe(model="m", data="d", speedup=2, budget_at="4x128")
+    with pytest.raises(UsageError) as error:
+        timed_sizes(recipe, [128])
+    assert error.value.details["field"] == "budget_at"
+    assert timed_sizes(Recipe(model="m", data="d", speedup=2, budget_at="1x128"), [128]) == [(1, 128)]
+    assert timed_sizes(Recipe(model="m", data="d", speedup=2), [128]) == [(1, 128), (8, 128)]

@@ -1,0 +1,146 @@
+"""Runs under a budget: it is met, the law holds, labels are not needed, and bad requests are refused in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import compressor
+from compressor.config.run import Recipe
+from compressor.errors import CompressorError, ErrorCode, UsageError
+from compressor.model_folder import example_inputs, load
+from compressor.results import NoteCode, Report
+from compressor.units import find_groups, gated
+from graph_passes import Plan
+from tests.run.runs import learning_recipe
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own, for cost tables."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def budget_recipe(inputs: Path, out: Path, **fields: Any) -> Recipe:
+    return learning_recipe(inputs, out, keep=None, steps=None, **fields)
+
+
+def run(inputs: Path, out: Path, **fields: Any) -> Report:
+    return compressor.compress(budget_recipe(inputs, out, **fields))
+
+
+def codes(report: Report) -> set[NoteCode]:
+    return {note.code for note in report.notes}
+
+
+@pytest.mark.parametrize("fields", [{"macs": "60%"}, {"parameters": "97%"}])
+def test_a_share_is_met_by_the_graph(inputs: Path, tmp_path: Path, fields: dict[str, str]) -> None:
+    report = run(inputs, tmp_path / "out", **fields)
+    share = float(next(iter(fields.values())).removesuffix("%")) / 100
+    assert report.plan.neurons_kept + report.plan.heads_kept < report.plan.neurons + report.plan.heads
+    assert report.plan.method == "reconstruct"
+    assert NoteCode.BUDGET_MET in codes(report)
+    assert all(proof.holds for proof in report.proofs)
+    if "parameters" in fields:
+        assert report.compressed.parameters <= share * report.dense.parameters
+    else:
+        assert report.compressed.macs is not None
+        assert report.dense.macs is not None
+        assert report.compressed.macs <= share * report.dense.macs
+
+
+def test_the_folder_holds_the_refitted_weights(inputs: Path, tmp_path: Path) -> None:
+    run(inputs, tmp_path / "out", macs="60%")
+    folder, plan = load(tmp_path / "out"), Plan.load(tmp_path / "out" / "plan.json")
+    batch = example_inputs(folder, 2, 8)
+    assert plan.model == folder.fingerprint
+    with torch.no_grad():
+        plain = folder.model(**batch).logits
+        with gated(folder.model, plan):
+            assert torch.allclose(folder.model(**batch).logits, plain, atol=1e-6)
+    again = compressor.compress(
+        Recipe(model=tmp_path / "out", out=tmp_path / "again", batch=(1,), seq=(8,), seconds=0.01)
+    )
+    assert again.plan.groups == plan.groups
+
+
+@pytest.mark.zoo
+def test_a_speed_is_reached_by_rounds_of_measuring(inputs: Path, tmp_path: Path) -> None:
+    report = run(inputs, tmp_path / "out", latency="1000ms")
+    assert {NoteCode.BUDGET_MET, NoteCode.BUDGET_ABOVE_DENSE} <= codes(report)
+    assert report.plan.neurons_kept == report.plan.neurons
+    later = run(inputs, tmp_path / "later", latency="1000ms")
+    assert NoteCode.COSTS_REUSED in codes(later)
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize(("units", "unchanged"), [("heads", "neurons"), ("neurons", "heads")])
+def test_units_of_one_type_are_removed(inputs: Path, tmp_path: Path, units: str, unchanged: str) -> None:
+    plan = run(inputs, tmp_path / "out", parameters="90%", prune_units=units).plan
+    assert getattr(plan, f"{units}_kept") < getattr(plan, units)
+    assert getattr(plan, f"{unchanged}_kept") == getattr(plan, unchanged)
+
+
+@pytest.mark.zoo
+def test_a_number_of_heads_is_kept_exactly(inputs: Path, tmp_path: Path) -> None:
+    plan = compressor.compress(learning_recipe(inputs, tmp_path / "out", method="reconstruct", steps=None)).plan
+    assert (plan.heads_kept, plan.neurons_kept) == (1, plan.neurons)
+
+
+@pytest.mark.zoo
+def test_heads_by_another_method_come_first(inputs: Path, tmp_path: Path) -> None:
+    plan = compressor.compress(learning_recipe(inputs, tmp_path / "out", parameters="80%")).plan
+    assert plan.heads_kept == 1
+    assert plan.neurons_kept < plan.neurons
+    assert plan.method == "dsp+reconstruct"
+
+
+@pytest.mark.zoo
+def test_the_metric_bounds_what_is_removed(inputs: Path, tmp_path: Path) -> None:
+    report = run(inputs, tmp_path / "out", max_drop=0.5)
+    assert report.plan.method == "reconstruct"
+    assert report.scores[0].compressed >= report.scores[0].dense - 0.5
+
+
+def test_training_rows_need_no_labels(inputs: Path, tmp_path: Path) -> None:
+    rows = (inputs / "rows.tsv").read_text().splitlines()
+    unlabelled = tmp_path / "unlabelled.tsv"
+    unlabelled.write_text("\n".join(["text", *(row.split("\t")[1] for row in rows[1:]), ""]))
+    report = run(inputs, tmp_path / "out", macs="60%", data=str(unlabelled), eval_data=str(inputs / "rows.tsv"))
+    assert NoteCode.ROWS_UNLABELLED in codes(report)
+    assert report.scores
+
+
+@pytest.mark.zoo
+def test_the_same_run_gives_the_same_plan(inputs: Path, tmp_path: Path) -> None:
+    plans = [run(inputs, tmp_path / name, macs="60%").plan for name in ("one", "two")]
+    assert plans[0].groups == plans[1].groups
+    assert plans[0].model == plans[1].model
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "code"),
+    [
+        ({"macs": "0.1%"}, UsageError, ErrorCode.BUDGET_UNREACHABLE),
+        ({"speedup": 1e6}, UsageError, ErrorCode.BUDGET_UNREACHABLE),
+        ({"speedup": 2, "budget_at": "3x8"}, UsageError, ErrorCode.CONTRADICTION),
+    ],
+)
+def test_a_budget_that_cannot_be_met_is_refused(
+    inputs: Path, tmp_path: Path, fields: dict[str, Any], kind: type[CompressorError], code: ErrorCode
+) -> None:
+    with pytest.raises(kind) as error:
+        run(inputs, tmp_path / "out", **fields)
+    assert error.value.code is code
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_groups_of_the_tiny_model(inputs: Path) -> None:
+    folder = load(inputs / "model")
+    groups = find_groups(folder.model, example_inputs(folder, 2, 8))
+    assert [group.type for group in groups] == ["heads", "neurons"]

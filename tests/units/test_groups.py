@@ -1,0 +1,96 @@
+"""Groups: neurons are recognized in every family, gated like heads, and the model is left unchanged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from compressor.errors import ErrorCode, InputError
+from compressor.units import find_groups, find_sites, gated, keep_all
+from graph_passes import NeuronPlan, Plan
+from tests.unchanged import unchanged
+from tests.zoo import FAMILIES
+
+NEURONS = {
+    "bert": ("bert.encoder.layer.0.output.dense", 44, 3),
+    "gpt2": ("transformer.h.0.mlp.c_proj", 128, 3),
+    "llama": ("model.layers.0.mlp.down_proj", 44, 3),
+    "t5": ("encoder.block.0.layer.1.DenseReluDense.wo", 44, 4),
+    "modernbert": ("model.layers.0.mlp.Wo", 44, 3),
+}
+"""Family -> the first linear that reads neurons, their number, and the number of feed-forwards."""
+CASES = [name if name in NEURONS else pytest.param(name, marks=pytest.mark.zoo) for name in FAMILIES]
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_groups_of_a_family(family: str) -> None:
+    model, inputs = FAMILIES[family](0)
+    with unchanged(model):
+        groups = find_groups(model, inputs)
+    sites = [group.site for group in groups if group.site is not None]
+    assert sites == find_sites(model, inputs)
+    assert all(group.linear is not None for group in groups)
+    neurons = [group for group in groups if group.type == "neurons"]
+    if family in NEURONS:
+        first = neurons[0]
+        assert (first.name, first.units, len(neurons)) == NEURONS[family]
+    assert bool(neurons) == (family != "all_attention")
+    for group in groups:
+        assert group.counts[0] == 0
+        assert group.counts[-1] == group.units
+        assert len(set(group.counts)) == len(group.counts)
+
+
+def test_heads_that_share_keys_are_kept_together() -> None:
+    model, inputs = FAMILIES["llama"](0)
+    heads = next(group for group in find_groups(model, inputs) if group.type == "heads")
+    assert (heads.units, heads.bundle, heads.counts) == (4, 2, (0, 2, 4))
+
+
+class MixingLinear(nn.Module):
+    """A norm over all neurons before the linear that reads them."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(linear.in_features), linear
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.linear(self.norm(hidden))
+        return output
+
+
+def test_neurons_that_a_norm_mixes_are_no_group() -> None:
+    model, inputs = FAMILIES["bert"](0)
+    output: Any = model.get_submodule("bert.encoder.layer.1.output")
+    output.dense = MixingLinear(output.dense)
+    names = {group.name for group in find_groups(model, inputs) if group.type == "neurons"}
+    assert names == {"bert.encoder.layer.0.output.dense", "bert.encoder.layer.2.output.dense"}
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
+def test_gated_neurons_multiply_the_inputs_of_their_linear(family: str) -> None:
+    model, inputs = FAMILIES[family](0)
+    groups = find_groups(model, inputs)
+    group = next(group for group in groups if group.type == "neurons")
+    kept = tuple(range(1, group.units, 3))
+    plan = keep_all(groups).replace_groups([NeuronPlan(group.name, group.units, kept, (0.5,) * len(kept))])
+    with torch.no_grad():
+        with unchanged(model), gated(model, plan):
+            output = model(**inputs).logits
+        linear: Any = model.get_submodule(group.name)
+        weight = linear.weight if family == "gpt2" else linear.weight.T
+        weight *= torch.tensor(plan[group.name].gate)[:, None]
+        assert torch.allclose(model(**inputs).logits, output, atol=1e-5)
+
+
+def test_a_plan_of_other_neurons_is_refused() -> None:
+    model, inputs = FAMILIES["bert"](0)
+    sites = keep_all(find_sites(model, inputs)).groups
+    for name, units in (("bert.encoder.layer.0.output.dense", 43), ("bert.embeddings", 44), ("bert.nothing", 44)):
+        plan = Plan(groups=(*sites, NeuronPlan(name, units, (0,))))
+        with pytest.raises(InputError) as error, gated(model, plan):
+            pass
+        assert (error.value.code, error.value.details["site"]) == (ErrorCode.PLAN_MISMATCH, name)
