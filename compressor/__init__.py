@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from compressor.run.pipeline import compress
     from compressor.targets import target
     from compressor.targets.segment_stream import Stream
-    from compressor.units import Site, find_sites, gated
+    from compressor.units import PrunableGroup, Site, find_groups, find_sites, gated
 
 __all__ = [
     "AllAttentionConfig",
     "AllAttentionForCausalLM",
+    "PrunableGroup",
     "Recipe",
     "Report",
     "Site",
@@ -31,6 +32,7 @@ __all__ = [
     "TransformerXLForCausalLM",
     "compress",
     "export_reference",
+    "find_groups",
     "find_sites",
     "gated",
     "target",
@@ -39,6 +41,7 @@ __all__ = [
 _MODULES = {
     "AllAttentionConfig": "compressor.models",
     "AllAttentionForCausalLM": "compressor.models",
+    "PrunableGroup": "compressor.units",
     "Recipe": "compressor.config.run",
     "Report": "compressor.results",
     "Site": "compressor.units",
@@ -47,6 +50,7 @@ _MODULES = {
     "TransformerXLForCausalLM": "compressor.models",
     "compress": "compressor.run.pipeline",
     "export_reference": "compressor.export",
+    "find_groups": "compressor.units",
     "find_sites": "compressor.units",
     "gated": "compressor.units",
     "target": "compressor.targets",

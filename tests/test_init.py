@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 import compressor
-from compressor.units import find_sites
+from compressor.units import PrunableGroup, find_groups, find_sites
 
 
 def test_public_names_are_loaded_when_they_are_used() -> None:
     assert set(compressor.__all__) <= set(dir(compressor))
     assert compressor.find_sites is find_sites
+    assert compressor.find_groups is find_groups
+    assert compressor.PrunableGroup is PrunableGroup
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         compressor.nothing  # noqa: B018

@@ -18,6 +18,7 @@ from compressor.cli.build import build
 from compressor.cli.check import check
 from compressor.cli.command_group import CommandGroup, common
 from compressor.cli.console import Console
+from compressor.cli.costs import costs
 from compressor.cli.export_triton import export_triton
 from compressor.cli.kernel import kernel
 from compressor.cli.recipe import recipe
@@ -39,7 +40,7 @@ def cli() -> None:
     """
 
 
-for _command in (run, sites, apply, build, bench, check, report, study, train, export_triton, kernel, recipe):
+for _command in (run, sites, costs, apply, build, bench, check, report, study, train, export_triton, kernel, recipe):
     cli.add_command(_command)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graph_passes import Kind, Plan, SitePlan
@@ -99,6 +100,11 @@ def _head_map(title: str, sites: list[SitePlan]) -> HeadMap:
     )
     kept, heads = sum(row.kept for row in rows), sum(row.heads for row in rows)
     return HeadMap(title, pattern, kept, heads, tuple(range(width)), rows)
+
+
+def common_pattern(names: Sequence[str]) -> str:
+    """What module paths share, with `*` for the part that differs; a single name is its own pattern."""
+    return _labels(list(names))[1] or names[0]
 
 
 def _labels(names: list[str]) -> tuple[list[str], str]:

@@ -55,6 +55,7 @@ def test_help_names_the_commands_in_order(capfd: Cap) -> None:
     assert re.findall(r"^  (\w[\w-]*)\*? {2,}\w", result.out, re.MULTILINE) == [
         "run",
         "sites",
+        "costs",
         "apply",
         "build",
         "bench",

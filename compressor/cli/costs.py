@@ -1,0 +1,122 @@
+"""`compress costs`: what the heads and neurons of a model cost on an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import pydantic
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from compressor.cli.command_group import common
+from compressor.cli.console import Console
+from compressor.cli.field_options import FieldsCommand, options_of
+from compressor.cli.output_file import check_output_file
+from compressor.config.costs import CostsOutput
+from compressor.config.fields import flag_of, usage_error
+from compressor.config.run import FIELDS, Recipe
+from compressor.config.sections import ExportConfig, MeasureConfig, SourceConfig
+from compressor.errors import ErrorCode, UsageError
+
+if TYPE_CHECKING:
+    from compressor.run.model_costs import ModelCosts
+
+_NAMES = (
+    *SourceConfig.model_fields,
+    *("target", "precision", "provider", "threads", "shapes"),
+    *ExportConfig.model_fields,
+    *(name for name in MeasureConfig.model_fields if name != "seconds"),
+)
+_FIELDS = {**{name: FIELDS[name] for name in _NAMES}, **CostsOutput.model_fields}
+_SUFFIXES = (".html", ".png")
+
+
+@click.command(cls=FieldsCommand, fields=_FIELDS, short_help="What heads and neurons cost on an engine.")
+@click.argument("model")
+@options_of(_FIELDS, without=("model",))
+@common
+@click.pass_obj
+def costs(console: Console, model: str, out: str | None, force: bool | None, **flags: Any) -> None:
+    """Time the engine of MODEL, a model folder, with fewer and fewer heads and neurons.
+
+    These are the times that budgets such as --speedup are met by. Groups of units that cost the same share a row; a
+    cliff is a number of units that takes longer than the next larger one. No rows are needed.
+    """
+    recipe = _recipe({"model": model, **{name: value for name, value in flags.items() if value is not None}})
+    path = None if out is None else _output_file(Path(out), force=bool(force))
+    from compressor.report.cost_curves import curve_rows, curves_of, headline
+    from compressor.run.model_costs import measure_model
+
+    measured = measure_model(recipe, console)
+    parts: list[Any] = []
+    for table in measured.tables:
+        parts.append(Text(headline(table), style="bold"))
+        for curve in curves_of(table):
+            parts += [Text(f"\n{curve.title}: {curve.pattern}"), _table(curve.unit, curve_rows(curve))]
+        parts.append(Text())
+    if path is not None:
+        _write(measured, path)
+    console.result(Group(*parts[:-1]), _data(measured))
+    if path is not None:
+        console.note(f"the curves are in {path}")
+
+
+def _recipe(fields: Mapping[str, Any]) -> Recipe:
+    try:
+        return Recipe(**fields)
+    except pydantic.ValidationError as error:
+        raise usage_error(error, _FIELDS, flag_of) from error
+
+
+def _output_file(path: Path, *, force: bool) -> Path:
+    """The file to write.
+
+    Raises:
+        UsageError: it is neither a page nor a picture, or cannot be written.
+    """
+    if path.suffix not in _SUFFIXES:
+        raise UsageError(
+            f"--out {path}: unknown kind of file; write a page ({_SUFFIXES[0]}) or a picture ({_SUFFIXES[1]})",
+            code=ErrorCode.INVALID_VALUE,
+            field="out",
+            value=path,
+        )
+    check_output_file(path, force=force)
+    return path
+
+
+def _table(unit: str, rows: tuple[tuple[str, ...], ...]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in (f"{unit} kept", "time of one", "all, of the model"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _data(measured: ModelCosts) -> dict[str, Any]:
+    """The tables as JSON, with their cliffs."""
+    tables = []
+    for table in measured.tables:
+        content = table.model_dump(mode="json")
+        for row, stored in zip(table.rows, content["rows"], strict=True):
+            stored["cliffs"] = list(row.cliffs)
+        tables.append(content)
+    return {"model": measured.model, "engine": measured.engine, "tables": tables}
+
+
+def _write(measured: ModelCosts, path: Path) -> None:
+    from compressor.report.cost_page import picture, render
+    from graph_passes.files import atomic_replace
+
+    if path.suffix == ".png":
+        content = picture(measured.tables)
+    else:
+        content = render(measured.model, measured.engine, measured.tables).encode()
+    with atomic_replace(path) as temporary:
+        temporary.write_bytes(content)

@@ -1,0 +1,138 @@
+"""Measure the cost table of a model without pruning it: what its heads and neurons cost on one engine."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from compressor import model_folder
+from compressor.config.run import Recipe
+from compressor.config.sections import EngineConfig
+from compressor.errors import ErrorCode, UsageError
+from compressor.measure.costs import CostTable
+from compressor.model_folder import ModelFolder, example_inputs
+from compressor.progress import Listener, NullListener
+from compressor.quantization import require_nncf
+from compressor.results import Note, NoteCode
+from compressor.run.budget import timed_sizes
+from compressor.run.cost_tables import CostSource
+from compressor.run.plan_engines import PlanEngines
+from compressor.run.products import DYNAMIC, PORTABLE, Choice, LoadedModel
+from compressor.run.prune import inputs_of
+from compressor.run.run_log import RunLog
+from compressor.run.sizes import work_out_sizes
+from compressor.run.variant import build_variant, export_graph, rehearse, shrink_graph
+from compressor.targets import QUANTIZED, Feeds, target
+from compressor.units import find_groups, keep_all
+
+
+@dataclass(frozen=True)
+class ModelCosts:
+    """The cost tables of a model on one engine.
+
+    Attributes:
+        model: name of the model folder.
+        engine: target, precision and form of the engine.
+        tables: times, one table for each size.
+    """
+
+    model: str
+    engine: str
+    tables: tuple[CostTable, ...]
+
+
+def measure_model(recipe: Recipe, listener: Listener | None = None) -> ModelCosts:
+    """Time the engines of plans of a model, at every size that the recipe times.
+
+    No rows are needed, since times do not depend on weights. A table of the same model, engine and machine that was
+    measured earlier is used.
+
+    Args:
+        recipe: the model, the engine, and the sizes to time.
+        listener: receives stages, progress and notes.
+
+    Raises:
+        UsageError: the engine is to be chosen, or its graph cannot be quantized without rows.
+        TargetMissingError: the runtime, its device or the quantizer is missing.
+        InputError: the model folder or a length cannot be used.
+    """
+    engine = recipe.engine
+    engine.require_definite()
+    choice = Choice(engine, _form(engine))
+    target(engine.target).check(precision=engine.definite_precision, provider=engine.provider)
+    if choice.form == PORTABLE:
+        require_nncf()
+    log = RunLog(listener or NullListener())
+    with log.stage("loading the model"):
+        source = recipe.source
+        folder = model_folder.load(
+            source.model,
+            task=source.task,
+            needs_processor=False,
+            allow_pickle=source.allow_pickle,
+            trust_remote_code=source.trust_remote_code,
+        )
+        groups = tuple(find_groups(folder.model, example_inputs(folder, 2, 8), attention=recipe.export.attention))
+        sites = tuple(group.site for group in groups if group.site is not None)
+        model = LoadedModel(folder, sites, groups)
+        example_inputs(folder, 1, max(recipe.measure.seq or (1,)))  # lengths beyond the model end here
+    with tempfile.TemporaryDirectory() as scratch:
+        tables = _measure(recipe, model, choice, Path(scratch), log)
+    return ModelCosts(source.model.resolve().name, choice.label, tables)
+
+
+def _form(config: EngineConfig) -> str:
+    """The form of an engine that is built without rows.
+
+    Raises:
+        UsageError: there is none.
+    """
+    runtime = target(config.target)
+    if config.precision not in QUANTIZED:
+        return ""
+    if runtime.quantizes and config.precision == "int8":
+        return DYNAMIC
+    if runtime.symmetric:
+        raise UsageError(
+            f"--precision {config.precision}: the graph of {runtime.title} is quantized by rows, which this command"
+            " does not read; measure fp32 or fp16",
+            code=ErrorCode.UNSUPPORTED,
+            field="precision",
+            value=config.precision,
+        )
+    return PORTABLE
+
+
+def _measure(recipe: Recipe, model: LoadedModel, choice: Choice, scratch: Path, log: RunLog) -> tuple[CostTable, ...]:
+    """The cost tables, in the order of sizes."""
+    folder, export = model.folder, recipe.export
+    sizes = work_out_sizes(recipe, model, None, None)
+    with log.stage("exporting the graph"):
+        file = scratch / "reference.onnx"
+        reference = export_graph("dense", folder, keep_all(model.groups), export, sizes.cases, file)
+    for refusal in rehearse(reference.path, model.groups).refused:
+        text = f"{', '.join(sorted(refusal.sites))}: cannot be removed from the graph ({refusal})"
+        log.add_notes([Note(code=NoteCode.GROUPS_SKIPPED, text=text)])
+    with log.stage("building the engine of the whole model"):
+        (scratch / "dense").mkdir()
+        graph = shrink_graph(reference, sizes.cases, scratch / "dense" / "model.onnx")
+        dense = build_variant(graph, choice.config.reference, sizes.build, sizes.cases)
+    engines = PlanEngines(
+        reference=reference,
+        choice=choice,
+        options=sizes.build,
+        row=_row(folder),
+        drop_unread=not export.keep_unread_positions,
+        scratch=scratch / "plans",
+    )
+    inputs = inputs_of(timed_sizes(recipe, sizes.lengths), partial(example_inputs, folder))
+    source = CostSource(folder.model, model.groups, engines, dense.engine, inputs, log)
+    macs = next(table for table in source.counted() if table.unit == "macs")
+    return tuple(source.timed(macs))
+
+
+def _row(folder: ModelFolder) -> Feeds:
+    """A row from which the ranges of activations are taken; times do not depend on them."""
+    return {name: value.numpy() for name, value in example_inputs(folder, 1, 8).items()}

@@ -1,0 +1,64 @@
+"""Cost tables as curves, as rows of text, as a page and as a picture."""
+
+from __future__ import annotations
+
+from compressor.measure.costs import CostTable, GroupCosts
+from compressor.report.cost_curves import CostPoint, curve_rows, curves_of, headline
+from compressor.report.cost_page import picture, render
+
+LAYERS = tuple(f"encoder.layer.{layer}.output.dense" for layer in range(3))
+TABLE = CostTable(
+    unit="ms",
+    engine="ort fp32",
+    batch=1,
+    seq=128,
+    dense=12.0,
+    whole=10.0,
+    rows=(
+        GroupCosts(groups=LAYERS, type="neurons", counts=(0, 8, 16, 32), savings=(2.0, 0.5, 1.0, 0.0)),
+        GroupCosts(groups=("pooler.attention",), type="heads", counts=(0, 2), savings=(1.0, 0.0)),
+    ),
+)
+
+
+def test_a_curve_is_the_time_of_one_group() -> None:
+    neurons, heads = curves_of(TABLE)
+    assert (neurons.title, neurons.unit, neurons.pattern) == (
+        "3 feed-forwards",
+        "neurons",
+        "encoder.layer.*.output.dense",
+    )
+    assert neurons.points == (
+        CostPoint(0, 0.0, 0.0),
+        CostPoint(8, 1.5, 0.45, faster=16),
+        CostPoint(16, 1.0, 0.3),
+        CostPoint(32, 2.0, 0.6),
+    )
+    assert (heads.title, heads.pattern) == ("1 attention", "pooler.attention")
+
+
+def test_rows_name_cliffs() -> None:
+    rows = curve_rows(curves_of(TABLE)[0])
+    assert rows[0] == ("0", "0 ms", "0.0%", "")
+    assert [row[0] for row in rows if row[3]] == ["8"]
+
+
+def test_the_headline_gives_the_limit_of_a_speedup() -> None:
+    assert "4× as fast as dense" in headline(TABLE.model_copy(update={"rows": TABLE.rows[:1], "whole": 9.0}))
+    disturbed = TABLE.model_copy(update={"whole": 3.0})
+    assert "disturbed" in headline(disturbed)
+
+
+def test_the_page_has_a_figure_for_each_curve_and_size() -> None:
+    other = TABLE.model_copy(update={"batch": 8})
+    page = render("<model>", "ort fp32", [TABLE, other])
+    assert page.count("<svg") == 4
+    assert "&lt;model&gt;" in page
+    assert "<model>" not in page
+    assert "http:" not in page
+    assert "https:" not in page
+    assert render("<model>", "ort fp32", [TABLE, other]) == page
+
+
+def test_the_picture_is_a_png() -> None:
+    assert picture([TABLE]).startswith(b"\x89PNG")
