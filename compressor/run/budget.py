@@ -224,7 +224,12 @@ def meet(
     attempts: list[Allocation] = []
     current = list(constraints)
     for _ in range(MAX_ROUNDS):
-        counts = choose_counts(groups, losses, current)
+        try:
+            counts = choose_counts(groups, losses, current)
+        except UsageError:
+            if not attempts:
+                raise
+            break  # by the corrected costs no plan meets the budget; the closest of those measured is taken
         if any(attempt.counts == counts for attempt in attempts):
             break
         predicted = tuple(constraint.table.cost(counts) for constraint in constraints)
