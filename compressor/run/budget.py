@@ -89,7 +89,7 @@ def constraints_of(recipe: Recipe, tables: Sequence[CostTable], heads: int) -> l
         heads: number of heads to keep, for a table of heads.
     """
     budget = recipe.budget
-    found: list[Constraint] = []
+    constraints: list[Constraint] = []
     for table in tables:
         bound: float | None = None
         if table.unit == "ms":
@@ -100,8 +100,8 @@ def constraints_of(recipe: Recipe, tables: Sequence[CostTable], heads: int) -> l
             share = budget.macs if table.unit == "macs" else budget.parameters
             bound = None if share is None else share * table.whole
         if bound is not None:
-            found.append(Constraint(table, bound))
-    return found
+            constraints.append(Constraint(table, bound))
+    return constraints
 
 
 def head_table(groups: Sequence[PrunableGroup]) -> CostTable:
@@ -221,15 +221,15 @@ def meet(
     Raises:
         BudgetError: no plan meets the constraints.
     """
-    tried: list[Allocation] = []
+    attempts: list[Allocation] = []
     current = list(constraints)
     for _ in range(MAX_ROUNDS):
         counts = choose_counts(groups, losses, current)
-        if any(attempt.counts == counts for attempt in tried):
+        if any(attempt.counts == counts for attempt in attempts):
             break
         predicted = tuple(constraint.table.cost(counts) for constraint in constraints)
         measured = tuple(measure(counts))
-        tried.append(Allocation(counts, predicted, measured))
+        attempts.append(Allocation(counts, predicted, measured))
         used = [cost / constraint.budget for cost, constraint in zip(measured, constraints, strict=True)]
         keeps_all = all(counts[group.name] == group.units for group in groups)
         if max(used) <= EXCESS and (max(used) >= UNUSED or keeps_all):
@@ -242,5 +242,5 @@ def meet(
     def usage(attempt: Allocation) -> float:
         return max(cost / limit.budget for cost, limit in zip(attempt.measured, constraints, strict=True))
 
-    met = [attempt for attempt in tried if usage(attempt) <= EXCESS]
-    return max(met, key=usage) if met else min(tried, key=usage)
+    met = [attempt for attempt in attempts if usage(attempt) <= EXCESS]
+    return max(met, key=usage) if met else min(attempts, key=usage)

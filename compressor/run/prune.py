@@ -149,12 +149,12 @@ def _prunable(run: BudgetRun) -> list[PrunableGroup]:
     Raises:
         SiteRefusedError: one cannot be removed from the graph, and the recipe does not allow to skip it.
     """
-    wanted = run.recipe.budget.prune_units
+    units = run.recipe.budget.prune_units
     if run.recipe.selection.method == run.recipe.pruner and run.recipe.selection.keep is not None:
-        wanted = "heads"
+        units = "heads"
     if run.selected is not None:
-        wanted = "neurons"
-    groups = [group for group in run.model.groups if wanted in ("all", group.type)]
+        units = "neurons"
+    groups = [group for group in run.model.groups if units in ("all", group.type)]
     reasons = {name: str(refusal) for refusal in run.refused for name in refusal.sites}
     reasons |= {group.name: "its output projection was not recognized" for group in groups if group.linear is None}
     skipped = [group for group in groups if group.name in reasons]
@@ -172,7 +172,7 @@ def _prunable(run: BudgetRun) -> list[PrunableGroup]:
     remaining = [group for group in groups if group not in skipped]
     if not remaining:
         raise SiteRefusedError(
-            f"{run.model.folder.family}: it has no {wanted if wanted != 'all' else 'units'} that can be removed; choose"
+            f"{run.model.folder.family}: it has no {'units' if units == 'all' else units} that can be removed; choose"
             " others (--prune-units)",
             code=ErrorCode.SITE_REFUSED,
         )

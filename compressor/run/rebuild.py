@@ -250,10 +250,10 @@ def _report(
         "notes": tuple(dict.fromkeys((*notes, *log.notes))),
         "missing": None,
         "candidates": (),
+        "throughputs": throughputs,
         # Times of the run are of its own engine; what was counted holds for every engine.
         "budget": tuple(row for row in before.budget if row.unit != "ms"),
         "costs": tuple(row for row in before.costs if row.unit != "ms"),
-        "throughputs": throughputs,
         "target": recipe.engine.target,
         "precision": recipe.engine.precision,
         "session": dict(variants["compressed"].engine.session),

@@ -83,10 +83,8 @@ _M = TypeVar("_M", bound=MethodOptions)
 
 
 def option_models(method: str) -> tuple[type[MethodOptions], ...]:
-    """The models of a method's options: its own, then the shared ones; methods under a budget have none."""
+    """The models of a method's options: its own, then the shared ones."""
     registered = METHODS[method]
-    if registered.kind == "budget":
-        return ()
     model: type[MethodOptions] = registered.load().options_class
     shared: Mapping[str, tuple[type[MethodOptions], ...]] = {
         "gate": (ScheduleOptions, PoolOptions),

@@ -51,6 +51,13 @@ def test_a_share_is_met_by_the_graph(inputs: Path, tmp_path: Path, fields: dict[
         assert report.compressed.macs is not None
         assert report.dense.macs is not None
         assert report.compressed.macs <= share * report.dense.macs
+    (row,) = report.budget
+    assert row.unit == next(iter(fields))
+    assert row.met
+    assert row.predicted == row.reached <= row.requested
+    assert row.requested == pytest.approx(share * row.dense)
+    assert [cost.type for cost in report.costs] == ["attention", "feed-forward", "rest"]
+    assert sum(cost.after for cost in report.costs) < sum(cost.before for cost in report.costs)
 
 
 def test_the_folder_holds_the_refitted_weights(inputs: Path, tmp_path: Path) -> None:
@@ -89,6 +96,20 @@ def test_units_of_one_type_are_removed(inputs: Path, tmp_path: Path, units: str,
 def test_a_number_of_heads_is_kept_exactly(inputs: Path, tmp_path: Path) -> None:
     plan = compressor.compress(learning_recipe(inputs, tmp_path / "out", method="reconstruct", steps=None)).plan
     assert (plan.heads_kept, plan.neurons_kept) == (1, plan.neurons)
+
+
+@pytest.mark.parametrize("method", ["fisher", pytest.param("magnitude", marks=pytest.mark.zoo)])
+def test_methods_to_compare_with_leave_the_weights_of_their_plan(inputs: Path, tmp_path: Path, method: str) -> None:
+    report = run(inputs, tmp_path / "out", macs="60%", method=method)
+    folder, plan = load(tmp_path / "out"), Plan.load(tmp_path / "out" / "plan.json")
+    batch = example_inputs(folder, 2, 8)
+    with torch.no_grad():
+        plain = folder.model(**batch).logits
+        with gated(folder.model, plan):
+            assert torch.allclose(folder.model(**batch).logits, plain, atol=1e-6)
+    assert plan.method == method
+    assert NoteCode.BUDGET_MET in codes(report)
+    assert all(proof.holds for proof in report.proofs)
 
 
 @pytest.mark.zoo

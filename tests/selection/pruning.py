@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,14 +45,14 @@ def family_inputs(family: str, store: Path) -> PruningInputs:
     return pruning_inputs(model, store, batches)
 
 
-def ranked(method: type[Pruner], inputs: PruningInputs) -> Pruner:
+def ranked(method: type[Pruner[Any]], inputs: PruningInputs) -> Pruner[Any]:
     """The method with its units ranked."""
     pruner = method(inputs)
     pruner.rank(ignore_progress)
     return pruner
 
 
-def plan_of(pruner: Pruner, counts: Mapping[str, int]) -> Plan:
+def plan_of(pruner: Pruner[Any], counts: Mapping[str, int]) -> Plan:
     """The plan that keeps these numbers of units."""
     groups = pruner.inputs.groups
     return keep_all(groups).replace_groups(
@@ -66,7 +67,7 @@ def random_counts(groups: Sequence[PrunableGroup], seed: int = 0) -> dict[str, i
     return {**counts, groups[1].name: 0, groups[-1].name: groups[-1].units}
 
 
-def result_of(method: type[Pruner], inputs: PruningInputs) -> Result:
+def result_of(method: type[Pruner[Any]], inputs: PruningInputs) -> Result:
     """What a method returns from beginning to end, on a copy of the model."""
     pruner = ranked(method, replace(inputs, model=copy.deepcopy(inputs.model)))
     losses = pruner.losses(ignore_progress)
@@ -80,7 +81,7 @@ def are_equal(first: Result, second: Result) -> bool:
     return first[:2] == second[:2] and have_same_weights(first[2], second[2])
 
 
-def check_kept_counts(pruner: Pruner) -> None:
+def check_kept_counts(pruner: Pruner[Any]) -> None:
     """Every group keeps exactly as many units as requested, and whole bundles."""
     for group in pruner.inputs.groups:
         for count in group.counts:
@@ -93,7 +94,7 @@ def check_kept_counts(pruner: Pruner) -> None:
             assert kept == pruner.kept(group, count)
 
 
-def check_dropped_units_have_no_effect(pruner: Pruner) -> None:
+def check_dropped_units_have_no_effect(pruner: Pruner[Any]) -> None:
     """After `finish`, gates change nothing, and the columns of dropped units are zero."""
     inputs = pruner.inputs
     counts = random_counts(inputs.groups)
@@ -114,7 +115,7 @@ def check_dropped_units_have_no_effect(pruner: Pruner) -> None:
         assert columns[:, dropped].count_nonzero() == 0
 
 
-def check_labels_are_not_read(method: type[Pruner], family: str, store: Path) -> None:
+def check_labels_are_not_read(method: type[Pruner[Any]], family: str, store: Path) -> None:
     """Rows without labels and rows with different labels give the same result."""
     inputs = family_inputs(family, store)
     expected = result_of(method, replace(inputs, store=store / "none"))
