@@ -55,6 +55,8 @@ class NoteCode(StrEnum):
     PLAN_FOLLOWED = "plan-followed"
     TRAINED_ALONG = "trained-along"
     """The compressed model was trained, the dense one was not."""
+    WEIGHTS_CHANGED = "weights-changed"
+    """The weights of the compressed model were adjusted without training."""
     SEGMENT_MEMORY = "segment-memory"
     NO_CACHE = "no-cache"
     NO_METRIC = "no-metric"

@@ -108,24 +108,29 @@ def prune(run: BudgetRun) -> SelectedPlan:
     with run.log.stage("measuring what each group contributes") as on_progress:
         losses = pruner.losses(on_progress)
     tables = run.costs.counted()
-    allocation = _by_metric(run, groups, pruner, losses, tables) if _is_unbounded(run.recipe) else None
-    if allocation is None:
-        allocation = _by_budget(run, groups, losses, tables)
-        with run.log.stage("refitting the remaining weights") as on_progress:
-            scales = pruner.finish(allocation.counts, on_progress)
+    scales: Mapping[str, tuple[float, ...]] = {}
+    if _is_unbounded(run.recipe):
+        allocation = _by_metric(run, groups, pruner, losses, tables)
     else:
-        scales = {}
+        allocation = _by_budget(run, groups, losses, tables)
+        if _removes_any(groups, allocation):
+            with run.log.stage("refitting the remaining weights") as on_progress:
+                scales = pruner.finish(allocation.counts, on_progress)
     plan = _plan(run, groups, pruner, allocation, scales)
     selected = SelectedPlan(
         plan=plan.model_copy(update={"model": fingerprint(folder.model)}),
         curves=() if run.selected is None else run.selected.curves,
-        trained=True,
+        trained=run.selected is not None or _removes_any(groups, allocation),
         notes=() if run.selected is None else run.selected.notes,
         budget=allocation.budget,
         costs=cost_shares(allocation.tables, plan),
     )
     run.store.finish(selected, folder.model)
     return selected
+
+
+def _removes_any(groups: Sequence[PrunableGroup], allocation: Allocation) -> bool:
+    return any(allocation.counts[group.name] < group.units for group in groups)
 
 
 def _fold_heads(run: BudgetRun, plan: Plan) -> None:

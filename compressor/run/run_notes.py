@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from compressor.config.fields import flag_of
-from compressor.config.methods import BUDGET_METHODS, METHODS
+from compressor.config.methods import METHODS
 from compressor.config.run import FIELDS, Recipe
 from compressor.config.sections import AUTO, BlocksConfig
 from compressor.model_folder import ModelFolder
@@ -71,12 +71,19 @@ def _unused(names: Iterable[str], recipe: Recipe, reason: str) -> Iterator[Note]
 
 def of_selection(folder: ModelFolder, selected: SelectedPlan, data: Data | None) -> Iterator[Note]:
     """How the compressed model was made, and what its numbers leave out."""
-    if selected.trained:
-        units = "head and neuron" if selected.plan.feed_forwards else "head"
+    method = METHODS.get((selected.plan.method or "").rpartition("+")[2])
+    if selected.trained and method is not None and method.kind == "budget":
+        yield Note(
+            code=NoteCode.WEIGHTS_CHANGED,
+            text=f"{selected.plan.method}: the weights of the compressed model are those of the kept units, adjusted on"
+            " training rows whose labels were not used; dense is the model folder with every unit",
+        )
+    elif selected.trained:
+        how = "with its masks" if selected.plan.masks else "while its heads were selected"
         yield Note(
             code=NoteCode.TRAINED_ALONG,
-            text=f"the compressed model {_how_trained(selected.plan)}; dense is the untrained model folder with every"
-            f" {units}, through the same export, passes and runtime",
+            text=f"the compressed model was trained {how}; dense is the untrained model folder with every head, through"
+            " the same export, passes and runtime",
         )
     config = folder.config
     if isinstance(config, SegmentConfig) and config.memory_length:
@@ -96,19 +103,6 @@ def of_selection(folder: ModelFolder, selected: SelectedPlan, data: Data | None)
             code=NoteCode.NO_METRIC,
             text="no metric was measured, because there are no rows (--data, --eval-data or --test-data)",
         )
-
-
-def _how_trained(plan: Plan) -> str:
-    """How the weights of the compressed model were changed."""
-    if plan.masks:
-        return "was trained with its masks"
-    first, _, last = (plan.method or "").rpartition("+")
-    if last not in BUDGET_METHODS:
-        return "was trained while its heads were selected"
-    refitted = "has remaining weights that were refitted on training rows, without their labels"
-    if first in METHODS and METHODS[first].trains_model:
-        return f"was trained while its heads were selected, and {refitted}"
-    return refitted
 
 
 def of_masks(plan: Plan, lengths: Iterable[int | None], maximum_row: int | None = None) -> Iterator[Note]:
