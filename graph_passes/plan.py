@@ -162,7 +162,7 @@ def _check_kept(group: GroupPlan) -> None:
         raise ValueError(f"{group.name}: kept {group.type} {list(group.kept)} must be ascending and without repeats")
     if group.kept and group.kept[-1] >= group.units:
         raise ValueError(
-            f"{group.name}: {group.type} {group.kept[-1]} is out of range, the group has {group.type} 0 to"
+            f"{group.name}: {group.type[:-1]} {group.kept[-1]} is out of range, the group has {group.type} 0 to"
             f" {group.units - 1}"
         )
     if not group.scale and group.kept:

@@ -85,8 +85,8 @@ def test_messages_state_the_fault_and_the_remedy(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     assert [str(load_error(write_plan(tmp_path, edit))).removeprefix(f"{path}: ") for edit in edits] == [
         f"groups[0].heads is missing; {remedy}",
-        f"version 2 cannot be read, only version 1; {remedy}",
-        f"a: head 4 is out of range, the site has heads 0 to 3; {remedy}",
+        f"version 3 cannot be read, only versions 1 and 2; {remedy}",
+        f"a: head 4 is out of range, the group has heads 0 to 3; {remedy}",
         f"groups[0].heads is 'many' and should be a valid integer, unable to parse string as an integer; {remedy}",
     ]
 

@@ -51,6 +51,13 @@ def test_a_share_is_met_by_the_graph(inputs: Path, tmp_path: Path, fields: dict[
         assert report.compressed.macs is not None
         assert report.dense.macs is not None
         assert report.compressed.macs <= share * report.dense.macs
+    (row,) = report.budget
+    assert row.unit == next(iter(fields))
+    assert row.met
+    assert row.predicted == row.reached <= row.requested
+    assert row.requested == pytest.approx(share * row.dense)
+    assert [cost.type for cost in report.costs] == ["attention", "feed-forward", "rest"]
+    assert sum(cost.after for cost in report.costs) < sum(cost.before for cost in report.costs)
 
 
 def test_the_folder_holds_the_refitted_weights(inputs: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from compressor.block_masks.mask_selector import MaskSelector
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, MismatchError, UsageError
 from compressor.model_folder import example_inputs, load
-from compressor.results import DropStatus, NoteCode
+from compressor.results import BudgetRow, CostShare, DropStatus, NoteCode
 from compressor.run import verify
 from compressor.run.finished_run import load_run
 from compressor.run.rebuild import rebuild, replace_engine
@@ -105,6 +105,15 @@ def test_a_build_keeps_a_failed_metric(copy: Path, capfd: Cap) -> None:
     result = compress(capfd, "build", copy, "--target", "ort", *QUICK)
     assert (result.code, result.error_code) == (4, ErrorCode.METRIC_FELL)
     assert (reports.load(copy).drop_status, reports.load(copy).target) == (DropStatus.FAILED, "ort")
+
+
+def test_times_of_a_budget_are_not_those_of_another_engine(copy: Path) -> None:
+    fields = {"label": "whole model", "requested": 2.0, "predicted": 2.0, "reached": 2.0, "dense": 4.0}
+    budget = tuple(BudgetRow(unit=unit, **fields) for unit in ("ms", "parameters"))
+    costs = (CostShare(label="batch 1, 8 tokens", unit="ms", type="rest", before=1.0, after=1.0),)
+    reports.write(reports.load(copy).model_copy(update={"budget": budget, "costs": costs}), copy)
+    report = rebuild(copy, {"target": "ort", "seconds": 0.01}, RecordingListener())
+    assert (report.budget, report.costs) == (budget[1:], ())
 
 
 def test_a_folder_without_a_dense_graph_is_built_without_a_comparison(copy: Path) -> None:
