@@ -12,8 +12,8 @@ from pathlib import Path
 import onnx_ir as ir
 
 import graph_passes
-from compressor.quantization import quantize_graph
-from compressor.run.products import PORTABLE, Choice, ExportedGraph
+from compressor.run.products import Choice, ExportedGraph
+from compressor.run.quantize import quantize_as
 from compressor.run.variant import build_engine
 from compressor.targets import BuildOptions, Engine
 from compressor.targets.base import Feeds
@@ -51,7 +51,7 @@ class PlanEngines:
 
     def graph(self, plan: Plan) -> ir.Model:
         """The graph of a plan: in floats, or with the products of the quantized graph of the whole model."""
-        if self.choice.form != PORTABLE:
+        if self.choice.quantized_graph is None:
             return self.float_graph(plan)
         path, products = self._quantized
         model = graph_passes.load(path)
@@ -86,8 +86,8 @@ class PlanEngines:
         gated = graph_passes.load(self.reference.path)
         Normalize()(gated)
         products = products_of_groups(gated)
-        plain, quantized = self.scratch / "whole.onnx", self.scratch / "whole.int8.onnx"
         self.scratch.mkdir(parents=True, exist_ok=True)
+        plain = self.scratch / "whole.onnx"
         graph_passes.save(self.float_graph(self.reference.plan), plain)
-        quantize_graph(plain, [self.row], quantized)
-        return quantized, products
+        assert self.choice.quantized_graph is not None
+        return quantize_as(self.choice.quantized_graph, plain, [self.row]).path, products

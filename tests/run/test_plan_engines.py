@@ -1,0 +1,82 @@
+"""Engines of plans: the graph of any plan is cut from a graph that was quantized once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import graph_passes
+from compressor.config.sections import EngineConfig
+from compressor.export import export_reference
+from compressor.results import Proof, ProofStage
+from compressor.run.measure_costs import count_costs, equal_groups, keep_counts
+from compressor.run.plan_engines import PlanEngines
+from compressor.run.products import PORTABLE, SYMMETRIC, Choice, ExportedGraph
+from compressor.targets import BuildOptions
+from compressor.targets.quantized_graph import quantized_products
+from compressor.units import PrunableGroup, find_groups, keep_all
+from tests.zoo import FAMILIES, text
+
+CHOICES = {
+    "": EngineConfig(),
+    PORTABLE: EngineConfig(target="openvino", precision="int8"),
+    SYMMETRIC: EngineConfig(target="trt", precision="int8"),
+}
+
+
+@pytest.fixture(scope="module")
+def groups() -> list[PrunableGroup]:
+    model, inputs = FAMILIES["bert"](0)
+    return find_groups(model, inputs)
+
+
+@pytest.fixture(scope="module")
+def reference(groups: list[PrunableGroup], tmp_path_factory: pytest.TempPathFactory) -> ExportedGraph:
+    model, inputs = FAMILIES["bert"](0)
+    plan, path = keep_all(groups), tmp_path_factory.mktemp("reference") / "reference.onnx"
+    export_reference(model, plan, inputs, path)
+    proof = Proof(variant="dense", stage=ProofStage.EXPORT, error=0.0, tolerance=1e-4, cases=())
+    return ExportedGraph("dense", plan, path, proof)
+
+
+def plan_engines(reference: ExportedGraph, form: str, scratch: Path) -> PlanEngines:
+    row = {name: value.numpy() for name, value in text(1, 7).items()}
+    return PlanEngines(reference, Choice(CHOICES[form], form), BuildOptions(), row, True, scratch)
+
+
+@pytest.mark.parametrize("form", CHOICES)
+def test_the_graph_of_a_plan_holds_its_units(
+    reference: ExportedGraph, groups: list[PrunableGroup], form: str, tmp_path: Path
+) -> None:
+    engines = plan_engines(reference, form, tmp_path)
+    counts = {group.name: group.units // 4 for group in groups}
+    whole, cut = (engines.graph(keep_counts(reference.plan, kept)) for kept in ({}, counts))
+    assert len(quantized_products(cut)) == len(quantized_products(whole))
+    assert bool(quantized_products(whole)) == bool(form)
+    assert sum(size(cut)) < sum(size(whole))
+
+
+def size(model: graph_passes.files.ir.Model) -> list[int]:
+    """Elements of the matrices of a graph."""
+    tensors = [value.const_value for value in model.graph.initializers.values()]
+    return [tensor.size for tensor in tensors if tensor is not None and len(tensor.shape) == 2]
+
+
+def test_counts_are_linear_in_the_number_of_units(
+    reference: ExportedGraph, groups: list[PrunableGroup], tmp_path: Path
+) -> None:
+    engines = plan_engines(reference, "", tmp_path)
+    parameters, macs = count_costs(engines, groups, [(1, 7)], lambda finished, total: None)
+    rng = np.random.default_rng(0)
+    counts = {group.name: int(rng.integers(1, group.units)) for group in groups}
+    graph = engines.float_graph(keep_counts(reference.plan, counts))
+    assert parameters.cost(counts) == pytest.approx(graph_passes.count_parameters(graph))
+    assert macs.cost({}) == macs.whole
+    last = [group for group in groups if group.name.startswith("bert.encoder.layer.2")]
+    assert all(macs.saving(group.name, 0) > 0 for group in groups)
+    # The last layer computes one position, so that its groups cost less than the others of their type.
+    classes = equal_groups(groups, macs)
+    assert sorted(len(members) for members in classes) == [1, 1, 2, 2]
+    assert all([group] in classes for group in last)
