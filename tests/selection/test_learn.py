@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from compressor.config.methods import METHODS
+from compressor.config.methods import HEAD_METHODS
 from compressor.errors import ErrorCode, UsageError
 from compressor.selection.learn import learn
 from compressor.selection.pool import heads_to_keep
@@ -25,7 +25,7 @@ def plan_bytes(learned: tiny.Learned, folder: Path) -> bytes:
     return (folder / "plan.json").read_bytes()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", HEAD_METHODS)
 @pytest.mark.parametrize("keep", [0, 3, tiny.HEADS, "50%"])
 def test_every_method_keeps_exactly_k(method: str, keep: int | str, tmp_path: Path) -> None:
     learned = tiny.learn_plan(tmp_path, selection(method=method, keep=keep, steps=2))
@@ -115,10 +115,10 @@ def test_each_kind_of_site_keeps_its_share(method: str, tmp_path: Path) -> None:
     config = selection(method=method, keep=5, steps=2, options={"pool": "kind"})
     learned = learn(model, sites, tiny.data(), config, tmp_path)
     assert [len(site.kept) for site in learned.plan.sites] == [3, 2]
-    assert learned.trained == METHODS[method].trains_model
+    assert learned.trained == HEAD_METHODS[method].trains_model
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", HEAD_METHODS)
 def test_only_the_heads_of_the_pool_compete(method: str, tmp_path: Path) -> None:
     model = tiny.classifier()
     first, second = tiny.sites_of(model)
