@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from compressor.config.methods import HEAD_METHODS
+from compressor.config.methods import HEAD_METHODS, METHODS
 from compressor.errors import ErrorCode, UsageError
 from compressor.selection.learn import learn
 from compressor.selection.pool import heads_to_keep
@@ -115,7 +115,7 @@ def test_each_kind_of_site_keeps_its_share(method: str, tmp_path: Path) -> None:
     config = selection(method=method, keep=5, steps=2, options={"pool": "kind"})
     learned = learn(model, sites, tiny.data(), config, tmp_path)
     assert [len(site.kept) for site in learned.plan.sites] == [3, 2]
-    assert learned.trained == HEAD_METHODS[method].trains_model
+    assert learned.trained == METHODS[method].trains_model
 
 
 @pytest.mark.parametrize("method", HEAD_METHODS)
