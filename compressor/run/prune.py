@@ -52,7 +52,7 @@ from graph_passes import Plan, Refusal
 
 _HELD_OUT = 192
 """Rows on which losses are measured."""
-_TIMED_SECONDS = 2.0
+_TIMED_SECONDS = 4.0
 """Time spent on each engine of a round at each size."""
 _BISECTIONS = 5
 _LEAST_SHARE = 0.08

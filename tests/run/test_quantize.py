@@ -22,7 +22,9 @@ from tests.run.listeners import RecordingListener
 from tests.run.runs import learning_recipe
 
 
-@pytest.mark.parametrize(("precision", "file"), [("int8", SYMMETRIC_GRAPH), ("fp8", FP8_GRAPH)])
+@pytest.mark.parametrize(
+    ("precision", "file"), [("int8", SYMMETRIC_GRAPH), pytest.param("fp8", FP8_GRAPH, marks=pytest.mark.zoo)]
+)
 def test_the_symmetric_graph_is_in_the_folder(precision: Precision, file: str, inputs: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     recipe = learning_recipe(inputs, out, keep=None, target="trt", precision=precision, calibration_rows=8)
