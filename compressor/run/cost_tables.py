@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from transformers import PreTrainedModel
 
@@ -20,6 +18,7 @@ from compressor.run.plan_engines import PlanEngines
 from compressor.run.run_log import RunLog
 from compressor.targets import Engine
 from compressor.targets.base import Feeds
+from compressor.targets.user_cache import user_cache
 from compressor.units import PrunableGroup
 
 _REMEASURED_SECONDS = 2.0
@@ -58,7 +57,9 @@ class CostSource:
             macs: multiply-accumulates, by which equal groups are recognized.
         """
         key = self._key()
-        path = _folder() / f"costs-{hashlib.sha256((key['structure'] + key['engine']).encode()).hexdigest()[:16]}.json"
+        path = (
+            user_cache() / f"costs-{hashlib.sha256((key['structure'] + key['engine']).encode()).hexdigest()[:16]}.json"
+        )
         tables, differing = load_tables(path, key)
         if tables:
             text = f"the cost table is that of an earlier run ({path}); times of the whole model were measured again"
@@ -105,9 +106,3 @@ class CostSource:
             "threads": str(session.get("intra_op_threads")),
             "runtime": json.dumps([session.get("runtime"), facts.get("onnxruntime"), facts.get("openvino")]),
         }
-
-
-def _folder() -> Path:
-    """The user's cache folder of cost tables."""
-    folder = os.environ.get("XDG_CACHE_HOME")
-    return (Path(folder) if folder else Path.home() / ".cache") / "compressor"

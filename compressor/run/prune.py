@@ -342,11 +342,14 @@ def _by_metric(
     network.load_state_dict(best_state)
     if best is None:
         best = Allocation({group.name: group.units for group in groups}, (1.0,), (1.0,))
-    text = (
-        f"{1 / best.predicted[0]:.3g} times as fast as the whole model by the cost table is the fastest of"
-        f" {_BISECTIONS} plans that keep the metric on the evaluation rows within --max-drop, with a margin"
-    )
-    run.log.add_notes([Note(code=NoteCode.BUDGET_MET, text=text)])
+        text = f"none of {_BISECTIONS} plans keeps the metric on the evaluation rows within --max-drop, with a margin"
+        run.log.add_notes([Note(code=NoteCode.NOTHING_REMOVED, text=text)])
+    else:
+        text = (
+            f"{1 / best.predicted[0]:.3g} times as fast as the whole model by the cost table is the fastest of"
+            f" {_BISECTIONS} plans that keep the metric on the evaluation rows within --max-drop, with a margin"
+        )
+        run.log.add_notes([Note(code=NoteCode.BUDGET_MET, text=text)])
     return replace(best, tables=tuple(timed))
 
 

@@ -21,7 +21,6 @@ from compressor.progress import ProgressCallback
 from compressor.selection.pruner import Batch
 from compressor.selection.reconstruct.divergence import is_regression, without_padding
 from compressor.selection.reconstruct.forward import (
-    evaluation_mode,
     forward_arguments,
     scored_mask,
     without_parameter_gradients,
@@ -29,6 +28,7 @@ from compressor.selection.reconstruct.forward import (
 from compressor.selection.reconstruct.replay import removed_afterwards
 from compressor.selection.unit_importance import bundles_of
 from compressor.units import PrunableGroup
+from compressor.units.find import evaluation_mode
 
 
 def mask_gradients(

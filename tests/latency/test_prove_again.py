@@ -60,9 +60,11 @@ def write_report(folder: Path, instructions: str, runtime: str, error: float = 0
         "session": {"runtime": runtime, "provider": "CPU"},
         "proofs": [{"stage": stage, **proof} for stage in stages],
     }
-    made = report(sizes=((1, 8),), target="openvino", precision="int8", **fields)
-    made = made.model_copy(update={"compressed": made.compressed.model_copy(update={"file": "engine.xml"})})
-    (folder / JSON_NAME).write_text(made.model_dump_json())
+    quantized = report(sizes=((1, 8),), target="openvino", precision="int8", **fields)
+    quantized = quantized.model_copy(
+        update={"compressed": quantized.compressed.model_copy(update={"file": "engine.xml"})}
+    )
+    (folder / JSON_NAME).write_text(quantized.model_dump_json())
 
 
 @needs_vnni

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from compressor.errors import ErrorCode, InputError
 from compressor.progress import ProgressCallback
 from compressor.selection.allocation import interpolate
+from compressor.selection.pruner import Batch
 from compressor.selection.reconstruct.curves import PartialKL
 from compressor.selection.reconstruct.refit import RefitStatistics
 from compressor.selection.reconstruct.second_order import (
@@ -31,7 +32,6 @@ from compressor.units.layers import Linear, linear_sizes, linear_weight
 
 logger = logging.getLogger(__name__)
 
-Batch = Mapping[str, Tensor]
 _SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4)
 """Shares of the units of a group at which the loss is measured, besides none, all and small numbers."""
 _SMALL_STEPS = (1, 2)

@@ -35,18 +35,6 @@ def forward_arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> di
 
 
 @contextmanager
-def evaluation_mode(model: PreTrainedModel) -> Iterator[None]:
-    """The model in evaluation mode; afterwards each module is in its former mode."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
-@contextmanager
 def without_parameter_gradients(model: PreTrainedModel) -> Iterator[None]:
     """No parameter requires a gradient, so that a forward keeps no activations for them; restored on exit."""
     required = [(parameter, parameter.requires_grad) for parameter in model.parameters()]

@@ -17,7 +17,8 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from compressor.selection.prefix_cache import outermost_layers
-from compressor.selection.reconstruct.forward import evaluation_mode, forward_arguments
+from compressor.selection.reconstruct.forward import forward_arguments
+from compressor.units.find import evaluation_mode
 
 AroundLayer = Callable[[int, nn.Module, Callable[[], Any]], Any]
 """Called with the number of a layer call, the layer, and a function that runs it; returns the output to go on with."""

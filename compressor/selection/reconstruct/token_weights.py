@@ -13,13 +13,13 @@ from transformers import PreTrainedModel
 
 from compressor.selection.reconstruct.divergence import is_regression, without_padding
 from compressor.selection.reconstruct.forward import (
-    evaluation_mode,
     forward_arguments,
     scored_mask,
     token_mask,
     without_parameter_gradients,
 )
 from compressor.selection.reconstruct.replay import removed_afterwards
+from compressor.units.find import evaluation_mode
 
 FLOOR = 0.1
 """Uniform weight added to each token, as a share of the mean."""
