@@ -115,6 +115,11 @@ def head_table(groups: Sequence[PrunableGroup]) -> CostTable:
     return CostTable(unit="heads", dense=total, whole=total, rows=rows)
 
 
+def macs_of(counted: Sequence[CostTable]) -> CostTable:
+    """The table of multiply-accumulates at the first size."""
+    return next(table for table in counted if table.unit == "macs")
+
+
 def choose_counts(
     groups: Sequence[PrunableGroup], losses: Mapping[str, Curve], constraints: Sequence[Constraint]
 ) -> dict[str, int]:

@@ -27,6 +27,7 @@ from compressor.progress import Listener, NullListener, ignore_progress
 from compressor.results import Note, NoteCode, Report, Score, Speed, VariantName
 from compressor.run import run_notes
 from compressor.run.budget import timed_sizes
+from compressor.run.budget_run import BudgetRun
 from compressor.run.calibrate import calibration_rows
 from compressor.run.choose_engine import choose_engine
 from compressor.run.cost_tables import CostSource
@@ -48,7 +49,7 @@ from compressor.run.products import (
     ShrunkGraph,
     Variant,
 )
-from compressor.run.prune import BudgetRun, inputs_of, prune
+from compressor.run.prune import inputs_of, prune
 from compressor.run.quantize import quantize_for_target
 from compressor.run.run_log import RunLog
 from compressor.run.sizes import work_out_sizes

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,74 +16,39 @@ from torch import Tensor
 from compressor.config.methods import METHODS
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, InputError, SiteRefusedError
-from compressor.measure import median_times, paired_interval
+from compressor.measure import median_times
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.model_folder import fingerprint
 from compressor.results import Note, NoteCode
+from compressor.run.bisect_metric import bisect_metric
 from compressor.run.budget import (
     EXCESS,
     UNUSED,
     Allocation,
     Constraint,
     budget_rows,
-    choose_counts,
     constraints_of,
     cost_shares,
     head_table,
+    macs_of,
     meet,
 )
+from compressor.run.budget_run import BudgetRun
 from compressor.run.calibrate import calibration_batches, draw_rows
-from compressor.run.cost_tables import CostSource
-from compressor.run.learning_store import LearningStore
 from compressor.run.measure_costs import Size, keep_counts
-from compressor.run.products import LoadedModel, SelectedPlan
-from compressor.run.run_log import RunLog
+from compressor.run.products import SelectedPlan
 from compressor.selection.options import read_options
 from compressor.selection.pool import heads_to_keep
 from compressor.selection.pruner import Curve, Pruner, PruningInputs
 from compressor.selection.reconstruct.choice import linear_of
-from compressor.selection.search.base import metric_drop
-from compressor.tasks import Data, statistics
 from compressor.units import PrunableGroup, keep_all
 from compressor.units.layers import linear_weight
-from graph_passes import Plan, Refusal
+from graph_passes import Plan
 
 _HELD_OUT = 192
 """Rows on which losses are measured."""
 _TIMED_SECONDS = 4.0
 """Time spent on each engine of a round at each size."""
-_BISECTIONS = 5
-_LEAST_SHARE = 0.08
-"""Smallest share of the cost of the whole model that the bisection tries."""
-_MARGIN = 0.5
-"""Standard errors of the metric's difference that the bisection keeps between it and the loss allowed."""
-
-
-@dataclass(frozen=True)
-class BudgetRun:
-    """What pruning under a budget reads.
-
-    Attributes:
-        recipe: budgets, method and rows.
-        model: the model, with its groups.
-        data: the rows.
-        selected: the plan of heads that another method selected; None: every unit may be removed.
-        costs: gives cost tables.
-        refused: groups that cannot be removed from the graph.
-        quantization_drop: what the whole model loses by the precision of the engine, in the metric's unit.
-        store: folder in which finished parts are kept.
-        log: receives stages and notes.
-    """
-
-    recipe: Recipe
-    model: LoadedModel
-    data: Data
-    selected: SelectedPlan | None
-    costs: CostSource
-    refused: Sequence[Refusal]
-    quantization_drop: float
-    store: LearningStore
-    log: RunLog
 
 
 def prune(run: BudgetRun) -> SelectedPlan:
@@ -110,7 +73,7 @@ def prune(run: BudgetRun) -> SelectedPlan:
     tables = run.costs.counted()
     scales: Mapping[str, tuple[float, ...]] = {}
     if _is_unbounded(run.recipe):
-        allocation = _by_metric(run, groups, pruner, losses, tables)
+        allocation = bisect_metric(run, groups, pruner, losses, macs_of(tables))
     else:
         allocation = _by_budget(run, groups, losses, tables)
         if _removes_any(groups, allocation):
@@ -238,7 +201,7 @@ def _by_budget(
     counts_heads = recipe.selection.keep is not None and run.selected is None
     tables = [*counted, head_table(run.model.groups)] if counts_heads else list(counted)
     if recipe.budget.is_timed:
-        tables += run.costs.timed(_macs(counted))
+        tables += run.costs.timed(macs_of(counted))
     heads = sum(site.heads for site in run.model.sites)
     keep = recipe.selection.keep
     kept_heads = heads_to_keep(keep, heads) if keep is not None and counts_heads else heads
@@ -250,10 +213,6 @@ def _by_budget(
     run.log.add_notes(_budget_notes(constraints, allocation))
     shown = tuple(table for table in tables if table.unit == ("ms" if recipe.budget.is_timed else "macs"))
     return replace(allocation, budget=budget_rows(constraints, allocation), tables=shown)
-
-
-def _macs(counted: Sequence[CostTable]) -> CostTable:
-    return next(table for table in counted if table.unit == "macs")
 
 
 def _with_plan(table: CostTable, run: BudgetRun) -> CostTable:
@@ -304,97 +263,6 @@ def _budget_notes(constraints: Sequence[Constraint], allocation: Allocation) -> 
             text += "; another size or the next number of units bounds the plan"
         notes.append(Note(code=code, text=text))
     return notes
-
-
-def _by_metric(
-    run: BudgetRun,
-    groups: Sequence[PrunableGroup],
-    pruner: Pruner[Any],
-    losses: Mapping[str, Curve],
-    counted: Sequence[CostTable],
-) -> Allocation:
-    """The fastest plan whose metric on the evaluation rows falls by no more than the loss allowed, by bisection.
-
-    The model has the weights of the plan afterwards.
-    """
-    timed = run.costs.timed(_macs(counted))
-    table = _overall(timed)
-    network = run.model.folder.model
-    original = copy.deepcopy(network.state_dict())
-    dense = _statistics(run, "the whole model")
-    low, high = max(_LEAST_SHARE, 1.02 * table.least), 1.0
-    best: Allocation | None = None
-    best_state: Mapping[str, Tensor] = original
-    for number in range(_BISECTIONS):
-        share = math.sqrt(low * high)
-        counts = choose_counts(groups, losses, [Constraint(table, share)])
-        network.load_state_dict(original)
-        with run.log.stage(f"refitting the remaining weights, trial {number + 1}") as on_progress:
-            pruner.finish(counts, on_progress)
-        drop = _drop(run, dense, _statistics(run, f"trial {number + 1}"))
-        holds = drop <= float(run.recipe.selection.max_drop or 0.0)
-        if holds:
-            cost = table.cost(counts)
-            best, best_state = Allocation(counts, (cost,), (cost,)), copy.deepcopy(network.state_dict())
-            high = share
-        else:
-            low = share
-    network.load_state_dict(best_state)
-    if best is None:
-        best = Allocation({group.name: group.units for group in groups}, (1.0,), (1.0,))
-        text = f"none of {_BISECTIONS} plans keeps the metric on the evaluation rows within --max-drop, with a margin"
-        run.log.add_notes([Note(code=NoteCode.NOTHING_REMOVED, text=text)])
-    else:
-        text = (
-            f"{1 / best.predicted[0]:.3g} times as fast as the whole model by the cost table is the fastest of"
-            f" {_BISECTIONS} plans that keep the metric on the evaluation rows within --max-drop, with a margin"
-        )
-        run.log.add_notes([Note(code=NoteCode.BUDGET_MET, text=text)])
-    return replace(best, tables=tuple(timed))
-
-
-def _overall(tables: Sequence[CostTable]) -> CostTable:
-    """One table of shares of the whole model's time, averaged over sizes."""
-    rows = tuple(
-        row.model_copy(
-            update={
-                "savings": tuple(
-                    float(np.mean([table.rows[number].savings[index] / table.whole for table in tables]))
-                    for index in range(len(row.counts))
-                )
-            }
-        )
-        for number, row in enumerate(tables[0].rows)
-    )
-    return tables[0].model_copy(update={"dense": 1.0, "whole": 1.0, "rows": rows})
-
-
-def _statistics(run: BudgetRun, label: str) -> np.ndarray:
-    """Sufficient statistics of the model, as it is, on the evaluation rows."""
-    network, task = run.model.folder.model.eval(), run.data.task
-
-    def forward(batch: dict[str, Tensor]) -> np.ndarray:
-        with torch.no_grad():
-            return task.logits(network(**batch))
-
-    scored = 0
-    with run.log.stage(f"scoring {label} on the evaluation rows") as on_progress:
-
-        def progress(count: int) -> None:
-            nonlocal scored
-            on_progress(scored := scored + count, len(run.data.eval))
-
-        return statistics(task, run.data.eval, forward, progress=progress)
-
-
-def _drop(run: BudgetRun, dense: np.ndarray, pruned: np.ndarray) -> float:
-    """What the metric loses, with a margin for the rows that are drawn and for the precision of the engine."""
-    task = run.data.task
-    sign = 1 if task.higher_is_better else -1
-    interval = paired_interval(dense, pruned, task.score, run.recipe.selection.seed, resamples=500)
-    error = (interval.high - interval.low) / 3.92
-    drop = metric_drop(sign * task.score(dense), sign * task.score(pruned))
-    return drop + _MARGIN * error + max(0.0, run.quantization_drop)
 
 
 def _plan(

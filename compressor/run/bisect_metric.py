@@ -1,0 +1,127 @@
+"""Remove as many units as the metric allows: bisection over the time of the engine."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from compressor.measure import paired_interval
+from compressor.measure.costs import CostTable
+from compressor.results import Note, NoteCode
+from compressor.run.budget import Allocation, Constraint, choose_counts
+from compressor.run.budget_run import BudgetRun
+from compressor.selection.pruner import Curve, Pruner
+from compressor.selection.search.base import metric_drop
+from compressor.tasks import statistics
+from compressor.units import PrunableGroup
+
+_BISECTIONS = 5
+_LEAST_SHARE = 0.08
+"""Smallest share of the cost of the whole model that the bisection tries."""
+_MARGIN = 0.5
+"""Standard errors of the metric's difference that the bisection keeps between it and the loss allowed."""
+
+
+def bisect_metric(
+    run: BudgetRun,
+    groups: Sequence[PrunableGroup],
+    pruner: Pruner[Any],
+    losses: Mapping[str, Curve],
+    macs: CostTable,
+) -> Allocation:
+    """The fastest plan whose metric on the evaluation rows falls by no more than the loss allowed, by bisection.
+
+    The model has the weights of the plan afterwards.
+
+    Args:
+        run: the model, the rows and the loss allowed.
+        groups: the groups whose units may be removed.
+        pruner: gives the model the weights of a plan.
+        losses: name of the group -> loss at every number of units.
+        macs: multiply-accumulates, by which equal groups are recognized when the cost table is measured.
+    """
+    timed = run.costs.timed(macs)
+    table = _overall(timed)
+    network = run.model.folder.model
+    original = copy.deepcopy(network.state_dict())
+    dense = _statistics(run, "the whole model")
+    low, high = max(_LEAST_SHARE, 1.02 * table.least), 1.0
+    best: Allocation | None = None
+    best_state: Mapping[str, Tensor] = original
+    for number in range(_BISECTIONS):
+        share = math.sqrt(low * high)
+        counts = choose_counts(groups, losses, [Constraint(table, share)])
+        network.load_state_dict(original)
+        with run.log.stage(f"refitting the remaining weights, trial {number + 1}") as on_progress:
+            pruner.finish(counts, on_progress)
+        drop = _drop(run, dense, _statistics(run, f"trial {number + 1}"))
+        holds = drop <= float(run.recipe.selection.max_drop or 0.0)
+        if holds:
+            cost = table.cost(counts)
+            best, best_state = Allocation(counts, (cost,), (cost,)), copy.deepcopy(network.state_dict())
+            high = share
+        else:
+            low = share
+    network.load_state_dict(best_state)
+    if best is None:
+        best = Allocation({group.name: group.units for group in groups}, (1.0,), (1.0,))
+        text = f"none of {_BISECTIONS} plans keeps the metric on the evaluation rows within --max-drop, with a margin"
+        run.log.add_notes([Note(code=NoteCode.NOTHING_REMOVED, text=text)])
+    else:
+        text = (
+            f"{1 / best.predicted[0]:.3g} times as fast as the whole model by the cost table is the fastest of"
+            f" {_BISECTIONS} plans that keep the metric on the evaluation rows within --max-drop, with a margin"
+        )
+        run.log.add_notes([Note(code=NoteCode.BUDGET_MET, text=text)])
+    return replace(best, tables=tuple(timed))
+
+
+def _overall(tables: Sequence[CostTable]) -> CostTable:
+    """One table of shares of the whole model's time, averaged over sizes."""
+    rows = tuple(
+        row.model_copy(
+            update={
+                "savings": tuple(
+                    float(np.mean([table.rows[number].savings[index] / table.whole for table in tables]))
+                    for index in range(len(row.counts))
+                )
+            }
+        )
+        for number, row in enumerate(tables[0].rows)
+    )
+    return tables[0].model_copy(update={"dense": 1.0, "whole": 1.0, "rows": rows})
+
+
+def _statistics(run: BudgetRun, label: str) -> np.ndarray:
+    """Sufficient statistics of the model, as it is, on the evaluation rows."""
+    network, task = run.model.folder.model.eval(), run.data.task
+
+    def forward(batch: dict[str, Tensor]) -> np.ndarray:
+        with torch.no_grad():
+            return task.logits(network(**batch))
+
+    scored = 0
+    with run.log.stage(f"scoring {label} on the evaluation rows") as on_progress:
+
+        def progress(count: int) -> None:
+            nonlocal scored
+            on_progress(scored := scored + count, len(run.data.eval))
+
+        return statistics(task, run.data.eval, forward, progress=progress)
+
+
+def _drop(run: BudgetRun, dense: np.ndarray, pruned: np.ndarray) -> float:
+    """What the metric loses, with a margin for the rows that are drawn and for the precision of the engine."""
+    task = run.data.task
+    sign = 1 if task.higher_is_better else -1
+    interval = paired_interval(dense, pruned, task.score, run.recipe.selection.seed, resamples=500)
+    error = (interval.high - interval.low) / 3.92
+    drop = metric_drop(sign * task.score(dense), sign * task.score(pruned))
+    return drop + _MARGIN * error + max(0.0, run.quantization_drop)
