@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 PACKAGES = ("asyncio", "email", "importlib", "logging", "multiprocessing", "tkinter", "unittest", "xml")
 MAX_DOCSTRINGS = 300
@@ -186,10 +186,10 @@ def print_comparison(model: Path, out: Path) -> None:
     eager = EagerModel(AutoModelForSequenceClassification.from_pretrained(model).eval())
     folder = load(model)
     print(f"\n{'milliseconds of a call':28}{'batch 1':>10}{'batch 8':>10}")
-    rows = {"PyTorch": [], "ONNX Runtime": [], "compressed": []}
+    rows: dict[str, list[float]] = {"PyTorch": [], "ONNX Runtime": [], "compressed": []}
     for speed in report.speeds:
-        feeds = {name: value.numpy() for name, value in example_inputs(folder, speed.batch, speed.seq).items()}
-        rows["PyTorch"].append(1e3 * median_times([eager], feeds, 2.0)[0])
+        feeds = {name: value.numpy() for name, value in example_inputs(folder, speed.batch, speed.seq or 1).items()}
+        rows["PyTorch"].append(1e3 * median_times([cast(Any, eager)], feeds, 2.0)[0])
         rows["ONNX Runtime"].append(speed.dense.p50)
         rows["compressed"].append(speed.compressed.p50)
     for name, times in rows.items():

@@ -456,8 +456,9 @@ class BudgetRow(_Row):
     """One bound on the cost of the plan, and the cost of the plan.
 
     `label` is the size at which it holds, e.g. `batch 1, 128 tokens`, or `whole model`. `predicted` is the cost of the
-    plan by the cost table. `reached` is the time of an engine of the plan that was built and timed in turn with dense
-    while units were allocated; for counts it is the count. `dense` is the cost of the dense engine, by the same clock.
+    plan by the cost table, and `dense` that of the dense engine. `reached` is the cost of the engine: for times,
+    `dense` over the speed of the delivered engine that was timed in turn with dense, with the interval from `low` to
+    `high`; where the machine has no such engine, the time of one that was built while units were allocated.
     """
 
     label: str
@@ -467,6 +468,8 @@ class BudgetRow(_Row):
     reached: float
     dense: float
     met: bool = True
+    low: float | None = None
+    high: float | None = None
 
 
 class CostShare(_Row):

@@ -34,7 +34,8 @@ def budget_table(budget: Sequence[BudgetRow]) -> list[tuple[str, ...]]:
     return [
         (
             _subject(row),
-            *(cost(value, row.unit) for value in (row.dense, row.requested, row.predicted, row.reached)),
+            *(cost(value, row.unit) for value in (row.dense, row.requested, row.predicted)),
+            _reached(row),
             f"{row.reached / row.dense:.1%}" if row.dense else "",
             "met" if row.met else "missed",
         )
@@ -46,8 +47,8 @@ def budget_lines(budget: Sequence[BudgetRow]) -> list[str]:
     """A line for each budget: what was requested, predicted and reached."""
     lines = []
     for row in budget:
-        requested, predicted, reached = (cost(value, row.unit) for value in (row.requested, row.predicted, row.reached))
-        outcome = f"{reached} reached{'' if row.met else ' (missed)'}"
+        requested, predicted = (cost(value, row.unit) for value in (row.requested, row.predicted))
+        outcome = f"{_reached(row)} reached{'' if row.met else ' (missed)'}"
         lines.append(f"budget, {_subject(row)}: {requested} requested, {predicted} predicted, {outcome}")
     return lines
 
@@ -102,3 +103,11 @@ def _subject(row: BudgetRow) -> str:
 
 def _share(part: float, whole: float) -> str:
     return f"{part / whole:.1%}" if whole else ""
+
+
+def _reached(row: BudgetRow) -> str:
+    """The cost that was reached, with its interval if it was timed."""
+    text = cost(row.reached, row.unit)
+    if row.low is None or row.high is None:
+        return text
+    return f"{text} (95% interval {cost(row.low, row.unit)} to {cost(row.high, row.unit)})"

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, UsageError
 from compressor.measure.costs import CostTable, GroupCosts
-from compressor.results import BudgetRow, CostShare
+from compressor.results import BudgetRow, CostShare, Note, NoteCode, Speed
+from compressor.run.measure import size_label
 from compressor.run.measure_costs import Size
 from compressor.selection.allocation import allocate
 from compressor.selection.pruner import Curve
@@ -165,6 +166,34 @@ def budget_rows(constraints: Sequence[Constraint], allocation: Allocation) -> tu
         )
         for constraint, predicted, measured in zip(constraints, allocation.predicted, allocation.measured, strict=True)
     )
+
+
+def delivered_rows(rows: Sequence[BudgetRow], speeds: Sequence[Speed]) -> tuple[tuple[BudgetRow, ...], list[Note]]:
+    """The rows of a budget with the times of the engine that is delivered.
+
+    Args:
+        rows: the rows, with the times of the engine that was built while units were allocated.
+        speeds: the delivered engine against dense; empty if it was not timed.
+
+    Returns:
+        The rows, and notes of those that the first engine met and the delivered one misses.
+    """
+    timed = {size_label(speed.batch, speed.seq): speed for speed in speeds}
+    delivered, notes = [], []
+    for row in rows:
+        if row.unit == "ms" and row.label in timed:
+            speed, before = timed[row.label], row
+            reached, low, high = (row.dense / ratio for ratio in (speed.ratio, speed.high, speed.low))
+            met = reached <= EXCESS * row.requested
+            row = row.model_copy(update={"reached": reached, "low": low, "high": high, "met": met})
+            if before.met and not met:
+                text = (
+                    f"{row.label}: the plan took {before.reached:.4g} ms when it was chosen, and the delivered engine"
+                    f" takes {reached:.4g} of {row.requested:.4g} ms; repeat the command on an idle machine"
+                )
+                notes.append(Note(code=NoteCode.BUDGET_MISSED, text=text))
+        delivered.append(row)
+    return tuple(delivered), notes
 
 
 def cost_shares(tables: Sequence[CostTable], plan: Plan) -> tuple[CostShare, ...]:

@@ -23,6 +23,8 @@ from compressor.units import PrunableGroup
 
 _REMEASURED_SECONDS = 2.0
 """Time spent on the engines of the whole model where a stored table is used."""
+_DRIFT = 0.1
+"""Change of the whole model's time relative to dense from which on a stored table no longer holds."""
 
 
 @dataclass(frozen=True)
@@ -62,16 +64,41 @@ class CostSource:
         )
         tables, differing = load_tables(path, key)
         if tables:
-            text = f"the cost table is that of an earlier run ({path}); times of the whole model were measured again"
-            self.log.add_notes([Note(code=NoteCode.COSTS_REUSED, text=text)])
-            return self._rescaled(tables)
+            rescaled = self._rescaled(tables)
+            drift = max(
+                abs(now.whole / now.dense * table.dense / table.whole - 1)
+                for now, table in zip(rescaled, tables, strict=True)
+            )
+            if drift <= _DRIFT:
+                text = (
+                    f"the cost table is that of an earlier run ({path}); times of the whole model were measured again"
+                )
+                self.log.add_notes([Note(code=NoteCode.COSTS_REUSED, text=text)])
+                return rescaled
+            text = (
+                f"the cost table in {path} is measured anew: relative to dense, the time of the whole model has changed"
+                f" by {drift:.0%}"
+            )
+            self.log.add_notes([Note(code=NoteCode.COSTS_REMEASURED, text=text)])
         if differing:
             text = f"the cost table in {path} is of another {' and '.join(differing)}; it is measured anew"
             self.log.add_notes([Note(code=NoteCode.COSTS_REMEASURED, text=text)])
-        with self.log.stage(f"timing the cost of units ({self.engines.choice.label})") as on_progress:
-            measured = measure_times(self.engines, self.groups, macs, self.dense, self.inputs, on_progress)
-        save_tables(path, key, measured)
+        measured = self._measured(macs)
+        if min(table.least for table in measured) <= 0:
+            text = (
+                "the savings of all units are more than the time of the whole model, so the machine was busy; the cost"
+                " table is measured again"
+            )
+            self.log.add_notes([Note(code=NoteCode.COSTS_REMEASURED, text=text)])
+            measured = self._measured(macs)
+        if min(table.least for table in measured) > 0:
+            save_tables(path, key, measured)
         return measured
+
+    def _measured(self, macs: CostTable) -> list[CostTable]:
+        """Times at each size, measured now."""
+        with self.log.stage(f"timing the cost of units ({self.engines.choice.label})") as on_progress:
+            return measure_times(self.engines, self.groups, macs, self.dense, self.inputs, on_progress)
 
     def _rescaled(self, tables: Sequence[CostTable]) -> list[CostTable]:
         """Stored tables with the times of the whole model as they are now, and savings in proportion."""

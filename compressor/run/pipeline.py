@@ -26,7 +26,7 @@ from compressor.model_folder.example_inputs import token_limit
 from compressor.progress import Listener, NullListener, ignore_progress
 from compressor.results import Note, NoteCode, Report, Score, Speed, VariantName
 from compressor.run import run_notes
-from compressor.run.budget import timed_sizes
+from compressor.run.budget import delivered_rows, timed_sizes
 from compressor.run.budget_run import BudgetRun
 from compressor.run.calibrate import calibration_rows
 from compressor.run.choose_engine import choose_engine
@@ -173,6 +173,9 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
     log.add_notes(run_notes.of_emptied_heads(selected.plan, compressed.graph.plan))
     scores = _evaluate(dense, compressed, data, recipe, log)
     measured = _measure(dense, compressed, rewritten, model, recipe, sizes, log)
+    budget, missed = delivered_rows(selected.budget, measured.speeds if model.missing is None else ())
+    log.add_notes(missed)
+    selected = replace(selected, budget=budget)
     refused = rehearsed.refused if rehearsed is not None else ()
     report = make_report(recipe, model, selected, dense, chosen, scores, measured, refused, selector, log)
     return write_output(report, model, selected, dense, work)

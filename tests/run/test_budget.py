@@ -10,12 +10,14 @@ import pytest
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, UsageError
 from compressor.measure.costs import CostTable, GroupCosts
+from compressor.results import BudgetRow, Latency, NoteCode, Speed
 from compressor.run.budget import (
     EXCESS,
     MAX_ROUNDS,
     Constraint,
     choose_counts,
     constraints_of,
+    delivered_rows,
     head_table,
     meet,
     timed_sizes,
@@ -123,3 +125,27 @@ def test_a_size_that_is_not_timed_has_no_budget() -> None:
     assert error.value.details["field"] == "budget_at"
     assert timed_sizes(Recipe(model="m", data="d", speedup=2, budget_at="1x128"), [128]) == [(1, 128)]
     assert timed_sizes(Recipe(model="m", data="d", speedup=2), [128]) == [(1, 128), (8, 128)]
+
+
+@pytest.mark.parametrize(("ratio", "met"), [(2.0, True), (1.97, True), (1.9, False)])
+def test_what_is_delivered_decides_whether_a_time_is_met(ratio: float, met: bool) -> None:
+    timed = BudgetRow(label="batch 1, 128 tokens", unit="ms", requested=2.0, predicted=1.9, reached=1.95, dense=4.0)
+    counted = BudgetRow(label="whole model", unit="parameters", requested=6e6, predicted=5e6, reached=5e6, dense=1e7)
+    latency = Latency(p50=1.0, p90=1.0, p99=1.0, throughput=1.0, samples=(1.0,))
+    speed = Speed(
+        batch=1,
+        seq=128,
+        dense=latency,
+        compressed=latency,
+        ratio=ratio,
+        low=ratio - 0.1,
+        high=ratio + 0.1,
+        confidence=0.95,
+    )
+    (row, unchanged), notes = delivered_rows((timed, counted), [speed])
+    assert unchanged == counted
+    assert (row.met, row.reached) == (met, pytest.approx(4.0 / ratio))
+    assert row.low is not None
+    assert row.high is not None
+    assert row.low < row.reached < row.high
+    assert [note.code for note in notes] == ([] if met else [NoteCode.BUDGET_MISSED])

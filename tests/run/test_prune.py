@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from compressor.config.run import Recipe
 from compressor.errors import CompressorError, ErrorCode, UsageError
 from compressor.model_folder import example_inputs, load
 from compressor.results import NoteCode, Report
+from compressor.run import cost_tables
 from compressor.units import find_groups, gated
 from graph_passes import Plan
 from tests.run.runs import learning_recipe
@@ -76,7 +78,10 @@ def test_the_folder_holds_the_refitted_weights(inputs: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.zoo
-def test_a_speed_is_reached_by_rounds_of_measuring(inputs: Path, tmp_path: Path) -> None:
+def test_a_speed_is_reached_by_rounds_of_measuring(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost_tables, "_DRIFT", math.inf)  # times of a tiny model vary
     report = run(inputs, tmp_path / "out", latency="1000ms")
     assert {NoteCode.BUDGET_MET, NoteCode.BUDGET_ABOVE_DENSE} <= codes(report)
     assert report.plan.neurons_kept == report.plan.neurons

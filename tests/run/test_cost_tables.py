@@ -1,0 +1,105 @@
+"""Cost tables of a run: a stored one is used where it still holds, and one that cannot be right is measured again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from compressor.measure.costs import CostTable, GroupCosts
+from compressor.progress import ProgressCallback
+from compressor.results import Note, NoteCode
+from compressor.run import cost_tables
+from compressor.run.cost_tables import CostSource
+from compressor.units import PrunableGroup
+
+
+class Stage:
+    """A stage without output."""
+
+    def __enter__(self) -> ProgressCallback:
+        return lambda done, total: None
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+class Log:
+    """Collects notes."""
+
+    def __init__(self) -> None:
+        self.codes: list[NoteCode] = []
+
+    def stage(self, name: str) -> Stage:
+        return Stage()
+
+    def add_notes(self, notes: list[Note]) -> None:
+        self.codes += [note.code for note in notes]
+
+
+def table(saving: float, whole: float = 5.0) -> CostTable:
+    row = GroupCosts(groups=("a",), type="neurons", counts=(0, 32), savings=(saving, 0.0))
+    return CostTable(unit="ms", batch=1, seq=128, dense=10.0, whole=whole, rows=(row,))
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CostSource:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    engines = SimpleNamespace(
+        choice=SimpleNamespace(label="ort fp32"),
+        options=SimpleNamespace(shapes=()),
+        drop_unread=True,
+        reference=SimpleNamespace(plan=None),
+        build=lambda plan: None,
+        discard=lambda engine: None,
+    )
+    model: Any = SimpleNamespace(config=SimpleNamespace(to_diff_dict=lambda: {"layers": 1}))
+    groups = [PrunableGroup("a", "neurons", 32, 1, 8, "a")]
+    dense: Any = SimpleNamespace(session={"runtime": "ort", "intra_op_threads": 2})
+    parts: Any = {"engines": engines, "log": Log(), "inputs": {(1, 128): {}}}
+    return CostSource(model, groups, dense=dense, **parts)
+
+
+def measure_in_turn(monkeypatch: pytest.MonkeyPatch, *tables: CostTable) -> Iterator[CostTable]:
+    remaining = iter(tables)
+    monkeypatch.setattr(cost_tables, "measure_times", lambda *args: [next(remaining)])
+    return remaining
+
+
+def time_whole_model(monkeypatch: pytest.MonkeyPatch, dense: float, whole: float) -> None:
+    monkeypatch.setattr(cost_tables, "median_times", lambda *args: [1e-3 * dense, 1e-3 * whole])
+
+
+def test_a_stored_table_is_scaled_to_the_times_of_today(source: CostSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure_in_turn(monkeypatch, table(3.0))
+    source.timed(table(1.0))
+    time_whole_model(monkeypatch, 20.0, 10.0)
+    (again,) = source.timed(table(1.0))
+    assert source.log.codes == [NoteCode.COSTS_REUSED]  # type: ignore[attr-defined]
+    assert (again.dense, again.whole, again.saving("a", 0)) == pytest.approx((20.0, 10.0, 6.0))
+
+
+def test_a_stored_table_of_a_busy_machine_is_measured_anew(source: CostSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure_in_turn(monkeypatch, table(3.0), table(2.0, whole=2.5))
+    source.timed(table(1.0))
+    time_whole_model(monkeypatch, 10.0, 2.5)
+    (again,) = source.timed(table(1.0))
+    assert source.log.codes == [NoteCode.COSTS_REMEASURED]  # type: ignore[attr-defined]
+    assert again == table(2.0, whole=2.5)
+
+
+def test_savings_beyond_the_whole_are_measured_again(source: CostSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure_in_turn(monkeypatch, table(6.0), table(3.0))
+    (measured,) = source.timed(table(1.0))
+    assert source.log.codes == [NoteCode.COSTS_REMEASURED]  # type: ignore[attr-defined]
+    assert measured == table(3.0)
+
+
+def test_a_table_that_stays_impossible_is_not_stored(source: CostSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    remaining = measure_in_turn(monkeypatch, table(6.0), table(7.0), table(3.0))
+    source.timed(table(1.0))
+    assert source.timed(table(1.0)) == [table(3.0)]
+    assert next(remaining, None) is None
