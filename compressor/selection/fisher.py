@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 import safetensors.numpy
 
-from compressor.progress import ProgressCallback
+from compressor.progress import ProgressCallback, ignore_progress
 from compressor.selection.mask_gradients import loaded_gradients, mask_gradients
 from compressor.selection.mask_tuning import tuned_scales
 from compressor.selection.options import MethodOptions
@@ -51,7 +51,7 @@ class FisherPruner(Pruner[MethodOptions]):
         self._gradients: dict[str, np.ndarray] = {}
         self._kept: dict[tuple[str, int], tuple[int, ...]] = {}
 
-    def rank(self, on_progress: ProgressCallback) -> None:
+    def rank(self, on_progress: ProgressCallback = ignore_progress) -> None:
         inputs, path = self.inputs, self.inputs.store / _GRADIENTS
         rows = sum(len(next(iter(batch.values()))) for batch in inputs.statistics)
         stored = safetensors.numpy.load_file(path) if path.is_file() else {}
@@ -63,7 +63,7 @@ class FisherPruner(Pruner[MethodOptions]):
                 safetensors.numpy.save_file(gradients, temporary)
         self._gradients = {name: gradient.astype(np.float64) for name, gradient in gradients.items()}
 
-    def losses(self, on_progress: ProgressCallback) -> dict[str, Curve]:
+    def losses(self, on_progress: ProgressCallback = ignore_progress) -> dict[str, Curve]:
         squares = {name: np.square(gradient).sum(0) for name, gradient in self._gradients.items()}
         return {group.name: dropped_importance(group, squares[group.name]) for group in self.inputs.groups}
 
@@ -73,7 +73,9 @@ class FisherPruner(Pruner[MethodOptions]):
             self._kept[group.name, count] = units_without(group, dropped)
         return self._kept[group.name, count]
 
-    def finish(self, counts: Mapping[str, int], on_progress: ProgressCallback) -> dict[str, tuple[float, ...]]:
+    def finish(
+        self, counts: Mapping[str, int], on_progress: ProgressCallback = ignore_progress
+    ) -> dict[str, tuple[float, ...]]:
         inputs = self.inputs
         calls_of_groups = calls_in_order(inputs.model, inputs.groups, inputs.statistics, self._dense_sums, on_progress)
         for group, calls in zip(inputs.groups, calls_of_groups, strict=True):

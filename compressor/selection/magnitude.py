@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from compressor.progress import ProgressCallback
+from compressor.progress import ProgressCallback, ignore_progress
 from compressor.selection.options import MethodOptions
 from compressor.selection.pruner import Curve, Pruner, PruningInputs
 from compressor.selection.reconstruct.choice import linear_of
@@ -36,7 +36,7 @@ class MagnitudePruner(Pruner[MethodOptions]):
         super().__init__(inputs, options)
         self._importance: dict[str, np.ndarray] = {}
 
-    def rank(self, on_progress: ProgressCallback) -> None:
+    def rank(self, on_progress: ProgressCallback = ignore_progress) -> None:
         groups = self.inputs.groups
         for number, group in enumerate(groups):
             on_progress(number, len(groups))
@@ -44,14 +44,16 @@ class MagnitudePruner(Pruner[MethodOptions]):
             self._importance[group.name] = np.square(weight).sum(0).reshape(bundles_of(group), -1).sum(1)
         on_progress(len(groups), len(groups))
 
-    def losses(self, on_progress: ProgressCallback) -> dict[str, Curve]:
+    def losses(self, on_progress: ProgressCallback = ignore_progress) -> dict[str, Curve]:
         return {group.name: dropped_importance(group, self._shares(group)) for group in self.inputs.groups}
 
     def kept(self, group: PrunableGroup, count: int) -> tuple[int, ...]:
         dropped = bundles_of(group) - count // group.bundle
         return units_without(group, by_importance(self._importance[group.name])[:dropped])
 
-    def finish(self, counts: Mapping[str, int], on_progress: ProgressCallback) -> dict[str, tuple[float, ...]]:
+    def finish(
+        self, counts: Mapping[str, int], on_progress: ProgressCallback = ignore_progress
+    ) -> dict[str, tuple[float, ...]]:
         groups = self.inputs.groups
         for number, group in enumerate(groups):
             on_progress(number, len(groups))

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from compressor.progress import ProgressCallback
+from compressor.progress import ProgressCallback, ignore_progress
 from compressor.selection.options import MethodOptions
 from compressor.units import PrunableGroup
 
@@ -62,11 +62,11 @@ class Pruner(ABC, Generic[OptionsT]):
         self.options = options or self.options_class()
 
     @abstractmethod
-    def rank(self, on_progress: ProgressCallback) -> None:
+    def rank(self, on_progress: ProgressCallback = ignore_progress) -> None:
         """Rank the units of every group; called first."""
 
     @abstractmethod
-    def losses(self, on_progress: ProgressCallback) -> dict[str, Curve]:
+    def losses(self, on_progress: ProgressCallback = ignore_progress) -> dict[str, Curve]:
         """Name of the group -> what the model loses at every number of units, if the others keep all."""
 
     @abstractmethod
@@ -74,7 +74,9 @@ class Pruner(ABC, Generic[OptionsT]):
         """Ids of the units that a group keeps if `count` are, ascending."""
 
     @abstractmethod
-    def finish(self, counts: Mapping[str, int], on_progress: ProgressCallback) -> dict[str, tuple[float, ...]]:
+    def finish(
+        self, counts: Mapping[str, int], on_progress: ProgressCallback = ignore_progress
+    ) -> dict[str, tuple[float, ...]]:
         """Give the model the weights of a plan.
 
         The model has its original weights when this is called.

@@ -20,7 +20,7 @@ from compressor.model_folder import example_inputs
 from compressor.model_folder import load as load_folder
 from compressor.targets.onnxruntime.ort_session import open_session, run_session, session_settings
 from compressor.units import find_sites, keep_all
-from graph_passes import find_attention, load
+from graph_passes import count_parameters, find_attention, load
 from tests import folders
 from tests.docs.pages import ROOT, blocks, python_block
 from tests.latency.graphs import text_model
@@ -51,6 +51,17 @@ def test_the_code_on_language_models_runs(tmp_path: Path, monkeypatch: pytest.Mo
     exec(python_block(ROOT / "docs" / "language_models.md"), names)
     assert len(names["stream"].memories) == 1
     torch.testing.assert_close(torch.from_numpy(names["logits"]), names["out"].logits, rtol=1e-4, atol=1e-4)
+
+
+def test_the_stages_of_pruning_run_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders.save(folders.bert(), tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(python_block(ROOT / "docs" / "latency_target.md"), names)
+    groups, plan = names["groups"], names["plan"]
+    assert sum(len(group.kept) * width.width for group, width in zip(plan.groups, groups, strict=True)) <= names["half"]
+    dense = count_parameters(load("reference.onnx"))
+    assert count_parameters(load("small.onnx")) < dense
 
 
 @pytest.mark.zoo

@@ -12,7 +12,7 @@ import numpy as np
 import safetensors.numpy
 from pydantic import Field
 
-from compressor.progress import ProgressCallback
+from compressor.progress import ProgressCallback, ignore_progress
 from compressor.selection.options import MethodOptions
 from compressor.selection.pruner import Curve, Pruner, PruningInputs
 from compressor.selection.reconstruct.choice import GroupChoice, choices_of, gather_grams, loss_curve
@@ -55,7 +55,7 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
         self._weights: list[TokenWeights] = []
         self._choices: dict[str, GroupChoice] = {}
 
-    def rank(self, on_progress: ProgressCallback) -> None:
+    def rank(self, on_progress: ProgressCallback = ignore_progress) -> None:
         inputs, path = self.inputs, self.inputs.store / _GRAMS
         linears = [str(group.linear) for group in inputs.groups]
         self._weights = list(token_weights(inputs.model, inputs.statistics, linears, inputs.outputs, inputs.seed))
@@ -67,7 +67,7 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
             choice.group.name: choice for choice in choices_of(inputs.model, inputs.groups, grams, self.options.damp)
         }
 
-    def losses(self, on_progress: ProgressCallback) -> dict[str, Curve]:
+    def losses(self, on_progress: ProgressCallback = ignore_progress) -> dict[str, Curve]:
         inputs, path = self.inputs, self.inputs.store / _CURVES
         stored = json.loads(path.read_text()) if path.is_file() else {}
         curves = {name: {int(count): loss for count, loss in curve.items()} for name, curve in stored.items()}
@@ -85,7 +85,9 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
     def kept(self, group: PrunableGroup, count: int) -> tuple[int, ...]:
         return self._choices[group.name].kept(count)
 
-    def finish(self, counts: Mapping[str, int], on_progress: ProgressCallback) -> dict[str, tuple[float, ...]]:
+    def finish(
+        self, counts: Mapping[str, int], on_progress: ProgressCallback = ignore_progress
+    ) -> dict[str, tuple[float, ...]]:
         inputs = self.inputs
         choices = [self._choices[group.name] for group in inputs.groups]
         refit_in_order(
