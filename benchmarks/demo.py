@@ -39,7 +39,6 @@ max_drop = 0.01
 max_length = {max_length}
 prune_rows = 512
 calibration_rows = 100
-budget_at = ["1x128"]
 shapes = ["1x128", "8x128"]
 batch = [1, 8]
 seq = [128]

@@ -395,6 +395,10 @@ class EngineFacts(_Row):
     peak_memory_bytes: int | None
     macs: int | None
     """Multiply-accumulates of one forward of batch 1 at the first sequence length measured."""
+    machine_limit: float | None = None
+    """Operations per second of a matrix product of 2048 x 2048 x 2048 in the engine's precision, on its runtime and
+    number of threads; None: not measured.
+    """
     attentions: int
     fused: int
     optimization: str
@@ -403,6 +407,17 @@ class EngineFacts(_Row):
     """The products in int8; None: the engine has another precision."""
     built: EngineBuild | None = None
     """Facts about the build; None: the runtime does not build engines ahead of time."""
+
+    def share_of_limit(self, batch: int, milliseconds: float) -> float | None:
+        """The share of the machine's limit that a call at the first length reaches: `2 macs batch / seconds / limit`.
+
+        Args:
+            batch: rows of the call.
+            milliseconds: its time.
+        """
+        if not self.machine_limit or self.macs is None:
+            return None
+        return 2 * self.macs * batch / (1e-3 * milliseconds) / self.machine_limit
 
 
 class Candidate(_Row):

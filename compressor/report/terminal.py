@@ -81,6 +81,7 @@ def _rows(report: Report) -> list[tuple[str, str, str, str]]:
                 ratio,
             )
         )
+    rows += _shares_of_limit(report)
     for speed in report.speeds_over_rewritten:
         times = formatting.ms(speed.dense.p50), formatting.ms(speed.compressed.p50)
         rows.append((f"p50, {formatting.inputs_label(speed)}, dense rewritten", *times, formatting.ratio(speed)))
@@ -89,6 +90,17 @@ def _rows(report: Report) -> list[tuple[str, str, str, str]]:
         levels = formatting.metric_value(score, score.dense), formatting.metric_value(score, score.compressed)
         rows.append((f"{formatting.metric_name(score)}, {score.split}", *levels, formatting.difference(score)))
     return rows
+
+
+def _shares_of_limit(report: Report) -> Iterator[tuple[str, str, str, str]]:
+    """The shares of the machine's limit that both engines reach, at the first length."""
+    for speed in report.speeds:
+        if speed.seq == report.speeds[0].seq:
+            before = report.dense.share_of_limit(speed.batch, speed.dense.p50)
+            after = report.compressed.share_of_limit(speed.batch, speed.compressed.p50)
+            if before is not None and after is not None:
+                label = f"share of the machine's limit, {formatting.inputs_label(speed)}"
+                yield label, f"{before:.0%}", f"{after:.0%}", ""
 
 
 def _throughputs(report: Report) -> Iterator[tuple[str, str, str, str]]:

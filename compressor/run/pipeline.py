@@ -35,6 +35,7 @@ from compressor.run.engine_trials import EngineTrials
 from compressor.run.evaluate import score, statistics_of
 from compressor.run.learning_store import LearningStore, open_learning_store
 from compressor.run.load import load_model, read_rows
+from compressor.run.machine_limit import LEAST_SECONDS, with_limits
 from compressor.run.measure import engine_facts, throughputs_of, time_variants, timing_stage
 from compressor.run.plan_engines import PlanEngines
 from compressor.run.plan_source import learn_plan, load_plan
@@ -173,6 +174,13 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
     log.add_notes(run_notes.of_emptied_heads(selected.plan, compressed.graph.plan))
     scores = _evaluate(dense, compressed, data, recipe, log)
     measured = _measure(dense, compressed, rewritten, model, recipe, sizes, log)
+    if recipe.measure.seconds >= LEAST_SECONDS:
+        with log.stage("measuring the machine's limit"):
+            configs: dict[VariantName, EngineConfig] = {
+                "dense": built.engine.reference,
+                "compressed": chosen.choice.config,
+            }
+            measured = replace(measured, facts=with_limits(measured.facts, configs, work.scratch))
     budget, missed = delivered_rows(selected.budget, measured.speeds if model.missing is None else ())
     log.add_notes(missed)
     selected = replace(selected, budget=budget)

@@ -1,0 +1,51 @@
+"""The limit of a machine: the product that is timed, and the share of it that an engine reaches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from compressor.config.sections import EngineConfig
+from compressor.run import machine_limit
+from compressor.targets.onnxruntime.ort_session import open_session, run_session, session_settings
+from tests.report import reports
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_limit, "SIDE", 32)
+    monkeypatch.setattr(machine_limit, "_SECONDS", 1e-6)
+
+
+@pytest.mark.parametrize("is_quantized", [False, True])
+def test_the_product_is_that_of_its_factors(tmp_path: Path, is_quantized: bool) -> None:
+    onnx.save(machine_limit.product_graph(is_quantized=is_quantized), tmp_path / "product.onnx")
+    factor = np.random.default_rng(0).uniform(-1, 1, (32, 32)).astype(np.float32)
+    product = run_session(open_session(tmp_path / "product.onnx", session_settings("cpu", 1)), {"x": factor})["y"]
+    weight = np.random.default_rng(1).uniform(-1, 1, (32, 32)).astype(np.float32)
+    np.testing.assert_allclose(product, factor @ weight, atol=0.5 if is_quantized else 1e-5)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_engines_of_one_configuration_share_a_limit(tmp_path: Path, precision: str) -> None:
+    report = reports.report()
+    config = EngineConfig(target="ort", precision=precision)
+    facts = machine_limit.with_limits(
+        {"dense": report.dense, "compressed": report.compressed}, {"dense": config, "compressed": config}, tmp_path
+    )
+    assert facts["dense"].machine_limit is not None
+    assert facts["dense"].machine_limit > 0
+    assert facts["dense"].machine_limit == facts["compressed"].machine_limit
+
+
+def test_a_target_that_is_missing_has_no_limit(tmp_path: Path) -> None:
+    assert machine_limit.machine_limit(EngineConfig(target="trt", precision="fp32"), tmp_path) is None
+
+
+def test_the_share_is_operations_per_second_over_the_limit() -> None:
+    facts = reports.report().dense.model_copy(update={"macs": 5_000_000, "machine_limit": 1e9})
+    assert facts.share_of_limit(8, 100.0) == pytest.approx(2 * 5e6 * 8 / 0.1 / 1e9)
+    assert facts.model_copy(update={"machine_limit": None}).share_of_limit(8, 100.0) is None
