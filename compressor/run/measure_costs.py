@@ -30,11 +30,17 @@ _SECONDS = 0.5
 """Time spent on each engine at each size; at least four rounds."""
 
 
-def keep_counts(plan: Plan, counts: Mapping[str, int]) -> Plan:
-    """The plan that keeps the first units of some groups."""
+def keep_counts(plan: Plan, groups: Sequence[PrunableGroup], counts: Mapping[str, int]) -> Plan:
+    """The plan that keeps the first units of some groups, and in a group of several parts the first units of each.
+
+    Args:
+        plan: a plan that keeps every unit.
+        groups: the groups.
+        counts: name of the group -> number of units that are kept; the others keep all.
+    """
     return plan.replace_groups(
-        dataclasses.replace(group, kept=group.kept[: counts[group.name]], scale=group.scale[: counts[group.name]])
-        for group in plan.groups
+        dataclasses.replace(plan[group.name], kept=group.first(counts[group.name]), scale=())
+        for group in groups
         if group.name in counts
     )
 
@@ -59,7 +65,7 @@ def count_costs(
     for number, group in enumerate(groups):
         on_progress(number, len(groups))
         kept = group.counts[len(group.counts) // 2]
-        counts = _counts(engines.float_graph(keep_counts(plan, {group.name: kept})), sizes)
+        counts = _counts(engines.float_graph(keep_counts(plan, [group], {group.name: kept})), sizes)
         slopes[group.name] = [(a - b) / (group.units - kept) for a, b in zip(totals, counts, strict=True)]
     on_progress(len(groups), len(groups))
     labels = [("parameters", 0, None), *(("macs", batch, seq) for batch, seq in sizes)]
@@ -148,7 +154,7 @@ def measure_times(
         on_progress(start, len(cases))
         batch = cases[start : start + _TIMED_TOGETHER]
         built = [
-            engines.build(keep_counts(plan, {group.name: count for group in classes[number]}))
+            engines.build(keep_counts(plan, classes[number], {group.name: count for group in classes[number]}))
             for number, count in batch
         ]
         for size, feeds in inputs.items():

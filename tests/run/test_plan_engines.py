@@ -52,7 +52,7 @@ def test_the_graph_of_a_plan_holds_its_units(
 ) -> None:
     engines = plan_engines(reference, form, tmp_path)
     counts = {group.name: group.units // 4 for group in groups}
-    whole, cut = (engines.graph(keep_counts(reference.plan, kept)) for kept in ({}, counts))
+    whole, cut = (engines.graph(keep_counts(reference.plan, groups, kept)) for kept in ({}, counts))
     assert len(quantized_products(cut)) == len(quantized_products(whole))
     assert bool(quantized_products(whole)) == bool(form)
     assert sum(size(cut)) < sum(size(whole))
@@ -71,7 +71,7 @@ def test_counts_are_linear_in_the_number_of_units(
     parameters, macs = count_costs(engines, groups, [(1, 7)], lambda finished, total: None)
     rng = np.random.default_rng(0)
     counts = {group.name: int(rng.integers(1, group.units)) for group in groups}
-    graph = engines.float_graph(keep_counts(reference.plan, counts))
+    graph = engines.float_graph(keep_counts(reference.plan, groups, counts))
     assert parameters.cost(counts) == pytest.approx(graph_passes.count_parameters(graph))
     assert macs.cost({}) == macs.whole
     last = [group for group in groups if group.name.startswith("bert.encoder.layer.2")]
