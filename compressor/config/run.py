@@ -222,8 +222,8 @@ class Recipe(Config):
         if self.selection.method not in BUDGET_METHODS:
             raise FieldConflictError(
                 ErrorCode.CONTRADICTION,
-                f"<group_by> {budget.group_by}: {self.selection.method} drops heads one by one, in any group; omit it, or"
-                f" choose one of {', '.join(BUDGET_METHODS)} (<method>)",
+                f"<group_by> {budget.group_by}: {self.selection.method} drops heads one by one, in any group; omit it,"
+                f" or choose one of {', '.join(BUDGET_METHODS)} (<method>)",
                 *("group_by", "method"),
             )
         if budget.prune_units == "neurons":
