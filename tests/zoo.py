@@ -107,6 +107,12 @@ def llama() -> PreTrainedModel:
     return _llama_like(hf.LlamaConfig, hf.LlamaForCausalLM)
 
 
+def llama_of_four_queries() -> PreTrainedModel:
+    """Four query heads for each of two key/value heads."""
+    sizes = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 4, "hidden_size": 24}
+    return _bert_like(hf.LlamaConfig, hf.LlamaForCausalLM, **sizes)
+
+
 def qwen3() -> PreTrainedModel:
     return _llama_like(hf.Qwen3Config, hf.Qwen3ForCausalLM)
 
@@ -265,6 +271,8 @@ WITH_MEMORY: dict[str, Callable[[int], Case]] = {
     "transformer_xl": _family(transformer_xl, segment),
 }
 """Families with memory, on a segment in the middle of a text."""
+GROUPED: Callable[[int], Case] = _family(llama_of_four_queries, text)
+"""Four query heads for each of two key/value heads, in three layers."""
 
 
 def random_groups(groups: Sequence[PrunableGroup], rng: np.random.Generator) -> Plan:

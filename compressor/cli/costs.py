@@ -29,6 +29,7 @@ _NAMES = (
     *SourceConfig.model_fields,
     *("target", "precision", "provider", "threads", "shapes"),
     *ExportConfig.model_fields,
+    "group_by",
     *(name for name in MeasureConfig.model_fields if name != "seconds"),
 )
 _FIELDS = {**{name: FIELDS[name] for name in _NAMES}, **CostsOutput.model_fields}

@@ -144,6 +144,7 @@ class Recipe(Config):
         self._check_rows()
         self._check_engine()
         self._check_blocks()
+        self._check_grouping()
         self._check_budget()
         self._check_selection()
         return self
@@ -212,6 +213,24 @@ class Recipe(Config):
                 ErrorCode.CONTRADICTION,
                 f"<certify> {self.selection.certify:g}: it covers heads that are removed, not blocks; omit one of them",
                 *("certify", "drop_blocks"),
+            )
+
+    def _check_grouping(self) -> None:
+        budget = self.budget
+        if budget.group_by == "kv" or self.rows.data is None or self.plan_file is not None:
+            return
+        if self.selection.method not in BUDGET_METHODS:
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"<group_by> {budget.group_by}: {self.selection.method} drops heads one by one, in any group; omit it,"
+                f" or choose one of {', '.join(BUDGET_METHODS)} (<method>)",
+                *("group_by", "method"),
+            )
+        if budget.prune_units == "neurons":
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"<group_by> {budget.group_by}, <prune_units> neurons: no head is removed; omit one of them",
+                *("group_by", "prune_units"),
             )
 
     def _check_budget(self) -> None:

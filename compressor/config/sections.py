@@ -13,6 +13,7 @@ from compressor.config.values import (
     AbsolutePath,
     BlockSize,
     Count,
+    GroupBy,
     Keep,
     MapsFile,
     Milliseconds,
@@ -149,6 +150,13 @@ class BudgetConfig(Config):
     )
     prune_units: Literal["all", "heads", "neurons"] = config_field(
         BUDGET, "units that are removed to meet a budget", "all", decides_plan=True
+    )
+    group_by: GroupBy = config_field(
+        BUDGET,
+        "how query heads that share key/value heads are removed to meet a budget: all those of a key/value head"
+        " together, or as many from every key/value head",
+        "kv",
+        decides_plan=True,
     )
     prune_rows: Annotated[int, Field(ge=8)] = config_field(
         BUDGET,

@@ -12,6 +12,9 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from compressor.config.fields import InvalidValueError, as_list
 from compressor.errors import ErrorCode
 
+GroupBy = Literal["kv", "query"]
+"""How query heads that share key/value heads are removed: all those of one together, or as many of each."""
+
 _WORKERS = r"local(:[1-9]\d*)?|(?!local:)(\[.+\]|[^:/\s]+):\d{1,5}"
 
 

@@ -122,7 +122,7 @@ class CostSource:
     def _key(self) -> dict[str, str]:
         """Everything that times depend on."""
         config = {name: value for name, value in self.model.config.to_diff_dict().items() if name != "_name_or_path"}
-        units = [(group.name, group.units, group.step) for group in self.groups]
+        units = [(group.name, group.units, group.step, group.parts) for group in self.groups]
         options, session = self.engines.options, self.dense.session
         facts = machine()
         return {

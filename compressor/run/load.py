@@ -55,7 +55,8 @@ def load_model(recipe: Recipe) -> LoadedModel:
     missing = None if reason is None else MissingTarget(target=engine.target, reason=reason, command=command)
     groups: tuple[PrunableGroup, ...] = ()
     if recipe.prunes or _names_neurons(recipe):
-        groups = tuple(find_groups(folder.model, example_inputs(folder, 2, 8), attention=recipe.export.attention))
+        inputs, attention, group_by = example_inputs(folder, 2, 8), recipe.export.attention, recipe.budget.group_by
+        groups = tuple(find_groups(folder.model, inputs, attention=attention, group_by=group_by))
     return LoadedModel(folder, tuple(sites), groups, missing)
 
 

@@ -30,11 +30,17 @@ _SECONDS = 0.5
 """Time spent on each engine at each size; at least four rounds."""
 
 
-def keep_counts(plan: Plan, counts: Mapping[str, int]) -> Plan:
-    """The plan that keeps the first units of some groups."""
+def keep_counts(plan: Plan, groups: Sequence[PrunableGroup], counts: Mapping[str, int]) -> Plan:
+    """The plan that keeps the first units of some groups, and in a group of several parts the first units of each.
+
+    Args:
+        plan: a plan that keeps every unit.
+        groups: the groups.
+        counts: name of the group -> number of units that are kept; the others keep all.
+    """
     return plan.replace_groups(
-        dataclasses.replace(group, kept=group.kept[: counts[group.name]], scale=group.scale[: counts[group.name]])
-        for group in plan.groups
+        dataclasses.replace(plan[group.name], kept=group.first(counts[group.name]), scale=())
+        for group in groups
         if group.name in counts
     )
 
@@ -44,7 +50,7 @@ def count_costs(
 ) -> list[CostTable]:
     """Tables of parameters, and of multiply-accumulates at each size, by counting those of graphs.
 
-    Both are linear in the number of units, so one graph a group is counted.
+    Both are linear in the number of units, so one graph a group is counted; see `_counted_savings` for the exception.
 
     Args:
         engines: gives the graph of a plan.
@@ -55,12 +61,10 @@ def count_costs(
     plan = engines.reference.plan
     whole = engines.float_graph(plan)
     totals = _counts(whole, sizes)
-    slopes = {}
+    savings = {}
     for number, group in enumerate(groups):
         on_progress(number, len(groups))
-        kept = group.counts[len(group.counts) // 2]
-        counts = _counts(engines.float_graph(keep_counts(plan, {group.name: kept})), sizes)
-        slopes[group.name] = [(a - b) / (group.units - kept) for a, b in zip(totals, counts, strict=True)]
+        savings[group.name] = _counted_savings(engines, group, totals, sizes)
     on_progress(len(groups), len(groups))
     labels = [("parameters", 0, None), *(("macs", batch, seq) for batch, seq in sizes)]
     return [
@@ -74,14 +78,35 @@ def count_costs(
                 GroupCosts(
                     groups=(group.name,),
                     type=group.type,
-                    counts=(0, group.units),
-                    savings=(slopes[group.name][number] * group.units, 0.0),
+                    counts=tuple(savings[group.name]),
+                    savings=tuple(saved[number] for saved in savings[group.name].values()),
                 )
                 for group in groups
             ),
         )
         for number, ((unit, batch, seq), total) in enumerate(zip(labels, totals, strict=True))
     ]
+
+
+def _counted_savings(
+    engines: PlanEngines, group: PrunableGroup, totals: Sequence[float], sizes: Sequence[Size]
+) -> dict[int, list[float]]:
+    """Number of units -> what a group saves of each total, at the numbers between which savings are linear.
+
+    A group of several parts saves more with its last units: the keys and values that all of its query heads share go
+    with these.
+    """
+    plan = engines.reference.plan
+
+    def saved(count: int) -> list[float]:
+        counts = _counts(engines.float_graph(keep_counts(plan, [group], {group.name: count})), sizes)
+        return [a - b for a, b in zip(totals, counts, strict=True)]
+
+    middle = group.counts[len(group.counts) // 2]
+    slopes = [saving / (group.units - middle) for saving in saved(middle)]
+    first = 0 if group.parts == 1 else group.step
+    savings = {count: [slope * (group.units - count) for slope in slopes] for count in (first, group.units)}
+    return savings if first == 0 else {0: saved(0), **savings}
 
 
 def _counts(model: ir.Model, sizes: Sequence[Size]) -> list[float]:
@@ -111,6 +136,8 @@ def measured_counts(group: PrunableGroup, share: float) -> tuple[int, ...]:
     nearest = {grid[min(round(part * len(grid)), len(grid) - 1)] for part in shares}
     if group.units // group.step <= 12 and share >= _LITTLE:
         nearest = {count for number, count in enumerate(grid) if number % 2 == 0 or number == 1}
+    if group.parts > 1:
+        nearest.add(group.step)  # below it keys and values go too
     return tuple(sorted(nearest))
 
 
@@ -148,7 +175,7 @@ def measure_times(
         on_progress(start, len(cases))
         batch = cases[start : start + _TIMED_TOGETHER]
         built = [
-            engines.build(keep_counts(plan, {group.name: count for group in classes[number]}))
+            engines.build(keep_counts(plan, classes[number], {group.name: count for group in classes[number]}))
             for number, count in batch
         ]
         for size, feeds in inputs.items():

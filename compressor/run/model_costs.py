@@ -74,7 +74,8 @@ def measure_model(recipe: Recipe, listener: Listener | None = None) -> ModelCost
             allow_pickle=source.allow_pickle,
             trust_remote_code=source.trust_remote_code,
         )
-        groups = tuple(find_groups(folder.model, example_inputs(folder, 2, 8), attention=recipe.export.attention))
+        inputs, attention, group_by = example_inputs(folder, 2, 8), recipe.export.attention, recipe.budget.group_by
+        groups = tuple(find_groups(folder.model, inputs, attention=attention, group_by=group_by))
         sites = tuple(group.site for group in groups if group.site is not None)
         model = LoadedModel(folder, sites, groups)
         example_inputs(folder, 1, max(recipe.measure.seq or (1,)))  # lengths beyond the model end here

@@ -188,7 +188,7 @@ def _statistics_folder(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Path:
         "model": fingerprint(run.model.folder.model),
         "rows": [run.data.train_hash, run.data.eval_hash, recipe.budget.prune_rows, recipe.selection.seed],
         "method": [recipe.pruner, recipe.selection.options],
-        "groups": [group.name for group in groups],
+        "groups": [[group.name, group.bundle, group.parts] for group in groups],
     }
     return folder / hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -238,7 +238,7 @@ def _measure(run: BudgetRun, constraints: Sequence[Constraint], counts: Mapping[
         if run.selected is not None:
             heads = {site.name: len(site.kept) for site in run.selected.plan.sites}
         with run.log.stage("timing the plan"):
-            engine = engines.build(keep_counts(engines.reference.plan, {**heads, **counts}))
+            engine = engines.build(keep_counts(engines.reference.plan, run.model.groups, {**heads, **counts}))
             for constraint in timed:
                 table = constraint.table
                 feeds = run.costs.inputs[table.batch, table.seq]

@@ -19,7 +19,7 @@ from compressor.run.build_options import spans_of
 from compressor.run.products import Case, ExportedGraph, ShrunkGraph, Variant
 from compressor.targets import DEFAULT_TARGET, BuildOptions, Engine, Feeds, target
 from compressor.units import PrunableGroup, Site, keep_all
-from graph_passes import Plan, Shrunk, SitePlan
+from graph_passes import Plan, Shrunk
 from graph_passes.passes import CleanUp, DropUnreadPositions
 
 
@@ -228,16 +228,23 @@ def require_complete(shrunk: Shrunk) -> Shrunk:
 
 
 def rehearsal_plan(groups: Sequence[Site | PrunableGroup]) -> Plan:
-    """A plan that drops the first neuron, or the first key/value head with all query heads that read it, everywhere.
+    """A plan that drops the fewest units everywhere: the first neuron, or the first heads that can go.
 
-    A group that cannot be shrunk by this plan cannot be shrunk by any plan. The rehearsal detects it before hours of
-    learning.
+    Those are the query heads of the first key/value head, or the first query head of each key/value head where these
+    are removed one by one. A group that cannot be shrunk by this plan cannot be shrunk by any plan. The rehearsal
+    detects it before hours of learning.
     """
     dense = keep_all(groups)
-    return dense.replace_groups(
-        replace(group, kept=group.kept[group.heads // group.kv_heads if isinstance(group, SitePlan) else 1 :], scale=())
-        for group in dense.groups
-    )
+    kept = {group.name: _rehearsed(group) for group in groups}
+    return dense.replace_groups(replace(group, kept=kept[group.name], scale=()) for group in dense.groups)
+
+
+def _rehearsed(group: Site | PrunableGroup) -> tuple[int, ...]:
+    """The units of a group that a rehearsal keeps."""
+    if isinstance(group, PrunableGroup):
+        size = group.units // group.parts
+        return tuple(unit for unit in range(group.units) if unit % size >= group.bundle)
+    return tuple(range(group.heads // group.kv_heads, group.heads))
 
 
 def rehearse(reference: Path, groups: Sequence[Site | PrunableGroup]) -> Shrunk:

@@ -41,7 +41,7 @@ class FisherPruner(Pruner[MethodOptions]):
        multiplied into the weights.
 
     The losses are those on the model's own answers, see `answer_loss`: no labels are used, and nothing is drawn. The
-    query heads of one key/value head are one unit.
+    query heads of one key/value head are one unit, or units that are exchanged among themselves alone.
     """
 
     options_class = MethodOptions
@@ -69,7 +69,8 @@ class FisherPruner(Pruner[MethodOptions]):
 
     def kept(self, group: PrunableGroup, count: int) -> tuple[int, ...]:
         if (group.name, count) not in self._kept:
-            dropped = dropped_bundles(self._gradients[group.name], bundles_of(group) - count // group.bundle)
+            number = bundles_of(group) - count // group.bundle
+            dropped = dropped_bundles(self._gradients[group.name], number, group.parts)
             self._kept[group.name, count] = units_without(group, dropped)
         return self._kept[group.name, count]
 
@@ -92,31 +93,34 @@ class FisherPruner(Pruner[MethodOptions]):
         return DenseSums(copy.deepcopy(inputs.model), linears, inputs.statistics)
 
 
-def dropped_bundles(gradients: np.ndarray, count: int) -> np.ndarray:
+def dropped_bundles(gradients: np.ndarray, count: int, parts: int = 1) -> np.ndarray:
     """The bundles of a group that are dropped, by mask rearrangement.
 
     With F = sum over rows of g g' the Fisher matrix of the group, dropping a set of bundles costs the sum of F over the
-    rows and columns of the set. The search starts from the bundles with the smallest diagonal elements. In ascending
-    order of these, each of the others is then added to the set, and the bundle whose removal lowers the cost most
-    leaves it.
+    rows and columns of the set. The search starts from the bundles with the smallest diagonal elements, as many from
+    each part. In ascending order of these, each of the others is then added to the set, and the bundle of the same part
+    whose removal lowers the cost most leaves it.
 
     Args:
         gradients: g of each row, `[rows, bundles]`, float64.
-        count: number of bundles that are dropped.
+        count: number of bundles that are dropped; a multiple of `parts`.
+        parts: number of consecutive parts of equal size, each of which drops equally many bundles.
 
     Returns:
         Their indices, ascending.
     """
     fisher = gradients.T @ gradients
     diagonal = np.diagonal(fisher)
-    order = by_importance(diagonal)
+    order = by_importance(diagonal, parts)
+    part_of = np.arange(len(order)) // (len(order) // parts)
     dropped = np.zeros(len(order), bool)
     dropped[order[:count]] = True
     sums = fisher[:, dropped].sum(1)
     for bundle in order[count:] if count else ():
         dropped[bundle] = True
         sums += fisher[bundle]
-        removed = np.argmax(np.where(dropped, 2 * sums - diagonal, -np.inf))
+        exchangeable = dropped & (part_of == part_of[bundle])
+        removed = np.argmax(np.where(exchangeable, 2 * sums - diagonal, -np.inf))
         dropped[removed] = False
         sums -= fisher[removed]
     return np.flatnonzero(dropped)

@@ -49,7 +49,7 @@ class MagnitudePruner(Pruner[MethodOptions]):
 
     def kept(self, group: PrunableGroup, count: int) -> tuple[int, ...]:
         dropped = bundles_of(group) - count // group.bundle
-        return units_without(group, by_importance(self._importance[group.name])[:dropped])
+        return units_without(group, by_importance(self._importance[group.name], group.parts)[:dropped])
 
     def finish(
         self, counts: Mapping[str, int], on_progress: ProgressCallback = ignore_progress

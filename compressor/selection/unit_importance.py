@@ -1,6 +1,7 @@
 """Units ranked by one importance each: which a group keeps, what it drops, and its linear without the dropped units.
 
-Units that a group keeps or drops together (`PrunableGroup.bundle`) have one importance.
+Units that a group keeps or drops together (`PrunableGroup.bundle`) have one importance, and every part of a group
+(`PrunableGroup.parts`) drops equally many.
 """
 
 from __future__ import annotations
@@ -18,9 +19,18 @@ def bundles_of(group: PrunableGroup) -> int:
     return group.units // group.bundle
 
 
-def by_importance(importance: np.ndarray) -> np.ndarray:
-    """Bundles from the least important to the most important; of equal ones the first comes first."""
-    return np.argsort(importance, kind="stable")
+def by_importance(importance: np.ndarray, parts: int = 1) -> np.ndarray:
+    """Bundles in rounds of one of each part, from the least important of its part to the most important.
+
+    Of equal bundles the first comes first. With one part, all bundles are in the order of their importances.
+
+    Args:
+        importance: importance of each bundle, `[bundles]`.
+        parts: number of consecutive parts of equal size.
+    """
+    order = np.argsort(importance.reshape(parts, -1), axis=1, kind="stable")
+    starts = np.arange(parts)[:, None] * order.shape[1]
+    return (starts + order).T.reshape(-1)
 
 
 def units_without(group: PrunableGroup, dropped: np.ndarray) -> tuple[int, ...]:
@@ -32,7 +42,7 @@ def units_without(group: PrunableGroup, dropped: np.ndarray) -> tuple[int, ...]:
 
 def dropped_importance(group: PrunableGroup, importance: np.ndarray) -> Curve:
     """Number of units -> the sum of the importances of the bundles that are dropped, the least important first."""
-    sums = np.concatenate([[0.0], np.cumsum(np.sort(importance))])
+    sums = np.concatenate([[0.0], np.cumsum(importance[by_importance(importance, group.parts)])])
     return {count: float(sums[len(importance) - count // group.bundle]) for count in group.counts}
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from compressor.config.values import GroupBy
 from compressor.units.find import Site, evaluation_mode, find_sites
 from compressor.units.hook import Attention, Call, family, intercepted, unwrap
 from compressor.units.layers import Linear, is_linear, linear_sizes, outermost_layers
@@ -36,7 +37,10 @@ _TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class PrunableGroup:
-    """Interchangeable units at one point of a model, of which any number can be kept.
+    """Interchangeable units at one point of a model, of which any number of steps can be kept.
+
+    Query heads that share a key/value head are removed together, as one bundle; or one by one, as many from every part,
+    where a part is the query heads of one key/value head.
 
     Attributes:
         name: name of the group in plans: module path of the attention, or of the linear that reads the neurons.
@@ -47,7 +51,8 @@ class PrunableGroup:
         linear: module path of the linear that the group ends in: the output projection of an attention, or the down
             projection of a feed-forward. None: the attention has none that could be recognized.
         site: the attention; None for neurons.
-        bundle: consecutive units that are kept or dropped together: the query heads of one key/value head.
+        bundle: consecutive units that are kept or dropped together.
+        parts: number of consecutive parts of equal size, each of which keeps equally many units.
     """
 
     name: str
@@ -58,11 +63,22 @@ class PrunableGroup:
     linear: str | None
     site: Site | None = None
     bundle: int = 1
+    parts: int = 1
 
     @property
     def counts(self) -> tuple[int, ...]:
         """Every number of units that can be kept, ascending, from none to all."""
         return (*range(0, self.units, self.step), self.units)
+
+    def first(self, count: int) -> tuple[int, ...]:
+        """Ids of the first units of each part, `count` in all, ascending.
+
+        Where parts cannot keep equally many, as in plans of methods that choose single heads, the first parts keep one
+        unit more.
+        """
+        size = self.units // self.parts
+        each, more = divmod(count, self.parts)
+        return tuple(part * size + unit for part in range(self.parts) for unit in range(each + (part < more)))
 
     def plan(self, kept: Sequence[int]) -> GroupPlan:
         """The plan that keeps these units at scale one."""
@@ -97,7 +113,11 @@ class _Trace:
 
 
 def find_groups(
-    model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Attention | None = None
+    model: nn.Module,
+    inputs: Mapping[str, Tensor],
+    *,
+    attention: Attention | None = None,
+    group_by: GroupBy = "kv",
 ) -> list[PrunableGroup]:
     """The groups of a model whose units can be pruned, in the order in which a forward first calls them.
 
@@ -107,6 +127,8 @@ def find_groups(
         model: a transformers model; runs a few times in evaluation mode without gradients, and is restored afterwards.
         inputs: keyword arguments of its forward, at least two positions long.
         attention: run every attention as `eager` or `sdpa`; None: as configured.
+        group_by: how query heads that share key/value heads are removed: all those of a key/value head together (`kv`),
+            or as many from every key/value head (`query`).
 
     Raises:
         SiteRefusedError: no attention call reached the hook.
@@ -115,16 +137,17 @@ def find_groups(
     sites = find_sites(bare, inputs, attention=attention)
     with evaluation_mode(bare), torch.no_grad():
         trace = _trace(bare, inputs, attention)
-        groups = [_heads(site, trace.output_projections.get(site.name)) for site in sites]
+        groups = [_heads(site, trace.output_projections.get(site.name), group_by) for site in sites]
         groups += [_neurons(call) for call in _feed_forward_ends(bare, inputs, trace)]
     groups.sort(key=lambda group: trace.order[group.name])
     logger.debug("%s: %d groups", family(bare), len(groups))
     return groups
 
 
-def _heads(site: Site, linear: str | None) -> PrunableGroup:
+def _heads(site: Site, linear: str | None, group_by: GroupBy) -> PrunableGroup:
     shared = site.heads // site.kv_heads
-    return PrunableGroup(site.name, "heads", site.heads, site.head_dim, shared, linear, site, shared)
+    bundle, parts = (1, site.kv_heads) if group_by == "query" and shared > 1 else (shared, 1)
+    return PrunableGroup(site.name, "heads", site.heads, site.head_dim, bundle * parts, linear, site, bundle, parts)
 
 
 def _neurons(call: _LinearCall) -> PrunableGroup:

@@ -294,6 +294,18 @@ BAD_INPUTS: dict[str, tuple[Callable[[Path], Arguments], int, str, str]] = {
         ErrorCode.CONTRADICTION,
         "--lambda 0.02",
     ),
+    "grouping of heads that another method selects": (
+        lambda inputs: [*learn_command(inputs), "--group-by", "query"],
+        2,
+        ErrorCode.CONTRADICTION,
+        "--group-by query",
+    ),
+    "unknown grouping of heads": (
+        lambda inputs: [*learn_command(inputs), "--group-by", "queries"],
+        2,
+        ErrorCode.UNKNOWN_NAME,
+        "choose one of kv, query",
+    ),
     "unknown key": (unknown_key, 2, ErrorCode.UNKNOWN_NAME, "did you mean keep?"),
     "unknown option": (lambda inputs: [*learn_command(inputs), "--options", "tau=3"], 2, ErrorCode.UNKNOWN_NAME, "tau"),
     "option of another type": (

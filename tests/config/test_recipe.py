@@ -171,6 +171,17 @@ def test_a_value_out_of_range_names_its_flag(flags: dict[str, Any], code: ErrorC
             ErrorCode.CONTRADICTION,
             ("certify", "keep"),
         ),
+        ({"data": "x", "keep": 1, "group_by": "query"}, ErrorCode.CONTRADICTION, ("group_by", "method")),
+        (
+            {"data": "x", "keep": 1, "method": "dsp", "macs": "50%", "group_by": "query"},
+            ErrorCode.CONTRADICTION,
+            ("group_by", "method"),
+        ),
+        (
+            {"data": "x", "macs": "50%", "group_by": "query", "prune_units": "neurons"},
+            ErrorCode.CONTRADICTION,
+            ("group_by", "prune_units"),
+        ),
         ({"target": "trt", "provider": "cpu"}, ErrorCode.CONTRADICTION, ("provider", "target")),
         ({"kernel": "k.so", "provider": "cuda"}, ErrorCode.CONTRADICTION, ("kernel", "target")),
     ],

@@ -10,14 +10,15 @@ import pytest
 import graph_passes
 from compressor.config.sections import EngineConfig
 from compressor.export import export_reference
+from compressor.measure import macs as measured_macs
 from compressor.results import Proof, ProofStage
-from compressor.run.measure_costs import count_costs, equal_groups, keep_counts
+from compressor.run.measure_costs import count_costs, equal_groups, keep_counts, measured_counts
 from compressor.run.plan_engines import PlanEngines
 from compressor.run.products import PORTABLE, SYMMETRIC, Choice, ExportedGraph
 from compressor.targets import BuildOptions
 from compressor.targets.quantized_graph import quantized_products
 from compressor.units import PrunableGroup, find_groups, keep_all
-from tests.zoo import FAMILIES, text
+from tests.zoo import FAMILIES, GROUPED, text
 
 CHOICES = {
     "": EngineConfig(),
@@ -52,7 +53,7 @@ def test_the_graph_of_a_plan_holds_its_units(
 ) -> None:
     engines = plan_engines(reference, form, tmp_path)
     counts = {group.name: group.units // 4 for group in groups}
-    whole, cut = (engines.graph(keep_counts(reference.plan, kept)) for kept in ({}, counts))
+    whole, cut = (engines.graph(keep_counts(reference.plan, groups, kept)) for kept in ({}, counts))
     assert len(quantized_products(cut)) == len(quantized_products(whole))
     assert bool(quantized_products(whole)) == bool(form)
     assert sum(size(cut)) < sum(size(whole))
@@ -71,7 +72,7 @@ def test_counts_are_linear_in_the_number_of_units(
     parameters, macs = count_costs(engines, groups, [(1, 7)], lambda finished, total: None)
     rng = np.random.default_rng(0)
     counts = {group.name: int(rng.integers(1, group.units)) for group in groups}
-    graph = engines.float_graph(keep_counts(reference.plan, counts))
+    graph = engines.float_graph(keep_counts(reference.plan, groups, counts))
     assert parameters.cost(counts) == pytest.approx(graph_passes.count_parameters(graph))
     assert macs.cost({}) == macs.whole
     last = [group for group in groups if group.name.startswith("bert.encoder.layer.2")]
@@ -80,3 +81,20 @@ def test_counts_are_linear_in_the_number_of_units(
     classes = equal_groups(groups, macs)
     assert sorted(len(members) for members in classes) == [1, 1, 2, 2]
     assert all([group] in classes for group in last)
+
+
+def test_counts_of_query_heads_include_the_keys_that_go_with_the_last(tmp_path: Path) -> None:
+    model, inputs = GROUPED(0)
+    groups = find_groups(model, inputs, group_by="query")
+    plan, path = keep_all(groups), tmp_path / "reference.onnx"
+    export_reference(model, plan, inputs, path)
+    proof = Proof(variant="dense", stage=ProofStage.EXPORT, error=0.0, tolerance=1e-4, cases=())
+    engines = plan_engines(ExportedGraph("dense", plan, path, proof), "", tmp_path)
+    heads = [group for group in groups if group.type == "heads"]
+    parameters, macs = count_costs(engines, heads, [(1, 7)], lambda finished, total: None)
+    for numbers in ((0, 2, 4), (6, 0, 8), (2, 2, 2)):
+        counts = {group.name: count for group, count in zip(heads, numbers, strict=True)}
+        graph = engines.float_graph(keep_counts(plan, heads, counts))
+        assert parameters.cost(counts) == pytest.approx(graph_passes.count_parameters(graph))
+        assert macs.cost(counts) == pytest.approx(measured_macs(graph, 1, 7))
+    assert all(group.step in measured_counts(group, share) for group in heads for share in (0.01, 0.5))

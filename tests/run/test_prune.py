@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 
 import compressor
 from compressor.config.run import Recipe
@@ -17,6 +18,7 @@ from compressor.results import NoteCode, Report
 from compressor.run import cost_tables
 from compressor.units import find_groups, gated
 from graph_passes import Plan
+from tests import folders
 from tests.run.runs import learning_recipe
 
 
@@ -95,6 +97,22 @@ def test_units_of_one_type_are_removed(inputs: Path, tmp_path: Path, units: str,
     plan = run(inputs, tmp_path / "out", parameters="90%", prune_units=units).plan
     assert getattr(plan, f"{units}_kept") < getattr(plan, units)
     assert getattr(plan, f"{unchanged}_kept") == getattr(plan, unchanged)
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize("group_by", ["query", "kv"])
+def test_query_heads_are_removed_in_groups(inputs: Path, tmp_path: Path, group_by: str) -> None:
+    sizes: dict[str, Any] = {**folders.SIZES, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 4}
+    config = hf.LlamaConfig(**{**sizes, "num_hidden_layers": 2}, pad_token_id=0)
+    folders.save(hf.LlamaForSequenceClassification(config), tmp_path / "model")
+    fields = {"prune_units": "heads", "group_by": group_by, "model": tmp_path / "model", "method": "reconstruct"}
+    report = run(inputs, tmp_path / "out", macs="75%", **fields)
+    assert all(proof.holds for proof in report.proofs)
+    plan = Plan.load(tmp_path / "out" / "plan.json")
+    assert plan.heads_kept < plan.heads
+    for site in plan.sites:
+        counts = [sum(head // 4 == key for head in site.kept) for key in range(2)]
+        assert (counts[0] == counts[1]) if group_by == "query" else set(counts) <= {0, 4}
 
 
 @pytest.mark.zoo

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from compressor.config.values import GroupBy
 from compressor.progress import ignore_progress
 from compressor.selection.pruner import Curve, Pruner, PruningInputs
 from compressor.selection.reconstruct.choice import linear_of
@@ -30,11 +31,15 @@ Result = tuple[dict[str, Curve], dict[str, list[tuple[int, ...]]], PreTrainedMod
 
 
 def pruning_inputs(
-    model: PreTrainedModel, store: Path, batches: Batches | None = None, outputs: Sequence[str] = ("logits",)
+    model: PreTrainedModel,
+    store: Path,
+    batches: Batches | None = None,
+    outputs: Sequence[str] = ("logits",),
+    group_by: GroupBy = "kv",
 ) -> PruningInputs:
     """24 rows for statistics and 4 held out: texts, unless there are batches, of which the last one is held out."""
     batches = batches or [text(12, seed=1), text(12, length=6, seed=2), text(4, seed=3)]
-    groups = find_groups(model, batches[-1])
+    groups = find_groups(model, batches[-1], group_by=group_by)
     return PruningInputs(model, groups, batches[:-1], batches[-1:], outputs, 0, store)
 
 
@@ -82,7 +87,7 @@ def are_equal(first: Result, second: Result) -> bool:
 
 
 def check_kept_counts(pruner: Pruner[Any]) -> None:
-    """Every group keeps exactly as many units as requested, and whole bundles."""
+    """Every group keeps exactly as many units as requested, whole bundles, and equally many of each part."""
     for group in pruner.inputs.groups:
         for count in group.counts:
             kept = pruner.kept(group, count)
@@ -91,6 +96,10 @@ def check_kept_counts(pruner: Pruner[Any]) -> None:
             assert set(kept) <= set(range(group.units))
             bundles = {unit // group.bundle for unit in kept}
             assert len(bundles) * group.bundle == count
+            size = group.units // group.parts
+            assert np.bincount([unit // size for unit in kept], minlength=group.parts).tolist() == (
+                [count // group.parts] * group.parts
+            )
             assert kept == pruner.kept(group, count)
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from compressor.errors import ErrorCode, InputError
-from compressor.units import find_groups, find_sites, gated, keep_all
+from compressor.units import PrunableGroup, find_groups, find_sites, gated, keep_all
 from graph_passes import NeuronPlan, Plan
 from tests.unchanged import unchanged
-from tests.zoo import FAMILIES
+from tests.zoo import FAMILIES, GROUPED
 
 NEURONS = {
     "bert": ("bert.encoder.layer.0.output.dense", 44, 3),
@@ -48,6 +48,32 @@ def test_heads_that_share_keys_are_kept_together() -> None:
     model, inputs = FAMILIES["llama"](0)
     heads = next(group for group in find_groups(model, inputs) if group.type == "heads")
     assert (heads.units, heads.bundle, heads.counts) == (4, 2, (0, 2, 4))
+
+
+def test_query_heads_of_each_key_value_head_are_a_part() -> None:
+    model, inputs = GROUPED(0)
+    by_kv, by_query = (find_groups(model, inputs, group_by=group_by)[0] for group_by in ("kv", "query"))
+    assert (by_kv.bundle, by_kv.parts, by_kv.counts) == (4, 1, (0, 4, 8))
+    assert (by_query.bundle, by_query.parts, by_query.counts) == (1, 2, (0, 2, 4, 6, 8))
+
+
+@pytest.mark.parametrize("family", ["bert", "t5"])
+def test_heads_with_keys_of_their_own_are_grouped_in_one_way(family: str) -> None:
+    model, inputs = FAMILIES[family](0)
+    assert find_groups(model, inputs, group_by="query") == find_groups(model, inputs, group_by="kv")
+
+
+def test_the_first_units_are_those_of_every_part() -> None:
+    group = PrunableGroup("group", "heads", 8, 4, 2, "linear", parts=2)
+    assert [group.first(count) for count in group.counts] == [
+        (),
+        (0, 4),
+        (0, 1, 4, 5),
+        (0, 1, 2, 4, 5, 6),
+        tuple(range(8)),
+    ]
+    assert group.first(3) == (0, 1, 4)
+    assert PrunableGroup("group", "heads", 8, 4, 1, "linear").first(3) == (0, 1, 2)
 
 
 class MixingLinear(nn.Module):

@@ -62,8 +62,8 @@ class GroupChoice:
     def removal(self) -> Removal:
         """The order in which the bundles of the group are removed: single units, or all queries of a key/value head."""
         group = self.group
-        step = group.step // group.bundle
-        return removal_order(self.weight, self.gram, group.units // group.bundle, step=step, damp=self.damp)
+        bundles, step = group.units // group.bundle, group.step // group.bundle
+        return removal_order(self.weight, self.gram, bundles, step=step, parts=group.parts, damp=self.damp)
 
     def kept(self, count: int) -> tuple[int, ...]:
         """Ids of the units that are kept if `count` are, ascending."""

@@ -120,6 +120,7 @@ def removal_order(
     units: int,
     *,
     step: int = 1,
+    parts: int = 1,
     damp: float = 0.01,
     metric: np.ndarray | None = None,
 ) -> Removal:
@@ -133,6 +134,8 @@ def removal_order(
         units: number of units.
         step: interval between the kept counts whose errors are computed. The order does not depend on it. Single
             columns are eliminated in blocks of this size, so larger steps are faster.
+        parts: number of consecutive parts of equal size, which lose units in turn: no part loses one while another has
+            lost fewer, so that after every `parts` units all have lost equally many.
         damp: share of the mean diagonal that is added to the diagonal.
         metric: positive semidefinite matrix D `[out, out]` that weights output errors: a unit costs
             trace(D W_S (G_SS)^-1 W_S'), and the errors are in this metric too; None: the identity.
@@ -141,13 +144,13 @@ def removal_order(
         InputError: the Gram matrix is not finite.
     """
     _check_shapes(weight, gram)
-    if units < 1 or gram.inputs % units or step < 1:
-        raise ValueError(f"{gram.inputs} columns cannot be divided into {units} units in steps of {step}")
+    if units < 1 or gram.inputs % units or step < 1 or units % parts:
+        raise ValueError(f"{gram.inputs} columns are not {parts} parts of {units} units in all, in steps of {step}")
     weight = np.array(weight, np.float64)
     if metric is not None:
         weight = _root(metric) @ weight
     factor, damp = factorize(gram.matrix, gram.damping, damp)
-    elimination = _Elimination(weight, gram, factor, gram.inputs // units)
+    elimination = _Elimination(weight, gram, factor, gram.inputs // units, parts)
     total = np.vdot(weight, weight @ gram.matrix[: gram.inputs, : gram.inputs])
     penalty = damp * gram.damping[0]
 
@@ -249,9 +252,11 @@ class _Elimination:
         inverse: G, the inverse of the damped Gram matrix of the working columns that remain, `[columns, columns]`.
         columns: index of each working column in the original weight; the column of ones is the last.
         remaining: whether each working column belongs to a unit that remains; false for the column of ones.
+        part_of: index of the part that each working column belongs to; that of the column of ones follows the last.
+        removed: number of units that each part has lost.
     """
 
-    def __init__(self, weight: np.ndarray, gram: Gram, factor: np.ndarray, width: int) -> None:
+    def __init__(self, weight: np.ndarray, gram: Gram, factor: np.ndarray, width: int, parts: int) -> None:
         self.width = width
         self.has_ones = gram.has_ones
         self.original = np.column_stack([weight, np.zeros((len(weight), int(gram.has_ones)))])
@@ -260,6 +265,8 @@ class _Elimination:
         self.inverse = _inverse(factor)
         self.columns = np.arange(len(factor))
         self.remaining = self.columns < gram.inputs
+        self.part_of = self.columns // (gram.inputs // parts)
+        self.removed = np.zeros(parts + int(gram.has_ones), np.intp)
         # The diagonal of an inverse is at least the inverse of the diagonal, which rounding could violate.
         self.floor = 1 / (factor**2).sum(1)
 
@@ -280,9 +287,14 @@ class _Elimination:
         squared = np.vdot(self.weight, self.weight) - np.vdot(bias_change, bias_change)
         return float(squared - 2 * np.vdot(self.weight, self.original) + self.squared_norm)
 
+    def _removable(self) -> np.ndarray:
+        """Whether each working column belongs to a unit that may go next: it remains, and no part has lost fewer."""
+        parts = len(self.removed) - self.has_ones
+        return self.remaining & (self.removed == self.removed[:parts].min())[self.part_of]
+
     def _remove_unit(self) -> tuple[int, float]:
         width = self.width
-        starts = np.flatnonzero(self.remaining)[::width]
+        starts = np.flatnonzero(self._removable())[::width]
         members = starts[:, None] + np.arange(width)
         blocks = self.inverse[members[:, :, None], members[:, None, :]]
         parts = self.weight[:, members].transpose(1, 2, 0)
@@ -293,6 +305,7 @@ class _Elimination:
         rows = solve_triangular(factor, self.inverse[chosen], lower=True)
         part = solve_triangular(factor, parts[best], lower=True).T
         unit = int(self.columns[starts[best]]) // width
+        self.removed[self.part_of[starts[best]]] += 1
         self._eliminate(chosen, part, rows)
         return unit, float(np.vdot(part, part))
 
@@ -304,7 +317,7 @@ class _Elimination:
         diagonal = np.maximum(np.diagonal(self.inverse), self.floor)
         norms = np.einsum("oc,oc->c", self.weight, self.weight)
         for index in range(count):
-            pivot = int(np.where(self.remaining, norms / diagonal, np.inf).argmin())
+            pivot = int(np.where(self._removable(), norms / diagonal, np.inf).argmin())
             scale = np.sqrt(diagonal[pivot])
             row = (self.inverse[pivot] - rows[:index, pivot] @ rows[:index]) / scale
             part = (self.weight[:, pivot] - parts[:, :index] @ rows[:index, pivot]) / scale
@@ -313,6 +326,7 @@ class _Elimination:
             norms = np.maximum(norms + row * (row * (part @ part) - 2 * products), 0.0)
             diagonal = np.maximum(diagonal - row**2, self.floor)
             self.remaining[pivot] = False
+            self.removed[self.part_of[pivot]] += 1
             chosen.append(pivot)
             rows[index], parts[:, index] = row, part
         units = self.columns[chosen].tolist()
@@ -332,6 +346,7 @@ class _Elimination:
             self.original = np.ascontiguousarray(self.original[:, used])
             self.inverse = np.ascontiguousarray(self.inverse[np.ix_(used, used)])
             self.columns, self.remaining, self.floor = self.columns[used], self.remaining[used], self.floor[used]
+            self.part_of = self.part_of[used]
 
 
 def _check_shapes(weight: np.ndarray, gram: Gram) -> None:

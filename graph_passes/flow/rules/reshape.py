@@ -1,4 +1,8 @@
-"""Reshape and Flatten: axes are merged and split, so the indices of the heads are regrouped."""
+"""Reshape and Flatten: axes are merged and split, so the indices of the heads are regrouped.
+
+Where an `Expand` repeats key/value heads for their query heads, the copies are interchangeable: any of them serve, and
+only as many are computed as query heads remain.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +67,8 @@ class ReshapeRule:
         before, after = context.shape(node.inputs[0]), context.shape(node.outputs[0])
         need, held = list(whole(len(before))), list(outputs[0])
         for ins, outs in self._groups(node, context):
-            sides, kept = _regrouped([held[axis] for axis in outs], _sizes(before, ins), _sizes(after, outs))
+            part = [held[axis] for axis in outs]
+            sides, kept = _regrouped(part, _sizes(before, ins), _sizes(after, outs), _repeated_axis(node, ins, context))
             for axis, index in zip(ins, sides, strict=True):
                 need[axis] = index
             for axis, index in zip(outs, kept, strict=True):
@@ -120,13 +125,30 @@ def _sizes(shape: Shape, axes: range) -> Shape:
     return shape[axes.start : axes.stop]
 
 
-def _regrouped(need: Sequence[Index], before: Shape, after: Shape) -> tuple[Sequence[Index], Sequence[Index]]:
+def _repeated_axis(node: ir.Node, axes: range, context: RuleContext) -> int | None:
+    """The position among input axes of the one along which an `Expand` repeats one element; None: there is none."""
+    producer = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if producer is None or producer.op_type != "Expand":
+        return None
+    source, shape = producer.inputs[0], context.shape(node.inputs[0])
+    added = len(shape) - len(context.shape(source))
+    sizes = (1,) * added + context.shape(source)
+    repeated = [axis for axis in axes if sizes[axis] == 1 < shape[axis]]
+    if len(repeated) != 1 or (repeated[0] >= added and not context.probe.fixed(source, repeated[0] - added)):
+        return None
+    return repeated[0] - axes.start
+
+
+def _regrouped(
+    need: Sequence[Index], before: Shape, after: Shape, repeated: int | None = None
+) -> tuple[Sequence[Index], Sequence[Index]]:
     """What the input of one part of a reshape must hold, and what its output then holds.
 
     Args:
         need: what is needed of each output axis.
         before: sizes of the input axes.
         after: sizes of the output axes.
+        repeated: the input axis whose indices are all alike; None: there is none.
 
     Raises:
         NoRuleError: the indices that the output would hold do not form a box.
@@ -135,6 +157,8 @@ def _regrouped(need: Sequence[Index], before: Shape, after: Shape) -> tuple[Sequ
         return whole(len(before)), need
     if len(before) == len(after) == 1:
         return need, need
+    if repeated is not None and (copies := _any_copies(_box(need, after).reshape(before), repeated)) is not None:
+        return copies, need
     sides = _sides(_box(need, after).reshape(before))
     box = _box(sides, before).reshape(after)
     kept = _sides(box)
@@ -143,6 +167,19 @@ def _regrouped(need: Sequence[Index], before: Shape, after: Shape) -> tuple[Sequ
             RefusalCode.INSEPARABLE_HEADS, "splits the heads over axes from which single heads cannot be removed"
         )
     return sides, kept
+
+
+def _any_copies(needed: np.ndarray, axis: int) -> Sequence[Index] | None:
+    """The first copies of each entry along an axis of copies, as many as are needed, if they form a box.
+
+    None if they do not, or if the copies would not be in the order of those that are needed.
+    """
+    positions = np.arange(needed.shape[axis]).reshape([-1 if index == axis else 1 for index in range(needed.ndim)])
+    first = positions < needed.sum(axis, keepdims=True)
+    sides = _sides(first)
+    entries = np.broadcast_to(np.arange(needed.size).reshape(needed.shape).take([0], axis), needed.shape)
+    in_order = np.array_equal(entries[needed], entries[first])
+    return sides if in_order and np.array_equal(_box(sides, needed.shape), first) else None
 
 
 def _outer(factors: Sequence[np.ndarray | None], sizes: Sequence[int]) -> np.ndarray:
