@@ -306,12 +306,20 @@ class Recipe(Config):
                 f"<ray> {selection.ray}: it distributes a search; choose one of {', '.join(SEARCH_METHODS)} (<method>)",
                 *("ray", "method"),
             )
-        if certify is not None and (not selection.searches or max_drop is None):
+        bisects = method in BUDGET_METHODS and not self.budget.is_set and keep is None
+        if certify is not None and (not (selection.searches or bisects) or max_drop is None):
             raise FieldConflictError(
                 ErrorCode.CONTRADICTION,
-                f"<certify> {certify:g}: it certifies the loss of a search; choose one of {', '.join(SEARCH_METHODS)}"
-                " (<method>) and set the loss allowed (<max_drop>)",
+                f"<certify> {certify:g}: it certifies a loss; set the loss allowed (<max_drop>) and no budget, or"
+                f" choose one of {', '.join(SEARCH_METHODS)} (<method>)",
                 *("certify", "max_drop"),
+            )
+        if certify is not None and bisects and self.engine.allows_quantized:
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"<certify> {certify:g}, <precision> {self.engine.precision}: the loss of the model in floats is"
+                " certified, not that of quantization; omit one of them",
+                *("certify", "precision"),
             )
         if certify is not None and keep is not None:
             raise FieldConflictError(

@@ -95,7 +95,8 @@ class SelectionConfig(Config):
     )
     certify: Annotated[float, Field(gt=0, lt=1)] | None = config_field(
         HEADS,
-        "confidence (0.95) with which a search certifies the drop of the metric on unseen rows; heads that fail stay",
+        "confidence (0.95) with which a search, or max_drop without a budget, certifies the drop of the metric on"
+        " unseen rows; units that fail stay",
         decides_plan=True,
     )
     ray: Workers | None = config_field(

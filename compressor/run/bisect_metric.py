@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset
 from torch import Tensor
 
 from compressor.measure import paired_interval
@@ -17,6 +18,7 @@ from compressor.measure.costs import CostTable
 from compressor.results import Note, NoteCode
 from compressor.run.budget import Allocation, Constraint, choose_counts
 from compressor.run.budget_run import BudgetRun
+from compressor.selection.certify import certify, split_rows
 from compressor.selection.pruner import Curve, Pruner
 from compressor.selection.search.base import metric_drop
 from compressor.tasks import statistics
@@ -51,27 +53,30 @@ def bisect_metric(
     table = _overall(timed)
     network = run.model.folder.model
     original = copy.deepcopy(network.state_dict())
-    dense = _statistics(run, "the whole model")
+    searched, unseen = _divided_rows(run)
+    dense = _statistics(run, "the whole model", searched)
     low, high = max(_LEAST_SHARE, 1.02 * table.least), 1.0
-    best: Allocation | None = None
-    best_state: Mapping[str, Tensor] = original
+    whole = Allocation({group.name: group.units for group in groups}, (1.0,), (1.0,))
+    plans = [_FittedPlan(whole, original)]
     for number in range(_BISECTIONS):
         share = math.sqrt(low * high)
         counts = choose_counts(groups, losses, [Constraint(table, share)])
         network.load_state_dict(original)
         with run.log.stage(f"refitting the remaining weights, trial {number + 1}") as on_progress:
             pruner.finish(counts, on_progress)
-        drop = _drop(run, dense, _statistics(run, f"trial {number + 1}"))
+        drop = _drop(run, dense, _statistics(run, f"trial {number + 1}", searched))
         holds = drop <= float(run.recipe.selection.max_drop or 0.0)
         if holds:
             cost = table.cost(counts)
-            best, best_state = Allocation(counts, (cost,), (cost,)), copy.deepcopy(network.state_dict())
+            plans.append(_FittedPlan(Allocation(counts, (cost,), (cost,)), copy.deepcopy(network.state_dict())))
             high = share
         else:
             low = share
-    network.load_state_dict(best_state)
-    if best is None:
-        best = Allocation({group.name: group.units for group in groups}, (1.0,), (1.0,))
+    if unseen is not None:
+        plans = plans[: _certified(run, plans, unseen, len(searched))]
+    network.load_state_dict(plans[-1].state)
+    best = plans[-1].allocation
+    if len(plans) == 1:
         text = f"none of {_BISECTIONS} plans keeps the metric on the evaluation rows within --max-drop, with a margin"
         run.log.add_notes([Note(code=NoteCode.NOTHING_REMOVED, text=text)])
     else:
@@ -81,6 +86,47 @@ def bisect_metric(
         )
         run.log.add_notes([Note(code=NoteCode.BUDGET_MET, text=text)])
     return replace(best, tables=tuple(timed))
+
+
+@dataclass(frozen=True)
+class _FittedPlan:
+    """Numbers of units, and the weights of the model that keeps them."""
+
+    allocation: Allocation
+    state: Mapping[str, Tensor]
+
+    @property
+    def units(self) -> int:
+        return sum(self.allocation.counts.values())
+
+
+def _divided_rows(run: BudgetRun) -> tuple[Dataset, Dataset | None]:
+    """The evaluation rows that the bisection sees, and those of the certificate, if one is requested.
+
+    Raises:
+        UsageError: the metric cannot be certified.
+        InputError: there are too few rows for a certificate.
+    """
+    selection, data = run.recipe.selection, run.data
+    if selection.certify is None:
+        return data.eval, None
+    return split_rows(data.eval, data.task, selection.max_drop or 0.0, selection.certify, selection.seed)
+
+
+def _certified(run: BudgetRun, plans: Sequence[_FittedPlan], rows: Dataset, searched: int) -> int:
+    """The number of plans, including the whole model, whose loss is certified on rows kept from the search."""
+    selection, network = run.recipe.selection, run.model.folder.model
+    assert selection.certify is not None
+    assert selection.max_drop is not None
+
+    def losses(plan: _FittedPlan) -> np.ndarray:
+        network.load_state_dict(plan.state)
+        predicted, labels = _statistics(run, "a plan for the certificate", rows).T
+        return (predicted != labels).astype(np.float64)
+
+    certificate = certify(plans, losses, selection.max_drop, selection.certify, searched)
+    run.log.add_notes([certificate.note([plan.units for plan in plans], "heads and neurons")])
+    return certificate.steps
 
 
 def _overall(tables: Sequence[CostTable]) -> CostTable:
@@ -99,8 +145,8 @@ def _overall(tables: Sequence[CostTable]) -> CostTable:
     return tables[0].model_copy(update={"dense": 1.0, "whole": 1.0, "rows": rows})
 
 
-def _statistics(run: BudgetRun, label: str) -> np.ndarray:
-    """Sufficient statistics of the model, as it is, on the evaluation rows."""
+def _statistics(run: BudgetRun, label: str, rows: Dataset) -> np.ndarray:
+    """Sufficient statistics of the model, as it is, on evaluation rows."""
     network, task = run.model.folder.model.eval(), run.data.task
 
     def forward(batch: dict[str, Tensor]) -> np.ndarray:
@@ -112,9 +158,9 @@ def _statistics(run: BudgetRun, label: str) -> np.ndarray:
 
         def progress(count: int) -> None:
             nonlocal scored
-            on_progress(scored := scored + count, len(run.data.eval))
+            on_progress(scored := scored + count, len(rows))
 
-        return statistics(task, run.data.eval, forward, progress=progress)
+        return statistics(task, rows, forward, progress=progress)
 
 
 def _drop(run: BudgetRun, dense: np.ndarray, pruned: np.ndarray) -> float:

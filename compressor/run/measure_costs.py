@@ -152,7 +152,9 @@ def measure_times(
     """Tables of times at each size: engines in which all groups that cost the same keep equally many units.
 
     What a group saves at a number of units is the difference to the engine of the whole model, divided by the number of
-    such groups. Engines are timed in turn with that of the whole model, so that disturbances affect both.
+    such groups. Engines are timed in turn with that of the whole model, so that disturbances affect both. Savings are
+    scaled so that the sum for empty groups is what an engine saves in which all of them are empty: operators overlap,
+    and what two groups save together can be less than the sum.
 
     Args:
         engines: builds the engine of a plan.
@@ -186,6 +188,15 @@ def measure_times(
         for engine in built:
             engines.discard(engine)
     on_progress(len(cases), len(cases))
+    empty = engines.build(keep_counts(plan, groups, {group.name: group.counts[0] for group in groups}))
+    factors = {}
+    for size, feeds in inputs.items():
+        reference, seconds = median_times([whole, empty], feeds, 4 * _SECONDS)
+        summed = sum(
+            len(members) * savings[number, members[0].counts[0]][size] for number, members in enumerate(classes)
+        )
+        factors[size] = base[size][1] * (1 - seconds / reference) / summed if summed > 0 else 1.0
+    engines.discard(empty)
     return [
         CostTable(
             unit="ms",
@@ -199,7 +210,14 @@ def measure_times(
                     groups=tuple(group.name for group in members),
                     type=members[0].type,
                     counts=(*(count for case, count in cases if case == number), members[0].units),
-                    savings=(*(1e3 * savings[number, count][size] for case, count in cases if case == number), 0.0),
+                    savings=(
+                        *(
+                            1e3 * factors[size] * savings[number, count][size]
+                            for case, count in cases
+                            if case == number
+                        ),
+                        0.0,
+                    ),
                 )
                 for number, members in enumerate(classes)
             ),

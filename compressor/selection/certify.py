@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from datasets import Dataset
@@ -28,6 +29,7 @@ from compressor.results import Note, NoteCode
 from compressor.selection.search import Step
 from compressor.tasks.base import Task
 
+T = TypeVar("T")
 _VARIANCE = 0.1
 """Variance of a row's difference that the first bet assumes; it affects the size of bets, not their validity."""
 _STAKE = 0.95
@@ -41,7 +43,7 @@ class Certificate:
     """The result of testing the steps of a search on rows that the search has not seen.
 
     Attributes:
-        steps: number of certified steps, including the first, which has all heads and needs no proof.
+        steps: number of certified steps, including the first, which has all units and needs no proof.
         drops: drop of accuracy on the unseen rows, of every tested step including the first.
         p_values: p-value of every tested step including the first.
         confidence: confidence of the certificate.
@@ -61,30 +63,31 @@ class Certificate:
     unseen_rows: int
     needed_rows: int | None
 
-    def note(self, steps: Sequence[Step]) -> Note:
+    def note(self, kept_units: Sequence[int], units: str = "heads") -> Note:
         """The result as a note.
 
         Args:
-            steps: the steps that were passed to `certify`.
+            kept_units: number of units that each step keeps that was passed to `certify`.
+            units: what these are.
         """
-        total, kept = len(steps[0].kept), len(steps[self.steps - 1].kept)
+        total, kept = kept_units[0], kept_units[self.steps - 1]
         rows = f"the search saw {self.searched_rows} evaluation rows, the test {self.unseen_rows} others"
-        if len(steps) == 1:
-            text = f"nothing to certify: the search removed no head; {rows}"
+        if len(kept_units) == 1:
+            text = f"nothing to certify: the search removed no {units}; {rows}"
             return Note(code=NoteCode.NOT_CERTIFIED, text=text)
         claim = f"a drop of at most {self.budget:g} with {100 * self.confidence:g}% confidence"
         if self.steps > 1:
             code = NoteCode.CERTIFIED
             text = (
-                f"certified: {claim}, for {total - kept} of {total} heads removed; accuracy on the unseen rows fell by"
-                f" {self.drops[self.steps - 1]:.4g} (p = {self.p_values[self.steps - 1]:.2g}); {rows}"
+                f"certified: {claim}, for {total - kept} of {total} {units} removed; accuracy on the unseen rows fell"
+                f" by {self.drops[self.steps - 1]:.4g} (p = {self.p_values[self.steps - 1]:.2g}); {rows}"
             )
         else:
             code = NoteCode.NOT_CERTIFIED
-            text = f"nothing was certified and every head is kept: {claim} was requested; {rows}"
-        if self.steps < len(steps):
-            removed = total - len(steps[self.steps].kept)
-            text += f"; with {removed} heads removed it fell by {self.drops[-1]:.4g} (p = {self.p_values[-1]:.2g}), "
+            text = f"nothing was certified and all {units} are kept: {claim} was requested; {rows}"
+        if self.steps < len(kept_units):
+            removed = total - kept_units[self.steps]
+            text += f"; with {removed} {units} removed it fell by {self.drops[-1]:.4g} (p = {self.p_values[-1]:.2g}), "
             if self.needed_rows is None:
                 text += "which more rows like these would not certify"
             else:
@@ -189,8 +192,8 @@ def split_rows(rows: Dataset, task: Task, budget: float, confidence: float, seed
 
 
 def certify(
-    steps: Sequence[Step],
-    losses: Callable[[Step], np.ndarray],
+    steps: Sequence[T],
+    losses: Callable[[T], np.ndarray],
     budget: float,
     confidence: float,
     searched_rows: int,
@@ -198,8 +201,8 @@ def certify(
     """Test the steps in order until one fails.
 
     Args:
-        steps: the steps of a search, each with fewer heads than the one before; the first has all heads.
-        losses: 1.0 for each unseen row that the model with a step's heads misclassifies, else 0.0, `[rows]`, in random
+        steps: the steps of a search, each with fewer units than the one before; the first has all units.
+        losses: 1.0 for each unseen row that the model with a step's units misclassifies, else 0.0, `[rows]`, in random
             order.
         budget: permitted drop of accuracy.
         confidence: confidence that a certified drop is within the budget.

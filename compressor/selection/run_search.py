@@ -86,7 +86,7 @@ def run_search(
         steps = removal_steps(steps)
         evaluator = evaluator_of(replace(data, eval=unseen), "unseen")
         certificate = _certify(steps, evaluator, selection, len(data.eval))
-        notes = (*notes, certificate.note(steps), _certification_cost(evaluator))
+        notes = (*notes, certificate.note([len(step.kept) for step in steps]), _certification_cost(evaluator))
         last = steps[certificate.steps - 1]
     elif keep is None and len(last.kept) == len(steps[0].kept):
         raise _nothing_removed(last, selection)

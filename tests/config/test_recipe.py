@@ -167,6 +167,16 @@ def test_a_value_out_of_range_names_its_flag(flags: dict[str, Any], code: ErrorC
         ({"data": "x", "keep": 1, "ray": "local"}, ErrorCode.CONTRADICTION, ("ray", "method")),
         ({"data": "x", "keep": 1, "certify": 0.9}, ErrorCode.CONTRADICTION, ("certify", "max_drop")),
         (
+            {"data": "x", "macs": 0.5, "max_drop": 0.1, "certify": 0.9},
+            ErrorCode.CONTRADICTION,
+            ("certify", "max_drop"),
+        ),
+        (
+            {"data": "x", "max_drop": 0.1, "certify": 0.9, "method": "reconstruct", "precision": "int8"},
+            ErrorCode.CONTRADICTION,
+            ("certify", "precision"),
+        ),
+        (
             {"data": "x", "method": "astar", "keep": "3", "max_drop": "0.1", "certify": "0.95"},
             ErrorCode.CONTRADICTION,
             ("certify", "keep"),

@@ -183,6 +183,15 @@ def test_a_budget_that_cannot_be_met_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.zoo
+def test_a_loss_is_certified_on_rows_that_the_bisection_has_not_seen(inputs: Path, tmp_path: Path) -> None:
+    report = run(inputs, tmp_path / "out", max_drop=0.9, certify=0.5)
+    plan = report.plan
+    removed = plan.heads - plan.heads_kept + plan.neurons - plan.neurons_kept
+    assert (removed > 0) == (NoteCode.CERTIFIED in codes(report))
+    assert (removed == 0) == (NoteCode.NOT_CERTIFIED in codes(report))
+
+
 def test_groups_of_the_tiny_model(inputs: Path) -> None:
     folder = load(inputs / "model")
     groups = find_groups(folder.model, example_inputs(folder, 2, 8))

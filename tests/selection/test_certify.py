@@ -144,7 +144,7 @@ def test_as_many_rows_as_needed_certify() -> None:
 
 def test_notes_say_what_is_certified() -> None:
     certificate, _ = certify_drops([0.0, 0.001, 0.03, 0.0], 2000)
-    note = certificate.note(STEPS[:5])
+    note = certificate.note([len(step.kept) for step in STEPS[:5]])
     assert note.code is NoteCode.CERTIFIED
     passed, failed = (f"{p_value:.2g}" for p_value in certificate.p_values[2:])
     assert note.text == (
@@ -153,11 +153,11 @@ def test_notes_say_what_is_certified() -> None:
         f" it fell by 0.03 (p = {failed}), which more rows like these would not certify"
     )
     certificate, _ = certify_drops([0.01], 500)
-    note = certificate.note(STEPS[:2])
+    note = certificate.note([len(step.kept) for step in STEPS[:2]])
     assert note.code is NoteCode.NOT_CERTIFIED
     assert note.text.endswith(f"which about {certificate.needed_rows} unseen rows like these would certify")
     certificate, _ = certify_drops([], 500)
-    assert certificate.note(STEPS[:1]).code is NoteCode.NOT_CERTIFIED
+    assert certificate.note([len(step.kept) for step in STEPS[:1]]).code is NoteCode.NOT_CERTIFIED
 
 
 def test_the_parts_share_no_row_and_depend_on_the_seed() -> None:
