@@ -128,6 +128,8 @@ class NoteCode(StrEnum):
     """What was requested and what was reached."""
     BUDGET_MISSED = "budget-missed"
     """No plan that was measured meets the budget."""
+    TIMES_DRIFTED = "times-drifted"
+    """The dense engine takes another time at the end of the run than when units were allocated."""
     BUDGET_ABOVE_DENSE = "budget-above-dense"
     """The budget allows the whole model, so nothing is removed."""
     GROUPS_SKIPPED = "groups-skipped"

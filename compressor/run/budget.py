@@ -22,6 +22,8 @@ EXCESS = 1.02
 UNUSED = 0.97
 """Ratio below which a plan leaves too much of its budget."""
 MAX_ROUNDS = 4
+DRIFT = 1.25
+"""Ratio of the dense engine's times within a run from which on its speeds are called unreliable."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,8 @@ def delivered_rows(rows: Sequence[BudgetRow], speeds: Sequence[Speed]) -> tuple[
         speeds: the delivered engine against dense; empty if it was not timed.
 
     Returns:
-        The rows, and notes of those that the first engine met and the delivered one misses.
+        The rows, and notes of those that the first engine met and the delivered one misses, and of sizes at which the
+        dense engine takes another time than before.
     """
     timed = {size_label(speed.batch, speed.seq): speed for speed in speeds}
     delivered, notes = [], []
@@ -186,6 +189,13 @@ def delivered_rows(rows: Sequence[BudgetRow], speeds: Sequence[Speed]) -> tuple[
             reached, low, high = (row.dense / ratio for ratio in (speed.ratio, speed.high, speed.low))
             met = reached <= EXCESS * row.requested
             row = row.model_copy(update={"reached": reached, "low": low, "high": high, "met": met})
+            drift = speed.dense.p50 / row.dense
+            if max(drift, 1 / drift) > DRIFT:
+                text = (
+                    f"{row.label}: the dense engine took {row.dense:.4g} ms when units were allocated, and takes"
+                    f" {speed.dense.p50:.4g} ms now; other work disturbs this machine, and the speed is unreliable"
+                )
+                notes.append(Note(code=NoteCode.TIMES_DRIFTED, text=text))
             if before.met and not met:
                 text = (
                     f"{row.label}: the plan took {before.reached:.4g} ms when it was chosen, and the delivered engine"

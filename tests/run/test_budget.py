@@ -131,7 +131,7 @@ def test_a_size_that_is_not_timed_has_no_budget() -> None:
 def test_what_is_delivered_decides_whether_a_time_is_met(ratio: float, met: bool) -> None:
     timed = BudgetRow(label="batch 1, 128 tokens", unit="ms", requested=2.0, predicted=1.9, reached=1.95, dense=4.0)
     counted = BudgetRow(label="whole model", unit="parameters", requested=6e6, predicted=5e6, reached=5e6, dense=1e7)
-    latency = Latency(p50=1.0, p90=1.0, p99=1.0, throughput=1.0, samples=(1.0,))
+    latency = Latency(p50=4.0, p90=4.0, p99=4.0, throughput=1.0, samples=(4.0,))
     speed = Speed(
         batch=1,
         seq=128,
@@ -149,3 +149,5 @@ def test_what_is_delivered_decides_whether_a_time_is_met(ratio: float, met: bool
     assert row.high is not None
     assert row.low < row.reached < row.high
     assert [note.code for note in notes] == ([] if met else [NoteCode.BUDGET_MISSED])
+    slower = speed.model_copy(update={"dense": latency.model_copy(update={"p50": 12.0})})
+    assert NoteCode.TIMES_DRIFTED in {note.code for note in delivered_rows((timed,), [slower])[1]}
