@@ -321,6 +321,13 @@ class Recipe(Config):
                 " certified, not that of quantization; omit one of them",
                 *("certify", "precision"),
             )
+        if certify is not None and (first := next((name for name in _BUDGETS if self.value(name) is not None), None)):
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"<certify> {certify:g}, <{first}>: the certificate covers the heads that a search removes, not what"
+                " the budget removes after it; omit one of them",
+                *("certify", first),
+            )
         if certify is not None and keep is not None:
             raise FieldConflictError(
                 ErrorCode.CONTRADICTION,
