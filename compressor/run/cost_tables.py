@@ -23,7 +23,7 @@ from compressor.units import PrunableGroup
 
 _REMEASURED_SECONDS = 2.0
 """Time spent on the engines of the whole model where a stored table is used."""
-_DRIFT = 0.1
+_DRIFT = 0.25
 """Change of the whole model's time relative to dense from which on a stored table no longer holds."""
 
 
