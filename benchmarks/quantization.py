@@ -148,15 +148,25 @@ def run(recipe: Recipe) -> Report:
     return load_report(out) if out.exists() else compress(recipe, Console())
 
 
+def timed_fields(model: Path, length: int) -> dict[str, Any]:
+    """The fields of a recipe that times a model at batch 1 and 8."""
+    return {"model": model, "batch": (1, 8), "seq": (length,), "seconds": 2.0}
+
+
+def reference_engine(model: Path, length: int, folder: Path) -> Path:
+    """ONNX Runtime's own fused engine of a whole model in fp32, built into `folder` if it is not there yet."""
+    run(Recipe(**timed_fields(model, length), out=folder / "reference", keep_unread_positions=True))
+    return folder / "reference" / "engine.onnx"
+
+
 def measure(name: str, folder: Path, args: argparse.Namespace) -> None:
     """Print the table of one set."""
     model = starting_model(name, folder)
     if args.learn:
         return
     length = SETS[name].max_length
-    common: dict[str, Any] = {"model": model, "batch": (1, 8), "seq": (length,), "seconds": 2.0}
-    run(Recipe(**common, out=folder / "reference", keep_unread_positions=True))
-    reference = folder / "reference" / "engine.onnx"
+    common = timed_fields(model, length)
+    reference = reference_engine(model, length, folder)
     rows = []
     for runtime in args.targets:
         shapes = (f"1x{length}", f"8x{length}") if runtime == "openvino" else ()

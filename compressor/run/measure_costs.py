@@ -188,15 +188,14 @@ def measure_times(
         for engine in built:
             engines.discard(engine)
     on_progress(len(cases), len(cases))
-    empty = engines.build(keep_counts(plan, groups, {group.name: group.counts[0] for group in groups}))
-    factors = {}
-    for size, feeds in inputs.items():
-        reference, seconds = median_times([whole, empty], feeds, 4 * _SECONDS)
+    together = _saved_together(engines, groups, whole, inputs)
+    for size, share in together.items():
         summed = sum(
             len(members) * savings[number, members[0].counts[0]][size] for number, members in enumerate(classes)
         )
-        factors[size] = base[size][1] * (1 - seconds / reference) / summed if summed > 0 else 1.0
-    engines.discard(empty)
+        factor = share * base[size][1] / summed if summed > 0 else 1.0
+        for times_saved in savings.values():
+            times_saved[size] *= factor
     return [
         CostTable(
             unit="ms",
@@ -210,17 +209,25 @@ def measure_times(
                     groups=tuple(group.name for group in members),
                     type=members[0].type,
                     counts=(*(count for case, count in cases if case == number), members[0].units),
-                    savings=(
-                        *(
-                            1e3 * factors[size] * savings[number, count][size]
-                            for case, count in cases
-                            if case == number
-                        ),
-                        0.0,
-                    ),
+                    savings=(*(1e3 * savings[number, count][size] for case, count in cases if case == number), 0.0),
                 )
                 for number, members in enumerate(classes)
             ),
         )
         for size in inputs
     ]
+
+
+def _saved_together(
+    engines: PlanEngines, groups: Sequence[PrunableGroup], whole: Engine, inputs: Mapping[Size, Feeds]
+) -> dict[Size, float]:
+    """The share of the whole model's time that an engine saves in which every group is empty, at each size."""
+    empty = engines.build(
+        keep_counts(engines.reference.plan, groups, {group.name: group.counts[0] for group in groups})
+    )
+    shares = {}
+    for size, feeds in inputs.items():
+        reference, seconds = median_times([whole, empty], feeds, 4 * _SECONDS)
+        shares[size] = 1 - seconds / reference
+    engines.discard(empty)
+    return shares
