@@ -57,6 +57,8 @@ class NoteCode(StrEnum):
     """The compressed model was trained, the dense one was not."""
     WEIGHTS_CHANGED = "weights-changed"
     """The weights of the compressed model were adjusted without training."""
+    DISTILLED = "distilled"
+    """The compressed model was trained on the outputs of a whole one."""
     SEGMENT_MEMORY = "segment-memory"
     NO_CACHE = "no-cache"
     NO_METRIC = "no-metric"

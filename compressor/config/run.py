@@ -22,6 +22,7 @@ from compressor.config.sections import (
     AUTO,
     BlocksConfig,
     BudgetConfig,
+    DistillationConfig,
     EngineConfig,
     ExportConfig,
     MeasureConfig,
@@ -42,6 +43,7 @@ SECTIONS: Mapping[str, type[Config]] = {
     "selection": SelectionConfig,
     "budget": BudgetConfig,
     "blocks": BlocksConfig,
+    "distillation": DistillationConfig,
     "engine": EngineConfig,
     "export": ExportConfig,
     "measure": MeasureConfig,
@@ -98,6 +100,7 @@ class Recipe(Config):
         selection: how heads are selected.
         budget: what the compressed model may cost.
         blocks: how blocks of the attention maps are dropped.
+        distillation: how the compressed model is trained on the outputs of a whole one.
         engine: what is built.
         export: how the graph is exported.
         measure: sizes to time.
@@ -114,6 +117,7 @@ class Recipe(Config):
     selection: SelectionConfig = Field(default_factory=SelectionConfig)
     budget: BudgetConfig = Field(default_factory=BudgetConfig)
     blocks: BlocksConfig = Field(default_factory=BlocksConfig)
+    distillation: DistillationConfig = Field(default_factory=DistillationConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
     export: ExportConfig = Field(default_factory=ExportConfig)
     measure: MeasureConfig = Field(default_factory=MeasureConfig)
@@ -144,6 +148,7 @@ class Recipe(Config):
         self._check_rows()
         self._check_engine()
         self._check_blocks()
+        self._check_distillation()
         self._check_grouping()
         self._check_budget()
         self._check_selection()
@@ -213,6 +218,29 @@ class Recipe(Config):
                 ErrorCode.CONTRADICTION,
                 f"<certify> {self.selection.certify:g}: it covers heads that are removed, not blocks; omit one of them",
                 *("certify", "drop_blocks"),
+            )
+
+    def _check_distillation(self) -> None:
+        distillation = self.distillation
+        if distillation.distill and self.rows.data is None:
+            raise FieldConflictError(
+                ErrorCode.MISSING_VALUE,
+                "<distill>: there are no rows to train on; add training rows (<data>), whose labels are not needed",
+                *("distill", "data"),
+            )
+        if distillation.distill and not self.learns and self.plan_file is None:
+            raise FieldConflictError(
+                ErrorCode.MISSING_VALUE,
+                "<distill>: nothing is removed from the model, so there is nothing to learn again; set a budget"
+                " (<speedup>), the number of heads (<keep>), or a plan (<plan>)",
+                *("distill", "speedup"),
+            )
+        unused = [name for name in DistillationConfig.model_fields if name in self.fields_set - {"distill"}]
+        if unused and not distillation.distill:
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"<{unused[0]}>: nothing is distilled; add <distill>, or omit it",
+                *(unused[0], "distill"),
             )
 
     def _check_grouping(self) -> None:
@@ -362,6 +390,11 @@ class Recipe(Config):
     def learns(self) -> bool:
         """Whether a plan is learned from rows."""
         return self.plan_file is None and (self.selects_heads or self.blocks.drops_any or self.prunes)
+
+    @property
+    def distills(self) -> bool:
+        """Whether the compressed model is trained on the outputs of a whole one."""
+        return self.distillation.distill and self.rows.data is not None
 
     @property
     def prunes(self) -> bool:

@@ -32,7 +32,7 @@ from compressor.errors import ErrorCode, UsageError
 from compressor.targets import DEFAULT_TARGET, QUANTIZED, TARGETS, Precision
 from compressor.targets.base import Shape, parse_shape
 
-MODEL, DATA, HEADS, BUDGET, BLOCKS = "Model", "Data", "Heads", "Budget", "Blocks"
+MODEL, DATA, HEADS, BUDGET, BLOCKS, DISTILLATION = "Model", "Data", "Heads", "Budget", "Blocks", "Distillation"
 AUTO = "auto"
 """Value of a choice that is made by measuring."""
 ENGINE, MEASURING, OUTPUT = "Engine", "Measuring", "Output"
@@ -262,6 +262,36 @@ class BlocksConfig(Config):
     def requested(self) -> bool:
         """Whether a share of blocks to drop is set, even if it is zero."""
         return self.drop_blocks is not None or bool(self.drop_blocks_by_kind)
+
+
+class DistillationConfig(Config):
+    """How the compressed model is trained on the outputs of a whole one."""
+
+    distill: bool = config_field(
+        DISTILLATION,
+        "train the compressed model on the outputs and hidden states of the whole model; labels are not used",
+        False,
+        decides_plan=True,
+    )
+    teacher: Path | None = config_field(
+        DISTILLATION,
+        "folder of the model whose outputs are learned, of the same layers and widths; default: MODEL itself",
+        decides_plan=True,
+        is_path=True,
+    )
+    distill_steps: Count = config_field(DISTILLATION, "optimizer steps of the distillation", 2000, decides_plan=True)
+    distill_learning_rate: Positive = config_field(
+        DISTILLATION, "peak learning rate of the distillation", 3e-4, decides_plan=True
+    )
+    temperature: Positive = config_field(
+        DISTILLATION, "temperature by which the logits of both models are divided", 2.0, decides_plan=True
+    )
+    hidden_weight: NonNegative = config_field(
+        DISTILLATION,
+        "weight of the relative error of the hidden states, beside the divergence of the outputs",
+        1.0,
+        decides_plan=True,
+    )
 
 
 class EngineConfig(Config):

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 import safetensors.torch
 from accelerate import PartialState
@@ -25,8 +26,11 @@ _CHECKPOINTS = {
     "checkpoints": "learning",
     "blocks/entmax": "learning with entmax",
     "blocks/checkpoints": "learning with masks",
+    "distillation": "distillation",
 }
 """Folder of the checkpoints of each stage, in order."""
+Stage = Literal["heads", "pruned"]
+"""What is learned first: the heads that another method selects, and the units that a budget removes."""
 _FINISHED, _KEY, _PLAN, _WEIGHTS = "done.json", "key", "plan.json", "model.safetensors"
 
 
@@ -52,12 +56,16 @@ class LearningStore:
         """Statistics and losses of pruning under a budget."""
         return self.path / "pruning"
 
-    @property
-    def heads(self) -> LearningStore:
-        """The store of the heads that are selected before the rest is pruned under a budget."""
-        store = LearningStore(self.path / "heads")
+    def stage(self, name: Stage) -> LearningStore:
+        """The store of a stage that others follow; the last stage of a run has this store itself."""
+        store = LearningStore(self.path / name)
         store.path.mkdir(exist_ok=True)
         return store
+
+    @property
+    def distillation(self) -> Path:
+        """Checkpoints of the distillation."""
+        return self.path / "distillation"
 
     @property
     def blocks(self) -> Path:
@@ -151,6 +159,9 @@ def _resumed(store: Path, *, own_maps: bool) -> Iterator[Note]:
     if (store / _FINISHED).is_file():
         yield Note(code=NoteCode.RESUMED, text=f"the plan was learned by an interrupted run and is taken from {store}")
         return
+    for stage in get_args(Stage):
+        if (store / stage).is_dir():
+            yield from _resumed(store / stage, own_maps=own_maps)
     for part, stage in _CHECKPOINTS.items():
         if step := _last_step(store / part):
             yield Note(code=NoteCode.RESUMED, text=f"{stage} resumes from {step} of an interrupted run")
@@ -176,6 +187,9 @@ def _progress(store: Path) -> str | None:
     """The progress of an interrupted run in words; None if there is nothing to resume from."""
     if (store / _FINISHED).is_file():
         return "learning had finished"
+    stages = [store / stage for stage in get_args(Stage)]
+    if progress := next(filter(None, map(_progress, stages)), None):
+        return progress
     for part in reversed(_CHECKPOINTS):
         if step := _last_step(store / part):
             return step

@@ -93,7 +93,8 @@ def read_rows(recipe: Recipe, model: LoadedModel) -> Data:
         InputError: rows cannot be read, or are too few for a certificate.
         UsageError: the metric cannot fall by as much as `max_drop` allows.
     """
-    unlabelled = recipe.prunes and not recipe.selects_heads
+    learns_labels = recipe.plan_file is None and (recipe.selects_heads or recipe.blocks.drops_any)
+    unlabelled = (recipe.prunes or recipe.distills) and not learns_labels
     data = open_data(recipe.rows, model.folder, recipe.selection.seed, unlabelled_training=unlabelled)
     check_budget(recipe.selection, data)
     return data

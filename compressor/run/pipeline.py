@@ -31,6 +31,7 @@ from compressor.run.budget_run import BudgetRun
 from compressor.run.calibrate import calibration_rows
 from compressor.run.choose_engine import choose_engine
 from compressor.run.cost_tables import CostSource
+from compressor.run.distill import distill, distillation_of
 from compressor.run.engine_trials import EngineTrials
 from compressor.run.evaluate import score, statistics_of
 from compressor.run.learning_store import LearningStore, open_learning_store
@@ -57,7 +58,7 @@ from compressor.run.sizes import work_out_sizes
 from compressor.run.variant import build_variant, cpu_fallback, export_graph, rehearse, require_complete, shrink_graph
 from compressor.run.write_report import make_report, write_output
 from compressor.targets import DEFAULT_TARGET, target
-from compressor.tasks import Data, open_data
+from compressor.tasks import Data
 from compressor.units import keep_all
 from compressor.workdir import WorkDir, open_workdir
 from graph_passes import Plan
@@ -122,30 +123,30 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
     dense = _build(_shrink(reference, sizes, work, log), built.engine.reference, sizes, log)
     # A plan that is followed is validated when it is shrunk.
     rehearsed = None if recipe.plan_file else rehearse(reference.path, model.groups or model.sites)
-    engine: Chosen | None = None
-    if rehearsed is not None and followed is None and data is not None:
-        if not recipe.prunes:
-            require_complete(rehearsed)
+    if followed is None and not recipe.prunes and rehearsed is not None:
+        require_complete(rehearsed)
+    selected, engine = followed, None
+    if data is not None and (followed is None or recipe.distills):
         store = open_learning_store(recipe, model, data, work.learning, state)
         log.add_notes(store.notes)
-        learned: SelectedPlan | None = None
-        if recipe.selects_heads or recipe.blocks.drops_any:
-            own_store = store.heads if recipe.prunes else store
-            with log.stage(_learning_stage(recipe)) as on_progress:
-                learned = learn_plan(recipe, model, data, own_store, selector, on_progress)
-                selector.recall(store.blocks / "planned.json")
-        if recipe.prunes:
-            engine = _choose_first(reference, dense, data, model, built, sizes, work, log)
-            costs = _cost_source(recipe, model, data, engine.choice, reference, dense, sizes, work, log)
-            selected = prune(
-                BudgetRun(recipe, model, data, learned, costs, rehearsed.refused, engine.lost(data.task), store, log)
-            )
-        else:
-            assert learned is not None
+        distillation = distillation_of(recipe, model, data) if recipe.distills else None
+        if followed is None:
+            own_store = store.stage("pruned") if recipe.distills else store
+            learned = _learn(recipe, model, data, own_store, selector, log)
             selected = learned
-    else:
-        assert followed is not None
-        selected = followed
+            if recipe.prunes:
+                assert rehearsed is not None
+                engine = _choose_first(reference, dense, data, model, built, sizes, work, log)
+                costs = _cost_source(recipe, model, data, engine.choice, reference, dense, sizes, work, log)
+                lost = engine.lost(data.task)
+                run = BudgetRun(recipe, model, data, learned, costs, rehearsed.refused, lost, own_store, log)
+                selected = prune(run)
+        assert selected is not None
+        if distillation is not None:
+            state.wait_for_everyone()
+            with log.stage("training on the outputs of the whole model") as on_progress:
+                selected = distill(recipe, model, data, selected, distillation, store, on_progress)
+    assert selected is not None
     log.add_notes(selected.notes)
     log.add_notes(run_notes.of_selection(model.folder, selected, data))
     learned_row = None if followed is not None else sizes.longest_row
@@ -189,16 +190,44 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
     return write_output(report, model, selected, dense, work)
 
 
+def _learn(
+    recipe: Recipe,
+    model: LoadedModel,
+    data: Data,
+    store: LearningStore,
+    selector: MaskSelector,
+    log: RunLog,
+) -> SelectedPlan | None:
+    """The heads and blocks that a method of their own selects; None where a budget alone removes units."""
+    if not (recipe.selects_heads or recipe.blocks.drops_any):
+        return None
+    own_store = store.stage("heads") if recipe.prunes else store
+    with log.stage(_learning_stage(recipe)) as on_progress:
+        learned = learn_plan(recipe, model, data, own_store, selector, on_progress)
+        selector.recall(store.blocks / "planned.json")
+    return learned
+
+
 def run_worker(recipe: Recipe, state: PartialState) -> None:
-    """Take part in learning as a worker process of a distributed run; the main process does everything else."""
+    """Take part in training as a worker process of a distributed run; the main process does everything else."""
     model = load_model(recipe)
-    if recipe.rows.data is None or recipe.plan_file is not None:
+    selected = load_plan(recipe, model)
+    if recipe.rows.data is None or (selected is not None and not recipe.distills):
         return
-    data = open_data(recipe.rows, model.folder, recipe.selection.seed)
-    path = WorkDir(recipe.output.out.absolute()).learning
+    data = read_rows(recipe, model)
     state.wait_for_everyone()  # the main process opens the store
-    selector = MaskSelector(_timed_recipe(recipe), ())  # the main process selects the masks
-    learn_plan(recipe, model, data, LearningStore(path), selector, ignore_progress)
+    distillation = distillation_of(recipe, model, data) if recipe.distills else None
+    store = LearningStore(WorkDir(recipe.output.out.absolute()).learning)
+    own_store = store.stage("pruned") if recipe.distills else store
+    if selected is None:
+        selector = MaskSelector(_timed_recipe(recipe), ())  # the main process selects the masks
+        selected = _learn(recipe, model, data, own_store, selector, RunLog(NullListener()))
+    if distillation is not None:
+        state.wait_for_everyone()  # the main process removes units
+        if recipe.prunes:
+            selected = own_store.finished(model.folder.model)
+        assert selected is not None
+        distill(recipe, model, data, selected, distillation, store, ignore_progress)
 
 
 def _choose_first(

@@ -19,14 +19,11 @@ from transformers import PreTrainedModel
 
 from compressor.progress import ProgressCallback
 from compressor.selection.pruner import Batch
-from compressor.selection.reconstruct.divergence import is_regression, without_padding
-from compressor.selection.reconstruct.forward import (
-    forward_arguments,
-    scored_mask,
-    without_parameter_gradients,
-)
+from compressor.selection.reconstruct.forward import without_parameter_gradients
 from compressor.selection.reconstruct.replay import removed_afterwards
 from compressor.selection.unit_importance import bundles_of
+from compressor.tasks.divergence import is_regression, without_padding
+from compressor.tasks.forwards import forward_arguments, scored_mask
 from compressor.units import PrunableGroup
 from compressor.units.find import evaluation_mode
 

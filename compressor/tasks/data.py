@@ -59,7 +59,8 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, unlabe
     }
     if unlabelled:
         text = (
-            f"{splits['train'].source}: its rows have no labels; they are only used to choose units and refit weights"
+            f"{splits['train'].source}: its rows have no labels, and none are needed to choose units, to refit"
+            " weights or to learn a teacher's outputs"
         )
         notes.append(Note(text=text, code=NoteCode.ROWS_UNLABELLED))
     if "eval" not in encoded and "train" in encoded:

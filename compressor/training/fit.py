@@ -23,6 +23,7 @@ from compressor.training.arguments import training_arguments
 from compressor.training.batch_order import row_order
 from compressor.training.callbacks import ClipGradients, EvaluationCallback, RunCallback, StepCounter
 from compressor.training.checkpoints import Checkpoints, claim, digest, newest
+from compressor.training.distillation import Distillation
 from compressor.training.evaluation import Evaluation
 from compressor.training.gated_model import attach_gate, frozen, restore_model_state
 from compressor.training.processes import process_state
@@ -59,6 +60,7 @@ def fit(
     checkpoints: Checkpoints,
     *,
     gating: GateSetup | None = None,
+    distillation: Distillation | None = None,
     on_progress: ProgressCallback = ignore_progress,
     on_evaluation: EvaluationCallback | None = None,
     remedy: str = _REMEDY,
@@ -74,6 +76,7 @@ def fit(
         schedule: length, optimizer and learning rate.
         checkpoints: the checkpoint folder; an interrupted run with the same settings is resumed from there.
         gating: a gate to train too; None: only the model is trained.
+        distillation: trains the model on a teacher's outputs, without labels; None: on labels.
         on_progress: called with (step, steps) after every step.
         on_evaluation: called with (step, metric) after every evaluation.
         remedy: how to prevent a divergence, in terms of the command's flags, for the error message.
@@ -92,7 +95,7 @@ def fit(
     trainer_type = _trainer_type(data, schedule, arguments.world_size)
     counter = StepCounter()
     evaluation = Evaluation(model, task, gate, counter, schedule.steps)
-    settings = _settings(model, data, schedule, checkpoints, gating, arguments.world_size)
+    settings = _settings(model, data, schedule, checkpoints, gating, distillation, arguments.world_size)
     with ExitStack() as contexts:
         with process_state().main_process_first():
             checkpoint = claim(
@@ -108,6 +111,7 @@ def fit(
             gate=gate,
             schedule=schedule,
             loss_inputs=task.loss_inputs,
+            distillation=distillation,
             model=model,
             args=arguments,
             data_collator=task.collate,
@@ -148,6 +152,7 @@ def _settings(
     schedule: Schedule,
     checkpoints: Checkpoints,
     gating: GateSetup | None,
+    distillation: Distillation | None,
     processes: int,
 ) -> dict[str, Any]:
     """Everything that determines a run; checkpoints with other settings are not resumed."""
@@ -156,6 +161,7 @@ def _settings(
         "schedule": asdict(schedule),
         "gate": None if gating is None else type(gating.gate).__name__,
         "trains_model": gating is None or gating.trains_model,
+        **({} if distillation is None else {"teacher": distillation.settings}),
         "processes": processes,
         "rows": [data.train_hash, data.eval_hash],
         "start": [digest(model), *([] if gating is None else [digest(gating.gate)])],

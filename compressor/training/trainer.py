@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer
 
 from compressor.training.callbacks import require_finite
+from compressor.training.distillation import Distillation
 from compressor.training.schedule import Schedule
 from compressor.units.gate import Gate
 from graph_passes.attention.gate_initializers import HEAD_GATE
@@ -54,12 +55,23 @@ class GateTrainer(Trainer):
         gate: one multiplier per head; None: there is no gate.
         schedule: optimizer and learning rate.
         loss_inputs: converts a collated batch to the model's arguments.
+        distillation: the loss of a training step; None: the model's own, from labels.
         kwargs: arguments of transformers' Trainer.
     """
 
-    def __init__(self, *, gate: Gate | None, schedule: Schedule, loss_inputs: LossInputs, **kwargs: Any) -> None:
-        self.gate, self.schedule, self.loss_inputs = gate, schedule, loss_inputs
+    def __init__(
+        self,
+        *,
+        gate: Gate | None,
+        schedule: Schedule,
+        loss_inputs: LossInputs,
+        distillation: Distillation | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.gate, self.schedule, self.loss_inputs, self.distillation = gate, schedule, loss_inputs, distillation
         super().__init__(**kwargs)
+        if distillation is not None:
+            distillation.teacher.to(self.args.device)  # type: ignore[arg-type]
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         if self.optimizer is None:
@@ -115,14 +127,22 @@ class GateTrainer(Trainer):
         return loss
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """The loss of the task plus the gate's penalty, and the outputs if they are requested."""
+        """The loss of the task plus the gate's penalty, and the outputs if they are requested.
+
+        A training step with a teacher has the loss of distillation in place of that of the task.
+        """
+        if self.distillation is not None and model.training:
+            return self._with_penalty(self.distillation.loss(model, inputs))
         result = super().compute_loss(model, self.loss_inputs(inputs), *args, **kwargs)
-        if self.gate is None or not model.training:
+        if not model.training:
             return result
+        return (self._with_penalty(result[0]), result[1]) if isinstance(result, tuple) else self._with_penalty(result)
+
+    def _with_penalty(self, loss: Tensor) -> Tensor:
+        if self.gate is None:
+            return loss
         penalty: Tensor = self.gate.penalty(self.state.global_step)
-        if isinstance(result, tuple):
-            return result[0] + penalty.to(result[0].dtype), result[1]
-        return result + penalty.to(result.dtype)
+        return loss + penalty.to(loss.dtype)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         folder = Path(output_dir or str(self.args.output_dir))

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from compressor.selection.reconstruct.divergence import divergence, is_regression
 from compressor.selection.reconstruct.replay import CallOrder, run_layers
+from compressor.tasks.divergence import divergence, is_regression
 
 
 class PartialKL:

@@ -1,8 +1,7 @@
-"""Forwards on calibration batches: their arguments, the mode of the model, and which tokens are padding."""
+"""Forwards on calibration batches: the mode of the model, and which tokens are padding."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -11,27 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-LABELS = "labels"
-_IGNORED = -100
-"""Label of a position that is not scored."""
-_DECODER_IDS, _DECODER_MASK = "decoder_input_ids", "decoder_attention_mask"
-
-
-def forward_arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Keyword arguments of a forward without a cache and without a loss, on the device of the model.
-
-    Labels are left out, unless an encoder-decoder derives its decoder's inputs from them.
-
-    Args:
-        model: a transformers model.
-        batch: its inputs `[rows, ...]`, with or without `labels`.
-    """
-    keeps_labels = model.config.is_encoder_decoder and _DECODER_IDS not in batch
-    names = [name for name in batch if name != LABELS or keeps_labels]
-    arguments: dict[str, Any] = {name: batch[name].to(model.device) for name in names}
-    if "use_cache" in inspect.signature(model.forward).parameters:
-        arguments["use_cache"] = False
-    return arguments
+from compressor.tasks.forwards import DECODER_MASK, IGNORED, LABELS
 
 
 @contextmanager
@@ -79,27 +58,11 @@ def token_mask(model: PreTrainedModel, linear: str, batch: Mapping[str, Tensor],
     return torch.ones(shape, dtype=torch.bool, device=model.device)  # case 3
 
 
-def scored_mask(batch: Mapping[str, Tensor], rows: int, positions: int) -> Tensor:
-    """The positions of an output `[rows, positions, ...]` that count, bool `[rows, positions]`, on the CPU.
-
-    They are those with a label where the batch has labels for positions, else those of the attention mask on the side
-    of the output, else all.
-    """
-    attention = _DECODER_MASK if _DECODER_IDS in batch or _DECODER_MASK in batch else "attention_mask"
-    labels = batch.get(LABELS)
-    if labels is not None and labels.shape == (rows, positions):
-        return (labels != _IGNORED).cpu()
-    mask = batch.get(attention)
-    if mask is not None and mask.shape == (rows, positions):
-        return (mask != 0).cpu()
-    return torch.ones(rows, positions, dtype=torch.bool)
-
-
 def _decoder_mask(batch: Mapping[str, Tensor]) -> Tensor | None:
-    if _DECODER_MASK in batch:
-        return batch[_DECODER_MASK]
+    if DECODER_MASK in batch:
+        return batch[DECODER_MASK]
     labels = batch.get(LABELS)
-    return None if labels is None else labels != _IGNORED
+    return None if labels is None else labels != IGNORED
 
 
 def _in_encoder(model: PreTrainedModel, name: str) -> bool:

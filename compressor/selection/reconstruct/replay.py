@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from compressor.selection.prefix_cache import outermost_layers
-from compressor.selection.reconstruct.forward import forward_arguments
+from compressor.tasks.forwards import forward_arguments
 from compressor.units.find import evaluation_mode
 
 AroundLayer = Callable[[int, nn.Module, Callable[[], Any]], Any]

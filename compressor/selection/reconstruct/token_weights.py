@@ -11,14 +11,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from compressor.selection.reconstruct.divergence import is_regression, without_padding
-from compressor.selection.reconstruct.forward import (
-    forward_arguments,
-    scored_mask,
-    token_mask,
-    without_parameter_gradients,
-)
+from compressor.selection.reconstruct.forward import token_mask, without_parameter_gradients
 from compressor.selection.reconstruct.replay import removed_afterwards
+from compressor.tasks.divergence import is_regression, without_padding
+from compressor.tasks.forwards import forward_arguments, scored_mask
 from compressor.units.find import evaluation_mode
 
 FLOOR = 0.1

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from compressor.selection.reconstruct.curves import PartialKL, with_weight
-from compressor.selection.reconstruct.divergence import divergence
+from compressor.tasks.divergence import divergence
 from tests.selection.reconstruct.shared import CASES, bert, bert_spans, linears_in_layers
 from tests.unchanged import unchanged
 from tests.zoo import Case, text

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from compressor.selection.reconstruct.forward import forward_arguments, scored_mask, token_mask
+from compressor.selection.reconstruct.forward import token_mask
+from compressor.tasks.forwards import forward_arguments, scored_mask
 from tests.zoo import FAMILIES, text
 
 ENCODER, DECODER = "model.encoder.layers.0.fc2", "model.decoder.layers.0.fc2"

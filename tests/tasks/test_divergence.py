@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from compressor.selection.reconstruct.divergence import divergence
+from compressor.tasks.divergence import divergence
 
 LOG3 = math.log(3)
 EVEN_TO_QUARTERS = 0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25)

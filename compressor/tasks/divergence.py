@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compressor.selection.reconstruct.forward import scored_mask
+from compressor.tasks.forwards import scored_mask
 
 _SMALLEST_VARIANCE = 1e-12
 
@@ -19,6 +19,8 @@ def divergence(
     names: Sequence[str],
     batch: Mapping[str, Tensor],
     variance: float | None = None,
+    *,
+    dtype: torch.dtype = torch.float64,
 ) -> Tensor:
     """KL(dense || outputs) of each row, in nats.
 
@@ -35,13 +37,14 @@ def divergence(
         names: the outputs that the task scores, see `Task.outputs`.
         batch: the inputs, of which the masks and the labels (-100: not scored) tell padded positions.
         variance: variance of the dense outputs of a regression over all calibration rows; None: over these rows.
+        dtype: precision of the computation. float64 resolves small divergences; training needs no more than float32.
 
     Returns:
-        `[rows]`, float64, on the device of the outputs. A row without positions that count has zero.
+        `[rows]`, of `dtype`, on the device of the outputs. A row without positions that count has zero.
     """
     is_span = len(names) > 1
     return torch.stack(
-        [_output_divergence(dense[name], outputs[name], batch, variance, is_span=is_span) for name in names]
+        [_output_divergence(dense[name].to(dtype), outputs[name].to(dtype), batch, variance, is_span) for name in names]
     ).sum(0)
 
 
@@ -57,18 +60,18 @@ def without_padding(logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
 
 
 def _output_divergence(
-    dense: Tensor, logits: Tensor, batch: Mapping[str, Tensor], variance: float | None, *, is_span: bool
+    dense: Tensor, logits: Tensor, batch: Mapping[str, Tensor], variance: float | None, is_span: bool
 ) -> Tensor:
     if is_span:
-        return _kl(without_padding(dense.double(), batch), without_padding(logits.double(), batch))
+        return _kl(without_padding(dense, batch), without_padding(logits, batch))
     if is_regression(dense):  # case 3
-        difference = (dense - logits).double().reshape(len(dense))
+        difference = (dense - logits).reshape(len(dense))
         scale = float(dense.double().var(correction=0)) if variance is None else variance
         return difference.square() / max(scale, _SMALLEST_VARIANCE)
     if dense.dim() == 2:  # case 2
-        return _kl(dense.double(), logits.double())
+        return _kl(dense, logits)
     mask = scored_mask(batch, *dense.shape[:2]).to(dense.device)  # case 1
-    rows = [_kl(p[kept].double(), q[kept].double()).sum() for p, q, kept in zip(dense, logits, mask, strict=True)]
+    rows = [_kl(p[kept], q[kept]).sum() for p, q, kept in zip(dense, logits, mask, strict=True)]
     return torch.stack(rows) / mask.sum(1).clamp(min=1)
 
 

@@ -1,0 +1,157 @@
+"""Train the compressed model on the outputs of a whole one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from accelerate import PartialState
+
+from compressor.config.run import Recipe
+from compressor.errors import ErrorCode, InputError
+from compressor.model_folder import ModelFolder, fingerprint, load
+from compressor.progress import ProgressCallback
+from compressor.results import Note, NoteCode
+from compressor.run.learning_store import LearningStore
+from compressor.run.products import LoadedModel, SelectedPlan
+from compressor.selection.options import ScheduleOptions
+from compressor.selection.plan_and_curves import training_curves
+from compressor.tasks import Data
+from compressor.tasks.segment_streams import Streams
+from compressor.training.checkpoints import Checkpoints
+from compressor.training.distillation import Distillation
+from compressor.training.fit import fit
+from compressor.units import gated
+
+_REMEDY = "lower the learning rate (--distill-learning-rate)"
+
+
+def distillation_of(recipe: Recipe, model: LoadedModel, data: Data) -> Distillation:
+    """The loss of the distillation, with the whole model as it is now, or that of a folder, as the teacher.
+
+    Raises:
+        InputError: the teacher cannot teach this model, or its task cannot be distilled.
+    """
+    task = data.task.chooser
+    if isinstance(task, Streams):
+        raise InputError(
+            f"--distill: {model.folder.family} reads a text segment by segment, and its memory differs from the"
+            " teacher's; omit --distill",
+            code=ErrorCode.UNSUPPORTED_MODEL,
+            field="distill",
+        )
+    options = recipe.distillation
+    folder = model.folder
+    if options.teacher is not None:
+        source = recipe.source
+        folder = load(
+            options.teacher,
+            task=source.task,
+            allow_pickle=source.allow_pickle,
+            trust_remote_code=source.trust_remote_code,
+        )
+        _require_same_interface(folder, model.folder, compares_hidden=options.hidden_weight > 0)
+    return Distillation.of(
+        folder.model, task.outputs, temperature=options.temperature, hidden_weight=options.hidden_weight
+    )
+
+
+def distill(
+    recipe: Recipe,
+    model: LoadedModel,
+    data: Data,
+    selected: SelectedPlan,
+    distillation: Distillation,
+    store: LearningStore,
+    on_progress: ProgressCallback,
+) -> SelectedPlan:
+    """Train the units that a plan keeps; the model has the weights of the best evaluation afterwards.
+
+    Under `accelerate launch` every process calls this, and only the main process writes into the store.
+
+    Args:
+        recipe: schedule.
+        model: the model, with the weights of the plan.
+        data: the rows; labels are used only to score the evaluation rows.
+        selected: the plan.
+        distillation: teacher and loss.
+        store: folder of the checkpoints and of the result.
+        on_progress: called with (step, steps).
+
+    Raises:
+        DivergedError: see `fit`.
+    """
+    network = model.folder.model
+    if (finished := store.finished(network)) is not None:
+        return finished
+    schedule = ScheduleOptions().schedule(
+        recipe.distillation.distill_steps,
+        recipe.selection.batch_size,
+        recipe.distillation.distill_learning_rate,
+        recipe.selection.seed,
+    )
+    task = data.task.chooser
+    with gated(network, selected.plan):
+        log = fit(
+            network,
+            replace(data, task=task),
+            schedule,
+            Checkpoints(store.distillation, {"plan": selected.plan.model_dump_json()}),
+            distillation=distillation,
+            on_progress=on_progress,
+            remedy=_REMEDY,
+        )
+    network.to("cpu")  # type: ignore[arg-type]  # a trainer with a GPU leaves the model there
+    last = max((point.step for point in selected.curves), default=0)
+    curves = (point.model_copy(update={"step": last + point.step}) for point in training_curves(log, task.metric))
+    teacher = recipe.distillation.teacher or "the whole model"
+    text = (
+        f"the compressed model was trained for {schedule.steps} steps on the outputs of {teacher}; labels of training"
+        " rows were not used"
+    )
+    distilled = replace(
+        selected,
+        plan=selected.plan.model_copy(update={"model": fingerprint(network)}),
+        curves=(*selected.curves, *curves),
+        trained=True,
+        notes=(*selected.notes, Note(code=NoteCode.DISTILLED, text=text)),
+    )
+    if PartialState().is_main_process:
+        store.finish(distilled, network)
+    return distilled
+
+
+def _require_same_interface(teacher: ModelFolder, student: ModelFolder, *, compares_hidden: bool) -> None:
+    """Raise unless a teacher has the tokens and labels of the student, and layers that correspond to its own."""
+
+    def refuse(difference: str, code: ErrorCode) -> InputError:
+        return InputError(
+            f"{teacher.path}: {difference}; choose another teacher (--teacher), or omit it to learn from the model"
+            " itself",
+            code=code,
+            field="teacher",
+            path=teacher.path,
+        )
+
+    if _vocabulary(teacher) != _vocabulary(student):
+        raise refuse("its tokenizer has another vocabulary than that of the model", ErrorCode.FILE_MISMATCH)
+    if teacher.config.num_labels != student.config.num_labels or teacher.task != student.task:
+        raise refuse("its task or its labels are not those of the model", ErrorCode.LABEL_MISMATCH)
+    labels = [getattr(folder.config, "id2label", None) for folder in (teacher, student)]
+    if labels[0] != labels[1]:
+        raise refuse("its labels are not those of the model", ErrorCode.LABEL_MISMATCH)
+    sizes = [
+        [getattr(folder.config, name, None) for name in ("num_hidden_layers", "hidden_size")]
+        for folder in (teacher, student)
+    ]
+    if compares_hidden and sizes[0] != sizes[1]:
+        raise refuse(
+            f"it has {sizes[0][0]} layers of width {sizes[0][1]}, the model {sizes[1][0]} of {sizes[1][1]}, so hidden"
+            " states cannot be compared (--hidden-weight 0 learns the outputs alone)",
+            ErrorCode.FILE_MISMATCH,
+        )
+
+
+def _vocabulary(folder: ModelFolder) -> object:
+    """The tokens and their ids; None for a model without a tokenizer."""
+    vocabulary = getattr(folder.processor, "get_vocab", None)
+    return None if vocabulary is None else vocabulary()

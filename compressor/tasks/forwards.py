@@ -1,0 +1,49 @@
+"""Forwards of a model on a batch of a task: their arguments, and which positions of an output count."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+LABELS = "labels"
+IGNORED = -100
+"""Label of a position that is not scored."""
+DECODER_IDS, DECODER_MASK = "decoder_input_ids", "decoder_attention_mask"
+
+
+def forward_arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Keyword arguments of a forward without a cache and without a loss, on the device of the model.
+
+    Labels are left out, unless an encoder-decoder derives its decoder's inputs from them.
+
+    Args:
+        model: a transformers model.
+        batch: its inputs `[rows, ...]`, with or without `labels`.
+    """
+    keeps_labels = model.config.is_encoder_decoder and DECODER_IDS not in batch
+    names = [name for name in batch if name != LABELS or keeps_labels]
+    arguments: dict[str, Any] = {name: batch[name].to(model.device) for name in names}
+    if "use_cache" in inspect.signature(model.forward).parameters:
+        arguments["use_cache"] = False
+    return arguments
+
+
+def scored_mask(batch: Mapping[str, Tensor], rows: int, positions: int) -> Tensor:
+    """The positions of an output `[rows, positions, ...]` that count, bool `[rows, positions]`, on the CPU.
+
+    They are those with a label where the batch has labels for positions, else those of the attention mask on the side
+    of the output, else all.
+    """
+    attention = DECODER_MASK if DECODER_IDS in batch or DECODER_MASK in batch else "attention_mask"
+    labels = batch.get(LABELS)
+    if labels is not None and labels.shape == (rows, positions):
+        return (labels != IGNORED).cpu()
+    mask = batch.get(attention)
+    if mask is not None and mask.shape == (rows, positions):
+        return (mask != 0).cpu()
+    return torch.ones(rows, positions, dtype=torch.bool)
