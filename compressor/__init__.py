@@ -15,14 +15,17 @@ if TYPE_CHECKING:
         TransformerXLForCausalLM,
     )
     from compressor.results import Report
+    from compressor.run.ladder import compress_ladder
     from compressor.run.pipeline import compress
     from compressor.targets import target
     from compressor.targets.segment_stream import Stream
+    from compressor.training.distillation import Distillation
     from compressor.units import PrunableGroup, Site, find_groups, find_sites, gated
 
 __all__ = [
     "AllAttentionConfig",
     "AllAttentionForCausalLM",
+    "Distillation",
     "PrunableGroup",
     "PruningInputs",
     "Recipe",
@@ -34,6 +37,7 @@ __all__ = [
     "TransformerXLForCausalLM",
     "allocate",
     "compress",
+    "compress_ladder",
     "export_reference",
     "find_groups",
     "find_sites",
@@ -44,6 +48,7 @@ __all__ = [
 _MODULES = {
     "AllAttentionConfig": "compressor.models",
     "AllAttentionForCausalLM": "compressor.models",
+    "Distillation": "compressor.training.distillation",
     "PrunableGroup": "compressor.units",
     "PruningInputs": "compressor.selection.pruner",
     "Recipe": "compressor.config.run",
@@ -55,6 +60,7 @@ _MODULES = {
     "TransformerXLForCausalLM": "compressor.models",
     "allocate": "compressor.selection.allocation",
     "compress": "compressor.run.pipeline",
+    "compress_ladder": "compressor.run.ladder",
     "export_reference": "compressor.export",
     "find_groups": "compressor.units",
     "find_sites": "compressor.units",

@@ -135,8 +135,8 @@ def _remove_unresumable(work: WorkDir) -> bool:
     """Remove files that cannot be resumed from; return whether others remain."""
     for folder in (work.result, work.scratch):
         shutil.rmtree(folder, ignore_errors=True)
-    finished = (work.learning / "done.json", work.learning / MAPS)
-    if any(work.learning.rglob("checkpoint-*")) or any(path.is_file() for path in finished):
+    resumable = ("checkpoint-*", "done.json", MAPS.name)
+    if any(any(work.learning.rglob(pattern)) for pattern in resumable):
         return True
     shutil.rmtree(work.path, ignore_errors=True)
     return False

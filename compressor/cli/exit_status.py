@@ -10,6 +10,8 @@ from compressor import report as reports
 from compressor.cli.console import Console
 from compressor.errors import ErrorCode, MetricDropError, TargetMissingError
 from compressor.report.files import HTML_NAME
+from compressor.report.frontier import FRONTIER_HTML, Frontier
+from compressor.report.terminal import frontier_summary
 from compressor.results import DropStatus, Report
 
 
@@ -48,4 +50,26 @@ def finish(console: Console, report: Report | None, out: Path) -> None:
             f" (the proven graphs are in {out})",
             code=ErrorCode.DEVICE_MISSING,
             target=missing.target,
+        )
+
+
+def finish_ladder(console: Console, frontier: Frontier, out: Path) -> None:
+    """Print the result of a ladder.
+
+    Args:
+        console: the console to print to.
+        frontier: its finished rungs.
+        out: folder of the rungs.
+
+    Raises:
+        MetricDropError: no rung keeps the metric within the loss allowed.
+    """
+    console.result(frontier_summary(frontier), frontier.model_dump(mode="json"))
+    console.note(f"the rungs are compared in {out / FRONTIER_HTML}")
+    if frontier.max_drop is not None and frontier.fastest is None:
+        raise MetricDropError(
+            f"{out}: {frontier.sentence}; add a milder rung, train longer (--distill-steps), or allow more (the"
+            f" evidence is in {FRONTIER_HTML})",
+            code=ErrorCode.METRIC_FELL,
+            path=out,
         )

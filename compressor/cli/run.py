@@ -7,10 +7,9 @@ from typing import Any
 import click
 
 from compressor.cli.command_group import CommandGroup, common
-from compressor.cli.console import Console
 from compressor.cli.field_options import FieldsCommand, options_of, renamed_options
 from compressor.config.methods import PENALISED_METHODS
-from compressor.config.recipe_file import recipe_of
+from compressor.config.recipe_file import recipes_of
 from compressor.config.run import FIELDS, FORMER_NAMES
 from compressor.errors import ErrorCode, UsageError, closest
 
@@ -32,12 +31,16 @@ def run(
     """From a model folder to a smaller engine: select heads, shrink the graph, build, prove, measure.
 
     A recipe file sets the same fields as the flags below, under the same names; a flag wins.
+
+    A budget with several values, such as --speedup 2,4,8, is a ladder: each rung starts from the one before and is a
+    folder of its own inside the output folder, and frontier.html there shows metric against speed.
     """
     if words:
         raise click.UsageError(_unexpected(ctx, str(model)), ctx.parent)
     options = {} if penalty is None else {"penalty": penalty}
     fields = {name: value for name, value in flags.items() if value is not None}
-    recipe = recipe_of(model, file, fields, options=options)
+    recipes = recipes_of(model, file, fields, options=options)
+    recipe, console = recipes[0], ctx.obj
     method = recipe.selection.method
     if penalty is not None and method not in PENALISED_METHODS:
         raise UsageError(
@@ -46,11 +49,14 @@ def run(
             field="lambda",
             method=method,
         )
-    from compressor.cli.exit_status import finish
+    from compressor.cli.exit_status import finish, finish_ladder
+    from compressor.run.ladder import compress_ladder
     from compressor.run.pipeline import compress
 
-    console: Console = ctx.obj
-    finish(console, compress(recipe, console), recipe.output.out)
+    if len(recipes) == 1:
+        finish(console, compress(recipe, console), recipe.output.out)
+    else:
+        finish_ladder(console, compress_ladder(recipes, recipe.output.out.parent, console), recipe.output.out.parent)
 
 
 def _unexpected(ctx: click.Context, word: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import tomllib
@@ -12,8 +13,9 @@ from typing import Any
 
 import pydantic
 
-from compressor.config.fields import extra_of, flag_of, usage_error
-from compressor.config.run import FIELDS, FORMER_NAMES, SECTION_OF, SECTIONS, Recipe
+from compressor.config.fields import as_list, extra_of, flag_of, usage_error
+from compressor.config.methods import BUDGET_METHODS
+from compressor.config.run import BUDGETS, FIELDS, FORMER_NAMES, SECTION_OF, SECTIONS, Recipe
 from compressor.errors import ErrorCode, UsageError, nearest
 
 FILE_NAME = "compress.toml"
@@ -76,6 +78,65 @@ def recipe_of(
     except pydantic.ValidationError as error:
         raise usage_error(error, FIELDS, name_of) from error
     return recipe.updated(options={**recipe.selection.options, **options}) if options else recipe
+
+
+def recipes_of(
+    model: str | None, file: str | None, flags: Mapping[str, Any], *, options: Mapping[str, Any] | None = None
+) -> tuple[Recipe, ...]:
+    """The recipe of a command, or the rungs of a ladder where a budget has several values: `--speedup 2,4,8`.
+
+    Rungs are ordered from the mildest budget to the strictest. Each writes a folder of its own inside the output
+    folder, and starts from the units and weights of the rung before.
+
+    Args:
+        model: the model folder; None where the file names it.
+        file: a recipe file; see `recipe_of`.
+        flags: field name -> value of its flag.
+        options: see `recipe_of`.
+
+    Raises:
+        UsageError: see `recipe_of`; or two budgets have several values each, or a rung is named twice.
+    """
+    stored = _stored_recipe(model, file)
+    fields = {**stored.fields, **flags}
+    several = {name: as_list(fields[name]) for name in BUDGETS if len(as_list(fields.get(name))) > 1}
+    if not several:
+        return (recipe_of(model, file, flags, options=options),)
+    if len(several) > 1:
+        raise UsageError(
+            f"{' and '.join(map(flag_of, several))} have several values each; give one of them a single value",
+            code=ErrorCode.CONTRADICTION,
+            fields=tuple(several),
+        )
+    ((name, values),) = several.items()
+    out = Path(fields.get("out", FIELDS["out"].default))
+    rungs = [
+        recipe_of(model, file, {**flags, name: value, "out": out / rung_name(name, value)}, options=options)
+        for value in values
+    ]
+    if len({recipe.output.out for recipe in rungs}) < len(rungs):
+        raise UsageError(
+            f"{flag_of(name)}: a value is given twice; give each once",
+            code=ErrorCode.CONTRADICTION,
+            field=name,
+        )
+    rungs.sort(key=lambda recipe: _mildness(recipe, name), reverse=True)
+    if rungs[0].selection.method not in BUDGET_METHODS:  # another method selects heads of the whole model
+        return tuple(rungs)
+    chained = [recipe.updated(start_from=before.output.out) for before, recipe in itertools.pairwise(rungs)]
+    return (rungs[0], *chained)
+
+
+def rung_name(name: str, value: Any) -> str:
+    """The folder of a rung: `speedup-4`, `macs-50`."""
+    return f"{name}-{str(value).removesuffix('%')}"
+
+
+def _mildness(recipe: Recipe, name: str) -> float:
+    """A number that is larger the more a budget allows."""
+    if name == "latency":
+        return recipe.budget.milliseconds or 0.0
+    return -recipe.value(name) if name == "speedup" else recipe.value(name)
 
 
 def _stored_recipe(model: str | None, file: str | None) -> RecipeFile:

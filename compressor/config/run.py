@@ -70,7 +70,7 @@ FORMER_NAMES: Mapping[str, str] = {
 """Names of fields in version 0.1 -> names today."""
 
 
-_BUDGETS = ("speedup", "latency", "macs", "parameters")
+BUDGETS = ("speedup", "latency", "macs", "parameters")
 """Fields that each set a budget."""
 
 
@@ -263,7 +263,7 @@ class Recipe(Config):
 
     def _check_budget(self) -> None:
         budget, keep = self.budget, self.selection.keep
-        set_budgets = [name for name in _BUDGETS if getattr(budget, name) is not None]
+        set_budgets = [name for name in BUDGETS if getattr(budget, name) is not None]
         prunes_alone = self.selection.method in BUDGET_METHODS
         if not set_budgets and not prunes_alone:
             return
@@ -286,6 +286,13 @@ class Recipe(Config):
                 ErrorCode.CONTRADICTION,
                 "<budget_at>: there is no budget that depends on the size; set <speedup>, <latency> or <macs>",
                 *("budget_at", "speedup"),
+            )
+        if budget.start_from is not None and not prunes_alone:
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"<start_from> {budget.start_from}: {self.selection.method} selects heads of the whole model; omit one"
+                f" of them, or choose one of {', '.join(BUDGET_METHODS)} (<method>)",
+                *("start_from", "method"),
             )
         if self.blocks.drops_any:
             raise FieldConflictError(
@@ -349,7 +356,7 @@ class Recipe(Config):
                 " certified, not that of quantization; omit one of them",
                 *("certify", "precision"),
             )
-        if certify is not None and (first := next((name for name in _BUDGETS if self.value(name) is not None), None)):
+        if certify is not None and (first := next((name for name in BUDGETS if self.value(name) is not None), None)):
             raise FieldConflictError(
                 ErrorCode.CONTRADICTION,
                 f"<certify> {certify:g}, <{first}>: the certificate covers the heads that a search removes, not what"
@@ -447,10 +454,20 @@ class Recipe(Config):
         if self.blocks.drops_any:
             names |= {"provider", "precision", "threads", "batch", "seq"}
             for name, file in (("maps", self.blocks.maps), ("kernel", self.engine.kernel)):
-                if file is not None and file.is_file():
-                    fingerprints[name] = hashlib.sha256(file.read_bytes()).hexdigest()
+                if file is not None:
+                    fingerprints[name] = _file_hash(file)
+        if self.budget.start_from is not None:
+            # The plan holds the fingerprint of the weights.
+            fingerprints["start"] = _file_hash(self.budget.start_from / "plan.json")
+        if self.distills and self.plan_file is not None:
+            fingerprints["plan"] = _file_hash(self.plan_file)
         content = {name: value for name, value in self.flat().items() if name in names} | fingerprints
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _file_hash(file: Path) -> str:
+    """Hash of the content of a file; empty where there is none."""
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
 
 
 def _with_budget_method(sections: dict[str, Any]) -> dict[str, Any]:
@@ -470,6 +487,6 @@ def _with_budget_method(sections: dict[str, Any]) -> dict[str, Any]:
     if selection.get("method") is not None or selection.get("keep") is not None or selection.get("plan") is not None:
         return sections
     bounded = selection.get("max_drop") is not None and not parts["blocks"]
-    if not bounded and not any(budget.get(name) is not None for name in _BUDGETS):
+    if not bounded and not any(budget.get(name) is not None for name in BUDGETS):
         return sections
     return {**sections, "selection": {**selection, "method": DEFAULT_BUDGET_METHOD}}

@@ -171,6 +171,12 @@ class BudgetConfig(Config):
         " again; default: they are removed with the run's own work",
         is_path=True,
     )
+    start_from: Path | None = config_field(
+        BUDGET,
+        "output folder of an earlier run under a budget on MODEL, whose units and weights are pruned further",
+        decides_plan=True,
+        is_path=True,
+    )
     skip_refused: bool = config_field(
         BUDGET,
         "keep groups of units whole that cannot be removed from the graph, instead of ending",

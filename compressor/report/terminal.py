@@ -10,6 +10,7 @@ from rich.text import Text
 
 from compressor.report import formatting
 from compressor.report.budgets import budget_lines, cost_lines
+from compressor.report.frontier import Frontier, frontier_rows
 from compressor.report.verdict import headline_scores, tone, unit_counts
 from compressor.results import Report
 
@@ -35,6 +36,18 @@ def summary(report: Report) -> RenderableType:
         lines.append(Text(f"{form}: {len(sites)} of {len(report.blocks)} attention layers ({reason})"))
     lines += [Text(f"refused: {refusal.what}: {refusal.why}", style="yellow") for refusal in report.refused]
     return Group(*lines)
+
+
+def frontier_summary(frontier: Frontier) -> RenderableType:
+    """The sentence of a ladder, then a table of its rungs."""
+    headings, rows = frontier_rows(frontier)
+    table = Table(box=None, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == headings[0] else "right")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    is_missed = frontier.max_drop is not None and frontier.fastest is None
+    return Group(Text(frontier.sentence, style=_STYLES["bad" if is_missed else "good"]), Text(), table)
 
 
 def _candidates(report: Report) -> Table:

@@ -56,7 +56,7 @@ def bisect_metric(
     searched, unseen = _divided_rows(run)
     dense = _statistics(run, "the whole model", searched)
     low, high = max(_LEAST_SHARE, 1.02 * table.least), 1.0
-    whole = Allocation({group.name: group.units for group in groups}, (1.0,), (1.0,))
+    whole = Allocation({group.name: group.counts[-1] for group in groups}, (1.0,), (1.0,))
     plans = [_FittedPlan(whole, original)]
     for number in range(_BISECTIONS):
         share = math.sqrt(low * high)

@@ -280,7 +280,7 @@ def meet(
         measured = tuple(measure(counts))
         attempts.append(Allocation(counts, predicted, measured))
         used = [cost / constraint.budget for cost, constraint in zip(measured, constraints, strict=True)]
-        keeps_all = all(counts[group.name] == group.units for group in groups)
+        keeps_all = all(counts[group.name] == group.counts[-1] for group in groups)
         if max(used) <= EXCESS and (max(used) >= UNUSED or keeps_all):
             break
         current = [

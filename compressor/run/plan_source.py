@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from accelerate import PartialState
 
 from compressor.block_masks.mask_selector import MaskSelector
@@ -11,6 +13,7 @@ from compressor.config.methods import METHODS
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder, fingerprint
+from compressor.model_folder import load as load_folder
 from compressor.progress import ProgressCallback
 from compressor.results import Note, NoteCode
 from compressor.run.learning_store import LearningStore
@@ -46,6 +49,42 @@ def load_plan(recipe: Recipe, model: LoadedModel) -> SelectedPlan | None:
         raise _foreign_plan(recipe, plan, folder)
     check_plan(plan, sites, source=str(recipe.plan_file))
     return SelectedPlan(_signed(plan, folder), notes=(_followed(recipe),))
+
+
+def load_start(path: Path, model: LoadedModel) -> Plan:
+    """The plan of an earlier run's output folder; the model gets the weights of the folder.
+
+    Args:
+        path: the folder.
+        model: the model that the run compressed.
+
+    Raises:
+        InputError: the folder cannot be read, or holds another model or no plan.
+        PlanError: the plan cannot be read.
+    """
+    start, file = load_folder(path, needs_processor=False), path / "plan.json"
+    if not file.is_file():
+        raise InputError(
+            f"{path}: it has no plan.json; name the output folder of a run (--start-from)",
+            code=ErrorCode.FILE_MISSING,
+            field="start_from",
+            path=path,
+        )
+    plan = Plan.load(file)
+    network, weights = model.folder.model, start.model.state_dict()
+    shapes = {name: tensor.shape for name, tensor in network.state_dict().items()}
+    units = {group.name: group.units for group in model.groups}
+    planned = {group.name: group.units for group in plan.groups}
+    if {name: tensor.shape for name, tensor in weights.items()} != shapes or planned != units:
+        raise InputError(
+            f"{path}: it is not the output of a run under a budget on {model.folder.path}; name the output folder of"
+            " such a run (--start-from)",
+            code=ErrorCode.FILE_MISMATCH,
+            field="start_from",
+            path=path,
+        )
+    network.load_state_dict(weights)
+    return plan
 
 
 def _foreign_plan(recipe: Recipe, plan: Plan, folder: ModelFolder) -> InputError:

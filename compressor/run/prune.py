@@ -36,6 +36,7 @@ from compressor.run.budget import (
 from compressor.run.budget_run import BudgetRun
 from compressor.run.calibrate import calibration_batches, draw_rows
 from compressor.run.measure_costs import Size, keep_counts
+from compressor.run.plan_source import load_start
 from compressor.run.products import SelectedPlan
 from compressor.selection.options import read_options
 from compressor.selection.pool import heads_to_keep
@@ -63,8 +64,12 @@ def prune(run: BudgetRun) -> SelectedPlan:
     if (finished := run.store.finished(folder.model)) is not None:
         return finished
     groups = _prunable(run)
+    if run.recipe.budget.start_from is not None:
+        start = load_start(run.recipe.budget.start_from, run.model)
+        groups = [replace(group, limit=len(start[group.name].kept)) for group in groups]
+        _fold_gates(run, start)
     if run.selected is not None:
-        _fold_heads(run, run.selected.plan)
+        _fold_gates(run, run.selected.plan)
     pruner = _pruner(run, groups)
     with run.log.stage("gathering statistics of the rows") as on_progress:
         pruner.rank(on_progress)
@@ -96,14 +101,15 @@ def _removes_any(groups: Sequence[PrunableGroup], allocation: Allocation) -> boo
     return any(allocation.counts[group.name] < group.units for group in groups)
 
 
-def _fold_heads(run: BudgetRun, plan: Plan) -> None:
-    """Multiply the gates of heads that another method selected into the weights, so that the model needs none."""
+def _fold_gates(run: BudgetRun, plan: Plan) -> None:
+    """Multiply the gates of a plan into the weights of the linears that its groups end in, so that none is needed."""
+    network, gates = run.model.folder.model, {group.name: group.gate for group in plan.groups}
     with torch.no_grad():
         for group in run.model.groups:
-            if group.site is not None and group.linear is not None:
-                linear = linear_of(run.model.folder.model, group)
-                gate = torch.tensor(plan[group.name].gate).repeat_interleave(group.width)
-                linear_weight(linear).mul_(gate.to(linear.weight))
+            if group.linear is not None and group.name in gates:
+                gate = torch.tensor(gates[group.name]).repeat_interleave(group.width)
+                weight = linear_weight(linear_of(network, group))
+                weight.mul_(gate.to(weight))
 
 
 def _is_unbounded(recipe: Recipe) -> bool:
@@ -188,7 +194,7 @@ def _statistics_folder(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Path:
         "model": fingerprint(run.model.folder.model),
         "rows": [run.data.train_hash, run.data.eval_hash, recipe.budget.prune_rows, recipe.selection.seed],
         "method": [recipe.pruner, recipe.selection.options],
-        "groups": [[group.name, group.bundle, group.parts] for group in groups],
+        "groups": [[group.name, group.bundle, group.parts, group.limit] for group in groups],
     }
     return folder / hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
 

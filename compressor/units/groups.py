@@ -53,6 +53,7 @@ class PrunableGroup:
         site: the attention; None for neurons.
         bundle: consecutive units that are kept or dropped together.
         parts: number of consecutive parts of equal size, each of which keeps equally many units.
+        limit: largest number of units that can be kept, where others were removed before; None: all.
     """
 
     name: str
@@ -64,11 +65,13 @@ class PrunableGroup:
     site: Site | None = None
     bundle: int = 1
     parts: int = 1
+    limit: int | None = None
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Every number of units that can be kept, ascending, from none to all."""
-        return (*range(0, self.units, self.step), self.units)
+        """Every number of units that can be kept, ascending, from none to all, or to the limit."""
+        most = self.units if self.limit is None else self.limit
+        return (*range(0, most, self.step), most)
 
     def first(self, count: int) -> tuple[int, ...]:
         """Ids of the first units of each part, `count` in all, ascending.

@@ -158,7 +158,7 @@ def measured_counts(group: PrunableGroup) -> tuple[int, ...]:
     """The numbers of units at which the loss of a group is measured, ascending."""
     counts = group.counts
     shares = {counts[round(share * (len(counts) - 1))] for share in _SHARES}
-    return tuple(sorted({*counts[:2], group.units, *shares}))
+    return tuple(sorted({*counts[:2], counts[-1], *shares}))
 
 
 def loss_curve(choice: GroupChoice, divergence: PartialKL) -> dict[int, float]:
@@ -172,7 +172,7 @@ def loss_curve(choice: GroupChoice, divergence: PartialKL) -> dict[int, float]:
         divergence: measures the loss on calibration rows.
     """
     group = choice.group
-    curve = {group.units: 0.0}
+    curve = {group.counts[-1]: 0.0}
     for count in measured_counts(group)[:-1]:
         part = choice.reconstruction(count)
         bias = None if part.bias is None else torch.from_numpy(part.bias)

@@ -1,0 +1,147 @@
+"""The frontier of a ladder of budgets: what each rung loses, and how fast it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ConfigDict
+
+from compressor.report import formatting
+from compressor.report.verdict import headline_scores
+from compressor.results import Report, Score, Speed
+
+FRONTIER_JSON, FRONTIER_HTML = "frontier.json", "frontier.html"
+
+
+class Rung(BaseModel):
+    """One rung of a ladder.
+
+    Attributes:
+        name: name of its folder.
+        heads: number of heads that are kept.
+        neurons: number of neurons that are kept.
+        scores: metrics of both engines, per split.
+        speeds: ratios of both engines' times, per size, without the samples.
+        seconds: duration of the run.
+        holds: whether the whole interval of the metric's loss is within the loss allowed; None: none was set.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    heads: int
+    neurons: int
+    scores: tuple[Score, ...]
+    speeds: tuple[Speed, ...]
+    seconds: float
+    holds: bool | None
+
+    @property
+    def ratio(self) -> float:
+        """The geometric mean of its speeds over sizes; zero where none was measured."""
+        ratios = [speed.ratio for speed in self.speeds if speed.void is None]
+        return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else 0.0
+
+
+class Frontier(BaseModel):
+    """The finished rungs of a ladder, from the mildest budget to the strictest.
+
+    Attributes:
+        model: name of the model folder.
+        max_drop: the loss of the metric that is allowed; None: no bound.
+        rungs: the rungs.
+        ended: why no further rung follows; None: all are finished.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    model: str
+    max_drop: float | None
+    rungs: tuple[Rung, ...]
+    ended: str | None = None
+
+    @property
+    def fastest(self) -> Rung | None:
+        """The fastest rung that holds; None if none does, or no loss is allowed."""
+        return max((rung for rung in self.rungs if rung.holds), key=lambda rung: rung.ratio, default=None)
+
+    @property
+    def sentence(self) -> str:
+        """What the ladder reached, in one sentence."""
+        if not self.rungs:
+            return "no rung was reached"
+        first, last = self.rungs[0], self.rungs[-1]
+        if self.max_drop is None:
+            return (
+                f"{len(self.rungs)} rungs, from {first.ratio:.3g} to {last.ratio:.3g} times as fast as dense, at"
+                f" {_loss(first)} to {_loss(last)}"
+            )
+        if self.fastest is None:
+            return f"no rung stays within --max-drop {self.max_drop:g} with the whole interval of its loss"
+        return (
+            f"{self.fastest.name} is the fastest rung that stays within --max-drop {self.max_drop:g} with the whole"
+            f" interval of its loss: {self.fastest.ratio:.3g} times as fast as dense, {_loss(self.fastest)}"
+        )
+
+
+def rung_of(name: str, report: Report, max_drop: float | None) -> Rung:
+    """The rung of a finished run.
+
+    Args:
+        name: name of its folder.
+        report: its report.
+        max_drop: the loss of the metric that is allowed; None: no bound.
+    """
+    scores = tuple(headline_scores(report.scores))
+    return Rung(
+        name=name,
+        heads=report.plan.heads_kept,
+        neurons=report.plan.neurons_kept,
+        scores=scores,
+        speeds=tuple(_without_samples(speed) for speed in report.speeds),
+        seconds=sum(report.seconds.values()),
+        holds=None if max_drop is None or not scores else all(worst_loss(score) <= max_drop for score in scores),
+    )
+
+
+def worst_loss(score: Score) -> float:
+    """The upper end of the interval of the loss."""
+    return -score.low if score.higher_is_better else score.high
+
+
+def frontier_rows(frontier: Frontier) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The headings and rows of the table of rungs, a row each; the first cell is the name of its folder."""
+    sizes: Sequence[Speed] = frontier.rungs[0].speeds if frontier.rungs else ()
+    scores: Sequence[Score] = frontier.rungs[0].scores if frontier.rungs else ()
+    headings = (
+        "rung",
+        "heads, neurons",
+        *(f"{score.metric}, {score.split} rows" for score in scores),
+        *(formatting.inputs_label(speed) for speed in sizes),
+        "minutes",
+    )
+    rows = [
+        (
+            rung.name,
+            f"{rung.heads:,}, {rung.neurons:,}",
+            *(
+                f"{formatting.metric_value(score, score.compressed)} ({formatting.difference(score)})"
+                for score in rung.scores
+            ),
+            *(formatting.ratio(speed) for speed in rung.speeds),
+            f"{rung.seconds / 60:.1f}",
+        )
+        for rung in frontier.rungs
+    ]
+    return headings, rows
+
+
+def _loss(rung: Rung) -> str:
+    """What a rung loses, with the interval."""
+    return "; ".join(f"{score.metric} {formatting.difference(score)}" for score in rung.scores) or "an unknown loss"
+
+
+def _without_samples(speed: Speed) -> Speed:
+    sides = {name: getattr(speed, name).model_copy(update={"samples": ()}) for name in ("dense", "compressed")}
+    return speed.model_copy(update=sides)

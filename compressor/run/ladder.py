@@ -1,0 +1,73 @@
+"""A ladder of budgets: each rung is a finished run that goes on from the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from compressor import report as reports
+from compressor.config.run import Recipe
+from compressor.errors import BudgetError, CompressorError, ErrorCode, UsageError
+from compressor.progress import Listener, NullListener
+from compressor.report import frontier_page
+from compressor.report.frontier import Frontier, rung_of
+from compressor.results import Note, NoteCode, Report
+from compressor.run.pipeline import compress
+from compressor.training.processes import process_count
+
+
+def compress_ladder(recipes: Sequence[Recipe], out: Path, listener: Listener | None = None) -> Frontier:
+    """Run the rungs of a ladder and write the page of their frontier after each.
+
+    A rung that an earlier command finished is not run again. A budget that nothing meets ends the ladder, and the rungs
+    before it stay.
+
+    Args:
+        recipes: one recipe for each rung, from the mildest budget to the strictest; see `recipes_of`.
+        out: the folder of the page, which contains the folders of the rungs.
+        listener: receives stages, progress and notes.
+
+    Raises:
+        UsageError: there are several processes.
+        CompressorError: a rung fails for another reason than its budget, or the first budget cannot be met. The page
+            shows the rungs before it.
+    """
+    if process_count() > 1:
+        raise UsageError(
+            "a ladder runs in one process; run its rungs one by one under accelerate launch, each with --start-from the"
+            " folder of the one before",
+            code=ErrorCode.CONTRADICTION,
+        )
+    listener = listener or NullListener()
+    frontier = Frontier(model=recipes[0].source.model.resolve().name, max_drop=recipes[0].selection.max_drop, rungs=())
+    for number, recipe in enumerate(recipes, 1):
+        folder = recipe.output.out
+        try:
+            report = _finished(recipe) or compress(recipe, listener)
+        except CompressorError as error:
+            if not frontier.rungs or not _is_unreachable(error):
+                raise
+            ended = f"{folder.name}: {error}"
+            frontier = frontier.model_copy(update={"ended": ended})
+            frontier_page.write(frontier, out)
+            listener.note(Note(code=NoteCode.LADDER_ENDED, text=f"the ladder ends before {ended}"))
+            break
+        rungs = (*frontier.rungs, rung_of(folder.name, report, frontier.max_drop))
+        frontier = frontier.model_copy(update={"rungs": rungs})
+        frontier_page.write(frontier, out)
+        text = f"rung {number} of {len(recipes)}, {folder.name}: {report.verdict}"
+        listener.note(Note(code=NoteCode.RUNG_FINISHED, text=text))
+    return frontier
+
+
+def _finished(recipe: Recipe) -> Report | None:
+    """The report of a rung that is finished; None if it has to run."""
+    folder = recipe.output.out
+    if recipe.output.force or not (folder / reports.JSON_NAME).is_file():
+        return None
+    report = reports.load(folder)
+    return report if report.recipe == recipe.flat() else None
+
+
+def _is_unreachable(error: CompressorError) -> bool:
+    return isinstance(error, BudgetError) or error.code is ErrorCode.BUDGET_UNREACHABLE

@@ -1,0 +1,146 @@
+"""Runs that distill: any plan, no labels, resumed at any point, and teachers that do not fit are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import pytest
+import torch
+import transformers
+
+import compressor
+from compressor.config.run import Recipe
+from compressor.errors import CompressorError, DivergedError, ErrorCode
+from compressor.model_folder import load
+from compressor.results import NoteCode, Report
+from graph_passes import Plan
+from tests import folders
+from tests.run.listeners import RecordingListener, interrupt
+from tests.run.runs import learning_recipe
+
+BUDGET: dict[str, Any] = {"keep": None, "steps": None, "macs": "60%"}
+
+
+def distilled_recipe(inputs: Path, out: Path, **fields: Any) -> Recipe:
+    return learning_recipe(inputs, out, **{**BUDGET, "distill": True, "distill_steps": 6, **fields})
+
+
+def run(inputs: Path, out: Path, **fields: Any) -> Report:
+    return compressor.compress(distilled_recipe(inputs, out, **fields))
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return dict(load(folder).model.named_parameters())
+
+
+def test_units_are_removed_and_the_rest_is_trained(inputs: Path, tmp_path: Path) -> None:
+    report = run(inputs, tmp_path / "out")
+    pruned = compressor.compress(learning_recipe(inputs, tmp_path / "pruned", **BUDGET))
+    assert report.plan.groups == pruned.plan.groups
+    assert NoteCode.DISTILLED in {note.code for note in report.notes}
+    assert all(proof.holds for proof in report.proofs)
+    assert any("loss" in point.values for point in report.curves)
+    (row,) = report.budget
+    assert row.met
+    before, after = weights(tmp_path / "pruned"), weights(tmp_path / "out")
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+    assert Plan.load(tmp_path / "out" / "plan.json").model == load(tmp_path / "out").fingerprint
+
+
+@pytest.mark.parametrize("plan_fields", [{"macs": None}, {"macs": "85%"}])
+def test_heads_of_another_method_are_trained_on(inputs: Path, tmp_path: Path, plan_fields: dict[str, Any]) -> None:
+    report = run(inputs, tmp_path / "out", keep=1, steps=2, **plan_fields)
+    assert report.plan.heads_kept == 1
+    assert (report.plan.method or "").startswith("dsp")
+    assert NoteCode.DISTILLED in {note.code for note in report.notes}
+    assert all(proof.holds for proof in report.proofs)
+
+
+def test_a_plan_of_a_file_is_trained(inputs: Path, tmp_path: Path) -> None:
+    run(inputs, tmp_path / "first", distill_steps=1)
+    report = run(tmp_path, tmp_path / "second", **_following(inputs, tmp_path))
+    assert {NoteCode.PLAN_FOLLOWED, NoteCode.DISTILLED} <= {note.code for note in report.notes}
+    assert report.plan.groups == Plan.load(tmp_path / "first" / "plan.json").groups
+
+
+def _following(inputs: Path, folder: Path) -> dict[str, Any]:
+    """Fields of a run on the output folder of another, which learns from the original model."""
+    return {
+        "model": folder / "first",
+        "data": str(inputs / "rows.tsv"),
+        "teacher": inputs / "model",
+        "macs": None,
+    }
+
+
+def test_training_rows_need_no_labels(inputs: Path, tmp_path: Path) -> None:
+    lines = (inputs / "rows.tsv").read_text().splitlines()
+    (tmp_path / "train.tsv").write_text("\n".join(line.partition("\t")[2] for line in lines) + "\n")
+    report = run(inputs, tmp_path / "out", data=str(tmp_path / "train.tsv"), eval_data=str(inputs / "rows.tsv"))
+    assert {NoteCode.ROWS_UNLABELLED, NoteCode.DISTILLED} <= {note.code for note in report.notes}
+
+
+@pytest.mark.parametrize("stage", ["training on the outputs", "compressed: exporting", "refitting"])
+def test_an_interruption_changes_nothing(stage: str, inputs: Path, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        compressor.compress(distilled_recipe(inputs, tmp_path / "out"), RecordingListener(stage, interrupt))
+    assert [path.name for path in tmp_path.iterdir()] == ["out.partial"]
+    listener = RecordingListener()
+    compressor.compress(distilled_recipe(inputs, tmp_path / "out"), listener)
+    assert NoteCode.RESUMED in listener.codes
+    run(inputs, tmp_path / "whole")
+    resumed, whole = weights(tmp_path / "out"), weights(tmp_path / "whole")
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+
+
+def test_a_training_that_diverges_keeps_its_work(inputs: Path, tmp_path: Path) -> None:
+    with pytest.raises(DivergedError):
+        run(inputs, tmp_path / "out", distill_learning_rate=1e30)
+    assert (tmp_path / "out.partial").is_dir()
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"num_labels": 3}, ErrorCode.LABEL_MISMATCH),
+        ({"num_hidden_layers": 2}, ErrorCode.FILE_MISMATCH),
+        ({"id2label": {0: "bad", 1: "good"}}, ErrorCode.LABEL_MISMATCH),
+    ],
+)
+def test_a_teacher_that_does_not_fit_is_refused(
+    fields: dict[str, Any], code: ErrorCode, inputs: Path, tmp_path: Path
+) -> None:
+    teacher = transformers.BertForSequenceClassification(transformers.BertConfig(**{**folders.SIZES, **fields}))
+    folders.save(teacher, tmp_path / "teacher")
+    with pytest.raises(CompressorError) as caught:
+        run(inputs, tmp_path / "out", teacher=tmp_path / "teacher")
+    assert caught.value.code is code
+    assert caught.value.details["field"] == "teacher"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_teacher_with_other_tokens_is_refused(inputs: Path, tmp_path: Path) -> None:
+    folders.save(folders.bert(), tmp_path / "teacher")
+    file = tmp_path / "teacher" / "tokenizer.json"
+    file.write_text(file.read_text().replace('"film"', '"movie"'))
+    with pytest.raises(CompressorError) as caught:
+        run(inputs, tmp_path / "out", teacher=tmp_path / "teacher")
+    assert caught.value.code is ErrorCode.FILE_MISMATCH
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"data": None}, "distill"),
+        ({"macs": None, "precision": "auto"}, "distill"),
+        ({"distill": False}, "distill_steps"),
+    ],
+)
+def test_distillation_needs_rows_a_plan_and_its_flag(
+    fields: dict[str, Any], named: str, inputs: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(pydantic.ValidationError, match=f"<{named}>"):
+        distilled_recipe(inputs, tmp_path / "out", **fields)

@@ -1,0 +1,127 @@
+"""Ladders of budgets: every rung is a finished run, rungs are ordered and nested, and an interrupted ladder goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compressor.config.recipe_file import recipes_of
+from compressor.config.run import Recipe
+from compressor.errors import DivergedError, ErrorCode, UsageError
+from compressor.report import load
+from compressor.report.frontier import FRONTIER_HTML, FRONTIER_JSON, Frontier
+from compressor.results import NoteCode
+from compressor.run.ladder import compress_ladder
+from tests.run.listeners import RecordingListener, interrupt
+
+FLAGS: dict[str, Any] = {
+    "macs": "60%,90%",
+    "distill": True,
+    "distill_steps": "3",
+    "batch_size": "8",
+    "max_length": "8",
+    "batch": "1",
+    "seq": "8",
+    "seconds": "0.01",
+}
+
+
+def rungs(inputs: Path, out: Path, **flags: Any) -> tuple[Recipe, ...]:
+    fields = {"data": str(inputs / "rows.tsv"), "out": str(out), **FLAGS, **flags}
+    return recipes_of(str(inputs / "model"), None, {name: value for name, value in fields.items() if value is not None})
+
+
+def test_rungs_are_ordered_from_the_mildest_and_start_from_each_other(inputs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    mild, strict = rungs(inputs, out)
+    assert [recipe.output.out for recipe in (mild, strict)] == [out / "macs-90", out / "macs-60"]
+    assert [recipe.budget.macs for recipe in (mild, strict)] == [0.9, 0.6]
+    assert mild.budget.start_from is None
+    assert strict.budget.start_from == out / "macs-90"
+    speedups = rungs(inputs, out, macs=None, speedup="8,2,4")
+    assert [recipe.budget.speedup for recipe in speedups] == [2, 4, 8]
+    (single,) = rungs(inputs, out, macs="60%")
+    assert single.output.out == out
+
+
+@pytest.mark.parametrize("flags", [{"speedup": "2,3"}, {"macs": "60%,60%"}, {"macs": "60%,150%"}, {"macs": "60%,x"}])
+def test_rungs_that_contradict_are_refused(flags: dict[str, Any], inputs: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        rungs(inputs, tmp_path / "out", **flags)
+    assert caught.value.code in {ErrorCode.CONTRADICTION, ErrorCode.OUT_OF_RANGE, ErrorCode.INVALID_VALUE}
+
+
+@pytest.fixture(scope="module")
+def ladder(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Frontier]:
+    out = tmp_path_factory.mktemp("ladder") / "out"
+    return out, compress_ladder(rungs(inputs, out, max_drop="0.99"), out)
+
+
+def test_every_rung_is_a_finished_run(ladder: tuple[Path, Frontier]) -> None:
+    out, frontier = ladder
+    reports = [load(out / name) for name in ("macs-90", "macs-60")]
+    assert all(proof.holds for report in reports for proof in report.proofs)
+    assert all(row.met for report in reports for row in report.budget)
+    assert [rung.name for rung in frontier.rungs] == ["macs-90", "macs-60"]
+    assert [rung.neurons for rung in frontier.rungs] == [report.plan.neurons_kept for report in reports]
+
+
+def test_units_that_one_rung_removes_stay_removed(ladder: tuple[Path, Frontier]) -> None:
+    out, _ = ladder
+    mild, strict = (load(out / name).plan for name in ("macs-90", "macs-60"))
+    for group in strict.groups:
+        assert set(group.kept) <= set(mild[group.name].kept)
+
+
+def test_the_page_shows_every_rung(ladder: tuple[Path, Frontier]) -> None:
+    out, frontier = ladder
+    page = (out / FRONTIER_HTML).read_text()
+    stored = json.loads((out / FRONTIER_JSON).read_text())
+    assert all(f'href="{rung.name}/report.html"' in page for rung in frontier.rungs)
+    assert Frontier.model_validate({k: v for k, v in stored.items() if k != "sentence"}) == frontier
+    assert frontier.fastest in frontier.rungs
+    assert all(rung.holds for rung in frontier.rungs)
+
+
+def test_a_finished_rung_is_not_run_again(inputs: Path, ladder: tuple[Path, Frontier]) -> None:
+    out, frontier = ladder
+    listener = RecordingListener()
+    assert compress_ladder(rungs(inputs, out, max_drop="0.99"), out, listener) == frontier
+    assert listener.stages == []
+
+
+def test_an_interrupted_ladder_keeps_its_rungs_and_goes_on(inputs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    mild, strict = rungs(inputs, out)
+    compress_ladder([mild], out)
+    with pytest.raises(KeyboardInterrupt):
+        compress_ladder([mild, strict], out, RecordingListener("compressed: exporting", interrupt))
+    assert (out / "macs-90" / "report.json").is_file()
+    listener = RecordingListener()
+    frontier = compress_ladder([mild, strict], out, listener)
+    assert len(frontier.rungs) == 2
+    assert NoteCode.RESUMED in listener.codes
+
+
+def test_a_budget_that_nothing_meets_ends_the_ladder(inputs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    listener = RecordingListener()
+    frontier = compress_ladder(rungs(inputs, out, macs="90%,1%"), out, listener)
+    assert [rung.name for rung in frontier.rungs] == ["macs-90"]
+    assert frontier.ended is not None
+    assert NoteCode.LADDER_ENDED in listener.codes
+    with pytest.raises(UsageError) as caught:
+        compress_ladder(rungs(inputs, tmp_path / "none", macs="2%,1%"), tmp_path / "none")
+    assert caught.value.code is ErrorCode.BUDGET_UNREACHABLE
+
+
+def test_a_rung_that_diverges_keeps_those_before(inputs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    mild, strict = rungs(inputs, out)
+    with pytest.raises(DivergedError):
+        compress_ladder([mild, strict.updated(distill_learning_rate=1e30)], out)
+    stored = json.loads((out / FRONTIER_JSON).read_text())
+    assert [rung["name"] for rung in stored["rungs"]] == ["macs-90"]
