@@ -112,7 +112,7 @@ def print_losses(name: str, folder: Path, args: argparse.Namespace) -> None:
                 "metric": f"{100 * first.compressed:.2f}",
                 "difference (95%)": f"{differences[0]:+.2f} ({100 * first.low:+.2f} to {100 * first.high:+.2f})",
                 "all seeds": ", ".join(f"{difference:+.2f}" for difference in differences),
-                **_speeds(ratios),
+                **speed_columns(ratios),
                 "minutes": f"{sum(reports[0].seconds.values()) / 60:.1f}",
             }
         )
@@ -120,7 +120,7 @@ def print_losses(name: str, folder: Path, args: argparse.Namespace) -> None:
     print(f"\n{name}\n{table(rows)}", flush=True)
 
 
-def _speeds(ratios: list[list[float]]) -> dict[str, str]:
+def speed_columns(ratios: list[list[float]]) -> dict[str, str]:
     """Medians and ranges of the speeds at batch 1 and 8; empty without repetitions."""
     if not ratios:
         return {}
