@@ -3,6 +3,7 @@
 Every family that calls transformers' attention interface is served by one hook; see `compressor.units.hook`.
 """
 
+from compressor.units.compact import Compaction, compacted
 from compressor.units.find import Site, find_sites
 from compressor.units.gating import check_plan, gated, keep_all, keep_only
 from compressor.units.groups import PrunableGroup, find_groups
@@ -11,11 +12,13 @@ from compressor.units.masking import masked
 
 __all__ = [
     "Attention",
+    "Compaction",
     "OutputHook",
     "PrunableGroup",
     "Site",
     "WeightsHook",
     "check_plan",
+    "compacted",
     "find_groups",
     "find_sites",
     "gated",

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,15 +20,16 @@ from transformers import PreTrainedModel
 
 from compressor.config.values import GroupBy
 from compressor.units.find import Site, evaluation_mode, find_sites
-from compressor.units.hook import Attention, Call, family, intercepted, unwrap
-from compressor.units.layers import Linear, is_linear, linear_sizes, outermost_layers
+from compressor.units.hook import Attention, family, unwrap
+from compressor.units.layers import Linear, linear_sizes
+from compressor.units.trace import LinearCall, Trace, float_outputs, trace_calls
 from graph_passes.plan import GroupPlan, GroupType, NeuronPlan, SitePlan
 
 logger = logging.getLogger(__name__)
 
 _STEPS = ((1024, 32), (256, 16), (64, 8))
 """(Minimum number of neurons, step): kept counts are multiples of a step that matrix products run well with."""
-_MAX_FUSED = 2
+MAX_FUSED = 2
 """Maximum number of projections that one linear fuses: a gate and the values that it multiplies."""
 _TOLERANCE = 1e-6
 """Largest change of an output, relative to its largest magnitude, that counts as none."""
@@ -91,30 +91,6 @@ class PrunableGroup:
         return SitePlan(site.name, site.kind, site.heads, site.kv_heads, site.head_dim, tuple(kept))
 
 
-@dataclass(frozen=True)
-class _LinearCall:
-    """The first call of a linear in a forward."""
-
-    name: str
-    module: Linear
-    layer: int
-
-
-@dataclass(frozen=True)
-class _Trace:
-    """What one forward calls.
-
-    Attributes:
-        linears: the linears inside layers, in the order of their first calls.
-        output_projections: name of the site -> name of the linear that reads its heads.
-        order: names of sites and linears in the order of their first calls.
-    """
-
-    linears: list[_LinearCall]
-    output_projections: dict[str, str]
-    order: dict[str, int]
-
-
 def find_groups(
     model: nn.Module,
     inputs: Mapping[str, Tensor],
@@ -139,7 +115,7 @@ def find_groups(
     bare = unwrap(model)
     sites = find_sites(bare, inputs, attention=attention)
     with evaluation_mode(bare), torch.no_grad():
-        trace = _trace(bare, inputs, attention)
+        trace = trace_calls(bare, inputs, attention)
         groups = [_heads(site, trace.output_projections.get(site.name), group_by) for site in sites]
         groups += [_neurons(call) for call in _feed_forward_ends(bare, inputs, trace)]
     groups.sort(key=lambda group: trace.order[group.name])
@@ -153,54 +129,20 @@ def _heads(site: Site, linear: str | None, group_by: GroupBy) -> PrunableGroup:
     return PrunableGroup(site.name, "heads", site.heads, site.head_dim, bundle * parts, linear, site, bundle, parts)
 
 
-def _neurons(call: _LinearCall) -> PrunableGroup:
+def _neurons(call: LinearCall) -> PrunableGroup:
     units, _ = linear_sizes(call.module)
     step = next((step for minimum, step in _STEPS if units >= minimum), 1)
     return PrunableGroup(call.name, "neurons", units, 1, step, call.name)
 
 
-def _trace(model: PreTrainedModel, inputs: Mapping[str, Tensor], attention: Attention | None) -> _Trace:
-    """Run the model once and record the order of its attentions and linears."""
-    trace = _Trace([], {}, {})
-    layer_of = {module: number for number, layer in enumerate(outermost_layers(model)) for module in layer.modules()}
-    pending: list[tuple[str, int]] = []  # sites whose output projection was not called yet, and its inputs
-
-    def on_attention(call: Call) -> tuple[Tensor, Tensor | None]:
-        output, weights = call.run()
-        trace.order.setdefault(call.site, len(trace.order))
-        pending[:] = [(call.site, output.shape[2] * output.shape[3])]
-        return output, weights
-
-    def on_linear(name: str, module: Linear, _: Any) -> None:
-        while pending:
-            site, size = pending.pop()
-            if size == linear_sizes(module)[0]:
-                trace.output_projections.setdefault(site, name)
-        if name not in trace.order:
-            trace.order[name] = len(trace.order)
-            if module in layer_of:
-                trace.linears.append(_LinearCall(name, module, layer_of[module]))
-
-    with ExitStack() as undo:
-        for name, module in model.named_modules():
-            if is_linear(module):
-                hook = module.register_forward_pre_hook(partial(on_linear, name))
-                undo.callback(hook.remove)
-        undo.enter_context(intercepted(model, on_attention, attention))
-        model(**inputs)
-    return trace
-
-
-def _feed_forward_ends(model: PreTrainedModel, inputs: Mapping[str, Tensor], trace: _Trace) -> Iterator[_LinearCall]:
+def _feed_forward_ends(model: PreTrainedModel, inputs: Mapping[str, Tensor], trace: Trace) -> Iterator[LinearCall]:
     """The linears that read neurons which an earlier linear of the same layer computes for them alone."""
-    projections = frozenset(trace.output_projections.values())
-    sites = tuple(f"{site}." for site in trace.output_projections)
-    linears = [call for call in trace.linears if call.name not in projections and not call.name.startswith(sites)]
+    linears = trace.feed_forward_linears
     for number, reader in enumerate(linears):
         units, _ = linear_sizes(reader.module)
         for producer in linears[:number]:
             fused, rest = divmod(linear_sizes(producer.module)[1], units)
-            if producer.layer != reader.layer or rest or not 0 < fused <= _MAX_FUSED:
+            if producer.layer != reader.layer or rest or not 0 < fused <= MAX_FUSED:
                 continue
             if _computes_inputs(model, inputs, producer.module, reader.module, fused):
                 yield reader
@@ -228,29 +170,13 @@ def _computes_inputs(
         return torch.where(columns, output + noise, output)
 
     with _hooked_input(reader, lambda value: value.masked_fill(dropped, 0)):
-        expected = _outputs(model, inputs)
+        expected = float_outputs(model, inputs)
         for columns in layouts:
             with _hooked_output(producer, partial(disturb, columns=columns)):
-                outputs = _outputs(model, inputs)
+                outputs = float_outputs(model, inputs)
             if all(map(_equal, expected, outputs)):
                 return True
     return False
-
-
-def _outputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-    """Every floating-point output of a forward."""
-    return list(_floats(dict(model(**inputs))))
-
-
-def _floats(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        if value.is_floating_point():
-            yield value
-    elif isinstance(value, Mapping):
-        yield from _floats(list(value.values()))
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _floats(part)
 
 
 def _equal(expected: Tensor, output: Tensor) -> bool:
