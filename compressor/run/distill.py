@@ -8,7 +8,7 @@ from accelerate import PartialState
 
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, InputError
-from compressor.model_folder import ModelFolder, fingerprint, load
+from compressor.model_folder import ModelFolder, example_inputs, fingerprint, load
 from compressor.progress import ProgressCallback
 from compressor.results import Note, NoteCode
 from compressor.run.learning_store import LearningStore
@@ -20,7 +20,7 @@ from compressor.tasks.segment_streams import Streams
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.distillation import Distillation
 from compressor.training.fit import fit
-from compressor.units import gated
+from compressor.units import compacted
 
 _REMEDY = "lower the learning rate (--distill-learning-rate)"
 
@@ -90,7 +90,7 @@ def distill(
         recipe.selection.seed,
     )
     task = data.task.chooser
-    with gated(network, selected.plan):
+    with compacted(network, selected.plan, example_inputs(model.folder, 2, 8)):
         log = fit(
             network,
             replace(data, task=task),
