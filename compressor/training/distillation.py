@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from compressor.tasks.divergence import divergence, is_regression
 from compressor.tasks.forwards import DECODER_MASK, forward_arguments
 from compressor.training.checkpoints import digest
+from compressor.units.find import evaluation_mode
 
 _HIDDEN_STATES = {
     "hidden_states": "attention_mask",
@@ -32,7 +33,7 @@ class Distillation:
     difference over the squared norm of the teacher's, over all tokens that are not padding, averaged over layers. For a
     regression the first part is the squared difference over the variance of the teacher's outputs in the batch.
 
-    Student and teacher have the same layers and widths, so layers correspond one to one.
+    Student and teacher have the same layers and widths, so layers correspond one to one. Dropout is off.
 
     Attributes:
         teacher: the whole model, in evaluation mode; it is not changed.
@@ -67,7 +68,8 @@ class Distillation:
         arguments = forward_arguments(self.teacher, batch)
         with torch.no_grad():
             target = self.teacher(**arguments, output_hidden_states=self.hidden_weight > 0)
-        output = student(**arguments, output_hidden_states=self.hidden_weight > 0)
+        with evaluation_mode(student):  # dropout would hide the small errors that are left
+            output = student(**arguments, output_hidden_states=self.hidden_weight > 0)
         return self._output_loss(target, output, batch) + self.hidden_weight * _hidden_loss(target, output, batch)
 
     def _output_loss(self, target: Any, output: Any, batch: Mapping[str, Tensor]) -> Tensor:
