@@ -62,14 +62,12 @@ def print_frontiers(name: str, folder: Path, args: argparse.Namespace) -> None:
     """Print the table of one set."""
     length = SETS[name].max_length
     reference = reference_engine(starting_model(name, folder), length, folder)
-    shares, seeds = SIZES[args.size]
     rows = []
     for engine in args.engines:
-        outs = [
-            run_ladder(name, engine, seed, list(args.shares or shares), folder, args.steps) for seed in range(seeds)
-        ]
+        ladders = [run_ladder(name, engine, seed, folder, args) for seed in range(SIZES[args.size][1])]
+        outs = [out for out, _ in ladders]
         minutes = 0.0
-        for rung in sorted(path.name for path in outs[0].glob("macs-*")):
+        for rung in ladders[0][1]:
             reports = [load_report(out / rung) for out in outs]
             differences = [100 * (report.scores[0].compressed - report.scores[0].dense) for report in reports]
             first, plan = reports[0].scores[0], reports[0].plan

@@ -120,6 +120,8 @@ def recipes_of(
             code=ErrorCode.CONTRADICTION,
             field=name,
         )
+    if (minutes := rungs[0].distillation.minutes) is not None:
+        rungs = [recipe.updated(minutes=minutes / len(rungs)) for recipe in rungs]
     rungs.sort(key=lambda recipe: _mildness(recipe, name), reverse=True)
     if rungs[0].selection.method not in BUDGET_METHODS:  # another method selects heads of the whole model
         return tuple(rungs)

@@ -289,6 +289,11 @@ class DistillationConfig(Config):
     distill_learning_rate: Positive = config_field(
         DISTILLATION, "peak learning rate of the distillation", 1e-4, decides_plan=True
     )
+    minutes: Positive | None = config_field(
+        DISTILLATION,
+        "minutes that the distillation may take, over all rungs of a ladder: it then makes fewer steps where needed",
+        decides_plan=True,
+    )
     temperature: Positive = config_field(
         DISTILLATION, "temperature by which the logits of both models are divided", 2.0, decides_plan=True
     )

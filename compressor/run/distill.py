@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import time
 from dataclasses import replace
 
+import numpy as np
 from accelerate import PartialState
+from transformers import PreTrainedModel
 
 from compressor.config.run import Recipe
-from compressor.errors import ErrorCode, InputError
+from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.model_folder import ModelFolder, example_inputs, fingerprint, load
 from compressor.progress import ProgressCallback
 from compressor.results import Note, NoteCode
+from compressor.run.calibrate import draw_rows
 from compressor.run.learning_store import LearningStore
 from compressor.run.products import LoadedModel, SelectedPlan
 from compressor.selection.options import ScheduleOptions
@@ -20,9 +25,14 @@ from compressor.tasks.segment_streams import Streams
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.distillation import Distillation
 from compressor.training.fit import fit
+from compressor.training.processes import process_count
 from compressor.units import compacted
+from compressor.workdir import write_json
 
 _REMEDY = "lower the learning rate (--distill-learning-rate)"
+_STEPS = "steps.json"
+"""File of the number of steps, where it follows from a time."""
+_TIMED_STEPS = 5
 
 
 def distillation_of(recipe: Recipe, model: LoadedModel, data: Data) -> Distillation:
@@ -83,17 +93,18 @@ def distill(
     network = model.folder.model
     if (finished := store.finished(network)) is not None:
         return finished
-    schedule = ScheduleOptions().schedule(
-        recipe.distillation.distill_steps,
-        recipe.selection.batch_size,
-        recipe.distillation.distill_learning_rate,
-        recipe.selection.seed,
-    )
+    options, selection = recipe.distillation, recipe.selection
     task = data.task.chooser
+    data = replace(data, task=task)
     with compacted(network, selected.plan, example_inputs(model.folder, 2, 8)):
+        steps = _affordable_steps(recipe, data, distillation, network, store)
+        schedule = ScheduleOptions().schedule(
+            steps, selection.batch_size, options.distill_learning_rate, selection.seed
+        )
+        drawn = draw_rows(data, steps * selection.batch_size * process_count(), selection.seed)
         log = fit(
             network,
-            replace(data, task=task),
+            replace(data, train=data.train.select(sorted(drawn))),
             schedule,
             Checkpoints(store.distillation, {"plan": selected.plan.model_dump_json()}),
             distillation=distillation,
@@ -103,9 +114,9 @@ def distill(
     network.to("cpu")  # type: ignore[arg-type]  # a trainer with a GPU leaves the model there
     last = max((point.step for point in selected.curves), default=0)
     curves = (point.model_copy(update={"step": last + point.step}) for point in training_curves(log, task.metric))
-    teacher = recipe.distillation.teacher or "the whole model"
+    teacher = options.teacher or "the whole model"
     text = (
-        f"the compressed model was trained for {schedule.steps} steps on the outputs of {teacher}; labels of training"
+        f"the compressed model was trained for {steps} steps on the outputs of {teacher}; labels of training"
         " rows were not used"
     )
     distilled = replace(
@@ -118,6 +129,48 @@ def distill(
     if PartialState().is_main_process:
         store.finish(distilled, network)
     return distilled
+
+
+def _affordable_steps(
+    recipe: Recipe, data: Data, distillation: Distillation, network: PreTrainedModel, store: LearningStore
+) -> int:
+    """The steps of the distillation: as configured, or as many as its minutes allow.
+
+    The time of a step is measured once, and the number is stored, so that an interrupted run makes as many.
+
+    Raises:
+        UsageError: the minutes do not suffice for one step.
+    """
+    options, file, state = recipe.distillation, store.path / _STEPS, PartialState()
+    if options.minutes is None:
+        return options.distill_steps
+    if state.is_main_process and not file.is_file():
+        seconds = _step_seconds(recipe, data, distillation, network)
+        affordable = int(60 * options.minutes / seconds)
+        if affordable < 1:
+            raise UsageError(
+                f"--minutes {options.minutes:g}: one step of the distillation takes {seconds:.1f} s; allow more time,"
+                " or fewer rows a step (--batch-size)",
+                code=ErrorCode.OUT_OF_RANGE,
+                field="minutes",
+                value=options.minutes,
+            )
+        write_json(file, {"steps": min(options.distill_steps, affordable)})
+    state.wait_for_everyone()
+    return int(json.loads(file.read_text())["steps"])
+
+
+def _step_seconds(recipe: Recipe, data: Data, distillation: Distillation, network: PreTrainedModel) -> float:
+    """Seconds of a step, without the update of the weights: the mean of a few after one that is not counted."""
+    rows = draw_rows(data, _TIMED_STEPS * recipe.selection.batch_size, recipe.selection.seed)
+    batches = np.array_split(np.array(rows), min(_TIMED_STEPS, len(rows)))
+    times = []
+    for batch in batches:
+        start = time.perf_counter()
+        distillation.loss(network, data.task.collate([data.train[int(row)] for row in batch])).backward()
+        times.append(time.perf_counter() - start)
+    network.zero_grad()
+    return float(np.mean(times[1:] or times))
 
 
 def _require_same_interface(teacher: ModelFolder, student: ModelFolder, *, compares_hidden: bool) -> None:

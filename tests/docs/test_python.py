@@ -71,7 +71,9 @@ def test_a_ladder_runs_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     write_inputs(tmp_path)
     (tmp_path / "rows.tsv").rename(tmp_path / "train.tsv")
     short = {"batch_size": 8, "max_length": 8, "batch": "1", "seq": "8", "seconds": 0.01}
-    monkeypatch.setattr(recipe_file, "recipes_of", lambda *args: recipes_of(*args[:2], {**args[2], **short}))
+    monkeypatch.setattr(
+        recipe_file, "recipes_of", lambda model, file, flags: recipes_of(model, file, {**flags, **short})
+    )
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"compressor": compressor, "Path": Path}
     exec(python_block(ROOT / "docs" / "distillation.md"), names)

@@ -12,7 +12,7 @@ import transformers
 
 import compressor
 from compressor.config.run import Recipe
-from compressor.errors import CompressorError, DivergedError, ErrorCode
+from compressor.errors import CompressorError, DivergedError, ErrorCode, UsageError
 from compressor.model_folder import load
 from compressor.results import NoteCode, Report
 from graph_passes import Plan
@@ -80,6 +80,21 @@ def test_training_rows_need_no_labels(inputs: Path, tmp_path: Path) -> None:
     (tmp_path / "train.tsv").write_text("\n".join(line.partition("\t")[2] for line in lines) + "\n")
     report = run(inputs, tmp_path / "out", data=str(tmp_path / "train.tsv"), eval_data=str(inputs / "rows.tsv"))
     assert {NoteCode.ROWS_UNLABELLED, NoteCode.DISTILLED} <= {note.code for note in report.notes}
+
+
+def test_rows_may_be_lines_of_text(inputs: Path, tmp_path: Path) -> None:
+    lines = (inputs / "rows.tsv").read_text().splitlines()[1:]
+    (tmp_path / "train.txt").write_text("\n".join(line.partition("\t")[2] for line in lines) + "\n")
+    report = run(inputs, tmp_path / "out", data=str(tmp_path / "train.txt"), eval_data=str(inputs / "rows.tsv"))
+    assert {NoteCode.ROWS_UNLABELLED, NoteCode.DISTILLED} <= {note.code for note in report.notes}
+
+
+def test_minutes_limit_the_steps(inputs: Path, tmp_path: Path) -> None:
+    report = run(inputs, tmp_path / "out", minutes=1e-2, distill_steps=10_000_000)
+    assert 0 < max(point.step for point in report.curves) < 10_000
+    with pytest.raises(UsageError) as caught:
+        run(inputs, tmp_path / "none", minutes=1e-9)
+    assert caught.value.details["field"] == "minutes"
 
 
 @pytest.mark.parametrize("stage", ["training on the outputs", "compressed: exporting", "refitting"])
