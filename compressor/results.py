@@ -57,6 +57,8 @@ class NoteCode(StrEnum):
     """The compressed model was trained, the dense one was not."""
     WEIGHTS_CHANGED = "weights-changed"
     """The weights of the compressed model were adjusted without training."""
+    OUTPUTS_NOT_KEPT = "outputs-not-kept"
+    """The teacher's outputs do not fit on the disk, or have another form than rows and positions."""
     RUNG_FINISHED = "rung-finished"
     LADDER_ENDED = "ladder-ended"
     """The budget of a rung cannot be met; the rungs before it are finished."""

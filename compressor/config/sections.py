@@ -294,6 +294,12 @@ class DistillationConfig(Config):
         "minutes that the distillation may take, over all rungs of a ladder: it then makes fewer steps where needed",
         decides_plan=True,
     )
+    teacher_outputs: Path | None = config_field(
+        DISTILLATION,
+        "folder in which the teacher's outputs are kept for further runs on the same rows; default: they are kept for a"
+        " run that reads its rows several times, and for the rungs of a ladder, and removed with its own work",
+        is_path=True,
+    )
     temperature: Positive = config_field(
         DISTILLATION, "temperature by which the logits of both models are divided", 2.0, decides_plan=True
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -102,15 +103,21 @@ def distill(
             steps, selection.batch_size, options.distill_learning_rate, selection.seed
         )
         drawn = draw_rows(data, steps * selection.batch_size * process_count(), selection.seed)
-        log = fit(
-            network,
-            replace(data, train=data.train.select(sorted(drawn))),
-            schedule,
-            Checkpoints(store.distillation, {"plan": selected.plan.model_dump_json()}),
-            distillation=distillation,
-            on_progress=on_progress,
-            remedy=_REMEDY,
-        )
+        data = replace(data, train=data.train.select(sorted(drawn)))
+        distillation = _with_kept_outputs(recipe, data, steps, distillation, store)
+        try:
+            log = fit(
+                network,
+                data,
+                schedule,
+                Checkpoints(store.distillation, {"plan": selected.plan.model_dump_json()}),
+                distillation=distillation,
+                on_progress=on_progress,
+                remedy=_REMEDY,
+            )
+        finally:
+            if distillation.kept is not None:
+                distillation.kept.save()
     network.to("cpu")  # type: ignore[arg-type]  # a trainer with a GPU leaves the model there
     last = max((point.step for point in selected.curves), default=0)
     curves = (point.model_copy(update={"step": last + point.step}) for point in training_curves(log, task.metric))
@@ -124,11 +131,27 @@ def distill(
         plan=selected.plan.model_copy(update={"model": fingerprint(network)}),
         curves=(*selected.curves, *curves),
         trained=True,
-        notes=(*selected.notes, Note(code=NoteCode.DISTILLED, text=text)),
+        notes=(*selected.notes, Note(code=NoteCode.DISTILLED, text=text), *_notes_on_outputs(distillation)),
     )
     if PartialState().is_main_process:
         store.finish(distilled, network)
     return distilled
+
+
+def _with_kept_outputs(
+    recipe: Recipe, data: Data, steps: int, distillation: Distillation, store: LearningStore
+) -> Distillation:
+    """The distillation, with the teacher's outputs kept where rows are read again, in this run or in others."""
+    folder = recipe.distillation.teacher_outputs
+    if process_count() > 1 or (folder is None and steps * recipe.selection.batch_size < 2 * len(data.train)):
+        return distillation
+    return distillation.keep_outputs(folder or store.teacher_outputs, len(data.train), sum(data.train["length"]))
+
+
+def _notes_on_outputs(distillation: Distillation) -> Iterator[Note]:
+    if distillation.kept is not None and distillation.kept.refusal is not None:
+        text = f"the teacher's outputs were computed in every step, not kept: {distillation.kept.refusal}"
+        yield Note(code=NoteCode.OUTPUTS_NOT_KEPT, text=text)
 
 
 def _affordable_steps(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from compressor.report.frontier import Frontier, rung_of
 from compressor.results import Note, NoteCode, Report
 from compressor.run.pipeline import compress
 from compressor.training.processes import process_count
+
+_TEACHER_OUTPUTS = "teacher-outputs"
+"""Folder of the teacher's outputs, which all rungs use, inside that of the rungs until the last is finished."""
 
 
 def compress_ladder(recipes: Sequence[Recipe], out: Path, listener: Listener | None = None) -> Frontier:
@@ -40,8 +44,11 @@ def compress_ladder(recipes: Sequence[Recipe], out: Path, listener: Listener | N
         )
     listener = listener or NullListener()
     frontier = Frontier(model=recipes[0].source.model.resolve().name, max_drop=recipes[0].selection.max_drop, rungs=())
+    shared = out / _TEACHER_OUTPUTS
     for number, recipe in enumerate(recipes, 1):
         folder = recipe.output.out
+        if recipe.distills and recipe.distillation.teacher_outputs is None:
+            recipe = recipe.updated(teacher_outputs=shared)
         try:
             report = _finished(recipe) or compress(recipe, listener)
         except CompressorError as error:
@@ -57,6 +64,7 @@ def compress_ladder(recipes: Sequence[Recipe], out: Path, listener: Listener | N
         frontier_page.write(frontier, out)
         text = f"rung {number} of {len(recipes)}, {folder.name}: {report.verdict}"
         listener.note(Note(code=NoteCode.RUNG_FINISHED, text=text))
+    shutil.rmtree(shared, ignore_errors=True)
     return frontier
 
 
@@ -66,7 +74,8 @@ def _finished(recipe: Recipe) -> Report | None:
     if recipe.output.force or not (folder / reports.JSON_NAME).is_file():
         return None
     report = reports.load(folder)
-    return report if report.recipe == recipe.flat() else None
+    ignored = {"teacher_outputs": None}
+    return report if {**report.recipe, **ignored} == {**recipe.flat(), **ignored} else None
 
 
 def _is_unreachable(error: CompressorError) -> bool:

@@ -68,6 +68,11 @@ class LearningStore:
         return self.path / "distillation"
 
     @property
+    def teacher_outputs(self) -> Path:
+        """Outputs of the teacher on the training rows."""
+        return self.path / "teacher"
+
+    @property
     def blocks(self) -> Path:
         """Attention maps, masks, and checkpoints of learning with them."""
         return self.path / "blocks"
@@ -102,7 +107,7 @@ class LearningStore:
             "costs": [row.model_dump() for row in selected.costs],
         }
         write_json(self.path / _FINISHED, content)
-        for part in (*_CHECKPOINTS, "pruning"):
+        for part in (*_CHECKPOINTS, "pruning", "teacher"):
             shutil.rmtree(self.path / part, ignore_errors=True)
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +17,7 @@ from transformers import PreTrainedModel
 from compressor.tasks.divergence import divergence, is_regression
 from compressor.tasks.forwards import DECODER_MASK, forward_arguments
 from compressor.training.checkpoints import digest
+from compressor.training.teacher_outputs import KeptOutputs, Outputs
 from compressor.units.find import evaluation_mode
 
 _HIDDEN_STATES = {
@@ -40,23 +44,42 @@ class Distillation:
         outputs: names of the model's outputs that the task scores.
         temperature: T.
         hidden_weight: weight of the error of the hidden states; models without hidden states have none.
+        kept: the teacher's outputs where they are kept; None: they are computed in every step.
     """
 
     teacher: PreTrainedModel
     outputs: tuple[str, ...]
     temperature: float = 2.0
     hidden_weight: float = 1.0
+    kept: KeptOutputs | None = None
 
     @classmethod
-    def of(cls, model: PreTrainedModel, outputs: tuple[str, ...], **weights: float) -> Distillation:
+    def of(
+        cls, model: PreTrainedModel, outputs: tuple[str, ...], *, temperature: float = 2.0, hidden_weight: float = 1.0
+    ) -> Distillation:
         """Distillation from a copy of a model, which may change afterwards."""
         teacher = copy.deepcopy(model).eval().requires_grad_(False)
-        return cls(teacher, outputs, **weights)
+        return cls(teacher, outputs, temperature, hidden_weight)
 
     @property
     def settings(self) -> list[Any]:
         """What the loss depends on; checkpoints of another teacher or loss are not resumed."""
         return [digest(self.teacher), list(self.outputs), self.temperature, self.hidden_weight]
+
+    def keep_outputs(self, folder: Path, rows: int, tokens: int) -> Distillation:
+        """The same loss, with the teacher's outputs computed once for each row.
+
+        Args:
+            folder: folder of the file in which they are kept; runs with the same teacher may share it.
+            rows: number of rows that are learned from.
+            tokens: their number of tokens.
+        """
+        name = hashlib.sha256(json.dumps([*self.settings[:2], self.hidden_weight > 0]).encode()).hexdigest()[:16]
+
+        def by_position(name: str, value: Tensor) -> bool:
+            return value.dim() > 2 or (len(self.outputs) > 1 and name in self.outputs)
+
+        return replace(self, kept=KeptOutputs(self._teach, folder / name, rows, tokens, by_position))
 
     def loss(self, student: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         """The loss of a batch `[rows, ...]`, a scalar.
@@ -65,14 +88,27 @@ class Distillation:
             student: the model that is trained, possibly in a distributed wrapper.
             batch: its inputs, with or without labels, which are not used.
         """
-        arguments = forward_arguments(self.teacher, batch)
-        with torch.no_grad():
-            target = self.teacher(**arguments, output_hidden_states=self.hidden_weight > 0)
+        target = self._teach(batch) if self.kept is None else self.kept(batch)
         with evaluation_mode(student):  # dropout would hide the small errors that are left
-            output = student(**arguments, output_hidden_states=self.hidden_weight > 0)
+            output = self._outputs(student, batch)
         return self._output_loss(target, output, batch) + self.hidden_weight * _hidden_loss(target, output, batch)
 
-    def _output_loss(self, target: Any, output: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    def _teach(self, batch: Mapping[str, Tensor]) -> Outputs:
+        with torch.no_grad():
+            return self._outputs(self.teacher, batch)
+
+    def _outputs(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Outputs:
+        """The scored outputs of a model, and its hidden states as `hidden_states.0` and so on."""
+        compares_hidden = self.hidden_weight > 0
+        output = model(**forward_arguments(self.teacher, batch), output_hidden_states=compares_hidden)
+        outputs = {name: output[name] for name in self.outputs}
+        if compares_hidden:
+            for kind in _HIDDEN_STATES:
+                layers = (output.get(kind) or ())[1:]
+                outputs |= {f"{kind}.{number}": hidden for number, hidden in enumerate(layers)}
+        return outputs
+
+    def _output_loss(self, target: Outputs, output: Outputs, batch: Mapping[str, Tensor]) -> Tensor:
         single = len(self.outputs) == 1 and is_regression(target[self.outputs[0]])
         temperature = 1.0 if single else self.temperature
         dense = {name: target[name] / temperature for name in self.outputs}
@@ -81,17 +117,17 @@ class Distillation:
         return temperature**2 * rows.mean()
 
 
-def _hidden_loss(target: Any, output: Any, batch: Mapping[str, Tensor]) -> Tensor:
+def _hidden_loss(target: Outputs, output: Outputs, batch: Mapping[str, Tensor]) -> Tensor:
     """The relative squared error of the hidden states, averaged over layers; zero where there are none."""
     errors = []
-    for name, mask_name in _HIDDEN_STATES.items():
-        mask = batch.get(mask_name)
-        for dense, hidden in zip((target.get(name) or ())[1:], (output.get(name) or ())[1:], strict=True):
-            weight = _position_weights(dense, mask)
-            error = (dense - hidden).float().square() * weight
+    for name, dense in target.items():
+        kind, _, layer = name.partition(".")
+        if layer:
+            weight = _position_weights(dense, batch.get(_HIDDEN_STATES[kind]))
+            error = (dense - output[name]).float().square() * weight
             errors.append(error.sum() / (dense.float().square() * weight).sum().clamp(min=1e-12))
     if not errors:
-        return torch.zeros((), device=target[0].device)
+        return torch.zeros((), device=next(iter(output.values())).device)
     return torch.stack(errors).mean()
 
 

@@ -1,0 +1,206 @@
+"""Outputs of a teacher, computed once for each row and kept in a memory-mapped file."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+Outputs = dict[str, Tensor]
+"""Outputs of a model by name, `[rows, ...]` each."""
+_VALUES, _INDEX = "outputs.float16", "outputs.npz"
+_DISK_SHARE = 0.5
+"""Share of the free disk that the file may take."""
+_MASK = "attention_mask"
+
+
+class _NotKeptError(Exception):
+    """Outputs cannot be kept; the message says why."""
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How the outputs of a row lie in the file, one after another.
+
+    Attributes:
+        shapes: name -> shape of the output of a row, without its axis of positions.
+        by_position: names of the outputs with an axis of positions, which comes first.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    by_position: frozenset[str]
+
+    def numbers(self, positions: int) -> dict[str, int]:
+        """Numbers of each output of a row with as many positions."""
+        return {
+            name: int(np.prod(shape)) * (positions if name in self.by_position else 1)
+            for name, shape in self.shapes.items()
+        }
+
+
+class KeptOutputs:
+    """Outputs of a model by row, from a file where they are known, else computed and added to it.
+
+    Rows are recognized by their inputs, without padding. Numbers are stored as float16, and are those of float16 on
+    their first use too, so that a run does not depend on what an earlier one has stored. Where outputs cannot be kept,
+    they are computed for every batch.
+
+    Args:
+        compute: outputs of the model on a batch.
+        folder: folder of the file, for one model and one set of outputs.
+        rows: number of rows that will be kept at most.
+        tokens: their number of tokens.
+        by_position: whether an output has an axis of positions, which follows that of rows.
+
+    Attributes:
+        refusal: why outputs are not kept; None while they are.
+    """
+
+    def __init__(
+        self,
+        compute: Callable[[Mapping[str, Tensor]], Outputs],
+        folder: Path,
+        rows: int,
+        tokens: int,
+        by_position: Callable[[str, Tensor], bool],
+    ) -> None:
+        self._compute, self._folder, self._rows, self._tokens = compute, folder, rows, tokens
+        self._by_position = by_position
+        self.refusal: str | None = None
+        self._layout: _Layout | None = None
+        self._index: dict[bytes, tuple[int, int]] = {}
+        self._values: np.memmap | None = None
+        self._end = 0
+
+    def __call__(self, batch: Mapping[str, Tensor]) -> Outputs:
+        """The outputs of a batch; at padded positions they are zero, or those of padding where they are computed."""
+        if self.refusal is None:
+            try:
+                return self._kept(batch)
+            except _NotKeptError as error:
+                self.refusal = str(error)
+                logger.info("the teacher's outputs are computed in every step: %s", error)
+        return self._compute(batch)
+
+    def _kept(self, batch: Mapping[str, Tensor]) -> Outputs:
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        masks = _masks(inputs)
+        keys = [_key(inputs, row, mask) for row, mask in enumerate(masks)]
+        missing = [row for row, key in enumerate(keys) if key not in self._index]
+        if missing:
+            computed = self._compute({name: value[missing] for name, value in inputs.items()})
+            self._add(computed, [keys[row] for row in missing], masks[missing], has_positions=_MASK in inputs)
+        return self._gather(keys, masks, next(iter(inputs.values())).device)
+
+    def save(self) -> None:
+        """Store the index beside the values, for later runs."""
+        if self._values is not None:
+            self._values.flush()
+            spans = np.array(list(self._index.values()), np.int64).reshape(-1, 2)
+            names = np.frombuffer(b"".join(self._index), np.uint8).reshape(-1, hashlib.sha1().digest_size)
+            np.savez(self._folder / _INDEX, keys=names, spans=spans)
+
+    def _add(self, outputs: Outputs, keys: Sequence[bytes], masks: Tensor, *, has_positions: bool) -> None:
+        """Append the outputs of rows to the file."""
+        if self._layout is None or self._values is None:
+            self._layout = _layout_of(outputs, masks, self._by_position, has_positions=has_positions)
+            self._values = self._open(self._layout)
+        for row, key in enumerate(keys):
+            if key in self._index:  # twice in one batch
+                continue
+            mask = masks[row].to(next(iter(outputs.values())).device)
+            parts = [
+                value[row][mask].reshape(-1) if name in self._layout.by_position else value[row].reshape(-1)
+                for name, value in outputs.items()
+            ]
+            record = torch.cat(parts).to("cpu", torch.float16).numpy()
+            if not np.isfinite(record).all():
+                raise _NotKeptError("a number of its outputs exceeds the range of float16")
+            if self._end + len(record) > len(self._values):
+                raise _NotKeptError("the rows have more tokens than were counted")
+            self._values[self._end : self._end + len(record)] = record
+            self._index[key] = (self._end, len(record))
+            self._end += len(record)
+
+    def _open(self, layout: _Layout) -> np.memmap:
+        """The file, with the index of an earlier run where there is one."""
+        per_row = sum(count for name, count in layout.numbers(1).items() if name not in layout.by_position)
+        per_token = sum(layout.numbers(1).values()) - per_row
+        numbers = self._rows * per_row + self._tokens * per_token
+        self._folder.mkdir(parents=True, exist_ok=True)
+        file, index = self._folder / _VALUES, self._folder / _INDEX
+        free = shutil.disk_usage(self._folder).free + (file.stat().st_size if file.is_file() else 0)
+        if 2 * numbers > _DISK_SHARE * free:
+            raise _NotKeptError(
+                f"they take {2 * numbers / 2**30:.1f} GiB, more than half of the free disk ({free / 2**30:.1f} GiB)"
+            )
+        if file.is_file() and index.is_file() and file.stat().st_size == 2 * numbers:
+            with np.load(index) as stored:
+                spans = [(int(start), int(length)) for start, length in stored["spans"]]
+                self._index = dict(zip((bytes(key) for key in stored["keys"]), spans, strict=True))
+            self._end = max((start + length for start, length in spans), default=0)
+            return np.memmap(file, np.float16, "r+", shape=(numbers,))
+        index.unlink(missing_ok=True)
+        return np.memmap(file, np.float16, "w+", shape=(numbers,))
+
+    def _gather(self, keys: Sequence[bytes], masks: Tensor, device: torch.device) -> Outputs:
+        assert self._layout is not None
+        assert self._values is not None
+        layout, positions = self._layout, masks.shape[1]
+        outputs = {
+            name: torch.zeros(len(keys), *((positions,) if name in layout.by_position else ()), *shape)
+            for name, shape in layout.shapes.items()
+        }
+        for row, (key, mask) in enumerate(zip(keys, masks, strict=True)):
+            start, length = self._index[key]
+            record = torch.from_numpy(self._values[start : start + length].astype(np.float32))
+            counts = layout.numbers(int(mask.sum()))
+            for (name, shape), part in zip(layout.shapes.items(), record.split(list(counts.values())), strict=True):
+                if name in layout.by_position:
+                    outputs[name][row, mask] = part.reshape(-1, *shape)
+                else:
+                    outputs[name][row] = part.reshape(shape)
+        return {name: value.to(device) for name, value in outputs.items()}
+
+
+def _masks(inputs: Mapping[str, Tensor]) -> Tensor:
+    """The positions of each row that are not padding, bool `[rows, positions]`, on the CPU; one without a mask."""
+    if _MASK in inputs:
+        return inputs[_MASK].bool().cpu()
+    return torch.ones(len(next(iter(inputs.values()))), 1, dtype=torch.bool)
+
+
+def _key(inputs: Mapping[str, Tensor], row: int, mask: Tensor) -> bytes:
+    """Hash of the inputs of a row without padding."""
+    sha = hashlib.sha1(usedforsecurity=False)
+    for name in sorted(inputs):
+        value = inputs[name][row].cpu()
+        sha.update(name.encode())
+        sha.update((value[mask] if value.shape[:1] == mask.shape else value).contiguous().numpy().tobytes())
+    return sha.digest()
+
+
+def _layout_of(
+    outputs: Outputs, masks: Tensor, by_position_rule: Callable[[str, Tensor], bool], *, has_positions: bool
+) -> _Layout:
+    """The layout of the outputs of a batch; without a mask of positions, every row has the same shapes.
+
+    Raises:
+        _NotKeptError: an output does not consist of rows and positions.
+    """
+    by_position = frozenset(name for name, value in outputs.items() if has_positions and by_position_rule(name, value))
+    for name, value in outputs.items():
+        axes = 2 if name in by_position else 1
+        if value.shape[:axes] != masks.shape[:axes]:
+            raise _NotKeptError(f"{name} has other axes than the rows and positions of the inputs")
+    shapes = {name: tuple(value.shape[2 if name in by_position else 1 :]) for name, value in outputs.items()}
+    return _Layout(shapes, by_position)

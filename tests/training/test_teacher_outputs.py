@@ -1,0 +1,119 @@
+"""Kept outputs of a teacher: each row is computed once, whatever its padding, and refusals fall back to computing."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from compressor.training.distillation import Distillation
+from compressor.training.teacher_outputs import KeptOutputs, Outputs
+from tests import folders, zoo
+
+ROWS = [[3, 5, 7], [4, 6], [8, 9, 10, 11], [3, 5, 7, 2]]
+
+
+def batch(*numbers: int, padding: int = 0) -> dict[str, Tensor]:
+    """Some of the rows, padded to the longest of them and `padding` further positions."""
+    rows = [ROWS[number] for number in numbers]
+    length = max(map(len, rows)) + padding
+    ids = torch.tensor([row + [0] * (length - len(row)) for row in rows])
+    mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in rows])
+    return {"input_ids": ids, "attention_mask": mask, "labels": torch.zeros(len(rows), dtype=torch.long)}
+
+
+class Teacher:
+    """Outputs that depend on the inputs of a row alone; counts how often each row is computed."""
+
+    def __init__(self) -> None:
+        self.rows: Counter[tuple[int, ...]] = Counter()
+
+    def __call__(self, inputs: Mapping[str, Tensor]) -> Outputs:
+        ids, mask = inputs["input_ids"], inputs["attention_mask"]
+        self.rows.update(tuple(row[kept.bool()].tolist()) for row, kept in zip(ids, mask, strict=True))
+        total = (ids * mask).sum(1).float()
+        return {"logits": torch.stack([total, -total], 1), "hidden_states.0": torch.stack([ids, 2 * ids], 2).float()}
+
+
+def by_position(name: str, value: Tensor) -> bool:
+    return value.dim() > 2
+
+
+def kept(teacher: Teacher, folder: Path) -> KeptOutputs:
+    return KeptOutputs(teacher, folder, len(ROWS), sum(map(len, ROWS)), by_position)
+
+
+def test_every_row_is_computed_once_whatever_its_padding(tmp_path: Path) -> None:
+    teacher, direct = Teacher(), Teacher()
+    outputs = kept(teacher, tmp_path)
+    for inputs in (batch(0, 1), batch(1, 2, 0), batch(0, 0, padding=3), batch(3, 1, 2)):
+        found, expected = outputs(inputs), direct(inputs)
+        mask = inputs["attention_mask"].bool()
+        torch.testing.assert_close(found["logits"], expected["logits"])
+        torch.testing.assert_close(found["hidden_states.0"][mask], expected["hidden_states.0"][mask])
+        assert not found["hidden_states.0"][~mask].any()
+    assert set(teacher.rows.values()) == {1}
+    assert len(teacher.rows) == len(ROWS)
+    assert outputs.refusal is None
+
+
+def test_a_later_run_computes_nothing_again(tmp_path: Path) -> None:
+    first = kept(Teacher(), tmp_path)
+    expected = first(batch(0, 1, 2, 3))
+    first.save()
+    teacher = Teacher()
+    found = kept(teacher, tmp_path)
+    found(batch(2))  # opens the file
+    torch.testing.assert_close(found(batch(0, 1, 2, 3)), expected)
+    assert sum(teacher.rows.values()) <= 1
+
+
+@pytest.mark.parametrize("cause", ["disk", "range", "axes"])
+def test_outputs_that_cannot_be_kept_are_computed(cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if cause == "disk":
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
+
+    def teach(inputs: Mapping[str, Tensor]) -> Outputs:
+        outputs = Teacher()(inputs)
+        if cause == "range":
+            outputs["logits"] = outputs["logits"] * 1e6
+        if cause == "axes":
+            outputs["hidden_states.0"] = outputs["hidden_states.0"][:, :1]
+        return outputs
+
+    outputs = KeptOutputs(teach, tmp_path, len(ROWS), sum(map(len, ROWS)), by_position)
+    for inputs in (batch(0, 1), batch(1, 2)):
+        torch.testing.assert_close(outputs(inputs), teach(inputs))
+    assert outputs.refusal is not None
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "vit", "bart"])
+def test_the_loss_is_that_of_computed_outputs(family: str, tmp_path: Path) -> None:
+    model, inputs = zoo.FAMILIES[family](0)
+    student, _ = zoo.FAMILIES[family](1)
+    distillation = Distillation.of(model.eval(), ("logits",))
+    rows: Any = next(iter(inputs.values()))
+    keeping = distillation.keep_outputs(tmp_path, len(rows), rows.numel())
+    expected = distillation.loss(student, inputs).item()
+    losses = [keeping.loss(student, inputs).item() for _ in range(2)]
+    assert losses == pytest.approx([expected] * 2, rel=5e-3)
+
+
+def test_runs_with_another_teacher_do_not_share_outputs(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    losses = []
+    for _ in range(2):
+        student, teacher = folders.bert(), folders.bert()
+        keeping = Distillation.of(teacher.eval(), ("logits",)).keep_outputs(tmp_path, 3, 20)
+        expected = Distillation.of(teacher, ("logits",)).loss(student, batch(0, 1, 2)).item()
+        losses.append((keeping.loss(student, batch(0, 1, 2)).item(), expected))
+        assert keeping.kept is not None
+        keeping.kept.save()
+    assert all(loss == pytest.approx(expected, rel=5e-3) for loss, expected in losses)
