@@ -57,6 +57,8 @@ class NoteCode(StrEnum):
     """The compressed model was trained, the dense one was not."""
     WEIGHTS_CHANGED = "weights-changed"
     """The weights of the compressed model were adjusted without training."""
+    DISTILLED_IN_VAIN = "distilled-in-vain"
+    """No checkpoint is closer to the teacher than the weights before the distillation."""
     OUTPUTS_NOT_KEPT = "outputs-not-kept"
     """The teacher's outputs do not fit on the disk, or have another form than rows and positions."""
     RUNG_FINISHED = "rung-finished"

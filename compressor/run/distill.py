@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+import torch
 from accelerate import PartialState
 from transformers import PreTrainedModel
 
@@ -22,6 +24,8 @@ from compressor.run.products import LoadedModel, SelectedPlan
 from compressor.selection.options import ScheduleOptions
 from compressor.selection.plan_and_curves import training_curves
 from compressor.tasks import Data
+from compressor.tasks.forwards import forward_arguments
+from compressor.tasks.scoring import batches
 from compressor.tasks.segment_streams import Streams
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.distillation import Distillation
@@ -34,6 +38,8 @@ _REMEDY = "lower the learning rate (--distill-learning-rate)"
 _STEPS = "steps.json"
 """File of the number of steps, where it follows from a time."""
 _TIMED_STEPS = 5
+_EVALUATED_ROWS = 128
+"""Rows of an evaluation batch."""
 
 
 def distillation_of(recipe: Recipe, model: LoadedModel, data: Data) -> Distillation:
@@ -105,6 +111,8 @@ def distill(
         drawn = draw_rows(data, steps * selection.batch_size * process_count(), selection.seed)
         data = replace(data, train=data.train.select(sorted(drawn)))
         distillation = _with_kept_outputs(recipe, data, steps, distillation, store)
+        start = copy.deepcopy(network.state_dict())
+        before = _mean_divergence(distillation, network, data)
         try:
             log = fit(
                 network,
@@ -118,20 +126,19 @@ def distill(
         finally:
             if distillation.kept is not None:
                 distillation.kept.save()
+        after = min(entry["eval_divergence"] for entry in log if "eval_divergence" in entry)
+        if before <= after:
+            network.load_state_dict(start)
     network.to("cpu")  # type: ignore[arg-type]  # a trainer with a GPU leaves the model there
     last = max((point.step for point in selected.curves), default=0)
     curves = (point.model_copy(update={"step": last + point.step}) for point in training_curves(log, task.metric))
-    teacher = options.teacher or "the whole model"
-    text = (
-        f"the compressed model was trained for {steps} steps on the outputs of {teacher}; labels of training"
-        " rows were not used"
-    )
+    notes = _notes(recipe, steps, distillation, before, after)
     distilled = replace(
         selected,
         plan=selected.plan.model_copy(update={"model": fingerprint(network)}),
         curves=(*selected.curves, *curves),
         trained=True,
-        notes=(*selected.notes, Note(code=NoteCode.DISTILLED, text=text), *_notes_on_outputs(distillation)),
+        notes=(*selected.notes, *notes),
     )
     if PartialState().is_main_process:
         store.finish(distilled, network)
@@ -148,7 +155,24 @@ def _with_kept_outputs(
     return distillation.keep_outputs(folder or store.teacher_outputs, len(data.train), sum(data.train["length"]))
 
 
-def _notes_on_outputs(distillation: Distillation) -> Iterator[Note]:
+def _mean_divergence(distillation: Distillation, network: PreTrainedModel, data: Data) -> float:
+    """The mean divergence of the model's outputs from the teacher's on the evaluation rows."""
+    rows, network = [], network.eval()
+    for _, batch in batches(data.task, data.eval, _EVALUATED_ROWS):
+        with torch.no_grad():
+            outputs = network(**forward_arguments(network, batch))
+        rows.append(distillation.divergences(outputs, batch).cpu())
+    return float(torch.cat(rows).mean())
+
+
+def _notes(recipe: Recipe, steps: int, distillation: Distillation, before: float, after: float) -> Iterator[Note]:
+    teacher = recipe.distillation.teacher or "the whole model"
+    text = f"{steps} steps on the outputs of {teacher}, without labels; mean divergence on the evaluation rows"
+    if before <= after:
+        text = f"{text} {before:.3g} before and never less than {after:.3g} after: the weights before are delivered"
+        yield Note(code=NoteCode.DISTILLED_IN_VAIN, text=text)
+    else:
+        yield Note(code=NoteCode.DISTILLED, text=f"{text} {before:.3g} before, {after:.3g} after")
     if distillation.kept is not None and distillation.kept.refusal is not None:
         text = f"the teacher's outputs were computed in every step, not kept: {distillation.kept.refusal}"
         yield Note(code=NoteCode.OUTPUTS_NOT_KEPT, text=text)

@@ -69,7 +69,7 @@ def training_curves(log: Sequence[Mapping[str, Any]], metric: str) -> tuple[Curv
 
     `overlap` is the share of the heads kept at the last point of the log that are kept at a point.
     """
-    names = ("loss", "learning_rate", f"eval_{metric}")
+    names = ("loss", "learning_rate", f"eval_{metric}", "eval_divergence")
     final = set(next((entry["kept"] for entry in reversed(log) if "kept" in entry), ()))
     points: dict[int, dict[str, float]] = {}
     for entry in log:

@@ -93,6 +93,17 @@ class Distillation:
             output = self._outputs(student, batch)
         return self._output_loss(target, output, batch) + self.hidden_weight * _hidden_loss(target, output, batch)
 
+    def divergences(self, outputs: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
+        """KL(teacher || student) of each row, or the relative squared error of a regression, `[rows]`, float64.
+
+        Args:
+            outputs: the scored outputs of the student, by name.
+            batch: its inputs `[rows, ...]`.
+        """
+        with torch.no_grad():
+            target = self.teacher(**forward_arguments(self.teacher, batch))
+            return divergence({name: target[name] for name in self.outputs}, outputs, self.outputs, batch)
+
     def _teach(self, batch: Mapping[str, Tensor]) -> Outputs:
         with torch.no_grad():
             return self._outputs(self.teacher, batch)

@@ -76,7 +76,8 @@ def fit(
         schedule: length, optimizer and learning rate.
         checkpoints: the checkpoint folder; an interrupted run with the same settings is resumed from there.
         gating: a gate to train too; None: only the model is trained.
-        distillation: trains the model on a teacher's outputs, without labels; None: on labels.
+        distillation: trains the model on a teacher's outputs, without labels; the divergence from these on evaluation
+            rows then selects the checkpoint. None: it is trained on labels, and the metric selects.
         on_progress: called with (step, steps) after every step.
         on_evaluation: called with (step, metric) after every evaluation.
         remedy: how to prevent a divergence, in terms of the command's flags, for the error message.
@@ -94,7 +95,7 @@ def fit(
     memory_files = arguments.world_size if isinstance(task, Streams) else 0
     trainer_type = _trainer_type(data, schedule, arguments.world_size)
     counter = StepCounter()
-    evaluation = Evaluation(model, task, gate, counter, schedule.steps)
+    evaluation = Evaluation(model, task, gate, counter, schedule.steps, by_divergence=distillation is not None)
     settings = _settings(model, data, schedule, checkpoints, gating, distillation, arguments.world_size)
     with ExitStack() as contexts:
         with process_state().main_process_first():

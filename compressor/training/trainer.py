@@ -138,6 +138,16 @@ class GateTrainer(Trainer):
             return result
         return (self._with_penalty(result[0]), result[1]) if isinstance(result, tuple) else self._with_penalty(result)
 
+    def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Loss, outputs and labels of an evaluation batch; with a teacher the divergences of its rows come last."""
+        loss, outputs, labels = super().prediction_step(model, inputs, *args, **kwargs)
+        if self.distillation is None or outputs is None:
+            return loss, outputs, labels
+        scored = outputs if isinstance(outputs, tuple) else (outputs,)
+        by_name = dict(zip(self.distillation.outputs, scored, strict=False))
+        divergences = self.distillation.divergences(by_name, self._prepare_inputs(inputs))
+        return loss, (*scored, divergences[:, None]), labels
+
     def _with_penalty(self, loss: Tensor) -> Tensor:
         if self.gate is None:
             return loss
