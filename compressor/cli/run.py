@@ -9,7 +9,7 @@ import click
 from compressor.cli.command_group import CommandGroup, common
 from compressor.cli.field_options import FieldsCommand, options_of, renamed_options
 from compressor.config.methods import PENALISED_METHODS
-from compressor.config.recipe_file import recipes_of
+from compressor.config.recipe_file import compared_ladders, recipes_of
 from compressor.config.run import FIELDS, FORMER_NAMES
 from compressor.errors import ErrorCode, UsageError, closest
 
@@ -53,10 +53,12 @@ def run(
     from compressor.run.ladder import compress_ladder
     from compressor.run.pipeline import compress
 
+    others = compared_ladders(model, file, fields, recipes)
     if len(recipes) == 1:
         finish(console, compress(recipe, console), recipe.output.out)
     else:
-        finish_ladder(console, compress_ladder(recipes, recipe.output.out.parent, console), recipe.output.out.parent)
+        out = recipe.output.out.parent
+        finish_ladder(console, compress_ladder(recipes, out, console, others=others), out)
 
 
 def _unexpected(ctx: click.Context, word: str) -> str:

@@ -6,7 +6,7 @@ import itertools
 import os
 import shlex
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,6 +127,33 @@ def recipes_of(
         return tuple(rungs)
     chained = [recipe.updated(start_from=before.output.out) for before, recipe in itertools.pairwise(rungs)]
     return (rungs[0], *chained)
+
+
+def compared_ladders(
+    model: str | None, file: str | None, flags: Mapping[str, Any], recipes: Sequence[Recipe]
+) -> dict[str, tuple[Recipe, ...]]:
+    """The ladders of the methods that a ladder is compared with, by method.
+
+    Args:
+        model: the model folder; None where the file names it.
+        file: a recipe file; see `recipe_of`.
+        flags: field name -> value of its flag.
+        recipes: the rungs of the ladder; see `recipes_of`.
+
+    Raises:
+        UsageError: the budget has one value only.
+    """
+    methods = recipes[0].budget.compare_with
+    if methods and len(recipes) == 1:
+        raise UsageError(
+            "--compare-with: methods are compared along a ladder; give the budget several values: --speedup 2,4",
+            code=ErrorCode.CONTRADICTION,
+            field="compare_with",
+        )
+    out = recipes[0].output.out.parent
+    return {
+        method: recipes_of(model, file, {**flags, "method": method, "out": str(out / method)}) for method in methods
+    }
 
 
 def rung_name(name: str, value: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from compressor.config.fields import Config, config_field, one_of
-from compressor.config.methods import METHODS, SEARCH_METHODS
+from compressor.config.methods import BUDGET_METHODS, METHODS, SEARCH_METHODS
 from compressor.config.values import (
     AbsolutePath,
     BlockSize,
@@ -36,6 +36,11 @@ MODEL, DATA, HEADS, BUDGET, BLOCKS, DISTILLATION = "Model", "Data", "Heads", "Bu
 AUTO = "auto"
 """Value of a choice that is made by measuring."""
 ENGINE, MEASURING, OUTPUT = "Engine", "Measuring", "Output"
+
+
+def _budget_methods(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Check the names of methods that meet a budget."""
+    return tuple(map(one_of(BUDGET_METHODS), names))
 
 
 class SourceConfig(Config):
@@ -176,6 +181,11 @@ class BudgetConfig(Config):
         "output folder of an earlier run under a budget on MODEL, whose units and weights are pruned further",
         decides_plan=True,
         is_path=True,
+    )
+    compare_with: Annotated[Names, AfterValidator(_budget_methods)] = config_field(
+        BUDGET,
+        "further methods whose rungs the page of a ladder shows beside those of the method: fisher,magnitude",
+        (),
     )
     skip_refused: bool = config_field(
         BUDGET,

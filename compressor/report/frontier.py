@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from compressor.report import formatting
 from compressor.report.verdict import headline_scores
@@ -52,6 +53,7 @@ class Frontier(BaseModel):
         max_drop: the loss of the metric that is allowed; None: no bound.
         rungs: the rungs.
         ended: why no further rung follows; None: all are finished.
+        others: rungs of the methods that it is compared with, by method; their names begin with that of the method.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -60,6 +62,12 @@ class Frontier(BaseModel):
     max_drop: float | None
     rungs: tuple[Rung, ...]
     ended: str | None = None
+    others: dict[str, tuple[Rung, ...]] = Field(default_factory=dict)
+
+    @property
+    def all_rungs(self) -> tuple[Rung, ...]:
+        """The rungs, and those of the methods that it is compared with."""
+        return (*self.rungs, *itertools.chain.from_iterable(self.others.values()))
 
     @property
     def fastest(self) -> Rung | None:
@@ -132,7 +140,7 @@ def frontier_rows(frontier: Frontier) -> tuple[tuple[str, ...], list[tuple[str, 
             *(formatting.ratio(speed) for speed in rung.speeds),
             f"{rung.seconds / 60:.1f}",
         )
-        for rung in frontier.rungs
+        for rung in frontier.all_rungs
     ]
     return headings, rows
 

@@ -142,7 +142,8 @@ def _trainer_type(data: Data, schedule: Schedule, processes: int) -> Callable[..
         train = StreamRows(data.train, np.resize(order, (schedule.steps, streams)).ravel().tolist())
         evaluated = StreamRows(data.eval, assign_streams(len(data.eval), streams, whole=True).ravel().tolist())
         return partial(SegmentTrainer, pass_steps=len(order), train_dataset=train, eval_dataset=evaluated)
-    rows = row_order(data.train["length"], schedule.batch_size, schedule.steps * processes, schedule.seed)
+    # Processes share each batch, so that several read the rows of one with a batch as large as theirs together.
+    rows = row_order(data.train["length"], schedule.batch_size * processes, schedule.steps, schedule.seed)
     by_length = np.argsort(data.eval["length"], kind="stable").tolist()
     return partial(GateTrainer, train_dataset=Subset(data.train, rows), eval_dataset=Subset(data.eval, by_length))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from compressor.config.recipe_file import recipes_of
+from compressor.config.recipe_file import compared_ladders, recipes_of
 from compressor.config.run import Recipe
 from compressor.errors import DivergedError, ErrorCode, UsageError
 from compressor.report import load
@@ -104,6 +104,21 @@ def test_an_interrupted_ladder_keeps_its_rungs_and_goes_on(inputs: Path, tmp_pat
     frontier = compress_ladder([mild, strict], out, listener)
     assert len(frontier.rungs) == 2
     assert NoteCode.RESUMED in listener.codes
+
+
+def test_other_methods_stand_beside_a_ladder(inputs: Path, tmp_path: Path, ladder: tuple[Path, Frontier]) -> None:
+    out = tmp_path / "out"
+    flags = {**FLAGS, "data": str(inputs / "rows.tsv"), "out": str(out), "compare_with": "magnitude", "distill": False}
+    del flags["distill_steps"]
+    recipes = recipes_of(str(inputs / "model"), None, flags)
+    others = compared_ladders(str(inputs / "model"), None, flags, recipes)
+    frontier = compress_ladder(recipes, out, others=others)
+    assert [rung.name for rung in frontier.others["magnitude"]] == ["magnitude/macs-90", "magnitude/macs-60"]
+    assert load(out / "magnitude" / "macs-60").plan.method == "magnitude"
+    page = (out / FRONTIER_HTML).read_text()
+    assert 'href="magnitude/macs-60/report.html"' in page
+    with pytest.raises(UsageError):
+        compared_ladders(str(inputs / "model"), None, flags, recipes[:1])
 
 
 def test_a_budget_that_nothing_meets_ends_the_ladder(inputs: Path, tmp_path: Path) -> None:
