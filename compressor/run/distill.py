@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,6 +34,7 @@ from compressor.training.fit import fit
 from compressor.training.processes import process_count
 from compressor.units import compacted
 from compressor.workdir import write_json
+from graph_passes import Plan
 
 _REMEDY = "lower the learning rate (--distill-learning-rate)"
 _STEPS = "steps.json"
@@ -97,28 +99,72 @@ def distill(
     Raises:
         DivergedError: see `fit`.
     """
-    network = model.folder.model
+    network, data = model.folder.model, replace(data, task=data.task.chooser)
     if (finished := store.finished(network)) is not None:
         return finished
-    options, selection = recipe.distillation, recipe.selection
-    task = data.task.chooser
-    data = replace(data, task=task)
-    with compacted(network, selected.plan, example_inputs(model.folder, 2, 8)):
+    training = _train(recipe, model, data, selected.plan, distillation, store, on_progress)
+    network.to("cpu")  # type: ignore[arg-type]  # a trainer with a GPU leaves the model there
+    last = max((point.step for point in selected.curves), default=0)
+    points = training_curves(training.log, data.task.metric)
+    distilled = replace(
+        selected,
+        plan=selected.plan.model_copy(update={"model": fingerprint(network)}),
+        curves=(*selected.curves, *(point.model_copy(update={"step": last + point.step}) for point in points)),
+        trained=True,
+        notes=(*selected.notes, *_notes(recipe, training)),
+    )
+    if PartialState().is_main_process:
+        store.finish(distilled, network)
+    return distilled
+
+
+@dataclass(frozen=True)
+class _Training:
+    """A finished training.
+
+    Attributes:
+        log: its entries, each with its step.
+        steps: number of steps.
+        before: mean divergence from the teacher on the evaluation rows, with the weights before.
+        after: the least mean divergence of a checkpoint.
+        refusal: why the teacher's outputs could not be kept; None: they were, or did not need to be.
+    """
+
+    log: Sequence[Mapping[str, Any]]
+    steps: int
+    before: float
+    after: float
+    refusal: str | None
+
+
+def _train(
+    recipe: Recipe,
+    model: LoadedModel,
+    data: Data,
+    plan: Plan,
+    distillation: Distillation,
+    store: LearningStore,
+    on_progress: ProgressCallback,
+) -> _Training:
+    """Train the kept units in place; the model has the weights of least divergence, which may be those before."""
+    network, selection = model.folder.model, recipe.selection
+    with compacted(network, plan, example_inputs(model.folder, 2, 8)):
         steps = _affordable_steps(recipe, data, distillation, network, store)
         schedule = ScheduleOptions().schedule(
-            steps, selection.batch_size, options.distill_learning_rate, selection.seed
+            steps, selection.batch_size, recipe.distillation.distill_learning_rate, selection.seed
         )
         drawn = draw_rows(data, steps * selection.batch_size * process_count(), selection.seed)
         data = replace(data, train=data.train.select(sorted(drawn)))
         distillation = _with_kept_outputs(recipe, data, steps, distillation, store)
         start = copy.deepcopy(network.state_dict())
         before = _mean_divergence(distillation, network, data)
+        checkpoints = Checkpoints(store.distillation, {"plan": plan.model_dump_json()})
         try:
             log = fit(
                 network,
                 data,
                 schedule,
-                Checkpoints(store.distillation, {"plan": selected.plan.model_dump_json()}),
+                checkpoints,
                 distillation=distillation,
                 on_progress=on_progress,
                 remedy=_REMEDY,
@@ -129,20 +175,7 @@ def distill(
         after = min(entry["eval_divergence"] for entry in log if "eval_divergence" in entry)
         if before <= after:
             network.load_state_dict(start)
-    network.to("cpu")  # type: ignore[arg-type]  # a trainer with a GPU leaves the model there
-    last = max((point.step for point in selected.curves), default=0)
-    curves = (point.model_copy(update={"step": last + point.step}) for point in training_curves(log, task.metric))
-    notes = _notes(recipe, steps, distillation, before, after)
-    distilled = replace(
-        selected,
-        plan=selected.plan.model_copy(update={"model": fingerprint(network)}),
-        curves=(*selected.curves, *curves),
-        trained=True,
-        notes=(*selected.notes, *notes),
-    )
-    if PartialState().is_main_process:
-        store.finish(distilled, network)
-    return distilled
+    return _Training(log, steps, before, after, None if distillation.kept is None else distillation.kept.refusal)
 
 
 def _with_kept_outputs(
@@ -165,16 +198,17 @@ def _mean_divergence(distillation: Distillation, network: PreTrainedModel, data:
     return float(torch.cat(rows).mean())
 
 
-def _notes(recipe: Recipe, steps: int, distillation: Distillation, before: float, after: float) -> Iterator[Note]:
+def _notes(recipe: Recipe, training: _Training) -> Iterator[Note]:
+    """What the training did, and whether its weights are delivered."""
     teacher = recipe.distillation.teacher or "the whole model"
-    text = f"{steps} steps on the outputs of {teacher}, without labels; mean divergence on the evaluation rows"
-    if before <= after:
-        text = f"{text} {before:.3g} before and never less than {after:.3g} after: the weights before are delivered"
+    text = f"{training.steps} steps on the outputs of {teacher}, without labels; mean divergence on the evaluation rows"
+    if training.before <= training.after:
+        text = f"{text} {training.before:.3g} before and at least {training.after:.3g} after: the weights before stay"
         yield Note(code=NoteCode.DISTILLED_IN_VAIN, text=text)
     else:
-        yield Note(code=NoteCode.DISTILLED, text=f"{text} {before:.3g} before, {after:.3g} after")
-    if distillation.kept is not None and distillation.kept.refusal is not None:
-        text = f"the teacher's outputs were computed in every step, not kept: {distillation.kept.refusal}"
+        yield Note(code=NoteCode.DISTILLED, text=f"{text} {training.before:.3g} before, {training.after:.3g} after")
+    if training.refusal is not None:
+        text = f"the teacher's outputs were computed in every step, not kept: {training.refusal}"
         yield Note(code=NoteCode.OUTPUTS_NOT_KEPT, text=text)
 
 

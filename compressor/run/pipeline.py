@@ -131,18 +131,16 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
         log.add_notes(store.notes)
         distillation = distillation_of(recipe, model, data) if recipe.distills else None
         if followed is None:
-            own_store = store.stage("pruned") if recipe.distills else store
-            learned = _learn(recipe, model, data, own_store, selector, log)
-            selected = learned
+            part = store.stage("pruned") if recipe.distills else store
+            selected = _learn(recipe, model, data, part, selector, log)
             if recipe.prunes:
                 assert rehearsed is not None
                 engine = _choose_first(reference, dense, data, model, built, sizes, work, log)
                 costs = _cost_source(recipe, model, data, engine.choice, reference, dense, sizes, work, log)
                 lost = engine.lost(data.task)
-                run = BudgetRun(recipe, model, data, learned, costs, rehearsed.refused, lost, own_store, log)
-                selected = prune(run)
-        assert selected is not None
+                selected = prune(BudgetRun(recipe, model, data, selected, costs, rehearsed.refused, lost, part, log))
         if distillation is not None:
+            assert selected is not None
             state.wait_for_everyone()
             with log.stage("training on the outputs of the whole model") as on_progress:
                 selected = distill(recipe, model, data, selected, distillation, store, on_progress)

@@ -15,7 +15,7 @@ def as_bytes(array: np.ndarray) -> np.ndarray:
 _encode = np.vectorize(lambda text: text.encode() if isinstance(text, str) else text, otypes=[np.object_])
 
 
-def relative_error(reference: np.ndarray, output: np.ndarray, feeds: Feeds) -> float:
+def relative_error(reference: np.ndarray, output: np.ndarray, feeds: Feeds, *, scale: float | None = None) -> float:
     """`max |reference - output| / max |reference|` over the positions that are not padding.
 
     Nothing uses the outputs at padded positions, and kernels disagree on the softmax of a query without any key. An
@@ -26,6 +26,7 @@ def relative_error(reference: np.ndarray, output: np.ndarray, feeds: Feeds) -> f
         reference: the expected output.
         output: the output to compare.
         feeds: the inputs that both were computed from.
+        scale: what the difference is divided by; None: the largest magnitude of the reference.
 
     Returns:
         The error; infinite where shapes differ, either array holds NaN, an infinity has no equal in the other array, or
@@ -44,7 +45,7 @@ def relative_error(reference: np.ndarray, output: np.ndarray, feeds: Feeds) -> f
     largest = float(np.abs(a - b).max(initial=0.0))
     if largest == 0:
         return 0.0
-    scale = float(np.abs(a).max(initial=0.0))
+    scale = scale or float(np.abs(a).max(initial=0.0))
     return largest / scale if scale else float("inf")
 
 

@@ -18,13 +18,25 @@ from compressor.results import NoteCode, Report
 from graph_passes import Plan
 from tests import folders
 from tests.run.listeners import RecordingListener, interrupt
-from tests.run.runs import learning_recipe
+from tests.run.runs import learning_recipe, write_inputs
 
 BUDGET: dict[str, Any] = {"keep": None, "steps": None, "macs": "60%"}
+DISTILLED: dict[str, Any] = {"distill": True, "distill_steps": 12, "distill_learning_rate": 1e-3}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model whose answers differ from row to row, so that they can be lost; tests must not change it."""
+    folder = write_inputs(tmp_path_factory.mktemp("inputs"))
+    torch.manual_seed(0)
+    folders.save(folders.bert(initializer_range=0.5), folder / "model")
+    return folder
 
 
 def distilled_recipe(inputs: Path, out: Path, **fields: Any) -> Recipe:
-    return learning_recipe(inputs, out, **{**BUDGET, "distill": True, "distill_steps": 6, **fields})
+    return learning_recipe(
+        inputs, out, **{**BUDGET, "distill": True, "distill_steps": 12, "distill_learning_rate": 1e-3, **fields}
+    )
 
 
 def run(inputs: Path, out: Path, **fields: Any) -> Report:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import onnx_ir as ir
 import pytest
 
 from compressor.errors import ErrorCode, MismatchError
-from compressor.results import FLOAT_STAGES, ProofStage
+from compressor.results import FLOAT_STAGES, Proof, ProofStage
 from compressor.run.products import Case
 from compressor.run.verify import make_cases, prove_engine, prove_export, prove_shrunk, require
 from compressor.targets.onnxruntime.engine import build_engine
@@ -61,6 +63,19 @@ def test_a_quantized_graph_may_round(tmp_path: Path) -> None:
     engine = build_engine(tmp_path / "graph.onnx", tmp_path / "engine.onnx", provider="cpu", threads=1)
     cases = (Case({"x": np.arange(4, dtype=np.float32)}, "batch 4"),)
     assert prove_engine(tmp_path / "graph.onnx", engine, cases, "dense").tolerance == 2e-2
+
+
+def test_a_batch_whose_outputs_are_small_may_round_as_much_as_others(tmp_path: Path) -> None:
+    body = "q = QuantizeLinear(x, s, z)  y = DequantizeLinear(q, s, z)"
+    save(parsed(body, "float[B] x", "float[B] y", "float s = {0.5}, int8 z = {0}"), tmp_path / "graph.onnx")
+
+    def prove(shift: float) -> Proof:
+        run = SimpleNamespace(precision="int8", run=lambda feeds: {"y": feeds["x"] + np.float32(shift)})
+        cases = [Case({"x": np.array(values, np.float32)}, "") for values in ([-20, 10], [0.5])]
+        return prove_engine(tmp_path / "graph.onnx", cast(Any, run), cases, "compressed")
+
+    assert prove(0.5).holds
+    assert not prove(5.0).holds
 
 
 def test_a_proof_with_the_plan_of_other_heads_fails(bert: Pruned) -> None:
