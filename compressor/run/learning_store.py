@@ -193,7 +193,7 @@ def _progress(store: Path) -> str | None:
     if (store / _FINISHED).is_file():
         return "learning had finished"
     stages = [store / stage for stage in get_args(Stage)]
-    if progress := next(filter(None, map(_progress, stages)), None):
+    if progress := next(filter(None, map(_progress, filter(Path.is_dir, stages))), None):
         return progress
     for part in reversed(_CHECKPOINTS):
         if step := _last_step(store / part):

@@ -114,6 +114,7 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
     if recipe.rows.available:
         with log.stage("reading the rows"):
             data = read_rows(recipe, model)
+    distillation = distillation_of(recipe, model, data) if recipe.distills and data is not None else None
     followed = load_plan(recipe, model)
     _note_inputs(recipe, model, data, followed, log)
     sizes = work_out_sizes(recipe, model, data, followed)
@@ -129,7 +130,6 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
     if data is not None and (followed is None or recipe.distills):
         store = open_learning_store(recipe, model, data, work.learning, state)
         log.add_notes(store.notes)
-        distillation = distillation_of(recipe, model, data) if recipe.distills else None
         if followed is None:
             part = store.stage("pruned") if recipe.distills else store
             selected = _learn(recipe, model, data, part, selector, log)

@@ -33,6 +33,13 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def distilled(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
+    """The output folder of a finished run, and its report."""
+    out = tmp_path_factory.mktemp("distilled") / "out"
+    return out, compressor.compress(distilled_recipe(inputs, out))
+
+
 def distilled_recipe(inputs: Path, out: Path, **fields: Any) -> Recipe:
     return learning_recipe(
         inputs, out, **{**BUDGET, "distill": True, "distill_steps": 12, "distill_learning_rate": 1e-3, **fields}
@@ -47,8 +54,10 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return dict(load(folder).model.named_parameters())
 
 
-def test_units_are_removed_and_the_rest_is_trained(inputs: Path, tmp_path: Path) -> None:
-    report = run(inputs, tmp_path / "out")
+def test_units_are_removed_and_the_rest_is_trained(
+    inputs: Path, tmp_path: Path, distilled: tuple[Path, Report]
+) -> None:
+    out, report = distilled
     pruned = compressor.compress(learning_recipe(inputs, tmp_path / "pruned", **BUDGET))
     assert report.plan.groups == pruned.plan.groups
     assert NoteCode.DISTILLED in {note.code for note in report.notes}
@@ -56,12 +65,12 @@ def test_units_are_removed_and_the_rest_is_trained(inputs: Path, tmp_path: Path)
     assert any("loss" in point.values for point in report.curves)
     (row,) = report.budget
     assert row.met
-    before, after = weights(tmp_path / "pruned"), weights(tmp_path / "out")
+    before, after = weights(tmp_path / "pruned"), weights(out)
     assert any(not torch.equal(before[name], after[name]) for name in before)
-    assert Plan.load(tmp_path / "out" / "plan.json").model == load(tmp_path / "out").fingerprint
+    assert Plan.load(out / "plan.json").model == load(out).fingerprint
 
 
-@pytest.mark.parametrize("plan_fields", [{"macs": None}, {"macs": "85%"}])
+@pytest.mark.parametrize("plan_fields", [{"macs": None}, pytest.param({"macs": "85%"}, marks=pytest.mark.zoo)])
 def test_heads_of_another_method_are_trained_on(inputs: Path, tmp_path: Path, plan_fields: dict[str, Any]) -> None:
     report = run(inputs, tmp_path / "out", keep=1, steps=2, **plan_fields)
     assert report.plan.heads_kept == 1
@@ -70,23 +79,15 @@ def test_heads_of_another_method_are_trained_on(inputs: Path, tmp_path: Path, pl
     assert all(proof.holds for proof in report.proofs)
 
 
-def test_a_plan_of_a_file_is_trained(inputs: Path, tmp_path: Path) -> None:
-    run(inputs, tmp_path / "first", distill_steps=1)
-    report = run(tmp_path, tmp_path / "second", **_following(inputs, tmp_path))
-    assert {NoteCode.PLAN_FOLLOWED, NoteCode.DISTILLED} <= {note.code for note in report.notes}
-    assert report.plan.groups == Plan.load(tmp_path / "first" / "plan.json").groups
+def test_a_plan_of_a_file_is_trained(inputs: Path, tmp_path: Path, distilled: tuple[Path, Report]) -> None:
+    out, first = distilled
+    report = run(inputs, tmp_path / "second", model=out, teacher=inputs / "model", macs=None)
+    assert NoteCode.PLAN_FOLLOWED in {note.code for note in report.notes}
+    assert {NoteCode.DISTILLED, NoteCode.DISTILLED_IN_VAIN} & {note.code for note in report.notes}
+    assert report.plan.groups == first.plan.groups
 
 
-def _following(inputs: Path, folder: Path) -> dict[str, Any]:
-    """Fields of a run on the output folder of another, which learns from the original model."""
-    return {
-        "model": folder / "first",
-        "data": str(inputs / "rows.tsv"),
-        "teacher": inputs / "model",
-        "macs": None,
-    }
-
-
+@pytest.mark.zoo
 def test_training_rows_need_no_labels(inputs: Path, tmp_path: Path) -> None:
     lines = (inputs / "rows.tsv").read_text().splitlines()
     (tmp_path / "train.tsv").write_text("\n".join(line.partition("\t")[2] for line in lines) + "\n")
@@ -109,19 +110,28 @@ def test_minutes_limit_the_steps(inputs: Path, tmp_path: Path) -> None:
     assert caught.value.details["field"] == "minutes"
 
 
-@pytest.mark.parametrize("stage", ["training on the outputs", "compressed: exporting", "refitting"])
-def test_an_interruption_changes_nothing(stage: str, inputs: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "stage",
+    [
+        "training on the outputs",
+        pytest.param("compressed: exporting", marks=pytest.mark.zoo),
+        pytest.param("refitting", marks=pytest.mark.zoo),
+    ],
+)
+def test_an_interruption_changes_nothing(
+    stage: str, inputs: Path, tmp_path: Path, distilled: tuple[Path, Report]
+) -> None:
     with pytest.raises(KeyboardInterrupt):
         compressor.compress(distilled_recipe(inputs, tmp_path / "out"), RecordingListener(stage, interrupt))
     assert [path.name for path in tmp_path.iterdir()] == ["out.partial"]
     listener = RecordingListener()
     compressor.compress(distilled_recipe(inputs, tmp_path / "out"), listener)
     assert NoteCode.RESUMED in listener.codes
-    run(inputs, tmp_path / "whole")
-    resumed, whole = weights(tmp_path / "out"), weights(tmp_path / "whole")
+    resumed, whole = weights(tmp_path / "out"), weights(distilled[0])
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
 
 
+@pytest.mark.zoo
 def test_a_training_that_diverges_keeps_its_work(inputs: Path, tmp_path: Path) -> None:
     with pytest.raises(DivergedError):
         run(inputs, tmp_path / "out", distill_learning_rate=1e30)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -93,20 +94,21 @@ def test_a_finished_rung_is_not_run_again(inputs: Path, ladder: tuple[Path, Fron
     assert listener.stages == []
 
 
-def test_an_interrupted_ladder_keeps_its_rungs_and_goes_on(inputs: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    mild, strict = rungs(inputs, out)
-    compress_ladder([mild], out)
+def test_an_interrupted_ladder_keeps_its_rungs_and_goes_on(inputs: Path, ladder: tuple[Path, Frontier]) -> None:
+    out, frontier = ladder
+    recipes = rungs(inputs, out, max_drop="0.99")
+    shutil.rmtree(out / "macs-60")
     with pytest.raises(KeyboardInterrupt):
-        compress_ladder([mild, strict], out, RecordingListener("compressed: exporting", interrupt))
+        compress_ladder(recipes, out, RecordingListener("compressed: exporting", interrupt))
     assert (out / "macs-90" / "report.json").is_file()
     listener = RecordingListener()
-    frontier = compress_ladder([mild, strict], out, listener)
-    assert len(frontier.rungs) == 2
+    resumed = compress_ladder(recipes, out, listener)
+    assert [rung.neurons for rung in resumed.rungs] == [rung.neurons for rung in frontier.rungs]
     assert NoteCode.RESUMED in listener.codes
 
 
-def test_other_methods_stand_beside_a_ladder(inputs: Path, tmp_path: Path, ladder: tuple[Path, Frontier]) -> None:
+@pytest.mark.zoo
+def test_other_methods_stand_beside_a_ladder(inputs: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     flags = {**FLAGS, "data": str(inputs / "rows.tsv"), "out": str(out), "compare_with": "magnitude", "distill": False}
     del flags["distill_steps"]
@@ -121,21 +123,26 @@ def test_other_methods_stand_beside_a_ladder(inputs: Path, tmp_path: Path, ladde
         compared_ladders(str(inputs / "model"), None, flags, recipes[:1])
 
 
-def test_a_budget_that_nothing_meets_ends_the_ladder(inputs: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def test_a_budget_that_nothing_meets_ends_the_ladder(inputs: Path, ladder: tuple[Path, Frontier]) -> None:
+    out, _ = ladder
     listener = RecordingListener()
-    frontier = compress_ladder(rungs(inputs, out, macs="90%,1%"), out, listener)
+    frontier = compress_ladder(rungs(inputs, out, macs="90%,1%", max_drop="0.99"), out, listener)
     assert [rung.name for rung in frontier.rungs] == ["macs-90"]
     assert frontier.ended is not None
     assert NoteCode.LADDER_ENDED in listener.codes
+
+
+@pytest.mark.zoo
+def test_a_first_budget_that_nothing_meets_is_an_error(inputs: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        compress_ladder(rungs(inputs, tmp_path / "none", macs="2%,1%"), tmp_path / "none")
+        compress_ladder(rungs(inputs, tmp_path / "out", macs="2%,1%"), tmp_path / "out")
     assert caught.value.code is ErrorCode.BUDGET_UNREACHABLE
 
 
-def test_a_rung_that_diverges_keeps_those_before(inputs: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    mild, strict = rungs(inputs, out)
+@pytest.mark.zoo
+def test_a_rung_that_diverges_keeps_those_before(inputs: Path, ladder: tuple[Path, Frontier]) -> None:
+    out, _ = ladder
+    mild, strict = rungs(inputs, out, macs="90%,50%", max_drop="0.99")
     with pytest.raises(DivergedError):
         compress_ladder([mild, strict.updated(distill_learning_rate=1e30)], out)
     stored = json.loads((out / FRONTIER_JSON).read_text())
