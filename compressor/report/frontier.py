@@ -125,24 +125,27 @@ def frontier_rows(frontier: Frontier) -> tuple[tuple[str, ...], list[tuple[str, 
     headings = (
         "rung",
         "heads, neurons",
-        *(f"{score.metric}, {score.split} rows" for score in scores),
-        *(formatting.inputs_label(speed) for speed in sizes),
+        *(f"{score.metric}, {score.split} rows (95% interval)" for score in scores),
+        *(f"{formatting.inputs_label(speed)} (95% interval)" for speed in sizes),
         "minutes",
     )
     rows = [
         (
             rung.name,
             f"{rung.heads:,}, {rung.neurons:,}",
-            *(
-                f"{formatting.metric_value(score, score.compressed)} ({formatting.difference(score)})"
-                for score in rung.scores
-            ),
-            *(formatting.ratio(speed) for speed in rung.speeds),
+            *map(_metric_cell, rung.scores),
+            *(f"{speed.ratio:.2f}× ({formatting.range_text(speed.low, speed.high)})" for speed in rung.speeds),
             f"{rung.seconds / 60:.1f}",
         )
         for rung in frontier.all_rungs
     ]
     return headings, rows
+
+
+def _metric_cell(score: Score) -> str:
+    """The metric, its difference from dense and the interval of that: `89.6, −0.8 points (−2.1 to +0.3)`."""
+    difference, ends = formatting.difference_and_range(score)
+    return f"{formatting.metric_value(score, score.compressed)}, {difference} ({ends})"
 
 
 def _loss(rung: Rung) -> str:
