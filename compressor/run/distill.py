@@ -244,9 +244,8 @@ def _affordable_steps(
 def _step_seconds(recipe: Recipe, data: Data, distillation: Distillation, network: PreTrainedModel) -> float:
     """Seconds of a step, without the update of the weights: the mean of a few after one that is not counted."""
     rows = draw_rows(data, _TIMED_STEPS * recipe.selection.batch_size, recipe.selection.seed)
-    batches = np.array_split(np.array(rows), min(_TIMED_STEPS, len(rows)))
     times = []
-    for batch in batches:
+    for batch in np.array_split(np.array(rows), min(_TIMED_STEPS, len(rows))):
         start = time.perf_counter()
         distillation.loss(network, data.task.collate([data.train[int(row)] for row in batch])).backward()
         times.append(time.perf_counter() - start)

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ class Distillation:
     temperature: float = 2.0
     hidden_weight: float = 1.0
     kept: KeptOutputs | None = None
+    _evaluated: dict[Any, Outputs] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -74,7 +75,9 @@ class Distillation:
             rows: number of rows that are learned from.
             tokens: their number of tokens.
         """
-        name = hashlib.sha256(json.dumps([*self.settings[:2], self.hidden_weight > 0]).encode()).hexdigest()[:16]
+        name = hashlib.sha256(
+            json.dumps([digest(self.teacher), self.outputs, self.hidden_weight > 0]).encode()
+        ).hexdigest()[:16]
 
         def by_position(name: str, value: Tensor) -> bool:
             return value.dim() > 2 or (len(self.outputs) > 1 and name in self.outputs)
@@ -101,8 +104,23 @@ class Distillation:
             batch: its inputs `[rows, ...]`.
         """
         with torch.no_grad():
-            target = self.teacher(**forward_arguments(self.teacher, batch))
-            return divergence({name: target[name] for name in self.outputs}, outputs, self.outputs, batch)
+            return divergence(self._evaluation_target(batch), outputs, self.outputs, batch)
+
+    def _evaluation_target(self, batch: Mapping[str, Tensor]) -> Outputs:
+        """The scored outputs of the teacher; small ones are kept, since every evaluation reads the same batches."""
+        arguments = forward_arguments(self.teacher, batch)
+        key = tuple(
+            (name, tuple(value.shape), value.cpu().numpy().tobytes())
+            for name, value in arguments.items()
+            if isinstance(value, Tensor)
+        )
+        if key not in self._evaluated:
+            output = self.teacher(**arguments)
+            target = {name: output[name] for name in self.outputs}
+            if any(value.dim() > 2 for value in target.values()):
+                return target
+            self._evaluated[key] = target
+        return self._evaluated[key]
 
     def _teach(self, batch: Mapping[str, Tensor]) -> Outputs:
         with torch.no_grad():

@@ -54,11 +54,11 @@ def test_every_row_is_computed_once_whatever_its_padding(tmp_path: Path) -> None
     teacher, direct = Teacher(), Teacher()
     outputs = kept(teacher, tmp_path)
     for inputs in (batch(0, 1), batch(1, 2, 0), batch(0, 0, padding=3), batch(3, 1, 2)):
-        found, expected = outputs(inputs), direct(inputs)
+        actual, expected = outputs(inputs), direct(inputs)
         mask = inputs["attention_mask"].bool()
-        torch.testing.assert_close(found["logits"], expected["logits"])
-        torch.testing.assert_close(found["hidden_states.0"][mask], expected["hidden_states.0"][mask])
-        assert not found["hidden_states.0"][~mask].any()
+        torch.testing.assert_close(actual["logits"], expected["logits"])
+        torch.testing.assert_close(actual["hidden_states.0"][mask], expected["hidden_states.0"][mask])
+        assert not actual["hidden_states.0"][~mask].any()
     assert set(teacher.rows.values()) == {1}
     assert len(teacher.rows) == len(ROWS)
     assert outputs.refusal is None
@@ -69,9 +69,9 @@ def test_a_later_run_computes_nothing_again(tmp_path: Path) -> None:
     expected = first(batch(0, 1, 2, 3))
     first.save()
     teacher = Teacher()
-    found = kept(teacher, tmp_path)
-    found(batch(2))  # opens the file
-    torch.testing.assert_close(found(batch(0, 1, 2, 3)), expected)
+    second = kept(teacher, tmp_path)
+    second(batch(2))  # opens the file
+    torch.testing.assert_close(second(batch(0, 1, 2, 3)), expected)
     assert sum(teacher.rows.values()) <= 1
 
 
