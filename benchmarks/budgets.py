@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.machine import machine
-from benchmarks.quantization import SETS, reference_engine, repeated, run, starting_model
+from benchmarks.quantization import SETS, reference_engine, repeated, rows_file, run, starting_model
 from benchmarks.speed import table
 from compressor.config.run import Recipe
 from compressor.results import Report
@@ -69,7 +69,7 @@ def report_of(cell: Cell, name: str, model: Path, folder: Path) -> Report:
     shapes = tuple(f"{rows}x{tokens}" for rows in batch for tokens in seq) if runtime == "openvino" else ()
     recipe: dict[str, Any] = {
         "model": model,
-        "data": str(folder / "rows.tsv"),
+        "data": str(rows_file(name, folder)),
         "max_length": length,
         "metric": SETS[name].metric,
         "method": cell.method,

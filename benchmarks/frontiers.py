@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.budgets import ENGINES, speed_columns
 from benchmarks.machine import machine
-from benchmarks.quantization import SETS, reference_engine, repeated, starting_model
+from benchmarks.quantization import SETS, reference_engine, repeated, rows_file, starting_model
 from benchmarks.speed import table
 from compressor.cli.console import Console
 from compressor.config.recipe_file import recipes_of
@@ -37,7 +37,7 @@ def run_ladder(name: str, engine: str, seed: int, folder: Path, args: argparse.N
     runtime, precision = ENGINES[engine]
     out = folder / "frontiers" / f"{engine}-{args.budget}-{args.steps}-seed{seed}"
     flags: dict[str, Any] = {
-        "data": str(folder / "rows.tsv"),
+        "data": str(rows_file(name, folder)),
         "max_length": length,
         "metric": SETS[name].metric,
         "target": runtime,

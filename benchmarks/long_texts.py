@@ -2,6 +2,7 @@
 
     python -m benchmarks.long_texts                        # 384, 2048 and 4096 tokens, without 90% of the blocks
     python -m benchmarks.long_texts --length 2048 --share 0.5 --rows uniform --seconds 60
+    python -m benchmarks.long_texts --engines              # ONNX Runtime and OpenVINO, fp32 and int8
 
 Weights and masks are random, which does not change the time, except for the distribution of blocks over rows
 (`--rows`). Dense and compressed models have the same export, passes and build; dense models in two forms of attention:
@@ -24,8 +25,9 @@ from benchmarks.block_sparse import ragged, uniform
 from benchmarks.machine import machine
 from benchmarks.speed import SHAPES, table
 from compressor.export import export_reference
-from compressor.measure import interleave, macs
-from compressor.targets import BuildOptions, target
+from compressor.measure import interleave, macs, median_times
+from compressor.quantization import quantize_graph
+from compressor.targets import BuildOptions, Engine, target
 from compressor.targets.random_inputs import random_feeds
 from compressor.units import find_sites, keep_all
 from compressor.units.hook import Attention
@@ -44,8 +46,10 @@ def masks(plan: Plan, length: int, options: argparse.Namespace) -> dict[str, Blo
     }
 
 
-def measure(shape: str, length: int, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Build and time the models of one length; return one row of the table for each form of dense attention."""
+def model_and_plans(
+    shape: str, length: int, options: argparse.Namespace
+) -> tuple[Any, dict[str, Any], dict[str, Plan]]:
+    """A model, a batch, and the plans with every block and with a share of them."""
     torch.manual_seed(options.seed)
     config = BertConfig(**SHAPES[shape], max_position_embeddings=max(512, length))
     model = BertForSequenceClassification(config).eval()
@@ -53,11 +57,56 @@ def measure(shape: str, length: int, options: argparse.Namespace) -> list[dict[s
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     inputs["attention_mask"][1, 5:] = 0
     whole = keep_all(find_sites(model, inputs))
-    plans = {"dense": whole, "compressed": whole.masked(masks(whole, length, options))}
+    return model, inputs, {"dense": whole, "block-sparse": whole.masked(masks(whole, length, options))}
+
+
+def compare_engines(shape: str, length: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Time both forms of attention on each engine in turn; return one row of the table for each engine and form."""
+    model, inputs, plans = model_and_plans(shape, length, options)
+    rng = np.random.default_rng(options.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        engines: dict[tuple[str, str, str], Engine] = {}
+        for form, plan in plans.items():
+            reference, graph = (Path(folder) / f"{form}-{kind}.onnx" for kind in ("reference", "shrunk"))
+            export_reference(model, plan, inputs, reference)
+            save(shrink(load(reference), plan).model, graph)
+            feeds = _unpadded(random_feeds(load(graph), options.batch, length, seed=options.seed))
+            calibration = [
+                _unpadded(random_feeds(load(graph), 1, 256, seed=int(seed))) for seed in rng.integers(99, size=8)
+            ]
+            quantized = quantize_graph(graph, calibration, Path(folder) / f"{form}-int8.onnx")
+            sources = {("ort", "fp32"): graph, ("openvino", "fp32"): graph, ("openvino", "int8"): quantized.path}
+            for (runtime, precision), source in sources.items():
+                out = Path(folder) / f"{form}-{runtime}-{precision}{target(runtime).suffixes[0]}"
+                engine = target(runtime).build(source, out, precision=precision, threads=options.threads)
+                engines[runtime, precision, form] = engine
+                print(f"{length} {runtime} {precision} {form}: {engine.optimization}", file=sys.stderr, flush=True)
+        medians = dict(zip(engines, median_times(list(engines.values()), feeds, options.seconds), strict=True))
+    dense = "dense"
+    return [
+        {
+            "tokens": length,
+            "engine": f"{runtime} {precision}",
+            "attention": form,
+            "p50, ms": f"{1e3 * median:.0f}",
+            "times ort fp32, dense": f"{medians['ort', 'fp32', dense] / median:.2f}",
+            "times its own dense": f"{medians[runtime, precision, dense] / median:.2f}",
+        }
+        for (runtime, precision, form), median in medians.items()
+    ]
+
+
+def _unpadded(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {**feeds, "attention_mask": np.ones_like(feeds["attention_mask"])}
+
+
+def measure(shape: str, length: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Build and time the models of one length; return one row of the table for each form of dense attention."""
+    model, inputs, plans = model_and_plans(shape, length, options)
     lines = []
     with tempfile.TemporaryDirectory() as folder:
         engines, graphs = {}, {}
-        forms: tuple[tuple[str, Attention], ...] = (("compressed", "eager"), ("dense", "eager"), ("dense", "sdpa"))
+        forms: tuple[tuple[str, Attention], ...] = (("block-sparse", "eager"), ("dense", "eager"), ("dense", "sdpa"))
         for name, form in forms:
             reference, graph = (Path(folder) / f"{name}-{form}-{kind}.onnx" for kind in ("reference", "shrunk"))
             export_reference(model, plans[name], inputs, reference, attention=form)
@@ -71,10 +120,9 @@ def measure(shape: str, length: int, options: argparse.Namespace) -> list[dict[s
                 options=BuildOptions(kernel=options.kernel),
             )
             print(f"{length} {name} {form}: {engines[name, form].optimization}", file=sys.stderr)
-        compressed = engines["compressed", "eager"]
-        feeds = random_feeds(graphs["dense", "eager"], options.batch, length, seed=options.seed)
-        feeds["attention_mask"] = np.ones_like(feeds["attention_mask"])
-        counts = [macs(graphs[key], options.batch, length) for key in (("dense", "eager"), ("compressed", "eager"))]
+        compressed = engines["block-sparse", "eager"]
+        feeds = _unpadded(random_feeds(graphs["dense", "eager"], options.batch, length, seed=options.seed))
+        counts = [macs(graphs[key], options.batch, length) for key in (("dense", "eager"), ("block-sparse", "eager"))]
         peak = compressed.memory(feeds) or 0
         for name, form in forms[1:]:
             dense = engines[name, form]
@@ -112,14 +160,16 @@ def main() -> None:
     parser.add_argument("--kernel", type=Path, help="library of compress kernel; default: the function in plain ONNX")
     parser.add_argument("--seconds", type=float, default=30.0, help="approximate time to measure each line")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--engines", action="store_true", help="compare runtimes and precisions, without the kernel")
     options = parser.parse_args()
-    lines = [line for length in options.length for line in measure(options.shape, length, options)]
+    rows_of = compare_engines if options.engines else measure
+    lines = [line for length in options.length for line in rows_of(options.shape, length, options)]
     print(f"command: python -m benchmarks.long_texts {' '.join(sys.argv[1:])}".rstrip())
-    print(f"machine: {machine('onnxruntime', 'onnxscript', 'torch', 'transformers')}; {options.threads} threads")
+    print(f"machine: {machine('onnxruntime', 'openvino', 'torch', 'transformers')}; {options.threads} threads")
     print(
         f"{options.shape}, batch {options.batch}, block {options.block}, {options.share:.0%} of the blocks gone,"
-        f" {options.rows} rows, fp32, block-sparse by {'the compiled kernel' if options.kernel else 'the function'}."
-        " Intervals are 95%.\n"
+        f" {options.rows} rows, block-sparse by {'the compiled kernel' if options.kernel else 'the function'}."
+        f"{'' if options.engines else ' Intervals are 95%.'}\n"
     )
     print(table(lines))
 

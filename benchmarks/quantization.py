@@ -23,7 +23,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, set_seed
+from transformers import (
+    AutoConfig,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    set_seed,
+)
 
 from benchmarks.machine import machine
 from benchmarks.speed import table
@@ -41,7 +47,7 @@ from compressor.targets.random_inputs import random_feeds
 from compressor.tasks import open_data
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.fit import fit
-from compressor.training.schedule import Schedule
+from compressor.training.schedule import MixedPrecision, Schedule
 from graph_passes import load as load_graph
 
 SHARED = Path(__file__).parents[2] / "shared"
@@ -53,53 +59,99 @@ class Set:
     """A data set and how its starting model is learned.
 
     Attributes:
-        labels: number of classes; 1 for regression.
-        splits: name of each split in the file -> purpose; `None` leaves the rest to the other purposes.
+        labels: number of classes; 1 for regression, 2 for the ends of a span.
+        splits: name of each split in the file -> purpose; other splits are left out.
         dev: evaluation rows that are taken from the test rows.
+        test: maximum number of test rows; None: all.
         epochs: passes over the training rows; 0: the model is learned already.
+        batch: rows per step.
+        learning_rate: peak learning rate.
+        mixed_precision: precision of matrix products while it is learned.
         max_length: maximum length of a row in tokens.
         metric: the metric that is printed; None: the main metric of the task.
+        auto_class: the class that the starting model is loaded as.
+        suffix: format of the file with rows.
     """
 
     labels: int
     splits: dict[str, str]
     dev: int = 0
+    test: int | None = None
     epochs: float = 3
+    batch: int = 32
+    learning_rate: float = 5e-5
+    mixed_precision: MixedPrecision = "no"
     max_length: int = 128
     metric: str | None = None
+    auto_class: type = AutoModelForSequenceClassification
+    suffix: str = "tsv"
 
 
 SETS = {
     "sst2": Set(2, {"train": "train", "dev": "dev", "test": "test"}, epochs=0),
     "cola": Set(2, {"train": "train", "dev": "test"}, dev=200, metric="matthews"),
     "stsb": Set(1, {"train": "train", "dev": "dev", "test": "test"}, epochs=4),
-    "mnli": Set(3, {"train": "train", "dev_matched": "test"}, dev=1000),
+    "mnli": Set(3, {"train": "train", "dev_matched": "test"}, dev=1000, mixed_precision="bf16"),
+    "squad": Set(
+        2,
+        {"train": "train", "dev": "test"},
+        dev=200,
+        test=1000,
+        epochs=2,
+        batch=16,
+        learning_rate=1e-4,
+        mixed_precision="bf16",
+        max_length=384,
+        auto_class=AutoModelForQuestionAnswering,
+        suffix="jsonl",
+    ),
 }
 TARGETS = ("ort", "openvino")
 
 
-def draw_rows(name: str, path: Path) -> None:
-    """Write the rows of a set with the splits `train`, `dev` and `test`."""
+def rows_file(name: str, folder: Path) -> Path:
+    """The rows of a set with the splits `train`, `dev` and `test`, drawn from the shared data if they are not there."""
     chosen = SETS[name]
-    with lzma.open(SHARED / "data" / f"{name}.tsv.xz", "rt", encoding="utf-8") as file:
-        lines = file.read().splitlines()
-    header = lines[0].split("\t")
-    column = header.index("split")
-    rows = [line.split("\t") for line in lines[1:]]
+    path = folder / f"rows.{chosen.suffix}"
+    if path.exists():
+        return path
+    with lzma.open(SHARED / "data" / f"{name}.{chosen.suffix}.xz", "rt", encoding="utf-8") as file:
+        lines = file.read().rstrip("\n").split("\n")
+    header = lines.pop(0) if chosen.suffix == "tsv" else None
+    splits = [_split(line, header) for line in lines]
+    purposes = [chosen.splits.get(split) for split in splits]
+    tests = [index for index, purpose in enumerate(purposes) if purpose == "test"]
+    drawn = np.random.default_rng(0).choice(tests, len(tests) if chosen.test else chosen.dev, replace=False).tolist()
+    for index in drawn[: chosen.dev]:
+        purposes[index] = "dev"
+    if chosen.test:
+        for index in drawn[chosen.dev + chosen.test :]:
+            purposes[index] = None
     kept = [
-        [*row[:column], chosen.splits[row[column]], *row[column + 1 :]] for row in rows if row[column] in chosen.splits
+        _with_split(line, header, purpose) for line, purpose in zip(lines, purposes, strict=True) if purpose is not None
     ]
-    tests = [index for index, row in enumerate(kept) if row[column] == "test"]
-    for index in np.random.default_rng(0).choice(tests, chosen.dev, replace=False):
-        kept[index][column] = "dev"
-    path.write_text("\n".join("\t".join(row) for row in [header, *kept]) + "\n", encoding="utf-8")
+    path.write_text("\n".join([*([header] if header else []), *kept]) + "\n", encoding="utf-8")
+    return path
+
+
+def _split(line: str, header: str | None) -> str:
+    if header is None:
+        return str(json.loads(line)["split"])
+    return line.split("\t")[header.split("\t").index("split")]
+
+
+def _with_split(line: str, header: str | None, split: str) -> str:
+    if header is None:
+        return json.dumps({**json.loads(line), "split": split})
+    cells = line.split("\t")
+    cells[header.split("\t").index("split")] = split
+    return "\t".join(cells)
 
 
 def starting_model(name: str, folder: Path) -> Path:
     """The dense model of a set, learned from the encoder if it is not there yet."""
     chosen, path = SETS[name], folder / "model"
-    if not (folder / "rows.tsv").exists():
-        draw_rows(name, folder / "rows.tsv")
+    rows = rows_file(name, folder)
     if chosen.epochs == 0:
         return ENCODER
     if path.exists():
@@ -107,26 +159,27 @@ def starting_model(name: str, folder: Path) -> Path:
     partial = folder / "partial"
     set_seed(0)
     config = AutoConfig.from_pretrained(ENCODER)
-    config.problem_type = "regression" if chosen.labels == 1 else "single_label_classification"
     config.num_labels = chosen.labels
+    if chosen.auto_class is AutoModelForSequenceClassification:
+        config.problem_type = "regression" if chosen.labels == 1 else "single_label_classification"
     with quiet_transformers():
-        AutoModelForSequenceClassification.from_pretrained(
+        chosen.auto_class.from_pretrained(  # type: ignore[attr-defined]
             ENCODER, config=config, ignore_mismatched_sizes=True, dtype=torch.float32
         ).save_pretrained(partial)
         AutoTokenizer.from_pretrained(ENCODER).save_pretrained(partial)
     loaded = load(partial)
-    data = open_data(RowsConfig(data=str(folder / "rows.tsv"), max_length=chosen.max_length), loaded)
+    data = open_data(RowsConfig(data=str(rows), max_length=chosen.max_length), loaded)
     schedule = Schedule(
-        steps=int(chosen.epochs * len(data.train) / 32),
-        batch_size=32,
-        learning_rate=5e-5,
+        steps=int(chosen.epochs * len(data.train) / chosen.batch),
+        batch_size=chosen.batch,
+        learning_rate=chosen.learning_rate,
         seed=0,
         warmup=0.1,
         weight_decay=0.01,
         max_grad_norm=1.0,
         evaluations=4,
         points=4,
-        mixed_precision="no",
+        mixed_precision=chosen.mixed_precision,
     )
     with Console().stage(f"learning {name}") as progress:
         fit(
@@ -170,7 +223,12 @@ def measure(name: str, folder: Path, args: argparse.Namespace) -> None:
     rows = []
     for runtime in args.targets:
         shapes = (f"1x{length}", f"8x{length}") if runtime == "openvino" else ()
-        data = {"data": str(folder / "rows.tsv"), "max_length": length, "shapes": shapes, "metric": SETS[name].metric}
+        data = {
+            "data": str(rows_file(name, folder)),
+            "max_length": length,
+            "shapes": shapes,
+            "metric": SETS[name].metric,
+        }
         out = folder / f"{runtime}-int8"
         report = run(Recipe(**common, **data, target=runtime, precision="int8", out=out))
         score, quantized = report.scores[0], report.compressed.quantized

@@ -1,11 +1,13 @@
-"""Speed of int8 by form of the graph: the portable graph beside NNCF's own, and the shape of BERT-base.
+"""Speed of int8 by form of the graph: for OpenVINO, for ONNX Runtime, and for the shape of BERT-base.
 
     python -m benchmarks.quantized_forms              # after python -m benchmarks.quantization sst2
 
 The first table compares two int8 engines of OpenVINO for MiniLM on SST-2: from the portable graph, and from what NNCF
-makes of OpenVINO's own form of the same graph with the same calibration rows. The second times BERT-base's shape with
-random weights against ONNX Runtime's fused fp32, and prints the share of the machine's int8 limit: the multiply-
-accumulates of the graph a second over those of the fastest of several large int8 products on the same threads.
+makes of OpenVINO's own form of the same graph with the same calibration rows. The second compares ONNX Runtime's
+dynamic quantization with its `MatMulNBits` (8 bits, blocks of 32 weights, int8 activations). The third times the shape
+of BERT-base with random weights against ONNX Runtime's fused fp32, and prints the share of the machine's int8 limit:
+the multiply-accumulates of the graph a second over those of the fastest of several large int8 products on the same
+threads.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import torch
+from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from transformers import BertForSequenceClassification
 
 from benchmarks.machine import machine
-from benchmarks.quantization import ENCODER
+from benchmarks.quantization import ENCODER, rows_file
 from benchmarks.speed import SHAPES, plans, table
 from compressor.config.sections import RowsConfig
 from compressor.export import export_reference
@@ -34,7 +37,7 @@ from compressor.targets import BuildOptions, Engine, Feeds, target
 from compressor.targets.openvino.engine import load_engine
 from compressor.targets.openvino.session import convert, write_model
 from compressor.targets.random_inputs import random_feeds
-from compressor.tasks import open_data, statistics
+from compressor.tasks import Data, open_data, statistics
 from graph_passes import load, save, shrink
 from graph_passes.passes import CleanUp, DropUnreadPositions, FoldWeights
 
@@ -45,7 +48,7 @@ LIMITS = ((512, 768, 3072), (1024, 1024, 4096), (2048, 2048, 2048), (4096, 1024,
 def forms(folder: Path, scratch: Path, seconds: float) -> None:
     """Print the comparison of the portable graph with NNCF's own form."""
     graph = folder / "openvino-int8" / "model.onnx"
-    data = open_data(RowsConfig(data=str(folder / "rows.tsv")), load_folder(ENCODER))
+    data = open_data(RowsConfig(data=str(rows_file("sst2", folder))), load_folder(ENCODER))
     rows = calibration_rows(data, 300, seed=0)
     portable = quantize_graph(graph, rows, scratch / "portable.onnx")
     model = load(graph)
@@ -62,6 +65,11 @@ def forms(folder: Path, scratch: Path, seconds: float) -> None:
         "portable": target("openvino").build(portable.path, scratch / "portable.xml", precision="int8"),
         "NNCF's own": load_engine(scratch / "native.xml"),
     }
+    print_forms(engines, graph, data, seconds)
+
+
+def print_forms(engines: dict[str, Engine], graph: Path, data: Data, seconds: float) -> None:
+    """Print times and accuracy of engines of the same graph."""
     times = {batch: median_times(list(engines.values()), sized(graph, batch, 128), seconds) for batch in (1, 8)}
     printed = []
     for number, (name, engine) in enumerate(engines.items()):
@@ -73,6 +81,35 @@ def forms(folder: Path, scratch: Path, seconds: float) -> None:
         milliseconds = {f"batch {batch}, ms": f"{1e3 * medians[number]:.2f}" for batch, medians in times.items()}
         printed.append({"form": name, **milliseconds, f"accuracy ({len(data.test)} rows)": f"{100 * accuracy:.2f}"})
     print(table(printed), flush=True)
+
+
+def blockwise(graph: Path, out: Path) -> Path:
+    """Write a graph with ONNX Runtime's `MatMulNBits` for products with weights: 8 bits, a scale for 32 weights."""
+    model = load(graph)
+    FoldWeights()(model)
+    save(model, out)
+    quantizer = MatMulNBitsQuantizer(str(out), bits=8, block_size=32, is_symmetric=True, accuracy_level=4)
+    with quiet_tools():
+        quantizer.process()
+    save(ir.from_proto(quantizer.model.model), out)
+    return out
+
+
+def onnxruntime_forms(folder: Path, scratch: Path, seconds: float) -> None:
+    """Print the comparison of the ways in which ONNX Runtime computes products with 8-bit weights."""
+    graph = folder / "openvino-int8" / "model.onnx"
+    data = open_data(RowsConfig(data=str(rows_file("sst2", folder))), load_folder(ENCODER))
+    runtime = target("ort")
+    fused = scratch / "fused.onnx"
+    engines = {
+        "fp32": runtime.build(graph, fused),
+        "dynamic": runtime.build(
+            graph, scratch / "dynamic.onnx", precision="int8", options=BuildOptions(norm_seconds=1.0)
+        ),
+        "MatMulNBits, attention fused and in fp32": runtime.load(blockwise(fused, scratch / "blockwise.onnx")),
+        "MatMulNBits, every product": runtime.load(blockwise(graph, scratch / "every.onnx")),
+    }
+    print_forms(engines, graph, data, seconds)
 
 
 def sized(graph: Path, batch: int, seq: int) -> Feeds:
@@ -150,7 +187,7 @@ def int8_limit(scratch: Path, seconds: float) -> float:
 
 
 def main() -> None:
-    """Print both tables."""
+    """Print the three tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=Path, default=Path("build/quantization"))
     parser.add_argument("--seconds", type=float, default=5.0, help="approximate time of each measurement")
@@ -158,6 +195,7 @@ def main() -> None:
     print(f"machine: {machine('onnxruntime', 'openvino', 'nncf')}; shapes {SHAPES['base']}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         forms(args.models / "sst2", Path(folder), args.seconds)
+        onnxruntime_forms(args.models / "sst2", Path(folder), args.seconds)
         base(Path(folder), args.seconds)
 
 

@@ -32,7 +32,7 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
 from benchmarks.machine import machine
-from benchmarks.quantization import SETS, reference_engine, run, starting_model
+from benchmarks.quantization import SETS, reference_engine, rows_file, run, starting_model
 from benchmarks.speed import table
 from compressor.config.run import Recipe
 from compressor.config.sections import RowsConfig
@@ -148,7 +148,7 @@ def _run(name: str, root: Path, out: Path, fields: Mapping[str, Any]) -> None:
         "seq": (length,),
         "seconds": 1.0,
         "max_length": length,
-        **({"data": str(root / "rows.tsv"), "metric": SETS[name].metric} if needs_rows else {}),
+        **({"data": str(rows_file(name, root)), "metric": SETS[name].metric} if needs_rows else {}),
         **({"shapes": (f"1x{length}", f"8x{length}")} if fields.get("target") == "openvino" else {}),
         **({"statistics": root / "statistics"} if "macs" in fields else {}),
         **fields,
@@ -202,7 +202,7 @@ def measure(name: str, row: str, root: Path) -> dict[str, Any]:
         times = np.stack(list(pairs), axis=1)
         medians = np.median(times.reshape(2, -1), axis=1)
         result[f"p50-{batch}"], result[f"ratio-{batch}"] = 1e3 * medians[1], medians[0] / medians[1]
-    data = open_data(RowsConfig(data=str(root / "rows.tsv"), max_length=length, metric=SETS[name].metric), folder)
+    data = open_data(RowsConfig(data=str(rows_file(name, root)), max_length=length, metric=SETS[name].metric), folder)
 
     def scored(call: Predict) -> np.ndarray:
         # Rows are padded to one length, so that compiled models are compiled once for each batch size.

@@ -332,8 +332,8 @@ class EngineConfig(Config):
     )
     precision: Literal[Precision, "auto"] = config_field(
         ENGINE,
-        "numeric precision of the engine, fp8 for TensorRT only; auto: fp32 or int8, whichever is faster and keeps the"
-        " metric within max_drop",
+        "numeric precision of the engine, fp8 for TensorRT only; auto: fp32, int8, or what else the target has,"
+        " whichever is fastest and keeps the metric within max_drop",
         "fp32",
     )
     calibration_rows: Count = config_field(

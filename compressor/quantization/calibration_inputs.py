@@ -32,6 +32,8 @@ def float_model(graph: Path) -> ir.Model:
             path=graph,
         )
     common.InlinePass()(model)
+    # NNCF reads constants of inlined functions as initializers only.
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     FoldWeights()(model)
     return model
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 
 import graph_passes
@@ -14,7 +13,7 @@ from compressor.results import Candidate, Note, NoteCode
 from compressor.run.engine_trials import EngineTrials, Trial
 from compressor.run.products import DYNAMIC, PORTABLE, SYMMETRIC, Choice, Chosen
 from compressor.run.variant import build_variant
-from compressor.targets import QUANTIZED, TARGETS, target
+from compressor.targets import QUANTIZED, TARGETS, Precision, target
 
 _FEW_ROWS = 100
 """Calibration rows below which ranges are uncertain."""
@@ -23,9 +22,8 @@ _FEW_ROWS = 100
 def choices(config: EngineConfig) -> list[Choice]:
     """Every engine that a configuration allows, in the order in which they are tried."""
     names = tuple(TARGETS) if config.target == AUTO else (config.target,)
-    precisions = ("fp32", "int8") if config.precision == AUTO else (config.precision,)
     allowed = []
-    for name, precision in itertools.product(names, precisions):
+    for name, precision in _precisions(names, config):
         engine = config.model_copy(update={"target": name, "precision": precision})
         if precision not in QUANTIZED:
             allowed.append(Choice(engine))
@@ -34,6 +32,13 @@ def choices(config: EngineConfig) -> list[Choice]:
         if target(name).quantizes and precision == "int8":
             allowed.append(Choice(engine, DYNAMIC))
     return allowed
+
+
+def _precisions(names: Sequence[str], config: EngineConfig) -> Iterator[tuple[str, Precision]]:
+    """Each target with each precision that is tried there."""
+    for name in names:
+        tried = target(name).tried_precisions if config.precision == AUTO else (config.definite_precision,)
+        yield from ((name, precision) for precision in tried)
 
 
 def choose_engine(trials: EngineTrials, allowed: Sequence[Choice] | None = None) -> Chosen:

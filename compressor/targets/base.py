@@ -163,6 +163,7 @@ class Target(ABC):
         quantizes: whether `build` makes an int8 engine from a float graph; every target that has int8 makes one from a
             graph with `QuantizeLinear` and `DequantizeLinear`.
         symmetric: whether quantized graphs need zero points of zero, and quantizers where TensorRT wants them.
+        tried_precisions: the precisions that are tried where the precision is chosen by measuring.
     """
 
     name: ClassVar[str]
@@ -174,6 +175,7 @@ class Target(ABC):
     options: ClassVar[frozenset[str]] = frozenset()
     quantizes: ClassVar[bool] = False
     symmetric: ClassVar[bool] = False
+    tried_precisions: ClassVar[tuple[Precision, ...]] = ("fp32", "int8")
 
     @property
     def needs_device(self) -> bool:

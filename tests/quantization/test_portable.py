@@ -12,12 +12,14 @@ import onnx_ir as ir
 import pytest
 
 from compressor.errors import ErrorCode, InputError, TargetMissingError
+from compressor.export import export_reference
 from compressor.quantization import quantize_graph, require_nncf
 from compressor.run.verify import prove_engine, require
 from compressor.targets import target
 from compressor.targets.quantized_graph import float_products, quantized_products, weighted_products
 from compressor.targets.relative_error import relative_error
-from graph_passes import load, save
+from compressor.units import find_sites, keep_all
+from graph_passes import load, save, shrink
 from tests.faults import fails_with
 from tests.quantization.graphs import (
     METADATA,
@@ -32,6 +34,7 @@ from tests.quantization.graphs import (
 )
 from tests.targets.cpu import needs_vnni
 from tests.targets.graphs import parsed
+from tests.units.masks import one_layer, random_mask
 
 pytestmark = needs_nncf
 
@@ -208,3 +211,18 @@ def test_a_missing_quantizer_is_named_with_its_command(
         quantize_graph(small, vectors(), tmp_path / "int8.onnx")
     assert (error.value.code, error.value.details["package"]) == (ErrorCode.PACKAGE_MISSING, "nncf")
     assert "pip install" in str(error.value)
+
+
+def test_products_of_a_graph_with_block_sparse_attention_are_quantized(tmp_path: Path) -> None:
+    model, inputs = one_layer("bert")
+    sites = find_sites(model, inputs)
+    plan = keep_all(sites).masked({site.name: random_mask(site, model, 0, block=8) for site in sites})
+    export_reference(model, plan, inputs, tmp_path / "reference.onnx")
+    save(shrink(load(tmp_path / "reference.onnx"), plan).model, tmp_path / "blocks.onnx")
+    assert load(tmp_path / "blocks.onnx").functions
+    graph = quantize_graph(tmp_path / "blocks.onnx", calibration_rows(), tmp_path / "blocks.int8.onnx")
+    assert graph.products
+    assert not graph.in_float
+    feeds = calibration_rows(1)[0]
+    expected, outputs = (run(path, feeds) for path in (tmp_path / "blocks.onnx", graph.path))
+    assert all(relative_error(expected[name], outputs[name], feeds) < SANITY for name in expected)

@@ -68,7 +68,9 @@ def test_every_allowed_engine_is_tried() -> None:
         "openvino fp32",
         "openvino int8 portable",
         "trt fp32",
+        "trt fp16",
         "trt int8 symmetric",
+        "trt fp8 symmetric",
     ]
     alone = Recipe(model=Path("model"), data="rows.tsv", target="openvino", precision="int8").engine
     assert [choice.label for choice in choices(alone)] == ["openvino int8 portable"]

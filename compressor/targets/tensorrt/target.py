@@ -24,6 +24,7 @@ class TensorRtTarget(Target):
     suffixes = (".plan", ".engine")
     providers = ("cuda",)
     symmetric = True
+    tried_precisions = ("fp32", "fp16", "int8", "fp8")
     options = frozenset({"workspace", "timing_cache", "hardware_compatible", "version_compatible"})
 
     def missing(self) -> str | None:
