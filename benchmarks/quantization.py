@@ -90,14 +90,14 @@ class Set:
 SETS = {
     "sst2": Set(2, {"train": "train", "dev": "dev", "test": "test"}, epochs=0),
     "cola": Set(2, {"train": "train", "dev": "test"}, dev=200, metric="matthews"),
-    "stsb": Set(1, {"train": "train", "dev": "dev", "test": "test"}, epochs=4),
+    "stsb": Set(1, {"train": "train", "dev": "dev", "test": "test"}, epochs=4, mixed_precision="bf16"),
     "mnli": Set(3, {"train": "train", "dev_matched": "test"}, dev=1000, mixed_precision="bf16"),
     "squad": Set(
         2,
         {"train": "train", "dev": "test"},
         dev=200,
         test=1000,
-        epochs=2,
+        epochs=0.5,
         batch=16,
         learning_rate=1e-4,
         mixed_precision="bf16",

@@ -13,7 +13,7 @@ from compressor.environment import COMPARABLE_FIELDS, machine
 from compressor.measure import median_times
 from compressor.measure.costs import CostTable, load_tables, save_tables
 from compressor.results import Note, NoteCode
-from compressor.run.measure_costs import Size, count_costs, measure_times
+from compressor.run.measure_costs import Size, count_costs, keep_counts, measure_times
 from compressor.run.plan_engines import PlanEngines
 from compressor.run.run_log import RunLog
 from compressor.targets import Engine
@@ -23,6 +23,8 @@ from compressor.units import PrunableGroup
 
 _REMEASURED_SECONDS = 2.0
 """Time spent on the engines of the whole model where a stored table is used."""
+_TIMED_SECONDS = 4.0
+"""Time spent on each engine of a plan at each size."""
 _DRIFT = 0.25
 """Change of the whole model's time relative to dense from which on a stored table no longer holds."""
 
@@ -94,6 +96,23 @@ class CostSource:
         if min(table.least for table in measured) > 0:
             save_tables(path, key, measured)
         return measured
+
+    def time_plan(self, counts: Mapping[str, int], tables: Sequence[CostTable]) -> list[float]:
+        """Milliseconds of a call of the engine of a plan at the size of each table, timed in turn with dense.
+
+        Args:
+            counts: name of the group -> number of units that the plan keeps; the others keep all.
+            tables: tables of times; each gives the time of the dense engine that ratios are related to.
+        """
+        with self.log.stage("timing the plan"):
+            engine = self.engines.build(keep_counts(self.engines.reference.plan, self.groups, counts))
+            times = []
+            for table in tables:
+                feeds = self.inputs[table.batch, table.seq]
+                dense, seconds = median_times([self.dense, engine], feeds, 2 * _TIMED_SECONDS)
+                times.append(table.dense * seconds / dense)
+            self.engines.discard(engine)
+        return times
 
     def _measured(self, macs: CostTable) -> list[CostTable]:
         """Times at each size, measured now."""

@@ -16,7 +16,6 @@ from torch import Tensor
 from compressor.config.methods import METHODS
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, InputError, SiteRefusedError
-from compressor.measure import median_times
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.model_folder import fingerprint
 from compressor.results import Note, NoteCode
@@ -35,7 +34,7 @@ from compressor.run.budget import (
 )
 from compressor.run.budget_run import BudgetRun
 from compressor.run.calibrate import calibration_batches, draw_rows
-from compressor.run.measure_costs import Size, keep_counts
+from compressor.run.measure_costs import Size
 from compressor.run.plan_source import load_start
 from compressor.run.products import SelectedPlan
 from compressor.selection.options import read_options
@@ -48,8 +47,6 @@ from graph_passes import Plan
 
 _HELD_OUT = 192
 """Rows on which losses are measured."""
-_TIMED_SECONDS = 4.0
-"""Time spent on each engine of a round at each size."""
 
 
 def prune(run: BudgetRun) -> SelectedPlan:
@@ -70,7 +67,7 @@ def prune(run: BudgetRun) -> SelectedPlan:
         _fold_gates(run, start)
     if run.selected is not None:
         _fold_gates(run, run.selected.plan)
-    pruner = _pruner(run, groups)
+    pruner = pruner_of(run, groups)
     with run.log.stage("gathering statistics of the rows") as on_progress:
         pruner.rank(on_progress)
     with run.log.stage("measuring what each group contributes") as on_progress:
@@ -153,7 +150,7 @@ def _prunable(run: BudgetRun) -> list[PrunableGroup]:
     return remaining
 
 
-def _pruner(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Pruner[Any]:
+def pruner_of(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Pruner[Any]:
     """The method, with its rows.
 
     Raises:
@@ -240,17 +237,9 @@ def _measure(run: BudgetRun, constraints: Sequence[Constraint], counts: Mapping[
     timed = [constraint for constraint in constraints if constraint.table.unit == "ms"]
     costs = {id(constraint): constraint.table.cost(counts) for constraint in constraints}
     if timed:
-        engines, heads = run.costs.engines, {}
-        if run.selected is not None:
-            heads = {site.name: len(site.kept) for site in run.selected.plan.sites}
-        with run.log.stage("timing the plan"):
-            engine = engines.build(keep_counts(engines.reference.plan, run.model.groups, {**heads, **counts}))
-            for constraint in timed:
-                table = constraint.table
-                feeds = run.costs.inputs[table.batch, table.seq]
-                dense, seconds = median_times([run.costs.dense, engine], feeds, 2 * _TIMED_SECONDS)
-                costs[id(constraint)] = table.dense * seconds / dense
-            engines.discard(engine)
+        heads = {} if run.selected is None else {site.name: len(site.kept) for site in run.selected.plan.sites}
+        milliseconds = run.costs.time_plan({**heads, **counts}, [constraint.table for constraint in timed])
+        costs |= {id(constraint): value for constraint, value in zip(timed, milliseconds, strict=True)}
     return [costs[id(constraint)] for constraint in constraints]
 
 

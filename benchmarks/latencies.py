@@ -1,0 +1,197 @@
+"""Draw latencies between the least possible and the whole model's, and print whether the plans for them meet them.
+
+    python -m benchmarks.latencies sst2              # 20 latencies: ONNX Runtime in fp32 and OpenVINO in int8
+    python -m benchmarks.latencies sst2 --number 4 --engines ort
+
+The model is that of `benchmarks.quantization`. Losses and the cost table of an engine are measured once, for all of
+its sizes. For each latency, units are allocated in rounds as in a run of `compress`; the engine of the plan is then
+built afresh and timed in turn with the dense engine. Ratios to the dense engine are compared: the latency, the first
+prediction and the last measurement are each divided by the dense engine's time of the same measurement. The weights of
+plans are not refitted, which does not change times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.machine import machine
+from benchmarks.quantization import SETS, rows_file, starting_model
+from benchmarks.speed import table
+from compressor.cli.console import Console
+from compressor.config.run import Recipe
+from compressor.measure.costs import CostTable
+from compressor.model_folder import example_inputs
+from compressor.run.budget import EXCESS, UNUSED, Constraint, macs_of, meet
+from compressor.run.budget_run import BudgetRun
+from compressor.run.calibrate import calibration_rows
+from compressor.run.choose_engine import choices
+from compressor.run.cost_tables import CostSource
+from compressor.run.learning_store import LearningStore
+from compressor.run.load import load_model, read_rows
+from compressor.run.plan_engines import PlanEngines
+from compressor.run.prune import inputs_of, pruner_of
+from compressor.run.run_log import RunLog
+from compressor.run.sizes import work_out_sizes
+from compressor.run.variant import build_variant, export_graph, shrink_graph
+from compressor.selection.pruner import Curve
+from compressor.units import keep_all
+from compressor.workdir import open_workdir
+
+ENGINES = {"ort": ("ort", "fp32"), "openvino": ("openvino", "int8")}
+SIZES = ((1, 64), (1, 128), (1, 384), (8, 64), (8, 128))
+"""Batch sizes and lengths, of which each latency has the next."""
+MARGIN = 0.1
+"""Distance of the drawn latencies from the least possible and from the whole model's, as a share of the logarithm."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What plans of one engine are allocated and timed with.
+
+    Attributes:
+        run: the model, the rows, and the source of cost tables.
+        tables: times at each of `SIZES`.
+        losses: name of the group -> loss at every number of units.
+    """
+
+    run: BudgetRun
+    tables: Sequence[CostTable]
+    losses: dict[str, Curve]
+
+
+def prepare(engine: str, name: str, folder: Path, scratch: Path, log: RunLog) -> Timing:
+    """Export the model, build the dense engine, and measure losses and cost tables."""
+    runtime, precision = ENGINES[engine]
+    shapes = tuple(f"{batch}x{seq}" for batch, seq in SIZES) if runtime == "openvino" else ()
+    fields: dict[str, Any] = {
+        "model": starting_model(name, folder),
+        "data": str(rows_file(name, folder)),
+        "max_length": SETS[name].max_length,
+        "target": runtime,
+        "precision": precision,
+        "batch": sorted({batch for batch, _ in SIZES}),
+        "seq": sorted({seq for _, seq in SIZES}),
+        "shapes": shapes,
+        "speedup": 2,
+        "statistics": folder / "statistics",
+        "out": scratch / "out",
+    }
+    recipe = Recipe(**fields)
+    model = load_model(recipe)
+    data = read_rows(recipe, model)
+    sizes = work_out_sizes(recipe, model, data, None)
+    with log.stage("exporting the model"):
+        plan = keep_all(model.groups)
+        reference = export_graph("dense", model.folder, plan, recipe.export, sizes.cases, scratch / "reference.onnx")
+        graph = shrink_graph(reference, sizes.cases, scratch / "model.onnx")
+        dense = build_variant(graph, recipe.engine.reference, sizes.build, sizes.cases).engine
+    engines = PlanEngines(
+        reference=reference,
+        choice=choices(recipe.engine)[0],
+        options=sizes.build,
+        row=calibration_rows(data, 1, recipe.selection.seed)[0],
+        drop_unread=True,
+        scratch=scratch / "plans",
+    )
+    inputs = inputs_of(SIZES, partial(example_inputs, model.folder))
+    costs = CostSource(model.folder.model, model.groups, engines, dense, inputs, log)
+    (scratch / "learning").mkdir()
+    run = BudgetRun(recipe, model, data, None, costs, (), 0.0, LearningStore(scratch / "learning"), log)
+    pruner = pruner_of(run, model.groups)
+    with log.stage("gathering statistics of the rows") as on_progress:
+        pruner.rank(on_progress)
+    with log.stage("measuring what each group contributes") as on_progress:
+        losses = dict(pruner.losses(on_progress))
+    return Timing(run, costs.timed(macs_of(costs.counted())), losses)
+
+
+def request(timing: Timing, number: int, rng: np.random.Generator) -> dict[str, Any]:
+    """Allocate units for one drawn latency, build and time the plan afresh, and return the numbers of a row."""
+    cost_table = timing.tables[number % len(SIZES)]
+    run = timing.run
+    share = rng.uniform(MARGIN, 1 - MARGIN)
+    budget = float(np.exp((1 - share) * np.log(cost_table.least) + share * np.log(cost_table.whole)))
+    measured: list[tuple[float, float]] = []
+
+    def measure(counts: Any) -> list[float]:
+        measured.append((cost_table.cost(counts), run.costs.time_plan(counts, [cost_table])[0]))
+        return [measured[-1][1]]
+
+    groups = run.model.groups
+    allocation = meet(groups, timing.losses, [Constraint(cost_table, budget)], measure)
+    (delivered,) = run.costs.time_plan(allocation.counts, [cost_table])
+    used = delivered / budget
+    return {
+        "batch": cost_table.batch,
+        "tokens": cost_table.seq,
+        "budget": budget,
+        "dense": cost_table.dense,
+        "first": measured[0][0] / measured[0][1],
+        "rounds": len(measured),
+        "used": used,
+        "met": used <= EXCESS,
+    }
+
+
+def print_rows(rows: Sequence[dict[str, Any]]) -> None:
+    """Print every latency, and how many were met."""
+    lines = [
+        {
+            "engine": " ".join(ENGINES[row["engine"]]),
+            "batch x tokens": f"{row['batch']} x {row['tokens']}",
+            "latency, ms": f"{row['budget']:.2f}",
+            "of dense": f"{row['budget'] / row['dense']:.2f}",
+            "first prediction over measured": f"{row['first']:.3f}",
+            "rounds": row["rounds"],
+            "delivered over latency": f"{row['used']:.3f}",
+            "met": "yes" if row["met"] else "no",
+        }
+        for row in rows
+    ]
+    print(table(lines))
+    error = float(np.median([abs(row["first"] - 1) for row in rows]))
+    print(
+        f"\n{sum(row['met'] for row in rows)} of {len(rows)} met (within {EXCESS}), of which"
+        f" {sum(row['met'] and row['used'] >= UNUSED for row in rows)} use at least {UNUSED:.0%};"
+        f" median error of the first prediction {error:.1%}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Draw the latencies of each engine; finished ones are not repeated."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=list(SETS))
+    parser.add_argument("--number", type=int, default=10, help="latencies for each engine")
+    parser.add_argument("--engines", nargs="+", choices=list(ENGINES), default=list(ENGINES))
+    parser.add_argument("--out", type=Path, default=Path("build/quantization"))
+    args = parser.parse_args()
+    print(f"machine: {machine('torch', 'onnxruntime', 'openvino', 'nncf')}; seed 0", flush=True)
+    folder = args.out / args.name
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for engine in args.engines:
+        file = folder / f"latencies-{engine}.json"
+        stored: list[dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
+        if len(stored) < args.number:
+            with open_workdir(folder / f"latencies-{engine}", force=True) as work:
+                timing = prepare(engine, args.name, folder, work.scratch, RunLog(Console()))
+                for number in range(len(stored), args.number):
+                    numbers = request(timing, number, np.random.default_rng(number))
+                    stored.append({"engine": engine, **numbers})
+                    file.write_text(json.dumps(stored))
+                    print(json.dumps(stored[-1]), flush=True)
+        rows += stored[: args.number]
+    print_rows(rows)
+
+
+if __name__ == "__main__":
+    main()
