@@ -63,6 +63,7 @@ class Shrunk:
         lowered: names of the masked sites that compute only the blocks of their mask.
         dense: sites that were to be lowered but stay dense and masked, with the operator that prevents it.
         unused: lowered site -> number of key blocks that no query attends to and that are not projected any more.
+        transferred: names of the parameters that have the weights of the plan now, in place of the original ones.
     """
 
     model: ir.Model
@@ -74,6 +75,7 @@ class Shrunk:
     lowered: tuple[str, ...] = ()
     dense: tuple[Refusal, ...] = ()
     unused: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    transferred: tuple[str, ...] = ()
 
     @property
     def obstacle(self) -> str | None:
@@ -109,7 +111,8 @@ def shrink(
     """
     Normalize()(model)
     parameters_before = count_parameters(model)
-    InsertGates(plan, _transfer_weights(model, plan, weights))(model)
+    matches, transferred = _transfer_weights(model, plan, weights)
+    InsertGates(plan, matches)(model)
     plan = plan.replace_groups(_without_masked_heads(site, plan, model.graph) for site in plan.sites)
     set_gates(model.graph, plan)
     FoldGates()(model)
@@ -139,6 +142,7 @@ def shrink(
         lowered=lowering.report.lowered,
         dense=lowering.report.refused,
         unused=unused,
+        transferred=transferred,
     )
     _log.debug("shrunk: %d -> %d parameters, %d groups refused", *shrunk.parameters, len(refused_groups))
     return shrunk
@@ -146,19 +150,24 @@ def shrink(
 
 def _transfer_weights(
     model: ir.Model, plan: Plan, weights: Mapping[str, np.ndarray] | None
-) -> Mapping[str, MatchedWeight]:
-    """Give the graph the weights of the plan; returns the initializers of the parameters whose values are known."""
+) -> tuple[Mapping[str, MatchedWeight], tuple[str, ...]]:
+    """Give the graph the weights of the plan.
+
+    Returns:
+        The initializers of the parameters whose values are known, and the names of the parameters that were replaced.
+    """
     if find_gates(model.graph) and plan.model is not None and model.metadata_props.get(FINGERPRINT) == plan.model:
-        return {}
+        return {}, ()
     records = dict(plan.weights)
     for name in map(weight_name, plan.feed_forwards):
         if name not in records and weights is not None and name in weights:
             values = fingerprint(weights[name])
             records[name] = WeightRecord(values, values)
     matches = match_weights(model.graph, records)
-    if TransferWeights(records, matches, weights)(model).modified and FINGERPRINT in model.metadata_props:
-        model.metadata_props[FINGERPRINT] = str(plan.model)
-    return matches
+    transferred = TransferWeights(records, matches, weights)(model).report.parameters
+    if transferred and model.metadata_props.pop(FINGERPRINT, None) is not None and plan.model is not None:
+        model.metadata_props[FINGERPRINT] = plan.model
+    return matches, transferred
 
 
 def count_parameters(model: ir.Model) -> int:

@@ -41,7 +41,7 @@ def fingerprint(tensor: np.ndarray) -> str:
     and its transpose have different ones.
     """
     rounded = np.clip(tensor.astype(np.float32, copy=False), -_LARGEST, _LARGEST).astype(np.float16)
-    rounded[np.abs(rounded) < _SMALLEST] = 0
+    rounded = np.where(np.abs(rounded) < _SMALLEST, np.float16(0), rounded)
     digest = hashlib.sha256(np.ascontiguousarray(rounded).data).hexdigest()
     return f"{'x'.join(map(str, tensor.shape))}:{digest[:_DIGITS]}"
 

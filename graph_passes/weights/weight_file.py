@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,24 +17,30 @@ WEIGHTS = "model.safetensors"
 
 
 class WeightFile(Mapping[str, np.ndarray]):
-    """Parameters by name, in a safetensors file; each is read when it is asked for.
+    """The parameters in a safetensors file, by name. The file is opened when a name or a parameter is read.
 
     Args:
         path: the file, e.g. `out/model.safetensors`.
 
-    Raises:
+    Raises (from any access):
         PlanError: the file is missing, damaged or truncated.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._names = frozenset(self._open().keys())
+
+    @functools.cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(self._open().keys())
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._names:
             raise KeyError(name)
         array: np.ndarray = self._open().get_tensor(name)
         return array
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._names))

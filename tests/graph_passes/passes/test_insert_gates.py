@@ -23,7 +23,7 @@ OPEN = Plan(sites=(site([0, 1, 2, 3], name="one"),))
 
 def test_an_open_gate_multiplies_the_heads_of_an_attention() -> None:
     result = rewritten(InsertGates(OPEN), stack("one"), tolerance=0)
-    assert result.report.sites == ("one",)
+    assert result.report.groups == ("one",)
     (product,) = [node for node in result.model.graph if node.op_type == "Mul"]
     assert [value.name for value in product.inputs if value is not None] == ["heads0", "one.head_gate"]
     assert gate(result.model, "one") == [1.0, 1.0, 1.0, 1.0]
