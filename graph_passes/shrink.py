@@ -126,16 +126,11 @@ def shrink(
         CleanUp()(model)
     RecordReach(plan)(model)
     refused = removal.report.refused
-    refused_groups = frozenset(site for refusal in refused for site in refusal.sites)
     gates = find_gates(model.graph)
     shrunk = Shrunk(
         model=model,
         plan=plan,
-        removed=tuple(
-            Removed(group.name, group.dropped)
-            for group in plan.groups
-            if group.dropped and group.name not in refused_groups
-        ),
+        removed=_removed(plan, refused),
         folded=tuple(group.name for group in plan.groups if group.name not in gates),
         refused=refused,
         parameters=(parameters_before, count_parameters(model)),
@@ -144,7 +139,7 @@ def shrink(
         unused=unused,
         transferred=transferred,
     )
-    _log.debug("shrunk: %d -> %d parameters, %d groups refused", *shrunk.parameters, len(refused_groups))
+    _log.debug("shrunk: %d -> %d parameters, %d refusals", *shrunk.parameters, len(refused))
     return shrunk
 
 
@@ -178,6 +173,16 @@ def count_parameters(model: ir.Model) -> int:
         if value.const_value is not None
         and value.const_value.dtype.is_floating_point()
         and len(value.const_value.shape) > 0
+    )
+
+
+def _removed(plan: Plan, refused: Collection[Refusal]) -> tuple[Removed, ...]:
+    """The units that are gone: those that the plan drops, except in refused groups."""
+    refused_groups = frozenset(name for refusal in refused for name in refusal.sites)
+    return tuple(
+        Removed(group.name, group.dropped)
+        for group in plan.groups
+        if group.dropped and group.name not in refused_groups
     )
 
 

@@ -61,7 +61,7 @@ def record_weights(plan: Plan, original: Mapping[str, str], model: PreTrainedMod
         original: fingerprints of the weights that the run began with, see `weight_fingerprints`.
         model: the model, with the weights of the plan.
     """
-    fitted = weight_fingerprints(model)
+    fitted = {name: values for name, values in weight_fingerprints(model).items() if name in original}
     changed = {original[name] for name, values in fitted.items() if original[name] != values}
     readers = {weight_name(group) for group in plan.feed_forwards}
     records = {

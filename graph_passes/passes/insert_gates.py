@@ -38,7 +38,7 @@ class InsertedGates:
 
 
 class InsertGates(GraphPass[InsertedGates]):
-    """Multiply each attention's output, and the input of each product that reads neurons, by a gate of the group's name.
+    """Multiply heads and neurons by gates, initializers named after the attention site or the feed-forward.
 
     Cases:
         1. The graph has gates: nothing is inserted. They must have the plan's groups and units; a gate of neurons that
@@ -75,7 +75,7 @@ class InsertGates(GraphPass[InsertedGates]):
             _insert(model.graph, site, attention)
         for group, product in feed_forwards:
             gate_input(model.graph, product.node, product.position, group, product.axis)
-        names = [group.name for group, _ in (*sites, *feed_forwards)]
+        names = [*(site.name for site, _ in sites), *(group.name for group, _ in feed_forwards)]
         return ReportedResult(model, True, InsertedGates(tuple(dict.fromkeys(names))))
 
 

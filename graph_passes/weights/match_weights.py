@@ -138,8 +138,8 @@ def _is_named(value: ir.Value, name: str) -> bool:
 def _unmatched(name: str, record: WeightRecord) -> PlanError:
     values = "neither the original nor the refitted ones" if record.is_changed else "not those"
     return PlanError(
-        f"{name}: its values in this graph are {values} of the plan's model; use a graph of that model, or learn a plan"
-        " on the model of this graph",
+        f"{name}: its values in this graph are {values} of the plan's model; use the whole graph of that model, or"
+        " learn a plan on the model of this graph",
         code=GraphErrorCode.MODEL_MISMATCH,
         parameter=name,
     )

@@ -1,4 +1,4 @@
-"""`compress apply` on graphs of other exporters: neurons are removed, refitted weights arrive, and nothing is guessed."""
+"""`compress apply` on graphs of other exporters: neurons go, refitted weights arrive, and nothing is guessed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ def refitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trace(network, inputs, root / "fitted.onnx", opset=17, attention="eager")
     network.save_pretrained(root / "out")
     plan = random_groups(groups, np.random.default_rng(4))
-    halves = [replace(group, kept=tuple(range(0, group.units, 2)), scale=()) for group in plan.groups]
+    halves = []
+    for group in plan.groups:
+        kept = tuple(range(0, group.units, 2))
+        halves.append(replace(group, kept=kept, scale=tuple(0.8 + 0.05 * unit for unit in kept)))
     record_weights(plan.replace_groups(halves), original, network).save(root / "out" / "plan.json")
     return root
 
@@ -93,12 +96,10 @@ def test_the_small_graph_computes_with_the_weights_of_the_plan(
     assert error(run(small, feeds(inputs_of(refitted), small)), [expected(refitted)]) <= 1e-5
 
 
-def test_a_plan_that_records_no_weights_is_known_by_those_beside_it(
-    capfd: Cap, folder: Path, tmp_path: Path
-) -> None:
+def test_a_plan_that_records_no_weights_is_known_by_those_beside_it(capfd: Cap, folder: Path, tmp_path: Path) -> None:
     plan = Plan.load(folder / "out" / "plan.json")
     plan.model_copy(update={"weights": {}}).save(folder / "out" / "plan.json")
-    command = ["--plan", folder / "out" / "plan.json", "-o", tmp_path / "small.onnx", "--quiet"]
+    command: list[str | Path] = ["--plan", folder / "out" / "plan.json", "-o", tmp_path / "small.onnx", "--quiet"]
     refused = compress(capfd, "apply", folder / "original.onnx", *command)
     assert (refused.code, refused.details["cause"]) == (3, GraphErrorCode.MODEL_MISMATCH)
     assert compress(capfd, "apply", folder / "fitted.onnx", *command).code == 0

@@ -1,4 +1,4 @@
-"""The feed-forwards of a plan are paired with products by the values of their weights, by names, or by their only form."""
+"""Feed-forwards are paired with products by the values of their weights, by names, or as the only one of its size."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ FORMS = {
         "float[8, 6] D{n}",
     ),
     "Gemm": (
-        "f{n} = Reshape (r{n}, rows{n}) g{n} = Gemm <transB = 1> (f{n}, D{n}) s{n} = Shape (x) {y} = Reshape (g{n}, s{n})",
+        "f{n} = Reshape (r{n}, rows{n}) g{n} = Gemm <transB = 1> (f{n}, D{n})"
+        " s{n} = Shape (x) {y} = Reshape (g{n}, s{n})",
         "float[8, 6] D{n}, int64[2] rows{n} = {{-1, 6}}",
     ),
 }

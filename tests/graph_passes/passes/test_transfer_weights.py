@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -21,7 +23,7 @@ RECORDS = {name: WeightRecord(fingerprint(ORIGINAL[name]), fingerprint(FITTED[na
 X = RNG.normal(size=(2, 5, 8)).astype(np.float32)
 
 
-def model_with(dtype: type = np.float32, **contents: np.ndarray) -> ir.Model:
+def model_with(contents: Mapping[str, np.ndarray], dtype: type = np.float32) -> ir.Model:
     """`(x W) W^T + b`, the weight stored as `[8, 6]`."""
     name = "float16" if dtype is np.float16 else "float"
     model = graph(
@@ -43,19 +45,19 @@ def transfer(model: ir.Model, weights: dict[str, np.ndarray] | None) -> Transfer
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_the_graph_computes_with_the_fitted_weights(dtype: type) -> None:
-    model = model_with(dtype, **ORIGINAL)
+    model = model_with(ORIGINAL, dtype)
     result = transfer(model, FITTED)(model)
     assert result.report.parameters == ("up", "bias")
     onnx.checker.check_model(ir.to_proto(result.model), full_check=True)
-    feeds = {"x": X.astype(dtype)}
-    np.testing.assert_array_equal(run(result.model, feeds)[0], run(model_with(dtype, **FITTED), feeds)[0])
+    feeds: dict[str, np.ndarray] = {"x": X.astype(dtype)}
+    np.testing.assert_array_equal(run(result.model, feeds)[0], run(model_with(FITTED, dtype), feeds)[0])
     assert_untouched(transfer(result.model, FITTED), result.model)
 
 
 def test_a_graph_with_the_fitted_weights_needs_no_others() -> None:
-    model = model_with(**FITTED)
+    model = model_with(FITTED)
     assert assert_untouched(transfer(model, None), model).parameters == ()
-    mixed = model_with(**{**FITTED, "bias": ORIGINAL["bias"]})
+    mixed = model_with({**FITTED, "bias": ORIGINAL["bias"]})
     assert transfer(mixed, FITTED)(mixed).report.parameters == ("bias",)
 
 
@@ -71,7 +73,7 @@ def test_a_graph_with_the_fitted_weights_needs_no_others() -> None:
 def test_weights_that_are_missing_or_others_leave_the_graph_as_it_is(
     weights: dict[str, np.ndarray] | None, code: GraphErrorCode
 ) -> None:
-    model = model_with(**ORIGINAL)
+    model = model_with(ORIGINAL)
     before = ir.to_proto(model).SerializeToString(deterministic=True)
     with pytest.raises(PlanError) as error:
         transfer(model, weights)(model)

@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from graph_passes import GraphErrorCode, PlanError, WeightFile
 
-CONTENT = {"b": np.ones((2, 3), np.float32), "a": np.zeros(4, np.float16)}
+CONTENT: dict[str, np.ndarray] = {"b": np.ones((2, 3), np.float32), "a": np.zeros(4, np.float16)}
 
 
 def test_parameters_are_read_by_name(tmp_path: Path) -> None:
