@@ -7,8 +7,10 @@ from graph_passes.files import data_files, load, save
 from graph_passes.flow.refusal import Refusal, RefusalCode
 from graph_passes.plan import GroupPlan, Kind, NeuronPlan, Plan, SitePlan
 from graph_passes.shrink import Removed, Shrunk, count_parameters, shrink
+from graph_passes.weights.weight_file import WEIGHTS, WeightFile
 
 __all__ = [
+    "WEIGHTS",
     "BlockMask",
     "GraphError",
     "GraphErrorCode",
@@ -24,6 +26,7 @@ __all__ = [
     "Removed",
     "Shrunk",
     "SitePlan",
+    "WeightFile",
     "count_parameters",
     "data_files",
     "find_attention",

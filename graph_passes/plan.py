@@ -28,6 +28,7 @@ from safetensors import SafetensorError
 from graph_passes.block_sparse.masks import BlockMask
 from graph_passes.errors import GraphErrorCode, PlanError
 from graph_passes.files import atomic_replace
+from graph_passes.weights.records import WeightRecord
 
 Kind = Literal["bidirectional", "causal", "cross"]
 """Kind of an attention: self-attention without a causal mask, self-attention with one, or attention to another
@@ -196,6 +197,8 @@ class Plan(BaseModel):
         seed: the run's seed.
         data: hash of the training rows (`sha256:...`), or None.
         evidence: metrics before and after, e.g. `{"eval": {"dense": {"accuracy": 0.9}, "compressed": {...}}}`.
+        weights: name of a parameter -> its fingerprints: of those that the run trained or refitted, and of the weights
+            that read neurons. Empty where the run changed none; then the graph must hold the weights of the plan.
     """
 
     model_config = ConfigDict(frozen=True, **_STRICT)
@@ -208,6 +211,7 @@ class Plan(BaseModel):
     seed: int | None = None
     data: str | None = None
     evidence: dict[str, Any] = Field(default_factory=dict)
+    weights: dict[str, WeightRecord] = Field(default_factory=dict)
     _masks: dict[str, BlockMask] = PrivateAttr(default_factory=dict)
 
     if TYPE_CHECKING:

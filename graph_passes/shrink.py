@@ -7,9 +7,11 @@ import logging
 import math
 from collections.abc import Collection, Mapping
 
+import numpy as np
 import onnx_ir as ir
 
 from graph_passes.attention.gate_initializers import find_gates, set_gates
+from graph_passes.attention.match_feed_forwards import weight_name
 from graph_passes.block_sparse.masks import mask_name
 from graph_passes.block_sparse.row_buckets import computed
 from graph_passes.flow.refusal import Refusal
@@ -23,8 +25,12 @@ from graph_passes.passes import (
     RecordReach,
     RemoveDeadBranches,
     RemoveUnits,
+    TransferWeights,
 )
+from graph_passes.passes.insert_gates import FINGERPRINT
 from graph_passes.plan import Plan, SitePlan
+from graph_passes.weights.match_weights import MatchedWeight, match_weights
+from graph_passes.weights.records import WeightRecord, fingerprint
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +63,7 @@ class Shrunk:
         lowered: names of the masked sites that compute only the blocks of their mask.
         dense: sites that were to be lowered but stay dense and masked, with the operator that prevents it.
         unused: lowered site -> number of key blocks that no query attends to and that are not projected any more.
+        transferred: names of the parameters that have the weights of the plan now, in place of the original ones.
     """
 
     model: ir.Model
@@ -68,6 +75,7 @@ class Shrunk:
     lowered: tuple[str, ...] = ()
     dense: tuple[Refusal, ...] = ()
     unused: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    transferred: tuple[str, ...] = ()
 
     @property
     def obstacle(self) -> str | None:
@@ -78,23 +86,33 @@ class Shrunk:
         return f"{min(first.sites)}: {first}" + (f" (and {len(more)} more)" if more else "")
 
 
-def shrink(model: ir.Model, plan: Plan, *, lower: Collection[str] | None = None) -> Shrunk:
+def shrink(
+    model: ir.Model,
+    plan: Plan,
+    *,
+    lower: Collection[str] | None = None,
+    weights: Mapping[str, np.ndarray] | None = None,
+) -> Shrunk:
     """Remove the units that a plan drops from a graph, and the blocks that its masks drop from the heads kept.
 
     A head whose mask keeps no block is removed as well.
 
     Args:
         model: an ONNX graph with or without gates, which is edited in place.
-        plan: the units to keep. Its sites are paired with the graph's attentions by gate, name or order, and the graph
-            must contain its masks.
+        plan: the units to keep. Its sites are paired with the graph's attentions by gate, name or order, its
+            feed-forwards with products by gate, values of the weight or name, and the graph must contain its masks.
         lower: names of the masked sites to make block-sparse; other masked sites stay dense. None: all.
+        weights: name of a parameter -> the values that the plan belongs to, e.g. `WeightFile`. They replace the values
+            that the parameter had before the plan's run changed it. None: the graph must have them.
 
     Raises:
-        PlanError: the plan's groups are not those of the graph, its units are removed already, or a mask is missing.
+        PlanError: the plan's groups are not those of the graph, its units are removed already, a mask is missing, or
+            the graph has other weights than the plan.
     """
     Normalize()(model)
     parameters_before = count_parameters(model)
-    InsertGates(plan)(model)
+    matches, transferred = _transfer_weights(model, plan, weights)
+    InsertGates(plan, matches)(model)
     plan = plan.replace_groups(_without_masked_heads(site, plan, model.graph) for site in plan.sites)
     set_gates(model.graph, plan)
     FoldGates()(model)
@@ -108,25 +126,43 @@ def shrink(model: ir.Model, plan: Plan, *, lower: Collection[str] | None = None)
         CleanUp()(model)
     RecordReach(plan)(model)
     refused = removal.report.refused
-    refused_groups = frozenset(site for refusal in refused for site in refusal.sites)
     gates = find_gates(model.graph)
     shrunk = Shrunk(
         model=model,
         plan=plan,
-        removed=tuple(
-            Removed(group.name, group.dropped)
-            for group in plan.groups
-            if group.dropped and group.name not in refused_groups
-        ),
+        removed=_removed(plan, refused),
         folded=tuple(group.name for group in plan.groups if group.name not in gates),
         refused=refused,
         parameters=(parameters_before, count_parameters(model)),
         lowered=lowering.report.lowered,
         dense=lowering.report.refused,
         unused=unused,
+        transferred=transferred,
     )
-    _log.debug("shrunk: %d -> %d parameters, %d groups refused", *shrunk.parameters, len(refused_groups))
+    _log.debug("shrunk: %d -> %d parameters, %d refusals", *shrunk.parameters, len(refused))
     return shrunk
+
+
+def _transfer_weights(
+    model: ir.Model, plan: Plan, weights: Mapping[str, np.ndarray] | None
+) -> tuple[Mapping[str, MatchedWeight], tuple[str, ...]]:
+    """Give the graph the weights of the plan.
+
+    Returns:
+        The initializers of the parameters whose values are known, and the names of the parameters that were replaced.
+    """
+    if find_gates(model.graph) and plan.model is not None and model.metadata_props.get(FINGERPRINT) == plan.model:
+        return {}, ()
+    records = dict(plan.weights)
+    for name in map(weight_name, plan.feed_forwards):
+        if name not in records and weights is not None and name in weights:
+            values = fingerprint(weights[name])
+            records[name] = WeightRecord(values, values)
+    matches = match_weights(model.graph, records)
+    transferred = TransferWeights(records, matches, weights)(model).report.parameters
+    if transferred and model.metadata_props.pop(FINGERPRINT, None) is not None and plan.model is not None:
+        model.metadata_props[FINGERPRINT] = plan.model
+    return matches, transferred
 
 
 def count_parameters(model: ir.Model) -> int:
@@ -137,6 +173,16 @@ def count_parameters(model: ir.Model) -> int:
         if value.const_value is not None
         and value.const_value.dtype.is_floating_point()
         and len(value.const_value.shape) > 0
+    )
+
+
+def _removed(plan: Plan, refused: Collection[Refusal]) -> tuple[Removed, ...]:
+    """The units that are gone: those that the plan drops, except in refused groups."""
+    refused_groups = frozenset(name for refusal in refused for name in refusal.sites)
+    return tuple(
+        Removed(group.name, group.dropped)
+        for group in plan.groups
+        if group.dropped and group.name not in refused_groups
     )
 
 

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 
 GRAPH_PASSES = (
     ("errors", "files"),
-    ("block_sparse",),
+    ("block_sparse", "weights"),
     ("plan",),
     ("flow",),
     ("attention",),

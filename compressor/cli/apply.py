@@ -14,7 +14,7 @@ from compressor.cli.output_file import check_output_file
 from compressor.errors import ErrorCode, InputError, SiteRefusedError, UsageError
 
 if TYPE_CHECKING:
-    from graph_passes import Plan, Shrunk
+    from graph_passes import Plan, Shrunk, WeightFile
 
 
 @click.command(short_help="Shrink an ONNX graph by a plan.")
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 @common
 @click.pass_obj
 def apply(console: Console, graph: Path, plan: Path, out: Path, force: bool) -> None:
-    """Remove from GRAPH, an ONNX file, the heads that a plan drops, and keep only the blocks that its masks keep.
+    """Remove from GRAPH, an ONNX file, the heads and neurons that a plan drops, and the blocks that its masks drop.
 
-    The graph is not run.
+    Weights that were trained or refitted with the plan are read from model.safetensors beside it. The graph is not run.
     """
     data = out.with_name(f"{out.name}.data")
     check_output_file(out, force=force, also=(data,))
@@ -46,13 +46,13 @@ def apply(console: Console, graph: Path, plan: Path, out: Path, force: bool) -> 
     size = sum(file.stat().st_size for file in {graph.resolve(), *sources})
     with console.stage("shrinking the graph"):
         try:
-            shrunk = graph_passes.shrink(model, requested)
+            shrunk = graph_passes.shrink(model, requested, weights=_weights_beside(plan))
         except graph_passes.PlanError as error:
             message = f"{graph}, {plan}: {error}"
             raise InputError(message, code=ErrorCode.FILE_MISMATCH, path=plan, cause=error.code) from error
     if shrunk.obstacle:
         raise SiteRefusedError(
-            f"{graph}: {shrunk.obstacle}; keep every head of the site in {plan} (nothing was written)",
+            f"{graph}: {shrunk.obstacle}; keep every unit of the group in {plan} (nothing was written)",
             code=ErrorCode.SITE_REFUSED,
             path=graph,
             refused=shrunk.refused,
@@ -60,6 +60,14 @@ def apply(console: Console, graph: Path, plan: Path, out: Path, force: bool) -> 
     with console.stage("writing the graph"):
         graph_passes.save(shrunk.model, out)
     _print_result(console, requested, shrunk, out, size)
+
+
+def _weights_beside(plan: Path) -> WeightFile | None:
+    """The weights that the plan belongs to, if its folder has them."""
+    import graph_passes
+
+    path = plan.with_name(graph_passes.WEIGHTS)
+    return graph_passes.WeightFile(path) if path.is_file() else None
 
 
 def _print_result(console: Console, requested: Plan, shrunk: Shrunk, out: Path, size: int) -> None:
@@ -79,6 +87,8 @@ def _print_result(console: Console, requested: Plan, shrunk: Shrunk, out: Path, 
     dense = {site: str(refusal) for refusal in shrunk.dense for site in sorted(refusal.sites)}
     for site, reason in dense.items():
         console.note(f"{site}: stays dense under its mask ({reason})")
+    if shrunk.transferred:
+        console.note(f"{len(shrunk.transferred)} weights are those of {graph_passes.WEIGHTS} beside the plan")
     for note in of_emptied_heads(requested, shrunk.plan):
         console.note(note)
     text = f"{out}: {shrunk.plan.heads_kept} of {requested.heads} heads kept"
@@ -97,6 +107,7 @@ def _print_result(console: Console, requested: Plan, shrunk: Shrunk, out: Path, 
             "block_sparse": list(shrunk.lowered),
             "dense": dense,
             "unused_key_blocks": dict(shrunk.unused),
+            "transferred": list(shrunk.transferred),
             "bytes": [size, new_size],
         },
     )

@@ -1,14 +1,19 @@
-"""A hash of the function that a model computes."""
+"""Hashes of the function that a model computes, and of its single parameters."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import PreTrainedModel
 
+from graph_passes import Plan
 from graph_passes.attention.gate_initializers import GATE_SUFFIXES
+from graph_passes.attention.match_feed_forwards import weight_name
+from graph_passes.weights.records import WeightRecord
+from graph_passes.weights.records import fingerprint as tensor_fingerprint
 
 _NO_EFFECT = {
     "_name_or_path",
@@ -37,6 +42,34 @@ def fingerprint(model: PreTrainedModel) -> str:
         values = tensor.detach().cpu()
         digest.update((values.float() if values.is_floating_point() else values.long()).contiguous().numpy().data)
     return f"sha256:{digest.hexdigest()}"
+
+
+def weight_fingerprints(model: PreTrainedModel) -> dict[str, str]:
+    """Name in the state dict -> fingerprint, for every tensor of floating-point numbers; gates are left out."""
+    return {
+        name: tensor_fingerprint(tensor.detach().cpu().float().numpy())
+        for name, tensor in model.state_dict().items()
+        if tensor.is_floating_point() and not name.endswith(GATE_SUFFIXES)
+    }
+
+
+def record_weights(plan: Plan, original: Mapping[str, str], model: PreTrainedModel) -> Plan:
+    """The plan with a record of its weights, by which they are known in graphs of other exporters.
+
+    Args:
+        plan: the plan.
+        original: fingerprints of the weights that the run began with, see `weight_fingerprints`.
+        model: the model, with the weights of the plan.
+    """
+    fitted = {name: values for name, values in weight_fingerprints(model).items() if name in original}
+    changed = {original[name] for name, values in fitted.items() if original[name] != values}
+    readers = {weight_name(group) for group in plan.feed_forwards}
+    records = {
+        name: WeightRecord(original[name], values)
+        for name, values in fitted.items()
+        if name in readers or original[name] in changed
+    }
+    return plan.model_copy(update={"weights": records})
 
 
 def _effective(config: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from compressor.config.sections import EngineConfig
 from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import example_inputs
 from compressor.model_folder.example_inputs import token_limit
+from compressor.model_folder.fingerprints import record_weights, weight_fingerprints
 from compressor.progress import Listener, NullListener, ignore_progress
 from compressor.results import Note, NoteCode, Report, Score, Speed, VariantName
 from compressor.run import run_notes
@@ -130,6 +131,7 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
     if data is not None and (followed is None or recipe.distills):
         store = open_learning_store(recipe, model, data, work.learning, state)
         log.add_notes(store.notes)
+        original = weight_fingerprints(model.folder.model)
         if followed is None:
             part = store.stage("pruned") if recipe.distills else store
             selected = _learn(recipe, model, data, part, selector, log)
@@ -144,6 +146,9 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
             state.wait_for_everyone()
             with log.stage("training on the outputs of the whole model") as on_progress:
                 selected = distill(recipe, model, data, selected, distillation, store, on_progress)
+        assert selected is not None
+        if selected.trained:
+            selected = replace(selected, plan=record_weights(selected.plan, original, model.folder.model))
     assert selected is not None
     log.add_notes(selected.notes)
     log.add_notes(run_notes.of_selection(model.folder, selected, data))

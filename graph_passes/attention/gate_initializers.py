@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
+from graph_passes.errors import GraphErrorCode, PlanError
 from graph_passes.plan import GroupPlan, GroupType, Plan
 
 HEAD_GATE = "head_gate"
@@ -73,3 +74,44 @@ def set_gates(graph: ir.Graph, plan: Plan) -> None:
         content = gate_content(group, value) if value is not None else None
         if value is not None and content is not None and value.const_value is not None:
             value.const_value = ir.Tensor(content, dtype=value.const_value.dtype, name=value.name)
+
+
+def gate_initializer(graph: ir.Graph, group: GroupPlan, content: np.ndarray, dtype: ir.DataType) -> ir.Value:
+    """The gate initializer of a group, which is added to the graph if the graph lacks it.
+
+    Args:
+        graph: the graph.
+        group: the group.
+        content: its values, in the layout of the tensor that they multiply.
+        dtype: type of that tensor.
+
+    Raises:
+        PlanError: the graph has a gate of the group in another layout.
+    """
+    name = gate_name(group)
+    gate = graph.initializers.get(name)
+    if gate is None:
+        tensor = ir.Tensor(content.astype(dtype.numpy()), dtype=dtype, name=name)
+        gate = ir.Value(name=name, const_value=tensor, type=ir.TensorType(dtype), shape=tensor.shape)
+        graph.register_initializer(gate)
+    elif tuple(gate.shape or ()) != content.shape:
+        raise PlanError(
+            f"group {group.name} is computed in two layouts of its {group.type} in this graph; export the graph with"
+            " its gates",
+            code=GraphErrorCode.SITE_AMBIGUOUS,
+            site=group.name,
+        )
+    return gate
+
+
+def nearest_float_type(value: ir.Value) -> ir.DataType:
+    """Type of a tensor; where the file does not record it, the type of the nearest float tensor before it."""
+    queue, visited = [value], {value}
+    for candidate in queue:
+        if candidate.dtype is not None and candidate.dtype.is_floating_point():
+            return candidate.dtype
+        producer = candidate.producer()
+        sources = [source for source in producer.inputs if source is not None] if producer is not None else []
+        queue += [source for source in sources if source not in visited]
+        visited.update(sources)
+    return ir.DataType.FLOAT

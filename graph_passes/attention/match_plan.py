@@ -34,7 +34,7 @@ def match_plan(plan: Plan, attentions: list[GraphSite]) -> list[Pair]:
             heads=kept,
         )
     by_name = [
-        (site, [attention for attention in attentions if _same_path(site.name, attention.name)]) for site in plan.sites
+        (site, [attention for attention in attentions if same_path(site.name, attention.name)]) for site in plan.sites
     ]
     has_names = any(matches for _, matches in by_name)
     pairs = _match_by_name(by_name, attentions) if has_names else _match_in_order(plan, attentions)
@@ -113,14 +113,14 @@ def _match_in_order(plan: Plan, attentions: list[GraphSite]) -> list[Pair]:
     return pairs
 
 
-def _same_path(site: str, scope: str | None) -> bool:
-    """Whether a node's scope lies in a site's module, up to a prefix that one of the two has and the other lacks."""
+def same_path(name: str, scope: str | None) -> bool:
+    """Whether a node's scope lies in a group's module, up to a prefix that one of the two has and the other lacks."""
     if scope is None:
         return False
-    site_path, scope_path = site.split("."), scope.split(".")
-    starts = range(max(len(site_path), len(scope_path)))
-    inside = any(scope_path[start : start + len(site_path)] == site_path for start in starts)
-    return inside or any(site_path[start:] == scope_path for start in starts if site_path[start:])
+    path, scope_path = name.split("."), scope.split(".")
+    starts = range(max(len(path), len(scope_path)))
+    inside = any(scope_path[start : start + len(path)] == path for start in starts)
+    return inside or any(path[start:] == scope_path for start in starts if path[start:])
 
 
 def _names(attentions: list[GraphSite]) -> str:

@@ -21,9 +21,11 @@ def site_name(node: ir.Node, output: ir.Value) -> str | None:
         node: the softmax or the fused operator, where the exporter recorded its module.
         output: the tensor of the heads' outputs, which a gate may multiply.
     """
-    gated = next(_gates_after(output), None)
-    if gated is not None:
-        return gated
+    return next(_gates_after(output), None) or module_path(node)
+
+
+def module_path(node: ir.Node) -> str | None:
+    """Path of the module that a node was exported from, or None where the exporter recorded none."""
     scopes = node.metadata_props.get(_SCOPES)
     if scopes:
         try:

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 import onnx_ir as ir
 
 from graph_passes.attention.find import GraphSite, find_attention
-from graph_passes.attention.gate_initializers import HEAD_GATE, find_gates, gate_content, gate_name
+from graph_passes.attention.gate_initializers import (
+    HEAD_GATE,
+    find_gates,
+    gate_content,
+    gate_initializer,
+    nearest_float_type,
+)
+from graph_passes.attention.match_feed_forwards import match_feed_forwards
 from graph_passes.attention.match_plan import listed, match_plan
 from graph_passes.block_sparse.function import is_block_sparse
 from graph_passes.block_sparse.masks import mask_name
 from graph_passes.errors import GraphErrorCode, PlanError
 from graph_passes.passes.base import GraphPass, ReportedResult, require_inlined
+from graph_passes.passes.insert_product_gates import gate_input
 from graph_passes.plan import Plan, SitePlan
+from graph_passes.weights.match_weights import MatchedWeight
 
 FINGERPRINT = "compressor.fingerprint"
 """Key of a graph's metadata: the fingerprint of the model that it was exported from."""
@@ -22,29 +32,31 @@ FINGERPRINT = "compressor.fingerprint"
 
 @dataclasses.dataclass(frozen=True)
 class InsertedGates:
-    """What `InsertGates` changed: names of the sites that were given a gate."""
+    """What `InsertGates` changed: names of the groups that were given a gate."""
 
-    sites: tuple[str, ...]
+    groups: tuple[str, ...]
 
 
 class InsertGates(GraphPass[InsertedGates]):
-    """Multiply each site's attention output by a gate, an initializer named after the site.
+    """Multiply heads and neurons by gates, initializers named after the attention site or the feed-forward.
 
     Cases:
         1. The graph has gates: nothing is inserted. They must have the plan's groups and units; a gate of neurons that
            the plan does not list is open.
-        2. It has none: each site of the plan is paired with its attentions, see `match_plan`. The plan must keep every
-           neuron, because feed-forwards are known only by their gates.
+        2. It has none: each site of the plan is paired with its attentions, see `match_plan`, and each feed-forward
+           that loses or scales neurons with its products, see `match_feed_forwards`.
 
     Args:
-        plan: the plan; gates are the scales of its kept heads, and zero for dropped heads.
+        plan: the plan; gates are the scales of its kept units, and zero for dropped units.
+        weights: name of a parameter -> the initializers that hold it, where its values are known; see `match_weights`.
 
     Raises (from `call`):
-        PlanError: the plan's sites are not those of the graph, the heads are removed already, or a mask is missing.
+        PlanError: the plan's groups are not those of the graph, the units are removed already, or a mask is missing.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, weights: Mapping[str, MatchedWeight] | None = None) -> None:
         self.plan = plan
+        self.weights = weights or {}
 
     def requires(self, model: ir.Model) -> None:
         require_inlined(model)
@@ -56,11 +68,15 @@ class InsertGates(GraphPass[InsertedGates]):
         if gates:
             _check_gates(self.plan, gates)
             return ReportedResult(model, False, InsertedGates(()))
-        _check_neurons(self.plan)
-        pairs = match_plan(self.plan, find_attention(model))
-        for site, attention in pairs:
+        sites = match_plan(self.plan, find_attention(model))
+        pruned = [group for group in self.plan.feed_forwards if group.gate != (1.0,) * group.units]
+        feed_forwards = match_feed_forwards(pruned, model, self.weights)
+        for site, attention in sites:
             _insert(model.graph, site, attention)
-        return ReportedResult(model, True, InsertedGates(tuple(dict.fromkeys(site.name for site, _ in pairs))))
+        for group, product in feed_forwards:
+            gate_input(model.graph, product.node, product.position, group, product.axis)
+        names = [*(site.name for site, _ in sites), *(group.name for group, _ in feed_forwards)]
+        return ReportedResult(model, True, InsertedGates(tuple(dict.fromkeys(names))))
 
 
 def _check_masks(plan: Plan, graph: ir.Graph) -> None:
@@ -119,24 +135,16 @@ def _check_gates(plan: Plan, gates: dict[str, ir.Value]) -> None:
             )
 
 
-def _check_neurons(plan: Plan) -> None:
-    """Case 2: the plan keeps every neuron."""
-    for group in plan.feed_forwards:
-        if group.gate != (1.0,) * group.units:
-            raise PlanError(
-                f"feed-forward {group.name}: the plan drops or scales neurons, and this graph has no gates by which"
-                " feed-forwards are known; give the model folder: compress MODEL --plan PLAN",
-                code=GraphErrorCode.SITE_MISSING,
-                site=group.name,
-            )
-
-
 def _insert(graph: ir.Graph, site: SitePlan, attention: GraphSite) -> None:
     """Case 2, for one attention of a site."""
     value, producer = attention.output, attention.output.producer()
     assert producer is not None
-    dtype = _dtype(value)
-    gate = _gate(graph, site, attention, dtype)
+    dtype = nearest_float_type(value)
+    if attention.axis == attention.rank - 1:
+        content = np.repeat(np.array(site.gate), site.head_dim)
+    else:
+        content = np.array(site.gate).reshape(-1, *(1,) * (attention.rank - 1 - attention.axis))
+    gate = gate_initializer(graph, site, content, dtype)
     readers = list(value.uses())
     product = ir.node("Mul", [value, gate], name=f"{value.name}.gate")
     gated = product.outputs[0]
@@ -148,37 +156,3 @@ def _insert(graph: ir.Graph, site: SitePlan, attention: GraphSite) -> None:
         if output is value:  # A graph that returns the heads returns them gated, under the same name.
             graph.outputs[position] = gated
             value.name, gated.name = f"{value.name}.ungated", value.name
-
-
-def _gate(graph: ir.Graph, site: SitePlan, attention: GraphSite, dtype: ir.DataType) -> ir.Value:
-    """The gate of a site in the layout of one of its attentions, which share one initializer."""
-    if attention.axis == attention.rank - 1:
-        content = np.repeat(np.array(site.gate), site.head_dim)
-    else:
-        content = np.array(site.gate).reshape(-1, *(1,) * (attention.rank - 1 - attention.axis))
-    name = gate_name(site)
-    gate = graph.initializers.get(name)
-    if gate is None:
-        tensor = ir.Tensor(content.astype(dtype.numpy()), dtype=dtype, name=name)
-        gate = ir.Value(name=name, const_value=tensor, type=ir.TensorType(dtype), shape=tensor.shape)
-        graph.register_initializer(gate)
-    elif tuple(gate.shape or ()) != content.shape:
-        raise PlanError(
-            f"site {site.name} is computed in two layouts of its heads in this graph; export the graph with its gates",
-            code=GraphErrorCode.SITE_AMBIGUOUS,
-            site=site.name,
-        )
-    return gate
-
-
-def _dtype(value: ir.Value) -> ir.DataType:
-    """Type of a tensor; where the file does not record it, the type of the nearest float tensor before it."""
-    queue, visited = [value], {value}
-    for candidate in queue:
-        if candidate.dtype is not None and candidate.dtype.is_floating_point():
-            return candidate.dtype
-        producer = candidate.producer()
-        sources = [source for source in producer.inputs if source is not None] if producer is not None else []
-        queue += [source for source in sources if source not in visited]
-        visited.update(sources)
-    return ir.DataType.FLOAT

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from graph_passes.attention.gate_initializers import find_gates, gate_name
+from graph_passes.attention.gate_initializers import find_gates, gate_initializer, nearest_float_type
 from graph_passes.errors import GraphErrorCode, PlanError
 from graph_passes.flow.axis_flow import Flow
 from graph_passes.flow.concrete_shapes import Probe
@@ -80,7 +80,7 @@ class InsertProductGates(GraphPass[InsertedProductGates]):
 
 
 def _gate_product(graph: ir.Graph, node: ir.Node, group: GroupPlan, probe: Probe) -> None:
-    """Gate one product of a group; all products of a group share the initializer."""
+    """Gate the first input of one product of a group."""
     value = node.inputs[0]
     shape = probe.shape(value)
     if value is None or shape is None or shape[-1] != group.units * group.width:
@@ -90,15 +90,29 @@ def _gate_product(graph: ir.Graph, node: ir.Node, group: GroupPlan, probe: Probe
             code=GraphErrorCode.SITE_MISMATCH,
             site=group.name,
         )
-    name = gate_name(group)
-    gate = graph.initializers.get(name)
-    if gate is None:
-        content = np.repeat(np.array(group.gate, np.float32), group.width)
-        tensor = ir.Tensor(content, name=name)
-        gate = ir.Value(name=name, const_value=tensor, type=ir.TensorType(ir.DataType.FLOAT), shape=tensor.shape)
-        graph.register_initializer(gate)
-    product = ir.node("Mul", [value, gate], name=f"{node.name}.gate")
+    gate_input(graph, node, 0, group)
+
+
+def gate_input(graph: ir.Graph, node: ir.Node, position: int, group: GroupPlan, axis: int = -1) -> None:
+    """Multiply an input of a product by the gate of a group; all products of a group share the initializer.
+
+    Args:
+        graph: the graph.
+        node: the product.
+        position: position of the input.
+        group: the group, whose units are the indices of one axis of the input.
+        axis: that axis, counted from the last.
+
+    Raises:
+        PlanError: the gate of the group has another layout, from a product that was gated before.
+    """
+    value = node.inputs[position]
+    assert value is not None
+    dtype = nearest_float_type(value)
+    content = np.repeat(np.array(group.gate), group.width).reshape(-1, *(1,) * (-1 - axis))
+    gate = gate_initializer(graph, group, content, dtype)
+    product = ir.node("Mul", [value, gate], name=f"{node.name or gate.name}.gate")
     gated = product.outputs[0]
-    gated.dtype, gated.shape = ir.DataType.FLOAT, value.shape
+    gated.dtype, gated.shape = dtype, value.shape
     graph.insert_before(node, product)
-    node.replace_input_with(0, gated)
+    node.replace_input_with(position, gated)

@@ -33,6 +33,11 @@ INVALID: dict[str, tuple[Edit, str, object]] = {
     "an unknown kind": (lambda fields: fields["groups"][0].update(kind="both"), "groups[0].kind", "both"),
     "heads without scales": (lambda fields: fields["groups"][0].update(scale=[1.0]), "groups[0]", None),
     "key/value heads that do not divide": (lambda fields: fields["groups"][0].update(kv_heads=3), "groups[0]", None),
+    "a weight without a fingerprint": (
+        lambda fields: fields.update(weights={"a": {"original": "sha256:1", "fitted": "sha256:2"}}),
+        "weights.a.original",
+        "sha256:1",
+    ),
     "a site twice": (lambda fields: fields["groups"].append(fields["groups"][0]), "", None),
 }
 

@@ -14,10 +14,12 @@ import compressor
 from compressor.config.run import Recipe
 from compressor.errors import CompressorError, ErrorCode, UsageError
 from compressor.model_folder import example_inputs, load
+from compressor.model_folder.fingerprints import weight_fingerprints
 from compressor.results import NoteCode, Report
 from compressor.run import cost_tables
 from compressor.units import find_groups, gated
 from graph_passes import Plan
+from graph_passes.attention.match_feed_forwards import weight_name
 from tests import folders
 from tests.run.runs import learning_recipe
 
@@ -69,6 +71,12 @@ def test_the_folder_holds_the_refitted_weights(inputs: Path, tmp_path: Path) -> 
     folder, plan = load(tmp_path / "out"), Plan.load(tmp_path / "out" / "plan.json")
     batch = example_inputs(folder, 2, 8)
     assert plan.model == folder.fingerprint
+    original, fitted = (weight_fingerprints(source.model) for source in (load(inputs / "model"), folder))
+    changed = {name for name, record in plan.weights.items() if record.is_changed}
+    assert changed == {name for name, values in fitted.items() if values != original[name]}
+    assert {weight_name(group) for group in plan.feed_forwards} <= changed
+    for name, record in plan.weights.items():
+        assert (record.original, record.fitted) == (original[name], fitted[name])
     with torch.no_grad():
         plain = folder.model(**batch).logits
         with gated(folder.model, plan):
@@ -76,7 +84,7 @@ def test_the_folder_holds_the_refitted_weights(inputs: Path, tmp_path: Path) -> 
     again = compressor.compress(
         Recipe(model=tmp_path / "out", out=tmp_path / "again", batch=(1,), seq=(8,), seconds=0.01)
     )
-    assert again.plan.groups == plan.groups
+    assert (again.plan.groups, again.plan.weights) == (plan.groups, plan.weights)
 
 
 @pytest.mark.zoo

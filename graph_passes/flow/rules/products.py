@@ -31,6 +31,8 @@ def _matmul(node: ir.Node, context: RuleContext) -> Labels:
 
 
 def _gemm(node: ir.Node, context: RuleContext) -> Labels:
+    if any(len(context.shape(value)) != 2 for value in node.inputs[:2]):
+        raise NoRuleError(RefusalCode.UNSUPPORTED_FORM, "multiplies tensors that have not two axes")
     labels = _matmul(node, context)
     if len(node.inputs) < 3 or node.inputs[2] is None:
         return labels

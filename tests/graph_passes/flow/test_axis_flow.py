@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from graph_passes import Shrunk
+from graph_passes import NeuronPlan, Plan, Shrunk, shrink
 from graph_passes.attention.gate_initializers import find_gates
 from graph_passes.flow.refusal import RefusalCode
 from tests.graph_passes.graphs import graph, plan, shape, shrink_and_compare, site
@@ -111,6 +111,14 @@ def test_an_operator_between_gate_and_projection_refuses_its_site(name: str) -> 
     declared = f"{WEIGHTS}, {weights}".rstrip(", ")
     shrunk = shrink_and_compare(graph(PROJECT + TO_HEADS + core, declared), plan([0, 2]))
     assert_left_whole(shrunk, op, code)
+
+
+def test_a_gemm_of_more_than_two_axes_is_refused() -> None:
+    # Fusions can leave one behind, which no runtime accepts.
+    body = "h = MatMul (x, up) r = Relu (h) g = Mul (r, a.neuron_gate) y = Gemm (g, down)"
+    model = graph(body, "float[8, 6] up", "float[6] a.neuron_gate", "float[6, 8] down")
+    shrunk = shrink(model, Plan(groups=(NeuronPlan("a", 6, (0, 2)),)))
+    assert_left_whole(shrunk, "Gemm", RefusalCode.UNSUPPORTED_FORM)
 
 
 @pytest.mark.parametrize(

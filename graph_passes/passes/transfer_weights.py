@@ -1,0 +1,101 @@
+"""Transfer weights: give a graph the weights that a plan belongs to."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+import onnx_ir as ir
+
+from graph_passes.errors import GraphErrorCode, PlanError
+from graph_passes.passes.base import GraphPass, ReportedResult
+from graph_passes.weights.match_weights import MatchedWeight, StoredWeight
+from graph_passes.weights.records import WeightRecord, fingerprint
+
+
+@dataclasses.dataclass(frozen=True)
+class TransferredWeights:
+    """What `TransferWeights` changed: names of the parameters that have other values now."""
+
+    parameters: tuple[str, ...]
+
+
+class TransferWeights(GraphPass[TransferredWeights]):
+    """Replace the original values of parameters by those that a plan belongs to.
+
+    Cases:
+        1. An initializer holds the original values of a parameter that the run changed: it gets the fitted ones, in its
+           own layout and element type. They are read again when the graph is written.
+        2. It holds the fitted values already: it stays.
+
+    Args:
+        records: name of a parameter -> its fingerprints.
+        matches: name of a parameter -> its initializers, see `match_weights`.
+        weights: name of a parameter -> its fitted values; None: they are not at hand.
+
+    Raises (from `call`):
+        PlanError: the fitted values of a parameter are missing, or are others than those that the plan records.
+    """
+
+    def __init__(
+        self,
+        records: Mapping[str, WeightRecord],
+        matches: Mapping[str, MatchedWeight],
+        weights: Mapping[str, np.ndarray] | None,
+    ) -> None:
+        self.records = records
+        self.matches = matches
+        self.weights = weights
+
+    def call(self, model: ir.Model) -> ReportedResult[TransferredWeights]:
+        names = [name for name, match in self.matches.items() if match.original]
+        parameters: dict[WeightRecord, str] = {}
+        for name in names:
+            # A tied parameter has several names, and the file may have only one of them.
+            if self.weights is not None and name in self.weights:
+                parameters[self.records[name]] = name
+        for name in names:
+            record = self.records[name]
+            if self.weights is None or record not in parameters:
+                raise _missing(name)
+            if fingerprint(self.weights[parameters[record]]) != record.fitted:
+                raise _replaced(name)
+        for name in names:
+            for stored in self.matches[name].original:
+                assert self.weights is not None
+                _set_content(stored, self.weights, parameters[self.records[name]])
+        return ReportedResult(model, bool(names), TransferredWeights(tuple(names)))
+
+
+def _set_content(stored: StoredWeight, weights: Mapping[str, np.ndarray], name: str) -> None:
+    """Case 1."""
+    tensor = stored.value.const_value
+    assert tensor is not None
+    read = partial(_read, weights, name, stored, tensor.dtype)
+    stored.value.const_value = ir.LazyTensor(read, tensor.dtype, ir.Shape(tensor.shape.numpy()), name=stored.value.name)
+
+
+def _read(weights: Mapping[str, np.ndarray], name: str, stored: StoredWeight, dtype: ir.DataType) -> ir.Tensor:
+    content = weights[name].T if stored.transposed else weights[name]
+    content = np.ascontiguousarray(content.astype(np.float32).astype(dtype.numpy()))
+    return ir.Tensor(content, dtype=dtype, name=stored.value.name)
+
+
+def _missing(name: str) -> PlanError:
+    return PlanError(
+        f"{name}: the graph has its original values, the plan belongs to refitted ones, which are not beside the plan;"
+        " put the model.safetensors of the plan's run there",
+        code=GraphErrorCode.WEIGHTS_MISSING,
+        parameter=name,
+    )
+
+
+def _replaced(name: str) -> PlanError:
+    return PlanError(
+        f"{name}: the weights beside the plan are not those that it belongs to; put the model.safetensors of the plan's"
+        " own run there",
+        code=GraphErrorCode.MODEL_MISMATCH,
+        parameter=name,
+    )

@@ -1,0 +1,145 @@
+"""Find the initializers of a graph that hold the parameters of a model, by their values."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+import onnx_ir as ir
+
+from graph_passes.errors import GraphErrorCode, PlanError
+from graph_passes.weights.records import WeightRecord, fingerprint, shape_of
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredWeight:
+    """An initializer that holds a parameter.
+
+    Attributes:
+        value: the initializer.
+        transposed: whether it holds the transpose of the parameter.
+    """
+
+    value: ir.Value
+    transposed: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class MatchedWeight:
+    """The initializers that hold one parameter, at least one in all.
+
+    Attributes:
+        original: those that hold the original values of a parameter that has others in the model of the plan.
+        fitted: those that hold the values that the plan belongs to.
+    """
+
+    original: tuple[StoredWeight, ...]
+    fitted: tuple[StoredWeight, ...]
+
+    @property
+    def initializers(self) -> frozenset[ir.Value]:
+        """All of them."""
+        return frozenset(stored.value for stored in (*self.original, *self.fitted))
+
+
+_Stored = Mapping[str, Sequence[StoredWeight]]
+"""Fingerprint -> initializers of these values."""
+
+
+def match_weights(graph: ir.Graph, records: Mapping[str, WeightRecord]) -> dict[str, MatchedWeight]:
+    """Pair parameters with the initializers that hold them, in float32 or float16, transposed or not.
+
+    Cases:
+        1. An initializer has the original or the fitted values of a parameter: it holds the parameter.
+        2. Parameters have the same original values and other fitted ones: the names of the initializers decide.
+
+    Args:
+        graph: the graph.
+        records: name of a parameter -> its fingerprints. Parameters whose original values are those of a changed one
+            must be among them.
+
+    Raises:
+        PlanError: the graph has neither the original nor the fitted values of a parameter, or names do not decide.
+    """
+    names: dict[WeightRecord, list[str]] = {}
+    for name, record in records.items():
+        names.setdefault(record, []).append(name)
+    stored = _by_fingerprint(graph, records.values())
+    matches = {}
+    for record in names:
+        original = tuple(stored.get(record.original, ())) if record.is_changed else ()
+        rivals = {rival: names[rival] for rival in names if rival.original == record.original}
+        if original and len(rivals) > 1:
+            original = _decided_by_names(rivals, stored)[record]
+        matches[record] = MatchedWeight(original, tuple(stored.get(record.fitted, ())))
+        if not matches[record].initializers:
+            raise _unmatched(names[record][0], record)
+    return {name: matches[record] for name, record in records.items()}
+
+
+def _by_fingerprint(graph: ir.Graph, records: Iterable[WeightRecord]) -> _Stored:
+    """The initializers of the shapes that the records have; others are not read."""
+    shapes = {shape_of(values) for record in records for values in (record.original, record.fitted)}
+    stored: dict[str, list[StoredWeight]] = {}
+    for value in graph.initializers.values():
+        tensor = value.const_value
+        if tensor is None or not tensor.dtype.is_floating_point():
+            continue
+        shape = tuple(tensor.shape.numpy())
+        known: dict[str, StoredWeight] = {}
+        if len(shape) == 2 and shape[::-1] in shapes:
+            known[fingerprint(tensor.numpy().T)] = StoredWeight(value, transposed=True)
+        if shape in shapes:
+            known[fingerprint(tensor.numpy())] = StoredWeight(value, transposed=False)
+        for values, weight in known.items():
+            stored.setdefault(values, []).append(weight)
+    return stored
+
+
+def _decided_by_names(
+    rivals: Mapping[WeightRecord, Sequence[str]], stored: _Stored
+) -> dict[WeightRecord, tuple[StoredWeight, ...]]:
+    """Case 2: the initializers of each of several records whose original values are the same.
+
+    Args:
+        rivals: record -> names of its parameters.
+        stored: the initializers of the graph.
+    """
+    named = {
+        record: tuple(
+            weight for weight in stored[record.original] if any(_is_named(weight.value, name) for name in names)
+        )
+        for record, names in rivals.items()
+    }
+    # A parameter whose fitted values are in the graph need not be there with the original ones.
+    is_fitted = {record: record.is_changed and record.fitted in stored for record in rivals}
+    needed = any(record.is_changed and (named[record] or not is_fitted[record]) for record in rivals)
+    unknown = [names[0] for record, names in rivals.items() if not named[record] and not is_fitted[record]]
+    if needed and unknown:
+        parameters = [name for names in rivals.values() for name in names]
+        initializers = [weight.value.name for record in rivals for weight in stored[record.original]]
+        raise PlanError(
+            f"{unknown[0]}: {len(parameters)} parameters of the model have the same values and are"
+            f" {', '.join(sorted(set(map(str, initializers))))} in this graph, and the plan gives them different ones;"
+            " export the graph with the names of the parameters",
+            code=GraphErrorCode.SITE_AMBIGUOUS,
+            site=unknown[0],
+            parameters=parameters,
+            initializers=initializers,
+        )
+    return named
+
+
+def _is_named(value: ir.Value, name: str) -> bool:
+    """Whether an initializer has the name of a parameter, up to a prefix that one of the two has."""
+    return f".{value.name}".endswith(f".{name}") or f".{name}".endswith(f".{value.name}")
+
+
+def _unmatched(name: str, record: WeightRecord) -> PlanError:
+    values = "neither the original nor the refitted ones" if record.is_changed else "not those"
+    return PlanError(
+        f"{name}: its values in this graph are {values} of the plan's model; use the whole graph of that model, or"
+        " learn a plan on the model of this graph",
+        code=GraphErrorCode.MODEL_MISMATCH,
+        parameter=name,
+    )
