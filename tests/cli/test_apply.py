@@ -51,9 +51,9 @@ def refitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     network.save_pretrained(root / "out")
     plan = random_groups(groups, np.random.default_rng(4))
     halves = []
-    for group in plan.groups:
-        kept = tuple(range(0, group.units, 2))
-        halves.append(replace(group, kept=kept, scale=tuple(0.8 + 0.05 * unit for unit in kept)))
+    for planned in plan.groups:
+        kept = tuple(range(0, planned.units, 2))
+        halves.append(replace(planned, kept=kept, scale=tuple(0.8 + 0.05 * unit for unit in kept)))
     record_weights(plan.replace_groups(halves), original, network).save(root / "out" / "plan.json")
     return root
 

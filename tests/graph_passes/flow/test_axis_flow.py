@@ -115,8 +115,8 @@ def test_an_operator_between_gate_and_projection_refuses_its_site(name: str) -> 
 
 def test_a_gemm_of_more_than_two_axes_is_refused() -> None:
     # Fusions can leave one behind, which no runtime accepts.
-    body = "h = MatMul (x, up) r = Relu (h) g = Mul (r, a.neuron_gate) y = Gemm (g, down)"
-    model = graph(body, "float[8, 6] up", "float[6] a.neuron_gate", "float[6, 8] down")
+    body = 'h = MatMul (x, up) r = Relu (h) g = Mul (r, "a.neuron_gate") y = Gemm (g, down)'
+    model = graph(body, "float[8, 6] up", 'float[6] "a.neuron_gate"', "float[6, 8] down")
     shrunk = shrink(model, Plan(groups=(NeuronPlan("a", 6, (0, 2)),)))
     assert_left_whole(shrunk, "Gemm", RefusalCode.UNSUPPORTED_FORM)
 
