@@ -516,7 +516,8 @@ class SiteBlocks(_Row):
     """The blocks of one attention site.
 
     `share` is the share of the blocks of its kept heads that the mask keeps over the longest row; for causal attention
-    future blocks are not counted. `form` is the form in which the engine computes the attention, `why` the reason.
+    future blocks are not counted. Blocks that the model's own window hides are not kept. `form` is the form in which
+    the engine computes the attention, `why` the reason.
     `unprojected` is the number of key blocks that no query attends to, whose keys and values are not projected.
     `milliseconds` holds the time of each form of the attention alone at the first batch size, by length and form, where
     it was measured.
