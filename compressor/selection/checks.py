@@ -5,6 +5,7 @@ from __future__ import annotations
 from compressor.config.methods import METHODS
 from compressor.config.sections import SelectionConfig
 from compressor.errors import ErrorCode, UsageError
+from compressor.selection.certified_rows import check_rows_unseen
 from compressor.selection.certify import split_rows
 from compressor.selection.options import ScheduleOptions, check_option_names, option_models, option_names, read_options
 from compressor.selection.ray_cluster import check_reachable
@@ -56,7 +57,7 @@ def check_budget(selection: SelectionConfig, data: Data) -> None:
 
     Raises:
         UsageError: the metric cannot fall so far, or cannot be certified.
-        InputError: there are too few rows for a certificate.
+        InputError: there are too few rows for a certificate, or they are training rows too.
     """
     if selection.max_drop is None:
         return
@@ -72,3 +73,4 @@ def check_budget(selection: SelectionConfig, data: Data) -> None:
         )
     if selection.certify is not None:
         split_rows(data.eval, data.task, selection.max_drop, selection.certify, selection.seed)
+        check_rows_unseen(data)
