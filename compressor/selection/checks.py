@@ -46,6 +46,16 @@ def check_options(selection: SelectionConfig, *, heads: bool = True, blocks: boo
         check_reachable(selection.ray)
 
 
+def check_task_options(selection: SelectionConfig, task: str) -> None:
+    """Check the options of the method against its defaults for a task, by the task's name.
+
+    Raises:
+        UsageError: an option contradicts a default for the task.
+    """
+    for model in option_models(selection.method):
+        read_options(selection.method, selection.options, model, task)
+
+
 def _check_schedule(subject: str, selection: SelectionConfig) -> None:
     """Raise UsageError unless the schedule options are valid; `subject` names their reader in messages."""
     schedule_options = read_options(subject, selection.options, ScheduleOptions)
