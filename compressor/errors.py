@@ -55,6 +55,8 @@ class ErrorCode(StrEnum):
     INVALID_ROWS = "invalid-rows"
     """Rows, or a cell of a row, are not in the form that the task reads."""
     TOO_FEW_ROWS = "too-few-rows"
+    ROWS_OVERLAP = "rows-overlap"
+    """Rows of a certificate are training rows too."""
     LABEL_MISMATCH = "label-mismatch"
     """The labels do not correspond to the classes of the model."""
 

@@ -26,6 +26,7 @@ from compressor.units.gating import check_plan, gated
 from compressor.units.hook import Attention, Call, configs, family, intercepted, unwrap
 from graph_passes import Plan, load, save
 from graph_passes.attention.gate_initializers import find_gates, gate_content, set_gates
+from graph_passes.flow.example_sizes import record_example_sizes
 from graph_passes.passes.insert_gates import FINGERPRINT
 
 logger = logging.getLogger(__name__)
@@ -95,6 +96,7 @@ def export_reference(
         ):
             program = _export(bare, sample, opset)
     _clean_up(program)
+    record_example_sizes(program, {name: tuple(value.shape) for name, value in sample.items()})
     if plan.model is not None:
         program.metadata_props[FINGERPRINT] = plan.model
     if isinstance(bare.config, SegmentConfig):

@@ -4,6 +4,7 @@ from graph_passes.attention.find import GraphSite, find_attention
 from graph_passes.block_sparse.masks import BlockMask
 from graph_passes.errors import GraphError, GraphErrorCode, GraphPassError, PlanError
 from graph_passes.files import data_files, load, save
+from graph_passes.flow.example_sizes import record_example_sizes
 from graph_passes.flow.refusal import Refusal, RefusalCode
 from graph_passes.plan import GroupPlan, Kind, NeuronPlan, Plan, SitePlan
 from graph_passes.shrink import Removed, Shrunk, count_parameters, shrink
@@ -31,6 +32,7 @@ __all__ = [
     "data_files",
     "find_attention",
     "load",
+    "record_example_sizes",
     "save",
     "shrink",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ class AttentionMaps:
         memory: number of key positions before position 0; column 0 is position `-memory`.
         model: fingerprint of the weights that computed the maps.
         data: hash of the rows.
+        hidden: bool `[query, key]` of each site: pairs that the model's own mask (causality, a window) hides in every
+            row that has both positions; sites without an entry hide none.
     """
 
     maps: Mapping[str, np.ndarray]
@@ -40,12 +42,14 @@ class AttentionMaps:
     memory: int
     model: str | None
     data: str | None
+    hidden: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one safetensors file, from which masks of any density can be derived later."""
         path = Path(path)
         tensors = {f"{site}.map": array for site, array in self.maps.items()}
         tensors |= {f"{site}.count": array for site, array in self.counts.items()}
+        tensors |= {f"{site}.hidden": array for site, array in self.hidden.items()}
         metadata = {"kinds": json.dumps(dict(self.kinds)), "memory": str(self.memory)}
         metadata |= {name: value for name in ("model", "data") if (value := getattr(self, name))}
         with atomic_replace(path) as partial:
@@ -64,7 +68,11 @@ class AttentionMaps:
                 kinds = {site: current_kind(kind) for site, kind in json.loads(metadata["kinds"]).items()}
                 maps = {site: file.get_tensor(f"{site}.map") for site in kinds}
                 counts = {site: file.get_tensor(f"{site}.count") for site in kinds}
-                return cls(maps, counts, kinds, int(metadata["memory"]), metadata.get("model"), metadata.get("data"))
+                names = {site: f"{site}.hidden" for site in kinds}
+                stored = set(file.keys())  # maps of earlier versions have no `hidden`
+                hidden = {site: file.get_tensor(name) for site, name in names.items() if name in stored}
+                origin = metadata.get("model"), metadata.get("data")
+                return cls(maps, counts, kinds, int(metadata["memory"]), *origin, hidden)
         except FileNotFoundError as error:
             raise InputError(
                 f"{path}: no such file of attention maps; use the maps.safetensors of an earlier run",
@@ -88,7 +96,8 @@ class AttentionMaps:
         keys = length + self.memory
         maps = {site: array[:, :length, :keys] for site, array in self.maps.items()}
         counts = {site: array[:length, :keys] for site, array in self.counts.items()}
-        return replace(self, maps=maps, counts=counts)
+        hidden = {site: array[:length, :keys] for site, array in self.hidden.items()}
+        return replace(self, maps=maps, counts=counts, hidden=hidden)
 
     def check(self, sites: Sequence[Site], memory: int) -> None:
         """Check that the maps are of the sites of a model, whose weights may differ, e.g. after further training.
@@ -119,7 +128,8 @@ class AttentionMaps:
                 text = f"the map of {site.name} has {len(array)} heads, the site {site.heads}"
                 raise _mismatch(text, "heads", len(array), site=site.name)
             shape = (self.length, self.length + memory)
-            for part, pairs in (("map", array.shape[1:]), ("count", self.counts[site.name].shape)):
+            parts = {"map": array[0], "count": self.counts[site.name], "hidden": self.hidden.get(site.name)}
+            for part, pairs in ((part, pairs.shape) for part, pairs in parts.items() if pairs is not None):
                 if pairs != shape:
                     text = f"{site.name}: the {part} covers {list(pairs)} positions, other maps {list(shape)}"
                     raise _mismatch(text, part, pairs, site=site.name)

@@ -26,6 +26,7 @@ from compressor.tasks.scoring import batches
 from compressor.tasks.segment_streams import Streams, assign_streams, reader
 from compressor.training.processes import process_count, process_state
 from compressor.units import Site, gated, hooked
+from compressor.units.hook import Call
 from graph_passes import Plan
 
 _IGNORED = -100
@@ -73,14 +74,14 @@ def collect_attention_maps(
                 on_progress(finished, total)
     finally:
         model.train(was_training)
-    maps, counts = sums.averages()
+    maps, counts, hidden = sums.averages()
     for name, count in counts.items():
         if not count.any():
             raise InputError(
                 f"{name}: no row reaches this attention; add rows (--data)", code=ErrorCode.TOO_FEW_ROWS, site=name
             )
     kinds = {site.name: site.kind for site in sites}
-    return AttentionMaps(maps, counts, kinds, sums.memory, fingerprint(model), data.train_hash)
+    return AttentionMaps(maps, counts, kinds, sums.memory, fingerprint(model), data.train_hash, hidden)
 
 
 def memory_length(model: PreTrainedModel) -> int:
@@ -89,7 +90,7 @@ def memory_length(model: PreTrainedModel) -> int:
 
 
 class _MapSums:
-    """Sums of the maps of each site over rows, and counts of the rows that have each pair of positions.
+    """Sums of the maps of each site over rows, counts of the rows that have each pair of positions, and its visibility.
 
     Args:
         model: computes the maps.
@@ -105,6 +106,7 @@ class _MapSums:
         shape = (length, length + self.memory)
         self._maps = {site.name: torch.zeros(site.heads, *shape, device=model.device) for site in sites}
         self._counts = {site.name: torch.zeros(shape, device=model.device) for site in sites}
+        self._visible = {site.name: torch.zeros(shape, dtype=torch.bool, device=model.device) for site in sites}
         self._inputs: Tensor | None = None
         self._decoder_inputs: Tensor | None = None
 
@@ -129,9 +131,10 @@ class _MapSums:
                 )
         self._inputs, self._decoder_inputs = inputs, decoder_inputs
 
-    def add(self, name: str, weights: Tensor) -> None:
-        """Add the maps `weights` `[batch, head, query, key]` of the site `name`."""
-        site, queries = self._sites[name], weights.shape[2]
+    def add(self, call: Call, weights: Tensor) -> None:
+        """Add the maps `weights` `[batch, head, query, key]` of a call."""
+        name, queries = call.site, weights.shape[2]
+        site = self._sites[name]
         keys = weights.shape[3] - self._persistent[name]
         remembered = keys - queries if self.memory else 0
         of_decoder = site.kind == "cross" or (site.kind == "causal" and self._decoder_inputs is not None)
@@ -142,22 +145,39 @@ class _MapSums:
         key = torch.cat([key.new_ones(len(key), remembered), key], dim=1)
         first = self.memory - remembered
         region = (..., slice(queries), slice(first, first + keys))
-        for row_weights, row_query, row_key in zip(weights[..., :keys], query, key, strict=True):
+        visible = _visible_to_any_head(call, keys)
+        for row_weights, row_query, row_key, row_visible in zip(weights[..., :keys], query, key, visible, strict=True):
             # Row by row and in place, because a sum over the batch would need memory for another map of the site.
             pairs = torch.outer(row_query, row_key)
             self._maps[name][region].addcmul_(row_weights.float(), pairs)
             self._counts[name][region] += pairs
+            self._visible[name][region] |= row_visible & (pairs > 0)
 
-    def averages(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Average maps and counts of each site over the rows of all processes; frees the sums."""
-        maps, counts = {}, {}
+    def averages(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Average maps, counts and hidden pairs of each site over the rows of all processes; frees the sums."""
+        maps, counts, hidden = {}, {}, {}
         for name in self._sites:
-            total, count = self._maps.pop(name), self._counts.pop(name)
+            total, count, visible = self._maps.pop(name), self._counts.pop(name), self._visible.pop(name)
             if process_count() > 1:
                 total, count = reduce(total, "sum"), reduce(count, "sum")
+                visible = reduce(visible.int(), "sum") > 0
             maps[name] = total.div_(count.clamp(min=1.0)).cpu().numpy()
             counts[name] = count.cpu().numpy()
-        return maps, counts
+            hidden[name] = ((count > 0) & ~visible).cpu().numpy()
+        return maps, counts, hidden
+
+
+def _visible_to_any_head(call: Call, keys: int) -> Tensor:
+    """Bool `[batch, query or 1, key]`: pairs that the mask of a call permits in at least one head; all without a mask.
+
+    Args:
+        call: the call.
+        keys: number of keys that have a position.
+    """
+    batch, visible = len(call.query), call.visible
+    if visible is None or visible.dim() != 4:
+        return torch.ones(batch, 1, keys, dtype=torch.bool, device=call.query.device)
+    return visible.any(dim=1)[..., :keys].expand(batch, -1, -1)
 
 
 def _validity(positions: Tensor | None, like: Tensor, length: int) -> Tensor:

@@ -26,8 +26,8 @@ def build_masks(
     Of the n counted blocks of a site, over all its kept heads together, exactly `round(p n)` are dropped: those with
     least mean attention, ties by index. Every row of blocks keeps its strongest block unless `allow_empty_rows` is set,
     so fewer are dropped if p leaves less than one per row. Blocks that no row of the data reaches are kept and not
-    counted. Future blocks of a causal site are never computed and not counted. The score of a block is the mean over
-    its entries that a row of the data reaches.
+    counted. Blocks that causality, or the model's own mask in every row (a sliding window), hides are never computed
+    and not counted. The score of a block is the mean over its counted entries.
 
     Args:
         maps: average maps of this model.
@@ -35,7 +35,7 @@ def build_masks(
         shares: share p, from 0 to 1, for each kind of attention; missing kinds lose nothing.
         block: number of positions along the side of a block; 1 drops single entries.
         seed: drop blocks in a random order drawn with this seed (the paper's baseline); None: by attention.
-        count_causal_zeros: count future blocks too, as the paper's own code does.
+        count_causal_zeros: count hidden blocks too, as the paper's own code does.
         weight_by_count: weight the attention of a pair of positions by the number of rows that have it. Then the blocks
             with least total attention over all rows are dropped, so rows shorter than the maps keep more of the blocks
             that they use.
@@ -59,7 +59,7 @@ def build_masks(
             site.kept,
             shares[site.kind],
             block,
-            _past(maps, site.name),
+            _usable(maps, site.name),
             maps.memory,
             None if seed is None else np.random.default_rng([seed, number]),
             allow_empty_rows=allow_empty_rows,
@@ -91,7 +91,7 @@ def unreached_share(maps: AttentionMaps, sites: Iterable[str], block: int) -> fl
     """
     usable, reached = 0, 0
     for site in sites:
-        usable += int((_blocks(_past(maps, site).astype(np.float64), block) > 0).sum())
+        usable += int((_blocks(_usable(maps, site).astype(np.float64), block) > 0).sum())
         reached += int((_blocks(_counted(maps, site).astype(np.float64), block) > 0).sum())
     return 1.0 - reached / usable if usable else 0.0
 
@@ -99,7 +99,7 @@ def unreached_share(maps: AttentionMaps, sites: Iterable[str], block: int) -> fl
 def _counted(maps: AttentionMaps, site: str, *, causal_zeros: bool = False) -> np.ndarray:
     """Bool `[query, key]`: pairs of positions that attention can use and at least one row has."""
     reached = maps.counts[site] > 0
-    return reached if causal_zeros else reached & _past(maps, site)
+    return reached if causal_zeros else reached & _usable(maps, site)
 
 
 def _count_weights(maps: AttentionMaps, site: str) -> np.ndarray:
@@ -109,13 +109,16 @@ def _count_weights(maps: AttentionMaps, site: str) -> np.ndarray:
     return weights
 
 
-def _past(maps: AttentionMaps, site: str) -> np.ndarray:
-    """Bool `[query, key]`: pairs that causality permits; all of them if the site is not causal."""
+def _usable(maps: AttentionMaps, site: str) -> np.ndarray:
+    """Bool `[query, key]`: pairs that neither causality nor the model's own mask hides.
+
+    Causality is known for pairs that no row has, other masks are not: such pairs may be visible.
+    """
     queries, keys = maps.counts[site].shape
-    if maps.kinds[site] != "causal":
-        return np.ones((queries, keys), dtype=np.bool_)
-    past: np.ndarray = np.arange(keys)[None, :] - maps.memory <= np.arange(queries)[:, None]
-    return past
+    usable = ~maps.hidden.get(site, np.zeros((queries, keys), dtype=np.bool_))
+    if maps.kinds[site] == "causal":
+        usable &= np.arange(keys)[None, :] - maps.memory <= np.arange(queries)[:, None]
+    return usable
 
 
 def _site_mask(
@@ -124,7 +127,7 @@ def _site_mask(
     heads: tuple[int, ...],
     share: float,
     block: int,
-    past: np.ndarray,
+    usable: np.ndarray,
     memory: int,
     rng: np.random.Generator | None,
     *,
@@ -138,7 +141,7 @@ def _site_mask(
         heads: the heads that are kept.
         share: share of the counted blocks to drop.
         block: positions along the side of a block.
-        past: bool `[query, key]`: pairs that causality permits.
+        usable: bool `[query, key]`: pairs that attention can use.
         memory: key positions before position 0.
         rng: draws the order in which blocks are dropped; None: by attention.
         allow_empty_rows: allow a row to lose all blocks.
@@ -147,7 +150,7 @@ def _site_mask(
     scores = np.stack([_blocks(attention[head] * counted, block) for head in heads]) / np.maximum(entries, 1.0)
     order = scores if rng is None else rng.random(scores.shape)
     population = np.broadcast_to(entries > 0, scores.shape)
-    computed = _blocks(past.astype(np.float64), block) > 0
+    computed = _blocks(usable.astype(np.float64), block) > 0
     removable = population.copy()
     if not allow_empty_rows:
         removable &= ~_strongest(order, population & computed)

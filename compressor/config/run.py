@@ -235,6 +235,13 @@ class Recipe(Config):
                 " (<speedup>), the number of heads (<keep>), or a plan (<plan>)",
                 *("distill", "speedup"),
             )
+        if distillation.distill and self.selection.certify is not None:
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"<certify> {self.selection.certify:g}, <distill>: the loss before the training is certified, not that"
+                " of the trained model; omit one of them",
+                *("certify", "distill"),
+            )
         unused = [name for name in DistillationConfig.model_fields if name in self.fields_set - {"distill"}]
         if unused and not distillation.distill:
             raise FieldConflictError(

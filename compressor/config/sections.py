@@ -237,7 +237,7 @@ class BlocksConfig(Config):
     random_blocks: bool = config_field(BLOCKS, "drop random blocks, as a baseline", False, decides_plan=True)
     count_causal_zeros: bool = config_field(
         BLOCKS,
-        "count entries hidden by causality among the dropped ones, as the attention-pruning paper's code does",
+        "count entries that causality or a window hides as dropped ones, as the attention-pruning paper's code does",
         False,
         decides_plan=True,
     )

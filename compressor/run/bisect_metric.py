@@ -15,10 +15,11 @@ from torch import Tensor
 
 from compressor.measure import paired_interval
 from compressor.measure.costs import CostTable
-from compressor.results import Note, NoteCode
+from compressor.results import CertificateScope, Note, NoteCode
 from compressor.run.budget import Allocation, Constraint, choose_counts
 from compressor.run.budget_run import BudgetRun
-from compressor.selection.certify import certify, split_rows
+from compressor.selection.certified_rows import record_certificate
+from compressor.selection.certify import Certificate, certify, split_rows
 from compressor.selection.pruner import Curve, Pruner
 from compressor.selection.search.base import metric_drop
 from compressor.tasks import statistics
@@ -27,6 +28,7 @@ from compressor.units import PrunableGroup
 _BISECTIONS = 5
 _LEAST_SHARE = 0.08
 """Smallest share of the cost of the whole model that the bisection tries."""
+_UNITS = "heads and neurons"
 _MARGIN = 0.5
 """Standard errors of the metric's difference that the bisection keeps between it and the loss allowed."""
 
@@ -72,8 +74,12 @@ def bisect_metric(
             high = share
         else:
             low = share
+    certified = None
     if unseen is not None:
-        plans = plans[: _certified(run, plans, unseen, len(searched))]
+        certificate = _certificate(run, plans, unseen, len(searched))
+        scope, kept = _scope(run), [plan.units for plan in plans]
+        run.log.add_notes([certificate.note(kept, scope, _UNITS)])
+        certified, plans = certificate.result(kept, scope, _UNITS), plans[: certificate.steps]
     network.load_state_dict(plans[-1].state)
     best = plans[-1].allocation
     if len(plans) == 1:
@@ -85,7 +91,7 @@ def bisect_metric(
             f" {_BISECTIONS} plans that keep the metric on the evaluation rows within --max-drop, with a margin"
         )
         run.log.add_notes([Note(code=NoteCode.BUDGET_MET, text=text)])
-    return replace(best, tables=tuple(timed))
+    return replace(best, tables=tuple(timed), certificate=certified)
 
 
 @dataclass(frozen=True)
@@ -113,8 +119,8 @@ def _divided_rows(run: BudgetRun) -> tuple[Dataset, Dataset | None]:
     return split_rows(data.eval, data.task, selection.max_drop or 0.0, selection.certify, selection.seed)
 
 
-def _certified(run: BudgetRun, plans: Sequence[_FittedPlan], rows: Dataset, searched: int) -> int:
-    """The number of plans, including the whole model, whose loss is certified on rows kept from the search."""
+def _certificate(run: BudgetRun, plans: Sequence[_FittedPlan], rows: Dataset, searched: int) -> Certificate:
+    """The test of the loss of plans, the first of which is the whole model, on rows kept from the search."""
     selection, network = run.recipe.selection, run.model.folder.model
     assert selection.certify is not None
     assert selection.max_drop is not None
@@ -124,9 +130,15 @@ def _certified(run: BudgetRun, plans: Sequence[_FittedPlan], rows: Dataset, sear
         predicted, labels = _statistics(run, "a plan for the certificate", rows).T
         return (predicted != labels).astype(np.float64)
 
-    certificate = certify(plans, losses, selection.max_drop, selection.certify, searched)
-    run.log.add_notes([certificate.note([plan.units for plan in plans], "heads and neurons")])
-    return certificate.steps
+    return certify(plans, losses, selection.max_drop, selection.certify, searched)
+
+
+def _scope(run: BudgetRun) -> CertificateScope:
+    """What the certificate of a bisection holds for; it is recorded for its evaluation rows."""
+    recipe, data = run.recipe, run.data
+    key = recipe.learning_key(model=run.model.folder.fingerprint or "", train=data.train_hash or "")
+    earlier = record_certificate(data.eval, {"run": key})
+    return CertificateScope(rows=data.eval_hash or "", seed=recipe.selection.seed, earlier=earlier)
 
 
 def _overall(tables: Sequence[CostTable]) -> CostTable:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, UsageError
 from compressor.measure.costs import CostTable, GroupCosts
-from compressor.results import BudgetRow, CostShare, Note, NoteCode, Speed
+from compressor.results import BudgetRow, CertifiedLoss, CostShare, Note, NoteCode, Speed
 from compressor.run.measure import size_label
 from compressor.run.measure_costs import Size
 from compressor.selection.allocation import allocate
@@ -55,6 +55,7 @@ class Allocation:
         measured: the same, measured; equal to `predicted` for costs that are counted.
         budget: the rows of the report.
         tables: tables of the whole model that show where the cost goes.
+        certificate: the loss that is certified; None where no certificate was requested.
     """
 
     counts: Mapping[str, int]
@@ -62,6 +63,7 @@ class Allocation:
     measured: tuple[float, ...]
     budget: tuple[BudgetRow, ...] = ()
     tables: tuple[CostTable, ...] = ()
+    certificate: CertifiedLoss | None = None
 
 
 def timed_sizes(recipe: Recipe, lengths: Sequence[int | None]) -> list[Size]:

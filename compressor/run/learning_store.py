@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, UsageError
-from compressor.results import BudgetRow, CostShare, CurvePoint, Note, NoteCode
+from compressor.results import BudgetRow, CertifiedLoss, CostShare, CurvePoint, Note, NoteCode
 from compressor.run.products import LoadedModel, SelectedPlan
 from compressor.tasks import Data
 from compressor.workdir import MAPS, write_json
@@ -85,6 +85,7 @@ class LearningStore:
         content = json.loads(file.read_text())
         if content["trained"]:
             safetensors.torch.load_model(model, str(self.path / _WEIGHTS))
+        certificate = content.get("certificate")
         return SelectedPlan(
             plan=Plan.load(self.path / _PLAN),
             curves=tuple(CurvePoint.model_validate(point) for point in content["curves"]),
@@ -92,6 +93,7 @@ class LearningStore:
             notes=tuple(_note_of(note) for note in content["notes"]),
             budget=tuple(BudgetRow.model_validate(row) for row in content.get("budget", ())),
             costs=tuple(CostShare.model_validate(row) for row in content.get("costs", ())),
+            certificate=certificate and CertifiedLoss.model_validate(certificate),
         )
 
     def finish(self, selected: SelectedPlan, model: PreTrainedModel) -> None:
@@ -105,6 +107,7 @@ class LearningStore:
             "notes": [note.model_dump() for note in selected.notes],
             "budget": [row.model_dump() for row in selected.budget],
             "costs": [row.model_dump() for row in selected.costs],
+            "certificate": selected.certificate and selected.certificate.model_dump(),
         }
         write_json(self.path / _FINISHED, content)
         for part in (*_CHECKPOINTS, "pruning", "teacher"):

@@ -15,7 +15,7 @@ from compressor.quantization import require_nncf
 from compressor.results import MissingTarget
 from compressor.run.products import LoadedModel
 from compressor.run.sizes import timed_lengths
-from compressor.selection.checks import check_budget, check_options
+from compressor.selection.checks import check_budget, check_options, check_task_options
 from compressor.selection.pool import heads_to_keep, pool_of
 from compressor.targets import target
 from compressor.tasks import Data, open_data
@@ -91,10 +91,13 @@ def read_rows(recipe: Recipe, model: LoadedModel) -> Data:
 
     Raises:
         InputError: rows cannot be read, or are too few for a certificate.
-        UsageError: the metric cannot fall by as much as `max_drop` allows.
+        UsageError: the metric cannot fall by as much as `max_drop` allows, or an option contradicts a default for the
+            task.
     """
     learns_labels = recipe.plan_file is None and (recipe.selects_heads or recipe.blocks.drops_any)
     unlabelled = (recipe.prunes or recipe.distills) and not learns_labels
     data = open_data(recipe.rows, model.folder, recipe.selection.seed, unlabelled_training=unlabelled)
     check_budget(recipe.selection, data)
+    if recipe.learns and recipe.selects_heads:
+        check_task_options(recipe.selection, data.task.name)
     return data

@@ -148,6 +148,7 @@ def learn_plan(
         curves=learned.curves,
         trained=learned.trained,
         notes=tuple(note if isinstance(note, Note) else Note(text=note) for note in learned.notes),
+        certificate=learned.certificate,
     )
     if PartialState().is_main_process:
         store.finish(selected, folder.model)

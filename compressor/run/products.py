@@ -11,6 +11,7 @@ from compressor.model_folder import ModelFolder
 from compressor.results import (
     BudgetRow,
     Candidate,
+    CertifiedLoss,
     CostShare,
     CurvePoint,
     EngineFacts,
@@ -57,6 +58,7 @@ class SelectedPlan:
         notes: notes for the readers of the report.
         budget: the budgets that it meets; empty without one.
         costs: where the cost goes, before and after; empty without a budget.
+        certificate: the loss that is certified; None where no certificate was requested.
     """
 
     plan: Plan
@@ -65,6 +67,7 @@ class SelectedPlan:
     notes: tuple[Note, ...] = ()
     budget: tuple[BudgetRow, ...] = ()
     costs: tuple[CostShare, ...] = ()
+    certificate: CertifiedLoss | None = None
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,7 @@ def prune(run: BudgetRun) -> SelectedPlan:
         notes=() if run.selected is None else run.selected.notes,
         budget=allocation.budget,
         costs=cost_shares(allocation.tables, plan),
+        certificate=allocation.certificate,
     )
     run.store.finish(selected, folder.model)
     return selected

@@ -83,6 +83,7 @@ def make_report(
         curves=selected.curves,
         budget=selected.budget,
         costs=selected.costs,
+        certificate=selected.certificate,
         target=engine.target,
         missing=model.missing,
         precision=engine.precision,

@@ -25,7 +25,7 @@ import numpy as np
 from datasets import Dataset
 
 from compressor.errors import ErrorCode, InputError, UsageError
-from compressor.results import Note, NoteCode
+from compressor.results import CertificateScope, CertifiedLoss, Note, NoteCode
 from compressor.selection.search import Step
 from compressor.tasks.base import Task
 
@@ -63,11 +63,33 @@ class Certificate:
     unseen_rows: int
     needed_rows: int | None
 
-    def note(self, kept_units: Sequence[int], units: str = "heads") -> Note:
+    def result(self, kept_units: Sequence[int], scope: CertificateScope, units: str = "heads") -> CertifiedLoss:
+        """The certified loss, for the report.
+
+        Args:
+            kept_units: number of units that each step keeps that was passed to `certify`.
+            scope: what the certificate holds for.
+            units: what these are.
+        """
+        return CertifiedLoss(
+            max_drop=self.budget,
+            confidence=self.confidence,
+            units=units,
+            removed=kept_units[0] - kept_units[self.steps - 1],
+            total=kept_units[0],
+            drop=self.drops[self.steps - 1],
+            p_value=self.p_values[self.steps - 1],
+            searched_rows=self.searched_rows,
+            unseen_rows=self.unseen_rows,
+            scope=scope,
+        )
+
+    def note(self, kept_units: Sequence[int], scope: CertificateScope, units: str = "heads") -> Note:
         """The result as a note.
 
         Args:
             kept_units: number of units that each step keeps that was passed to `certify`.
+            scope: what the certificate holds for.
             units: what these are.
         """
         total, kept = kept_units[0], kept_units[self.steps - 1]
@@ -92,7 +114,7 @@ class Certificate:
                 text += "which more rows like these would not certify"
             else:
                 text += f"which about {self.needed_rows} unseen rows like these would certify"
-        return Note(code=code, text=text)
+        return Note(code=code, text=f"{text}; {scope}" if self.steps > 1 else text)
 
 
 def p_value(differences: np.ndarray, budget: float, confidence: float) -> np.ndarray:

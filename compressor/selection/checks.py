@@ -5,6 +5,7 @@ from __future__ import annotations
 from compressor.config.methods import METHODS
 from compressor.config.sections import SelectionConfig
 from compressor.errors import ErrorCode, UsageError
+from compressor.selection.certified_rows import check_rows_unseen
 from compressor.selection.certify import split_rows
 from compressor.selection.options import ScheduleOptions, check_option_names, option_models, option_names, read_options
 from compressor.selection.ray_cluster import check_reachable
@@ -45,6 +46,16 @@ def check_options(selection: SelectionConfig, *, heads: bool = True, blocks: boo
         check_reachable(selection.ray)
 
 
+def check_task_options(selection: SelectionConfig, task: str) -> None:
+    """Check the options of the method against its defaults for a task, by the task's name.
+
+    Raises:
+        UsageError: an option contradicts a default for the task.
+    """
+    for model in option_models(selection.method):
+        read_options(selection.method, selection.options, model, task)
+
+
 def _check_schedule(subject: str, selection: SelectionConfig) -> None:
     """Raise UsageError unless the schedule options are valid; `subject` names their reader in messages."""
     schedule_options = read_options(subject, selection.options, ScheduleOptions)
@@ -56,7 +67,7 @@ def check_budget(selection: SelectionConfig, data: Data) -> None:
 
     Raises:
         UsageError: the metric cannot fall so far, or cannot be certified.
-        InputError: there are too few rows for a certificate.
+        InputError: there are too few rows for a certificate, or they are training rows too.
     """
     if selection.max_drop is None:
         return
@@ -72,3 +83,4 @@ def check_budget(selection: SelectionConfig, data: Data) -> None:
         )
     if selection.certify is not None:
         split_rows(data.eval, data.task, selection.max_drop, selection.certify, selection.seed)
+        check_rows_unseen(data)

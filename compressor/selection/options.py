@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import pydantic
 from pydantic import Field
@@ -24,7 +24,13 @@ StepShare = Annotated[float, Field(ge=0, le=1)]
 
 
 class MethodOptions(Config):
-    """Base class of the options of a method. Each field has a default, a range and a description."""
+    """Base class of the options of a method. Each field has a default, a range and a description.
+
+    Attributes:
+        task_defaults: name of a task -> defaults of some fields for that task.
+    """
+
+    task_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
 
 class ScheduleOptions(MethodOptions):
@@ -99,9 +105,10 @@ def option_names(method: str) -> tuple[str, ...]:
     return tuple(name for model in option_models(method) for name in model.model_fields)
 
 
-def default_options(method: str) -> dict[str, Any]:
-    """All options of a method at their defaults, its own first."""
-    return {name: value for model in option_models(method) for name, value in model().model_dump().items()}
+def default_options(method: str, task: str | None = None) -> dict[str, Any]:
+    """All options of a method at their defaults, its own first; those for `task` where they differ."""
+    models = (read_options(method, {}, model, task) for model in option_models(method))
+    return {name: value for model in models for name, value in model.model_dump().items()}
 
 
 def check_option_names(subject: str, options: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -126,19 +133,21 @@ def check_option_names(subject: str, options: Mapping[str, Any], names: Sequence
             )
 
 
-def read_options(subject: str, options: Mapping[str, Any], model: type[_M]) -> _M:
+def read_options(subject: str, options: Mapping[str, Any], model: type[_M], task: str | None = None) -> _M:
     """The options of one model among `options`, which may hold those of other models too.
 
     Args:
         subject: what the options belong to, for the message: a method, or `training with masks`.
         options: option values by name, as in a recipe.
         model: the model whose fields are read.
+        task: name of the task, whose defaults apply to fields that `options` lacks; None: the usual defaults.
 
     Raises:
         UsageError: a value is invalid, out of range, or contradicts another.
     """
+    values = {**model.task_defaults.get(task or "", {}), **options}
     try:
-        return model(**{name: value for name, value in options.items() if name in model.model_fields})
+        return model(**{name: value for name, value in values.items() if name in model.model_fields})
     except pydantic.ValidationError as error:
         raise _usage_error(subject, error, model) from error
 
@@ -191,10 +200,16 @@ class Option:
 def list_options(*models: type[MethodOptions]) -> tuple[Option, ...]:
     """The options of some models, in order; `list_options(*option_models(method))` lists all options of a method."""
     return tuple(
-        Option(name, field.default, field.description or "", choices_of(field))
+        Option(name, field.default, _described(model, name), choices_of(field))
         for model in models
         for name, field in model.model_fields.items()
     )
+
+
+def _described(model: type[MethodOptions], name: str) -> str:
+    """The description of a field, with its defaults for single tasks."""
+    defaults = (f" ({values[name]} for {task})" for task, values in model.task_defaults.items() if name in values)
+    return f"{model.model_fields[name].description or ''}{''.join(defaults)}"
 
 
 def options_table(method: str) -> str:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compressor.config.sections import SelectionConfig
-from compressor.results import CurvePoint, Note
-from compressor.selection.certify import Certificate
+from compressor.results import CertifiedLoss, CurvePoint, Note
 from compressor.selection.search import Head, Step
 from compressor.tasks.base import Data, Task
 from compressor.units import Site, keep_only
@@ -24,14 +23,14 @@ class Learned:
         curves: values that were measured during learning, by step.
         trained: whether the weights of the model changed.
         notes: facts for a reader of the plan, e.g. that it is certified.
-        certificate: the certificate of a search; None: none was requested.
+        certificate: the loss of a search that is certified; None: no certificate was requested.
     """
 
     plan: Plan
     curves: tuple[CurvePoint, ...]
     trained: bool
     notes: tuple[Note, ...] = ()
-    certificate: Certificate | None = None
+    certificate: CertifiedLoss | None = None
 
 
 def all_heads(sites: Sequence[Site]) -> tuple[Head, ...]:

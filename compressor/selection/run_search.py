@@ -8,13 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from datasets import Dataset
 from transformers import PreTrainedModel
 
 from compressor.config.methods import METHODS
 from compressor.config.sections import SelectionConfig
 from compressor.errors import ErrorCode, UsageError
+from compressor.model_folder import fingerprint
 from compressor.progress import ProgressCallback
-from compressor.results import Note, NoteCode
+from compressor.results import CertificateScope, Note, NoteCode
+from compressor.selection.certified_rows import check_rows_unseen, record_certificate
 from compressor.selection.certify import Certificate, certify, removal_steps, split_rows
 from compressor.selection.options import (
     MethodOptions,
@@ -29,6 +32,7 @@ from compressor.selection.pool import pool_of
 from compressor.selection.search import Search, Step
 from compressor.selection.subset_evaluator import EvaluatorFactory, ModelSubsetEvaluator, PooledSubsetEvaluator
 from compressor.tasks.base import Data
+from compressor.tasks.data import rows_hash
 from compressor.units import Site
 
 
@@ -56,13 +60,14 @@ def run_search(
 
     Raises:
         UsageError: an option does not exist or is out of range, or no head can be removed within the allowed loss.
-        InputError: there are too few rows for a certificate.
+        InputError: there are too few rows for a certificate, or they are training rows too.
     """
     search, sample = _read(selection)
-    unseen = None
+    unseen, evaluated = None, data.eval
     if selection.certify is not None:
         budget = _certified_budget(selection, keep)
         searched, unseen = split_rows(data.eval, data.task, budget, selection.certify, selection.seed)
+        check_rows_unseen(data)
         data = replace(data, eval=searched)
     if torch.cuda.is_available():
         model.to("cuda")  # type: ignore[arg-type]
@@ -81,18 +86,20 @@ def run_search(
         for step in search.choose(pool, keep, selection.max_drop):
             steps.append(replace(step, kept=step.kept | pool.always_kept))
             on_progress(len(pool.heads) - len(step.kept), len(pool.heads) - (keep or 0))
-    last, certificate, notes = steps[-1], None, steps[-1].notes
+    last, certified, notes = steps[-1], None, steps[-1].notes
     if unseen is not None:
         steps = removal_steps(steps)
         evaluator = evaluator_of(replace(data, eval=unseen), "unseen")
         certificate = _certify(steps, evaluator, selection, len(data.eval))
-        notes = (*notes, certificate.note([len(step.kept) for step in steps]), _certification_cost(evaluator))
+        scope, kept = _scope(model, evaluated, selection, sample), [len(step.kept) for step in steps]
+        certified = certificate.result(kept, scope)
+        notes = (*notes, certificate.note(kept, scope), _certification_cost(evaluator))
         last = steps[certificate.steps - 1]
     elif keep is None and len(last.kept) == len(steps[0].kept):
         raise _nothing_removed(last, selection)
     options = {**search.options.model_dump(), **sample.model_dump()}
     plan = to_plan(sites, dict.fromkeys(last.kept, 1.0), selection, options, data)
-    return Learned(plan, search_curves(steps, data.task), trained=False, notes=notes, certificate=certificate)
+    return Learned(plan, search_curves(steps, data.task), trained=False, notes=notes, certificate=certified)
 
 
 def _read(selection: SelectionConfig) -> tuple[Search[MethodOptions], SampleOptions]:
@@ -132,6 +139,20 @@ def _certify(
         return (predicted != labels).astype(np.float64)
 
     return certify(steps, losses, selection.max_drop, selection.certify, searched_rows)
+
+
+def _scope(
+    model: PreTrainedModel, rows: Dataset, selection: SelectionConfig, sample: SampleOptions
+) -> CertificateScope:
+    """What the certificate of a search holds for; it is recorded for its evaluation rows."""
+    names = ("method", "options", "max_drop", "certify", "seed")
+    request = {**selection.model_dump(include=set(names)), "model": fingerprint(model)}
+    return CertificateScope(
+        rows=rows_hash(rows) or "",
+        seed=selection.seed,
+        precision="fp32" if sample.mixed_precision == "no" else "bf16",
+        earlier=record_certificate(rows, request),
+    )
 
 
 def _certification_cost(evaluator: ModelSubsetEvaluator) -> Note:

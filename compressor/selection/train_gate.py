@@ -48,7 +48,7 @@ def train_gate(
     method, name, options = METHODS[selection.method], selection.method, selection.options
     gate_class = method.load()
     check_option_names(name, options, option_names(name))
-    gate_options = read_options(name, options, gate_class.options_class)
+    gate_options = read_options(name, options, gate_class.options_class, data.task.name)
     schedule_options = read_options(name, options, ScheduleOptions)
     pool = read_options(name, options, PoolOptions)
     rows_per_step = selection.batch_size * process_count()

@@ -43,7 +43,7 @@ class Dynamics(Study):
     def run(self, cell: Cell, work: Path, tell: ProgressCallback) -> Result:
         context, data = self.context, self.context.data
         context.fresh()
-        options: dict[str, Any] = {**default_options("dsp"), **options_of(context, "dsp")}
+        options: dict[str, Any] = {**default_options("dsp", data.task.name), **options_of(context, "dsp")}
         if not {"evaluations", "dsp.evaluations"} & context.recipe.selection.options.keys():
             options["evaluations"] = max(options["evaluations"], _EVALUATIONS)
         if cell.settings["way"] == _HELD:

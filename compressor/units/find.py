@@ -166,13 +166,13 @@ def _is_causal(call: Call) -> bool:
     """Whether no query attends to a later key, in any row."""
     flag = call.options.get("is_causal")
     flag = getattr(call.module, "is_causal", True) if flag is None else flag
-    if call.mask is None:  # SDPA's own flag decides; eager attention without a mask attends to everything
+    visible = call.visible
+    if visible is None:  # SDPA's own flag decides; eager attention without a mask attends to everything
         return bool(flag) and call.implementation == "sdpa"
-    if call.mask.dim() != 4 or not flag:
+    if visible.dim() != 4 or not flag:
         return False
-    hidden = ~call.mask if call.mask.dtype == torch.bool else call.mask < torch.finfo(call.mask.dtype).min / 2
     length = call.query.shape[2]
-    hidden = hidden.expand(-1, -1, length, -1)  # a mask of padding only has one row for all queries
+    hidden = ~visible.expand(-1, -1, length, -1)  # a mask of padding only has one row for all queries
     later = torch.ones(length, length, dtype=torch.bool, device=hidden.device).triu(1)
     # The keys of the queries' own positions follow a memory of any length.
     starts = range(hidden.shape[3] - length + 1)

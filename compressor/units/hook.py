@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
@@ -24,8 +25,6 @@ Attention = Literal["eager", "sdpa"]
 """Implementation of attention in transformers."""
 OutputHook = Callable[[str, Tensor], Tensor]
 """Called with a site's name and its output `[batch, query, head, head_dim]`; returns the output to continue with."""
-WeightsHook = Callable[[str, Tensor], None]
-"""Called with a site's name and its attention map `[batch, head, query, key]`."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,17 @@ class Call:
     def run(self) -> tuple[Tensor, Tensor | None]:
         """The output `[batch, query, head, head_dim]`, and the attention map where the function returns one."""
         return self.function(self.module, self.query, self.key, self.value, self.mask, **self.options)
+
+    @property
+    def visible(self) -> Tensor | None:
+        """The pairs of positions that `mask` permits, bool in the shape of `mask`; None: no mask."""
+        if self.mask is None or self.mask.dtype == torch.bool:
+            return self.mask
+        return self.mask > torch.finfo(self.mask.dtype).min / 2
+
+
+WeightsHook = Callable[[Call, Tensor], None]
+"""Called with a call and its attention map `[batch, head, query, key]`."""
 
 
 @contextmanager
@@ -126,7 +136,7 @@ def hooked(
         model: a transformers model, bare or wrapped for training (DistributedDataParallel).
         on_output: replaces the output of a site.
         attention: run every attention as `eager` or `sdpa`; None: as configured.
-        on_weights: receives the attention map of a site; needs eager attention.
+        on_weights: receives every call with its attention map; needs eager attention.
 
     Raises:
         SiteRefusedError: the family does not support SDPA, or, on a call, returns no attention map for `on_weights`.
@@ -142,7 +152,7 @@ def hooked(
                     site=call.site,
                     attention=call.implementation,
                 )
-            on_weights(call.site, weights)
+            on_weights(call, weights)
         return on_output(call.site, output), weights
 
     with intercepted(model, on_call, attention):

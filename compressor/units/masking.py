@@ -147,15 +147,15 @@ def _masked_call(call: Call, mask: BlockMask, past: int, *, cached: bool) -> tup
     allowed = blocks.index_select(1, rows).index_select(2, columns)[None]
     if persistent:
         allowed = torch.nn.functional.pad(allowed, (0, persistent), value=True)
-    lowest = torch.finfo(call.query.dtype).min / 2
-    family_mask = call.mask
-    if family_mask is None and call.implementation == "sdpa" and _sdpa_is_causal(call):
+    visible = call.visible
+    if visible is None and call.implementation == "sdpa" and _sdpa_is_causal(call):
         earlier = past - first if cached else keys - queries
-        family_mask = torch.ones(queries, keys, dtype=torch.bool, device=blocks.device).tril(earlier)[None, None]
-    bias = call.query.new_zeros(())
-    if family_mask is not None:
-        allowed = allowed & (family_mask if family_mask.dtype == torch.bool else family_mask > lowest)
-        bias = bias if family_mask.dtype == torch.bool else family_mask
+        visible = torch.ones(queries, keys, dtype=torch.bool, device=blocks.device).tril(earlier)[None, None]
+    if visible is not None:
+        allowed = allowed & visible
+    bias = call.mask
+    if bias is None or bias.dtype == torch.bool:
+        bias = call.query.new_zeros(())
     options = {**call.options, **({"is_causal": False} if "is_causal" in call.options else {})}
     masked_call = replace(call, mask=torch.where(allowed, bias, _HIDDEN), options=options)
     attends = allowed.any(dim=3)[..., None].transpose(1, 2)

@@ -23,7 +23,8 @@ from graph_passes.attention.tracing import (
     source_activation,
 )
 from graph_passes.block_sparse.function import is_block_sparse
-from graph_passes.flow.concrete_shapes import BATCH, Probe
+from graph_passes.flow.concrete_shapes import Probe
+from graph_passes.flow.sizes import BATCH
 from graph_passes.plan import Kind
 
 _logger = logging.getLogger(__name__)

@@ -15,19 +15,16 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from graph_passes.flow.example_sizes import example_sizes
 from graph_passes.flow.node_inference import LARGEST_CONSTANT, Shape, evaluate, infer
+from graph_passes.flow.sizes import SizePair, Sizes, bind, concrete, made_up_sizes, raised_sizes, sizes_of_example
+from graph_passes.flow.windows import leaves_nothing
 
 Shapes = tuple[Shape | None, Shape | None]
 """Shapes of a tensor under both assignments of sizes; None where it is unknown."""
 
-# Free dimensions take these sizes in order of appearance. All pairs differ, so that two symbols are never confused.
-_SIZES = ((3, 5, 7, 11, 13, 17, 19, 23), (5, 7, 11, 13, 17, 19, 23, 29))
-
 # Operators whose inputs must agree in size, or have size one.
 _BROADCASTS = frozenset("Add And Div Equal Expand Greater GreaterOrEqual Less LessOrEqual Mul Or Sub Where".split())
-
-BATCH = (_SIZES[0][0], _SIZES[1][0])
-"""Size of the batch under each assignment."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,14 +44,7 @@ class Probe:
     """
 
     def __init__(self, model: ir.Model) -> None:
-        aliases: dict[str, str] = {}
-        while True:
-            try:
-                self._walks = tuple(_walk(model, sizes, aliases) for sizes in _SIZES)
-            except _ClashError as clash:
-                aliases[clash.symbol] = clash.equal_symbol
-            else:
-                return
+        self._walks = _suitable_walks(model)
 
     def shape(self, value: ir.Value | None) -> Shape | None:
         """Shape under the first assignment of sizes, or None where it is unknown."""
@@ -94,6 +84,18 @@ class Probe:
         return self._walks[0].constants.get(value), self._walks[1].constants.get(value)
 
 
+class _UnsuitableError(Exception):
+    """Sizes with which a graph cannot run.
+
+    Args:
+        too_small: whether a window is larger than its input.
+    """
+
+    def __init__(self, *, too_small: bool) -> None:
+        super().__init__(too_small)
+        self.too_small = too_small
+
+
 class _ClashError(Exception):
     """Two symbols of the file that must have one size for some operator."""
 
@@ -103,18 +105,50 @@ class _ClashError(Exception):
         self.equal_symbol = equal_symbol
 
 
-def _walk(model: ir.Model, sizes: Shape, aliases: dict[str, str]) -> _Walk:
+def _suitable_walks(model: ir.Model) -> tuple[_Walk, _Walk]:
+    """Walks with the first sizes that suit a graph. Where none do, shapes are left unknown at what does not fit."""
+    example = example_sizes(model)
+    fallback = made_up_sizes()
+    attempts = itertools.chain([fallback], sizes_of_example(example) if example else raised_sizes())
+    for pair in attempts:
+        try:
+            return _walks(model, pair, strict=True)
+        except _UnsuitableError as error:
+            if example:
+                fallback = pair
+            elif not error.too_small:
+                break  # larger sizes do not help
+    return _walks(model, fallback, strict=False)
+
+
+def _walks(model: ir.Model, pair: SizePair, *, strict: bool) -> tuple[_Walk, _Walk]:
+    """Both walks, with one size for symbols that an operator needs to be equal.
+
+    Raises:
+        _UnsuitableError: `strict`, and the graph cannot run with these sizes.
+    """
+    aliases: dict[str, str] = {}
+    while True:
+        try:
+            return _walk(model, pair[0], aliases, strict=strict), _walk(model, pair[1], aliases, strict=strict)
+        except _ClashError as clash:
+            aliases[clash.symbol] = clash.equal_symbol
+
+
+def _walk(model: ir.Model, sizes: Sizes, aliases: dict[str, str], *, strict: bool) -> _Walk:
     """Infer every node under one assignment of sizes.
 
     Args:
         model: the graph.
-        sizes: the sizes of free dimensions, the batch first.
+        sizes: the sizes of free dimensions.
         aliases: symbols that have the size of another symbol.
+        strict: stop where the graph cannot run with these sizes.
 
     Raises:
         _ClashError: an operator needs two symbols to have one size.
+        _UnsuitableError: `strict`, and the graph cannot run with these sizes.
     """
-    bindings = _bind(model.graph, sizes, aliases)
+    bindings = bind(model.graph, sizes, aliases)
     shapes: dict[ir.Value, Shape] = {}
     types: dict[ir.Value, onnx.TypeProto] = {}
     constants: dict[ir.Value, np.ndarray] = {}
@@ -126,7 +160,7 @@ def _walk(model: ir.Model, sizes: Shape, aliases: dict[str, str]) -> _Walk:
             types[value] = onnx.helper.make_tensor_type_proto(dtype.value, shape)
 
     for value in model.graph.inputs:
-        record(value, _concrete(value.shape, bindings, is_input=True), value.dtype)
+        record(value, concrete(value.shape, bindings, is_input=True), value.dtype)
     for value in model.graph.initializers.values():
         tensor = value.const_value
         if tensor is None:
@@ -135,22 +169,37 @@ def _walk(model: ir.Model, sizes: Shape, aliases: dict[str, str]) -> _Walk:
         if tensor.size <= LARGEST_CONSTANT and tensor.dtype != ir.DataType.STRING:
             constants[value] = tensor.numpy()
     for node in model.graph:
+        if strict and leaves_nothing(node, shapes):
+            raise _UnsuitableError(too_small=True)
         for value, shape, dtype in infer(node, model, shapes, types, constants):
             if shape is None:
-                _check_clash(node, shapes, constants, bindings, aliases)
-            record(value, shape if shape is not None else _concrete(value.shape, bindings), dtype or value.dtype)
+                fits = _can_broadcast(node, shapes, constants, bindings, aliases)
+            else:
+                fits = _keeps_elements(node, shape, shapes)
+            if strict and not fits:
+                raise _UnsuitableError(too_small=False)
+            record(value, shape if shape is not None else concrete(value.shape, bindings), dtype or value.dtype)
         evaluate(node, model, shapes, constants)
     return _Walk(shapes, types, constants)
 
 
-def _check_clash(
+def _keeps_elements(node: ir.Node, shape: Shape, shapes: dict[ir.Value, Shape]) -> bool:
+    """Whether a node with an output of some shape is no `Reshape` of another number of elements."""
+    source = node.inputs[0] if node.op_type == "Reshape" else None
+    if source is None or source not in shapes:
+        return True
+    elements, expected = (int(np.prod(sizes, dtype=np.int64)) for sizes in (shape, shapes[source]))
+    return elements == expected
+
+
+def _can_broadcast(
     node: ir.Node,
     shapes: dict[ir.Value, Shape],
     constants: dict[ir.Value, np.ndarray],
     bindings: dict[str, int],
     aliases: dict[str, str],
-) -> None:
-    """Check that a node does not fail to broadcast its inputs because two symbols have two sizes.
+) -> bool:
+    """Whether a node can broadcast its inputs; true if it is no operator that broadcasts.
 
     Exporters may give the length of ids and that of their mask two names, although the model needs them to be equal.
 
@@ -162,73 +211,18 @@ def _check_clash(
         aliases: symbols that have the size of another symbol already.
 
     Raises:
-        _ClashError: it fails; the error names both symbols.
+        _ClashError: it cannot because two symbols have two sizes; the error names both.
     """
     if node.op_type not in _BROADCASTS:
-        return
+        return True
     operands = [shapes[value] for value in node.inputs if value in shapes]
     if node.op_type == "Expand":
         content = constants.get(node.inputs[1]) if node.inputs[1] is not None else None
         operands = [*operands[:1], tuple(int(size) for size in content)] if content is not None else []
     symbols = {size: symbol for symbol, size in bindings.items() if symbol not in aliases}
-    for sizes in itertools.zip_longest(*(reversed(shape) for shape in operands), fillvalue=1):
+    columns = list(itertools.zip_longest(*(reversed(shape) for shape in operands), fillvalue=1))
+    for sizes in columns:
         clashing = sorted(symbols[size] for size in set(sizes) if size in symbols)
         if len(clashing) == 2:
             raise _ClashError(clashing[1], clashing[0])
-
-
-def _bind(graph: ir.Graph, sizes: Shape, aliases: dict[str, str]) -> dict[str, int]:
-    """Give every symbol of the graph's inputs its own size; a nameless dimension is bound by its axis.
-
-    All leading dimensions share one size: they are the batch, which exporters often name differently for every input.
-    Symbols in `aliases` share the size of another symbol.
-    """
-    supply = itertools.chain(sizes[1:], itertools.count(sizes[-1] + 2, 2))
-    bindings: dict[str, int] = {}
-    free = [
-        (axis, dim) for value in graph.inputs for axis, dim in enumerate(value.shape or ()) if not isinstance(dim, int)
-    ]
-    # Plain symbols first; others are sums of symbols (`past + length`), or only look like one (`batch-size`).
-    for axis, dim in sorted(free, key=lambda pair: not (pair[1].value or "").isidentifier()):
-        symbol = f"axis {axis}" if dim.value is None else dim.value
-        if symbol not in bindings and (_size(dim, bindings) or 0) < 1:
-            bindings[symbol] = sizes[0] if axis == 0 else next(supply)
-    for symbol, equal_symbol in aliases.items():
-        while equal_symbol in aliases:
-            equal_symbol = aliases[equal_symbol]
-        bindings[symbol] = bindings[equal_symbol]
-    return bindings
-
-
-def _size(dim: ir.SymbolicDim, bindings: dict[str, int]) -> int | None:
-    """Size of a free dimension, None where its symbols are not bound."""
-    if dim.value is None:
-        return None
-    if dim.value in bindings:
-        return bindings[dim.value]
-    try:
-        size = dim.evaluate(bindings)
-    except ValueError:  # the name is not an expression
-        return None
-    return size if isinstance(size, int) else None
-
-
-def _concrete(shape: ir.Shape | None, bindings: dict[str, int], *, is_input: bool = False) -> Shape | None:
-    """A shape of the file with its symbols replaced by sizes, None where one of them is unknown.
-
-    Nameless dimensions have a size only in the graph's inputs, where `_bind` binds them by axis.
-    """
-    if shape is None:
-        return None
-    sizes: list[int] = []
-    for axis, dim in enumerate(shape):
-        if isinstance(dim, int):
-            size: int | None = dim
-        elif dim.value is None:
-            size = bindings[f"axis {axis}"] if is_input else None
-        else:
-            size = _size(dim, bindings)
-        if size is None:
-            return None
-        sizes.append(size)
-    return tuple(sizes)
+    return all(len(set(sizes) - {1}) <= 1 for sizes in columns)

@@ -11,6 +11,7 @@ import onnx.reference
 import onnx_ir as ir
 
 from graph_passes.flow.foreign_shapes import OLD_COMPARES, Shape, foreign_shape
+from graph_passes.flow.windows import leaves_nothing
 
 # Operators with which exporters compute shapes; outputs of other operators are not evaluated.
 _SHAPE_ARITHMETIC = frozenset(
@@ -59,7 +60,7 @@ def infer(
     if shape is not None:
         yield from _infer_foreign(node, shape, types)
         return
-    inferred = _infer_standard(node, model, types, constants)
+    inferred = _infer_standard(node, model, types, constants) if _is_safe(node, shapes) else {}
     for value in node.outputs:
         proto = inferred.get(value.name or "")
         if proto is None or not proto.HasField("tensor_type"):
@@ -68,7 +69,20 @@ def infer(
         dims = proto.tensor_type.shape.dim
         is_known = proto.tensor_type.HasField("shape") and all(dim.HasField("dim_value") for dim in dims)
         shape = tuple(dim.dim_value for dim in dims) if is_known else None
+        shape = None if shape is not None and min(shape, default=0) < 0 else shape
         yield value, shape, ir.DataType(proto.tensor_type.elem_type)
+
+
+def _is_safe(node: ir.Node, shapes: dict[ir.Value, Shape]) -> bool:
+    """Whether ONNX's inference can read a node without an assertion that would end the process.
+
+    It clamps the ends of a `Slice` to the sizes of its input, which fails where nothing is left of an axis. Negative
+    sizes, which it infers for a window larger than its input, do not get this far.
+    """
+    if leaves_nothing(node, shapes):
+        return False
+    source = node.inputs[0] if node.inputs else None
+    return not (node.op_type == "Slice" and source in shapes and 0 in shapes[source])
 
 
 def _infer_foreign(node: ir.Node, shape: Shape, types: dict[ir.Value, onnx.TypeProto]) -> Iterator[Inferred]:

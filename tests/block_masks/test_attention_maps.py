@@ -22,11 +22,12 @@ SITE = Site("a", "bidirectional", 3, 3, 4)
 
 
 def test_maps_and_masks_are_read_as_written(tmp_path: Path) -> None:
-    maps = random_maps("causal", memory=8)
+    maps = replace(random_maps("causal", memory=8), hidden={"a": np.triu(np.ones((20, 28), np.bool_))})
     maps.save(tmp_path / "maps.safetensors")
     loaded = AttentionMaps.load(tmp_path / "maps.safetensors")
     np.testing.assert_array_equal(loaded.maps["a"], maps.maps["a"])
     np.testing.assert_array_equal(loaded.counts["a"], maps.counts["a"])
+    np.testing.assert_array_equal(loaded.hidden["a"], maps.hidden["a"])
     assert (loaded.kinds, loaded.memory, loaded.model, loaded.data) == (maps.kinds, 8, "sha256:m", "sha256:d")
     masked = plan_of("causal").masked(build_masks(maps, plan_of("causal"), {"causal": 0.5}, 8))
     masked.save(tmp_path / "plan.json")
@@ -69,11 +70,12 @@ def test_a_file_without_maps_is_refused(tmp_path: Path) -> None:
 
 
 def test_maps_of_longer_rows_are_cropped() -> None:
-    maps = random_maps("causal", length=20, memory=8)
+    maps = replace(random_maps("causal", length=20, memory=8), hidden={"a": np.triu(np.ones((20, 28), np.bool_))})
     cropped = maps.cropped(12)
     assert cropped.length == 12
     np.testing.assert_array_equal(cropped.maps["a"], maps.maps["a"][:, :12, :20])
     np.testing.assert_array_equal(cropped.counts["a"], maps.counts["a"][:12, :20])
+    np.testing.assert_array_equal(cropped.hidden["a"], maps.hidden["a"][:12, :20])
 
 
 def test_maps_of_the_model_are_accepted() -> None:
@@ -91,6 +93,7 @@ def test_maps_of_the_model_are_accepted() -> None:
         ([replace(SITE, kind="cross")], {}, {"field": "kind", "value": "bidirectional", "site": "a"}),
         ([SITE], {"counts": {"a": np.ones((20, 19))}}, {"field": "count", "value": (20, 19), "site": "a"}),
         ([SITE], {"maps": {"a": np.ones((3, 19, 20))}}, {"field": "map", "value": (19, 20), "site": "a"}),
+        ([SITE], {"hidden": {"a": np.ones((20, 19))}}, {"field": "hidden", "value": (20, 19), "site": "a"}),
         ([SITE], {"memory": 4}, {"field": "memory", "value": 4}),
     ],
 )

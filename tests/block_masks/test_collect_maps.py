@@ -13,6 +13,7 @@ from compressor.block_masks import collect_attention_maps
 from compressor.errors import ErrorCode
 from compressor.model_folder import example_inputs, fingerprint
 from compressor.units import find_sites, hooked, keep_all, keep_only
+from compressor.units.hook import Call
 from tests import language
 from tests.block_masks.collecting_process import as_json, collect
 from tests.faults import fails_with
@@ -30,8 +31,8 @@ def test_maps_are_averages_over_the_rows_that_have_both_positions(batch_size: in
     for row in data.train:
         size = len(row["input_ids"])
 
-        def add(name: str, weights: torch.Tensor, size: int = size) -> None:
-            totals[name][:, :size, :size] += weights[0].numpy()
+        def add(call: Call, weights: torch.Tensor, size: int = size) -> None:
+            totals[call.site][:, :size, :size] += weights[0].numpy()
 
         with torch.no_grad(), hooked(model.eval(), lambda name, out: out, attention="eager", on_weights=add):
             model(**data.task.collate([row]))

@@ -186,6 +186,11 @@ def test_a_value_out_of_range_names_its_flag(flags: dict[str, Any], code: ErrorC
             ErrorCode.CONTRADICTION,
             ("certify", "speedup"),
         ),
+        (
+            {"data": "x", "method": "taylor", "max_drop": "0.1", "certify": 0.9, "distill": True},
+            ErrorCode.CONTRADICTION,
+            ("certify", "distill"),
+        ),
         ({"data": "x", "keep": 1, "group_by": "query"}, ErrorCode.CONTRADICTION, ("group_by", "method")),
         (
             {"data": "x", "keep": 1, "method": "dsp", "macs": "50%", "group_by": "query"},

@@ -163,7 +163,15 @@ def test_every_query_attends_to_persistent_vectors() -> None:
     model: Any = model_of("all_attention")
     memories = model(token_ids(2, 6)).memories
     mask = torch.zeros(2, 4, dtype=torch.long)
-    with torch.no_grad(), hooked(model, lambda _, out: out, attention="eager", on_weights=maps.__setitem__):
+    with (
+        torch.no_grad(),
+        hooked(
+            model,
+            lambda _, out: out,
+            attention="eager",
+            on_weights=lambda call, weights: maps.update({call.site: weights}),
+        ),
+    ):
         model(token_ids(2, 4), memories=memories, attention_mask=mask)
     assert len(maps) == 3
     for weights in maps.values():

@@ -198,6 +198,9 @@ def test_a_loss_is_certified_on_rows_that_the_bisection_has_not_seen(inputs: Pat
     removed = plan.heads - plan.heads_kept + plan.neurons - plan.neurons_kept
     assert (removed > 0) == (NoteCode.CERTIFIED in codes(report))
     assert (removed == 0) == (NoteCode.NOT_CERTIFIED in codes(report))
+    assert report.certificate is not None
+    assert report.certificate.removed == removed
+    assert Report.model_validate_json(report.model_dump_json()).certificate == report.certificate
 
 
 def test_groups_of_the_tiny_model(inputs: Path) -> None:

@@ -8,12 +8,13 @@ from datasets import Dataset
 from scipy.stats import binom
 
 from compressor.errors import ErrorCode, InputError, UsageError
-from compressor.results import NoteCode
+from compressor.results import CertificateScope, NoteCode
 from compressor.selection.certify import Certificate, certify, p_value, rows_needed, split_rows
 from compressor.selection.search import Head, Step
 from tests.faults import fails_with
 from tests.selection import tiny
 
+SCOPE = CertificateScope(rows="sha256:0123456789abcdef", seed=3)
 HEADS: frozenset[Head] = frozenset(("a", head) for head in range(6))
 STEPS = [Step(frozenset(("a", head) for head in range(6 - removed)), {}) for removed in range(6)]
 """All heads, then one fewer at a time."""
@@ -144,20 +145,32 @@ def test_as_many_rows_as_needed_certify() -> None:
 
 def test_notes_say_what_is_certified() -> None:
     certificate, _ = certify_drops([0.0, 0.001, 0.03, 0.0], 2000)
-    note = certificate.note([len(step.kept) for step in STEPS[:5]])
+    kept = [len(step.kept) for step in STEPS[:5]]
+    note = certificate.note(kept, SCOPE)
     assert note.code is NoteCode.CERTIFIED
     passed, failed = (f"{p_value:.2g}" for p_value in certificate.p_values[2:])
     assert note.text == (
         "certified: a drop of at most 0.02 with 95% confidence, for 2 of 6 heads removed; accuracy on the unseen rows"
         f" fell by 0.001 (p = {passed}); the search saw 100 evaluation rows, the test 2000 others; with 3 heads removed"
-        f" it fell by 0.03 (p = {failed}), which more rows like these would not certify"
+        f" it fell by 0.03 (p = {failed}), which more rows like these would not certify; {SCOPE}"
     )
     certificate, _ = certify_drops([0.01], 500)
-    note = certificate.note([len(step.kept) for step in STEPS[:2]])
+    note = certificate.note([len(step.kept) for step in STEPS[:2]], SCOPE)
     assert note.code is NoteCode.NOT_CERTIFIED
     assert note.text.endswith(f"which about {certificate.needed_rows} unseen rows like these would certify")
     certificate, _ = certify_drops([], 500)
-    assert certificate.note([len(step.kept) for step in STEPS[:1]]).code is NoteCode.NOT_CERTIFIED
+    assert certificate.note([len(step.kept) for step in STEPS[:1]], SCOPE).code is NoteCode.NOT_CERTIFIED
+
+
+def test_the_result_holds_what_is_certified_and_what_for() -> None:
+    certificate, _ = certify_drops([0.0, 0.001, 0.03, 0.0], 2000)
+    result = certificate.result([len(step.kept) for step in STEPS[:5]], SCOPE, "heads")
+    assert (result.removed, result.total, result.units) == (2, 6, "heads")
+    assert (result.max_drop, result.confidence) == (0.02, 0.95)
+    assert (result.drop, result.p_value) == (certificate.drops[2], certificate.p_values[2])
+    assert (result.searched_rows, result.unseen_rows, result.scope) == (100, 2000, SCOPE)
+    nothing, _ = certify_drops([0.5], 500)
+    assert nothing.result([6, 5], SCOPE).removed == 0
 
 
 def test_the_parts_share_no_row_and_depend_on_the_seed() -> None:

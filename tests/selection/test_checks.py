@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from datasets import concatenate_datasets
 
 from compressor.errors import ErrorCode, InputError, TargetMissingError, UsageError
 from compressor.selection.checks import TRAINING_WITH_MASKS, check_budget, check_options
@@ -64,8 +65,17 @@ def test_a_loss_that_permits_any_result_is_refused(max_drop: float | None, is_al
         check_budget(config, tiny.data())
 
 
+@pytest.mark.parametrize("shared", [1, 60])
+def test_training_rows_certify_nothing(shared: int) -> None:
+    """Rows are compared by their tokens, wherever they are read from."""
+    config, data = selection(method="taylor", keep=None, max_drop=0.2, certify=0.9), tiny.data()
+    rows = concatenate_datasets([tiny.new_rows(60, 3), data.train.select(range(shared))])
+    with fails_with(ErrorCode.ROWS_OVERLAP, InputError, field="eval_data", overlap=shared):
+        check_budget(config, replace(data, eval=rows))
+
+
 def test_rows_are_counted_before_a_certificate() -> None:
     config = selection(method="taylor", keep=None, max_drop=0.2, certify=0.9)
-    check_budget(config, replace(tiny.data(), eval=tiny.rows(60, 0)))
+    check_budget(config, replace(tiny.data(), eval=tiny.new_rows(60, 3)))
     with fails_with(ErrorCode.TOO_FEW_ROWS, InputError, rows=12):
         check_budget(config, tiny.data())

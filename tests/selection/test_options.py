@@ -9,6 +9,7 @@ import pytest
 
 from compressor.config.methods import METHODS, PENALISED_METHODS
 from compressor.errors import ErrorCode, UsageError
+from compressor.selection.checks import check_task_options
 from compressor.selection.gates import DspOptions
 from compressor.selection.options import (
     MethodOptions,
@@ -25,6 +26,7 @@ from compressor.selection.options import (
 )
 from compressor.selection.search import RandomOptions, TaylorOptions
 from tests.faults import fails_with
+from tests.selection.tiny import selection
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -48,6 +50,20 @@ def test_defaults_are_read_as_themselves(method: str) -> None:
     defaults = default_options(method)
     for model in option_models(method):
         assert read_options(method, defaults, model) == model()
+
+
+@pytest.mark.parametrize("method", ["dsp", "dsp-pipelined"])
+def test_translation_has_the_settings_of_the_paper(method: str) -> None:
+    """Table 2 of the paper; options that are set win."""
+    model = option_models(method)[0]
+    defaults = read_options(method, {}, model, "translation")
+    assert defaults == DspOptions(tau_ini=0.1, gate_learning_rate=0.2, gate_schedule="constant")
+    assert default_options(method, "translation")["tau_ini"] == 0.1
+    assert read_options(method, {}, model, "text-classification") == DspOptions()
+    options = {"tau_ini": 5.0, "gate_schedule": "linear"}
+    assert read_options(method, options, model, "translation") == DspOptions(tau_ini=5.0, gate_learning_rate=0.2)
+    with fails_with(ErrorCode.CONTRADICTION, UsageError, field="tau_ini"):
+        check_task_options(selection(method=method, options={"tau_end": 0.5}), "translation")
 
 
 def test_penalised_methods_are_those_with_a_penalty() -> None:

@@ -76,7 +76,13 @@ def test_an_interrupted_search_keeps_its_evaluations(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def many_rows() -> Data:
     """Enough evaluation rows for a certificate."""
-    return replace(tiny.data(), eval=tiny.rows(601, 3))
+    return replace(tiny.data(), eval=tiny.new_rows(601, 3), eval_hash="sha256:eval")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache folder of the test's own, in which certificates are recorded."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def test_a_search_is_certified_on_rows_that_it_has_not_seen(many_rows: Data, tmp_path: Path) -> None:
@@ -88,13 +94,27 @@ def test_a_search_is_certified_on_rows_that_it_has_not_seen(many_rows: Data, tmp
     assert certificate is not None
     assert (certificate.searched_rows, certificate.unseen_rows) == (301, 300)
     assert [note.code for note in learned.notes] == [NoteCode.CERTIFIED, NoteCode.CERTIFICATION_COST]
-    assert certificate.steps == 1 + 8 - learned.plan.heads_kept
-    failed = len(certificate.p_values) > certificate.steps
-    assert all(p <= 0.1 for p in certificate.p_values[: certificate.steps])
-    assert not failed or certificate.p_values[-1] > 0.1
+    assert certificate.removed == 8 - learned.plan.heads_kept > 0
+    assert certificate.p_value <= 0.1
+    assert (certificate.scope.engine, certificate.scope.precision, certificate.scope.seed) == ("pytorch", "fp32", 0)
     # All heads, one subset for each removed head, and the subset that failed if one did.
-    assert f"{certificate.steps + failed} evaluations" in learned.notes[1].text
-    assert learned.curves[certificate.steps - 1].values["heads"] == learned.plan.heads_kept < tiny.HEADS
+    assert any(f"{1 + certificate.removed + failed} evaluations" in learned.notes[1].text for failed in (0, 1))
+    assert learned.curves[certificate.removed].values["heads"] == learned.plan.heads_kept
+
+
+def test_each_certificate_counts_the_others_of_its_rows(many_rows: Data, tmp_path: Path) -> None:
+    """The same run again is the same certificate; another seed, and rows of which some were used, make others."""
+    config = selection(method="random", keep=None, max_drop=0.9, certify=0.5, batch_size=64, options={"trials": 1})
+    half, model = replace(many_rows, eval=many_rows.eval.select(range(300))), tiny.classifier()
+    known = {tuple(ids) for ids in many_rows.eval["input_ids"]}
+    other = replace(many_rows, eval=tiny.new_rows(300, 9).filter(lambda row: tuple(row["input_ids"]) not in known))
+    earlier = []
+    for number, (data, seed) in enumerate([(many_rows, 0), (many_rows, 0), (many_rows, 1), (half, 0), (other, 0)]):
+        seeded = config.model_copy(update={"seed": seed})
+        learned = learn(model, tiny.sites_of(model), data, seeded, tmp_path / str(number))
+        assert learned.certificate is not None
+        earlier.append(learned.certificate.scope.earlier)
+    assert earlier == [0, 0, 1, 2, 0]
 
 
 def test_too_few_rows_for_a_certificate_are_refused_before_the_search(many_rows: Data, tmp_path: Path) -> None:

@@ -76,6 +76,13 @@ def rows(count: int, seed: int) -> Dataset:
     return Dataset.from_dict({"input_ids": ids, "labels": labels, "length": [len(row) for row in ids]})
 
 
+def new_rows(count: int, seed: int) -> Dataset:
+    """`count` rows that are no training rows of `data`."""
+    known = {tuple(ids) for ids in data().train["input_ids"]}
+    drawn = rows(2 * count, seed)
+    return drawn.select([index for index, ids in enumerate(drawn["input_ids"]) if tuple(ids) not in known][:count])
+
+
 def data(task: Task | None = None) -> Data:
     """60 training rows, 12 evaluation rows, 12 test rows."""
     return Data(rows(60, 0), rows(12, 1), rows(12, 2), task or Sign(), (), "sha256:rows", "sha256:eval")

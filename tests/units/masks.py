@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.units import Site, hooked, masked
+from compressor.units.hook import Call
 from graph_passes import BlockMask, Plan
 from tests.zoo import FAMILIES
 
@@ -51,8 +52,8 @@ def maps_and_outputs(
         outputs.setdefault(site, output)
         return output
 
-    def on_weights(site: str, weights: Tensor) -> None:
-        maps.setdefault(site, weights)
+    def on_weights(call: Call, weights: Tensor) -> None:
+        maps.setdefault(call.site, weights)
 
     with (
         torch.no_grad(),

@@ -67,13 +67,23 @@ def test_contexts_nest_and_do_not_affect_another_model() -> None:
 def test_maps_are_returned_by_eager_attention_only() -> None:
     model, inputs = FAMILIES["qwen3"](0)
     maps: dict[str, Tensor] = {}
-    with hooked(model, lambda _, output: output, attention="eager", on_weights=maps.__setitem__):
+    with hooked(
+        model,
+        lambda _, output: output,
+        attention="eager",
+        on_weights=lambda call, weights: maps.update({call.site: weights}),
+    ):
         forward(model, inputs)
     assert {tuple(value.shape) for value in maps.values()} == {(3, 4, 7, 7)}
     assert all(torch.allclose(value.sum(-1), torch.ones(3, 4, 7)) for value in maps.values())
     with (
         fails_with(ErrorCode.SITE_REFUSED, SiteRefusedError, site="model.layers.0.self_attn", attention="sdpa"),
-        hooked(model, lambda _, output: output, attention="sdpa", on_weights=maps.__setitem__),
+        hooked(
+            model,
+            lambda _, output: output,
+            attention="sdpa",
+            on_weights=lambda call, weights: maps.update({call.site: weights}),
+        ),
     ):
         forward(model, inputs)
 

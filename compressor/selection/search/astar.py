@@ -31,9 +31,11 @@ class AStarOptions(MethodOptions):
     - `paper`: costs are relative to all heads, as in figure 7 and table 3.
     - `literal`: figure 6 as printed, which subtracts the cost of every removed head from the budget again.
     - `lazy`: as `paper`, but a head is evaluated again only while its last cost is the lowest; elimination uses the
-      last costs. If costs only grow, these are lower bounds and the removed head is the cheapest one, as in `paper`.
-      With a budget, elimination by lower bounds may keep candidates that elimination by costs would not; if costs are
-      additive, none of these would have been removed anyway.
+      last costs. The removed head always has a new cost, so the budget holds. If costs only grow, last costs are lower
+      bounds, and the removed head is the cheapest candidate, as in `paper`. The candidates are those of `paper` if
+      nothing is eliminated (a number of heads is kept) or costs add up. Otherwise elimination by lower bounds keeps
+      candidates that elimination by costs would not, and the removed heads differ from then on; to know them would take
+      the evaluations that `lazy` saves.
     """
 
     variant: Literal["paper", "literal", "lazy"] = Field("paper", description="how costs and the budget are counted")

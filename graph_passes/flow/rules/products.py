@@ -67,12 +67,12 @@ def _along_axis(node: ir.Node, context: RuleContext) -> Labels:
 
 
 def _running_sum(node: ir.Node, context: RuleContext) -> Labels:
-    """CumSum, whose axis is an input."""
+    """CumSum, whose axis is an input, a scalar or `[1]`."""
     axes = tuple(range(len(context.shape(node.inputs[0]))))
     axis = context.probe.constant(node.inputs[1])
     if axis is None:
         raise NoRuleError(RefusalCode.COMPUTED_VALUE, "sums along an axis that is computed at run time")
-    return Labels((axes, None), (axes,), frozenset((0,)), mixed=frozenset((int(axis) % len(axes),)))
+    return Labels((axes, None), (axes,), frozenset((0,)), mixed=frozenset((axis.item() % len(axes),)))
 
 
 def _normalization(node: ir.Node, context: RuleContext) -> Labels:

@@ -48,6 +48,13 @@ ON_QUERIES = {
         RefusalCode.MIXES_HEADS,
         "",
     ),
+    "running sum along a list of one axis": (
+        "norm = CumSum (q1, last)",
+        "int64[1] last = {-1}",
+        "CumSum",
+        RefusalCode.MIXES_HEADS,
+        "",
+    ),
     "operator without a rule": (
         "norm, order = TopK <axis = -1> (q1, all)",
         "int64[1] all = {12}",

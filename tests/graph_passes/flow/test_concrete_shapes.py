@@ -5,7 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from graph_passes.flow.concrete_shapes import BATCH, Probe
+from graph_passes.flow.concrete_shapes import Probe
+from graph_passes.flow.sizes import BATCH
 from tests.graph_passes.fused_layers import FUSED
 from tests.graph_passes.graphs import draw, graph, run
 from tests.graph_passes.layers import LAYERS

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from compressor.errors import ErrorCode, UsageError
 from compressor.selection.gates import DspGate, DspOptions
+from compressor.selection.gates.base import top
 from compressor.selection.gates.dsp import soft_top
 from compressor.selection.options import read_options
 from tests.faults import fails_with
@@ -39,6 +41,35 @@ def test_a_single_gate_can_exceed_one() -> None:
 def test_soft_top_is_hard_at_low_temperature() -> None:
     weights = torch.tensor([0.3, 2.0, -1.0, 1.0], dtype=torch.float64)
     assert soft_top(weights, 2, 1e-8).tolist() == [0, 1, 0, 1]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    weights=st.lists(st.floats(-1e9, 1e9) | st.floats(-1000, 1000), min_size=2, max_size=12),
+    share=st.floats(0, 1),
+    temperature=st.sampled_from([1e-8, 1e-12, 1e-100]),
+)
+def test_at_a_tiny_temperature_the_gates_of_the_k_largest_weights_are_one(
+    weights: list[float], share: float, temperature: float
+) -> None:
+    """However far apart the weights are: nothing is drawn twice."""
+    assume(min(np.diff(sorted(weights))) > 100 * temperature)
+    keep, perturbed = round(share * len(weights)), torch.tensor(weights, dtype=torch.float64, requires_grad=True)
+    gates = soft_top(perturbed, keep, temperature)
+    assert torch.equal(gates.detach(), top(perturbed, keep).to(torch.float64))
+
+
+@pytest.mark.parametrize("temperature", [1000.0, 1.0, 0.1, 1e-8])
+@pytest.mark.parametrize("scale", [1.0, 709.0, 1e5])
+@pytest.mark.parametrize("keep", [1, 4, 7, 8])
+def test_gradients_are_finite_however_far_apart_the_weights_are(temperature: float, scale: float, keep: int) -> None:
+    start = scale * torch.tensor([3.0, 2.0, 2.0, 1.0, 0.5, 0.0, -1.0, -4.0], dtype=torch.float64)
+    weights = start.requires_grad_()
+    gates = soft_top(weights, keep, temperature)
+    (gates @ torch.linspace(-1, 2, 8, dtype=torch.float64)).backward()
+    assert gates.sum().item() == pytest.approx(keep, abs=1e-9)
+    assert weights.grad is not None
+    assert weights.grad.isfinite().all()
 
 
 def test_near_a_tie_the_gradient_is_a_quarter_of_the_inverse_temperature() -> None:

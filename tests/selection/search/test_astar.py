@@ -105,6 +105,28 @@ def test_lazy_equals_paper_if_costs_only_grow_and_nothing_is_eliminated(
     assert lazy.count <= paper.count
 
 
+@settings(max_examples=200, deadline=None)
+@given(costs=costs, pair_costs=pairs, budget=st.integers(1, 80))
+def test_lazy_equals_paper_as_long_as_both_eliminated_the_same_heads(
+    costs: list[float], pair_costs: dict[tuple[int, int], float], budget: int
+) -> None:
+    """Costs only grow. The budget holds in any case."""
+    lazy, paper = (list(search.choose(additive(costs, pair_costs), None, budget)) for search in (LAZY, PAPER))
+    for step, paper_step in zip(lazy, paper, strict=False):
+        assert step.kept == paper_step.kept
+        if step.eliminated != paper_step.eliminated:
+            break
+    assert all(100 - step.values["metric"] < budget for step in lazy)
+
+
+def test_lazy_may_remove_other_heads_than_paper_after_an_elimination() -> None:
+    """Without a2, a0 costs 3 more: `paper` eliminates it, `lazy` still counts its last cost and removes it later."""
+    costs, pair_costs = [1.0, 0, 0, 5, 2, 3, 5, 4, 0, 1], {(4, 9): 4.0, (0, 2): 3.0}
+    lazy, paper = (subsets(search, additive(costs, pair_costs), None, 6)[-1] for search in (LAZY, PAPER))
+    assert paper - lazy == {("a", 0)}
+    assert lazy < paper
+
+
 def test_lazy_evaluates_only_candidates_for_the_cheapest() -> None:
     """Nine heads cost nothing and are removed by one evaluation each; the tenth is eliminated at once."""
     lazy, paper = additive([0.0] * 9 + [5.0]), additive([0.0] * 9 + [5.0])

@@ -1,0 +1,124 @@
+"""Sizes of the free dimensions of a graph for walks that infer its shapes.
+
+Sizes are made up where a graph runs with any. Where they do not suit it (an image smaller than a patch, or with another
+number of patches than there are positions), they are those of the example that it was exported with, and in the second
+walk multiples or parts of these; without an example, the made-up sizes are raised until every window fits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
+
+import onnx_ir as ir
+
+from graph_passes.flow.example_sizes import symbol_of
+from graph_passes.flow.foreign_shapes import Shape
+
+# Free dimensions take these sizes in order of appearance. All pairs differ, so that two symbols are never confused.
+_MADE_UP = ((3, 5, 7, 11, 13, 17, 19, 23), (5, 7, 11, 13, 17, 19, 23, 29))
+_SCALES = tuple(2**power for power in range(2, 14))
+"""Factors by which made-up sizes are raised. Powers of two keep what strides divide."""
+
+BATCH = (_MADE_UP[0][0], _MADE_UP[1][0])
+"""Size of the batch under each assignment."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """The sizes of one walk.
+
+    Attributes:
+        made_up: sizes of free dimensions in order of appearance, the batch first.
+        scale: factor of these sizes, except the batch.
+        example: sizes of dimensions that are not made up, by symbol.
+    """
+
+    made_up: Shape
+    scale: int = 1
+    example: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+SizePair = tuple[Sizes, Sizes]
+"""The sizes of both walks."""
+
+
+def made_up_sizes(scale: int = 1) -> SizePair:
+    """Small sizes that differ from each other, raised by a factor."""
+    return Sizes(_MADE_UP[0], scale), Sizes(_MADE_UP[1], scale)
+
+
+def raised_sizes() -> Iterator[SizePair]:
+    """Made-up sizes, larger and larger."""
+    return (made_up_sizes(scale) for scale in _SCALES)
+
+
+def sizes_of_example(example: Mapping[str, int]) -> Iterator[SizePair]:
+    """The sizes of an example, with other sizes in the second walk that such a graph may accept; at last with the same.
+
+    In the second walk every dimension has another factor, so that height and width are not confused.
+    """
+    numbered = [(number, symbol, size) for number, (symbol, size) in enumerate(example.items())]
+    multiples = {symbol: size * (2 + number) for number, symbol, size in numbered}
+    parts = {symbol: max(1, size // 2 ** (1 + number)) for number, symbol, size in numbered}
+    for second in (multiples, parts, example):
+        yield Sizes(_MADE_UP[0], example=example), Sizes(_MADE_UP[1], example=second)
+
+
+def bind(graph: ir.Graph, sizes: Sizes, aliases: dict[str, str]) -> dict[str, int]:
+    """Give every symbol of the graph's inputs its own size; a nameless dimension is bound by its axis.
+
+    All leading dimensions share one size: they are the batch, which exporters often name differently for every input.
+    Symbols in `aliases` share the size of another symbol.
+    """
+    made_up = sizes.made_up
+    supply = itertools.chain(made_up[1:], itertools.count(made_up[-1] + 2, 2))
+    bindings: dict[str, int] = dict(sizes.example)
+    free = [
+        (axis, dim) for value in graph.inputs for axis, dim in enumerate(value.shape or ()) if not isinstance(dim, int)
+    ]
+    # Plain symbols first; others are sums of symbols (`past + length`), or only look like one (`batch-size`).
+    for axis, dim in sorted(free, key=lambda pair: not (pair[1].value or "").isidentifier()):
+        symbol = symbol_of(axis, dim)
+        if symbol not in bindings and (_size(dim, bindings) or 0) < 1:
+            bindings[symbol] = made_up[0] if axis == 0 else sizes.scale * next(supply)
+    for symbol, equal_symbol in aliases.items():
+        while equal_symbol in aliases:
+            equal_symbol = aliases[equal_symbol]
+        bindings[symbol] = bindings[equal_symbol]
+    return bindings
+
+
+def _size(dim: ir.SymbolicDim, bindings: dict[str, int]) -> int | None:
+    """Size of a free dimension, None where its symbols are not bound."""
+    if dim.value is None:
+        return None
+    if dim.value in bindings:
+        return bindings[dim.value]
+    try:
+        size = dim.evaluate(bindings)
+    except ValueError:  # the name is not an expression
+        return None
+    return size if isinstance(size, int) else None
+
+
+def concrete(shape: ir.Shape | None, bindings: dict[str, int], *, is_input: bool = False) -> Shape | None:
+    """A shape of the file with its symbols replaced by sizes, None where one of them is unknown.
+
+    Nameless dimensions have a size only in the graph's inputs, where `bind` binds them by axis.
+    """
+    if shape is None:
+        return None
+    sizes: list[int] = []
+    for axis, dim in enumerate(shape):
+        if isinstance(dim, int):
+            size: int | None = dim
+        elif dim.value is None:
+            size = bindings[f"axis {axis}"] if is_input else None
+        else:
+            size = _size(dim, bindings)
+        if size is None:
+            return None
+        sizes.append(size)
+    return tuple(sizes)
