@@ -6,7 +6,14 @@ from compressor.config.methods import METHODS
 from compressor.config.sections import SelectionConfig
 from compressor.errors import ErrorCode, UsageError
 from compressor.selection.certify import split_rows
-from compressor.selection.options import ScheduleOptions, check_option_names, option_models, option_names, read_options
+from compressor.selection.options import (
+    PoolOptions,
+    ScheduleOptions,
+    check_option_names,
+    option_models,
+    option_names,
+    read_options,
+)
 from compressor.selection.ray_cluster import check_reachable
 from compressor.tasks.base import Data
 
@@ -43,6 +50,23 @@ def check_options(selection: SelectionConfig, *, heads: bool = True, blocks: boo
         _check_schedule(selection.method, selection)
     elif selection.ray is not None:
         check_reachable(selection.ray)
+
+
+def check_pool(selection: SelectionConfig) -> None:
+    """Check that a gate that learns within a budget has all units compete.
+
+    Raises:
+        UsageError: the option `pool` divides the heads.
+    """
+    pool = read_options(selection.method, selection.options, PoolOptions).pool
+    if pool != "model":
+        raise UsageError(
+            f"option pool={pool} of {selection.method}: within a budget all heads and neurons compete; omit it, or set"
+            " the number of heads (--keep)",
+            code=ErrorCode.CONTRADICTION,
+            field="pool",
+            value=pool,
+        )
 
 
 def _check_schedule(subject: str, selection: SelectionConfig) -> None:

@@ -48,11 +48,14 @@ class DspOptions(MethodOptions):
 
 
 class DspGate(base.RankedGate):
-    """Gumbel soft top-K over the heads of the whole model, in float64 throughout.
+    """Gumbel soft top-K over the units of the whole model, in float64 throughout.
+
+    Under budgets, a relaxed knapsack takes the place of the soft top-K; see `UnitBudget` for the difference.
 
     Args:
-        layers: heads of each site, in site order.
-        keep: number of heads to keep; with none or all of them, there is nothing to learn and gates are constant.
+        layers: units of each group, in order.
+        keep: number of units to keep, or budgets; with none or all of them, there is nothing to learn and gates are
+            constant.
         steps: optimizer steps of the run; cooldown and learning rate are relative to them.
         seed: seed of the initial weights and of the noise of every step.
         options: temperatures and learning rate.
@@ -64,7 +67,7 @@ class DspGate(base.RankedGate):
     options_class = DspOptions
 
     def __init__(
-        self, layers: Sequence[int], keep: int, steps: int, seed: int, options: DspOptions | None = None
+        self, layers: Sequence[int], keep: base.Keep, steps: int, seed: int, options: DspOptions | None = None
     ) -> None:
         options = options or DspOptions()
         super().__init__(
@@ -88,9 +91,9 @@ class DspGate(base.RankedGate):
     def sample(self, step: int) -> Tensor:
         if not self.has_choice:
             return self.fixed()
-        uniform = base.noise(self.heads, self.seed, step).to(self.weight.device)
+        uniform = base.noise(self.units, self.seed, step).to(self.weight.device)
         gumbel = -torch.log(-torch.log(torch.clamp(uniform, min=_TINY)))
-        return soft_top(self.weight + gumbel, self.keep, self.temperature(step))
+        return self.capacity.soft_select(self.weight + gumbel, self.temperature(step))
 
     def is_settled(self, step: int) -> bool:
         return not self.has_choice or step >= self.cooldown_steps
@@ -100,22 +103,3 @@ class DspGate(base.RankedGate):
 
     def readings(self, step: int) -> dict[str, float]:
         return {"temperature": self.temperature(step)}
-
-
-def soft_top(weights: Tensor, keep: int, temperature: float) -> Tensor:
-    """The relaxed K-hot vector `[heads]` of perturbed weights (equations 14 to 18 of the paper).
-
-    The entries sum to `keep` exactly; a single entry can exceed 1 while the temperature is above zero. The update of
-    the weights is not divided by the temperature, as in the released code.
-
-    Args:
-        weights: weights with Gumbel noise, `[heads]`.
-        keep: K.
-        temperature: the temperature, above zero.
-    """
-    gates = torch.zeros_like(weights)
-    for _ in range(keep):
-        share = torch.softmax(weights / temperature, dim=-1)
-        gates = gates + share
-        weights = weights + torch.log(torch.clamp(1.0 - share, min=_TINY))
-    return gates
