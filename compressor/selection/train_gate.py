@@ -115,7 +115,7 @@ def train_pool(
         model,
         data,
         settings.schedule,
-        Checkpoints(checkpoint_dir, {"pool": pool.digest, **settings.options}),
+        Checkpoints(checkpoint_dir, {"units": pool.digest, **settings.options}),
         gating=GateSetup(gate, pool.bundles, trains_model=method.trains_model),
         on_progress=on_progress,
     )
