@@ -59,7 +59,7 @@ class StraightThroughGate(base.RankedGate):
         )
 
     def sample(self, step: int) -> Tensor:
-        if isinstance(self.capacity, UnitCount):
+        if isinstance(self.capacity, UnitCount) or not self.has_choice:
             return base.straight_through(self.scale(), self.weight)
         prices = self.capacity.prices.to(self.weight.device)
         projected = self.weight - prices * (prices @ self.weight) / (prices @ prices)

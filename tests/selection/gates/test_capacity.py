@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -137,11 +139,13 @@ def test_a_gate_within_a_budget_is_a_function_of_its_parameters_and_the_step(met
 
 
 @pytest.mark.parametrize("method", GATE_METHODS)
-@pytest.mark.parametrize(("limit", "value"), [(9.0, 1.0), (0.5, 0.0)])
-def test_gates_are_constant_if_all_or_no_units_fit(method: str, limit: float, value: float) -> None:
-    gate = gate_within(method, UnitBudget([[1.0] * HEADS], [limit]))
+@pytest.mark.parametrize(("cost", "limit", "value"), [(1.0, 9.0, 1.0), (1.0, 0.5, 0.0), (0.0, 1.0, 1.0)])
+def test_gates_are_constant_if_all_or_no_units_fit(method: str, cost: float, limit: float, value: float) -> None:
+    gate = gate_within(method, UnitBudget([[cost] * HEADS], [limit]))
     assert not gate.has_choice
-    assert gate.sample(0).tolist() == [value] * HEADS
+    gates = gate.sample(0)
+    assert gates.tolist() == [value] * HEADS
+    assert all(map(math.isfinite, gradient(gate, gates.sum())))
     assert gate.penalty(0) == 0
 
 
