@@ -27,7 +27,7 @@ from benchmarks.speed import SHAPES, table
 from compressor.export import export_reference
 from compressor.measure import interleave, macs, median_times
 from compressor.quantization import quantize_graph
-from compressor.targets import BuildOptions, Engine, target
+from compressor.targets import BuildOptions, Engine, Precision, target
 from compressor.targets.random_inputs import random_feeds
 from compressor.units import find_sites, keep_all
 from compressor.units.hook import Attention
@@ -75,7 +75,11 @@ def compare_engines(shape: str, length: int, options: argparse.Namespace) -> lis
                 _unpadded(random_feeds(load(graph), 1, 256, seed=int(seed))) for seed in rng.integers(99, size=8)
             ]
             quantized = quantize_graph(graph, calibration, Path(folder) / f"{form}-int8.onnx")
-            sources = {("ort", "fp32"): graph, ("openvino", "fp32"): graph, ("openvino", "int8"): quantized.path}
+            sources: dict[tuple[str, Precision], Path] = {
+                ("ort", "fp32"): graph,
+                ("openvino", "fp32"): graph,
+                ("openvino", "int8"): quantized.path,
+            }
             for (runtime, precision), source in sources.items():
                 out = Path(folder) / f"{form}-{runtime}-{precision}{target(runtime).suffixes[0]}"
                 engine = target(runtime).build(source, out, precision=precision, threads=options.threads)

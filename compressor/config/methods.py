@@ -19,12 +19,12 @@ class Method:
 
     Attributes:
         description: one line for the documentation.
-        kind: `gate`: heads are learned by gradient; `search`: heads are chosen by evaluating subsets; `budget`: heads
-            and neurons are chosen under a budget, without training.
+        kind: `gate`: heads, within a budget neurons too, are learned by gradient; `search`: heads are chosen by
+            evaluating subsets; `budget`: heads and neurons are chosen under a budget, without training.
         path: `module:class` of its gate, search or pruner.
         trains_model: whether the model's weights are trained too.
         epochs: passes over the training rows where the recipe sets none.
-        penalised: whether a penalty closes its gates, so that no number of heads is needed.
+        penalised: whether a penalty closes its gates, so that neither a number of heads nor a budget is needed.
     """
 
     description: str

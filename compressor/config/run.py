@@ -17,7 +17,13 @@ from pydantic import Field
 from pydantic.fields import FieldInfo
 
 from compressor.config.fields import Config, FieldConflictError, fields_with
-from compressor.config.methods import BUDGET_METHODS, DEFAULT_BUDGET_METHOD, PENALISED_METHODS, SEARCH_METHODS
+from compressor.config.methods import (
+    BUDGET_METHODS,
+    DEFAULT_BUDGET_METHOD,
+    METHODS,
+    PENALISED_METHODS,
+    SEARCH_METHODS,
+)
 from compressor.config.sections import (
     AUTO,
     BlocksConfig,
@@ -329,11 +335,13 @@ class Recipe(Config):
                     *("method", "speedup"),
                 )
             learns = False
-        if learns and keep is None and method not in (*SEARCH_METHODS, *PENALISED_METHODS):
+        counts_heads = not self.learns_units and method not in (*SEARCH_METHODS, *PENALISED_METHODS)
+        if learns and keep is None and counts_heads:
             also = ", or the share of blocks to drop (<drop_blocks>)" if self.blocks.model_fields_set else ""
             raise FieldConflictError(
                 ErrorCode.MISSING_VALUE,
-                f"{method} learns which heads to keep, not how many; set the number of heads (<keep>){also}",
+                f"{method} learns which units to keep, not how many; set the number of heads (<keep>), or a budget of"
+                f" operations or parameters alone (<macs>, <parameters>){also}",
                 "keep",
             )
         if learns and keep is None and max_drop is None and selection.searches:
@@ -397,8 +405,20 @@ class Recipe(Config):
             return False
         if self.engine.chooses and selection.keep == "100%":
             return False
-        is_set = selection.keep is not None or selection.method != FIELDS["method"].default
+        # A budget without a method has one of its own, so that this one was set.
+        is_set = self.budget.is_set or selection.keep is not None or selection.method != FIELDS["method"].default
         return is_set or not (self.blocks.requested or self.engine.chooses)
+
+    @property
+    def learns_units(self) -> bool:
+        """Whether a gate learns which units meet the budget, of the types that `prune_units` allows.
+
+        This needs costs that are sums over units, which times are not, and no number of heads.
+        """
+        budget, selection = self.budget, self.selection
+        if self.plan_file is not None or self.rows.data is None or METHODS[selection.method].kind != "gate":
+            return False
+        return budget.is_set and not budget.is_timed and selection.keep is None
 
     @property
     def learns(self) -> bool:
@@ -458,6 +478,7 @@ class Recipe(Config):
             names.add("max_drop")
         if self.prunes:
             names |= {"target", "provider", "precision", "threads", "batch", "seq", "shapes", "max_drop"}
+            names.add("keep_unread_positions")  # counted costs depend on it
         if self.blocks.drops_any:
             names |= {"provider", "precision", "threads", "batch", "seq"}
             for name, file in (("maps", self.blocks.maps), ("kernel", self.engine.kernel)):

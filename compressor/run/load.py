@@ -15,7 +15,7 @@ from compressor.quantization import require_nncf
 from compressor.results import MissingTarget
 from compressor.run.products import LoadedModel
 from compressor.run.sizes import timed_lengths
-from compressor.selection.checks import check_budget, check_options, check_task_options
+from compressor.selection.checks import check_budget, check_options, check_pool, check_task_options
 from compressor.selection.pool import heads_to_keep, pool_of
 from compressor.targets import target
 from compressor.tasks import Data, open_data
@@ -37,6 +37,8 @@ def load_model(recipe: Recipe) -> LoadedModel:
         runtime.check(precision=engine.definite_precision, provider=engine.provider, kernel=engine.kernel)
     if recipe.learns and (recipe.selects_heads or recipe.blocks.drops_any or recipe.selection.method in BUDGET_METHODS):
         check_options(recipe.selection, heads=recipe.selects_heads, blocks=recipe.blocks.drops_any)
+    if recipe.learns_units:
+        check_pool(recipe.selection)
     folder = model_folder.load(
         source.model,
         task=source.task,

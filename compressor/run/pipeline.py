@@ -35,6 +35,7 @@ from compressor.run.cost_tables import CostSource
 from compressor.run.distill import distill, distillation_of
 from compressor.run.engine_trials import EngineTrials
 from compressor.run.evaluate import score, statistics_of
+from compressor.run.learn_units import learn_units, learn_units_as_worker
 from compressor.run.learning_store import LearningStore, open_learning_store
 from compressor.run.load import load_model, read_rows
 from compressor.run.machine_limit import LEAST_SECONDS, with_limits
@@ -127,6 +128,7 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
     rehearsed = None if recipe.plan_file else rehearse(reference.path, model.groups or model.sites)
     if followed is None and not recipe.prunes and rehearsed is not None:
         require_complete(rehearsed)
+    refused = () if rehearsed is None else rehearsed.refused
     selected, engine = followed, None
     if data is not None and (followed is None or recipe.distills):
         store = open_learning_store(recipe, model, data, work.learning, state)
@@ -135,12 +137,15 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
         if followed is None:
             part = store.stage("pruned") if recipe.distills else store
             selected = _learn(recipe, model, data, part, selector, log)
-            if recipe.prunes:
-                assert rehearsed is not None
+            if recipe.learns_units:
+                choice = Choice(built.engine.reference)
+                costs = _cost_source(recipe, model, data, choice, reference, dense, sizes, work, log)
+                selected = learn_units(BudgetRun(recipe, model, data, None, costs, refused, 0.0, part, log), state)
+            elif recipe.prunes:
                 engine = _choose_first(reference, dense, data, model, built, sizes, work, log)
                 costs = _cost_source(recipe, model, data, engine.choice, reference, dense, sizes, work, log)
                 lost = engine.lost(data.task)
-                selected = prune(BudgetRun(recipe, model, data, selected, costs, rehearsed.refused, lost, part, log))
+                selected = prune(BudgetRun(recipe, model, data, selected, costs, refused, lost, part, log))
         if distillation is not None:
             assert selected is not None
             state.wait_for_everyone()
@@ -188,7 +193,6 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
     budget, missed = delivered_rows(selected.budget, measured.speeds if model.missing is None else ())
     log.add_notes(missed)
     selected = replace(selected, budget=budget)
-    refused = rehearsed.refused if rehearsed is not None else ()
     report = make_report(recipe, model, selected, dense, chosen, scores, measured, refused, selector, log)
     return write_output(report, model, selected, dense, work)
 
@@ -201,8 +205,8 @@ def _learn(
     selector: MaskSelector,
     log: RunLog,
 ) -> SelectedPlan | None:
-    """The heads and blocks that a method of their own selects; None where a budget alone removes units."""
-    if not (recipe.selects_heads or recipe.blocks.drops_any):
+    """The heads and blocks that a method of their own selects; None where all units are selected within a budget."""
+    if recipe.learns_units or not (recipe.selects_heads or recipe.blocks.drops_any):
         return None
     own_store = store.stage("heads") if recipe.prunes else store
     with log.stage(_learning_stage(recipe)) as on_progress:
@@ -224,7 +228,10 @@ def run_worker(recipe: Recipe, state: PartialState) -> None:
     own_store = store.stage("pruned") if recipe.distills else store
     if selected is None:
         selector = MaskSelector(_timed_recipe(recipe), ())  # the main process selects the masks
-        selected = _learn(recipe, model, data, own_store, selector, RunLog(NullListener()))
+        if recipe.learns_units:
+            selected = learn_units_as_worker(recipe, model, data, own_store, state)
+        else:
+            selected = _learn(recipe, model, data, own_store, selector, RunLog(NullListener()))
     if distillation is not None:
         state.wait_for_everyone()  # the main process removes units
         if recipe.prunes:

@@ -140,7 +140,11 @@ def learn_plan(
     folder = model.folder
     if (finished := store.finished(folder.model)) is not None:
         return finished
-    learned = _learn(recipe, model, data, store, selector, on_progress)
+    return store_learned(_learn(recipe, model, data, store, selector, on_progress), folder, store)
+
+
+def store_learned(learned: Learned, folder: ModelFolder, store: LearningStore) -> SelectedPlan:
+    """The plan that was learned, signed for the weights of the model, which the main process stores with it."""
     folder.model.to("cpu")  # type: ignore[arg-type]  # a trainer with a GPU leaves the model there
     signature = fingerprint(folder.model) if learned.trained else folder.fingerprint
     selected = SelectedPlan(

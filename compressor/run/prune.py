@@ -15,14 +15,11 @@ from torch import Tensor
 
 from compressor.config.methods import METHODS
 from compressor.config.run import Recipe
-from compressor.errors import ErrorCode, InputError, SiteRefusedError
+from compressor.errors import ErrorCode, InputError
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.model_folder import fingerprint
-from compressor.results import Note, NoteCode
 from compressor.run.bisect_metric import bisect_metric
 from compressor.run.budget import (
-    EXCESS,
-    UNUSED,
     Allocation,
     Constraint,
     budget_rows,
@@ -37,6 +34,8 @@ from compressor.run.calibrate import calibration_batches, draw_rows
 from compressor.run.measure_costs import Size
 from compressor.run.plan_source import load_start
 from compressor.run.products import SelectedPlan
+from compressor.run.prunable_groups import prunable_groups
+from compressor.run.run_notes import of_budget
 from compressor.selection.options import read_options
 from compressor.selection.pool import heads_to_keep
 from compressor.selection.pruner import Curve, Pruner, PruningInputs
@@ -60,7 +59,7 @@ def prune(run: BudgetRun) -> SelectedPlan:
     folder = run.model.folder
     if (finished := run.store.finished(folder.model)) is not None:
         return finished
-    groups = _prunable(run)
+    groups = prunable_groups(run)
     if run.recipe.budget.start_from is not None:
         start = load_start(run.recipe.budget.start_from, run.model)
         groups = [replace(group, limit=len(start[group.name].kept)) for group in groups]
@@ -113,42 +112,6 @@ def _fold_gates(run: BudgetRun, plan: Plan) -> None:
 def _is_unbounded(recipe: Recipe) -> bool:
     """Whether only the metric bounds what is removed."""
     return not recipe.budget.is_set and recipe.selection.keep is None
-
-
-def _prunable(run: BudgetRun) -> list[PrunableGroup]:
-    """The groups whose units may be removed.
-
-    Raises:
-        SiteRefusedError: one cannot be removed from the graph, and the recipe does not allow to skip it.
-    """
-    units = run.recipe.budget.prune_units
-    if run.recipe.selection.method == run.recipe.pruner and run.recipe.selection.keep is not None:
-        units = "heads"
-    if run.selected is not None:
-        units = "neurons"
-    groups = [group for group in run.model.groups if units in ("all", group.type)]
-    reasons = {name: str(refusal) for refusal in run.refused for name in refusal.sites}
-    reasons |= {group.name: "its output projection was not recognized" for group in groups if group.linear is None}
-    skipped = [group for group in groups if group.name in reasons]
-    if skipped and not run.recipe.budget.skip_refused:
-        first = skipped[0]
-        raise SiteRefusedError(
-            f"{first.name}: {reasons[first.name]}; keep such groups whole with --skip-refused, or try --attention sdpa"
-            " or --opset 23",
-            code=ErrorCode.SITE_REFUSED,
-            refused=tuple(group.name for group in skipped),
-        )
-    if skipped:
-        text = f"{', '.join(group.name for group in skipped)}: kept whole, because {reasons[skipped[0].name]}"
-        run.log.add_notes([Note(code=NoteCode.GROUPS_SKIPPED, text=text)])
-    remaining = [group for group in groups if group not in skipped]
-    if not remaining:
-        raise SiteRefusedError(
-            f"{run.model.folder.family}: it has no {'units' if units == 'all' else units} that can be removed; choose"
-            " others (--prune-units)",
-            code=ErrorCode.SITE_REFUSED,
-        )
-    return remaining
 
 
 def pruner_of(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Pruner[Any]:
@@ -210,11 +173,8 @@ def _by_budget(
     keep = recipe.selection.keep
     kept_heads = heads_to_keep(keep, heads) if keep is not None and counts_heads else heads
     constraints = constraints_of(recipe, [_with_plan(table, run) for table in tables], kept_heads)
-    if any(constraint.budget >= constraint.table.whole for constraint in constraints):
-        text = "the budget allows every unit, so nothing is removed by it"
-        run.log.add_notes([Note(code=NoteCode.BUDGET_ABOVE_DENSE, text=text)])
     allocation = meet(groups, losses, constraints, lambda counts: _measure(run, constraints, counts))
-    run.log.add_notes(_budget_notes(constraints, allocation))
+    run.log.add_notes(of_budget(constraints, allocation))
     shown = tuple(table for table in tables if table.unit == ("ms" if recipe.budget.is_timed else "macs"))
     return replace(allocation, budget=budget_rows(constraints, allocation), tables=shown)
 
@@ -242,23 +202,6 @@ def _measure(run: BudgetRun, constraints: Sequence[Constraint], counts: Mapping[
         milliseconds = run.costs.time_plan({**heads, **counts}, [constraint.table for constraint in timed])
         costs |= {id(constraint): value for constraint, value in zip(timed, milliseconds, strict=True)}
     return [costs[id(constraint)] for constraint in constraints]
-
-
-def _budget_notes(constraints: Sequence[Constraint], allocation: Allocation) -> list[Note]:
-    """What was requested and what was reached."""
-    notes = []
-    for constraint, predicted, measured in zip(constraints, allocation.predicted, allocation.measured, strict=True):
-        table, used = constraint.table, measured / constraint.budget
-        unit = "ms" if table.unit == "ms" else table.unit
-        text = (
-            f"{table.label}: {constraint.budget:.4g} {unit} allowed, {measured:.4g} reached"
-            f" ({measured / table.dense:.1%} of dense, {used:.1%} of the budget; predicted {predicted:.4g})"
-        )
-        code = NoteCode.BUDGET_MET if used <= EXCESS else NoteCode.BUDGET_MISSED
-        if code is NoteCode.BUDGET_MET and used < UNUSED:
-            text += "; another size or the next number of units bounds the plan"
-        notes.append(Note(code=code, text=text))
-    return notes
 
 
 def _plan(

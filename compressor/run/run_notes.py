@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from compressor.config.fields import flag_of
 from compressor.config.methods import METHODS
@@ -11,6 +11,7 @@ from compressor.config.sections import AUTO, BlocksConfig
 from compressor.model_folder import ModelFolder
 from compressor.models import SegmentConfig
 from compressor.results import EngineFacts, MissingTarget, Note, NoteCode, VariantName
+from compressor.run.budget import EXCESS, UNUSED, Allocation, Constraint
 from compressor.run.products import SelectedPlan, ShrunkGraph
 from compressor.targets import unused_options
 from compressor.tasks import Data
@@ -58,6 +59,8 @@ def of_unused_fields(recipe: Recipe, maximum_length: int | None, *, learns: bool
     yield from _unused((name for name in FIELDS if name in ignored), recipe, f"the target is {engine.target}")
     if not engine.allows_quantized:
         yield from _unused(_QUANTIZATION_FIELDS, recipe, f"the precision is {engine.precision}")
+    if learns and recipe.learns_units:
+        yield from _unused(("statistics",), recipe, f"{recipe.selection.method} keeps no statistics")
     if learns and recipe.selection.searches and not blocks.drops_any:
         changed = [name for name in _TRAINING_FIELDS if recipe.value(name) != FIELDS[name].default]
         yield from _unused(changed, recipe, f"{recipe.selection.method} searches and does not train")
@@ -79,10 +82,11 @@ def of_selection(folder: ModelFolder, selected: SelectedPlan, data: Data | None)
             " training rows whose labels were not used; dense is the model folder with every unit",
         )
     elif selected.trained:
-        how = "with its masks" if selected.plan.masks else "while its heads were selected"
+        units = "heads and neurons" if selected.plan.neurons_kept < selected.plan.neurons else "heads"
+        how = "with its masks" if selected.plan.masks else f"while its {units} were selected"
         yield Note(
             code=NoteCode.TRAINED_ALONG,
-            text=f"the compressed model was trained {how}; dense is the untrained model folder with every head, through"
+            text=f"the compressed model was trained {how}; dense is the untrained model folder with every unit, through"
             " the same export, passes and runtime",
         )
     config = folder.config
@@ -103,6 +107,24 @@ def of_selection(folder: ModelFolder, selected: SelectedPlan, data: Data | None)
             code=NoteCode.NO_METRIC,
             text="no metric was measured, because there are no rows (--data, --eval-data or --test-data)",
         )
+
+
+def of_budget(constraints: Sequence[Constraint], allocation: Allocation) -> Iterator[Note]:
+    """What was requested and what was reached."""
+    if any(constraint.budget >= constraint.table.whole for constraint in constraints):
+        text = "the budget allows every unit, so nothing is removed by it"
+        yield Note(code=NoteCode.BUDGET_ABOVE_DENSE, text=text)
+    for constraint, predicted, measured in zip(constraints, allocation.predicted, allocation.measured, strict=True):
+        table, used = constraint.table, measured / constraint.budget
+        unit = "ms" if table.unit == "ms" else table.unit
+        text = (
+            f"{table.label}: {constraint.budget:.4g} {unit} allowed, {measured:.4g} reached"
+            f" ({measured / table.dense:.1%} of dense, {used:.1%} of the budget; predicted {predicted:.4g})"
+        )
+        code = NoteCode.BUDGET_MET if used <= EXCESS else NoteCode.BUDGET_MISSED
+        if code is NoteCode.BUDGET_MET and used < UNUSED:
+            text += "; another size or the next number of units bounds the plan"
+        yield Note(code=code, text=text)
 
 
 def of_masks(plan: Plan, lengths: Iterable[int | None], maximum_row: int | None = None) -> Iterator[Note]:

@@ -7,7 +7,14 @@ from compressor.config.sections import SelectionConfig
 from compressor.errors import ErrorCode, UsageError
 from compressor.selection.certified_rows import check_rows_unseen
 from compressor.selection.certify import split_rows
-from compressor.selection.options import ScheduleOptions, check_option_names, option_models, option_names, read_options
+from compressor.selection.options import (
+    PoolOptions,
+    ScheduleOptions,
+    check_option_names,
+    option_models,
+    option_names,
+    read_options,
+)
 from compressor.selection.ray_cluster import check_reachable
 from compressor.tasks.base import Data
 
@@ -54,6 +61,23 @@ def check_task_options(selection: SelectionConfig, task: str) -> None:
     """
     for model in option_models(selection.method):
         read_options(selection.method, selection.options, model, task)
+
+
+def check_pool(selection: SelectionConfig) -> None:
+    """Check that a gate that learns within a budget has all units compete.
+
+    Raises:
+        UsageError: the option `pool` divides the heads.
+    """
+    pool = read_options(selection.method, selection.options, PoolOptions).pool
+    if pool != "model":
+        raise UsageError(
+            f"option pool={pool} of {selection.method}: within a budget all heads and neurons compete; omit it, or set"
+            " the number of heads (--keep)",
+            code=ErrorCode.CONTRADICTION,
+            field="pool",
+            value=pool,
+        )
 
 
 def _check_schedule(subject: str, selection: SelectionConfig) -> None:

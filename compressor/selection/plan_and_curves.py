@@ -54,13 +54,17 @@ def to_plan(
         options: every option of the method, defaults included.
         data: the rows from which heads were learned.
     """
-    record = {
+    return keep_only(sites, scales).model_copy(update=record_of(selection, options, data))
+
+
+def record_of(selection: SelectionConfig, options: Mapping[str, Any], data: Data) -> dict[str, Any]:
+    """The fields of a plan that say how its units were selected; see `to_plan`."""
+    return {
         "method": selection.method,
         "options": dict(options),
         "seed": selection.seed,
         "data": data.train_hash,
     }
-    return keep_only(sites, scales).model_copy(update=record)
 
 
 def training_curves(log: Sequence[Mapping[str, Any]], metric: str) -> tuple[CurvePoint, ...]:

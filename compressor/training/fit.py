@@ -30,7 +30,7 @@ from compressor.training.processes import process_state
 from compressor.training.schedule import Schedule
 from compressor.training.segment_trainer import SegmentTrainer, StreamRows
 from compressor.training.trainer import GateTrainer
-from compressor.units import Site
+from compressor.units import Bundles, Site
 from compressor.units.gate import Gate
 
 logger = logging.getLogger(__name__)
@@ -43,13 +43,13 @@ class GateSetup:
     """A gate to train together with a model.
 
     Attributes:
-        gate: one multiplier per head of `sites`.
-        sites: the sites of the model, in call order.
+        gate: one multiplier per unit of `groups`.
+        groups: sites, or groups of units in bundles; see `attach_gate`.
         trains_model: False freezes the model, with dropout on, so that only the gate is trained.
     """
 
     gate: Gate
-    sites: Sequence[Site]
+    groups: Sequence[Site | Bundles]
     trains_model: bool = True
 
 
@@ -107,7 +107,7 @@ def fit(
         if gating is not None:
             if not gating.trains_model:
                 contexts.enter_context(frozen(model))
-            contexts.enter_context(attach_gate(model, gating.gate, gating.sites, lambda: counter.step))
+            contexts.enter_context(attach_gate(model, gating.gate, gating.groups, lambda: counter.step))
         trainer = trainer_type(
             gate=gate,
             schedule=schedule,

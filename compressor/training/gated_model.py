@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import PreTrainedModel
 
-from compressor.units import Site, hooked
+from compressor.units import Bundles, Site, hooked
 from compressor.units.gate import Gate
 from graph_passes.attention.gate_initializers import HEAD_GATE
 
@@ -57,32 +58,40 @@ def restore_model_state(model: PreTrainedModel) -> Iterator[None]:
 
 
 @contextmanager
-def attach_gate(model: PreTrainedModel, gate: Gate, sites: Sequence[Site], step: Callable[[], int]) -> Iterator[None]:
-    """Make `gate` a submodule of `model` and multiply the heads of every site by it.
+def attach_gate(
+    model: PreTrainedModel, gate: Gate, groups: Sequence[Site | Bundles], step: Callable[[], int]
+) -> Iterator[None]:
+    """Make `gate` a submodule of `model` and multiply the units of every group by it.
 
-    Gates are sampled in training and hard in evaluation.
+    Gates are sampled in training and hard in evaluation. Units of other groups are left as they are.
 
     Args:
         model: the model.
-        gate: one multiplier per head of `sites`.
-        sites: the sites of the model, in call order.
+        gate: one multiplier per bundle of `groups`.
+        groups: sites, whose heads each have a gate, and groups of units in bundles, in the order of the gates.
         step: returns the current optimizer step.
     """
-    gates_of_site: dict[str, Tensor] = {}
+    members = [group if isinstance(group, Bundles) else Bundles.of_site(group) for group in groups]
+    gates_of_group: dict[str, Tensor] = {}
 
     def draw(module: nn.Module, args: Any) -> None:
         gates = gate.sample(step()) if module.training else gate.scale()
-        parts = torch.split(gates, [site.heads for site in sites])
-        gates_of_site.update({site.name: part[:, None] for site, part in zip(sites, parts, strict=True)})
+        parts = torch.split(gates, [member.count for member in members])
+        gates_of_group.update({member.name: member.spread(part) for member, part in zip(members, parts, strict=True)})
 
     def multiply(name: str, output: Tensor) -> Tensor:
-        return output * gates_of_site[name].to(output.dtype)
+        return output * gates_of_group[name][:, None].to(output.dtype) if name in gates_of_group else output
 
-    model.add_module(HEAD_GATE, gate)  # a submodule, so that distributed wrappers see its parameters
-    handle = model.register_forward_pre_hook(draw)
-    try:
-        with hooked(model, multiply):
-            yield
-    finally:
-        handle.remove()
-        delattr(model, HEAD_GATE)
+    def multiply_input(name: str, linear: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (args[0] * gates_of_group[name].to(args[0].dtype), *args[1:])
+
+    with ExitStack() as undo:
+        model.add_module(HEAD_GATE, gate)  # a submodule, so that distributed wrappers see its parameters
+        undo.callback(delattr, model, HEAD_GATE)
+        undo.callback(model.register_forward_pre_hook(draw).remove)
+        for member in members:
+            if member.group.type == "neurons":
+                linear = model.get_submodule(member.name)
+                undo.callback(linear.register_forward_pre_hook(partial(multiply_input, member.name)).remove)
+        undo.enter_context(hooked(model, multiply))
+        yield

@@ -52,7 +52,7 @@ class GateTrainer(Trainer):
     restores every tensor of model and gate or fails.
 
     Args:
-        gate: one multiplier per head; None: there is no gate.
+        gate: one multiplier per unit; None: there is no gate.
         schedule: optimizer and learning rate.
         loss_inputs: converts a collated batch to the model's arguments.
         distillation: the loss of a training step; None: the model's own, from labels.

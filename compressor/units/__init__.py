@@ -3,6 +3,7 @@
 Every family that calls transformers' attention interface is served by one hook; see `compressor.units.hook`.
 """
 
+from compressor.units.bundles import Bundles
 from compressor.units.compact import Compaction, compacted
 from compressor.units.find import Site, find_sites
 from compressor.units.gating import check_plan, gated, keep_all, keep_only
@@ -12,6 +13,7 @@ from compressor.units.masking import masked
 
 __all__ = [
     "Attention",
+    "Bundles",
     "Compaction",
     "OutputHook",
     "PrunableGroup",

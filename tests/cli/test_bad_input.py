@@ -63,6 +63,11 @@ def search_command(inputs: Path) -> Arguments:
     return [inputs / "model", "--data", inputs / "rows.tsv", *LEARN[2:], "--method", "astar"]
 
 
+def gate_command(inputs: Path) -> Arguments:
+    """A gate without a number of heads, which needs a budget."""
+    return [inputs / "model", "--data", inputs / "rows.tsv", *LEARN[2:], "--method", "dsp"]
+
+
 def run_with_plan(inputs: Path, **fields: Any) -> Arguments:
     """A run with the plan, some fields of its only site changed."""
     plan = json.loads((inputs / "plan.json").read_text())
@@ -293,6 +298,24 @@ BAD_INPUTS: dict[str, tuple[Callable[[Path], Arguments], int, str, str]] = {
         2,
         ErrorCode.CONTRADICTION,
         "--lambda 0.02",
+    ),
+    "budget that gates cannot meet": (
+        lambda inputs: [*gate_command(inputs), "--macs", "1%"],
+        2,
+        ErrorCode.BUDGET_UNREACHABLE,
+        "macs remain",
+    ),
+    "time for gates": (
+        lambda inputs: [*gate_command(inputs), "--latency", "1ms"],
+        2,
+        ErrorCode.MISSING_VALUE,
+        "--keep",
+    ),
+    "pool within a budget": (
+        lambda inputs: [*gate_command(inputs), "--macs", "50%", "--options", "pool=kind"],
+        2,
+        ErrorCode.CONTRADICTION,
+        "pool=kind",
     ),
     "grouping of heads that another method selects": (
         lambda inputs: [*learn_command(inputs), "--group-by", "query"],

@@ -202,6 +202,19 @@ def test_a_value_out_of_range_names_its_flag(flags: dict[str, Any], code: ErrorC
             ErrorCode.CONTRADICTION,
             ("group_by", "prune_units"),
         ),
+        ({"data": "x", "method": "dsp", "speedup": 2}, ErrorCode.MISSING_VALUE, ("keep",)),
+        ({"data": "x", "method": "dsp", "speedup": 2, "target": "auto"}, ErrorCode.MISSING_VALUE, ("keep",)),
+        ({"data": "x", "method": "ste", "latency": "5ms", "macs": "50%"}, ErrorCode.MISSING_VALUE, ("keep",)),
+        (
+            {"data": "x", "method": "dsp", "macs": "50%", "start_from": "out"},
+            ErrorCode.CONTRADICTION,
+            ("start_from", "method"),
+        ),
+        (
+            {"data": "x", "method": "dsp", "macs": "50%", "drop_blocks": 0.5},
+            ErrorCode.CONTRADICTION,
+            ("macs", "drop_blocks"),
+        ),
         ({"target": "trt", "provider": "cpu"}, ErrorCode.CONTRADICTION, ("provider", "target")),
         ({"kernel": "k.so", "provider": "cuda"}, ErrorCode.CONTRADICTION, ("kernel", "target")),
     ],
@@ -210,6 +223,26 @@ def test_contradicting_fields_are_named(flags: dict[str, Any], code: ErrorCode, 
     error = refused("model", None, flags)
     assert (error.code, error.details["fields"]) == (code, fields)
     assert "<" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("fields", "learns_units"),
+    [
+        ({"method": "dsp", "macs": "50%"}, True),
+        ({"method": "dsp", "macs": "50%", "target": "auto"}, True),
+        ({"method": "hard-concrete", "parameters": "90%"}, True),
+        ({"method": "hard-concrete", "speedup": 2}, False),
+        ({"method": "dsp", "keep": 36, "macs": "50%"}, False),
+        ({"method": "dsp", "keep": 36}, False),
+        ({"method": "astar", "max_drop": 0.1, "macs": "50%"}, False),
+        ({"macs": "50%"}, False),
+        ({"method": "dsp", "macs": "50%", "plan": "plan.json"}, False),
+    ],
+)
+def test_a_gate_without_a_number_of_heads_learns_within_a_budget(fields: dict[str, Any], learns_units: bool) -> None:
+    recipe = Recipe(model="m", data="d", **fields)
+    assert recipe.learns_units == learns_units
+    assert recipe.prunes == (recipe.budget.is_set and recipe.plan_file is None)
 
 
 def test_messages_name_flags_and_keys_where_they_were_set(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 from accelerate import PartialState
 
 from compressor.training.checkpoints import digest
-from tests.selection import tiny
+from tests.selection import pools, tiny
 
 
 def main(folder: Path) -> None:
-    """Learn with a gate that draws heads and with a penalised one, and write the results of this process."""
+    """Learn with a gate that draws heads, a penalised one, and one over neurons too, and write the results."""
     results = {}
     for method in ("dsp", "hard-concrete"):
         model = tiny.classifier()
@@ -23,6 +23,13 @@ def main(folder: Path) -> None:
             "weights": digest(model),
             "curves": [point.model_dump() for point in learned.curves],
         }
+    network = pools.classifier()
+    within = pools.learn(folder / "pool", model=network)
+    results["pool"] = {
+        "kept": [group.kept for group in within.plan.groups],
+        "weights": digest(network),
+        "curves": [point.model_dump() for point in within.curves],
+    }
     state = PartialState()
     results["processes"] = {"count": state.num_processes}
     (folder / f"rank{state.process_index}.json").write_text(json.dumps(results))

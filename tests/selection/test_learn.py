@@ -210,4 +210,5 @@ def test_two_processes_agree(tmp_path: Path) -> None:
     ranks = launch("tests.selection.learning_process", tmp_path)
     assert ranks[0] == ranks[1]
     assert ranks[0].pop("processes") == {"count": 2}
+    ranks[0].pop("pool")
     assert [sum(map(len, result["kept"])) for result in ranks[0].values()] == [3, 3]

@@ -88,15 +88,15 @@ def data(task: Task | None = None) -> Data:
     return Data(rows(60, 0), rows(12, 1), rows(12, 2), task or Sign(), (), "sha256:rows", "sha256:eval")
 
 
-def classifier(seed: int = 0) -> PreTrainedModel:
-    """Two layers of four heads, with dropout."""
+def classifier(seed: int = 0, neurons: int = 16) -> PreTrainedModel:
+    """Two layers of four heads and some neurons, with dropout."""
     torch.manual_seed(seed)
     config = BertConfig(
         vocab_size=20,
         hidden_size=16,
         num_hidden_layers=2,
         num_attention_heads=4,
-        intermediate_size=16,
+        intermediate_size=neurons,
         max_position_embeddings=16,
     )
     return BertForSequenceClassification(config)

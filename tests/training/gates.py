@@ -19,16 +19,16 @@ class NoisyGate(Gate):
 
     def __init__(self, heads: int, keep: int, steps: int) -> None:
         super().__init__()
-        self.heads, self.keep, self.steps = heads, keep, steps
+        self.units, self.keep, self.steps = heads, keep, steps
         self.learning_rate, self.max_grad_norm = 0.5, 1.0
         self.weight = nn.Parameter(torch.linspace(0.5, 1.5, heads, dtype=torch.float64))
 
     def sample(self, step: int) -> Tensor:
         generator = torch.Generator().manual_seed(step)
-        return self.weight + 0.1 * torch.randn(self.heads, generator=generator, dtype=torch.float64)
+        return self.weight + 0.1 * torch.randn(self.units, generator=generator, dtype=torch.float64)
 
     def harden(self) -> Tensor:
-        mask = torch.zeros(self.heads, dtype=torch.bool)
+        mask = torch.zeros(self.units, dtype=torch.bool)
         mask[self.weight.detach().topk(self.keep).indices] = True
         return mask
 

@@ -19,7 +19,7 @@ class BinConcreteOptions(MethodOptions):
     """Options of `bin-concrete`.
 
     The defaults are the paper's, with steps as shares of its 80K: a penalty between 0.01 and 0.02 that rises over the
-    first 4K steps, gates that are frozen after 16K steps, and weights (`pi`) that start at 2, so that a head is open
+    first 4K steps, gates that are frozen after 16K steps, and weights (`pi`) that start at 2, so that a unit is open
     with probability 0.8808. The three techniques of section 3.3 can be switched off: `penalty_warmup=0`, `initial=0`,
     `output_scaling=False`.
     """
@@ -28,7 +28,7 @@ class BinConcreteOptions(MethodOptions):
     penalty_warmup: concrete.PenaltyWarmup = 0.05
     cooldown: concrete.Cooldown = 0.2
     initial: concrete.Initial = 2.0
-    output_scaling: bool = Field(True, description="scale the open heads of a site up to make up for its closed ones")
+    output_scaling: bool = Field(True, description="scale the open units of a group up to make up for its closed ones")
     beta: concrete.Beta = 0.333
     gate_learning_rate: base.GateLearningRate = 0.1
     gate_max_grad_norm: base.GateMaxGradNorm = 1.0
@@ -38,8 +38,8 @@ class BinConcreteGate(concrete.ConcreteGate):
     """Concrete gates rounded to 0 or 1, with the gradient of the values before rounding.
 
     Args:
-        layers: heads of each site, in site order.
-        keep: number of heads to keep, from none to all; None: keep those that end up open.
+        layers: units of each group, in order.
+        keep: number of units to keep, from none to all, or budgets; None: keep those that end up open.
         steps: optimizer steps of the run.
         seed: seed of the noise of every step.
         options: penalty, distribution, scaling and learning rate.
@@ -51,7 +51,12 @@ class BinConcreteGate(concrete.ConcreteGate):
     options_class = BinConcreteOptions
 
     def __init__(
-        self, layers: Sequence[int], keep: int | None, steps: int, seed: int, options: BinConcreteOptions | None = None
+        self,
+        layers: Sequence[int],
+        keep: base.Keep | None,
+        steps: int,
+        seed: int,
+        options: BinConcreteOptions | None = None,
     ) -> None:
         options = options or BinConcreteOptions()
         start = torch.full((sum(layers),), options.initial, dtype=torch.float64)
@@ -67,14 +72,14 @@ class BinConcreteGate(concrete.ConcreteGate):
         return self._scaled(super().scale())
 
     def _scaled(self, gates: Tensor) -> Tensor:
-        return scale_sites(gates, self.layers) if self.output_scaling else gates
+        return scale_groups(gates, self.layers) if self.output_scaling else gates
 
 
-def scale_sites(gates: Tensor, layers: Sequence[int]) -> Tensor:
-    """Gates `[..., heads]` times `s_g = min(H, H / sum g)` of their site of H heads (equation 3); H if all are closed.
+def scale_groups(gates: Tensor, layers: Sequence[int]) -> Tensor:
+    """Gates `[..., units]` times `s_g = min(H, H / sum g)` of their group of H units (equation 3); H if all are closed.
 
-    The factor applies to the sum of the site's outputs, before the bias of the output projection, so it can be folded
-    into that projection.
+    The factor applies to the sum of the outputs of the units, before the bias of the linear that reads them, so it can
+    be folded into that linear. The paper has it for heads; bundles of neurons have it alike.
     """
     parts = gates.split(list(layers), dim=-1)
     return torch.cat([part * part.shape[-1] / part.sum(-1, keepdim=True).clamp(min=1.0) for part in parts], dim=-1)

@@ -16,7 +16,13 @@ from compressor.selection.options import StepShare
 _EDGE = 1e-6
 """Minimum distance of uniform noise from 0 and 1, as in the code of Voita et al."""
 
-Penalty = Annotated[float, Field(ge=0, description="weight in the loss of the expected number of open heads")]
+Penalty = Annotated[
+    float,
+    Field(
+        ge=0,
+        description="weight in the loss of the expected number of open units, under a budget weighted by their cost",
+    ),
+]
 PenaltyWarmup = Annotated[StepShare, Field(description="share of the steps in which that weight rises from zero")]
 Cooldown = Annotated[StepShare, Field(description="share of the steps after which the gates are frozen; 1: never")]
 Initial = Annotated[float, Field(description="initial weight of every gate; above zero it is open")]
@@ -24,22 +30,24 @@ Beta = Annotated[float, Field(gt=0, description="temperature of the concrete dis
 
 
 class ConcreteGate(base.RankedGate):
-    """One concrete variable per head, whose weight is its `log_alpha`; a head is open if that is above zero.
+    """One concrete variable per unit, whose weight is its `log_alpha`; a unit is open if that is above zero.
 
-    The number of heads that end up open depends on the penalty and cannot be set directly (Li et al. 2021, section
-    5.2); without `keep`, the open heads are kept. To keep exactly K, the closed heads of highest `log_alpha` are opened
-    again or the open heads of lowest `log_alpha` are closed: the result is the top K of `log_alpha`.
+    The number of units that end up open depends on the penalty and cannot be set directly (Li et al. 2021, section
+    5.2); without `keep`, the open units are kept. To keep exactly K, the closed units of highest `log_alpha` are opened
+    again or the open units of lowest `log_alpha` are closed: the result is the top K of `log_alpha`. Under budgets the
+    same order decides, and each unit counts in the penalty by its price: its cost relative to the mean.
 
     After `cooldown` the gates are frozen at that mask and training continues without noise and penalty. Otherwise the
     model would be trained under random subsets of other sizes until the end, never under the deployed one, and the
     penalty would close further heads. Shim et al. 2021 (section 4.1.2) freeze after a fifth of the steps.
 
     Args:
-        start: initial `log_alpha` `[heads]`.
-        keep: number of heads to keep; with none or all of them, gates are constant. None: keep those that end up open.
+        start: initial `log_alpha` `[units]`.
+        keep: number of units to keep, or budgets; with none or all of them, gates are constant. None: keep those that
+            end up open.
         steps: optimizer steps of the run.
         seed: seed of the noise of every step.
-        penalty: weight of the expected number of open heads in the loss.
+        penalty: weight of the expected number of open units in the loss.
         penalty_warmup: share of the steps over which that weight rises linearly from zero.
         cooldown: share of the steps after which the gates are frozen; 1: never.
         beta: temperature of the concrete distribution.
@@ -55,7 +63,7 @@ class ConcreteGate(base.RankedGate):
     def __init__(
         self,
         start: Tensor,
-        keep: int | None,
+        keep: base.Keep | None,
         steps: int,
         seed: int,
         *,
@@ -82,14 +90,14 @@ class ConcreteGate(base.RankedGate):
 
     @abstractmethod
     def draw(self, uniform: Tensor) -> Tensor:
-        """Gates `[..., heads]` from noise `uniform` `[..., heads]`, differentiable in the weights."""
+        """Gates `[..., units]` from noise `uniform` `[..., units]`, differentiable in the weights."""
 
     def concrete(self, uniform: Tensor) -> Tensor:
-        """Binary concrete variables in (0, 1) from noise `uniform` `[..., heads]` (Maddison et al. 2017)."""
+        """Binary concrete variables in (0, 1) from noise `uniform` `[..., units]` (Maddison et al. 2017)."""
         return torch.sigmoid((torch.logit(uniform) + self.weight) / self.beta)
 
     def open_probability(self) -> Tensor:
-        """Probability `[heads]` that a stretched gate is not zero (Louizos et al. 2018, equation 12)."""
+        """Probability `[units]` that a stretched gate is not zero (Louizos et al. 2018, equation 12)."""
         return torch.sigmoid(self.weight - self.beta * math.log(-self.gamma / self.zeta))
 
     @property
@@ -102,14 +110,15 @@ class ConcreteGate(base.RankedGate):
     def sample(self, step: int) -> Tensor:
         if not self._is_random(step):
             return self.fixed()
-        uniform = base.noise(self.heads, self.seed, step).clamp(_EDGE, 1.0 - _EDGE)
+        uniform = base.noise(self.units, self.seed, step).clamp(_EDGE, 1.0 - _EDGE)
         return self.draw(uniform.to(self.weight.device))
 
     def penalty(self, step: int) -> Tensor:
         if not self._is_random(step):
             return super().penalty(step)
         warm = min(1.0, step / self.warmup_steps) if self.warmup_steps else 1.0
-        return self.strength * warm * self.open_probability().sum()
+        prices = self.capacity.prices.to(self.weight.device)
+        return self.strength * warm * (prices * self.open_probability()).sum()
 
     def learning_rate_at(self, step: int) -> float:
         return max(0.0, 1.0 - step / max(1, self.cooldown_steps))
@@ -118,7 +127,7 @@ class ConcreteGate(base.RankedGate):
         return step >= self.cooldown_steps
 
     def counts(self) -> dict[str, float]:
-        """`open`: number of heads whose `log_alpha` is above zero; `expected`: the expected number in the penalty."""
+        """`open`: number of units whose `log_alpha` is above zero; `expected`: the expected number of open units."""
         return {"open": float((self.weight > 0).sum()), "expected": self.open_probability().sum().item()}
 
     def _is_random(self, step: int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
@@ -52,11 +51,14 @@ class DspOptions(MethodOptions):
 
 
 class DspGate(base.RankedGate):
-    """Gumbel soft top-K over the heads of the whole model, in float64 throughout.
+    """Gumbel soft top-K over the units of the whole model, in float64 throughout.
+
+    Under budgets, a relaxed knapsack takes the place of the soft top-K; see `UnitBudget` for the difference.
 
     Args:
-        layers: heads of each site, in site order.
-        keep: number of heads to keep; with none or all of them, there is nothing to learn and gates are constant.
+        layers: units of each group, in order.
+        keep: number of units to keep, or budgets; with none or all of them, there is nothing to learn and gates are
+            constant.
         steps: optimizer steps of the run; cooldown and learning rate are relative to them.
         seed: seed of the initial weights and of the noise of every step.
         options: temperatures and learning rate.
@@ -68,7 +70,7 @@ class DspGate(base.RankedGate):
     options_class = DspOptions
 
     def __init__(
-        self, layers: Sequence[int], keep: int, steps: int, seed: int, options: DspOptions | None = None
+        self, layers: Sequence[int], keep: base.Keep, steps: int, seed: int, options: DspOptions | None = None
     ) -> None:
         options = options or DspOptions()
         super().__init__(
@@ -92,9 +94,9 @@ class DspGate(base.RankedGate):
     def sample(self, step: int) -> Tensor:
         if not self.has_choice:
             return self.fixed()
-        uniform = base.noise(self.heads, self.seed, step).to(self.weight.device)
+        uniform = base.noise(self.units, self.seed, step).to(self.weight.device)
         gumbel = -torch.log(-torch.log(torch.clamp(uniform, min=_TINY)))
-        return soft_top(self.weight + gumbel, self.keep, self.temperature(step))
+        return self.capacity.soft_select(self.weight + gumbel, self.temperature(step))
 
     def is_settled(self, step: int) -> bool:
         return not self.has_choice or step >= self.cooldown_steps
@@ -104,26 +106,3 @@ class DspGate(base.RankedGate):
 
     def readings(self, step: int) -> dict[str, float]:
         return {"temperature": self.temperature(step)}
-
-
-def soft_top(weights: Tensor, keep: int, temperature: float) -> Tensor:
-    """The relaxed K-hot vector `[heads]` of perturbed weights (equations 14 to 18 of the paper).
-
-    The entries sum to `keep` exactly; a single entry can exceed 1 while the temperature is above zero. The update of
-    the weights is not divided by the temperature, as in the released code. A head whose share is 1 to the last bit is
-    out of the following draws, however far apart the weights are; the released code lowers its weight by 708.
-
-    Args:
-        weights: weights with Gumbel noise, finite, `[heads]`.
-        keep: K, at most the number of heads.
-        temperature: the temperature, above zero.
-    """
-    gates = torch.zeros_like(weights)
-    for _ in range(keep):
-        share = torch.softmax(weights / temperature, dim=-1)
-        gates = gates + share
-        is_drawn = share == 1.0
-        # The logarithm of 1 in place of 0 keeps the gradient finite.
-        lowered = weights + torch.log(torch.where(is_drawn, 1.0, 1.0 - share))
-        weights = torch.where(is_drawn, -math.inf, lowered)
-    return gates

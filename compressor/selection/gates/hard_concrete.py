@@ -31,11 +31,11 @@ class HardConcreteOptions(MethodOptions):
 
 
 class HardConcreteGate(concrete.ConcreteGate):
-    """Concrete gates stretched over [gamma, zeta] and clipped to [0, 1]; a kept head is deployed at scale 1.
+    """Concrete gates stretched over [gamma, zeta] and clipped to [0, 1]; a kept unit is deployed at scale 1.
 
     Args:
-        layers: heads of each site, in site order.
-        keep: number of heads to keep, from none to all; None: keep those that end up open.
+        layers: units of each group, in order.
+        keep: number of units to keep, from none to all, or budgets; None: keep those that end up open.
         steps: optimizer steps of the run.
         seed: seed of the noise of every step, and of the small noise on the initial weights that breaks ties.
         options: penalty, distribution and learning rate.
@@ -47,7 +47,12 @@ class HardConcreteGate(concrete.ConcreteGate):
     options_class = HardConcreteOptions
 
     def __init__(
-        self, layers: Sequence[int], keep: int | None, steps: int, seed: int, options: HardConcreteOptions | None = None
+        self,
+        layers: Sequence[int],
+        keep: base.Keep | None,
+        steps: int,
+        seed: int,
+        options: HardConcreteOptions | None = None,
     ) -> None:
         options = options or HardConcreteOptions()
         start = options.initial + base.initial(layers, seed)

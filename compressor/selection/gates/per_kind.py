@@ -54,7 +54,7 @@ class PooledGate(Gate):
         # Index of each head of the model in the concatenated pools.
         self.register_buffer("index", torch.argsort(order), persistent=False)
         first = self._gates[0]
-        self.heads, self.steps = sum(layers), first.steps
+        self.units, self.steps = sum(layers), first.steps
         self.learning_rate, self.max_grad_norm = first.learning_rate, first.max_grad_norm
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from compressor.selection.gates import base
+from compressor.selection.gates.capacity import UnitCount
 from compressor.selection.options import MethodOptions
 
 
@@ -20,12 +21,15 @@ class StraightThroughOptions(MethodOptions):
 class StraightThroughGate(base.RankedGate):
     """Forward: the hard top-K of the weights; backward: the gradient of the identity.
 
-    The K heads of a step are those with which the model would be deployed, so every checkpoint may be the result. The
-    selected heads can change until the learning rate has decayed.
+    The K units of a step are those with which the model would be deployed, so every checkpoint may be the result. The
+    selected units can change until the learning rate has decayed.
+
+    Under budgets the identity is projected onto the weights of equal cost, `w - p (p w) / (p p)` with the prices p:
+    otherwise a weight would rise whatever its unit takes from the budget.
 
     Args:
-        layers: heads of each site, in site order.
-        keep: number of heads to keep, from none to all.
+        layers: units of each group, in order.
+        keep: number of units to keep, from none to all, or budgets.
         steps: optimizer steps of the run.
         seed: seed of the initial weights.
         options: learning rate, which decays linearly to zero.
@@ -37,7 +41,12 @@ class StraightThroughGate(base.RankedGate):
     options_class = StraightThroughOptions
 
     def __init__(
-        self, layers: Sequence[int], keep: int, steps: int, seed: int, options: StraightThroughOptions | None = None
+        self,
+        layers: Sequence[int],
+        keep: base.Keep,
+        steps: int,
+        seed: int,
+        options: StraightThroughOptions | None = None,
     ) -> None:
         options = options or StraightThroughOptions()
         super().__init__(
@@ -50,7 +59,11 @@ class StraightThroughGate(base.RankedGate):
         )
 
     def sample(self, step: int) -> Tensor:
-        return base.straight_through(self.scale(), self.weight)
+        if isinstance(self.capacity, UnitCount) or not self.has_choice:
+            return base.straight_through(self.scale(), self.weight)
+        prices = self.capacity.prices.to(self.weight.device)
+        projected = self.weight - prices * (prices @ self.weight) / (prices @ prices)
+        return base.straight_through(self.scale(), projected)
 
     def is_settled(self, step: int) -> bool:
         return True

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from compressor.config.methods import METHODS, PENALISED_METHODS
 from compressor.errors import ErrorCode, UsageError
 from compressor.selection.gates import BinConcreteGate, BinConcreteOptions, HardConcreteGate, base
-from compressor.selection.gates.bin_concrete import scale_sites
+from compressor.selection.gates.bin_concrete import scale_groups
 from compressor.selection.options import read_options
 from tests.faults import fails_with
 from tests.selection.gates.weights import (
@@ -49,7 +49,7 @@ def test_bin_concrete_is_zero_or_one_with_the_gradient_before_rounding(
 @given(mask=st.lists(st.booleans(), min_size=HEADS, max_size=HEADS))
 def test_open_heads_compensate_for_closed_heads(mask: list[bool]) -> None:
     gates = torch.tensor(mask, dtype=torch.float64)
-    for part, scaled in zip(gates.split(LAYERS), scale_sites(gates, LAYERS).split(LAYERS), strict=True):
+    for part, scaled in zip(gates.split(LAYERS), scale_groups(gates, LAYERS).split(LAYERS), strict=True):
         heads, count = len(part), int(part.sum())
         assert scaled.tolist() == pytest.approx([gate * heads / max(1, count) for gate in part.tolist()])
         assert scaled.sum() == pytest.approx(heads if count else 0.0)
@@ -57,7 +57,7 @@ def test_open_heads_compensate_for_closed_heads(mask: list[bool]) -> None:
 
 def test_a_site_that_is_almost_closed_is_scaled_by_its_heads_at_most() -> None:
     gates = torch.tensor([0.25, 0.25, 0.0, 1.0], dtype=torch.float64)
-    assert scale_sites(gates, [3, 1]).tolist() == pytest.approx([0.75, 0.75, 0.0, 1.0])
+    assert scale_groups(gates, [3, 1]).tolist() == pytest.approx([0.75, 0.75, 0.0, 1.0])
 
 
 @settings(max_examples=40, deadline=None)
@@ -68,8 +68,8 @@ def test_gradients_through_the_scale_equal_finite_differences(gates: list[float]
     gate = BinConcreteGate(LAYERS, None, 30, 0)
     set_weights(gate, gates)  # interpreted as gates
     direction = torch.linspace(-1, 2, HEADS, dtype=torch.float64)
-    slopes = gradient(gate, scale_sites(gate.weight, LAYERS) @ direction)
-    numeric = central_differences(gate, lambda: scale_sites(gate.weight, LAYERS) @ direction)
+    slopes = gradient(gate, scale_groups(gate.weight, LAYERS) @ direction)
+    numeric = central_differences(gate, lambda: scale_groups(gate.weight, LAYERS) @ direction)
     assert numeric == pytest.approx(slopes, abs=1e-6)
 
 
@@ -79,7 +79,7 @@ def test_samples_and_final_gates_have_the_same_scale() -> None:
     set_weights(plain, weights)
     assert gate.scale().tolist() == pytest.approx([1.5, 0, 1.5, 0, 0, 4, 0, 0, 2])
     for step in range(30):
-        assert torch.equal(gate.sample(step), scale_sites(plain.sample(step), LAYERS))
+        assert torch.equal(gate.sample(step), scale_groups(plain.sample(step), LAYERS))
     assert torch.equal(gate.harden(), plain.harden())
 
 

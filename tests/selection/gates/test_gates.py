@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from compressor.config.methods import METHODS
 from compressor.errors import ErrorCode, UsageError
 from compressor.selection.gates import RankedGate, StraightThroughGate, base
+from compressor.selection.gates.capacity import top
 from compressor.selection.options import read_options
 from tests.faults import fails_with
 from tests.selection.gates.weights import HEADS, LAYERS, gradient, make_gate
@@ -82,8 +83,8 @@ def test_every_gate_refuses_a_rate_that_does_not_learn(method: str, field: str, 
 
 
 def test_ties_go_to_the_lower_index() -> None:
-    assert base.top(torch.tensor([1.0, 2.0, 1.0, 1.0]), 2).tolist() == [True, True, False, False]
-    assert base.top(torch.zeros(4), 3).tolist() == [True, True, True, False]
+    assert top(torch.tensor([1.0, 2.0, 1.0, 1.0]), 2).tolist() == [True, True, False, False]
+    assert top(torch.zeros(4), 3).tolist() == [True, True, True, False]
 
 
 def test_starts_at_small_seeded_noise() -> None:

@@ -54,7 +54,7 @@ def central_differences(gate: RankedGate, function: Callable[[], torch.Tensor], 
     """The gradient of a function of the weights of a gate by central differences."""
     slopes = []
     with torch.no_grad():
-        for head in range(gate.heads):
+        for head in range(gate.units):
             values = []
             for shift in (step, -2 * step):
                 gate.weight[head] += shift

@@ -1,0 +1,125 @@
+"""Learn by a gate which heads and neurons meet a budget of multiply-accumulates or parameters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from accelerate import PartialState
+
+from compressor.config.run import Recipe
+from compressor.measure.costs import CostTable
+from compressor.progress import ProgressCallback, ignore_progress
+from compressor.run.budget import (
+    Allocation,
+    Constraint,
+    budget_rows,
+    constraints_of,
+    cost_shares,
+    unreachable,
+)
+from compressor.run.budget_run import BudgetRun
+from compressor.run.calibrate import calibration_batches, draw_rows
+from compressor.run.learning_store import LearningStore
+from compressor.run.plan_source import store_learned
+from compressor.run.products import LoadedModel, SelectedPlan
+from compressor.run.prunable_groups import prunable_groups
+from compressor.run.run_notes import of_budget
+from compressor.selection.train_gate import train_pool
+from compressor.selection.unit_pool import UnitPool, make_bundles
+from compressor.tasks import Data
+from compressor.units import Bundles
+from compressor.workdir import write_json
+from graph_passes import Plan
+
+_POOL = "units.json"
+
+
+def learn_units(run: BudgetRun, state: PartialState) -> SelectedPlan:
+    """Train a gate over bundles of heads and neurons, and keep those that meet the budgets.
+
+    The model is left with the weights that the plan belongs to. Costs are those of the tables of `prune`. Under
+    `accelerate launch` the main process calls this, and every other one `learn_units_as_worker`.
+
+    Raises:
+        SiteRefusedError: a group cannot be removed from the graph.
+        UsageError: no plan meets the budgets.
+        DivergedError: see `fit`.
+    """
+    tables = run.costs.counted()
+    constraints = constraints_of(run.recipe, tables, heads=0)
+    if run.store.finished(run.model.folder.model) is None and not (run.store.path / _POOL).is_file():
+        write_json(run.store.path / _POOL, _make_pool(run, constraints).to_json())
+    state.wait_for_everyone()
+    with run.log.stage(f"learning which units to keep ({run.recipe.selection.method})") as on_progress:
+        learned = _learn(run.recipe, run.model, run.data, run.store, on_progress)
+    return _with_costs(run, learned, constraints, tables)
+
+
+def learn_units_as_worker(
+    recipe: Recipe, model: LoadedModel, data: Data, store: LearningStore, state: PartialState
+) -> SelectedPlan:
+    """Take part in `learn_units` as another process than the main one."""
+    state.wait_for_everyone()  # the main process writes the pool
+    return _learn(recipe, model, data, store, ignore_progress)
+
+
+def _learn(
+    recipe: Recipe, model: LoadedModel, data: Data, store: LearningStore, on_progress: ProgressCallback
+) -> SelectedPlan:
+    """The plan that the gate learns on the pool in the store, or that of an interrupted run that finished learning."""
+    network = model.folder.model
+    if (finished := store.finished(network)) is not None:
+        return finished
+    pool = UnitPool.from_json(json.loads((store.path / _POOL).read_text()), model.groups)
+    learned = train_pool(network, model.groups, pool, data, recipe.selection, store.checkpoints, on_progress)
+    return store_learned(learned, model.folder, store)
+
+
+def _make_pool(run: BudgetRun, constraints: Sequence[Constraint]) -> UnitPool:
+    """The units that compete, and what they cost."""
+    recipe, data = run.recipe, run.data
+    groups = prunable_groups(run)
+    with run.log.stage("ordering neurons by importance") as on_progress:
+        batches = calibration_batches(data, draw_rows(data, recipe.budget.prune_rows, recipe.selection.seed))
+        bundles = make_bundles(run.model.folder.model, groups, batches, data.task.outputs, on_progress)
+    return pool_within(bundles, constraints)
+
+
+def pool_within(bundles: Sequence[Bundles], constraints: Sequence[Constraint]) -> UnitPool:
+    """Bundles with their costs by the tables of constraints.
+
+    Units that belong to no bundle cost nothing of their own: the bundles of their group share what they cost, so that
+    no plan costs more than its bundles.
+
+    Raises:
+        UsageError: a budget is below the cost of what is in no bundle.
+    """
+    costs, rests = [], []
+    for constraint in constraints:
+        savings = [constraint.table.saving(member.name, 0) for member in bundles]
+        shares = [(saving / member.count, member.count) for saving, member in zip(savings, bundles, strict=True)]
+        costs.append(tuple(share for share, count in shares for _ in range(count)))
+        rests.append(constraint.table.whole - sum(savings))
+    limits = tuple(constraint.budget - rest for constraint, rest in zip(constraints, rests, strict=True))
+    if min(limits) < 0:
+        raise unreachable(constraints, rests)
+    return UnitPool(tuple(bundles), tuple(costs), limits)
+
+
+def _with_costs(
+    run: BudgetRun, selected: SelectedPlan, constraints: Sequence[Constraint], tables: Sequence[CostTable]
+) -> SelectedPlan:
+    """The plan with its budgets, and with where the cost goes."""
+    counts = counts_of(selected.plan)
+    reached = tuple(constraint.table.cost(counts) for constraint in constraints)
+    allocation = Allocation(counts, reached, reached)
+    run.log.add_notes(of_budget(constraints, allocation))
+    shown = [table for table in tables if table.unit == "macs"]
+    return replace(selected, budget=budget_rows(constraints, allocation), costs=cost_shares(shown, selected.plan))
+
+
+def counts_of(plan: Plan) -> dict[str, int]:
+    """Name of the group -> number of units that a plan keeps."""
+    return {group.name: len(group.kept) for group in plan.groups}

@@ -1,0 +1,45 @@
+"""The groups of a model whose units a budget may remove."""
+
+from __future__ import annotations
+
+from compressor.errors import ErrorCode, SiteRefusedError
+from compressor.results import Note, NoteCode
+from compressor.run.budget_run import BudgetRun
+from compressor.units import PrunableGroup
+
+
+def prunable_groups(run: BudgetRun) -> list[PrunableGroup]:
+    """The groups whose units may be removed.
+
+    Raises:
+        SiteRefusedError: one cannot be removed from the graph, and the recipe does not allow to skip it.
+    """
+    units = run.recipe.budget.prune_units
+    if run.recipe.selection.method == run.recipe.pruner and run.recipe.selection.keep is not None:
+        units = "heads"
+    if run.selected is not None:
+        units = "neurons"
+    groups = [group for group in run.model.groups if units in ("all", group.type)]
+    reasons = {name: str(refusal) for refusal in run.refused for name in refusal.sites}
+    if not run.recipe.learns_units:  # a gate multiplies the heads themselves
+        reasons |= {group.name: "its output projection was not recognized" for group in groups if group.linear is None}
+    skipped = [group for group in groups if group.name in reasons]
+    if skipped and not run.recipe.budget.skip_refused:
+        first = skipped[0]
+        raise SiteRefusedError(
+            f"{first.name}: {reasons[first.name]}; keep such groups whole with --skip-refused, or try --attention sdpa"
+            " or --opset 23",
+            code=ErrorCode.SITE_REFUSED,
+            refused=tuple(group.name for group in skipped),
+        )
+    if skipped:
+        text = f"{', '.join(group.name for group in skipped)}: kept whole, because {reasons[skipped[0].name]}"
+        run.log.add_notes([Note(code=NoteCode.GROUPS_SKIPPED, text=text)])
+    remaining = [group for group in groups if group not in skipped]
+    if not remaining:
+        raise SiteRefusedError(
+            f"{run.model.folder.family}: it has no {'units' if units == 'all' else units} that can be removed; choose"
+            " others (--prune-units)",
+            code=ErrorCode.SITE_REFUSED,
+        )
+    return remaining
