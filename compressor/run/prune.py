@@ -44,6 +44,8 @@ from compressor.units import PrunableGroup, keep_all
 from compressor.units.layers import linear_weight
 from graph_passes import Plan
 
+_STATISTICS = 2
+"""Version of what statistics and losses depend on."""
 _HELD_OUT = 192
 """Rows on which losses are measured."""
 
@@ -154,7 +156,7 @@ def _statistics_folder(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Path:
     key = {
         "model": fingerprint(run.model.folder.model),
         "rows": [run.data.train_hash, run.data.eval_hash, recipe.budget.prune_rows, recipe.selection.seed],
-        "method": [recipe.pruner, recipe.selection.options],
+        "method": [recipe.pruner, recipe.selection.options, _STATISTICS],
         "groups": [[group.name, group.bundle, group.parts, group.limit] for group in groups],
     }
     return folder / hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]

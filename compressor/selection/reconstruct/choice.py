@@ -36,6 +36,10 @@ _SHARES = (1 / 8, 3 / 8, 3 / 4)
 """Shares of the units of a group at which the loss is measured, besides none, all and one step: between none and few
 units lies most of the loss. More widths do not make the interpolated curve more exact than the rows do."""
 
+_UNIFORM = 1.0
+"""Weight of the identity in the metric of outputs, whose mean eigenvalue is one: the gradients of few rows see few
+directions."""
+
 
 @dataclass(frozen=True, eq=False)
 class GroupChoice:
@@ -47,6 +51,8 @@ class GroupChoice:
         bias: its bias `[outputs]`; None for a linear without bias.
         gram: Gram matrix of the inputs of the linear.
         damp: share of the mean diagonal that is added to the diagonal.
+        metric: what the choice of units weights errors of the linear's outputs by, `[outputs, outputs]`; None: all
+            outputs alike. The weights that reproduce the outputs best do not depend on it.
     """
 
     group: PrunableGroup
@@ -54,13 +60,16 @@ class GroupChoice:
     bias: np.ndarray | None
     gram: Gram
     damp: float = 0.01
+    metric: np.ndarray | None = None
 
     @functools.cached_property
     def removal(self) -> Removal:
         """The order in which the bundles of the group are removed: single units, or all queries of a key/value head."""
         group = self.group
         bundles, step = group.units // group.bundle, group.step // group.bundle
-        return removal_order(self.weight, self.gram, bundles, step=step, parts=group.parts, damp=self.damp)
+        return removal_order(
+            self.weight, self.gram, bundles, step=step, parts=group.parts, damp=self.damp, metric=self.metric
+        )
 
     def kept(self, count: int) -> tuple[int, ...]:
         """Ids of the units that are kept if `count` are, ascending."""
@@ -97,7 +106,7 @@ def gather_grams(
         model: the model.
         groups: the groups, each with its linear.
         batches: inputs `[rows, ...]`.
-        weights: weights of the tokens, see `token_weights`.
+        weights: weights of the tokens, see `Sensitivity`.
         on_progress: called with (batches, all batches).
 
     Returns:
@@ -127,15 +136,28 @@ def gather_grams(
 
 
 def choices_of(
-    model: PreTrainedModel, groups: Sequence[PrunableGroup], grams: Mapping[str, Gram], damp: float
+    model: PreTrainedModel,
+    groups: Sequence[PrunableGroup],
+    grams: Mapping[str, Gram],
+    metrics: Mapping[str, np.ndarray],
+    damp: float,
 ) -> list[GroupChoice]:
-    """The choice of each group, from the Gram matrix of its linear and the linear's present weights."""
+    """The choice of each group, from the linear's present weights.
+
+    Args:
+        model: the model.
+        groups: the groups, each with its linear.
+        grams: module path of the linear -> Gram matrix of its inputs.
+        metrics: module path of the linear -> metric of its outputs, see `Sensitivity`; the identity is added to it.
+        damp: share of the mean diagonal of a Gram matrix that is added to its diagonal.
+    """
     choices = []
     for group in groups:
         linear = linear_of(model, group)
         bias = None if linear.bias is None else linear.bias.detach().double().cpu().numpy()
         weight = linear_weight(linear).detach().double().cpu().numpy()
-        choices.append(GroupChoice(group, weight, bias, grams[str(group.linear)], damp))
+        metric = metrics[str(group.linear)] + _UNIFORM * np.eye(len(weight))
+        choices.append(GroupChoice(group, weight, bias, grams[str(group.linear)], damp, metric))
     return choices
 
 

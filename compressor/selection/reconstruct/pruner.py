@@ -18,10 +18,10 @@ from compressor.selection.pruner import Curve, Pruner, PruningInputs
 from compressor.selection.reconstruct.choice import GroupChoice, choices_of, gather_grams, loss_curve
 from compressor.selection.reconstruct.curves import PartialKL
 from compressor.selection.reconstruct.in_order import DenseSums
+from compressor.selection.reconstruct.output_sensitivity import sensitivity_of
 from compressor.selection.reconstruct.refit_in_order import refit_in_order
 from compressor.selection.reconstruct.second_order import Gram
 from compressor.selection.reconstruct.statistics import TokenWeights
-from compressor.selection.reconstruct.token_weights import token_weights
 from compressor.units import PrunableGroup
 from compressor.workdir import write_json
 from graph_passes.files import atomic_replace
@@ -44,8 +44,9 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
     """Removes units by second order, and repairs the linears that read them; see `Pruner`.
 
     Units are chosen by Optimal Brain Surgeon on whole units (Hassibi and Stork 1993; ZipLM, Kurtic et al. 2023), with
-    the outputs of each token weighted by the Fisher information of the model's answer. After the allocation, the
-    linears of all groups are refitted in order (`refit_in_order`). No labels are used.
+    errors of the outputs weighted by the Fisher information of the model's answer, as a product of a weight for each
+    token and a metric of the outputs. After the allocation, the linears of all groups are refitted in order
+    (`refit_in_order`). No labels are used.
     """
 
     options_class = ReconstructOptions
@@ -58,13 +59,15 @@ class ReconstructPruner(Pruner[ReconstructOptions]):
     def rank(self, on_progress: ProgressCallback = ignore_progress) -> None:
         inputs, path = self.inputs, self.inputs.store / _GRAMS
         linears = [str(group.linear) for group in inputs.groups]
-        self._weights = list(token_weights(inputs.model, inputs.statistics, linears, inputs.outputs, inputs.seed))
+        sensitivity = sensitivity_of(inputs.model, inputs.statistics, linears, inputs.outputs, inputs.seed)
+        self._weights = list(sensitivity.weights)
         grams = _load_grams(path, linears)
         if grams is None:
             grams = gather_grams(inputs.model, inputs.groups, inputs.statistics, self._weights, on_progress)
             _save_grams(path, grams)
         self._choices = {
-            choice.group.name: choice for choice in choices_of(inputs.model, inputs.groups, grams, self.options.damp)
+            choice.group.name: choice
+            for choice in choices_of(inputs.model, inputs.groups, grams, sensitivity.metrics, self.options.damp)
         }
 
     def losses(self, on_progress: ProgressCallback = ignore_progress) -> dict[str, Curve]:

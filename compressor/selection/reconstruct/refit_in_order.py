@@ -42,7 +42,7 @@ def refit_in_order(
         choices: the units of each group, in the order in which the model calls them.
         counts: name of the group -> number of units that are kept.
         batches: calibration inputs `[rows, ...]`.
-        weights: weights of the tokens, see `token_weights`.
+        weights: weights of the tokens, see `Sensitivity`.
         sums: the sums y' + R' of the dense model.
         on_progress: called with (groups, all groups).
         ridge: lambda, as a share of the mean diagonal of the sums over x x'.

@@ -35,7 +35,7 @@ def collect_inputs(
         batches: inputs `[rows, ...]`, with or without `labels`.
         linears: module paths.
         observer: receives the inputs.
-        weights: the weights of each batch, see `token_weights`; None: one for each token.
+        weights: the weights of each batch, see `Sensitivity`; None: one for each token.
     """
     if weights is None:
         for batch in batches:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from compressor.selection.reconstruct.output_sensitivity import sensitivity_of
 from compressor.selection.reconstruct.statistics import collect_inputs
-from compressor.selection.reconstruct.token_weights import token_weights
 from tests.selection.reconstruct.shared import CASES, bert, linears_in_layers, with_more_padding
 from tests.unchanged import unchanged
 from tests.zoo import text
@@ -18,7 +18,7 @@ LINEAR = "bert.encoder.layer.1.output.dense"
 def gram(batch: dict[str, Tensor]) -> Tensor:
     """X'X of the inputs of one linear, weighted."""
     model, total = bert(2), torch.zeros(44, 44)
-    weights = token_weights(model, [batch], [LINEAR], ("logits",))
+    weights = sensitivity_of(model, [batch], [LINEAR], ("logits",)).weights
 
     def add(name: str, x: Tensor, weight: Tensor) -> None:
         total.add_(x.T @ (x * weight[:, None]))

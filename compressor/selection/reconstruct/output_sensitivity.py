@@ -1,11 +1,16 @@
-"""How much the model's output depends on each token of a linear's output: the Fisher information at that token."""
+"""How much the model's output depends on the outputs of a linear: by token, and by direction.
+
+Both are parts of the Fisher information of the linear's output: its trace at each token, and its sum over tokens.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -28,25 +33,41 @@ Term = tuple[Tensor, Tensor]
 """A function of the outputs, `[rows]`, and the weight of its squared gradient in the Fisher information, `[rows]`."""
 
 
-def token_weights(
+@dataclass(frozen=True, eq=False)
+class Sensitivity:
+    """The Fisher information of the outputs of linears on calibration batches.
+
+    Attributes:
+        weights: for each batch and linear, one tensor for each call of the linear with the weight of each token,
+            `[rows, positions]`, float32, on the CPU. The mean over all tokens of all batches that are not padding is
+            one; padded tokens have weight zero.
+        metrics: for each linear, the sum of the Fisher information over all tokens, `[out, out]`, float64; its mean
+            eigenvalue is one.
+    """
+
+    weights: list[dict[str, list[Tensor]]]
+    metrics: dict[str, np.ndarray]
+
+
+def sensitivity_of(
     model: PreTrainedModel,
     batches: Sequence[Mapping[str, Tensor]],
     linears: Sequence[str],
     names: Sequence[str],
     seed: int = 0,
-) -> list[dict[str, list[Tensor]]]:
-    """The weight of each token of each call of some linears.
+) -> Sensitivity:
+    """The weight of each token of each call of some linears, and the metric of their outputs.
 
-    With y the output of the linear at the token and p the model's output distribution, it is E ||d log p_c / dy||^2
-    over c ~ p, plus a tenth of its mean, divided so that the mean over all tokens of all batches is one. Padded tokens
-    have weight zero, and do not count in the mean. The expectation is computed as follows:
+    With y the output of a linear at a token, p the model's output distribution and g = d log p_c / dy, the Fisher
+    information at the token is E[g g'] over c ~ p. The weight of the token is its trace, plus a tenth of the mean over
+    tokens. The expectation is computed as follows:
 
-    1. Two classes: exactly, p(1-p) times the squared gradient of the difference of the logits, p(1-p) at least 0.02.
+    1. Two classes: exactly, p(1-p) times that of the difference of the logits, p(1-p) at least 0.02.
     2. Up to four classes: exactly.
     3. More classes: from two draws of c.
     4. Classes at each position (language models): from two draws at all positions that count, over their number.
     5. Several outputs (start and end of a span): from two draws of a position for each of them.
-    6. One number (regression): the squared gradient of the output itself.
+    6. One number (regression): g is the gradient of the output itself.
 
     Rows do not depend on each other, so that one backward pass per draw or class serves all rows and linears.
 
@@ -56,21 +77,19 @@ def token_weights(
         linears: module paths.
         names: the outputs that the task scores, see `Task.outputs`.
         seed: seed of the draws.
-
-    Returns:
-        For each batch and linear, one tensor for each call of the linear: `[rows, positions]`, float32, on the CPU.
     """
     generator = torch.Generator(model.device).manual_seed(seed)
     weights: list[dict[str, list[Tensor]]] = []
     masks: list[dict[str, Tensor]] = []
+    metrics: dict[str, Tensor] = {}
     with evaluation_mode(model), without_parameter_gradients(model), torch.enable_grad():
         for batch in batches:
-            fisher = _fisher(model, batch, linears, names, generator)
+            fisher = _fisher(model, batch, linears, names, generator, metrics)
             masks.append({name: token_mask(model, name, batch, calls[0].shape).cpu() for name, calls in fisher.items()})
             weights.append(fisher)
     for name in linears:
         _normalise([(batch[name], mask[name]) for batch, mask in zip(weights, masks, strict=True)])
-    return weights
+    return Sensitivity(weights, {name: _scaled(metric) for name, metric in metrics.items()})
 
 
 def _fisher(
@@ -79,19 +98,30 @@ def _fisher(
     linears: Sequence[str],
     names: Sequence[str],
     generator: torch.Generator,
+    metrics: dict[str, Tensor],
 ) -> dict[str, list[Tensor]]:
-    """The Fisher information of the tokens of one batch, with arbitrary values at padded tokens."""
+    """The trace of the Fisher information of the tokens of one batch, with arbitrary values at padded tokens.
+
+    The Fisher information of all tokens that are not padding is added to `metrics`.
+    """
     offsets: dict[str, list[Tensor]] = {name: [] for name in linears}
     with removed_afterwards(_offset_hooks(model, offsets)):
         outputs: Any = model(**forward_arguments(model, batch))
-    tensors = [offset for name in linears for offset in offsets[name]]
-    fisher = [torch.zeros(tensor.shape[:-1]) for tensor in tensors]
+    calls = [(name, offset) for name in linears for offset in offsets[name]]
+    fisher = [torch.zeros(offset.shape[:-1]) for _, offset in calls]
     for values, row_weights in _terms([outputs[name] for name in names], batch, generator):
+        tensors = [offset for _, offset in calls]
         gradients = torch.autograd.grad(values.sum(), tensors, retain_graph=True, allow_unused=True)
-        for total, gradient in zip(fisher, gradients, strict=True):
-            if gradient is not None:
-                squares = gradient.float().square().sum(-1)
-                total += (squares * _per_token(row_weights, squares)).cpu()
+        for (name, _), total, gradient in zip(calls, fisher, gradients, strict=True):
+            metric = metrics.setdefault(name, torch.zeros(2 * (offsets[name][0].shape[-1],), dtype=torch.float64))
+            if gradient is None:
+                continue
+            squares = gradient.float().square().sum(-1)
+            scale = _per_token(row_weights, squares)
+            total += (squares * scale).cpu()
+            mask = token_mask(model, name, batch, squares.shape)
+            rows = (gradient.float() * scale.sqrt()[..., None])[mask]
+            metric += (rows.T @ rows).double().cpu()
     flat = iter(fisher)
     return {name: [next(flat) for _ in offsets[name]] for name in linears}
 
@@ -109,7 +139,7 @@ def _offset_hooks(model: nn.Module, offsets: dict[str, list[Tensor]]) -> Iterato
 
 
 def _terms(outputs: Sequence[Tensor], batch: Mapping[str, Tensor], generator: torch.Generator) -> Iterator[Term]:
-    """The functions whose squared gradients make up the Fisher information; the numbers are those of `token_weights`.
+    """The functions whose squared gradients make up the Fisher information; the numbers are those of `sensitivity_of`.
 
     Independent draws at several positions or of several outputs are summed: the products of different gradients have
     mean zero, since the mean gradient of log p is zero.
@@ -161,3 +191,9 @@ def _normalise(batches: Sequence[tuple[list[Tensor], Tensor]]) -> None:
         for number, call in enumerate(calls):
             weight = (call / mean + FLOOR) / (1 + FLOOR) if mean > 0 else torch.ones_like(call)
             calls[number] = weight * mask
+
+
+def _scaled(metric: Tensor) -> np.ndarray:
+    """A metric with a mean eigenvalue of one; the identity where the output does not depend on the linear."""
+    mean = float(metric.trace()) / len(metric)
+    return metric.numpy() / mean if mean > 0 else np.eye(len(metric))

@@ -1,13 +1,14 @@
-"""Weights of tokens: gradients row by row, padding, normalisation, draws."""
+"""The sensitivity of a model to the outputs of linears: gradients row by row, padding, normalisation, draws."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from compressor.selection.reconstruct.token_weights import FLOOR, token_weights
+from compressor.selection.reconstruct.output_sensitivity import FLOOR, sensitivity_of
 from tests.selection.reconstruct.shared import CASES, albert, bert, bert_spans, with_more_padding
 from tests.unchanged import unchanged
 from tests.zoo import FAMILIES, text
@@ -49,7 +50,7 @@ def test_equal_to_gradients_row_by_row(classes: int, linear: str) -> None:
         expected.append(torch.stack(rows))
     masks = [batch["attention_mask"] != 0 for batch in batches]
     with unchanged(model):
-        weights = token_weights(model, batches, LINEARS, ("logits",))
+        weights = sensitivity_of(model, batches, LINEARS, ("logits",)).weights
     assert all(parameter.requires_grad for parameter in model.parameters())
     for actual, wanted in zip(weights, normalised(expected, masks), strict=True):
         torch.testing.assert_close(actual[linear], [wanted], rtol=1e-4, atol=1e-6)
@@ -58,8 +59,8 @@ def test_equal_to_gradients_row_by_row(classes: int, linear: str) -> None:
 @pytest.mark.parametrize("classes", [1, 2, 3])
 def test_padding_has_no_influence(classes: int) -> None:
     model, batch = bert(classes), text()
-    (plain,) = token_weights(model, [batch], LINEARS, ("logits",))
-    (padded,) = token_weights(model, [with_more_padding(batch)], LINEARS, ("logits",))
+    (plain,) = sensitivity_of(model, [batch], LINEARS, ("logits",)).weights
+    (padded,) = sensitivity_of(model, [with_more_padding(batch)], LINEARS, ("logits",)).weights
     for name in LINEARS:
         torch.testing.assert_close(padded[name][0][:, :7], plain[name][0], rtol=1e-4, atol=1e-6)
         assert padded[name][0][:, 7:].count_nonzero() == 0
@@ -70,7 +71,7 @@ def test_padding_has_no_influence(classes: int) -> None:
 def test_mean_is_one_over_kept_tokens(name: str) -> None:
     model, batch = CASES[name]()
     linears = [path for path, _ in model.named_modules() if path.endswith(("wo", "fc2", "c_proj", "ffn_output", ".o"))]
-    (weights,) = token_weights(model, [batch], linears, ("logits",))
+    (weights,) = sensitivity_of(model, [batch], linears, ("logits",)).weights
     for path in linears:
         kept = torch.cat([call[call > 0] for call in weights[path]])
         assert float(kept.mean()) == pytest.approx(1.0, abs=1e-4)
@@ -80,14 +81,14 @@ def test_mean_is_one_over_kept_tokens(name: str) -> None:
 def test_each_call_of_a_shared_layer_has_weights() -> None:
     model, batch = albert()
     name = "albert.encoder.albert_layer_groups.0.albert_layers.0.ffn_output"
-    (weights,) = token_weights(model, [batch], [name], ("logits",))
+    (weights,) = sensitivity_of(model, [batch], [name], ("logits",)).weights
     assert [tuple(call.shape) for call in weights[name]] == [(3, 7)] * 3
 
 
 def test_an_encoder_decoder_has_the_padding_of_each_side() -> None:
     model, batch = FAMILIES["bart"](0)
     sides = ["model.encoder.layers.0.fc2", "model.decoder.layers.0.fc2"]
-    (weights,) = token_weights(model, [batch], sides, ("logits",))
+    (weights,) = sensitivity_of(model, [batch], sides, ("logits",)).weights
     assert torch.equal(weights[sides[0]][0] > 0, batch["attention_mask"] > 0)
     assert torch.equal(weights[sides[1]][0] > 0, batch["decoder_attention_mask"] > 0)
 
@@ -95,7 +96,7 @@ def test_an_encoder_decoder_has_the_padding_of_each_side() -> None:
 def test_draws_repeat_for_a_seed() -> None:
     model, batch = bert_spans(), text()
     names = ("start_logits", "end_logits")
-    first, repeated, reseeded = (token_weights(model, [batch], LINEARS, names, seed)[0] for seed in (0, 0, 1))
+    first, repeated, reseeded = (sensitivity_of(model, [batch], LINEARS, names, seed).weights[0] for seed in (0, 0, 1))
     torch.testing.assert_close(first, repeated, rtol=0, atol=0)
     assert not torch.equal(first[LINEARS[0]][0], reseeded[LINEARS[0]][0])
 
@@ -103,13 +104,13 @@ def test_draws_repeat_for_a_seed() -> None:
 def test_a_linear_without_influence_has_uniform_weights() -> None:
     model, batch = bert(2), text()
     torch.nn.init.zeros_(model.get_parameter("classifier.weight"))
-    (weights,) = token_weights(model, [batch], LINEARS, ("logits",))
+    (weights,) = sensitivity_of(model, [batch], LINEARS, ("logits",)).weights
     assert torch.equal(weights[LINEARS[0]][0], batch["attention_mask"].float())
 
 
 def test_many_classes_are_sampled() -> None:
     model, batch = bert(6), text()
-    drawn = [token_weights(model, [batch], LINEARS, ("logits",), seed)[0][LINEARS[1]][0] for seed in range(60)]
+    drawn = [sensitivity_of(model, [batch], LINEARS, ("logits",), seed).weights[0][LINEARS[1]][0] for seed in range(60)]
     exact = sampled_exactly(model, batch, LINEARS[1])
     assert float(torch.corrcoef(torch.stack([torch.stack(drawn).mean(0).flatten(), exact.flatten()]))[0, 1]) > 0.95
 
@@ -121,3 +122,41 @@ def sampled_exactly(model: PreTrainedModel, batch: dict[str, Tensor], linear: st
         terms = [row_gradient(model, row, linear, output) for output in range(6)]
         rows.append(torch.stack([p * squares for squares, p in terms]).sum(0))
     return torch.stack(rows) * batch["attention_mask"]
+
+
+def row_gradients(model: PreTrainedModel, row: dict[str, Tensor], linear: str) -> Tensor:
+    """Gradients of the difference of two logits, `[positions, out]`, times the square root of p(1-p), of one row."""
+    outputs: list[Tensor] = []
+    handle = model.get_submodule(linear).register_forward_hook(lambda *args: outputs.append(args[2]))
+    logits = model(**row).logits[0]
+    handle.remove()
+    (gradient,) = torch.autograd.grad(logits[1] - logits[0], outputs[0])
+    return gradient[0] * logits.softmax(0).prod().detach().clamp(min=0.02).sqrt()
+
+
+@pytest.mark.parametrize("linear", LINEARS)
+def test_the_metric_is_the_sum_of_outer_products_of_gradients(linear: str) -> None:
+    model, batches = bert(2), [text(seed=1), text(length=5, seed=2)]
+    gradients = []
+    for batch in batches:
+        for index in range(len(batch["input_ids"])):
+            row = {name: value[index : index + 1] for name, value in batch.items()}
+            gradients.append(row_gradients(model, row, linear)[batch["attention_mask"][index] != 0])
+    expected = torch.cat(gradients).double()
+    expected = expected.T @ expected
+    metric = torch.from_numpy(sensitivity_of(model, batches, LINEARS, ("logits",)).metrics[linear])
+    torch.testing.assert_close(metric, expected * len(expected) / expected.trace(), rtol=1e-3, atol=1e-5)
+
+
+def test_padding_has_no_influence_on_the_metric() -> None:
+    model, batch = bert(2), text()
+    plain, padded = (sensitivity_of(model, [rows], LINEARS, ("logits",)) for rows in (batch, with_more_padding(batch)))
+    for name in LINEARS:
+        np.testing.assert_allclose(padded.metrics[name], plain.metrics[name], rtol=1e-3, atol=1e-5)
+
+
+def test_a_linear_without_influence_has_the_identity_as_metric() -> None:
+    model, batch = bert(2), text()
+    torch.nn.init.zeros_(model.get_parameter("classifier.weight"))
+    metric = sensitivity_of(model, [batch], LINEARS, ("logits",)).metrics[LINEARS[0]]
+    np.testing.assert_array_equal(metric, np.eye(len(metric)))
