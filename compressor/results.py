@@ -30,6 +30,8 @@ class NoteCode(StrEnum):
     """Evaluation or test rows are a split of the training data that was recognized by its name."""
     ROWS_UNLABELLED = "rows-unlabelled"
     """Training rows without labels, which are enough to choose units under a budget."""
+    ROWS_DRAWN = "rows-drawn"
+    """Only some of many training rows were encoded, because a run needs no more."""
     SPLIT_UNUSED = "split-unused"
     """A split was left out because its labels are withheld."""
     ROWS_SET_ASIDE = "rows-set-aside"

@@ -29,13 +29,13 @@ def draw_rows(data: Data, count: int, seed: int) -> list[int]:
     lengths = np.asarray(train["length"])[order]
     order, lengths = order[np.argsort(lengths, kind="stable")], np.sort(lengths, kind="stable")
     drawn = rng.choice(np.asarray(data.eval["length"] if len(data.eval) else lengths), min(count, len(train)))
-    free = np.ones(len(train), bool)
+    values, starts, counts = np.unique(lengths, return_index=True, return_counts=True)
+    taken = np.zeros_like(counts)
     rows: list[int] = []
     for length in drawn:
-        candidates = np.flatnonzero(free)
-        index = candidates[np.argmin(np.abs(lengths[candidates] - length))]
-        free[index] = False
-        rows.append(int(order[index]))
+        nearest = int(np.argmin(np.where(taken < counts, np.abs(values - length), np.inf)))
+        rows.append(int(order[starts[nearest] + taken[nearest]]))
+        taken[nearest] += 1
     return rows
 
 

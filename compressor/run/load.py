@@ -19,6 +19,7 @@ from compressor.selection.checks import check_budget, check_options, check_pool,
 from compressor.selection.pool import heads_to_keep, pool_of
 from compressor.targets import target
 from compressor.tasks import Data, open_data
+from compressor.training.processes import process_count
 from compressor.units import PrunableGroup, find_groups, find_sites
 from compressor.units.entmax import entmax_function
 from graph_passes import Plan
@@ -96,10 +97,21 @@ def read_rows(recipe: Recipe, model: LoadedModel) -> Data:
         UsageError: the metric cannot fall by as much as `max_drop` allows, or an option contradicts a default for the
             task.
     """
-    learns_labels = recipe.plan_file is None and (recipe.selects_heads or recipe.blocks.drops_any)
-    unlabelled = (recipe.prunes or recipe.distills) and not learns_labels
-    data = open_data(recipe.rows, model.folder, recipe.selection.seed, unlabelled_training=unlabelled)
+    data = open_data(recipe.rows, model.folder, recipe.selection.seed, drawn_rows=_drawn_rows(recipe))
     check_budget(recipe.selection, data)
     if recipe.learns and recipe.selects_heads:
         check_task_options(recipe.selection, data.task.name)
     return data
+
+
+def _drawn_rows(recipe: Recipe) -> int | None:
+    """The number of training rows that a run draws at most, or None where it learns from the labels of all rows."""
+    learns_labels = recipe.plan_file is None and (recipe.selects_heads or recipe.blocks.drops_any)
+    if learns_labels or not (recipe.prunes or recipe.distills):
+        return None
+    distilled = recipe.distillation.distill_steps * recipe.selection.batch_size * process_count()
+    return max(
+        recipe.budget.prune_rows if recipe.prunes else 0,
+        recipe.engine.calibration_rows if recipe.engine.allows_quantized else 0,
+        distilled if recipe.distills else 0,
+    )

@@ -34,6 +34,7 @@ class Task(ABC):
         name: the name of the task, e.g. `text-classification`.
         metrics: the metrics of the task, the default first.
         in_order: whether rows follow each other in a text and must not be shuffled.
+        joined_rows: number of consecutive rows that are encoded as one text, and drawn together.
         outputs: the model outputs that are scored, in the order in which the model returns them.
         label_name: the key of the labels in a collated batch.
         notes: how rows are read and scored; complete after `learn_labels`.
@@ -44,6 +45,7 @@ class Task(ABC):
     name: ClassVar[str]
     metrics: ClassVar[tuple[Metric, ...]]
     in_order: ClassVar[bool] = False
+    joined_rows: ClassVar[int] = 1
     outputs: ClassVar[tuple[str, ...]] = ("logits",)
     label_name: ClassVar[str] = "labels"
 
@@ -87,6 +89,11 @@ class Task(ABC):
     def chooser(self) -> Task:
         """The task whose metric selects heads and checkpoints: this one, if its metric needs one forward only."""
         return self
+
+    @property
+    def special_ids(self) -> frozenset[int] | None:
+        """Ids of the tokens that frame the texts of a row; None: rows are no texts that may be cut and joined."""
+        return None
 
     def learn_labels(self, rows: Dataset, source: str) -> None:  # noqa: B027 - many tasks have no labels to map
         """Determine how labels map to numbers, from `rows`, for every split. Called once, before any `encode`.

@@ -48,8 +48,7 @@ class CausalLM(Task):
     text_columns: ClassVar[TextColumns] = TextColumns(counts=(1,))
     shortest: ClassVar[int] = 2
     """Tokens of the shortest block in which a token can be predicted."""
-    lines_per_chunk: ClassVar[int] = 1000
-    """Number of lines that are tokenized as one text, so that a tokenizer never receives a whole file."""
+    joined_rows: ClassVar[int] = 1000
 
     def __init__(self, folder: ModelFolder, request: RowsConfig, metric: Metric) -> None:
         super().__init__(metric)
@@ -103,7 +102,7 @@ class CausalLM(Task):
         """
         end = None if lines else self._tokenizer.eos_token_id
         if end is None:
-            size = self.lines_per_chunk
+            size = self.joined_rows
             chunks = (texts[start : start + size] for start in range(0, len(texts), size))
             texts = ["".join(f"{line}\n" for line in chunk) for chunk in chunks]
         ends = [] if end is None else [end]

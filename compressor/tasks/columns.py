@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import pyarrow.compute as pc
 from datasets import Dataset, Value
 
 from compressor.errors import ErrorCode, InputError
@@ -20,6 +22,8 @@ _PAIRS = (
     ("query", "document"),
 )
 _SINGLES = (("sentence",), ("text",), ("content",), ("review",), ("document",), ("question",), ("sentence1",))
+_BLOCK_ROWS = 10_000
+"""Rows whose texts are checked at once."""
 _LISTED = 12
 """Maximum number of columns that an error message lists."""
 
@@ -103,14 +107,14 @@ class TextColumns:
                 code=ErrorCode.INVALID_ROWS,
                 column=name,
             )
-        for row, value in enumerate(rows[name], 1):
-            if value is None or not (self.allows_empty or value.strip()):
-                raise InputError(
-                    f"{source}: row {row}: {name!r} is empty; fill it or remove the row",
-                    code=ErrorCode.INVALID_ROWS,
-                    column=name,
-                    row=row,
-                )
+        row = next(_unusable_rows(rows, name, allows_empty=self.allows_empty), None)
+        if row is not None:
+            raise InputError(
+                f"{source}: row {row}: {name!r} is empty; fill it or remove the row",
+                code=ErrorCode.INVALID_ROWS,
+                column=name,
+                row=row,
+            )
 
 
 @dataclass(frozen=True)
@@ -154,6 +158,18 @@ class LabelColumn:
 def is_text(rows: Dataset, name: str) -> bool:
     """Whether a column holds strings."""
     return rows.features[name] in (Value("string"), Value("large_string"))
+
+
+def _unusable_rows(rows: Dataset, name: str, *, allows_empty: bool) -> Iterator[int]:
+    """Numbers of the rows without a text, counted from 1; blocks of rows are read one after another."""
+    start = 1
+    for block in rows.select_columns(name).with_format("arrow").iter(batch_size=_BLOCK_ROWS):
+        column = block.column(0)
+        unusable = pc.is_null(column)
+        if not allows_empty:
+            unusable = pc.or_(unusable, pc.equal(pc.utf8_trim_whitespace(column.fill_null("")), ""))
+        yield from (start + np.flatnonzero(unusable)).tolist()
+        start += len(column)
 
 
 def _check_present(rows: Dataset, name: str, source: str, field: str) -> None:

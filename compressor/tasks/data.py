@@ -26,6 +26,9 @@ _EVAL_SHARE = 0.1
 """Share of the training rows that become evaluation rows if none are requested."""
 _TEST_SHARE = 0.5
 """Share of the evaluation rows that become test rows if none are requested."""
+_CANDIDATES = 2**17
+_CANDIDATES_PER_ROW = 2
+"""Of more training rows than the first number, and than the second for each that a run draws, only some are encoded."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +39,17 @@ class _Rows:
     source: str
 
 
-def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, unlabelled_training: bool = False) -> Data:
+def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, drawn_rows: int | None = None) -> Data:
     """Read, check, encode and divide the rows of a run.
+
+    Rows that exceed the memory are memory-mapped (`RowStore`).
 
     Args:
         request: files, columns, metric and maximum row length.
         folder: its task and tokenizer encode the rows.
         seed: seed of the draw of rows that are set aside.
-        unlabelled_training: whether training rows may lack labels, where other rows have them.
+        drawn_rows: number of training rows that the run draws at most, without reading their labels, which they may
+            lack where other rows have them; of many rows, only some are encoded. None: it reads all, with labels.
 
     Raises:
         InputError: a file, a column or a label cannot be used.
@@ -51,7 +57,10 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, unlabe
     """
     splits, notes = _read_splits(request)
     task = make_task(folder, request)
-    unlabelled = _learn_labels(task, splits, unlabelled_training)
+    if drawn_rows is not None and "train" in splits and not task.in_order:
+        splits["train"], drawn_notes = _draw_candidates(splits["train"], drawn_rows, seed, task)
+        notes += drawn_notes
+    unlabelled = _learn_labels(task, splits, unlabelled_training=drawn_rows is not None)
     notes += task.notes
     encoded = {
         name: (task.encode_unlabelled if name in unlabelled else task.encode)(split.rows, split.source)
@@ -82,7 +91,20 @@ def open_data(request: RowsConfig, folder: ModelFolder, seed: int = 0, *, unlabe
     return Data(train, evaluation, test, task, tuple(notes), rows_hash(train), rows_hash(evaluation))
 
 
-def _learn_labels(task: Task, splits: Mapping[Split, _Rows], unlabelled_training: bool) -> frozenset[Split]:
+def _draw_candidates(train: _Rows, drawn_rows: int, seed: int, task: Task) -> tuple[_Rows, list[Note]]:
+    """The training rows that are encoded: all, or enough of many to draw the lengths from that are served."""
+    count = max(_CANDIDATES, _CANDIDATES_PER_ROW * drawn_rows)
+    rows = draw_rows(train.rows, count, seed, together=task.joined_rows)
+    if rows is train.rows:
+        return train, []
+    text = (
+        f"{train.source}: {len(rows)} of its {len(train.rows)} rows, drawn with seed {seed}, are used; the run needs no"
+        " more"
+    )
+    return _Rows(rows, train.source), [Note(text=text, code=NoteCode.ROWS_DRAWN)]
+
+
+def _learn_labels(task: Task, splits: Mapping[Split, _Rows], *, unlabelled_training: bool) -> frozenset[Split]:
     """Learn the labels from the first split that has them; return the splits without labels."""
     first, *others = splits
     try:
@@ -193,6 +215,23 @@ def _set_aside_note(split: Split, origin: Split, rows: Dataset, seed: int, task:
         " for it"
     )
     return Note(text=text, code=NoteCode.ROWS_SET_ASIDE)
+
+
+def draw_rows(rows: Dataset, count: int, seed: int, *, together: int = 1) -> Dataset:
+    """Rows drawn at random, in their order; all if there are no more.
+
+    Args:
+        rows: the rows.
+        count: number of rows to draw, up to a group.
+        seed: seed of the draw.
+        together: number of consecutive rows that are drawn as a group.
+    """
+    if len(rows) <= count:
+        return rows
+    groups, drawn = -(-len(rows) // together), -(-count // together)
+    firsts = together * np.sort(np.random.default_rng(seed).choice(groups, drawn, replace=False, shuffle=False))
+    numbers = (firsts[:, None] + np.arange(together)).ravel()
+    return rows.select(numbers[numbers < len(rows)])
 
 
 def rows_hash(examples: Dataset) -> str | None:

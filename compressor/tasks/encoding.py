@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -19,6 +20,10 @@ from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Task
 from compressor.tasks.columns import LabelColumn, TextColumns
 from compressor.tasks.metrics import Metric
+from compressor.tasks.row_store import RowStore
+
+_BLOCK_ROWS = 2000
+"""Rows that are encoded at once."""
 
 
 def longest_row(folder: ModelFolder, request: RowsConfig) -> int:
@@ -30,6 +35,12 @@ def longest_row(folder: ModelFolder, request: RowsConfig) -> int:
 def pad(rows: Sequence[Any], fill: int) -> Tensor:
     """Rows of integers as one tensor, padded on the right with `fill`: `[rows, longest]`, or `[rows, longest, k]`."""
     return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=fill)
+
+
+def blocks_of(rows: Dataset) -> Iterator[tuple[int, Dataset]]:
+    """Consecutive rows that are encoded at once, with the number of rows before them; one empty block without rows."""
+    for start in range(0, max(1, len(rows)), _BLOCK_ROWS):
+        yield start, rows.select(range(start, min(start + _BLOCK_ROWS, len(rows))))
 
 
 class LabelledTexts(Task):
@@ -66,18 +77,22 @@ class LabelledTexts(Task):
                 minimum=special + 2,
             )
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of the special tokens, without that of unknown words."""
+        return frozenset(self._tokenizer.all_special_ids) - {self._tokenizer.unk_token_id}
+
     @abstractmethod
     def encode_labels(self, rows: Dataset, column: str, source: str) -> list[Any]:
         """The label of every row as a number."""
 
     def encode(self, rows: Dataset, source: str) -> Dataset:
         """Encode texts as tokens and labels as numbers."""
-        labels = self.encode_labels(rows, self._find_labels(rows, source), source)
-        return Dataset.from_dict({**self._encode_texts(rows, source), "labels": labels})
+        return self._encode_texts(rows, self.encode_labels(rows, self._find_labels(rows, source), source), source)
 
     def encode_unlabelled(self, rows: Dataset, source: str) -> Dataset:
         """Encode texts as tokens; every label is zero."""
-        return Dataset.from_dict({**self._encode_texts(rows, source), "labels": [0] * len(rows)})
+        return self._encode_texts(rows, itertools.repeat(0, len(rows)), source)
 
     def collate(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Token ids, mask and token types `[batch, longest]`, padded on the right, and `labels` `[batch]`."""
@@ -92,23 +107,36 @@ class LabelledTexts(Task):
         """The name of the column of labels."""
         return self.label_column.find(rows, self._request.label_column, source)
 
-    def _encode_texts(self, rows: Dataset, source: str) -> dict[str, list[Any]]:
-        """Columns of the tokenizer's encoding of every row, and `length`; raise InputError if a row has no token."""
+    def _encode_texts(self, rows: Dataset, labels: Iterable[Any], source: str) -> Dataset:
+        """The tokens of every row, its label and `length`, encoded block by block; many rows are memory-mapped.
+
+        Raises:
+            InputError: a column is missing, or a row has no token.
+        """
         names = self.text_columns.find(rows, self._request.text_columns, source)
+        remaining = iter(labels)
+        store = RowStore()
+        for start, block in blocks_of(rows):
+            columns = self._tokenize([list(block[name]) for name in names])
+            lengths = [len(ids) for ids in columns["input_ids"]]
+            if 0 in lengths:
+                row = start + lengths.index(0) + 1
+                raise InputError(
+                    f"{source}: row {row} has no text; fill it or remove the row", code=ErrorCode.INVALID_ROWS, row=row
+                )
+            encoded = {**columns, "length": lengths, "labels": list(itertools.islice(remaining, len(block)))}
+            store.add(Dataset.from_dict(encoded).data.table)
+        return store.finish()
+
+    def _tokenize(self, texts: Sequence[list[str]]) -> dict[str, list[Any]]:
+        """Columns of the tokenizer's encoding of rows of one or two texts."""
         with quiet_transformers():
-            columns = dict(
+            return dict(
                 self._tokenizer(
-                    *(list(rows[name]) for name in names),
+                    *texts,
                     truncation=True,
                     max_length=self._longest,
                     return_attention_mask=True,
                     return_token_type_ids=self._with_token_types,
                 )
             )
-        columns["length"] = [len(ids) for ids in columns["input_ids"]]
-        if 0 in columns["length"]:
-            row = columns["length"].index(0) + 1
-            raise InputError(
-                f"{source}: row {row} has no text; fill it or remove the row", code=ErrorCode.INVALID_ROWS, row=row
-            )
-        return columns

@@ -1,108 +1,126 @@
-"""Read files of rows into data sets in memory: TSV, CSV, JSON lines and plain text, optionally with `.xz` or `.gz`.
-
-Tables are read by Arrow, on which `datasets` is built. The CSV builder of `datasets` uses pandas, which silently fills
-rows that are too short and uses the first column of rows that are too long as an index. JSON is read by Python, because
-Arrow's reader, which the JSON builder calls, ends the process on some malformed lines.
-"""
+"""Read rows from a file, or from the files of a folder, into a data set that may exceed the memory."""
 
 from __future__ import annotations
 
 import gzip
-import json
 import lzma
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
-import pyarrow.csv
 from datasets import Dataset
 
 from compressor.errors import ErrorCode, InputError
 from compressor.silence_libraries import one_line
+from compressor.tasks.row_blocks import FORMATS, PARQUET, LineError, parse_blocks
+from compressor.tasks.row_store import IN_MEMORY_BYTES, RowStore
 
-_UNPACK: dict[str, Callable[[bytes], bytes]] = {".xz": lzma.decompress, ".gz": gzip.decompress}
-_FORMATS = (".tsv", ".csv", ".jsonl", ".txt")
-
-
-class _LineError(ValueError):
-    """A line of a file is malformed."""
-
-    def __init__(self, line: int, reason: str) -> None:
-        super().__init__(f"line {line}: {reason}")
-        self.line = line
+_PACKED: Mapping[str, Callable[[Path], Any]] = {".xz": lzma.open, ".gz": gzip.open}
 
 
 def is_file_name(source: str) -> bool:
-    """Whether `source` names a file of rows rather than a data set."""
+    """Whether `source` names a file of rows, or a folder of them, rather than a data set."""
     path = Path(source)
-    return path.exists() or _format(path) in _FORMATS or path.suffix in _UNPACK
+    return path.exists() or _format(path) in FORMATS or path.suffix in _PACKED
 
 
-def read_file(path: Path) -> Dataset:
-    """Every row of a file, with the column names of the file; cells of TSV and CSV are text.
-
-    TSV has no quotes: a cell is the text between two tabs. Plain text is one column `text`, one row per line.
+def row_files(folder: Path) -> list[Path]:
+    """The files of rows in a folder, by name; files of other formats and hidden ones are left out.
 
     Raises:
-        InputError: the file is missing, of an unknown format, damaged, not UTF-8, ragged, or without rows; the message
-            names the line.
+        InputError: there are none.
     """
-    file_format = _format(path)
-    if file_format not in _FORMATS:
-        known = ", ".join(_FORMATS)
+    files = [path for path in folder.iterdir() if _format(path) in FORMATS and not path.name.startswith(".")]
+    if not files:
         raise InputError(
-            f"{path}: unknown format of rows; rename or convert the file to {known}, optionally with .xz or .gz",
-            code=ErrorCode.INVALID_VALUE,
-            path=path,
+            f"{folder}: has no files of rows ({_known()}); name the folder that holds them, or a file",
+            code=ErrorCode.FILE_MISSING,
+            path=folder,
         )
-    content = _unpack(path)
-    _check_text(path, content)
+    return sorted(files)
+
+
+def stem_of(path: Path) -> str:
+    """The name of a file without its suffixes: `train` of `train.tsv.xz`."""
+    return Path(path.stem).stem if path.suffix.lower() in _PACKED else path.stem
+
+
+def read_rows(files: Sequence[Path], *, in_memory: int = IN_MEMORY_BYTES) -> Dataset:
+    """Every row of some files, one file after another; cells of TSV and CSV are text.
+
+    TSV has no quotes: a cell is the text between two tabs. Plain text is one column `text`, one row per line. Files are
+    parsed block by block, and many rows are memory-mapped (`RowStore`).
+
+    Args:
+        files: files with the same columns.
+        in_memory: bytes of rows that are kept in memory.
+
+    Raises:
+        InputError: a file is missing, of an unknown format, damaged, not UTF-8, ragged, without rows, or has other
+            columns than the first one; the message names the line.
+    """
+    store, path, columns = RowStore(in_memory), files[0], ()
     try:
-        table = _parse(file_format, content)
-    except (pa.ArrowException, ValueError, OverflowError) as error:
+        for path in files:
+            names = _add(store, path)
+            columns = columns or names
+            if set(names) != set(columns):
+                raise _other_columns(path, names, files[0], columns)
+        return store.finish()
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise InputError(
-            f"{path}: cannot be read as {file_format[1:]} ({one_line(error)}); correct the file",
+            f"{path}: cannot be read as {_format(path)[1:]} ({one_line(error)}); correct the file",
             code=ErrorCode.FILE_UNREADABLE,
             path=path,
             reason=one_line(error),
-            line=error.line if isinstance(error, _LineError) else None,
+            line=error.line if isinstance(error, LineError) else None,
         ) from error
-    names = table.column_names
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise InputError(
-            f"{path}: two columns are named {repeated[0]!r}; rename one",
-            code=ErrorCode.FILE_UNREADABLE,
-            path=path,
-            column=repeated[0],
-        )
-    if not table.num_rows:
+    finally:
+        store.close()
+
+
+def _add(store: RowStore, path: Path) -> tuple[str, ...]:
+    """Add the rows of a file to a store; return its columns."""
+    columns: dict[str, None] = {}
+    rows = 0
+    for table in _blocks(path):
+        names = table.column_names
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise InputError(
+                f"{path}: two columns are named {repeated[0]!r}; rename one",
+                code=ErrorCode.FILE_UNREADABLE,
+                path=path,
+                column=repeated[0],
+            )
+        columns |= dict.fromkeys(names)
+        rows += table.num_rows
+        store.add(table)
+    if not rows:
         raise InputError(
             f"{path}: has no rows; give a file with at least one", code=ErrorCode.TOO_FEW_ROWS, path=path, rows=0
         )
-    try:
-        return Dataset(table)
-    except (pa.ArrowException, ValueError, TypeError) as error:
+    return tuple(columns)
+
+
+def _blocks(path: Path) -> Iterator[pa.Table]:
+    """The rows of a file, block by block.
+
+    Raises:
+        InputError: the file is missing, damaged, or of an unknown format.
+        ValueError: its content is malformed.
+    """
+    file_format = _format(path)
+    if file_format not in FORMATS or (file_format == PARQUET and path.suffix.lower() in _PACKED):
         raise InputError(
-            f"{path}: its columns cannot be used ({one_line(error)}); correct the file",
-            code=ErrorCode.FILE_UNREADABLE,
+            f"{path}: unknown format of rows; rename or convert the file to {_known()}",
+            code=ErrorCode.INVALID_VALUE,
             path=path,
-            reason=one_line(error),
-        ) from error
-
-
-def _format(path: Path) -> str:
-    """The suffix that names the format: `.tsv` of `rows.tsv.xz`."""
-    return Path(path.stem).suffix.lower() if path.suffix.lower() in _UNPACK else path.suffix.lower()
-
-
-def _unpack(path: Path) -> bytes:
-    """The decompressed content of a file, without byte order mark; raise InputError if it cannot be read."""
+        )
     try:
-        raw = path.read_bytes()
-        content = _UNPACK[path.suffix.lower()](raw) if path.suffix.lower() in _UNPACK else raw
+        with _PACKED.get(path.suffix.lower(), Path.open)(path, "rb") as file:
+            yield from parse_blocks(path, file_format, cast("BinaryIO", file))
     except (lzma.LZMAError, zlib.error, EOFError, gzip.BadGzipFile) as error:
         raise InputError(
             f"{path}: is damaged and cannot be decompressed ({one_line(error)}); download it again",
@@ -113,86 +131,27 @@ def _unpack(path: Path) -> bytes:
     except OSError as error:
         code = ErrorCode.FILE_MISSING if isinstance(error, FileNotFoundError) else ErrorCode.FILE_UNREADABLE
         raise InputError(
-            f"{path}: cannot be read ({error.strerror or error}); check the path", code=code, path=path
+            f"{path}: cannot be read ({error.strerror or one_line(error)}); check the path", code=code, path=path
         ) from error
-    return content.removeprefix(b"\xef\xbb\xbf")
 
 
-def _check_text(path: Path, content: bytes) -> None:
-    """Raise InputError unless `content` is UTF-8 text without zero bytes."""
-    try:
-        content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise InputError(
-            f"{path}: line {line} is not UTF-8; save the file as UTF-8",
-            code=ErrorCode.FILE_UNREADABLE,
-            path=path,
-            line=line,
-        ) from error
-    if b"\x00" in content:
-        line = content.count(b"\n", 0, content.index(b"\x00")) + 1
-        raise InputError(
-            f"{path}: line {line} holds a zero byte and is not text; save the file as UTF-8",
-            code=ErrorCode.FILE_UNREADABLE,
-            path=path,
-            line=line,
-        )
-
-
-def _parse(file_format: str, content: bytes) -> pa.Table:
-    """The table in a file's content; empty without content."""
-    if not content.strip():
-        return pa.table({})
-    if file_format == ".txt":
-        return pa.table({"text": pa.array(content.decode().rstrip("\n").split("\n"), pa.string())})
-    if file_format == ".jsonl":
-        return _parse_json(content.decode())
-    quoted = file_format == ".csv"
-    return pyarrow.csv.read_csv(
-        pa.BufferReader(content),
-        read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=len(content) + 1),
-        parse_options=pyarrow.csv.ParseOptions(
-            delimiter="," if quoted else "\t",
-            quote_char='"' if quoted else False,
-            double_quote=quoted,
-            newlines_in_values=quoted,
-        ),
-        convert_options=pyarrow.csv.ConvertOptions(default_column_type=pa.string(), strings_can_be_null=False),
+def _other_columns(path: Path, names: Iterable[str], first: Path, columns: Iterable[str]) -> InputError:
+    """The error for a file of a folder whose columns are not those of the first file."""
+    listed = [", ".join(" ".join(name.split()) for name in group) for group in (names, columns)]
+    return InputError(
+        f"{path}: its columns are {listed[0]}, those of {first.name} are {listed[1]}; rows of one folder need the same"
+        " columns",
+        code=ErrorCode.FILE_MISMATCH,
+        path=path,
+        columns=tuple(names),
+        expected=tuple(columns),
     )
 
 
-def _parse_json(text: str) -> pa.Table:
-    """The table of a text with one JSON object per line; a key that a line lacks is null in its row.
-
-    Raises:
-        _LineError: a line is not an object.
-        ValueError: the values of a key are of several types.
-    """
-    rows = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line, object_pairs_hook=_unique_object)
-        except (ValueError, RecursionError) as error:
-            raise _LineError(number, str(error)) from error
-        if not isinstance(row, dict):
-            raise _LineError(number, "not an object")
-        rows.append(row)
-    columns = {}
-    for name in dict.fromkeys(name for row in rows for name in row):
-        try:
-            columns[name] = pa.array([row.get(name) for row in rows])
-        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-            raise ValueError(f"values of {name!r} have different types: {error}") from error
-    return pa.table(columns)
+def _format(path: Path) -> str:
+    """The suffix that names the format: `.tsv` of `rows.tsv.xz`."""
+    return Path(path.stem).suffix.lower() if path.suffix.lower() in _PACKED else path.suffix.lower()
 
 
-def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; raise ValueError if a key is repeated, of which `json` would silently keep the last value."""
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is repeated")
-    return values
+def _known() -> str:
+    return f"{', '.join(FORMATS)}, all but the last optionally with .xz or .gz"

@@ -1,4 +1,4 @@
-"""Named splits of a file or a data set, and the selection of training, evaluation and test rows by their names."""
+"""Named splits of files or a data set, and the selection of training, evaluation and test rows by their names."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict, load_dataset
 
 from compressor.errors import ErrorCode, InputError
 from compressor.silence_libraries import one_line, quiet_hub
-from compressor.tasks.row_files import is_file_name, read_file
+from compressor.tasks.columns import is_text
+from compressor.tasks.row_files import is_file_name, read_rows, row_files, stem_of
 
 Split = Literal["train", "eval", "test"]
 
@@ -23,30 +26,53 @@ _NAMES: dict[Split, tuple[str, ...]] = {
 
 
 def named_splits(source: str) -> dict[str, Dataset]:
-    """The rows of a file or of a Hugging Face data set, by the name of their split.
+    """The rows of a file, of a folder of files, or of a Hugging Face data set, by the name of their split.
 
     A file is divided by its column `split`, if that holds the usual name of a split; any other file is one split, named
-    `""`.
+    `""`. The files of a folder are joined to one, or to one for each split where their names begin with those of
+    splits: `train-0.tsv`, `train-1.tsv`, `dev.tsv`.
 
     Args:
-        source: path of a file, or `owner/name` or `owner/name:configuration` of a data set.
+        source: path of a file or folder, or `owner/name` or `owner/name:configuration` of a data set.
 
     Raises:
-        InputError: the file cannot be read, or the data set is neither on this machine nor available.
+        InputError: the rows cannot be read, only some files of a folder are named after a split, or the data set is
+            neither on this machine nor available.
     """
     if not is_file_name(source):
         return _load_from_hub(source)
-    rows = read_file(Path(source))
-    if "split" not in rows.column_names:
+    if not Path(source).is_dir():
+        return _divide(read_rows([Path(source)]))
+    files = row_files(Path(source))
+    by_split: dict[str, list[Path]] = {}
+    for file in files:
+        by_split.setdefault(_split_of(file), []).append(file)
+    if len(by_split) == 1:
+        return _divide(read_rows(files))
+    if "" in by_split:
+        raise InputError(
+            f"{source}: {by_split[''][0].name} is named after no split, other files are; begin its name with train, dev"
+            " or test, or move it",
+            code=ErrorCode.INVALID_VALUE,
+            path=by_split[""][0],
+        )
+    return {split: read_rows(paths) for split, paths in by_split.items()}
+
+
+def _split_of(file: Path) -> str:
+    """The usual name of the split that a file is named after, or `""`."""
+    return next((names[0] for split, names in _NAMES.items() if pick([stem_of(file)], split) is not None), "")
+
+
+def _divide(rows: Dataset) -> dict[str, Dataset]:
+    """Rows by their column `split`, if that holds the usual name of a split."""
+    if "split" not in rows.column_names or not is_text(rows, "split"):
         return {"": rows}
-    column = [str(value) for value in rows["split"]]
-    names = list(dict.fromkeys(column))
+    column = rows.data.column("split")
+    names = [name for name in column.unique().to_pylist() if name is not None]
     if not any(pick(names, split) for split in _NAMES):
         return {"": rows}
-    indices: dict[str, list[int]] = {name: [] for name in names}
-    for index, name in enumerate(column):
-        indices[name].append(index)
-    return {name: rows.select(numbers) for name, numbers in indices.items()}
+    return {name: rows.select(np.flatnonzero(pc.equal(column, name).fill_null(False))) for name in names}
 
 
 def pick(splits: Iterable[str], split: Split) -> str | None:

@@ -20,8 +20,9 @@ from compressor.silence_libraries import quiet_transformers
 from compressor.tasks.base import Forward, Task
 from compressor.tasks.beam import beam_search
 from compressor.tasks.columns import TextColumns, is_text
-from compressor.tasks.encoding import longest_row, pad
+from compressor.tasks.encoding import blocks_of, longest_row, pad
 from compressor.tasks.metrics import Metric, bleu, bleu_counts, mean_loss
+from compressor.tasks.row_store import RowStore
 
 BEAMS = 5
 """Number of beams of the beam search."""
@@ -113,7 +114,12 @@ class Translation(Task):
     def encode(self, rows: Dataset, source: str) -> Dataset:
         """Encode sources as `input_ids`, targets as `labels`, and keep target texts as `reference`."""
         names = self.text_columns.find(rows, self._columns, source)
-        sources, targets = (list(rows[name]) for name in names)
+        store = RowStore()
+        for _, block in blocks_of(rows):
+            store.add(self._encode_block(*(list(block[name]) for name in names)).data.table)
+        return store.finish()
+
+    def _encode_block(self, sources: list[str], targets: list[str]) -> Dataset:
         settings = {"truncation": True, "max_length": self._longest, "return_token_type_ids": False}
         with quiet_transformers():
             encoded = self._tokenizer(sources, return_attention_mask=True, **settings)

@@ -11,9 +11,10 @@ from compressor.errors import ErrorCode
 from compressor.model_folder import ModelFolder
 from compressor.results import NoteCode
 from compressor.tasks import Data, open_data, training_texts
+from compressor.tasks.data import draw_rows
 from tests.faults import fails_with
 from tests.folders import rows_config
-from tests.tasks.rows import labelled_rows, token_ids, tsv
+from tests.tasks.rows import labelled_rows, text, token_ids, tsv
 
 SPLITS = "split\tlabel\ttext"
 
@@ -125,3 +126,24 @@ def test_messages(classifier: ModelFolder, tmp_path: Path) -> None:
         "no evaluation data was named: 2 of the training rows, drawn with seed 3, were set aside for it",
         "no test data was named: 1 of the evaluation rows, drawn with seed 3, were set aside for it",
     ]
+
+
+@pytest.mark.parametrize("together", [1, 7])
+def test_rows_are_drawn_in_their_order(together: int) -> None:
+    rows = Dataset.from_dict({"number": list(range(100))})
+    first, again, reseeded = (list(draw_rows(rows, 20, seed, together=together)["number"]) for seed in (1, 1, 2))
+    assert first == again == sorted(set(first))
+    assert first != reseeded
+    assert 20 - together < len(first) < 20 + together
+    groups = {number // together for number in first}
+    assert first == [number for number in range(100) if number // together in groups]
+    assert draw_rows(rows, 100, 1) is rows
+
+
+@pytest.mark.zoo
+def test_a_run_that_draws_rows_encodes_some_of_many(classifier: ModelFolder, tmp_path: Path) -> None:
+    train = text(tmp_path / "train.txt", *("good" for _ in range(2**17 + 1000)))
+    evaluation = tsv(tmp_path / "b.tsv", *labelled_rows(6))
+    data = open_data(rows_config(train, evaluation, evaluation), classifier, drawn_rows=10)
+    assert len(data.train) == 2**17
+    assert NoteCode.ROWS_DRAWN in codes(data)

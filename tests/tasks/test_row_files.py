@@ -17,7 +17,7 @@ from transformers import BertConfig
 from compressor.errors import ErrorCode, InputError
 from compressor.tasks.columns import LabelColumn, TextColumns
 from compressor.tasks.labels import class_ids, classes_of
-from compressor.tasks.row_files import read_file
+from compressor.tasks.row_files import read_rows
 from compressor.tasks.splits import named_splits
 from tests.faults import fails_with
 
@@ -32,7 +32,7 @@ def write(path: Path, content: str | bytes) -> Path:
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
-    return read_file(path).to_list()
+    return read_rows([path]).to_list()
 
 
 @pytest.mark.parametrize("packing", PACK)
@@ -75,12 +75,12 @@ def test_a_fault_in_a_line_names_the_line(tmp_path: Path, fault: str) -> None:
     name, content, line = LINE_FAULTS[fault]
     path = write(tmp_path / name, content)
     with fails_with(ErrorCode.FILE_UNREADABLE, path=path, line=line) as caught:
-        read_file(path)
+        read_rows([path])
     assert f"line {line}" in str(caught.value)
 
 
 FILE_FAULTS: dict[str, tuple[str, bytes, ErrorCode, dict[str, Any]]] = {
-    "unknown suffix": ("a.parquet", b"x", ErrorCode.INVALID_VALUE, {}),
+    "unknown suffix": ("a.arrow", b"x", ErrorCode.INVALID_VALUE, {}),
     "unknown suffix, compressed": ("a.xz", lzma.compress(b"x"), ErrorCode.INVALID_VALUE, {}),
     "empty": ("a.tsv", b"", ErrorCode.TOO_FEW_ROWS, {"rows": 0}),
     "blank": ("a.jsonl", b" \n\n", ErrorCode.TOO_FEW_ROWS, {"rows": 0}),
@@ -99,7 +99,7 @@ def test_a_fault_of_a_file_names_the_file(tmp_path: Path, fault: str) -> None:
     name, content, code, details = FILE_FAULTS[fault]
     path = write(tmp_path / name, content)
     with fails_with(code, path=path, **details) as caught:
-        read_file(path)
+        read_rows([path])
     assert str(caught.value).startswith(f"{path}: ")
 
 
@@ -109,16 +109,16 @@ def test_a_fault_of_a_file_names_the_file(tmp_path: Path, fault: str) -> None:
 def test_ragged_rows_are_refused(tmp_path: Path, content: bytes, row: int, cells: int) -> None:
     path = write(tmp_path / "a.tsv", content)
     with fails_with(ErrorCode.FILE_UNREADABLE, path=path) as caught:
-        read_file(path)
+        read_rows([path])
     assert f"Row #{row}: Expected 2 columns, got {cells}" in caught.value.details["reason"]
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     with fails_with(ErrorCode.FILE_MISSING, path=tmp_path / "none.tsv"):
-        read_file(tmp_path / "none.tsv")
+        read_rows([tmp_path / "none.tsv"])
     (tmp_path / "rows.tsv").mkdir()
     with fails_with(ErrorCode.FILE_UNREADABLE, path=tmp_path / "rows.tsv"):
-        read_file(tmp_path / "rows.tsv")
+        read_rows([tmp_path / "rows.tsv"])
 
 
 # Any content

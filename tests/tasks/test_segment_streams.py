@@ -195,7 +195,7 @@ def test_a_text_of_some_unknown_letters_is_read() -> None:
 @given(lines=st.lists(st.text(st.sampled_from("abZ .0"), max_size=4), min_size=1, max_size=12), chunk=st.integers(1, 4))
 def test_chunks_of_letters_join_to_the_whole_text(lines: list[str], chunk: int) -> None:
     class SmallChunks(CharacterStreams):
-        lines_per_chunk = chunk
+        joined_rows = chunk
 
     folder = language.folder(characters())
     whole, chunked = (

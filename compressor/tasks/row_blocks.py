@@ -1,0 +1,145 @@
+"""Parse files of rows block by block, so that a file may exceed the memory.
+
+Tables are read by Arrow, on which `datasets` is built. The CSV builder of `datasets` uses pandas, which silently fills
+rows that are too short and uses the first column of rows that are too long as an index. JSON is read by Python, because
+Arrow's reader, which the JSON builder calls, ends the process on some malformed lines.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from compressor.tasks.text_file import TextFile
+
+PARQUET = ".parquet"
+FORMATS = (".tsv", ".csv", ".jsonl", ".txt", PARQUET)
+_BLOCK = 2**21
+"""Bytes that are parsed at once; a row may not be longer."""
+
+
+class LineError(ValueError):
+    """A line of a file is malformed."""
+
+    def __init__(self, line: int, reason: str) -> None:
+        super().__init__(f"line {line}: {reason}")
+        self.line = line
+
+
+def parse_blocks(path: Path, file_format: str, file: BinaryIO) -> Iterator[pa.Table]:
+    """The rows of a file as tables, one after another; none if it has no rows.
+
+    Args:
+        path: the file, as error messages name it.
+        file_format: one of `FORMATS`.
+        file: its content, decompressed.
+
+    Raises:
+        LineError: a line is malformed.
+        InputError: the content is not text.
+        ValueError: the content is malformed; `pyarrow.ArrowException` is one of these.
+    """
+    if file_format == PARQUET:
+        for batch in pyarrow.parquet.ParquetFile(file).iter_batches():
+            yield pa.Table.from_batches([batch])
+        return
+    text = TextFile(path, file)
+    if file_format == ".txt":
+        yield from _plain_blocks(text)
+    elif file_format == ".jsonl":
+        yield from _json_blocks(text)
+    else:
+        yield from _table_blocks(text, is_quoted=file_format == ".csv")
+
+
+def _table_blocks(text: TextFile, *, is_quoted: bool) -> Iterator[pa.Table]:
+    """The rows of CSV or TSV; the first table has the columns, if no rows."""
+    if text.is_blank():
+        return
+    reader = pyarrow.csv.open_csv(
+        pa.PythonFile(text, "r"),
+        read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=_BLOCK),
+        parse_options=pyarrow.csv.ParseOptions(
+            delimiter="," if is_quoted else "\t",
+            quote_char='"' if is_quoted else False,
+            double_quote=is_quoted,
+            newlines_in_values=is_quoted,
+        ),
+        convert_options=pyarrow.csv.ConvertOptions(default_column_type=pa.string(), strings_can_be_null=False),
+    )
+    yield reader.schema.empty_table()
+    for batch in reader:
+        yield pa.Table.from_batches([batch])
+
+
+def _plain_blocks(text: TextFile) -> Iterator[pa.Table]:
+    """One row per line, without the blank lines at the end."""
+    if text.is_blank():
+        return
+    blank = 0
+    for _, block in _line_blocks(text):
+        lines = [""] * blank + block.split("\n")
+        blank = sum(1 for _ in itertools.takewhile(lambda line: not line, reversed(lines)))
+        if blank < len(lines):
+            yield pa.table({"text": pa.array(lines[: len(lines) - blank], pa.string())})
+
+
+def _line_blocks(text: TextFile) -> Iterator[tuple[int, str]]:
+    """Blocks of whole lines without the last line end, each with the number of its first line."""
+    rest: list[bytes] = []
+    first = 1
+    while block := text.read(_BLOCK):
+        head, end, tail = block.rpartition(b"\n")
+        if end:
+            lines = b"".join([*rest, head]).decode()
+            yield first, lines
+            first += lines.count("\n") + 1
+            rest = []
+        rest.append(tail)
+    if last := b"".join(rest):
+        yield first, last.decode()
+
+
+def _json_blocks(text: TextFile) -> Iterator[pa.Table]:
+    """The rows of a text with one JSON object per line; a key that a line lacks is null in its row."""
+    for first, block in _line_blocks(text):
+        rows = []
+        for number, line in enumerate(block.split("\n"), first):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line, object_pairs_hook=_unique_object)
+            except (ValueError, RecursionError) as error:
+                raise LineError(number, str(error)) from error
+            if not isinstance(row, dict):
+                raise LineError(number, "not an object")
+            rows.append(row)
+        if rows:
+            yield _table_of(rows)
+
+
+def _table_of(rows: list[dict[str, Any]]) -> pa.Table:
+    """Rows with a column for each key; raise ValueError if the values of a key are of several types."""
+    columns = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        try:
+            columns[name] = pa.array([row.get(name) for row in rows])
+        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+            raise ValueError(f"values of {name!r} have different types: {error}") from error
+    return pa.table(columns)
+
+
+def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; raise ValueError if a key is repeated, of which `json` would silently keep the last value."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is repeated")
+    return values

@@ -1,0 +1,93 @@
+"""Rows that may exceed the memory: beyond a limit they lie in files that are memory-mapped."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import IO
+
+import pyarrow as pa
+from datasets import Dataset
+from datasets.fingerprint import generate_random_fingerprint
+
+from compressor.errors import ErrorCode, InputError
+
+IN_MEMORY_BYTES = 2**26
+"""Size of the rows that are kept in memory."""
+
+
+class RowStore:
+    """Joins tables, one after another, to one data set.
+
+    Rows beyond the limit are written as Arrow record batches to a temporary file (in `TMPDIR`), which the data set maps
+    into memory. The file has no name any more once the data set is made, and ends with it.
+
+    Args:
+        limit: bytes of rows that are kept in memory.
+    """
+
+    def __init__(self, limit: int = IN_MEMORY_BYTES) -> None:
+        self._limit, self._bytes = limit, 0
+        self._tables: list[pa.Table] = []
+        self._files: list[IO[bytes]] = []
+        self._writer: pa.RecordBatchStreamWriter | None = None
+        self._schema: pa.Schema | None = None
+
+    def add(self, table: pa.Table) -> None:
+        """Append the rows of a table.
+
+        Raises:
+            InputError: the disk is too small.
+            pyarrow.ArrowException: a column has values of different types.
+        """
+        self._tables.append(table)
+        self._bytes += table.nbytes
+        if self._bytes > self._limit:
+            self._write(_joined(self._tables))
+            self._tables, self._bytes = [], 0
+
+    def finish(self) -> Dataset:
+        """All rows, with the columns of all tables; a column that a table lacks is null in its rows.
+
+        Raises:
+            pyarrow.ArrowException: a column has values of different types.
+            ValueError, TypeError: a column has a name or a type that data sets do not have.
+        """
+        self.close()
+        mapped = [pa.ipc.open_stream(pa.memory_map(file.name)).read_all() for file in self._files]
+        for file in self._files:
+            file.close()  # the mapping stays
+        # The fingerprint of the content, which is the default, would take it into memory.
+        return Dataset(_joined([*mapped, *self._tables]), fingerprint=generate_random_fingerprint())
+
+    def close(self) -> None:
+        """End the file that is written, if there is one."""
+        if self._writer is not None:
+            self._writer.close()
+            self._files[-1].flush()
+            self._writer = None
+
+    def _write(self, table: pa.Table) -> None:
+        """Append a table to the file, or begin another file where the columns differ."""
+        folder = Path(tempfile.gettempdir())
+        free = shutil.disk_usage(folder).free
+        if free < table.nbytes:
+            raise InputError(
+                f"{folder}: {free / 2**20:.0f} MiB are free, but rows that do not fit in memory need more; free some"
+                " space, or name a folder on a larger disk (environment variable TMPDIR)",
+                code=ErrorCode.DISK_FULL,
+                path=folder,
+            )
+        if self._schema != table.schema:
+            self.close()
+        if self._writer is None:
+            file = tempfile.NamedTemporaryFile(suffix=".arrow")  # noqa: SIM115 - open until all rows are there
+            self._files.append(file)
+            self._writer = pa.ipc.new_stream(file, table.schema)
+            self._schema = table.schema
+        self._writer.write_table(table)
+
+
+def _joined(tables: list[pa.Table]) -> pa.Table:
+    return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})

@@ -1,0 +1,78 @@
+"""The content of a file as UTF-8 text, checked while it is read."""
+
+from __future__ import annotations
+
+import codecs
+import io
+from pathlib import Path
+from typing import BinaryIO
+
+from compressor.errors import ErrorCode, InputError
+
+_BLOCK = 2**20
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class TextFile(io.RawIOBase):
+    """A binary file without its byte order mark; reading raises an error at the first bytes that are no text.
+
+    Args:
+        path: the file, as error messages name it.
+        file: its content, decompressed.
+    """
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        super().__init__()
+        self._path, self._file = path, file
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._lines = 0
+        self._ahead = file.read(_BLOCK).removeprefix(_BYTE_ORDER_MARK)
+        self._check(self._ahead)
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes, at most `size`; empty at the end.
+
+        Raises:
+            InputError: they are not UTF-8, or hold a zero byte; the message names the line.
+        """
+        if self._ahead:
+            size = len(self._ahead) if size < 0 else size
+            block, self._ahead = self._ahead[:size], self._ahead[size:]
+            return block
+        block = self._file.read(size)
+        self._check(block)
+        return block
+
+    def is_blank(self) -> bool:
+        """Whether all that was not read yet is white space."""
+        while not self._ahead.strip():
+            block = self._file.read(_BLOCK)
+            self._check(block)
+            if not block:
+                return True
+            self._ahead += block
+        return False
+
+    def _check(self, block: bytes) -> None:
+        try:
+            self._decoder.decode(block, final=not block)
+        except UnicodeDecodeError as error:
+            line = self._lines + error.object.count(b"\n", 0, error.start) + 1
+            raise InputError(
+                f"{self._path}: line {line} is not UTF-8; save the file as UTF-8",
+                code=ErrorCode.FILE_UNREADABLE,
+                path=self._path,
+                line=line,
+            ) from error
+        if (zero := block.find(b"\x00")) >= 0:
+            line = self._lines + block.count(b"\n", 0, zero) + 1
+            raise InputError(
+                f"{self._path}: line {line} holds a zero byte and is not text; save the file as UTF-8",
+                code=ErrorCode.FILE_UNREADABLE,
+                path=self._path,
+                line=line,
+            )
+        self._lines += block.count(b"\n")
