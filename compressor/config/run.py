@@ -255,6 +255,13 @@ class Recipe(Config):
                 f"<{unused[0]}>: nothing is distilled; add <distill>, or omit it",
                 *(unused[0], "distill"),
             )
+        if distillation.quantized_share and self.engine.precision not in ("int8", AUTO):
+            raise FieldConflictError(
+                ErrorCode.CONTRADICTION,
+                f"<quantized_share>: engines in {self.engine.precision} do not round to 8 bits; set <precision> int8 or"
+                " auto, or omit it",
+                *("quantized_share", "precision"),
+            )
 
     def _check_grouping(self) -> None:
         budget = self.budget

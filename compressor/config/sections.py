@@ -62,7 +62,9 @@ class RowsConfig(Config):
     """The training, evaluation and test rows, and how they are read."""
 
     data: str | None = config_field(
-        DATA, "training rows: a TSV, CSV or JSONL file, or a Hugging Face data set", decides_plan=True
+        DATA,
+        "training rows: a TSV, CSV, JSONL, text or Parquet file, a folder of such files, or a Hugging Face data set",
+        decides_plan=True,
     )
     eval_data: str | None = config_field(DATA, "evaluation rows, on which choices are made", decides_plan=True)
     test_data: str | None = config_field(DATA, "test rows, on which the metric is reported", decides_plan=True)
@@ -309,6 +311,20 @@ class DistillationConfig(Config):
         "folder in which the teacher's outputs are kept for further runs on the same rows; default: they are kept for a"
         " run that reads its rows several times, and for the rungs of a ladder, and removed with its own work",
         is_path=True,
+    )
+    augment: Annotated[float, Field(ge=0, le=1)] = config_field(
+        DISTILLATION,
+        "share of the training rows of the distillation that are replaced by cuts of them, or joined of parts of two,"
+        " with the lengths of the evaluation rows (classification and regression)",
+        0.0,
+        decides_plan=True,
+    )
+    quantized_share: Annotated[float, Field(ge=0, le=1)] = config_field(
+        DISTILLATION,
+        "share of the steps, the last ones, in which linears round to 8 bits as an int8 engine does; needs --precision"
+        " int8 or auto",
+        0.0,
+        decides_plan=True,
     )
     temperature: Positive = config_field(
         DISTILLATION, "temperature by which the logits of both models are divided", 2.0, decides_plan=True

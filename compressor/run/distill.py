@@ -6,30 +6,36 @@ import copy
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from accelerate import PartialState
+from datasets import Dataset
 from transformers import PreTrainedModel
 
 from compressor.config.run import Recipe
+from compressor.environment import int8_instructions
 from compressor.errors import ErrorCode, InputError, UsageError
-from compressor.model_folder import ModelFolder, example_inputs, fingerprint, load
+from compressor.model_folder import example_inputs, fingerprint, load
 from compressor.progress import ProgressCallback
 from compressor.results import Note, NoteCode
 from compressor.run.calibrate import draw_rows
 from compressor.run.learning_store import LearningStore
 from compressor.run.products import LoadedModel, SelectedPlan
+from compressor.run.teacher import require_same_interface
 from compressor.selection.options import ScheduleOptions
 from compressor.selection.plan_and_curves import training_curves
 from compressor.tasks import Data
+from compressor.tasks.augmentation import augmented
 from compressor.tasks.forwards import forward_arguments
 from compressor.tasks.scoring import batches
 from compressor.tasks.segment_streams import Streams
 from compressor.training.checkpoints import Checkpoints
 from compressor.training.distillation import Distillation
+from compressor.training.fake_quantization import FULL_RANGE, REDUCED_RANGE, Rounding, fake_quantized
 from compressor.training.fit import fit
 from compressor.training.processes import process_count
 from compressor.units import compacted
@@ -49,6 +55,7 @@ def distillation_of(recipe: Recipe, model: LoadedModel, data: Data) -> Distillat
 
     Raises:
         InputError: the teacher cannot teach this model, or its task cannot be distilled.
+        UsageError: rows of the task cannot be cut and joined.
     """
     task = data.task.chooser
     if isinstance(task, Streams):
@@ -59,6 +66,14 @@ def distillation_of(recipe: Recipe, model: LoadedModel, data: Data) -> Distillat
             field="distill",
         )
     options = recipe.distillation
+    if options.augment and task.special_ids is None:
+        raise UsageError(
+            f"--augment {options.augment:g}: rows of {task.name} are no texts that may be cut and joined; omit it",
+            code=ErrorCode.CONTRADICTION,
+            field="augment",
+            value=options.augment,
+            task=task.name,
+        )
     folder = model.folder
     if options.teacher is not None:
         source = recipe.source
@@ -68,7 +83,7 @@ def distillation_of(recipe: Recipe, model: LoadedModel, data: Data) -> Distillat
             allow_pickle=source.allow_pickle,
             trust_remote_code=source.trust_remote_code,
         )
-        _require_same_interface(folder, model.folder, compares_hidden=options.hidden_weight > 0)
+        require_same_interface(folder, model.folder, compares_hidden=options.hidden_weight > 0)
     return Distillation.of(
         folder.model, task.outputs, temperature=options.temperature, hidden_weight=options.hidden_weight
     )
@@ -154,10 +169,11 @@ def _train(
             steps, selection.batch_size, recipe.distillation.distill_learning_rate, selection.seed
         )
         drawn = draw_rows(data, steps * selection.batch_size * process_count(), selection.seed)
-        data = replace(data, train=data.train.select(sorted(drawn)))
+        data = replace(data, train=_training_rows(recipe, data, drawn))
         distillation = _with_kept_outputs(recipe, data, steps, distillation, store)
+        rounding = _rounding(recipe, steps)
         start = copy.deepcopy(network.state_dict())
-        before = _mean_divergence(distillation, network, data)
+        before = _mean_divergence(distillation, network, data, rounding)
         checkpoints = Checkpoints(store.distillation, {"plan": plan.model_dump_json()})
         try:
             log = fit(
@@ -166,16 +182,26 @@ def _train(
                 schedule,
                 checkpoints,
                 distillation=distillation,
+                rounding=rounding,
                 on_progress=on_progress,
                 remedy=_REMEDY,
             )
         finally:
             if distillation.kept is not None:
                 distillation.kept.save()
-        after = min(entry["eval_divergence"] for entry in log if "eval_divergence" in entry)
+        first = 0 if rounding is None else rounding.first_step
+        after = min(entry["eval_divergence"] for entry in log if "eval_divergence" in entry and entry["step"] >= first)
         if before <= after:
             network.load_state_dict(start)
     return _Training(log, steps, before, after, None if distillation.kept is None else distillation.kept.refusal)
+
+
+def _training_rows(recipe: Recipe, data: Data, drawn: Sequence[int]) -> Dataset:
+    """The drawn rows, of which a share is cut and joined."""
+    rows, share, special_ids = data.train.select(sorted(drawn)), recipe.distillation.augment, data.task.special_ids
+    if not share or special_ids is None:
+        return rows
+    return augmented(rows, data.eval if len(data.eval) else rows, share, recipe.selection.seed, special_ids)
 
 
 def _with_kept_outputs(
@@ -188,13 +214,26 @@ def _with_kept_outputs(
     return distillation.keep_outputs(folder or store.teacher_outputs, len(data.train), sum(data.train["length"]))
 
 
-def _mean_divergence(distillation: Distillation, network: PreTrainedModel, data: Data) -> float:
-    """The mean divergence of the model's outputs from the teacher's on the evaluation rows."""
+def _rounding(recipe: Recipe, steps: int) -> Rounding | None:
+    """How linears round in the last steps, as they will in the quantized graph of this machine."""
+    share = recipe.distillation.quantized_share
+    if not share:
+        return None
+    return Rounding(steps - max(1, round(share * steps)), FULL_RANGE if int8_instructions() else REDUCED_RANGE)
+
+
+def _mean_divergence(
+    distillation: Distillation, network: PreTrainedModel, data: Data, rounding: Rounding | None
+) -> float:
+    """The mean divergence of the model's outputs from the teacher's on the evaluation rows, rounded as in training."""
     rows, network = [], network.eval()
-    for _, batch in batches(data.task, data.eval, _EVALUATED_ROWS):
-        with torch.no_grad():
-            outputs = network(**forward_arguments(network, batch))
-        rows.append(distillation.divergences(outputs, batch).cpu())
+    with ExitStack() as undo:
+        if rounding is not None:
+            undo.enter_context(fake_quantized(network, lambda: True, weight_levels=rounding.weight_levels))
+        for _, batch in batches(data.task, data.eval, _EVALUATED_ROWS):
+            with torch.no_grad():
+                outputs = network(**forward_arguments(network, batch))
+            rows.append(distillation.divergences(outputs, batch).cpu())
     return float(torch.cat(rows).mean())
 
 
@@ -251,40 +290,3 @@ def _step_seconds(recipe: Recipe, data: Data, distillation: Distillation, networ
         times.append(time.perf_counter() - start)
     network.zero_grad()
     return float(np.mean(times[1:] or times))
-
-
-def _require_same_interface(teacher: ModelFolder, student: ModelFolder, *, compares_hidden: bool) -> None:
-    """Raise unless a teacher has the tokens and labels of the student, and layers that correspond to its own."""
-
-    def refuse(difference: str, code: ErrorCode) -> InputError:
-        return InputError(
-            f"{teacher.path}: {difference}; choose another teacher (--teacher), or omit it to learn from the model"
-            " itself",
-            code=code,
-            field="teacher",
-            path=teacher.path,
-        )
-
-    if _vocabulary(teacher) != _vocabulary(student):
-        raise refuse("its tokenizer has another vocabulary than that of the model", ErrorCode.FILE_MISMATCH)
-    if teacher.config.num_labels != student.config.num_labels or teacher.task != student.task:
-        raise refuse("its task or its labels are not those of the model", ErrorCode.LABEL_MISMATCH)
-    labels = [getattr(folder.config, "id2label", None) for folder in (teacher, student)]
-    if labels[0] != labels[1]:
-        raise refuse("its labels are not those of the model", ErrorCode.LABEL_MISMATCH)
-    sizes = [
-        [getattr(folder.config, name, None) for name in ("num_hidden_layers", "hidden_size")]
-        for folder in (teacher, student)
-    ]
-    if compares_hidden and sizes[0] != sizes[1]:
-        raise refuse(
-            f"it has {sizes[0][0]} layers of width {sizes[0][1]}, the model {sizes[1][0]} of {sizes[1][1]}, so hidden"
-            " states cannot be compared (--hidden-weight 0 learns the outputs alone)",
-            ErrorCode.FILE_MISMATCH,
-        )
-
-
-def _vocabulary(folder: ModelFolder) -> object:
-    """The tokens and their ids; None for a model without a tokenizer."""
-    vocabulary = getattr(folder.processor, "get_vocab", None)
-    return None if vocabulary is None else vocabulary()

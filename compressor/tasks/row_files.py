@@ -61,7 +61,8 @@ def read_rows(files: Sequence[Path], *, in_memory: int = IN_MEMORY_BYTES) -> Dat
         InputError: a file is missing, of an unknown format, damaged, not UTF-8, ragged, without rows, or has other
             columns than the first one; the message names the line.
     """
-    store, path, columns = RowStore(in_memory), files[0], ()
+    store, path = RowStore(in_memory), files[0]
+    columns: tuple[str, ...] = ()
     try:
         for path in files:
             names = _add(store, path)

@@ -30,6 +30,7 @@ class Evaluation:
         steps: optimizer steps of the run.
         by_divergence: whether the divergence from a teacher, the last output of each row, selects the checkpoint. It
             varies less from row to row than a metric does, so that few rows suffice.
+        first_step: no checkpoint is eligible before this step.
     """
 
     def __init__(
@@ -41,9 +42,10 @@ class Evaluation:
         steps: int,
         *,
         by_divergence: bool = False,
+        first_step: int = 0,
     ) -> None:
         self._model, self._task, self._gate, self._counter, self._steps = model, task, gate, counter, steps
-        self._by_divergence = by_divergence
+        self._by_divergence, self._first_step = by_divergence, first_step
 
     def row_statistics(self, outputs: Any, labels: Tensor) -> Tensor:
         """Statistics `[rows, k]` of one batch. They replace its logits: those of all rows may not fit in memory.
@@ -84,5 +86,10 @@ class Evaluation:
         return {**values, SELECTION_METRIC: selection if self._is_eligible(step) else float("-inf")}
 
     def _is_eligible(self, step: int) -> bool:
-        """Whether the checkpoint of this step may be the result: after the gate has settled, and at the last step."""
+        """Whether the checkpoint of this step may be the result: after the gate has settled, and at the last step.
+
+        Before the first step that counts it never may, since its evaluation cannot be compared with later ones.
+        """
+        if step < self._first_step:
+            return False
         return self._gate is None or self._gate.is_settled(step) or step >= self._steps

@@ -25,6 +25,7 @@ from compressor.training.callbacks import ClipGradients, EvaluationCallback, Run
 from compressor.training.checkpoints import Checkpoints, claim, digest, newest
 from compressor.training.distillation import Distillation
 from compressor.training.evaluation import Evaluation
+from compressor.training.fake_quantization import Rounding, fake_quantized
 from compressor.training.gated_model import attach_gate, frozen, restore_model_state
 from compressor.training.processes import process_state
 from compressor.training.schedule import Schedule
@@ -61,6 +62,7 @@ def fit(
     *,
     gating: GateSetup | None = None,
     distillation: Distillation | None = None,
+    rounding: Rounding | None = None,
     on_progress: ProgressCallback = ignore_progress,
     on_evaluation: EvaluationCallback | None = None,
     remedy: str = _REMEDY,
@@ -78,6 +80,8 @@ def fit(
         gating: a gate to train too; None: only the model is trained.
         distillation: trains the model on a teacher's outputs, without labels; the divergence from these on evaluation
             rows then selects the checkpoint. None: it is trained on labels, and the metric selects.
+        rounding: the steps in which linears round to 8 bits, also in evaluations; only their checkpoints count. None:
+            nothing is rounded.
         on_progress: called with (step, steps) after every step.
         on_evaluation: called with (step, metric) after every evaluation.
         remedy: how to prevent a divergence, in terms of the command's flags, for the error message.
@@ -95,8 +99,11 @@ def fit(
     memory_files = arguments.world_size if isinstance(task, Streams) else 0
     trainer_type = _trainer_type(data, schedule, arguments.world_size)
     counter = StepCounter()
-    evaluation = Evaluation(model, task, gate, counter, schedule.steps, by_divergence=distillation is not None)
-    settings = _settings(model, data, schedule, checkpoints, gating, distillation, arguments.world_size)
+    first_step = 0 if rounding is None else rounding.first_step
+    evaluation = Evaluation(
+        model, task, gate, counter, schedule.steps, by_divergence=distillation is not None, first_step=first_step
+    )
+    settings = _settings(model, data, schedule, checkpoints, gating, distillation, rounding, arguments.world_size)
     with ExitStack() as contexts:
         with process_state().main_process_first():
             checkpoint = claim(
@@ -108,6 +115,9 @@ def fit(
             if not gating.trains_model:
                 contexts.enter_context(frozen(model))
             contexts.enter_context(attach_gate(model, gating.gate, gating.groups, lambda: counter.step))
+        if rounding is not None:
+            levels = rounding.weight_levels
+            contexts.enter_context(fake_quantized(model, lambda: counter.step >= first_step, weight_levels=levels))
         trainer = trainer_type(
             gate=gate,
             schedule=schedule,
@@ -155,6 +165,7 @@ def _settings(
     checkpoints: Checkpoints,
     gating: GateSetup | None,
     distillation: Distillation | None,
+    rounding: Rounding | None,
     processes: int,
 ) -> dict[str, Any]:
     """Everything that determines a run; checkpoints with other settings are not resumed."""
@@ -164,6 +175,7 @@ def _settings(
         "gate": None if gating is None else type(gating.gate).__name__,
         "trains_model": gating is None or gating.trains_model,
         **({} if distillation is None else {"teacher": distillation.settings}),
+        **({} if rounding is None else {"rounding": asdict(rounding)}),
         "processes": processes,
         "rows": [data.train_hash, data.eval_hash],
         "start": [digest(model), *([] if gating is None else [digest(gating.gate)])],

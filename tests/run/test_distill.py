@@ -174,10 +174,52 @@ def test_a_teacher_with_other_tokens_is_refused(inputs: Path, tmp_path: Path) ->
         ({"data": None}, "distill"),
         ({"macs": None, "precision": "auto"}, "distill"),
         ({"distill": False}, "distill_steps"),
+        ({"augment": 1.5}, "augment"),
+        ({"quantized_share": 0.2}, "quantized_share"),
     ],
 )
 def test_distillation_needs_rows_a_plan_and_its_flag(
     fields: dict[str, Any], named: str, inputs: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(pydantic.ValidationError, match=f"<{named}>"):
+    with pytest.raises(pydantic.ValidationError, match=named):
         distilled_recipe(inputs, tmp_path / "out", **fields)
+
+
+def test_rows_are_cut_and_joined_as_they_are_after_an_interruption(inputs: Path, tmp_path: Path) -> None:
+    fields = {"augment": 0.5, "distill_steps": 6, "teacher_outputs": tmp_path / "teacher"}
+    with pytest.raises(KeyboardInterrupt):
+        compressor.compress(
+            distilled_recipe(inputs, tmp_path / "out", **fields),
+            RecordingListener("training on the outputs", interrupt),
+        )
+    run(inputs, tmp_path / "out", **fields)
+    run(inputs, tmp_path / "whole", **fields)
+    run(inputs, tmp_path / "plain", **{**fields, "augment": 0.0})
+    resumed, whole, plain = (weights(tmp_path / name) for name in ("out", "whole", "plain"))
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+    assert any(not torch.equal(resumed[name], plain[name]) for name in plain)
+
+
+def test_rows_of_a_language_model_are_not_cut_and_joined(tmp_path: Path) -> None:
+    folders.save(folders.gpt2(), tmp_path / "model")
+    (tmp_path / "text.txt").write_text("the good film\n" * 200)
+    with pytest.raises(UsageError) as caught:
+        run(tmp_path, tmp_path / "out", data=str(tmp_path / "text.txt"), augment=0.5)
+    assert caught.value.code is ErrorCode.CONTRADICTION
+    assert caught.value.details["field"] == "augment"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.zoo
+def test_the_last_steps_may_round_as_an_int8_engine_does(inputs: Path, tmp_path: Path) -> None:
+    report = run(inputs, tmp_path / "out", target="openvino", precision="int8", quantized_share=0.5)
+    assert {NoteCode.DISTILLED, NoteCode.DISTILLED_IN_VAIN} & {note.code for note in report.notes}
+    assert all(weight.dtype == torch.float32 for weight in weights(tmp_path / "out").values())
+
+
+def test_rows_without_the_columns_are_refused(inputs: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text("words\na\n")
+    with pytest.raises(CompressorError) as caught:
+        run(inputs, tmp_path / "out", data=str(tmp_path / "train.tsv"), eval_data=str(inputs / "rows.tsv"))
+    assert caught.value.code is ErrorCode.COLUMN_MISSING
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,43 @@
+"""Whether a model can teach another: the same tokens, labels, layers and widths."""
+
+from __future__ import annotations
+
+from compressor.errors import ErrorCode, InputError
+from compressor.model_folder import ModelFolder
+
+
+def require_same_interface(teacher: ModelFolder, student: ModelFolder, *, compares_hidden: bool) -> None:
+    """Raise unless a teacher has the tokens and labels of the student, and layers that correspond to its own."""
+
+    def refuse(difference: str, code: ErrorCode) -> InputError:
+        return InputError(
+            f"{teacher.path}: {difference}; choose another teacher (--teacher), or omit it to learn from the model"
+            " itself",
+            code=code,
+            field="teacher",
+            path=teacher.path,
+        )
+
+    if _vocabulary(teacher) != _vocabulary(student):
+        raise refuse("its tokenizer has another vocabulary than that of the model", ErrorCode.FILE_MISMATCH)
+    if teacher.config.num_labels != student.config.num_labels or teacher.task != student.task:
+        raise refuse("its task or its labels are not those of the model", ErrorCode.LABEL_MISMATCH)
+    labels = [getattr(folder.config, "id2label", None) for folder in (teacher, student)]
+    if labels[0] != labels[1]:
+        raise refuse("its labels are not those of the model", ErrorCode.LABEL_MISMATCH)
+    sizes = [
+        [getattr(folder.config, name, None) for name in ("num_hidden_layers", "hidden_size")]
+        for folder in (teacher, student)
+    ]
+    if compares_hidden and sizes[0] != sizes[1]:
+        raise refuse(
+            f"it has {sizes[0][0]} layers of width {sizes[0][1]}, the model {sizes[1][0]} of {sizes[1][1]}, so hidden"
+            " states cannot be compared (--hidden-weight 0 learns the outputs alone)",
+            ErrorCode.FILE_MISMATCH,
+        )
+
+
+def _vocabulary(folder: ModelFolder) -> object:
+    """The tokens and their ids; None for a model without a tokenizer."""
+    vocabulary = getattr(folder.processor, "get_vocab", None)
+    return None if vocabulary is None else vocabulary()

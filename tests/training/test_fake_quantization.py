@@ -1,0 +1,115 @@
+"""Linears that round: few values, gradients that pass, and nothing left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers.pytorch_utils import Conv1D
+
+from compressor.config.sections import RowsConfig
+from compressor.model_folder import load
+from compressor.tasks import open_data
+from compressor.training.distillation import Distillation
+from compressor.training.fake_quantization import Rounding, fake_quantized
+from compressor.training.schedule import Schedule
+from compressor.units import compacted, find_groups
+from graph_passes import Plan
+from tests.language import EndOfPowerError
+from tests.run.runs import write_inputs
+from tests.training.runs import have_same_weights, stop_after, train_model, without_times
+
+
+@pytest.mark.parametrize("layer", [torch.nn.Linear(8, 5), Conv1D(5, 8)])
+@pytest.mark.parametrize("outlier", [1.0, 1000.0])
+def test_outputs_are_near_the_exact_ones_also_beside_outliers(layer: torch.nn.Module, outlier: float) -> None:
+    torch.manual_seed(0)
+    inputs = torch.randn(3, 7, 8)
+    inputs[..., 2] *= outlier
+    exact = layer(inputs)
+    model = torch.nn.Sequential(layer)
+    with fake_quantized(model, lambda: True):
+        rounded = model(inputs)
+    error = (rounded - exact).norm() / exact.norm()
+    assert 0 < error < 0.03
+    torch.testing.assert_close(model(inputs), exact, rtol=0, atol=0)
+    assert "forward" not in vars(layer)
+
+
+def test_gradients_pass_and_an_inactive_context_changes_nothing() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 5))
+    inputs = torch.randn(4, 8, requires_grad=True)
+    with fake_quantized(model, lambda: False):
+        exact = model(inputs)
+    torch.testing.assert_close(exact, model(inputs), rtol=0, atol=0)
+    expected = torch.autograd.grad(exact.sum(), [inputs, model[0].weight])
+    with fake_quantized(model, lambda: True):
+        rounded = torch.autograd.grad(model(inputs).sum(), [inputs, model[0].weight])
+    for actual, gradient in zip(rounded, expected, strict=True):
+        torch.testing.assert_close(actual, gradient, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("inputs", [torch.zeros(2, 3), torch.zeros(0, 3)])
+def test_inputs_of_zeros_and_of_no_rows_are_exact(inputs: torch.Tensor) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2))
+    with fake_quantized(model, lambda: True):
+        torch.testing.assert_close(model(inputs), model[0].bias.expand(len(inputs), 2))
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Any:
+    """Distils a compacted tiny model whose linears round in the last steps; returns its model and log."""
+    inputs = write_inputs(tmp_path)
+    teacher = load(inputs / "model").model
+    schedule = Schedule(
+        steps=8,
+        batch_size=8,
+        learning_rate=5e-3,
+        seed=0,
+        warmup=0.1,
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        evaluations=4,
+        points=8,
+        mixed_precision="no",
+    )
+
+    def train(name: str, first_step: int | None, **options: Any) -> Any:
+        folder = load(inputs / "model")
+        example = {"input_ids": torch.tensor([[3, 5, 7, 2], [4, 6, 8, 9]])}
+        plan = Plan(groups=tuple(group.plan(range(0, group.units, 2)) for group in find_groups(folder.model, example)))
+        data = open_data(RowsConfig(data=str(inputs / "rows.tsv"), max_length=8), folder)
+        distillation = Distillation.of(teacher, data.task.outputs)
+        rounding = None if first_step is None else Rounding(first_step)
+        with compacted(folder.model, plan, example):
+            log = train_model(
+                folder, data, schedule, tmp_path / name, distillation=distillation, rounding=rounding, **options
+            )
+        return folder.model, log
+
+    return train
+
+
+def test_only_checkpoints_of_steps_that_round_count(runs: Any) -> None:
+    (_, exact), (model, log) = runs("exact", None), runs("rounded", 4)
+    chosen = {entry["step"]: entry["eval_chosen"] for entry in log if "eval_chosen" in entry}
+    divergences = [
+        {entry["step"]: entry["eval_divergence"] for entry in entries if "eval_divergence" in entry}
+        for entries in (exact, log)
+    ]
+    assert {step for step, value in chosen.items() if value == float("-inf")} == {2}
+    assert divergences[0][2] == divergences[1][2]
+    assert divergences[0][4] != divergences[1][4]
+    assert all(weight.dtype == torch.float32 for weight in model.parameters())
+
+
+def test_an_interruption_changes_nothing(runs: Any) -> None:
+    whole, log = runs("whole", 4)
+    with pytest.raises(EndOfPowerError):
+        runs("interrupted", 4, on_progress=stop_after(7))
+    resumed, resumed_log = runs("interrupted", 4)
+    assert have_same_weights(whole, resumed)
+    assert without_times(resumed_log) == without_times(log)
