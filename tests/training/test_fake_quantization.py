@@ -40,23 +40,24 @@ def test_outputs_are_near_the_exact_ones_also_beside_outliers(layer: torch.nn.Mo
 
 def test_gradients_pass_and_an_inactive_context_changes_nothing() -> None:
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 5))
-    inputs = torch.randn(4, 8, requires_grad=True)
+    linear = torch.nn.Linear(8, 5)
+    model, inputs = torch.nn.Sequential(linear), torch.randn(4, 8, requires_grad=True)
     with fake_quantized(model, lambda: False):
         exact = model(inputs)
     torch.testing.assert_close(exact, model(inputs), rtol=0, atol=0)
-    expected = torch.autograd.grad(exact.sum(), [inputs, model[0].weight])
+    expected = torch.autograd.grad(exact.sum(), [inputs, linear.weight])
     with fake_quantized(model, lambda: True):
-        rounded = torch.autograd.grad(model(inputs).sum(), [inputs, model[0].weight])
+        rounded = torch.autograd.grad(model(inputs).sum(), [inputs, linear.weight])
     for actual, gradient in zip(rounded, expected, strict=True):
         torch.testing.assert_close(actual, gradient, rtol=0.05, atol=0.05)
 
 
 @pytest.mark.parametrize("inputs", [torch.zeros(2, 3), torch.zeros(0, 3)])
 def test_inputs_of_zeros_and_of_no_rows_are_exact(inputs: torch.Tensor) -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(3, 2))
+    linear = torch.nn.Linear(3, 2)
+    model = torch.nn.Sequential(linear)
     with fake_quantized(model, lambda: True):
-        torch.testing.assert_close(model(inputs), model[0].bias.expand(len(inputs), 2))
+        torch.testing.assert_close(model(inputs), linear.bias.expand(len(inputs), 2))
 
 
 @pytest.fixture
