@@ -87,7 +87,7 @@ def compare_engines(shape: str, length: int, options: argparse.Namespace) -> lis
                 print(f"{length} {runtime} {precision} {form}: {engine.optimization}", file=sys.stderr, flush=True)
         medians = dict(zip(engines, median_times(list(engines.values()), feeds, options.seconds), strict=True))
     dense = "dense"
-    return [
+    lines = [
         {
             "tokens": length,
             "engine": f"{runtime} {precision}",
@@ -98,6 +98,8 @@ def compare_engines(shape: str, length: int, options: argparse.Namespace) -> lis
         }
         for (runtime, precision, form), median in medians.items()
     ]
+    print(table(lines), file=sys.stderr, flush=True)
+    return lines
 
 
 def _unpadded(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
