@@ -37,8 +37,8 @@ def choices(config: EngineConfig) -> list[Choice]:
 def _precisions(names: Sequence[str], config: EngineConfig) -> Iterator[tuple[str, Precision]]:
     """Each target with each precision that is tried there."""
     for name in names:
-        tried = target(name).tried_precisions if config.precision == AUTO else (config.definite_precision,)
-        yield from ((name, precision) for precision in tried)
+        precisions = target(name).tried_precisions if config.precision == AUTO else (config.definite_precision,)
+        yield from ((name, precision) for precision in precisions)
 
 
 def choose_engine(trials: EngineTrials, allowed: Sequence[Choice] | None = None) -> Chosen:

@@ -37,8 +37,8 @@ _SHARES = (1 / 8, 3 / 8, 3 / 4)
 units lies most of the loss. More widths do not make the interpolated curve more exact than the rows do."""
 
 _UNIFORM = 1.0
-"""Weight of the identity in the metric of outputs, whose mean eigenvalue is one: the gradients of few rows see few
-directions."""
+"""Weight of the identity in the metric of outputs, whose mean eigenvalue is one: the gradients of few rows may miss
+directions. The value was chosen by the divergence of MiniLM on SST-2."""
 
 
 @dataclass(frozen=True, eq=False)
