@@ -2,6 +2,7 @@
 
     python -m benchmarks.budgets sst2                     # by reconstruct: half and a third of the multiply-accumulates
     python -m benchmarks.budgets sst2 cola stsb --methods reconstruct fisher magnitude --engines ort
+    python -m benchmarks.budgets sst2 --speedups 6.5 8.5 --engines openvino   # by measured time at batch 1
     python -m benchmarks.budgets sst2 --size large        # three seeds, five budgets
 
 Starting models are those of `benchmarks.quantization`. Each row of a table is one run of `compress`, a folder under
@@ -52,7 +53,7 @@ class Cell:
     @property
     def name(self) -> str:
         """The name of its folder."""
-        budget = "-".join(f"{key}{value:.3g}" for key, value in self.budget.items())
+        budget = "-".join(f"{key}{value:.3g}" for key, value in self.budget.items() if key != "budget_at")
         return f"{self.engine}-{self.method}-{budget}-seed{self.seed}"
 
 
@@ -87,9 +88,12 @@ def print_losses(name: str, folder: Path, args: argparse.Namespace) -> None:
     length = SETS[name].max_length
     reference = reference_engine(model, length, folder)
     shares, seeds = SIZES[args.size]
+    budgets: list[dict[str, Any]] = [{"macs": share} for share in args.shares or shares]
+    if args.speedups:
+        budgets = [{"speedup": speedup, "budget_at": (f"1x{length}",)} for speedup in args.speedups]
     rows = []
-    for engine, method, share in itertools.product(args.engines, args.methods, args.shares or shares):
-        cells = [Cell(engine, method, seed, {"macs": share}) for seed in range(seeds)]
+    for engine, method, budget in itertools.product(args.engines, args.methods, budgets):
+        cells = [Cell(engine, method, seed, budget) for seed in range(args.seeds or seeds)]
         reports = [report_of(cell, name, model, folder) for cell in cells]
         differences = [100 * (report.scores[0].compressed - report.scores[0].dense) for report in reports]
         first = reports[0].scores[0]
@@ -101,7 +105,7 @@ def print_losses(name: str, folder: Path, args: argparse.Namespace) -> None:
                 "set (test rows)": f"{name}, {first.metric} ({first.rows})",
                 "engine": " ".join(ENGINES[engine]),
                 "method": method,
-                "multiply-accumulates": f"{share:.0%}",
+                "budget": f"{budget['macs']:.0%} of MACs" if "macs" in budget else f"speedup {budget['speedup']:g}",
                 "heads, neurons": f"{plan.heads_kept}, {plan.neurons_kept}",
                 "metric": f"{100 * first.compressed:.2f}",
                 "difference (95%)": f"{differences[0]:+.2f} ({100 * first.low:+.2f} to {100 * first.high:+.2f})",
@@ -131,6 +135,8 @@ def main() -> None:
     parser.add_argument(
         "--shares", type=float, nargs="+", help="shares of multiply-accumulates, in place of the size's"
     )
+    parser.add_argument("--speedups", type=float, nargs="+", help="speed against dense at batch 1, in place of shares")
+    parser.add_argument("--seeds", type=int, help="number of seeds, in place of the size's")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=["reconstruct"])
     parser.add_argument("--engines", nargs="+", choices=list(ENGINES), default=list(ENGINES))
     parser.add_argument("--repeats", type=int, default=3, help="processes that time each engine; 0: none")

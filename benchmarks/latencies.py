@@ -58,27 +58,31 @@ class Timing:
 
     Attributes:
         run: the model, the rows, and the source of cost tables.
-        tables: times at each of `SIZES`.
+        tables: times at each size.
+        macs: multiply-accumulates at the first size.
         losses: name of the group -> loss at every number of units.
     """
 
     run: BudgetRun
     tables: Sequence[CostTable]
+    macs: CostTable
     losses: dict[str, Curve]
 
 
-def prepare(engine: str, name: str, folder: Path, scratch: Path, log: RunLog) -> Timing:
-    """Export the model, build the dense engine, and measure losses and cost tables."""
+def prepare(
+    engine: str, name: str, folder: Path, scratch: Path, log: RunLog, timed: Sequence[tuple[int, int]] = SIZES
+) -> Timing:
+    """Export the model, build the dense engine, and measure losses and the cost table of each size."""
     runtime, precision = ENGINES[engine]
-    shapes = tuple(f"{batch}x{seq}" for batch, seq in SIZES) if runtime == "openvino" else ()
+    shapes = tuple(f"{batch}x{seq}" for batch, seq in timed) if runtime == "openvino" else ()
     fields: dict[str, Any] = {
         "model": starting_model(name, folder),
         "data": str(rows_file(name, folder)),
         "max_length": SETS[name].max_length,
         "target": runtime,
         "precision": precision,
-        "batch": sorted({batch for batch, _ in SIZES}),
-        "seq": sorted({seq for _, seq in SIZES}),
+        "batch": sorted({batch for batch, _ in timed}),
+        "seq": sorted({seq for _, seq in timed}),
         "shapes": shapes,
         "speedup": 2,
         "statistics": folder / "statistics",
@@ -101,7 +105,7 @@ def prepare(engine: str, name: str, folder: Path, scratch: Path, log: RunLog) ->
         drop_unread=True,
         scratch=scratch / "plans",
     )
-    inputs = inputs_of(SIZES, partial(example_inputs, model.folder))
+    inputs = inputs_of(timed, partial(example_inputs, model.folder))
     costs = CostSource(model.folder.model, model.groups, engines, dense, inputs, log)
     (scratch / "learning").mkdir()
     run = BudgetRun(recipe, model, data, None, costs, (), 0.0, LearningStore(scratch / "learning"), log)
@@ -110,7 +114,8 @@ def prepare(engine: str, name: str, folder: Path, scratch: Path, log: RunLog) ->
         pruner.rank(on_progress)
     with log.stage("measuring what each group contributes") as on_progress:
         losses = dict(pruner.losses(on_progress))
-    return Timing(run, costs.timed(macs_of(costs.counted())), losses)
+    counted = macs_of(costs.counted())
+    return Timing(run, costs.timed(counted), counted, losses)
 
 
 def request(timing: Timing, number: int, rng: np.random.Generator) -> dict[str, Any]:
