@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 
 from compressor.errors import ErrorCode, InputError, TargetMissingError
 from compressor.export import export_reference
-from compressor.quantization import quantize_graph, require_nncf
+from compressor.quantization import portable, quantize_graph, require_nncf
 from compressor.run.verify import prove_engine, require
 from compressor.targets import target
 from compressor.targets.quantized_graph import float_products, quantized_products, weighted_products
@@ -54,6 +55,13 @@ def small(tmp_path: Path) -> Path:
     path.parent.mkdir()
     save(two_products(), path)
     return path
+
+
+def test_listing_producers_once_changes_nothing(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    once = quantize_graph(small, vectors(), tmp_path / "once" / "model.onnx").path
+    monkeypatch.setattr(portable, "_producers_listed_once", nullcontext)
+    again = quantize_graph(small, vectors(), tmp_path / "again" / "model.onnx").path
+    assert files_of(once) == files_of(again)
 
 
 def test_the_graph_consists_of_standard_operators(bert: Quantized) -> None:
