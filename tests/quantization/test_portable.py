@@ -58,6 +58,8 @@ def small(tmp_path: Path) -> Path:
 
 
 def test_listing_producers_once_changes_nothing(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("once", "again"):
+        (tmp_path / folder).mkdir()
     once = quantize_graph(small, vectors(), tmp_path / "once" / "model.onnx").path
     monkeypatch.setattr(portable, "_producers_listed_once", nullcontext)
     again = quantize_graph(small, vectors(), tmp_path / "again" / "model.onnx").path
