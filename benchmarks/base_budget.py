@@ -1,0 +1,77 @@
+"""Measure the time and the memory that a budget takes for the shape of BERT-base: statistics, losses, costs, refit.
+
+    python -m benchmarks.base_budget                   # half of the time of ONNX Runtime's fused fp32
+    python -m benchmarks.base_budget --target openvino --precision int8
+
+The weights are random, which changes neither times nor memory; rows are those of SST-2. The run is that of a user:
+`compress model/ --data rows.tsv --speedup 2`, with 1,024 rows of up to 128 tokens. Its stages are printed, and the
+largest memory that the process had.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+
+from benchmarks.machine import machine
+from benchmarks.quantization import ENCODER, rows_file
+from benchmarks.speed import SHAPES, table
+from compressor import compress
+from compressor.cli.console import Console
+from compressor.config.run import Recipe
+from compressor.silence_libraries import quiet_transformers
+
+LENGTH = 128
+
+
+def base_model(folder: Path) -> Path:
+    """A folder with a random classifier of BERT-base's shape and the tokenizer of MiniLM."""
+    path = folder / "model"
+    if not path.exists():
+        torch.manual_seed(0)
+        tokenizer = AutoTokenizer.from_pretrained(ENCODER)
+        config = BertConfig(**SHAPES["base"], vocab_size=len(tokenizer))
+        with quiet_transformers():
+            BertForSequenceClassification(config).save_pretrained(path)
+        tokenizer.save_pretrained(path)
+    return path
+
+
+def main() -> None:
+    """Run the budget and print its stages."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="ort", choices=("ort", "openvino"))
+    parser.add_argument("--precision", default="fp32", choices=("fp32", "int8"))
+    parser.add_argument("--speedup", type=float, default=2.0)
+    parser.add_argument("--out", type=Path, default=Path("build/quantization"))
+    args = parser.parse_args()
+    print(f"machine: {machine('torch', 'onnxruntime', 'openvino', 'nncf')}", flush=True)
+    folder = args.out / "base"
+    folder.mkdir(parents=True, exist_ok=True)
+    (args.out / "sst2").mkdir(parents=True, exist_ok=True)
+    recipe = Recipe(
+        model=base_model(folder),
+        data=str(rows_file("sst2", args.out / "sst2")),
+        max_length=LENGTH,
+        target=args.target,
+        precision=args.precision,
+        shapes=(f"1x{LENGTH}",) if args.target == "openvino" else (),
+        batch=(1,),
+        seq=(LENGTH,),
+        speedup=args.speedup,
+        seconds=3.0,
+        out=folder / f"{args.target}-{args.precision}",
+        force=True,
+    )
+    report = compress(recipe, Console())
+    print(table([{"stage": stage, "seconds": f"{seconds:.0f}"} for stage, seconds in report.seconds.items()]))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(f"\n{sum(report.seconds.values()) / 60:.1f} minutes in all; at most {peak:.1f} GiB of memory")
+
+
+if __name__ == "__main__":
+    main()
