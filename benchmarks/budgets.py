@@ -31,7 +31,13 @@ from compressor.targets import target
 SIZES = {"small": ((0.5, 1 / 3), 1), "large": ((2 / 3, 0.5, 0.4, 1 / 3, 0.25), 3)}
 """Shares of multiply-accumulates, and number of seeds."""
 ENGINES = {"ort": ("ort", "fp32"), "openvino": ("openvino", "int8")}
-METHODS = ("reconstruct", "fisher", "magnitude")
+METHODS: dict[str, dict[str, Any]] = {
+    "reconstruct": {"method": "reconstruct"},
+    "fisher": {"method": "fisher"},
+    "magnitude": {"method": "magnitude"},
+    "dsp": {"method": "dsp", "keep": 36, "steps": 400, "learning_rate": 1e-4},
+}
+"""The fields of each method. `dsp` learns with labels which half of the heads stays; neurons fill the budget."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ class Cell:
 
     Attributes:
         engine: key of `ENGINES`.
-        method: the method that prunes.
+        method: key of `METHODS`.
         seed: seed of the rows that are drawn.
         budget: the options that set the budget.
     """
@@ -67,7 +73,7 @@ def report_of(cell: Cell, name: str, model: Path, folder: Path) -> Report:
         "data": str(rows_file(name, folder)),
         "max_length": length,
         "metric": SETS[name].metric,
-        "method": cell.method,
+        **METHODS[cell.method],
         "target": runtime,
         "precision": precision,
         "batch": (1, 8),
@@ -137,7 +143,7 @@ def main() -> None:
     )
     parser.add_argument("--speedups", type=float, nargs="+", help="speed against dense at batch 1, in place of shares")
     parser.add_argument("--seeds", type=int, help="number of seeds, in place of the size's")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=["reconstruct"])
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=["reconstruct"])
     parser.add_argument("--engines", nargs="+", choices=list(ENGINES), default=list(ENGINES))
     parser.add_argument("--repeats", type=int, default=3, help="processes that time each engine; 0: none")
     parser.add_argument("--out", type=Path, default=Path("build/quantization"))
