@@ -25,12 +25,13 @@ from compressor.run.calibrate import calibration_rows
 from compressor.run.evaluate import statistics_of
 from compressor.run.measure import size_label
 from compressor.run.products import Choice, RunSizes, ShrunkGraph, Variant
-from compressor.run.quantize import quantize_as
+from compressor.run.quantize import quantize_as, quantize_portable
 from compressor.run.run_log import RunLog
 from compressor.run.variant import build_variant
 from compressor.selection.search.base import metric_drop
 from compressor.targets import Feeds, target
 from compressor.tasks import Data
+from compressor.workdir import QUANTIZED_GRAPH
 from graph_passes.passes import ReturnToFloats
 
 T = TypeVar("T")
@@ -167,6 +168,21 @@ class EngineTrials:
         graph_passes.save(ReturnToFloats(names)(graph_passes.load(source)).model, path)
         return dataclasses.replace(choice, in_float=(*choice.in_float, *names)), path
 
+    def _quantized_without(self, trial: Trial, quantized: QuantizedGraph, names: Sequence[str]) -> tuple[Choice, Path]:
+        """The choice and the quantized graph of a candidate with further products in floats.
+
+        In the portable graph, weights of products were smoothed and rounded, and biases corrected for it, so that the
+        graph is quantized anew without these products; otherwise they drop their quantizers.
+        """
+        choice = trial.choice
+        if choice.quantized_graph != QUANTIZED_GRAPH:
+            return self._in_floats(choice, trial.source or quantized.path, names)
+        in_float = (*choice.in_float, *names)
+        path = self.scratch / f"returned{next(self._numbers)}.onnx"
+        with self.log.stage("compressed: quantizing the graph"):
+            quantize_portable(self.graph.path, self._rows, path, keep_float={*quantized.ruined, *in_float})
+        return dataclasses.replace(choice, in_float=in_float), path
+
     def score(self, trial: Trial) -> Trial:
         """The candidate with the metric on the evaluation rows, if there are any."""
         if trial.variant is None or self.data is None or not len(self.data.eval):
@@ -189,11 +205,10 @@ class EngineTrials:
 
         The products are ranked by what returning each alone does to the outputs; the number is searched by bisection.
         """
-        source = trial.source or quantized.path
         ranked = [name for name in self._ranking(quantized.path) if name not in trial.choice.in_float]
 
         def attempt(count: int) -> Trial:
-            return self.score(self._build(*self._in_floats(trial.choice, source, ranked[:count])))
+            return self.score(self._build(*self._quantized_without(trial, quantized, ranked[:count])))
 
         # With every product in floats the engine would not be in int8.
         best = fewest(len(ranked) - 1, attempt, lambda attempted: attempted.candidate.holds)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from compressor.config.run import Recipe
 from compressor.environment import int8_instructions
 from compressor.progress import ProgressCallback
-from compressor.quantization import QuantizedGraph, output_distance, quantize_symmetric, quantize_without_ruined
+from compressor.quantization import (
+    QuantizedGraph,
+    output_distance,
+    quantize_graph,
+    quantize_symmetric,
+    quantize_without_ruined,
+)
 from compressor.results import Note, NoteCode
 from compressor.run.calibrate import calibration_rows
 from compressor.run.products import ShrunkGraph
@@ -41,10 +47,31 @@ def quantize_as(
     """
     out = graph.with_name(file)
     if file == QUANTIZED_GRAPH:
-        return quantize_without_ruined(graph, rows, out, reduce_range=not int8_instructions())
+        return quantize_portable(graph, rows, out)
     return quantize_symmetric(
         graph, rows, out, precision="fp8" if file == FP8_GRAPH else "int8", on_progress=on_progress
     )
+
+
+def quantize_portable(
+    graph: Path, rows: Sequence[Feeds], out: Path, *, keep_float: Collection[str] = ()
+) -> QuantizedGraph:
+    """Write the portable graph of a float graph, for this processor.
+
+    Args:
+        graph: the float graph.
+        rows: calibration rows.
+        out: the file to write.
+        keep_float: names of products that stay in floats; empty: those that outliers ruin.
+
+    Raises:
+        TargetMissingError: NNCF is not installed.
+        InputError: the graph cannot be quantized.
+    """
+    reduce_range = not int8_instructions()
+    if keep_float:
+        return quantize_graph(graph, rows, out, keep_float=keep_float, reduce_range=reduce_range)
+    return quantize_without_ruined(graph, rows, out, reduce_range=reduce_range)
 
 
 def quantize_for_target(graph: ShrunkGraph, recipe: Recipe, data: Data | None, log: RunLog) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
 from hypothesis import given
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 import compressor
 from compressor.config.run import Recipe, definite_fields
 from compressor.errors import CompressorError, ErrorCode, InputError, UsageError
+from compressor.quantization.calibration_inputs import float_model
 from compressor.report import load as load_report
 from compressor.results import MetricUnit, MissingTarget, NoteCode, ProofStage, Report
 from compressor.run.choose_engine import choices
@@ -25,7 +27,7 @@ from compressor.run.engine_trials import fewest
 from compressor.run.run_notes import of_unused_fields
 from compressor.targets import target
 from compressor.targets.cores import usable_cores
-from compressor.targets.quantized_graph import float_products, quantized_products
+from compressor.targets.quantized_graph import float_products, quantized_products, weighted_products
 from graph_passes import load
 from tests import folders
 from tests.report import reports
@@ -210,6 +212,14 @@ def test_the_fewest_that_hold_are_searched_in_few_attempts(maximum: int, smalles
     assert len(attempted) <= maximum.bit_length()
 
 
+def constant_factor(node: ir.Node) -> np.ndarray:
+    """The constant second factor `[inputs, outputs]` of a product."""
+    value = node.inputs[1]
+    assert value is not None
+    assert value.const_value is not None
+    return value.const_value.numpy()
+
+
 @needs_vnni
 @pytest.mark.zoo
 def test_products_return_to_floats_where_int8_loses_too_much(tmp_path: Path) -> None:
@@ -231,6 +241,15 @@ def test_products_return_to_floats_where_int8_loses_too_much(tmp_path: Path) -> 
     delivered = load(tmp_path / "out" / "model.int8.onnx")
     assert 0 < len(report.compressed.quantized.float_in_graph) == len(float_products(delivered))
     assert len(quantized_products(delivered)) == report.compressed.quantized.executed
+    weights = {
+        node.name: constant_factor(node) for node in weighted_products(float_model(tmp_path / "out" / "model.onnx"))
+    }
+    for node in float_products(delivered):
+        # Smoothing moves a scale of each input from the activations into the weights; nothing is rounded.
+        scales = constant_factor(node) / weights[node.name]
+        np.testing.assert_allclose(
+            scales, np.broadcast_to(np.median(scales, 1, keepdims=True), scales.shape), rtol=1e-4
+        )
 
 
 def test_a_run_for_a_missing_target_is_built_in_the_precision_that_it_named() -> None:
