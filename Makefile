@@ -7,10 +7,10 @@ JOBS ?= 2
 .PHONY: test checked tools docs test-gpu test-triton demo zoo bench docker-check clean
 
 # What the tests need is downloaded while the code is checked: the network and the processor work side by side.
-# All tests of a file run in one process, since they share fixtures.
+# All tests of a file run in one process, since they share fixtures; the files run in the order of tests/conftest.py.
 test: .venv/dev
 	@$(MAKE) -s -j2 tools checked
-	COMPRESSOR_REQUIRE_CHROMIUM=$$(sh scripts/chromium.sh required) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not zoo and not gpu" --show-capture=no --durations=40
+	COMPRESSOR_REQUIRE_CHROMIUM=$$(sh scripts/chromium.sh required) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not zoo and not gpu" --show-capture=no --durations=40
 
 checked: .venv/dev
 	$(BIN)/ruff format --check .

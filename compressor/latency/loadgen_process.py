@@ -86,7 +86,7 @@ def measure(
     with receiver, tempfile.TemporaryDirectory() as scratch:
         process = context.Process(target=worker, args=(sender, scratch, scenario, request, batches, times), daemon=True)
         try:
-            with _interrupts_blocked():
+            with _interrupts_deferred():
                 process.start()
             sender.close()  # else the pipe would stay open when the process ends
             result = receiver.recv()
@@ -139,11 +139,23 @@ def _exit_with_parent() -> None:
 
 
 @contextlib.contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Let processes started in the context ignore Ctrl-C, which a terminal sends to all: the parent ends them."""
+def _interrupts_deferred() -> Iterator[None]:
+    """Let processes started in the context ignore Ctrl-C, which a terminal sends to all: the parent ends them.
+
+    The parent is interrupted at the end of the context, since a process that is starting reads its arguments from it.
+    Blocking the signal is not enough for that: another thread, e.g. of a runtime, receives it then, and Python still
+    interrupts the main thread.
+    """
     resource_tracker.ensure_running()  # it would unblock interrupts while it starts
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    received: list[int] = []
+    in_main_thread = threading.current_thread() is threading.main_thread()  # no other is ever interrupted
+    handler = signal.signal(signal.SIGINT, lambda number, frame: received.append(number)) if in_main_thread else None
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # processes inherit a mask, but no handler
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if in_main_thread:
+            signal.signal(signal.SIGINT, handler)
+        if received:
+            signal.raise_signal(signal.SIGINT)

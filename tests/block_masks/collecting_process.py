@@ -1,14 +1,11 @@
-"""One of several processes that collect attention maps together; `launch` starts this module."""
+"""Collecting attention maps, alone or in one of several processes."""
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import PartialState
 
 from compressor.block_masks import AttentionMaps, collect_attention_maps
@@ -35,21 +32,10 @@ def collect(folder: Path) -> dict[str, AttentionMaps]:
     return maps
 
 
-def as_json(maps: dict[str, AttentionMaps]) -> dict[str, Any]:
-    """Maps and counts of every site."""
+def collect_together(folder: Path) -> dict[str, Any]:
+    """Maps and counts of every site, by the name of the rows."""
+    maps = collect(folder)
     return {
         name: {site: [site_maps.maps[site].tolist(), site_maps.counts[site].tolist()] for site in site_maps.maps}
         for name, site_maps in maps.items()
     }
-
-
-def main(folder: Path) -> None:
-    """Collect maps in one of the processes, and write them to `folder`."""
-    state = PartialState(cpu=True)
-    (folder / f"rank{state.process_index}.json").write_text(json.dumps(as_json(collect(folder))))
-    state.destroy_process_group()
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]))

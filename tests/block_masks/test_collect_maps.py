@@ -1,4 +1,4 @@
-"""Average maps: over the rows that have both positions, with a memory, and by several processes."""
+"""Average maps: over the rows that have both positions, with a memory, and in segments."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from compressor.model_folder import example_inputs, fingerprint
 from compressor.units import find_sites, hooked, keep_all, keep_only
 from compressor.units.hook import Call
 from tests import language
-from tests.block_masks.collecting_process import as_json, collect
 from tests.faults import fails_with
-from tests.launch import launch
 from tests.selection import tiny
 
 
@@ -95,14 +93,3 @@ def test_a_memory_has_separate_columns(tmp_path: Path) -> None:
         assert counts[0].tolist() == [3, 3, 4, 4, 4, 4, 4, 4, *[5] * 6]
         assert np.isfinite(maps.maps[name]).all()
         assert not maps.maps[name][:, 0, 9:].any()
-
-
-def test_several_processes_collect_the_maps_of_one(tmp_path: Path) -> None:
-    """This also holds with fewer rows than processes."""
-    ranks = launch("tests.block_masks.collecting_process", tmp_path)
-    one_process = as_json(collect(tmp_path))
-    assert ranks[0] == ranks[1]
-    for name, sites in one_process.items():
-        for site, (maps, counts) in sites.items():
-            np.testing.assert_allclose(ranks[0][name][site][0], maps, atol=1e-6)
-            assert ranks[0][name][site][1] == counts

@@ -1,4 +1,4 @@
-"""The Python code in the documentation runs unchanged."""
+"""The Python code in the documentation runs unchanged; that on ladders is run by `tests/run/test_ladder.py`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ import torch
 
 import compressor
 from compressor import AllAttentionConfig, AllAttentionForCausalLM
-from compressor.config import recipe_file
-from compressor.config.recipe_file import recipes_of
 from compressor.config.run import Recipe
 from compressor.export import export_reference
 from compressor.model_folder import example_inputs
@@ -27,7 +25,6 @@ from tests import folders
 from tests.docs.pages import ROOT, blocks, python_block
 from tests.latency.graphs import text_model
 from tests.latency.grpc_server import TOKENS, serving
-from tests.run.runs import write_inputs
 
 
 def test_the_code_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,19 +62,6 @@ def test_the_stages_of_pruning_run_from_python(tmp_path: Path, monkeypatch: pyte
     assert sum(len(group.kept) * width.width for group, width in zip(plan.groups, groups, strict=True)) <= names["half"]
     dense = count_parameters(load("reference.onnx"))
     assert count_parameters(load("small.onnx")) < dense
-
-
-def test_a_ladder_runs_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_inputs(tmp_path)
-    (tmp_path / "rows.tsv").rename(tmp_path / "train.tsv")
-    short = {"batch_size": 8, "max_length": 8, "batch": "1", "seq": "8", "seconds": 0.01}
-    monkeypatch.setattr(
-        recipe_file, "recipes_of", lambda model, file, flags: recipes_of(model, file, {**flags, **short})
-    )
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"compressor": compressor, "Path": Path}
-    exec(python_block(ROOT / "docs" / "distillation.md"), names)
-    assert len(names["frontier"].rungs) == 2
 
 
 @pytest.mark.zoo

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import os
 import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -68,6 +70,35 @@ def test_ctrl_c_ends_a_scenario_and_its_process() -> None:
         _, stderr = running.communicate(timeout=60)
     assert (running.returncode, stderr) == (130, "compress: interrupted\n")
     assert not psutil.wait_procs(children, timeout=10)[1]
+
+
+class InterruptingBatch:
+    """A batch that is sent to another process while Ctrl-C is pressed."""
+
+    sent = False
+
+    def __reduce__(self) -> tuple[type[dict[str, object]], tuple[()]]:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)  # another thread may receive the signal
+        self.sent = True
+        return dict, ()
+
+
+def test_ctrl_c_while_a_process_starts_waits_for_its_arguments() -> None:
+    request, batch, ended = request_for("grpc://127.0.0.1:9"), InterruptingBatch(), threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            loadgen_process.measure("Server", request, [batch], slowdown())  # type: ignore[list-item]
+        assert batch.sent
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        ended.set()
+        thread.join()
+    assert not multiprocessing.active_children()
 
 
 def test_a_bound_from_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

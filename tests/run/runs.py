@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+import compressor
 from compressor.config.run import Recipe
+from compressor.model_folder import load
+from compressor.results import NoteCode
+from compressor.run.learning_store import LearningStore, Stage
+from compressor.run.products import SelectedPlan
+from compressor.workdir import WorkDir
 from tests import folders
+from tests.run.listeners import RecordingListener, interrupt
 
 NUMBERS = ["one", "two", "three", "four", "five", "six", "seven"]
 
@@ -26,3 +35,30 @@ def learning_recipe(inputs: Path, out: Path, **fields: Any) -> Recipe:
     """A short run that learns to keep one head."""
     defaults = {"keep": 1, "steps": 4, "batch_size": 8, "max_length": 8, "batch": (1,), "seq": (8,), "seconds": 0.01}
     return Recipe(**{"model": inputs / "model", "out": out, "data": str(inputs / "rows.tsv"), **defaults, **fields})
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a run has learned when it is interrupted: the plan, the weights by name, and the codes of its notes."""
+
+    selected: SelectedPlan
+    weights: dict[str, torch.Tensor]
+    codes: set[NoteCode]
+
+
+def learn(recipe: Recipe, before: str = "compressed: exporting", part: Stage | None = None) -> Learned:
+    """Interrupt a run before a stage, by default when it has learned everything and nothing is built from it yet.
+
+    Args:
+        recipe: the run, which can be resumed.
+        before: part of the name of the stage.
+        part: the part of learning that was finished; None: all of it.
+    """
+    listener = RecordingListener(before, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        compressor.compress(recipe, listener)
+    store = LearningStore(WorkDir(recipe.output.out).learning)
+    model = load(recipe.source.model).model
+    selected = (store if part is None else store.stage(part)).finished(model)
+    assert selected is not None
+    return Learned(selected, dict(model.named_parameters()), set(listener.codes))

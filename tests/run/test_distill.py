@@ -18,10 +18,9 @@ from compressor.results import NoteCode, Report
 from graph_passes import Plan
 from tests import folders
 from tests.run.listeners import RecordingListener, interrupt
-from tests.run.runs import learning_recipe, write_inputs
+from tests.run.runs import Learned, learn, learning_recipe, write_inputs
 
 BUDGET: dict[str, Any] = {"keep": None, "steps": None, "macs": "60%"}
-DISTILLED: dict[str, Any] = {"distill": True, "distill_steps": 12, "distill_learning_rate": 1e-3}
 
 
 @pytest.fixture(scope="module")
@@ -50,41 +49,56 @@ def run(inputs: Path, out: Path, **fields: Any) -> Report:
     return compressor.compress(distilled_recipe(inputs, out, **fields))
 
 
+@pytest.fixture(scope="module")
+def pruned(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, Learned]:
+    """A run that is interrupted before the training, and the units and weights that it has then."""
+    recipe = distilled_recipe(inputs, tmp_path_factory.mktemp("pruned") / "out")
+    return recipe, learn(recipe, "training on the outputs", "pruned")
+
+
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return dict(load(folder).model.named_parameters())
 
 
 def test_units_are_removed_and_the_rest_is_trained(
-    inputs: Path, tmp_path: Path, distilled: tuple[Path, Report]
+    pruned: tuple[Recipe, Learned], distilled: tuple[Path, Report]
 ) -> None:
-    out, report = distilled
-    pruned = compressor.compress(learning_recipe(inputs, tmp_path / "pruned", **BUDGET))
-    assert report.plan.groups == pruned.plan.groups
+    (_, before), (out, report) = pruned, distilled
+    assert report.plan.groups == before.selected.plan.groups
+    assert report.plan.heads_kept + report.plan.neurons_kept < report.plan.heads + report.plan.neurons
     assert NoteCode.DISTILLED in {note.code for note in report.notes}
     assert all(proof.holds for proof in report.proofs)
     assert any("loss" in point.values for point in report.curves)
     (row,) = report.budget
     assert row.met
-    before, after = weights(tmp_path / "pruned"), weights(out)
-    assert any(not torch.equal(before[name], after[name]) for name in before)
+    after = weights(out)
+    assert any(not torch.equal(before.weights[name], after[name]) for name in after)
     assert Plan.load(out / "plan.json").model == load(out).fingerprint
 
 
-@pytest.mark.parametrize("plan_fields", [{"macs": None}, pytest.param({"macs": "85%"}, marks=pytest.mark.zoo)])
-def test_heads_of_another_method_are_trained_on(inputs: Path, tmp_path: Path, plan_fields: dict[str, Any]) -> None:
-    report = run(inputs, tmp_path / "out", keep=1, steps=2, **plan_fields)
+def test_heads_of_another_method_are_trained_on(inputs: Path, tmp_path: Path) -> None:
+    learned = learn(distilled_recipe(inputs, tmp_path / "out", keep=1, steps=2, macs=None))
+    assert learned.selected.plan.heads_kept == 1
+    assert (learned.selected.plan.method or "").startswith("dsp")
+    assert NoteCode.DISTILLED in learned.codes
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize("macs", [None, "85%"])
+def test_a_run_trains_heads_of_another_method_on(inputs: Path, tmp_path: Path, macs: str | None) -> None:
+    report = run(inputs, tmp_path / "out", keep=1, steps=2, macs=macs)
     assert report.plan.heads_kept == 1
-    assert (report.plan.method or "").startswith("dsp")
     assert NoteCode.DISTILLED in {note.code for note in report.notes}
     assert all(proof.holds for proof in report.proofs)
 
 
 def test_a_plan_of_a_file_is_trained(inputs: Path, tmp_path: Path, distilled: tuple[Path, Report]) -> None:
     out, first = distilled
-    report = run(inputs, tmp_path / "second", model=out, teacher=inputs / "model", macs=None)
-    assert NoteCode.PLAN_FOLLOWED in {note.code for note in report.notes}
-    assert {NoteCode.DISTILLED, NoteCode.DISTILLED_IN_VAIN} & {note.code for note in report.notes}
-    assert report.plan.groups == first.plan.groups
+    fields: dict[str, Any] = {"model": out, "teacher": inputs / "model", "macs": None}
+    learned = learn(distilled_recipe(inputs, tmp_path / "second", **fields))
+    assert NoteCode.PLAN_FOLLOWED in learned.codes
+    assert {NoteCode.DISTILLED, NoteCode.DISTILLED_IN_VAIN} & learned.codes
+    assert learned.selected.plan.groups == first.plan.groups
 
 
 @pytest.mark.zoo
@@ -98,32 +112,38 @@ def test_training_rows_need_no_labels(inputs: Path, tmp_path: Path) -> None:
 def test_rows_may_be_lines_of_text(inputs: Path, tmp_path: Path) -> None:
     lines = (inputs / "rows.tsv").read_text().splitlines()[1:]
     (tmp_path / "train.txt").write_text("\n".join(line.partition("\t")[2] for line in lines) + "\n")
-    report = run(inputs, tmp_path / "out", data=str(tmp_path / "train.txt"), eval_data=str(inputs / "rows.tsv"))
-    assert {NoteCode.ROWS_UNLABELLED, NoteCode.DISTILLED} <= {note.code for note in report.notes}
+    rows = {"data": str(tmp_path / "train.txt"), "eval_data": str(inputs / "rows.tsv")}
+    learned = learn(distilled_recipe(inputs, tmp_path / "out", **rows))
+    assert {NoteCode.ROWS_UNLABELLED, NoteCode.DISTILLED} <= learned.codes
 
 
-def test_minutes_limit_the_steps(inputs: Path, tmp_path: Path) -> None:
-    report = run(inputs, tmp_path / "out", minutes=1e-2, distill_steps=10_000_000)
-    assert 0 < max(point.step for point in report.curves) < 10_000
+def test_minutes_limit_the_steps(inputs: Path, tmp_path: Path, distilled: tuple[Path, Report]) -> None:
+    fields: dict[str, Any] = {"model": distilled[0], "teacher": inputs / "model", "macs": None}
+    recipe = distilled_recipe(inputs, tmp_path / "out", minutes=5e-3, distill_steps=10_000_000, **fields)
+    assert 0 < max(point.step for point in learn(recipe).selected.curves) < 10_000
     with pytest.raises(UsageError) as caught:
-        run(inputs, tmp_path / "none", minutes=1e-9)
+        run(inputs, tmp_path / "none", minutes=1e-9, **fields)
     assert caught.value.details["field"] == "minutes"
 
 
-@pytest.mark.parametrize(
-    "stage",
-    [
-        "training on the outputs",
-        pytest.param("compressed: exporting", marks=pytest.mark.zoo),
-        pytest.param("refitting", marks=pytest.mark.zoo),
-    ],
-)
+def test_an_interruption_before_the_training_changes_nothing(
+    pruned: tuple[Recipe, Learned], distilled: tuple[Path, Report]
+) -> None:
+    recipe, _ = pruned
+    folder = recipe.output.out.parent
+    assert [path.name for path in folder.iterdir()] == ["out.partial"]
+    resumed, whole = learn(recipe), weights(distilled[0])
+    assert NoteCode.RESUMED in resumed.codes
+    assert all(torch.equal(resumed.weights[name], whole[name]) for name in whole)
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize("stage", ["compressed: exporting", "refitting"])
 def test_an_interruption_changes_nothing(
     stage: str, inputs: Path, tmp_path: Path, distilled: tuple[Path, Report]
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
         compressor.compress(distilled_recipe(inputs, tmp_path / "out"), RecordingListener(stage, interrupt))
-    assert [path.name for path in tmp_path.iterdir()] == ["out.partial"]
     listener = RecordingListener()
     compressor.compress(distilled_recipe(inputs, tmp_path / "out"), listener)
     assert NoteCode.RESUMED in listener.codes

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+import compressor
+from compressor.config import recipe_file
 from compressor.config.recipe_file import compared_ladders, recipes_of
 from compressor.config.run import Recipe
 from compressor.errors import DivergedError, ErrorCode, UsageError
@@ -16,63 +18,83 @@ from compressor.report import load
 from compressor.report.frontier import FRONTIER_HTML, FRONTIER_JSON, Frontier
 from compressor.results import NoteCode
 from compressor.run.ladder import compress_ladder
+from tests.docs.pages import ROOT, python_block
 from tests.run.listeners import RecordingListener, interrupt
+from tests.run.runs import write_inputs
 
+SHORT: dict[str, Any] = {"max_drop": 0.99, "batch_size": 8, "max_length": 8, "batch": "1", "seq": "8", "seconds": 0.01}
 FLAGS: dict[str, Any] = {
-    "macs": "60%,90%",
+    "data": "train.tsv",
+    "macs": "90%,80%",
     "distill": True,
-    "distill_steps": "3",
-    "batch_size": "8",
-    "max_length": "8",
-    "batch": "1",
-    "seq": "8",
-    "seconds": "0.01",
+    "distill_steps": 4,
+    "out": "frontier",
+    **SHORT,
 }
+"""Those of the ladder of the documentation, and of short runs."""
 
 
-def rungs(inputs: Path, out: Path, **flags: Any) -> tuple[Recipe, ...]:
-    fields = {"data": str(inputs / "rows.tsv"), "out": str(out), **FLAGS, **flags}
-    return recipes_of(str(inputs / "model"), None, {name: value for name, value in fields.items() if value is not None})
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which the ladder of the documentation is run: a model, and its rows."""
+    folder = write_inputs(tmp_path_factory.mktemp("ladder"))
+    (folder / "rows.tsv").rename(folder / "train.tsv")
+    return folder
 
 
-def test_rungs_are_ordered_from_the_mildest_and_start_from_each_other(inputs: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    mild, strict = rungs(inputs, out)
-    assert [recipe.output.out for recipe in (mild, strict)] == [out / "macs-90", out / "macs-60"]
-    assert [recipe.budget.macs for recipe in (mild, strict)] == [0.9, 0.6]
+@pytest.fixture(autouse=True)
+def _in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+
+def rungs(**flags: Any) -> tuple[Recipe, ...]:
+    fields = {**FLAGS, **flags}
+    return recipes_of("model", None, {name: value for name, value in fields.items() if value is not None})
+
+
+def test_rungs_are_ordered_from_the_mildest_and_start_from_each_other() -> None:
+    out = Path("frontier")
+    mild, strict = rungs()
+    assert [recipe.output.out for recipe in (mild, strict)] == [out / "macs-90", out / "macs-80"]
+    assert [recipe.budget.macs for recipe in (mild, strict)] == [0.9, 0.8]
     assert mild.budget.start_from is None
     assert strict.budget.start_from == out / "macs-90"
-    speedups = rungs(inputs, out, macs=None, speedup="8,2,4")
+    speedups = rungs(macs=None, speedup="8,2,4")
     assert [recipe.budget.speedup for recipe in speedups] == [2, 4, 8]
-    (single,) = rungs(inputs, out, macs="60%")
+    (single,) = rungs(macs="60%")
     assert single.output.out == out
 
 
 @pytest.mark.parametrize("flags", [{"speedup": "2,3"}, {"macs": "60%,60%"}, {"macs": "60%,150%"}, {"macs": "60%,x"}])
-def test_rungs_that_contradict_are_refused(flags: dict[str, Any], inputs: Path, tmp_path: Path) -> None:
+def test_rungs_that_contradict_are_refused(flags: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as caught:
-        rungs(inputs, tmp_path / "out", **flags)
+        rungs(**flags)
     assert caught.value.code in {ErrorCode.CONTRADICTION, ErrorCode.OUT_OF_RANGE, ErrorCode.INVALID_VALUE}
 
 
 @pytest.fixture(scope="module")
-def ladder(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Frontier]:
-    out = tmp_path_factory.mktemp("ladder") / "out"
-    return out, compress_ladder(rungs(inputs, out, max_drop="0.99"), out)
+def ladder(folder: Path) -> tuple[Path, Frontier]:
+    """The ladder of the documentation, with short runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(recipe_file, "recipes_of", lambda model, file, flags: recipes_of(model, file, {**flags, **SHORT}))
+        names: dict[str, Any] = {"compressor": compressor, "Path": Path}
+        exec(python_block(ROOT / "docs" / "distillation.md"), names)
+    return Path("frontier"), names["frontier"]
 
 
 def test_every_rung_is_a_finished_run(ladder: tuple[Path, Frontier]) -> None:
     out, frontier = ladder
-    reports = [load(out / name) for name in ("macs-90", "macs-60")]
+    reports = [load(out / name) for name in ("macs-90", "macs-80")]
     assert all(proof.holds for report in reports for proof in report.proofs)
     assert all(row.met for report in reports for row in report.budget)
-    assert [rung.name for rung in frontier.rungs] == ["macs-90", "macs-60"]
+    assert [rung.name for rung in frontier.rungs] == ["macs-90", "macs-80"]
     assert [rung.neurons for rung in frontier.rungs] == [report.plan.neurons_kept for report in reports]
 
 
 def test_units_that_one_rung_removes_stay_removed(ladder: tuple[Path, Frontier]) -> None:
     out, _ = ladder
-    mild, strict = (load(out / name).plan for name in ("macs-90", "macs-60"))
+    mild, strict = (load(out / name).plan for name in ("macs-90", "macs-80"))
     for group in strict.groups:
         assert set(group.kept) <= set(mild[group.name].kept)
 
@@ -87,17 +109,17 @@ def test_the_page_shows_every_rung(ladder: tuple[Path, Frontier]) -> None:
     assert all(rung.holds for rung in frontier.rungs)
 
 
-def test_a_finished_rung_is_not_run_again(inputs: Path, ladder: tuple[Path, Frontier]) -> None:
+def test_a_finished_rung_is_not_run_again(ladder: tuple[Path, Frontier]) -> None:
     out, frontier = ladder
     listener = RecordingListener()
-    assert compress_ladder(rungs(inputs, out, max_drop="0.99"), out, listener) == frontier
+    assert compress_ladder(rungs(), out, listener) == frontier
     assert listener.stages == []
 
 
-def test_an_interrupted_ladder_keeps_its_rungs_and_goes_on(inputs: Path, ladder: tuple[Path, Frontier]) -> None:
+def test_an_interrupted_ladder_keeps_its_rungs_and_goes_on(ladder: tuple[Path, Frontier]) -> None:
     out, frontier = ladder
-    recipes = rungs(inputs, out, max_drop="0.99")
-    shutil.rmtree(out / "macs-60")
+    recipes = rungs()
+    shutil.rmtree(out / "macs-80")
     with pytest.raises(KeyboardInterrupt):
         compress_ladder(recipes, out, RecordingListener("compressed: exporting", interrupt))
     assert (out / "macs-90" / "report.json").is_file()
@@ -108,41 +130,41 @@ def test_an_interrupted_ladder_keeps_its_rungs_and_goes_on(inputs: Path, ladder:
 
 
 @pytest.mark.zoo
-def test_other_methods_stand_beside_a_ladder(inputs: Path, tmp_path: Path) -> None:
+def test_other_methods_stand_beside_a_ladder(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    flags = {**FLAGS, "data": str(inputs / "rows.tsv"), "out": str(out), "compare_with": "magnitude", "distill": False}
+    flags = {**FLAGS, "out": str(out), "compare_with": "magnitude", "distill": False}
     del flags["distill_steps"]
-    recipes = recipes_of(str(inputs / "model"), None, flags)
-    others = compared_ladders(str(inputs / "model"), None, flags, recipes)
+    recipes = recipes_of("model", None, flags)
+    others = compared_ladders("model", None, flags, recipes)
     frontier = compress_ladder(recipes, out, others=others)
-    assert [rung.name for rung in frontier.others["magnitude"]] == ["magnitude/macs-90", "magnitude/macs-60"]
-    assert load(out / "magnitude" / "macs-60").plan.method == "magnitude"
+    assert [rung.name for rung in frontier.others["magnitude"]] == ["magnitude/macs-90", "magnitude/macs-80"]
+    assert load(out / "magnitude" / "macs-80").plan.method == "magnitude"
     page = (out / FRONTIER_HTML).read_text()
-    assert 'href="magnitude/macs-60/report.html"' in page
+    assert 'href="magnitude/macs-80/report.html"' in page
     with pytest.raises(UsageError):
-        compared_ladders(str(inputs / "model"), None, flags, recipes[:1])
+        compared_ladders("model", None, flags, recipes[:1])
 
 
-def test_a_budget_that_nothing_meets_ends_the_ladder(inputs: Path, ladder: tuple[Path, Frontier]) -> None:
+def test_a_budget_that_nothing_meets_ends_the_ladder(ladder: tuple[Path, Frontier]) -> None:
     out, _ = ladder
     listener = RecordingListener()
-    frontier = compress_ladder(rungs(inputs, out, macs="90%,1%", max_drop="0.99"), out, listener)
+    frontier = compress_ladder(rungs(macs="90%,1%"), out, listener)
     assert [rung.name for rung in frontier.rungs] == ["macs-90"]
     assert frontier.ended is not None
     assert NoteCode.LADDER_ENDED in listener.codes
 
 
 @pytest.mark.zoo
-def test_a_first_budget_that_nothing_meets_is_an_error(inputs: Path, tmp_path: Path) -> None:
+def test_a_first_budget_that_nothing_meets_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        compress_ladder(rungs(inputs, tmp_path / "out", macs="2%,1%"), tmp_path / "out")
+        compress_ladder(rungs(macs="2%,1%", out=str(tmp_path / "out")), tmp_path / "out")
     assert caught.value.code is ErrorCode.BUDGET_UNREACHABLE
 
 
 @pytest.mark.zoo
-def test_a_rung_that_diverges_keeps_those_before(inputs: Path, ladder: tuple[Path, Frontier]) -> None:
+def test_a_rung_that_diverges_keeps_those_before(ladder: tuple[Path, Frontier]) -> None:
     out, _ = ladder
-    mild, strict = rungs(inputs, out, macs="90%,50%", max_drop="0.99")
+    mild, strict = rungs(macs="90%,50%")
     with pytest.raises(DivergedError):
         compress_ladder([mild, strict.updated(distill_learning_rate=1e30)], out)
     stored = json.loads((out / FRONTIER_JSON).read_text())

@@ -21,7 +21,7 @@ from compressor.run import verify
 from graph_passes import Plan, Refusal, Shrunk
 from tests.command import compress as command
 from tests.run.conftest import FinishedRun
-from tests.run.listeners import RecordingListener
+from tests.run.listeners import RecordingListener, interrupt
 from tests.run.runs import learning_recipe
 from tests.zoo import FAMILIES
 
@@ -104,6 +104,18 @@ def test_stages_and_notes_are_reported(finished: FinishedRun) -> None:
     assert list(report.seconds) == listener.stages
     assert list(report.notes) == listener.notes
     assert {NoteCode.ROWS_SET_ASIDE, NoteCode.TRAINED_ALONG} <= set(listener.codes)
+
+
+def test_a_learned_plan_is_not_learned_again(inputs: Path, tmp_path: Path, finished: FinishedRun) -> None:
+    out = tmp_path / "out"
+    listener = RecordingListener("compressed: exporting", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        compressor.compress(learning_recipe(inputs, out, max_drop=0.99), listener)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.partial"]
+    listener = RecordingListener()
+    compressor.compress(learning_recipe(inputs, out, max_drop=0.99), listener)
+    assert NoteCode.RESUMED in listener.codes
+    assert (out / "plan.json").read_bytes() == (finished.out / "plan.json").read_bytes()
 
 
 def test_without_rows_and_plan_every_head_stays(inputs: Path, tmp_path: Path) -> None:

@@ -43,22 +43,31 @@ def codes(report: Report) -> set[NoteCode]:
     return {note.code for note in report.notes}
 
 
-@pytest.mark.parametrize("fields", [{"macs": "60%"}, {"parameters": "97%"}])
-def test_a_share_is_met_by_the_graph(inputs: Path, tmp_path: Path, fields: dict[str, str]) -> None:
-    report = run(inputs, tmp_path / "out", **fields)
-    share = float(next(iter(fields.values())).removesuffix("%")) / 100
+@pytest.fixture(scope="module")
+def pruned(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
+    """The output folder of a run for 60% of the multiply-accumulates, and its report."""
+    out = tmp_path_factory.mktemp("pruned") / "out"
+    return out, run(inputs, out, macs="60%")
+
+
+@pytest.mark.parametrize("unit", ["macs", "parameters"])
+def test_a_share_is_met_by_the_graph(inputs: Path, tmp_path: Path, unit: str, request: pytest.FixtureRequest) -> None:
+    if unit == "macs":
+        share, (_, report) = 0.6, request.getfixturevalue("pruned")
+    else:
+        share, report = 0.97, run(inputs, tmp_path / "out", parameters="97%")
     assert report.plan.neurons_kept + report.plan.heads_kept < report.plan.neurons + report.plan.heads
     assert report.plan.method == "reconstruct"
     assert NoteCode.BUDGET_MET in codes(report)
     assert all(proof.holds for proof in report.proofs)
-    if "parameters" in fields:
+    if unit == "parameters":
         assert report.compressed.parameters <= share * report.dense.parameters
     else:
         assert report.compressed.macs is not None
         assert report.dense.macs is not None
         assert report.compressed.macs <= share * report.dense.macs
     (row,) = report.budget
-    assert row.unit == next(iter(fields))
+    assert row.unit == unit
     assert row.met
     assert row.predicted == row.reached <= row.requested
     assert row.requested == pytest.approx(share * row.dense)
@@ -66,9 +75,9 @@ def test_a_share_is_met_by_the_graph(inputs: Path, tmp_path: Path, fields: dict[
     assert sum(cost.after for cost in report.costs) < sum(cost.before for cost in report.costs)
 
 
-def test_the_folder_holds_the_refitted_weights(inputs: Path, tmp_path: Path) -> None:
-    run(inputs, tmp_path / "out", macs="60%")
-    folder, plan = load(tmp_path / "out"), Plan.load(tmp_path / "out" / "plan.json")
+def test_the_folder_holds_the_refitted_weights(inputs: Path, tmp_path: Path, pruned: tuple[Path, Report]) -> None:
+    out, _ = pruned
+    folder, plan = load(out), Plan.load(out / "plan.json")
     batch = example_inputs(folder, 2, 8)
     assert plan.model == folder.fingerprint
     original, fitted = (weight_fingerprints(source.model) for source in (load(inputs / "model"), folder))
@@ -81,9 +90,7 @@ def test_the_folder_holds_the_refitted_weights(inputs: Path, tmp_path: Path) -> 
         plain = folder.model(**batch).logits
         with gated(folder.model, plan):
             assert torch.allclose(folder.model(**batch).logits, plain, atol=1e-6)
-    again = compressor.compress(
-        Recipe(model=tmp_path / "out", out=tmp_path / "again", batch=(1,), seq=(8,), seconds=0.01)
-    )
+    again = compressor.compress(Recipe(model=out, out=tmp_path / "again", batch=(1,), seq=(8,), seconds=0.01))
     assert (again.plan.groups, again.plan.weights) == (plan.groups, plan.weights)
 
 

@@ -30,7 +30,6 @@ from compressor.run.products import LoadedModel, SelectedPlan
 from compressor.tasks import Data
 from tests import folders
 from tests.command import enable_ctrl_c
-from tests.run.conftest import FinishedRun
 from tests.run.listeners import RecordingListener, interrupt
 from tests.run.runs import learning_recipe
 
@@ -40,18 +39,6 @@ def test_an_interrupted_run_leaves_no_files(stage: str, inputs: Path, tmp_path: 
     with pytest.raises(KeyboardInterrupt):
         compressor.compress(learning_recipe(inputs, tmp_path / "out"), RecordingListener(stage, interrupt))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_learned_plan_is_not_learned_again(inputs: Path, tmp_path: Path, finished: FinishedRun) -> None:
-    out = tmp_path / "out"
-    listener = RecordingListener("compressed: exporting", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        compressor.compress(learning_recipe(inputs, out, max_drop=0.99), listener)
-    assert [path.name for path in tmp_path.iterdir()] == ["out.partial"]
-    listener = RecordingListener()
-    compressor.compress(learning_recipe(inputs, out, max_drop=0.99), listener)
-    assert NoteCode.RESUMED in listener.codes
-    assert (out / "plan.json").read_bytes() == (finished.out / "plan.json").read_bytes()
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,9 @@
-"""One of several processes that learn together; `launch` starts this module."""
+"""Learning in one of several processes."""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
+from typing import Any
 
 from accelerate import PartialState
 
@@ -12,9 +11,9 @@ from compressor.training.checkpoints import digest
 from tests.selection import pools, tiny
 
 
-def main(folder: Path) -> None:
-    """Learn with a gate that draws heads, a penalised one, and one over neurons too, and write the results."""
-    results = {}
+def learn_together(folder: Path) -> dict[str, Any]:
+    """Results of a gate that draws heads, a penalised one, and one over neurons too."""
+    results: dict[str, Any] = {}
     for method in ("dsp", "hard-concrete"):
         model = tiny.classifier()
         learned = tiny.learn_plan(folder / method, tiny.selection(method=method, steps=6), model)
@@ -30,11 +29,5 @@ def main(folder: Path) -> None:
         "weights": digest(network),
         "curves": [point.model_dump() for point in within.curves],
     }
-    state = PartialState()
-    results["processes"] = {"count": state.num_processes}
-    (folder / f"rank{state.process_index}.json").write_text(json.dumps(results))
-    state.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    results["processes"] = {"count": PartialState().num_processes}
+    return results

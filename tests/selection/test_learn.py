@@ -1,4 +1,4 @@
-"""Learning gives exact and reproducible plans, in one process and in two."""
+"""Learning gives exact and reproducible plans."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from compressor.selection.learn import learn
 from compressor.selection.pool import heads_to_keep
 from compressor.selection.subset_evaluator import ModelSubsetEvaluator
 from tests.faults import fails_with
-from tests.launch import launch
 from tests.selection import tiny
 from tests.selection.tiny import GATE_METHODS, selection
 
@@ -203,12 +202,3 @@ def test_a_loss_of_another_metric_cannot_end_a_search(tmp_path: Path) -> None:
     model = tiny.language_model()
     with fails_with(ErrorCode.CONTRADICTION, UsageError, field="keep", metric="perplexity"):
         tiny.learn_plan(tmp_path, selection(method="local", keep=None, max_drop=0.1), model, Perplexity())
-
-
-def test_two_processes_agree(tmp_path: Path) -> None:
-    """Two processes of `accelerate launch` on the CPU both end, with the same plan and the same weights."""
-    ranks = launch("tests.selection.learning_process", tmp_path)
-    assert ranks[0] == ranks[1]
-    assert ranks[0].pop("processes") == {"count": 2}
-    ranks[0].pop("pool")
-    assert [sum(map(len, result["kept"])) for result in ranks[0].values()] == [3, 3]

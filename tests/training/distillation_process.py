@@ -1,9 +1,7 @@
-"""One of several processes that distil a tiny model; `launch` starts this module."""
+"""Distilling a tiny model, alone or in one of several processes."""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +47,6 @@ def distil(folder: Path, name: str, batch_size: int) -> dict[str, Any]:
     }
 
 
-def main(folder: Path) -> None:
-    """Distil in one of several processes, and write its result."""
-    state = PartialState(cpu=True)
-    result = {**distil(folder, "together", 4), "processes": state.num_processes}
-    (folder / f"rank{state.process_index}.json").write_text(json.dumps(result))
-    state.destroy_process_group()
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
+def distil_together(folder: Path) -> dict[str, Any]:
+    """The result of one of several processes."""
+    return {**distil(folder, "together", 4), "processes": PartialState(cpu=True).num_processes}

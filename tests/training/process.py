@@ -1,14 +1,11 @@
-"""One of several processes that train a language model, without and with gates; `launch` starts this module."""
+"""Training a language model, without and with gates, in one of several processes."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import PartialState
 
 from compressor.tasks import Data
@@ -29,8 +26,8 @@ def train_gates(path: Path, data: Data, stop: int | None = None) -> dict[str, An
     return {"kept": gate.harden().tolist(), "weights": [digest(folder.model), digest(gate)], "log": without_times(log)}
 
 
-def main(path: Path) -> None:
-    """Train in one of several processes, each of which reads its own streams."""
+def train_together(path: Path) -> dict[str, Any]:
+    """Results of training in one of several processes, each of which reads its own streams."""
     folder = language.folder(**language.UNDROPPED)
     state = PartialState(cpu=True)
     with state.main_process_first():
@@ -39,7 +36,7 @@ def main(path: Path) -> None:
     whole = train_gates(path / "whole", data)
     with contextlib.suppress(language.EndOfPowerError):
         train_gates(path / "halved", data, stop=7)
-    results = {
+    return {
         "weights": digest(folder.model),
         "norm": float(sum(weight.double().norm() for weight in folder.model.parameters())),
         "perplexity": [entry["eval_perplexity"] for entry in log if "eval_perplexity" in entry],
@@ -47,10 +44,3 @@ def main(path: Path) -> None:
         "whole": whole,
         "resumed": train_gates(path / "halved", data),
     }
-    (path / f"rank{state.process_index}.json").write_text(json.dumps(results))
-    state.destroy_process_group()
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]))

@@ -19,9 +19,7 @@ from compressor.training.distillation import Distillation
 from compressor.training.schedule import Schedule
 from tests import folders, zoo
 from tests.language import EndOfPowerError
-from tests.launch import launch
 from tests.run.runs import write_inputs
-from tests.training.distillation_process import distil
 from tests.training.runs import have_same_weights, stop_after, train_model, without_times
 
 FAMILIES = {"bert": ("logits",), "gpt2": ("logits",), "bart": ("logits",), "vit": ("logits",)}
@@ -141,14 +139,3 @@ def test_an_interruption_changes_nothing(runs: Any) -> None:
     resumed, resumed_log = runs("interrupted")
     assert have_same_weights(whole, resumed)
     assert without_times(resumed_log) == without_times(log)
-
-
-def test_two_processes_learn_as_one_with_twice_the_batch(tmp_path: Path) -> None:
-    write_inputs(tmp_path)
-    alone = distil(tmp_path, "alone", 8)
-    ranks = launch("tests.training.distillation_process", tmp_path)
-    assert ranks[0] == ranks[1]
-    assert ranks[0]["processes"] == 2
-    # The error of hidden states is relative to the rows of a process.
-    assert ranks[0]["losses"] == pytest.approx(alone["losses"], rel=0.03)
-    assert ranks[0]["divergences"] == pytest.approx(alone["divergences"], rel=0.03)

@@ -1,33 +1,83 @@
-"""Training in several processes: each reads its own streams, and all train one model."""
+"""Two processes of `accelerate launch` on the CPU: they agree, and what they share is what one process computes."""
 
 from __future__ import annotations
 
 import json
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from compressor.training.checkpoints import newest
 from compressor.training.train import FILE_NAME
 from tests import language
+from tests.block_masks.collecting_process import collect_together
 from tests.launch import finish, launch, start
+from tests.run.runs import write_inputs
+from tests.training.distillation_process import distil
+from tests.training.processes import PARTS
 from tests.training.runs import train_model
 
 
-def test_two_processes_read_their_own_streams(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of both processes."""
+    folder = tmp_path_factory.mktemp("processes")
+    for name in PARTS:
+        (folder / name).mkdir()
+    write_inputs(folder / "distillation")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path) -> list[Any]:
+    """The results of both processes, by part."""
+    return launch("tests.training.processes", folder)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_both_processes_have_the_same_result(part: str, ranks: list[Any]) -> None:
+    assert ranks[0][part] == ranks[1][part]
+
+
+def test_gates_learn_in_both_processes(ranks: list[Any]) -> None:
+    results = ranks[0]["learning"]
+    assert results["processes"] == {"count": 2}
+    assert [sum(map(len, results[method]["kept"])) for method in ("dsp", "hard-concrete")] == [3, 3]
+
+
+def test_each_process_reads_its_own_streams(ranks: list[Any], tmp_path: Path) -> None:
     folder = language.folder(**language.UNDROPPED)
     log = train_model(folder, language.data(tmp_path, folder), language.schedule(batch_size=4), tmp_path / "alone")
-    ranks = launch("tests.training.process", tmp_path)
-    assert ranks[0] == ranks[1]
+    results = ranks[0]["streams"]
     perplexities = [entry["eval_perplexity"] for entry in log if "eval_perplexity" in entry]
-    assert ranks[0]["perplexity"] == pytest.approx(perplexities, rel=1e-3)
+    assert results["perplexity"] == pytest.approx(perplexities, rel=1e-3)
     norm = sum(float(weight.detach().double().norm()) for weight in folder.model.parameters())
-    assert ranks[0]["norm"] == pytest.approx(norm, rel=1e-4)
+    assert results["norm"] == pytest.approx(norm, rel=1e-4)
     # Gates trained with the model, interrupted between checkpoints: each process restores its own memories.
-    assert ranks[0]["memories"] == ["memory_0.safetensors", "memory_1.safetensors"]
-    assert ranks[0]["resumed"] == ranks[0]["whole"]
-    assert sum(ranks[0]["whole"]["kept"]) == 3
+    assert results["memories"] == ["memory_0.safetensors", "memory_1.safetensors"]
+    assert results["resumed"] == results["whole"]
+    assert sum(results["whole"]["kept"]) == 3
+
+
+def test_a_distillation_learns_as_one_process_with_twice_the_batch(ranks: list[Any], folder: Path) -> None:
+    alone, together = distil(folder / "distillation", "alone", 8), ranks[0]["distillation"]
+    assert together["processes"] == 2
+    # The error of hidden states is relative to the rows of a process.
+    assert together["losses"] == pytest.approx(alone["losses"], rel=0.03)
+    assert together["divergences"] == pytest.approx(alone["divergences"], rel=0.03)
+
+
+def test_maps_are_those_of_one_process(ranks: list[Any], tmp_path: Path) -> None:
+    """This also holds with fewer rows than processes."""
+    alone, together = collect_together(tmp_path), ranks[0]["maps"]
+    assert together.keys() == alone.keys()
+    for name, sites in alone.items():
+        for site, (maps, counts) in sites.items():
+            np.testing.assert_allclose(together[name][site][0], maps, atol=1e-6)
+            assert together[name][site][1] == counts
 
 
 @pytest.mark.zoo
