@@ -9,7 +9,6 @@ depend on the graph's inputs.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 
 import numpy as np
@@ -158,7 +157,7 @@ def _walk(model: ir.Model, sizes: Sizes, aliases: dict[str, str], *, strict: boo
         if shape is not None:
             shapes[value] = shape
         if dtype is not None:
-            types[value] = _type_proto(dtype, shape)
+            types[value] = onnx.helper.make_tensor_type_proto(dtype.value, shape)
 
     for value in model.graph.inputs:
         record(value, concrete(value.shape, bindings, is_input=True), value.dtype)
@@ -182,12 +181,6 @@ def _walk(model: ir.Model, sizes: Sizes, aliases: dict[str, str], *, strict: boo
             record(value, shape if shape is not None else concrete(value.shape, bindings), dtype or value.dtype)
         evaluate(node, model, shapes, constants)
     return _Walk(shapes, types, constants)
-
-
-@functools.lru_cache(maxsize=4096)
-def _type_proto(dtype: ir.DataType, shape: Shape | None) -> onnx.TypeProto:
-    """The type of a tensor as ONNX reads it."""
-    return onnx.helper.make_tensor_type_proto(dtype.value, shape)
 
 
 def _keeps_elements(node: ir.Node, shape: Shape, shapes: dict[ir.Value, Shape]) -> bool:

@@ -11,7 +11,6 @@ import onnx.reference
 import onnx_ir as ir
 
 from graph_passes.flow.foreign_shapes import OLD_COMPARES, Shape, foreign_shape
-from graph_passes.flow.node_memo import content_key, node_key, once
 from graph_passes.flow.windows import leaves_nothing
 
 # Operators with which exporters compute shapes; outputs of other operators are not evaluated.
@@ -39,9 +38,6 @@ _UNKNOWN = (
 
 Inferred = tuple[ir.Value, Shape | None, ir.DataType | None]
 """A tensor, its shape and its type; None where they are unknown."""
-_Output = tuple[Shape | None, ir.DataType | None]
-_KEPT_ELEMENTS = 256
-"""Maximum number of elements of an evaluated tensor that is kept for equal nodes."""
 
 
 def infer(
@@ -64,9 +60,17 @@ def infer(
     if shape is not None:
         yield from _infer_foreign(node, shape, types)
         return
-    inferred = _infer_standard(node, model, types, constants) if _is_safe(node, shapes) else _unknown(node)
-    for value, (shape, dtype) in zip(node.outputs, inferred, strict=True):
-        yield value, shape, dtype
+    inferred = _infer_standard(node, model, types, constants) if _is_safe(node, shapes) else {}
+    for value in node.outputs:
+        proto = inferred.get(value.name or "")
+        if proto is None or not proto.HasField("tensor_type"):
+            yield value, None, None
+            continue
+        dims = proto.tensor_type.shape.dim
+        is_known = proto.tensor_type.HasField("shape") and all(dim.HasField("dim_value") for dim in dims)
+        shape = tuple(dim.dim_value for dim in dims) if is_known else None
+        shape = None if shape is not None and min(shape, default=0) < 0 else shape
+        yield value, shape, ir.DataType(proto.tensor_type.elem_type)
 
 
 def _is_safe(node: ir.Node, shapes: dict[ir.Value, Shape]) -> bool:
@@ -100,32 +104,12 @@ def _infer_standard(
     model: ir.Model,
     types: dict[ir.Value, onnx.TypeProto],
     constants: dict[ir.Value, np.ndarray],
-) -> tuple[_Output, ...]:
-    """Shape and type of each output, by ONNX's own inference; for the arguments see `infer`."""
-    key = node_key(node)
-    if key is not None:
-        operands = [
-            (
-                types[value].SerializeToString() if value in types else None,
-                content_key(constants[value]) if value in constants else None,
-            )
-            for value in node.inputs
-            if value is not None
-        ]
-        key = ("infer", key, model.ir_version, *sorted(model.graph.opset_imports.items()), *operands)
-    return once(key, lambda: _run_inference(node, model, types, constants))
-
-
-def _run_inference(
-    node: ir.Node,
-    model: ir.Model,
-    types: dict[ir.Value, onnx.TypeProto],
-    constants: dict[ir.Value, np.ndarray],
-) -> tuple[_Output, ...]:
+) -> dict[str, onnx.TypeProto]:
+    """Output name -> type, by ONNX's own inference; for the arguments see `infer`."""
     inputs = {value.name: value for value in node.inputs if value is not None and value.name}
     contents = {name: constants[value] for name, value in inputs.items() if value in constants}
     try:
-        inferred = onnx.shape_inference.infer_node_outputs(
+        return onnx.shape_inference.infer_node_outputs(
             onnx.defs.get_schema(node.op_type, _opset(node, model), node.domain),
             ir.serde.serialize_node(node),
             {name: types[value] for name, value in inputs.items() if value in types},
@@ -134,23 +118,7 @@ def _run_inference(
             ir_version=model.ir_version,
         )
     except _UNKNOWN:
-        return _unknown(node)  # The shapes that the file records are used instead.
-    return tuple(_output_of(inferred.get(value.name or "")) for value in node.outputs)
-
-
-def _unknown(node: ir.Node) -> tuple[_Output, ...]:
-    return ((None, None),) * len(node.outputs)
-
-
-def _output_of(proto: onnx.TypeProto | None) -> _Output:
-    """The shape and the type of a tensor that ONNX inferred; both are None if it is no tensor."""
-    if proto is None or not proto.HasField("tensor_type"):
-        return None, None
-    dims = proto.tensor_type.shape.dim
-    is_known = proto.tensor_type.HasField("shape") and all(dim.HasField("dim_value") for dim in dims)
-    shape = tuple(dim.dim_value for dim in dims) if is_known else None
-    shape = None if shape is not None and min(shape, default=0) < 0 else shape
-    return shape, ir.DataType(proto.tensor_type.elem_type)
+        return {}  # The shapes that the file records are used instead.
 
 
 def _opset(node: ir.Node, model: ir.Model) -> int:
@@ -184,24 +152,13 @@ def evaluate(
     outputs = [shapes.get(value) for value in node.outputs]
     if any(shape is None or np.prod(shape, dtype=np.int64) > LARGEST_CONSTANT for shape in outputs):
         return
-    contents = [(value.name or "", constants[value]) for value in node.inputs if value is not None]
-    key, opset = node_key(node), _opset(node, model)
-    if key is not None:
-        is_small = all(shape is not None and np.prod(shape, dtype=np.int64) <= _KEPT_ELEMENTS for shape in outputs)
-        key = ("evaluate", key, opset, *(content_key(content) for _, content in contents)) if is_small else None
-    results = once(key, lambda: _run_evaluation(node, dict(contents), opset))
-    constants.update(zip(node.outputs, results or (), strict=results is not None))
-
-
-def _run_evaluation(node: ir.Node, feeds: dict[str, np.ndarray], opset: int) -> tuple[np.ndarray, ...] | None:
-    """Read-only outputs of a node; None where they cannot be computed."""
+    feeds = {value.name or "": constants[value] for value in node.inputs if value is not None}
     try:
-        results = tuple(np.array(result) for result in run_node(ir.serde.serialize_node(node), feeds, opset))
+        results = run_node(ir.serde.serialize_node(node), feeds, _opset(node, model))
     except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError):
-        return None  # Unknown content is not an error: the shape may be enough.
-    for result in results:
-        result.setflags(write=False)
-    return results
+        return  # Unknown content is not an error: the shape may be enough.
+    for value, result in zip(node.outputs, results, strict=True):
+        constants[value] = np.asarray(result)
 
 
 def run_constant(node: ir.Node, feeds: dict[str, np.ndarray]) -> np.ndarray:
