@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -12,29 +11,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from compressor.config.sections import RowsConfig
-from compressor.model_folder import load
-from compressor.tasks import open_data
 from compressor.training.distillation import Distillation
-from compressor.training.schedule import Schedule
 from tests import folders, zoo
 from tests.language import EndOfPowerError
 from tests.launch import launch
 from tests.run.runs import write_inputs
-from tests.training.distillation_process import distil
-from tests.training.runs import have_same_weights, stop_after, train_model, without_times
+from tests.training.distillation_process import values_of
+from tests.training.runs import Log, have_same_weights, stop_after, without_times
+from tests.training.students import changed, distil, schedule
 
 FAMILIES = {"bert": ("logits",), "gpt2": ("logits",), "bart": ("logits",), "vit": ("logits",)}
-
-
-def changed(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
-    """A copy with other weights."""
-    generator = torch.Generator().manual_seed(seed)
-    copied = copy.deepcopy(model)
-    with torch.no_grad():
-        for weight in copied.parameters():
-            weight.add_(0.05 * torch.randn(weight.shape, generator=generator))
-    return copied
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -101,27 +87,9 @@ def test_the_weight_of_hidden_states_multiplies_their_relative_error() -> None:
 def runs(tmp_path: Path) -> Any:
     """Trains a student of a tiny teacher, with checkpoints in a folder; returns its model and log."""
     inputs = write_inputs(tmp_path)
-    teacher = load(inputs / "model").model
-    schedule = Schedule(
-        steps=20,
-        batch_size=8,
-        learning_rate=5e-3,
-        seed=0,
-        warmup=0.1,
-        weight_decay=0.0,
-        max_grad_norm=1.0,
-        evaluations=4,
-        points=20,
-        mixed_precision="no",
-    )
 
-    def train(name: str, **options: Any) -> tuple[PreTrainedModel, list[dict[str, Any]]]:
-        folder = load(inputs / "model")
-        folder.model.load_state_dict(changed(teacher).state_dict())
-        data = open_data(RowsConfig(data=str(inputs / "rows.tsv"), max_length=8), folder)
-        distillation = Distillation.of(teacher, data.task.outputs)
-        log = train_model(folder, data, schedule, tmp_path / name, distillation=distillation, **options)
-        return folder.model, log
+    def train(name: str, **options: Any) -> tuple[PreTrainedModel, Log]:
+        return distil(inputs, tmp_path / name, schedule(20), **options)
 
     return train
 
@@ -145,7 +113,7 @@ def test_an_interruption_changes_nothing(runs: Any) -> None:
 
 def test_two_processes_learn_as_one_with_twice_the_batch(tmp_path: Path) -> None:
     write_inputs(tmp_path)
-    alone = distil(tmp_path, "alone", 8)
+    alone = values_of(tmp_path, "alone", 8)
     ranks = launch("tests.training.distillation_process", tmp_path)
     assert ranks[0] == ranks[1]
     assert ranks[0]["processes"] == 2
