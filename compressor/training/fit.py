@@ -121,7 +121,7 @@ def fit(
         trainer = trainer_type(
             gate=gate,
             schedule=schedule,
-            loss_inputs=task.loss_inputs,
+            task=task,
             distillation=distillation,
             model=model,
             args=arguments,

@@ -11,13 +11,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from compressor.tasks import open_data
 from compressor.training.distillation import Distillation
 from tests import folders, zoo
 from tests.language import EndOfPowerError
 from tests.launch import launch
 from tests.run.runs import write_inputs
+from tests.tasks import questions
+from tests.tasks.rows import jsonl
 from tests.training.distillation_process import values_of
-from tests.training.runs import Log, have_same_weights, stop_after, without_times
+from tests.training.runs import Log, have_same_weights, stop_after, train_model, without_times
 from tests.training.students import changed, distil, schedule
 
 FAMILIES = {"bert": ("logits",), "gpt2": ("logits",), "bart": ("logits",), "vit": ("logits",)}
@@ -109,6 +112,42 @@ def test_an_interruption_changes_nothing(runs: Any) -> None:
     resumed, resumed_log = runs("interrupted")
     assert have_same_weights(whole, resumed)
     assert without_times(resumed_log) == without_times(log)
+
+
+def test_questions_of_several_windows_are_learned_alike_from_computed_and_kept_outputs(tmp_path: Path) -> None:
+    contexts = [" ".join(questions.WORDS[: 2 + number]) for number in range(10)]
+    path = jsonl(tmp_path / "rows.jsonl", *(questions.row(context) for context in contexts))
+    torch.manual_seed(0)
+    teacher, logs = questions.bert(), []
+    for is_kept in (False, True):
+        folder = questions.folder_of(questions.wordpieces())
+        folder.model.load_state_dict(changed(teacher).state_dict())
+        data = open_data(folders.rows_config(path, path, path, max_length=10, stride=2), folder)
+        assert {1, 2, 3} <= {len(windows) for windows in data.train["input_ids"]}
+        distillation = Distillation.of(teacher, data.task.outputs)
+        if is_kept:
+            distillation = distillation.keep_outputs(tmp_path / "kept", len(data.train), sum(data.train["length"]))
+        log = train_model(folder, data, schedule(6), tmp_path / f"run{is_kept}", distillation=distillation)
+        assert distillation.kept is None or distillation.kept.refusal is None
+        logs.append([entry.get("loss", entry.get("eval_divergence")) for entry in log if "train_loss" not in entry])
+    computed, kept = logs
+    assert kept == pytest.approx(computed, rel=5e-3)
+    assert len(kept) == 12
+
+
+def test_the_teacher_reads_each_evaluation_row_once() -> None:
+    model, batch = folders.bert().eval(), bert_batch()
+    distillation, student = Distillation.of(model, ("logits",)), changed(model).eval()
+    rows = {"first": slice(0, 1), "second": slice(1, 2), "both": slice(0, 2)}
+    calls = []
+    distillation.teacher.register_forward_hook(lambda module, inputs, outputs: calls.append(len(outputs.logits)))
+    divergences = {}
+    for name, part in rows.items():
+        inputs = {key: value[part] for key, value in batch.items()}
+        divergences[name] = distillation.divergences(student(**inputs), inputs)
+    assert calls == [1, 1]
+    expected = torch.cat([divergences["first"], divergences["second"]])
+    torch.testing.assert_close(divergences["both"], expected, rtol=1e-4, atol=1e-9)
 
 
 def test_two_processes_learn_as_one_with_twice_the_batch(tmp_path: Path) -> None:
