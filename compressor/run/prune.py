@@ -180,7 +180,7 @@ def _by_budget(
 
 
 def _with_plan(table: CostTable, run: BudgetRun) -> CostTable:
-    """The table of the model whose heads another method selected: their savings are no longer to be had."""
+    """The table of the model whose heads another method selected: they cost what it keeps, and save nothing more."""
     if run.selected is None or table.unit == "heads":
         return table
     counts = {site.name: len(site.kept) for site in run.selected.plan.sites}
