@@ -52,9 +52,9 @@ class _Layout:
 class KeptOutputs:
     """Outputs of a model by row, from a file where they are known, else computed and added to it.
 
-    Rows are recognized by their inputs, without padding. Numbers are stored as float16, and are those of float16 on
-    their first use too, so that a run does not depend on what an earlier one has stored. Where outputs cannot be kept,
-    they are computed for every batch.
+    Rows are recognized by their inputs, without padding. Numbers are stored as float16 and rounded to it on their first
+    use too, so that a run does not depend on what an earlier one has stored. Where outputs cannot be kept, they are
+    computed for every batch.
 
     Args:
         compute: outputs of the model on a batch.
@@ -84,7 +84,7 @@ class KeptOutputs:
         self._end = 0
 
     def __call__(self, batch: Mapping[str, Tensor]) -> Outputs:
-        """The outputs of a batch; at padded positions they are zero, or those of padding where they are computed."""
+        """The outputs of a batch; those of padding are zero where they are kept, and arbitrary elsewhere."""
         if self.refusal is None:
             try:
                 return self._kept(batch)
