@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +14,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from compressor.errors import DivergedError, ErrorCode
 from compressor.tasks import open_data
 from compressor.training.distillation import Distillation
+from compressor.training.trainer import WEIGHTS
 from tests import folders, zoo
+from tests.faults import fails_with
 from tests.language import EndOfPowerError
 from tests.launch import launch
 from tests.run.runs import write_inputs
@@ -112,6 +118,30 @@ def test_an_interruption_changes_nothing(runs: Any) -> None:
     resumed, resumed_log = runs("interrupted")
     assert have_same_weights(whole, resumed)
     assert without_times(resumed_log) == without_times(log)
+
+
+def test_a_divergence_ends_the_run_and_keeps_its_best_and_its_last_checkpoint(runs: Any, tmp_path: Path) -> None:
+    students = []
+
+    @contextmanager
+    def watched(model: PreTrainedModel) -> Iterator[None]:
+        students.append(model)
+        yield
+
+    def overwrite_weights(finished: int, total: int) -> None:
+        factor = {7: 3.0, 12: math.inf}.get(finished, 1.0)  # worse after the first evaluation, then not finite
+        with torch.no_grad():
+            for weight in students[0].parameters():
+                weight.mul_(factor)
+
+    checkpoint = tmp_path / "run" / "checkpoint-10"
+    with fails_with(ErrorCode.NOT_FINITE, DivergedError, step=13, quantity="loss", checkpoint=checkpoint) as caught:
+        runs("run", prepare=watched, on_progress=overwrite_weights)
+    assert caught.value.exit_code == 9
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    best = tmp_path / "run" / "checkpoint-5"
+    assert Path(state["best_model_checkpoint"]) == best
+    assert (best / WEIGHTS).is_file()
 
 
 def test_questions_of_several_windows_are_learned_alike_from_computed_and_kept_outputs(tmp_path: Path) -> None:
