@@ -11,11 +11,15 @@ import torch
 
 from compressor.config.methods import HEAD_METHODS, METHODS
 from compressor.errors import ErrorCode, UsageError
+from compressor.model_folder import load
+from compressor.results import Report
 from compressor.selection.learn import learn
 from compressor.selection.pool import heads_to_keep
 from compressor.selection.subset_evaluator import ModelSubsetEvaluator
+from graph_passes import Plan
 from tests.faults import fails_with
 from tests.launch import launch
+from tests.run.runs import write_inputs
 from tests.selection import tiny
 from tests.selection.tiny import GATE_METHODS, selection
 
@@ -206,9 +210,22 @@ def test_a_loss_of_another_metric_cannot_end_a_search(tmp_path: Path) -> None:
 
 
 def test_two_processes_agree(tmp_path: Path) -> None:
-    """Two processes of `accelerate launch` on the CPU both end, with the same plan and the same weights."""
+    """Two processes of `accelerate launch` on the CPU both end, with the same plan and the same weights.
+
+    A whole run in both delivers what they learned once.
+    """
+    write_inputs(tmp_path)
     ranks = launch("tests.selection.learning_process", tmp_path)
     assert ranks[0] == ranks[1]
     assert ranks[0].pop("processes") == {"count": 2}
     ranks[0].pop("pool")
     assert [sum(map(len, result["kept"])) for result in ranks[0].values()] == [3, 3]
+    out = tmp_path / "out"
+    report, plan = Report.model_validate_json((out / "report.json").read_text()), Plan.load(out / "plan.json")
+    assert [row.met for row in report.budget] == [True]
+    assert report.proofs
+    assert all(proof.holds for proof in report.proofs)
+    assert (plan.method, plan.model) == ("dsp", load(out).fingerprint)
+    assert plan.heads_kept + plan.neurons_kept < plan.heads + plan.neurons
+    assert max(point.step for point in report.curves) == 2
+    assert not (tmp_path / "out.partial").exists()
