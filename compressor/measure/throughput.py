@@ -92,7 +92,9 @@ def row_rates(engine: Engine, inputs: Sequence[tuple[int, Feeds]], callers: int,
     rates = []
     for batch, feeds in inputs:
         wait_until_idle()
-        one = rows_per_second([engine], feeds, batch=batch, seconds=seconds)
+        one_caller = rows_per_second([engine], feeds, batch=batch, seconds=seconds)
         wait_until_idle()
-        rates.append(RowRates(one_caller=one, all_callers=rows_per_second(loaded, feeds, batch=batch, seconds=seconds)))
+        rates.append(
+            RowRates(one_caller=one_caller, all_callers=rows_per_second(loaded, feeds, batch=batch, seconds=seconds))
+        )
     return rates

@@ -53,9 +53,9 @@ def figure(frontier: Frontier, size: int) -> Markup:
         scale = frontier.rungs[0].scores[0].unit.scale
         axes.axhline(scale * frontier.rungs[0].scores[0].dense, color=DENSE, linewidth=1)
         for method, rungs in frontier.others.items():
-            others = [(rung.speeds[size].ratio, scale * rung.scores[0].compressed) for rung in rungs]
-            axes.plot(*zip(*others, strict=True), color=MUTED, linewidth=1, marker="s", ms=4, fillstyle="none")
-            axes.annotate(method, others[-1], (4, -9), textcoords="offset points", color=MUTED)
+            compared = [(rung.speeds[size].ratio, scale * rung.scores[0].compressed) for rung in rungs]
+            axes.plot(*zip(*compared, strict=True), color=MUTED, linewidth=1, marker="s", ms=4, fillstyle="none")
+            axes.annotate(method, compared[-1], (4, -9), textcoords="offset points", color=MUTED)
         points = [(rung.speeds[size].ratio, scale * rung.scores[0].compressed) for rung in frontier.rungs]
         axes.plot(*zip(*points, strict=True), color=COMPRESSED, linewidth=1)
         for rung, (ratio, value) in zip(frontier.rungs, points, strict=True):

@@ -62,10 +62,10 @@ def spans_of(batches: Sequence[Feeds]) -> tuple[Span, Span]:
     Args:
         batches: inputs of the same names.
     """
-    first: list[int] = []
-    others: list[int] = []
+    first_axes: list[int] = []
+    further_axes: list[int] = []
     for name in batches[0]:
         for axis, lengths in enumerate(zip(*(batch[name].shape for batch in batches), strict=True)):
             if len(set(lengths)) > 1:
-                (others if axis else first).extend(lengths)
-    return span(first or [1]), span(others or [1])
+                (further_axes if axis else first_axes).extend(lengths)
+    return span(first_axes or [1]), span(further_axes or [1])

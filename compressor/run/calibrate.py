@@ -60,6 +60,5 @@ def calibration_batches(data: Data, rows: list[int]) -> list[Mapping[str, Tensor
     batches: list[Mapping[str, Tensor]] = []
     for start in range(0, len(ordered), _BATCH_SIZE):
         batch = data.task.collate([data.train[row] for row in ordered[start : start + _BATCH_SIZE]])
-        kept = {"labels"} | (batch.keys() - {data.task.label_name})
-        batches.append({name: value for name, value in batch.items() if name in kept})
+        batches.append(data.task.model_inputs(batch))
     return batches

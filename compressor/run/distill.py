@@ -226,15 +226,16 @@ def _mean_divergence(
     distillation: Distillation, network: PreTrainedModel, data: Data, rounding: Rounding | None
 ) -> float:
     """The mean divergence of the model's outputs from the teacher's on the evaluation rows, rounded as in training."""
-    rows, network = [], network.eval()
+    examples, network = [], network.eval()
     with ExitStack() as undo:
         if rounding is not None:
             undo.enter_context(fake_quantized(network, lambda: True, weight_levels=rounding.weight_levels))
         for _, batch in batches(data.task, data.eval, _EVALUATED_ROWS):
+            inputs = data.task.model_inputs(batch)
             with torch.no_grad():
-                outputs = network(**forward_arguments(network, batch))
-            rows.append(distillation.divergences(outputs, batch).cpu())
-    return float(torch.cat(rows).mean())
+                outputs = network(**forward_arguments(network, inputs))
+            examples.append(data.task.example_means(distillation.divergences(outputs, inputs), batch).cpu())
+    return float(torch.cat(examples).mean())
 
 
 def _notes(recipe: Recipe, training: _Training) -> Iterator[Note]:
@@ -286,7 +287,8 @@ def _step_seconds(recipe: Recipe, data: Data, distillation: Distillation, networ
     times = []
     for batch in np.array_split(np.array(rows), min(_TIMED_STEPS, len(rows))):
         start = time.perf_counter()
-        distillation.loss(network, data.task.collate([data.train[int(row)] for row in batch])).backward()
+        inputs = data.task.model_inputs(data.task.collate([data.train[int(row)] for row in batch]))
+        distillation.loss(network, inputs).backward()
         times.append(time.perf_counter() - start)
     network.zero_grad()
     return float(np.mean(times[1:] or times))

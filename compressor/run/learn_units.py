@@ -60,7 +60,7 @@ def learn_units(run: BudgetRun, state: PartialState) -> SelectedPlan:
 def learn_units_as_worker(
     recipe: Recipe, model: LoadedModel, data: Data, store: LearningStore, state: PartialState
 ) -> SelectedPlan:
-    """Take part in `learn_units` as another process than the main one."""
+    """Take part in `learn_units` in a process other than the main one."""
     state.wait_for_everyone()  # the main process writes the pool
     return _learn(recipe, model, data, store, ignore_progress)
 

@@ -31,7 +31,7 @@ _CHECKPOINTS = {
 """Folder of the checkpoints of each stage, in order."""
 Stage = Literal["heads", "pruned"]
 """What is learned first: the heads that another method selects, and the units that a budget removes."""
-_FINISHED, _KEY, _PLAN, _WEIGHTS = "done.json", "key", "plan.json", "model.safetensors"
+_FINISHED, _KEY, _PLAN, _WEIGHTS, _PRUNING = "done.json", "key", "plan.json", "model.safetensors", "pruning"
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class LearningStore:
 
     @property
     def pruning(self) -> Path:
-        """Statistics and losses of pruning under a budget."""
-        return self.path / "pruning"
+        """Statistics and losses of pruning under a budget, in a folder for each version of them."""
+        return self.path / _PRUNING
 
     def stage(self, name: Stage) -> LearningStore:
         """The store of a stage that others follow; the last stage of a run has this store itself."""
@@ -110,7 +110,7 @@ class LearningStore:
             "certificate": selected.certificate and selected.certificate.model_dump(),
         }
         write_json(self.path / _FINISHED, content)
-        for part in (*_CHECKPOINTS, "pruning", "teacher"):
+        for part in (*_CHECKPOINTS, _PRUNING, "teacher"):
             shutil.rmtree(self.path / part, ignore_errors=True)
 
 
@@ -175,7 +175,7 @@ def _resumed(store: Path, *, own_maps: bool) -> Iterator[Note]:
             yield Note(code=NoteCode.RESUMED, text=f"{stage} resumes from {step} of an interrupted run")
     if own_maps and (store / MAPS).is_file():
         yield Note(code=NoteCode.RESUMED, text="masks are derived from the attention maps of an interrupted run")
-    if any((store / "pruning").glob("checkpoint-*")):
+    if any((store / _PRUNING).glob("*/checkpoint-*")):
         yield Note(code=NoteCode.RESUMED, text="pruning resumes with the statistics of an interrupted run")
     if any((store / "checkpoints").glob("checkpoint-*.npz")):
         yield Note(code=NoteCode.RESUMED, text="the search resumes with the evaluations of an interrupted run")
@@ -203,7 +203,7 @@ def _progress(store: Path) -> str | None:
             return step
     if (store / MAPS).is_file():
         return "attention maps"
-    if any((store / "pruning").glob("checkpoint-*")):
+    if any((store / _PRUNING).glob("*/checkpoint-*")):
         return "statistics"
     return "a search" if any((store / "checkpoints").glob("checkpoint-*.npz")) else None
 

@@ -19,6 +19,8 @@ from graph_passes import Plan
 
 Size = tuple[int, int | None]
 """Batch size, and length in tokens; None: the model has one size."""
+Case = tuple[int, int]
+"""Groups that cost the same, by their number, and the number of units that each of them keeps."""
 _SHARES = (0.0, 1 / 48, 1 / 12, 1 / 6, 1 / 4, 3 / 8, 1 / 2, 3 / 4)
 """Shares of the units of groups whose engines are timed; between them times are nearly linear."""
 _SHARES_OF_FEW = (0.0, 1 / 2)
@@ -164,15 +166,37 @@ def measure_times(
         inputs: one batch of inputs for each size.
         on_progress: called with (engines, all engines).
     """
-    plan = engines.reference.plan
     classes = equal_groups(groups, macs_table)
     cases = []
     for number, members in enumerate(classes):
         share = len(members) * macs_table.saving(members[0].name, 0) / macs_table.whole
         cases += [(number, count) for count in measured_counts(members[0], share)]
-    whole = engines.build(plan)
+    whole = engines.build(engines.reference.plan)
     base = {size: median_times([dense, whole], feeds, 4 * _SECONDS) for size, feeds in inputs.items()}
-    savings: dict[tuple[int, int], dict[Size, float]] = {}
+    shares = _time_cases(engines, classes, cases, whole, inputs, on_progress)
+    together = _saved_together(engines, groups, whole, inputs)
+    tables = []
+    for size in inputs:
+        at_size = {case: by_size[size] for case, by_size in shares.items()}
+        summed = sum(len(members) * at_size[number, members[0].counts[0]] for number, members in enumerate(classes))
+        factor = together[size] / summed if summed > 0 else 1.0
+        dense_time, whole_time = (1e3 * seconds for seconds in base[size])
+        savings = {case: whole_time * factor * share for case, share in at_size.items()}
+        tables.append(_time_table(engines, classes, savings, size, dense=dense_time, whole=whole_time))
+    return tables
+
+
+def _time_cases(
+    engines: PlanEngines,
+    classes: Sequence[Sequence[PrunableGroup]],
+    cases: Sequence[Case],
+    whole: Engine,
+    inputs: Mapping[Size, Feeds],
+    on_progress: ProgressCallback,
+) -> dict[Case, dict[Size, float]]:
+    """The share of the whole model's time that one group saves at a number of units, by case and size."""
+    plan = engines.reference.plan
+    shares: dict[Case, dict[Size, float]] = {case: {} for case in cases}
     for start in range(0, len(cases), _TIMED_TOGETHER):
         on_progress(start, len(cases))
         batch = cases[start : start + _TIMED_TOGETHER]
@@ -182,40 +206,44 @@ def measure_times(
         ]
         for size, feeds in inputs.items():
             reference, *times = median_times([whole, *built], feeds, _SECONDS * (len(built) + 1))
-            for (number, count), seconds in zip(batch, times, strict=True):
-                saved = base[size][1] * (1 - seconds / reference)
-                savings.setdefault((number, count), {})[size] = saved / len(classes[number])
+            for case, seconds in zip(batch, times, strict=True):
+                shares[case][size] = (1 - seconds / reference) / len(classes[case[0]])
         for engine in built:
             engines.discard(engine)
     on_progress(len(cases), len(cases))
-    together = _saved_together(engines, groups, whole, inputs)
-    for size, share in together.items():
-        summed = sum(
-            len(members) * savings[number, members[0].counts[0]][size] for number, members in enumerate(classes)
+    return shares
+
+
+def _time_table(
+    engines: PlanEngines,
+    classes: Sequence[Sequence[PrunableGroup]],
+    savings: Mapping[Case, float],
+    size: Size,
+    *,
+    dense: float,
+    whole: float,
+) -> CostTable:
+    """The table of one size, from the milliseconds that one group saves in each case."""
+    rows = []
+    for number, members in enumerate(classes):
+        counts = [count for case_class, count in savings if case_class == number]
+        rows.append(
+            GroupCosts(
+                groups=tuple(group.name for group in members),
+                type=members[0].type,
+                counts=(*counts, members[0].units),
+                savings=(*(savings[number, count] for count in counts), 0.0),
+            )
         )
-        factor = share * base[size][1] / summed if summed > 0 else 1.0
-        for times_saved in savings.values():
-            times_saved[size] *= factor
-    return [
-        CostTable(
-            unit="ms",
-            engine=engines.choice.label,
-            batch=size[0],
-            seq=size[1],
-            dense=1e3 * base[size][0],
-            whole=1e3 * base[size][1],
-            rows=tuple(
-                GroupCosts(
-                    groups=tuple(group.name for group in members),
-                    type=members[0].type,
-                    counts=(*(count for case, count in cases if case == number), members[0].units),
-                    savings=(*(1e3 * savings[number, count][size] for case, count in cases if case == number), 0.0),
-                )
-                for number, members in enumerate(classes)
-            ),
-        )
-        for size in inputs
-    ]
+    return CostTable(
+        unit="ms",
+        engine=engines.choice.label,
+        batch=size[0],
+        seq=size[1],
+        dense=dense,
+        whole=whole,
+        rows=tuple(rows),
+    )
 
 
 def _saved_together(

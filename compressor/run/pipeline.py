@@ -9,64 +9,36 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from accelerate import PartialState
 
-from compressor.block_masks.attention_timer import find_attention_extras
-from compressor.block_masks.mask_selector import MaskSelector
 from compressor.config.run import Recipe
 from compressor.config.sections import EngineConfig
 from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import example_inputs
-from compressor.model_folder.example_inputs import token_limit
-from compressor.model_folder.fingerprints import record_weights, weight_fingerprints
-from compressor.progress import Listener, NullListener, ignore_progress
+from compressor.progress import Listener, NullListener
 from compressor.results import Note, NoteCode, Report, Score, Speed, VariantName
 from compressor.run import run_notes
-from compressor.run.budget import delivered_rows, timed_sizes
-from compressor.run.budget_run import BudgetRun
-from compressor.run.calibrate import calibration_rows
+from compressor.run.budget import delivered_rows
 from compressor.run.choose_engine import choose_engine
-from compressor.run.cost_tables import CostSource
-from compressor.run.distill import distill, distillation_of
 from compressor.run.engine_trials import EngineTrials
 from compressor.run.evaluate import score, statistics_of
-from compressor.run.learn_units import learn_units, learn_units_as_worker
-from compressor.run.learning_store import LearningStore, open_learning_store
-from compressor.run.load import load_model, read_rows
+from compressor.run.learn_stages import LearnedPlan, learn, run_worker
 from compressor.run.machine_limit import LEAST_SECONDS, with_limits
 from compressor.run.measure import engine_facts, throughputs_of, time_variants, timing_stage
-from compressor.run.plan_engines import PlanEngines
-from compressor.run.plan_source import learn_plan, load_plan
-from compressor.run.products import (
-    Choice,
-    Chosen,
-    ExportedGraph,
-    LoadedModel,
-    Measurements,
-    RunSizes,
-    SelectedPlan,
-    ShrunkGraph,
-    Variant,
-)
-from compressor.run.prune import inputs_of, prune
+from compressor.run.products import Choice, Chosen, ExportedGraph, Measurements, SelectedPlan, ShrunkGraph, Variant
 from compressor.run.quantize import quantize_for_target
+from compressor.run.run_context import RunContext, load_context
 from compressor.run.run_log import RunLog
-from compressor.run.sizes import work_out_sizes
-from compressor.run.variant import build_variant, cpu_fallback, export_graph, rehearse, require_complete, shrink_graph
+from compressor.run.variant import rehearse, require_complete
 from compressor.run.write_report import make_report, write_output
 from compressor.targets import DEFAULT_TARGET, target
-from compressor.tasks import Data
 from compressor.units import keep_all
 from compressor.workdir import WorkDir, open_workdir
-from graph_passes import Plan
-
-_COPIES = 4
-"""Minimum number of graphs of the model's size that are on the disk at the same time."""
+from graph_passes import Refusal
 
 
 def compress(recipe: Recipe, listener: Listener | None = None) -> Report:
@@ -106,305 +78,136 @@ def compress(recipe: Recipe, listener: Listener | None = None) -> Report:
 
 def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) -> Report:
     """Run every stage in order and return the report; the output is in `work.result` afterwards."""
-    with log.stage("loading the model"):
-        model = load_model(recipe)
-        work.reserve(_COPIES * sum(weight.nbytes for weight in model.folder.model.state_dict().values()))
-    built = recipe if model.missing is None else cpu_fallback(recipe)
-    if model.missing is not None:
-        log.add_notes([run_notes.of_missing_target(model.missing)])
-    data = None
-    if recipe.rows.available:
-        with log.stage("reading the rows"):
-            data = read_rows(recipe, model)
-    distillation = distillation_of(recipe, model, data) if recipe.distills and data is not None else None
-    followed = load_plan(recipe, model)
-    _note_inputs(recipe, model, data, followed, log)
-    sizes = work_out_sizes(recipe, model, data, followed)
-    selector = _mask_selector(recipe, model, sizes)
-
-    reference = _export("dense", model, keep_all(model.groups or model.sites), built, sizes, work, log)
-    dense = _build(_shrink(reference, sizes, work, log), built.engine.reference, sizes, log)
-    # A plan that is followed is validated when it is shrunk.
-    rehearsed = None if recipe.plan_file else rehearse(reference.path, model.groups or model.sites)
-    if followed is None and not recipe.prunes and rehearsed is not None:
-        require_complete(rehearsed)
-    refused = () if rehearsed is None else rehearsed.refused
-    selected, engine = followed, None
-    if data is not None and (followed is None or recipe.distills):
-        store = open_learning_store(recipe, model, data, work.learning, state)
-        log.add_notes(store.notes)
-        original = weight_fingerprints(model.folder.model)
-        if followed is None:
-            part = store.stage("pruned") if recipe.distills else store
-            selected = _learn(recipe, model, data, part, selector, log)
-            if recipe.learns_units:
-                choice = Choice(built.engine.reference)
-                costs = _cost_source(recipe, model, data, choice, reference, dense, sizes, work, log)
-                selected = learn_units(BudgetRun(recipe, model, data, None, costs, refused, 0.0, part, log), state)
-            elif recipe.prunes:
-                engine = _choose_first(reference, dense, data, model, built, sizes, work, log)
-                costs = _cost_source(recipe, model, data, engine.choice, reference, dense, sizes, work, log)
-                lost = engine.lost(data.task)
-                selected = prune(BudgetRun(recipe, model, data, selected, costs, refused, lost, part, log))
-        if distillation is not None:
-            assert selected is not None
-            state.wait_for_everyone()
-            with log.stage("training on the outputs of the whole model") as on_progress:
-                selected = distill(recipe, model, data, selected, distillation, store, on_progress)
-        assert selected is not None
-        if selected.trained:
-            selected = replace(selected, plan=record_weights(selected.plan, original, model.folder.model))
-    assert selected is not None
-    log.add_notes(selected.notes)
-    log.add_notes(run_notes.of_selection(model.folder, selected, data))
-    learned_row = None if followed is not None else sizes.longest_row
-    log.add_notes(run_notes.of_masks(selected.plan, (*sizes.lengths, sizes.longest_row), learned_row))
-
-    lower = _lowered_sites(recipe, model, selected, selector, log)
-    gated = _export("compressed", model, selected.plan, built, sizes, work, log, template=reference)
-    drop_unread = not recipe.export.keep_unread_positions
-    graph = _shrink(gated, sizes, work, log, lower=lower, drop_unread=drop_unread)
-    log.add_notes(run_notes.of_thinned_products(graph))
-    rewritten = None
-    is_rewritten = graph.thinned or "norm_seconds" in target(built.engine.reference.target).options
-    if is_rewritten and (selected.plan.drops_any or built.engine.chooses):
-        thinned = _shrink(reference, sizes, work, log, name="rewritten", drop_unread=drop_unread)
-        rewritten = _build(thinned, built.engine.reference, sizes, log)
-    if model.missing is not None:
-        quantize_for_target(graph, recipe, data, log)
-    if built.engine.chooses:
-        trials = EngineTrials(graph, dense, data, model.folder, built, sizes, work.scratch, log)
-        chosen = choose_engine(trials, None if engine is None else [replace(engine.choice, in_float=())])
-        if engine is not None:
-            chosen = replace(chosen, candidates=engine.candidates)
-    else:
-        chosen = Chosen(_build(graph, built.engine, sizes, log), Choice(built.engine))
-    compressed = chosen.variant
-    log.add_notes(run_notes.of_emptied_heads(selected.plan, compressed.graph.plan))
-    scores = _evaluate(dense, compressed, data, recipe, log)
-    measured = _measure(dense, compressed, rewritten, model, recipe, sizes, log)
-    if recipe.measure.seconds >= LEAST_SECONDS:
-        with log.stage("measuring the machine's limit"):
-            configs: dict[VariantName, EngineConfig] = {
-                "dense": built.engine.reference,
-                "compressed": chosen.choice.config,
-            }
-            measured = replace(measured, facts=with_limits(measured.facts, configs, work.scratch))
-    budget, missed = delivered_rows(selected.budget, measured.speeds if model.missing is None else ())
+    run = load_context(recipe, work, log, state)
+    reference = run.export("dense", keep_all(run.model.groups or run.model.sites))
+    dense = run.build(run.shrink(reference), run.built.engine.reference)
+    refused = _rehearse(run, reference)
+    learned = learn(run, reference, dense, refused)
+    _note_plan(run, learned.selected)
+    graph = _compress_graph(run, reference, learned.selected)
+    rewritten = _build_rewritten(run, reference, graph, learned.selected)
+    if run.model.missing is not None:
+        quantize_for_target(graph, recipe, run.data, log)
+    chosen = _build_compressed(run, graph, dense, learned)
+    log.add_notes(run_notes.of_emptied_heads(learned.selected.plan, chosen.variant.graph.plan))
+    scores = _evaluate(run, dense, chosen.variant)
+    measured = _measure_limits(run, chosen, _measure(run, dense, chosen.variant, rewritten))
+    budget, missed = delivered_rows(learned.selected.budget, measured.speeds if run.model.missing is None else ())
     log.add_notes(missed)
-    selected = replace(selected, budget=budget)
-    report = make_report(recipe, model, selected, dense, chosen, scores, measured, refused, selector, log)
-    return write_output(report, model, selected, dense, work)
+    selected = replace(learned.selected, budget=budget)
+    report = make_report(run, selected, dense, chosen, scores, measured, refused)
+    return write_output(report, run.model, selected, dense, work)
 
 
-def _learn(
-    recipe: Recipe,
-    model: LoadedModel,
-    data: Data,
-    store: LearningStore,
-    selector: MaskSelector,
-    log: RunLog,
-) -> SelectedPlan | None:
-    """The heads and blocks that a method of their own selects; None where all units are selected within a budget."""
-    if recipe.learns_units or not (recipe.selects_heads or recipe.blocks.drops_any):
-        return None
-    own_store = store.stage("heads") if recipe.prunes else store
-    with log.stage(_learning_stage(recipe)) as on_progress:
-        learned = learn_plan(recipe, model, data, own_store, selector, on_progress)
-        selector.recall(store.blocks / "planned.json")
-    return learned
+def _rehearse(run: RunContext, reference: ExportedGraph) -> Sequence[Refusal]:
+    """The groups that cannot be removed from the graph; a plan that is followed is validated when it is shrunk.
+
+    Raises:
+        SiteRefusedError: there are some, and units are not selected under a budget, which can leave them whole.
+    """
+    if run.recipe.plan_file:
+        return ()
+    rehearsed = rehearse(reference.path, run.model.groups or run.model.sites)
+    if run.followed is None and not run.recipe.prunes:
+        require_complete(rehearsed)
+    return rehearsed.refused
 
 
-def run_worker(recipe: Recipe, state: PartialState) -> None:
-    """Take part in training as a worker process of a distributed run; the main process does everything else."""
-    model = load_model(recipe)
-    selected = load_plan(recipe, model)
-    if recipe.rows.data is None or (selected is not None and not recipe.distills):
-        return
-    data = read_rows(recipe, model)
-    state.wait_for_everyone()  # the main process opens the store
-    distillation = distillation_of(recipe, model, data) if recipe.distills else None
-    store = LearningStore(WorkDir(recipe.output.out.absolute()).learning)
-    own_store = store.stage("pruned") if recipe.distills else store
-    if selected is None:
-        selector = MaskSelector(_timed_recipe(recipe), ())  # the main process selects the masks
-        if recipe.learns_units:
-            selected = learn_units_as_worker(recipe, model, data, own_store, state)
-        else:
-            selected = _learn(recipe, model, data, own_store, selector, RunLog(NullListener()))
-    if distillation is not None:
-        state.wait_for_everyone()  # the main process removes units
-        if recipe.prunes:
-            selected = own_store.finished(model.folder.model)
-        assert selected is not None
-        distill(recipe, model, data, selected, distillation, store, ignore_progress)
+def _note_plan(run: RunContext, selected: SelectedPlan) -> None:
+    """Note how the plan was selected, and how long its masks are."""
+    run.log.add_notes(selected.notes)
+    run.log.add_notes(run_notes.of_selection(run.model.folder, selected, run.data))
+    learned_row = None if run.followed is not None else run.sizes.longest_row
+    run.log.add_notes(run_notes.of_masks(selected.plan, (*run.sizes.lengths, run.sizes.longest_row), learned_row))
 
 
-def _choose_first(
-    reference: ExportedGraph,
-    dense: Variant,
-    data: Data,
-    model: LoadedModel,
-    recipe: Recipe,
-    sizes: RunSizes,
-    work: WorkDir,
-    log: RunLog,
-) -> Chosen:
-    """The engine to prune for: where several are allowed, the fastest that keeps the metric of the whole model."""
-    if not recipe.engine.chooses:
-        return Chosen(dense, Choice(recipe.engine))
-    drop_unread = not recipe.export.keep_unread_positions
-    whole = _shrink(reference, sizes, work, log, name="rewritten", drop_unread=drop_unread)
-    # The engines of the pruned model have folders of the same names.
-    scratch = work.scratch / "whole"
-    scratch.mkdir(exist_ok=True)
-    return choose_engine(EngineTrials(whole, dense, data, model.folder, recipe, sizes, scratch, log))
+def _compress_graph(run: RunContext, reference: ExportedGraph, selected: SelectedPlan) -> ShrunkGraph:
+    """The graph without the units that the plan drops."""
+    lower = _lowered_sites(run, selected)
+    gated = run.export("compressed", selected.plan, template=reference)
+    graph = run.shrink(gated, lower=lower, drop_unread=not run.recipe.export.keep_unread_positions)
+    run.log.add_notes(run_notes.of_thinned_products(graph))
+    return graph
 
 
-def _cost_source(
-    recipe: Recipe,
-    model: LoadedModel,
-    data: Data,
-    choice: Choice,
-    reference: ExportedGraph,
-    dense: Variant,
-    sizes: RunSizes,
-    work: WorkDir,
-    log: RunLog,
-) -> CostSource:
-    """The cost tables of plans for one engine."""
-    engines = PlanEngines(
-        reference=reference,
-        choice=choice,
-        options=sizes.build,
-        row=calibration_rows(data, 1, recipe.selection.seed)[0],
-        drop_unread=not recipe.export.keep_unread_positions,
-        scratch=work.scratch / "plans",
-    )
-    inputs = inputs_of(timed_sizes(recipe, sizes.lengths), partial(example_inputs, model.folder))
-    return CostSource(model.folder.model, model.groups, engines, dense.engine, inputs, log)
-
-
-def _note_inputs(
-    recipe: Recipe, model: LoadedModel, data: Data | None, followed: SelectedPlan | None, log: RunLog
-) -> None:
-    log.add_notes(model.folder.notes)
-    log.add_notes(data.notes if data else ())
-    log.add_notes(run_notes.of_unused_fields(recipe, token_limit(model.folder.model), learns=followed is None))
-
-
-def _mask_selector(recipe: Recipe, model: LoadedModel, sizes: RunSizes) -> MaskSelector:
-    """The selector of masks, which times the forms of masked attention at the sizes of the run."""
-    extras = {}
-    if sizes.mask_reach is not None:
-        extras = find_attention_extras(model.folder.model, example_inputs(model.folder, 2, 8))
-    lengths = [seq for seq in sizes.lengths if seq is not None]
-    return MaskSelector(_timed_recipe(recipe), lengths, sizes.longest_row, extras)
-
-
-def _timed_recipe(recipe: Recipe) -> Recipe:
-    """The recipe that attention is timed with: single attentions are timed only with ONNX Runtime."""
-    return recipe if recipe.engine.target == DEFAULT_TARGET else cpu_fallback(recipe)
-
-
-def _learning_stage(recipe: Recipe) -> str:
-    heads = [f"which heads to keep ({recipe.selection.method})"] if recipe.selects_heads else []
-    blocks = ["which blocks to drop"] if recipe.blocks.drops_any else []
-    return f"learning {' and '.join((*heads, *blocks))}"
-
-
-def _lowered_sites(
-    recipe: Recipe, model: LoadedModel, selected: SelectedPlan, selector: MaskSelector, log: RunLog
-) -> Collection[str]:
+def _lowered_sites(run: RunContext, selected: SelectedPlan) -> Collection[str]:
     """Masked sites where block-sparse attention is faster than the mask as a bias."""
     if not selected.plan.masks:
         return frozenset()
-    if recipe.engine.target != DEFAULT_TARGET and model.missing is None:
-        text = f"whether masks pay was timed with ONNX Runtime, not with {recipe.engine.target}"
-        log.add_notes([Note(code=NoteCode.MASKS_TIMED_ELSEWHERE, text=text)])
-    with log.stage("timing masked attention"):
-        return selector.lowered(selected.plan)
+    runtime = run.recipe.engine.target
+    if runtime != DEFAULT_TARGET and run.model.missing is None:
+        text = f"whether masks pay was timed with ONNX Runtime, not with {runtime}"
+        run.log.add_notes([Note(code=NoteCode.MASKS_TIMED_ELSEWHERE, text=text)])
+    with run.log.stage("timing masked attention"):
+        return run.selector.lowered(selected.plan)
 
 
-def _export(
-    name: VariantName,
-    model: LoadedModel,
-    plan: Plan,
-    recipe: Recipe,
-    sizes: RunSizes,
-    work: WorkDir,
-    log: RunLog,
-    *,
-    template: ExportedGraph | None = None,
-) -> ExportedGraph:
-    """Export one variant as a reference graph into the scratch folder."""
-    with log.stage(f"{name}: exporting the graph"):
-        file = work.scratch / f"{name}.reference.onnx"
-        return export_graph(name, model.folder, plan, recipe.export, sizes.cases, file, template=template)
+def _build_rewritten(
+    run: RunContext, reference: ExportedGraph, graph: ShrunkGraph, selected: SelectedPlan
+) -> Variant | None:
+    """The dense engine with the rewrites of the compressed one; None where there are none, or nothing else was done."""
+    engine = run.built.engine
+    is_rewritten = graph.thinned or "norm_seconds" in target(engine.reference.target).options
+    if not is_rewritten or not (selected.plan.drops_any or engine.chooses):
+        return None
+    thinned = run.shrink(reference, name="rewritten", drop_unread=not run.recipe.export.keep_unread_positions)
+    return run.build(thinned, engine.reference)
 
 
-def _shrink(
-    reference: ExportedGraph,
-    sizes: RunSizes,
-    work: WorkDir,
-    log: RunLog,
-    *,
-    name: VariantName | None = None,
-    lower: Collection[str] = (),
-    drop_unread: bool = False,
-) -> ShrunkGraph:
-    """Shrink one variant; the compressed one goes into the output folder."""
-    name = name or reference.name
-    folder = work.result if name == "compressed" else work.scratch / name
-    folder.mkdir(exist_ok=True)
-    with log.stage(f"{name}: shrinking the graph"):
-        file = folder / "model.onnx"
-        return shrink_graph(reference, sizes.cases, file, name=name, lower=lower, drop_unread=drop_unread)
+def _build_compressed(run: RunContext, graph: ShrunkGraph, dense: Variant, learned: LearnedPlan) -> Chosen:
+    """The engine of the compressed graph: the one that is configured, or the fastest that keeps the metric."""
+    if not run.built.engine.chooses:
+        return Chosen(run.build(graph, run.built.engine), Choice(run.built.engine))
+    trials = EngineTrials(graph, dense, run.data, run.model.folder, run.built, run.sizes, run.work.scratch, run.log)
+    if learned.engine is None:
+        return choose_engine(trials, None)
+    chosen = choose_engine(trials, [replace(learned.engine.choice, in_float=())])
+    return replace(chosen, candidates=learned.engine.candidates)
 
 
-def _build(graph: ShrunkGraph, config: EngineConfig, sizes: RunSizes, log: RunLog) -> Variant:
-    with log.stage(f"{graph.name}: building the engine"):
-        return build_variant(graph, config, sizes.build, sizes.cases)
-
-
-def _evaluate(dense: Variant, compressed: Variant, data: Data | None, recipe: Recipe, log: RunLog) -> tuple[Score, ...]:
+def _evaluate(run: RunContext, dense: Variant, compressed: Variant) -> tuple[Score, ...]:
     """The metric of both variants on the test rows; empty without rows."""
+    data, selection = run.data, run.recipe.selection
     if data is None:
         return ()
     statistics = {}
     for variant in (dense, compressed):
-        with log.stage(f"{variant.name}: scoring on the test rows") as on_progress:
-            statistics[variant.name] = statistics_of(variant, data, recipe.selection.batch_size, on_progress)
-    return (score(statistics["dense"], statistics["compressed"], data, recipe.selection.seed),)
+        with run.log.stage(f"{variant.name}: scoring on the test rows") as on_progress:
+            statistics[variant.name] = statistics_of(variant, data, selection.batch_size, on_progress)
+    return (score(statistics["dense"], statistics["compressed"], data, selection.seed),)
 
 
-def _measure(
-    dense: Variant,
-    compressed: Variant,
-    rewritten: Variant | None,
-    model: LoadedModel,
-    recipe: Recipe,
-    sizes: RunSizes,
-    log: RunLog,
-) -> Measurements:
+def _measure(run: RunContext, dense: Variant, compressed: Variant, rewritten: Variant | None) -> Measurements:
     """Times at every batch size and length, then memory at the first, then throughput."""
+    recipe, folder, lengths = run.recipe, run.model.folder, run.sizes.lengths
     speeds: dict[VariantName, list[Speed]] = {}
     inputs = {
-        (batch, seq): {name: value.numpy() for name, value in example_inputs(model.folder, batch, seq or 1).items()}
-        for batch, seq in itertools.product(recipe.measure.batch, sizes.lengths)
+        (batch, seq): {name: value.numpy() for name, value in example_inputs(folder, batch, seq or 1).items()}
+        for batch, seq in itertools.product(recipe.measure.batch, lengths)
     }
     for (batch, seq), feeds in inputs.items():
         for variant in filter(None, (dense, rewritten)):
             # The second ratio is a by-product, and gets half of the time.
             seconds = recipe.measure.seconds / (1 if variant is dense else 2)
             timed = recipe.updated(seconds=seconds)
-            with log.stage(timing_stage(batch, seq, variant.name)) as on_progress:
+            with run.log.stage(timing_stage(batch, seq, variant.name)) as on_progress:
                 row = time_variants(variant, compressed, feeds, timed, batch=batch, seq=seq, on_progress=on_progress)
                 speeds.setdefault(variant.name, []).append(row)
-    with log.stage("measuring memory"):
-        first = {"batch": recipe.measure.batch[0], "seq": sizes.lengths[0] or 1}
-        facts = engine_facts((dense, compressed), **first)
-    log.add_notes(run_notes.of_unmeasured_memory(facts))
-    with log.stage("measuring throughput"):
+    with run.log.stage("measuring memory"):
+        facts = engine_facts((dense, compressed), batch=recipe.measure.batch[0], seq=lengths[0] or 1)
+    run.log.add_notes(run_notes.of_unmeasured_memory(facts))
+    with run.log.stage("measuring throughput"):
         throughputs = throughputs_of(dense, compressed, facts, inputs, recipe.measure.seconds)
     return Measurements(tuple(speeds["dense"]), facts, tuple(speeds.get("rewritten", ())), throughputs)
+
+
+def _measure_limits(run: RunContext, chosen: Chosen, measured: Measurements) -> Measurements:
+    """The measurements with the machine's limit, where the time allowed suffices for it."""
+    if run.recipe.measure.seconds < LEAST_SECONDS:
+        return measured
+    with run.log.stage("measuring the machine's limit"):
+        configs: dict[VariantName, EngineConfig] = {
+            "dense": run.built.engine.reference,
+            "compressed": chosen.choice.config,
+        }
+        return replace(measured, facts=with_limits(measured.facts, configs, run.work.scratch))

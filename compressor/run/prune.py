@@ -44,8 +44,8 @@ from compressor.units import PrunableGroup, keep_all
 from compressor.units.layers import linear_weight
 from graph_passes import Plan
 
-_STATISTICS = 2
-"""Version of what statistics and losses depend on."""
+STATISTICS_VERSION = 2
+"""Version of the statistics and losses; those of another version are not read."""
 _HELD_OUT = 192
 """Rows on which losses are measured."""
 
@@ -140,7 +140,7 @@ def pruner_of(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Pruner[Any]:
         held_out=calibration_batches(data, sorted(measured)),
         outputs=data.task.outputs,
         seed=recipe.selection.seed,
-        store=_statistics_folder(run, groups),
+        store=statistics_folder(run, groups),
     )
     method = METHODS[recipe.pruner].load()
     options = recipe.selection.options if recipe.selection.method == recipe.pruner else {}
@@ -148,15 +148,13 @@ def pruner_of(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Pruner[Any]:
     return pruner
 
 
-def _statistics_folder(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Path:
-    """The folder of statistics and losses: in that of the recipe, one for everything that they depend on."""
-    recipe, folder = run.recipe, run.recipe.budget.statistics
-    if folder is None:
-        return run.store.pruning
+def statistics_folder(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Path:
+    """The folder of statistics and losses, named by all that they depend on, in the recipe's or in that of the run."""
+    recipe, folder = run.recipe, run.recipe.budget.statistics or run.store.pruning
     key = {
         "model": fingerprint(run.model.folder.model),
         "rows": [run.data.train_hash, run.data.eval_hash, recipe.budget.prune_rows, recipe.selection.seed],
-        "method": [recipe.pruner, recipe.selection.options, _STATISTICS],
+        "method": [recipe.pruner, recipe.selection.options, STATISTICS_VERSION],
         "groups": [[group.name, group.bundle, group.parts, group.limit] for group in groups],
     }
     return folder / hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
@@ -182,7 +180,7 @@ def _by_budget(
 
 
 def _with_plan(table: CostTable, run: BudgetRun) -> CostTable:
-    """The table of the model whose heads another method selected: their savings are no longer to be had."""
+    """The table of the model whose heads another method selected: they cost what it keeps, and save nothing more."""
     if run.selected is None or table.unit == "heads":
         return table
     counts = {site.name: len(site.kept) for site in run.selected.plan.sites}

@@ -17,7 +17,7 @@ from compressor.environment import machine
 from compressor.model_folder import save_companions
 from compressor.results import DropStatus, Refusal, Report, Score, SiteBlocks
 from compressor.run.products import Chosen, LoadedModel, Measurements, SelectedPlan, Variant
-from compressor.run.run_log import RunLog
+from compressor.run.run_context import RunContext
 from compressor.silence_libraries import quiet_transformers
 from compressor.targets.graph_facts import graph_digest
 from compressor.workdir import MAPS, QUANTIZED_GRAPHS, WorkDir
@@ -25,31 +25,26 @@ from graph_passes import Plan
 
 
 def make_report(
-    recipe: Recipe,
-    model: LoadedModel,
+    run: RunContext,
     selected: SelectedPlan,
     dense: Variant,
     chosen: Chosen,
     scores: Sequence[Score],
     measured: Measurements,
     refused: Sequence[graph_passes.Refusal],
-    selector: MaskSelector,
-    log: RunLog,
 ) -> Report:
     """The report of a run.
 
     Args:
-        recipe: the requested recipe.
-        model: the model.
+        run: the run, with its stages and notes.
         selected: the plan, as it was selected.
         dense: the variant with every unit.
         chosen: the variant of the plan, and the engines that it was chosen among.
         scores: the metric of both variants.
         measured: times, sizes and memory of both variants.
         refused: sites that no plan could shrink.
-        selector: the selector that timed the forms of masked attention.
-        log: stages and notes.
     """
+    recipe, model = run.recipe, run.model
     compressed, engine = chosen.variant, chosen.choice.config
     plan = compressed.graph.plan
     plan = plan.model_copy(update={"evidence": {**plan.evidence, **_evidence(scores)}})
@@ -68,7 +63,7 @@ def make_report(
             )
             for refusal in refused
         ),
-        "blocks": _site_blocks(recipe, plan, compressed, selector),
+        "blocks": _site_blocks(recipe, plan, compressed, run.selector),
     }
     verdict = reports.verdict(**results, max_drop=recipe.selection.max_drop, missing=model.missing)
     return Report(
@@ -79,7 +74,7 @@ def make_report(
         task=model.folder.task,
         candidates=chosen.candidates,
         throughputs=measured.throughputs,
-        notes=tuple(log.notes),
+        notes=tuple(run.log.notes),
         curves=selected.curves,
         budget=selected.budget,
         costs=selected.costs,
@@ -91,7 +86,7 @@ def make_report(
         machine=machine(),
         recipe=recipe.flat(),
         command=command_line(recipe),
-        seconds=log.seconds,
+        seconds=run.log.seconds,
     )
 
 

@@ -51,8 +51,8 @@ def record_certificate(rows: Dataset, request: Mapping[str, Any]) -> int:
     digests, folder = np.unique(_digests(rows)), user_cache() / "certificates"
     key = json.dumps(request, sort_keys=True, default=str).encode() + digests.tobytes()
     path = folder / f"{hashlib.sha256(key).hexdigest()[:16]}.npy"
-    others = (np.load(file) for file in folder.glob("*.npy") if file.name != path.name)
-    earlier = sum(bool(np.isin(digests, other).any()) for other in others)
+    stored = (np.load(file) for file in folder.glob("*.npy") if file.name != path.name)
+    earlier = sum(bool(np.isin(digests, certified).any()) for certified in stored)
     with contextlib.suppress(OSError):  # a cache that cannot be written must not cost a finished search
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_replace(path) as temporary, temporary.open("wb") as file:

@@ -53,12 +53,27 @@ def heads_to_keep(keep: int | str, heads: int, flag: str = "--keep") -> int:
             field="keep",
             value=keep,
         ) from error
-    if not 0 <= count <= heads:
+    check_count(count, heads, f"{flag} {text}", keep)
+    return count
+
+
+def check_count(count: int, maximum: int, setting: str, value: int | str) -> None:
+    """Raise unless a number of units to keep is possible.
+
+    Args:
+        count: the number.
+        maximum: the number of units to choose from.
+        setting: what set it, with its value, for the error message.
+        value: its value.
+
+    Raises:
+        UsageError: `count` is out of range.
+    """
+    if not 0 <= count <= maximum:
         raise UsageError(
-            f"{flag} {text}: there are {heads} heads to choose from; give a number from 0 to {heads}, or 0% to 100%",
+            f"{setting}: there are {maximum} to choose from; give a number from 0 to {maximum}, or 0% to 100%",
             code=ErrorCode.OUT_OF_RANGE,
             field="keep",
-            value=keep,
-            maximum=heads,
+            value=value,
+            maximum=maximum,
         )
-    return count

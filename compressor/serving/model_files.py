@@ -16,7 +16,7 @@ from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.report import Report
 from compressor.results import Note, NoteCode
 from compressor.serving import tensorrt_engines
-from compressor.serving.placement import Placement, place
+from compressor.serving.placement import Placement, choose_placement
 from compressor.targets import DEFAULT_TARGET, target, target_of
 from compressor.targets.openvino import padding
 from compressor.targets.tensor_specs import FREE, TensorSpec, input_specs, output_specs
@@ -109,7 +109,9 @@ def _graph_files(request: ServeRequest, report: Report, backend: Backend) -> Mod
         lengths=_lengths(inputs, report),
         files=files,
         default="model.py" if backend == "python" else GRAPH,
-        placement=place(request, report, device, serves_measured=report.target == DEFAULT_TARGET and path == engine),
+        placement=choose_placement(
+            request, report, device, serves_measured=report.target == DEFAULT_TARGET and path == engine
+        ),
         notes=(*_requirements(graph, backend, device), *_limits(request, report, path, max_batch)),
     )
 
@@ -156,7 +158,7 @@ def _openvino_files(request: ServeRequest, report: Report, engine: Path) -> Mode
             "padding.py": Path(padding.__file__),
         },
         default="model.py",
-        placement=place(request, report, "cpu", serves_measured=True),
+        placement=choose_placement(request, report, "cpu", serves_measured=True),
         notes=(Note(text=text, code=NoteCode.SERVER_REQUIREMENT), *_limits(request, report, engine, max_batch)),
     )
 

@@ -23,7 +23,7 @@ class Placement:
     reason: str = ""
 
 
-def place(request: ServeRequest, report: Report, device: Device, *, serves_measured: bool) -> Placement:
+def choose_placement(request: ServeRequest, report: Report, device: Device, *, serves_measured: bool) -> Placement:
     """One instance for each caller where several callers had more rows per second in the run, else one instance.
 
     Args:
@@ -37,10 +37,10 @@ def place(request: ServeRequest, report: Report, device: Device, *, serves_measu
     # Several callers were measured with one thread each.
     if request.instances is not None or request.threads not in (None, 1) or not rows:
         return requested
-    one, several = max(rows, key=_one_caller), max(rows, key=_all_callers)
-    if _all_callers(several) <= _one_caller(one):
-        return Placement(1, request.threads, f"one instance: {_rates(one, several)}")
-    reason = f"one instance for each of {several.callers} cores, with one thread: {_rates(one, several)}"
+    single, several = max(rows, key=_one_caller), max(rows, key=_all_callers)
+    if _all_callers(several) <= _one_caller(single):
+        return Placement(1, request.threads, f"one instance: {_rates(single, several)}")
+    reason = f"one instance for each of {several.callers} cores, with one thread: {_rates(single, several)}"
     return Placement(several.callers, 1, reason)
 
 
@@ -52,8 +52,8 @@ def _all_callers(row: Throughput) -> float:
     return row.compressed.all_callers
 
 
-def _rates(one: Throughput, several: Throughput) -> str:
+def _rates(single: Throughput, several: Throughput) -> str:
     return (
-        f"the run measured at most {_one_caller(one):.0f} rows per second with one caller on all cores, and at most"
+        f"the run measured at most {_one_caller(single):.0f} rows per second with one caller on all cores, and at most"
         f" {_all_callers(several):.0f} with {several.callers} callers on one core each"
     )

@@ -70,9 +70,9 @@ class Blocks(Study):
                     field="masks",
                     value=masks,
                 )
-        first, *others = [Path(name).name for name in request.sources] or [""]
-        for name in others:
-            if name in (OWN, RANDOM, DENSE, RETRAINED, first) or others.count(name) > 1:
+        first, *further = [Path(name).name for name in request.sources] or [""]
+        for name in further:
+            if name in (OWN, RANDOM, DENSE, RETRAINED, first) or further.count(name) > 1:
                 raise UsageError(
                     f"--data {name}: two sources with this name, or a reserved name; rename the file",
                     code=ErrorCode.CONTRADICTION,
@@ -91,7 +91,7 @@ class Blocks(Study):
                         field="kinds",
                         value=kind,
                     )
-        others = [Path(name).name for name in self.request.sources[1:]]
+        further = [Path(name).name for name in self.request.sources[1:]]
         cells = []
         for seed in self.axis("seeds"):
             base = f"{DENSE}-s{seed}"
@@ -102,7 +102,7 @@ class Blocks(Study):
                     cells.append(Cell(f"{RETRAINED}-s{seed}", settings, (base,)))
                     continue
                 for kind in self.axis("kinds"):
-                    for masks in (*self.axis("masks"), *others):
+                    for masks in (*self.axis("masks"), *further):
                         settings = {"masks": masks, "kind": kind, "share": share, "seed": seed}
                         cells.append(Cell(f"{masks}-{kind}-p{share:g}-s{seed}", settings, (base,)))
         return cells

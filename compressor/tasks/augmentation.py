@@ -60,8 +60,8 @@ def _replaced(
         return None
     is_joined = rng.random() < _JOINED_SHARE
     parts = [
-        _part(text, other, len(wanted), rng, is_joined=is_joined)
-        for text, other, wanted in zip(texts, partner, model, strict=True)
+        _part(text, partner_text, len(wanted), rng, is_joined=is_joined)
+        for text, partner_text, wanted in zip(texts, partner, model, strict=True)
     ]
     return _framed(example, parts, special_ids)
 
@@ -72,15 +72,15 @@ def _texts(ids: Sequence[int], special_ids: Collection[int]) -> list[list[int]]:
 
 
 def _part(
-    text: Sequence[int], other: Sequence[int], count: int, rng: np.random.Generator, *, is_joined: bool
+    text: Sequence[int], partner: Sequence[int], count: int, rng: np.random.Generator, *, is_joined: bool
 ) -> list[int]:
     """A cut of a text with `count` tokens, or a part of it and a part of another; shorter where both are short."""
     if len(text) >= count and not (is_joined and count > 1):
         return list(_cut(text, count, rng))
     first = min(len(text), int(rng.integers(1, count)) if count > 1 else 1)
-    if len(other) < count - first:
-        first = min(len(text), count - len(other))
-    return [*_cut(text, first, rng), *_cut(other, min(len(other), count - first), rng)]
+    if len(partner) < count - first:
+        first = min(len(text), count - len(partner))
+    return [*_cut(text, first, rng), *_cut(partner, min(len(partner), count - first), rng)]
 
 
 def _cut(text: Sequence[int], count: int, rng: np.random.Generator) -> Sequence[int]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from compressor.errors import ErrorCode, InputError
 from compressor.model_folder import ModelFolder
 from compressor.results import MetricUnit, Note
+from compressor.tasks.forwards import LABELS
 from compressor.tasks.metrics import Metric
 
 Forward = Callable[[dict[str, Tensor]], np.ndarray]
@@ -134,6 +135,22 @@ class Task(ABC):
     def loss_inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Convert a collated batch to the arguments from which the model computes its own loss."""
         return batch
+
+    def model_inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A collated batch without labels of the task's own kind.
+
+        `labels` stay: they say which positions are scored, and a decoder's inputs may follow from them.
+        """
+        return {name: value for name, value in batch.items() if name == LABELS or name != self.label_name}
+
+    def example_means(self, values: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        """The mean `[examples]` of the values `[rows]` of the rows that each example of a collated batch consists of.
+
+        Args:
+            values: one for each row that the model reads.
+            batch: the collated batch with its labels.
+        """
+        return values
 
     def logits(self, outputs: Mapping[str, Any]) -> np.ndarray:
         """The logits among the outputs of one forward, in PyTorch or of an engine; several are stacked on a last axis.

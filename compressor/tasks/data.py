@@ -106,13 +106,13 @@ def _draw_candidates(train: _Rows, drawn_rows: int, seed: int, task: Task) -> tu
 
 def _learn_labels(task: Task, splits: Mapping[Split, _Rows], *, unlabelled_training: bool) -> frozenset[Split]:
     """Learn the labels from the first split that has them; return the splits without labels."""
-    first, *others = splits
+    first, *further = splits
     try:
         task.learn_labels(splits[first].rows, splits[first].source)
     except InputError as error:
-        if error.code is not ErrorCode.COLUMN_MISSING or first != "train" or not (unlabelled_training and others):
+        if error.code is not ErrorCode.COLUMN_MISSING or first != "train" or not (unlabelled_training and further):
             raise
-        task.learn_labels(splits[others[0]].rows, splits[others[0]].source)
+        task.learn_labels(splits[further[0]].rows, splits[further[0]].source)
         return frozenset({first})
     return frozenset()
 

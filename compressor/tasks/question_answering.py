@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from datasets import Dataset
 from torch import Tensor
 
@@ -168,9 +169,14 @@ class QuestionAnswering(Task):
         inputs = {name: value for name, value in batch.items() if name != self.label_name}
         return {**inputs, "start_positions": positions[:, 0], "end_positions": positions[:, 1]}
 
+    def example_means(self, values: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        """The mean over the windows of each question, `[questions]`, from values `[windows]`."""
+        counts = _window_counts(batch[self.label_name])
+        return torch.stack([windows.mean() for windows in values.split(counts.tolist())])
+
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """F1 and exact match of each question, `[questions, 2]`, from logits `[windows, tokens, 2]`."""
-        counts = (labels[..., 2] != _NO_WINDOW).sum(1)
+        counts = _window_counts(labels)
         statistics = []
         for number, windows in zip(labels[:, 0, 2], np.split(logits, np.cumsum(counts)[:-1]), strict=True):
             question = self.questions[int(number)]
@@ -200,6 +206,11 @@ class QuestionAnswering(Task):
             text if len(tokens) <= maximum else text[: tokens[maximum - 1][1]]
             for text, tokens in zip(questions, offsets, strict=True)
         ]
+
+
+def _window_counts(spans: Any) -> Any:
+    """The number of windows of each question, `[questions]`, from `spans`, an array or a tensor."""
+    return (spans[..., 2] != _NO_WINDOW).sum(1)
 
 
 def _check_windows(

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from compressor.tasks.divergence import divergence, is_regression
 from compressor.tasks.forwards import DECODER_MASK, forward_arguments
 from compressor.training.checkpoints import digest
-from compressor.training.teacher_outputs import KeptOutputs, Outputs
+from compressor.training.teacher_outputs import KeptOutputs, Outputs, row_key
 from compressor.units.find import evaluation_mode
 
 _HIDDEN_STATES = {
@@ -52,7 +52,7 @@ class Distillation:
     temperature: float = 2.0
     hidden_weight: float = 1.0
     kept: KeptOutputs | None = None
-    _evaluated: dict[Any, Outputs] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _evaluated: dict[bytes, Outputs] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -107,20 +107,18 @@ class Distillation:
             return divergence(self._evaluation_target(batch), outputs, self.outputs, batch)
 
     def _evaluation_target(self, batch: Mapping[str, Tensor]) -> Outputs:
-        """The scored outputs of the teacher; small ones are kept, since every evaluation reads the same batches."""
+        """The scored outputs of the teacher; small ones are kept, since every evaluation reads the same rows."""
         arguments = forward_arguments(self.teacher, batch)
-        key = tuple(
-            (name, tuple(value.shape), value.cpu().numpy().tobytes())
-            for name, value in arguments.items()
-            if isinstance(value, Tensor)
-        )
-        if key not in self._evaluated:
+        inputs = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
+        keys = [row_key(inputs, row) for row in range(len(next(iter(inputs.values()))))]
+        if not self._evaluated.keys() >= set(keys):
             output = self.teacher(**arguments)
             target = {name: output[name] for name in self.outputs}
             if any(value.dim() > 2 for value in target.values()):
                 return target
-            self._evaluated[key] = target
-        return self._evaluated[key]
+            for row, key in enumerate(keys):
+                self._evaluated.setdefault(key, {name: value[row] for name, value in target.items()})
+        return {name: torch.stack([self._evaluated[key][name] for key in keys]) for name in self.outputs}
 
     def _teach(self, batch: Mapping[str, Tensor]) -> Outputs:
         with torch.no_grad():

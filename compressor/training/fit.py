@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from torch.utils.data import Dataset, Subset
-from transformers import PreTrainedModel, PrinterCallback
+from transformers import PreTrainedModel, PrinterCallback, TrainingArguments
 
 from compressor.errors import DivergedError
 from compressor.progress import ProgressCallback, ignore_progress
@@ -78,10 +78,8 @@ def fit(
         schedule: length, optimizer and learning rate.
         checkpoints: the checkpoint folder; an interrupted run with the same settings is resumed from there.
         gating: a gate to train too; None: only the model is trained.
-        distillation: trains the model on a teacher's outputs, without labels; the divergence from these on evaluation
-            rows then selects the checkpoint. None: it is trained on labels, and the metric selects.
-        rounding: the steps in which linears round to 8 bits, also in evaluations; only their checkpoints count. None:
-            nothing is rounded.
+        distillation: trains on a teacher's outputs, the divergence from which selects the checkpoint; None: on labels.
+        rounding: steps in which linears round to 8 bits, whose checkpoints alone count; None: nothing is rounded.
         on_progress: called with (step, steps) after every step.
         on_evaluation: called with (step, metric) after every evaluation.
         remedy: how to prevent a divergence, in terms of the command's flags, for the error message.
@@ -94,21 +92,67 @@ def fit(
         InputError: the text has fewer segments than there are streams.
         UsageError: the folder has checkpoints of another run (`Checkpoints.refuse_others`).
     """
-    task, gate = data.task, None if gating is None else gating.gate
-    arguments = training_arguments(schedule, task, checkpoints.folder)
-    memory_files = arguments.world_size if isinstance(task, Streams) else 0
-    trainer_type = _trainer_type(data, schedule, arguments.world_size)
+    setup = _Setup(model, data, schedule, checkpoints, gating, distillation, rounding)
+    arguments = training_arguments(schedule, data.task, checkpoints.folder)
+    trainer_type = _trainer_type(data, schedule, arguments.world_size)  # a text that is too short ends the run here
+    checkpoint = _claim(setup, arguments.world_size)
     counter = StepCounter()
-    first_step = 0 if rounding is None else rounding.first_step
-    evaluation = Evaluation(
-        model, task, gate, counter, schedule.steps, by_divergence=distillation is not None, first_step=first_step
-    )
-    settings = _settings(model, data, schedule, checkpoints, gating, distillation, rounding, arguments.world_size)
+    with _attached(setup, counter):
+        report = RunCallback(setup.gate, data.task.metric, on_progress, on_evaluation)
+        trainer = _make_trainer(trainer_type, setup, arguments, counter, report)
+        logger.debug("training %d steps from %s", schedule.steps, checkpoint or "the beginning")
+        try:
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        except DivergedError as error:
+            last = newest(checkpoints.folder, setup.memory_files(arguments.world_size))
+            raise _with_remedy(error, remedy, last) from error
+    return list(trainer.state.log_history)
+
+
+@dataclass(frozen=True)
+class _Setup:
+    """What is trained on which rows; see `fit`."""
+
+    model: PreTrainedModel
+    data: Data
+    schedule: Schedule
+    checkpoints: Checkpoints
+    gating: GateSetup | None
+    distillation: Distillation | None
+    rounding: Rounding | None
+
+    @property
+    def gate(self) -> Gate | None:
+        """The gate, if there is one."""
+        return None if self.gating is None else self.gating.gate
+
+    @property
+    def first_step(self) -> int:
+        """The first step whose checkpoint counts, and from which linears round where they do."""
+        return 0 if self.rounding is None else self.rounding.first_step
+
+    def memory_files(self, processes: int) -> int:
+        """Number of files of segment memory in a checkpoint."""
+        return processes if isinstance(self.data.task, Streams) else 0
+
+
+def _claim(setup: _Setup, processes: int) -> Path | None:
+    """Take the folder of checkpoints for this run; the checkpoint from which it resumes, or None."""
+    checkpoints = setup.checkpoints
+    with process_state().main_process_first():
+        return claim(
+            checkpoints.folder,
+            _settings(setup, processes),
+            refuse_others=checkpoints.refuse_others,
+            memory_files=setup.memory_files(processes),
+        )
+
+
+@contextmanager
+def _attached(setup: _Setup, counter: StepCounter) -> Iterator[None]:
+    """Attach the gate and the rounding to the model, which is as before afterwards, except for its weights."""
+    model, gating, rounding = setup.model, setup.gating, setup.rounding
     with ExitStack() as contexts:
-        with process_state().main_process_first():
-            checkpoint = claim(
-                checkpoints.folder, settings, refuse_others=checkpoints.refuse_others, memory_files=memory_files
-            )
         contexts.enter_context(quiet_transformers())
         contexts.enter_context(restore_model_state(model))
         if gating is not None:
@@ -117,30 +161,44 @@ def fit(
             contexts.enter_context(attach_gate(model, gating.gate, gating.groups, lambda: counter.step))
         if rounding is not None:
             levels = rounding.weight_levels
-            contexts.enter_context(fake_quantized(model, lambda: counter.step >= first_step, weight_levels=levels))
-        trainer = trainer_type(
-            gate=gate,
-            schedule=schedule,
-            loss_inputs=task.loss_inputs,
-            distillation=distillation,
-            model=model,
-            args=arguments,
-            data_collator=task.collate,
-            compute_metrics=evaluation.metrics,
-            preprocess_logits_for_metrics=None if isinstance(task, Streams) else evaluation.row_statistics,
-            callbacks=[
-                counter,
-                ClipGradients(gate, schedule.max_grad_norm),
-                RunCallback(gate, task.metric, on_progress, on_evaluation),
-            ],
-        )
-        trainer.remove_callback(PrinterCallback)
-        logger.debug("training %d steps from %s", schedule.steps, checkpoint or "the beginning")
-        try:
-            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-        except DivergedError as error:
-            raise _with_remedy(error, remedy, newest(checkpoints.folder, memory_files)) from error
-    return list(trainer.state.log_history)
+            contexts.enter_context(
+                fake_quantized(model, lambda: counter.step >= setup.first_step, weight_levels=levels)
+            )
+        yield
+
+
+def _make_trainer(
+    trainer_type: Callable[..., GateTrainer],
+    setup: _Setup,
+    arguments: TrainingArguments,
+    counter: StepCounter,
+    report: RunCallback,
+) -> GateTrainer:
+    """The trainer, with its evaluation and its callbacks."""
+    task, schedule, gate = setup.data.task, setup.schedule, setup.gate
+    evaluation = Evaluation(
+        setup.model,
+        task,
+        gate,
+        counter,
+        schedule.steps,
+        by_divergence=setup.distillation is not None,
+        first_step=setup.first_step,
+    )
+    trainer = trainer_type(
+        gate=gate,
+        schedule=schedule,
+        task=task,
+        distillation=setup.distillation,
+        model=setup.model,
+        args=arguments,
+        data_collator=task.collate,
+        compute_metrics=evaluation.metrics,
+        preprocess_logits_for_metrics=None if isinstance(task, Streams) else evaluation.row_statistics,
+        callbacks=[counter, ClipGradients(gate, schedule.max_grad_norm), report],
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
 
 
 def _trainer_type(data: Data, schedule: Schedule, processes: int) -> Callable[..., GateTrainer]:
@@ -158,27 +216,19 @@ def _trainer_type(data: Data, schedule: Schedule, processes: int) -> Callable[..
     return partial(GateTrainer, train_dataset=Subset(data.train, rows), eval_dataset=Subset(data.eval, by_length))
 
 
-def _settings(
-    model: PreTrainedModel,
-    data: Data,
-    schedule: Schedule,
-    checkpoints: Checkpoints,
-    gating: GateSetup | None,
-    distillation: Distillation | None,
-    rounding: Rounding | None,
-    processes: int,
-) -> dict[str, Any]:
+def _settings(setup: _Setup, processes: int) -> dict[str, Any]:
     """Everything that determines a run; checkpoints with other settings are not resumed."""
+    gating, distillation, rounding, data = setup.gating, setup.distillation, setup.rounding, setup.data
     return {
-        **checkpoints.settings,
-        "schedule": asdict(schedule),
+        **setup.checkpoints.settings,
+        "schedule": asdict(setup.schedule),
         "gate": None if gating is None else type(gating.gate).__name__,
         "trains_model": gating is None or gating.trains_model,
         **({} if distillation is None else {"teacher": distillation.settings}),
         **({} if rounding is None else {"rounding": asdict(rounding)}),
         "processes": processes,
         "rows": [data.train_hash, data.eval_hash],
-        "start": [digest(model), *([] if gating is None else [digest(gating.gate)])],
+        "start": [digest(setup.model), *([] if gating is None else [digest(gating.gate)])],
     }
 
 

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from compressor.tasks.forwards import DECODER_IDS, LABELS
+
 logger = logging.getLogger(__name__)
 
 Outputs = dict[str, Tensor]
@@ -50,9 +52,9 @@ class _Layout:
 class KeptOutputs:
     """Outputs of a model by row, from a file where they are known, else computed and added to it.
 
-    Rows are recognized by their inputs, without padding. Numbers are stored as float16, and are those of float16 on
-    their first use too, so that a run does not depend on what an earlier one has stored. Where outputs cannot be kept,
-    they are computed for every batch.
+    Rows are recognized by their inputs, without padding. Numbers are stored as float16 and rounded to it on their first
+    use too, so that a run does not depend on what an earlier one has stored. Where outputs cannot be kept, they are
+    computed for every batch.
 
     Args:
         compute: outputs of the model on a batch.
@@ -82,7 +84,7 @@ class KeptOutputs:
         self._end = 0
 
     def __call__(self, batch: Mapping[str, Tensor]) -> Outputs:
-        """The outputs of a batch; at padded positions they are zero, or those of padding where they are computed."""
+        """The outputs of a batch; those of padding are zero where they are kept, and arbitrary elsewhere."""
         if self.refusal is None:
             try:
                 return self._kept(batch)
@@ -92,9 +94,11 @@ class KeptOutputs:
         return self._compute(batch)
 
     def _kept(self, batch: Mapping[str, Tensor]) -> Outputs:
-        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        inputs = {name: value for name, value in batch.items() if name != LABELS}
+        if DECODER_IDS in inputs:
+            raise _NotKeptError("the outputs of a decoder have other positions than the inputs of the encoder")
         masks = _masks(inputs)
-        keys = [_key(inputs, row, mask) for row, mask in enumerate(masks)]
+        keys = [row_key(inputs, row, mask) for row, mask in enumerate(masks)]
         missing = [row for row, key in enumerate(keys) if key not in self._index]
         if missing:
             computed = self._compute({name: value[missing] for name, value in inputs.items()})
@@ -179,13 +183,21 @@ def _masks(inputs: Mapping[str, Tensor]) -> Tensor:
     return torch.ones(len(next(iter(inputs.values()))), 1, dtype=torch.bool)
 
 
-def _key(inputs: Mapping[str, Tensor], row: int, mask: Tensor) -> bytes:
-    """Hash of the inputs of a row without padding."""
+def row_key(inputs: Mapping[str, Tensor], row: int, mask: Tensor | None = None) -> bytes:
+    """Hash of the inputs of a row.
+
+    Args:
+        inputs: `[rows, ...]` each.
+        row: number of the row.
+        mask: the positions that are hashed, `[positions]`; None: all, with padding.
+    """
     sha = hashlib.sha1(usedforsecurity=False)
     for name in sorted(inputs):
         value = inputs[name][row].cpu()
         sha.update(name.encode())
-        sha.update((value[mask] if value.shape[:1] == mask.shape else value).contiguous().numpy().tobytes())
+        if mask is not None and value.shape[:1] == mask.shape:
+            value = value[mask]
+        sha.update(value.contiguous().numpy().tobytes())
     return sha.digest()
 
 

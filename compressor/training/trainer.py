@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer
 
+from compressor.tasks.base import Task
 from compressor.training.callbacks import require_finite
 from compressor.training.distillation import Distillation
 from compressor.training.schedule import Schedule
@@ -23,8 +24,6 @@ from graph_passes.attention.gate_initializers import HEAD_GATE
 WEIGHTS = "model.safetensors"
 _EPSILON = 1e-8
 
-LossInputs = Callable[[dict[str, Any]], dict[str, Any]]
-"""Converts a collated batch to the form from which the model computes its loss (`Task.loss_inputs`)."""
 Groups = list[dict[str, Any]]
 """Parameter groups of an optimizer."""
 
@@ -54,7 +53,7 @@ class GateTrainer(Trainer):
     Args:
         gate: one multiplier per unit; None: there is no gate.
         schedule: optimizer and learning rate.
-        loss_inputs: converts a collated batch to the model's arguments.
+        task: converts a collated batch to the model's arguments.
         distillation: the loss of a training step; None: the model's own, from labels.
         kwargs: arguments of transformers' Trainer.
     """
@@ -64,11 +63,11 @@ class GateTrainer(Trainer):
         *,
         gate: Gate | None,
         schedule: Schedule,
-        loss_inputs: LossInputs,
+        task: Task,
         distillation: Distillation | None = None,
         **kwargs: Any,
     ) -> None:
-        self.gate, self.schedule, self.loss_inputs, self.distillation = gate, schedule, loss_inputs, distillation
+        self.gate, self.schedule, self.task, self.distillation = gate, schedule, task, distillation
         super().__init__(**kwargs)
         if distillation is not None:
             distillation.teacher.to(self.args.device)  # type: ignore[arg-type]
@@ -132,21 +131,22 @@ class GateTrainer(Trainer):
         A training step with a teacher has the loss of distillation in place of that of the task.
         """
         if self.distillation is not None and model.training:
-            return self._with_penalty(self.distillation.loss(model, inputs))
-        result = super().compute_loss(model, self.loss_inputs(inputs), *args, **kwargs)
+            return self._with_penalty(self.distillation.loss(model, self.task.model_inputs(inputs)))
+        result = super().compute_loss(model, self.task.loss_inputs(inputs), *args, **kwargs)
         if not model.training:
             return result
         return (self._with_penalty(result[0]), result[1]) if isinstance(result, tuple) else self._with_penalty(result)
 
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Loss, outputs and labels of an evaluation batch; with a teacher the divergences of its rows come last."""
+        """Loss, outputs and labels of an evaluation batch; with a teacher the divergences of its examples come last."""
         loss, outputs, labels = super().prediction_step(model, inputs, *args, **kwargs)
         if self.distillation is None or outputs is None:
             return loss, outputs, labels
         scored = outputs if isinstance(outputs, tuple) else (outputs,)
         by_name = dict(zip(self.distillation.outputs, scored, strict=False))
-        divergences = self.distillation.divergences(by_name, self._prepare_inputs(inputs))
-        return loss, (*scored, divergences[:, None]), labels
+        inputs = self._prepare_inputs(inputs)
+        divergences = self.distillation.divergences(by_name, self.task.model_inputs(inputs))
+        return loss, (*scored, self.task.example_means(divergences, inputs)[:, None]), labels
 
     def _with_penalty(self, loss: Tensor) -> Tensor:
         if self.gate is None:

@@ -192,14 +192,14 @@ def _with_attention(form: SmallGroup, module: nn.Module, site: SitePlan, small: 
     Most families infer the number of heads from the width of a projection, and T5 gives later layers a tensor with the
     number of heads of the first, so the first form leaves the attributes as they are.
     """
-    own = [
+    own_parameters = [
         Slice(module, name, 0, form.units)
         for name, parameter in module.named_parameters(recurse=False)
         if parameter.shape[:1] == (site.heads,)
     ]
     groups = [Resize(module, _KEY_VALUE_GROUPS, small.heads // small.kv_heads)]
     sizes = (*form.sizes, *(groups if site.kv_heads < site.heads and hasattr(module, _KEY_VALUE_GROUPS) else ()))
-    form = replace(form, slices=(*form.slices, *own), sizes=sizes)
+    form = replace(form, slices=(*form.slices, *own_parameters), sizes=sizes)
     yield form
     if attributes := list(_size_attributes(module, site, small)):
         yield replace(form, sizes=(*form.sizes, *attributes))

@@ -95,7 +95,7 @@ PLAIN: dict[str, Any] = {"speeds": (), "curves": ()}
 """A report without figures."""
 
 
-def tried(*candidates: Candidate, **fields: Any) -> Report:
+def report_of(*candidates: Candidate, **fields: Any) -> Report:
     """A run that tried several engines and delivered one in int8."""
     compressed = reports.engine(20_936_834, file_bytes=23_100_000, quantized=PRODUCTS)
     defaults = {"target": "openvino", "precision": "int8", "compressed": compressed}
@@ -138,7 +138,7 @@ def printed(report: Report, width: int = 200) -> list[str]:
 
 
 def test_the_terminal_shows_a_row_for_each_engine() -> None:
-    lines = printed(tried())
+    lines = printed(report_of())
     (start,) = (number for number, line in enumerate(lines) if line.startswith("engines tried"))
     shown = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines[start + 1 : start + 5]]
     expected = [[cell for cell in row if cell] for row in ROWS]
@@ -146,13 +146,13 @@ def test_the_terminal_shows_a_row_for_each_engine() -> None:
 
 
 def test_the_terminal_shows_no_table_of_one_engine() -> None:
-    report = tried().model_copy(update={"candidates": ()})
+    report = report_of().model_copy(update={"candidates": ()})
     assert not any("engines tried" in line for line in printed(report))
 
 
 @pytest.mark.parametrize("width", [80, 60])
 def test_the_table_fits_a_terminal(width: int) -> None:
-    report = tried(*CANDIDATES, CANDIDATES[1].model_copy(update={"form": "portable, 12 products in fp32"}))
+    report = report_of(*CANDIDATES, CANDIDATES[1].model_copy(update={"form": "portable, 12 products in fp32"}))
     lines = printed(report, width)
     assert all(len(line) <= width for line in lines)
     assert " ".join(" ".join(lines).split()).startswith(report.verdict)
@@ -160,11 +160,11 @@ def test_the_table_fits_a_terminal(width: int) -> None:
 
 def test_the_terminal_prints_brackets_unchanged() -> None:
     hostile = Candidate(target="[red]x[/red]", precision="[/]", speed=2.0)
-    assert any("[red]x[/red] [/]" in line for line in printed(tried(hostile)))
+    assert any("[red]x[/red] [/]" in line for line in printed(report_of(hostile)))
 
 
 def test_the_page_shows_a_row_for_each_engine() -> None:
-    page = render(tried())
+    page = render(report_of())
     assert page.count('id="candidates"') == 1
     rows = _Tables(page).rows
     start = rows.index(HEADINGS)
@@ -172,7 +172,7 @@ def test_the_page_shows_a_row_for_each_engine() -> None:
 
 
 def test_the_page_has_no_section_without_engines_to_compare() -> None:
-    page = render(tried().model_copy(update={"candidates": ()}))
+    page = render(report_of().model_copy(update={"candidates": ()}))
     assert "Engines tried" not in page
     assert 'id="candidates"' not in page
 
@@ -180,7 +180,7 @@ def test_the_page_has_no_section_without_engines_to_compare() -> None:
 @pytest.mark.parametrize("field", ["failure", "target", "precision", "form"])
 def test_hostile_text_remains_text_on_the_page(field: str) -> None:
     failed = [CANDIDATES[3].model_copy(update={field: text}) for text in (HOSTILE, "a")]
-    pages = [_Tables(render(tried(CANDIDATES[1], candidate, **PLAIN))) for candidate in failed]
+    pages = [_Tables(render(report_of(CANDIDATES[1], candidate, **PLAIN))) for candidate in failed]
     assert pages[0].tags == pages[1].tags
     assert "script" not in pages[0].tags
     assert "onerror" not in pages[0].tags
@@ -191,33 +191,33 @@ def test_hostile_text_remains_text_on_the_page(field: str) -> None:
 @given(st.text(alphabet=st.one_of(st.sampled_from("<>&\"'/={}%#\\`$-! \n"), st.characters(codec="utf-8")), min_size=1))
 def test_no_failure_changes_the_tags_of_the_page(text: str) -> None:
     failed = [CANDIDATES[3].model_copy(update={"failure": failure}) for failure in (text, "a")]
-    tags = [_Tables(render(tried(CANDIDATES[1], candidate, **PLAIN))).tags for candidate in failed]
+    tags = [_Tables(render(report_of(CANDIDATES[1], candidate, **PLAIN))).tags for candidate in failed]
     assert tags[0] == tags[1]
 
 
 def test_the_verdict_names_the_products_in_int8() -> None:
-    assert tried().verdict.startswith("37 of 38 matrix products in int8, 36 of 72 heads and 7.8% fewer parameters")
-    whole = tried(plan=reports.dense(reports.bert_plan()), dense=reports.engine(20_936_834))
+    assert report_of().verdict.startswith("37 of 38 matrix products in int8, 36 of 72 heads and 7.8% fewer parameters")
+    whole = report_of(plan=reports.dense(reports.bert_plan()), dense=reports.engine(20_936_834))
     assert whole.verdict.startswith("37 of 38 matrix products in int8, all 72 heads and the same 20.9M parameters")
 
 
 def test_an_int8_engine_that_keeps_every_head_is_a_result() -> None:
     plan = reports.dense(reports.bert_plan())
-    verdict = tried(plan=plan).verdict
+    verdict = report_of(plan=plan).verdict
     assert "othing was" not in verdict
     assert "the model as it is" not in verdict
-    slow = tried(plan=plan, speeds=(reports.speed(1, 128, 4.0, 6.0),)).verdict
+    slow = report_of(plan=plan, speeds=(reports.speed(1, 128, 4.0, 6.0),)).verdict
     assert slow.startswith("Slower: 37 of 38 matrix products in int8")
-    lost = tried(plan=plan, drop_status=DropStatus.FAILED, scores=(reports.accuracy(0.915, 0.871),)).verdict
+    lost = report_of(plan=plan, drop_status=DropStatus.FAILED, scores=(reports.accuracy(0.915, 0.871),)).verdict
     assert lost.startswith("The metric fell too far: ")
 
 
 def test_the_summary_counts_the_products_in_int8() -> None:
-    assert any(line.split() == "products in int8 0 37 of 38".split() for line in printed(tried()))
+    assert any(line.split() == "products in int8 0 37 of 38".split() for line in printed(report_of()))
 
 
 def test_a_report_is_read_back_with_its_candidates(tmp_path: Path) -> None:
-    report = tried()
+    report = report_of()
     write(report, tmp_path)
     loaded = load(tmp_path)
     assert loaded.candidates == report.candidates
@@ -228,7 +228,7 @@ def test_a_report_is_read_back_with_its_candidates(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("metric", [math.inf, -math.inf, math.nan])
 def test_metrics_that_are_not_finite_are_stored_and_shown(metric: float, tmp_path: Path) -> None:
-    report = tried(CANDIDATES[0].model_copy(update={"metric": metric, "difference": metric}))
+    report = report_of(CANDIDATES[0].model_copy(update={"metric": metric, "difference": metric}))
     write(report, tmp_path)
     (candidate,) = load(tmp_path).candidates
     assert repr(candidate.metric) == repr(metric)
@@ -236,6 +236,6 @@ def test_metrics_that_are_not_finite_are_stored_and_shown(metric: float, tmp_pat
 
 
 def test_reports_of_a_version_without_candidates_have_none() -> None:
-    fields = tried().model_dump(mode="json")
+    fields = report_of().model_dump(mode="json")
     del fields["candidates"]
     assert Report.model_validate(fields).candidates == ()

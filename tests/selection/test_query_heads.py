@@ -14,8 +14,9 @@ from compressor.selection.fisher import FisherPruner, dropped_bundles
 from compressor.selection.magnitude import MagnitudePruner
 from compressor.selection.pruner import Pruner, PruningInputs
 from compressor.selection.reconstruct.choice import linear_of
+from compressor.selection.reconstruct.gram import Gram
 from compressor.selection.reconstruct.pruner import ReconstructPruner
-from compressor.selection.reconstruct.second_order import Gram, reconstruct, removal_order, unit_columns
+from compressor.selection.reconstruct.second_order import reconstruct, removal_order, unit_columns
 from compressor.selection.unit_importance import by_importance
 from compressor.units.layers import linear_weight
 from tests.selection.pruning import check_dropped_units_have_no_effect, check_kept_counts, pruning_inputs, ranked

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from compressor.config.serve import ServeRequest
 from compressor.results import RowRates, Throughput
 from compressor.serving import export, triton_config
-from compressor.serving.placement import Placement, place
+from compressor.serving.placement import Placement, choose_placement
 from tests.serving.outputs import report, run_folder
 
 _RATES = st.floats(1, 1e6)
 
 
-def throughput(one: float, several: float, callers: int = 4, batch: int = 1) -> Throughput:
+def throughput(single: float, several: float, callers: int = 4, batch: int = 1) -> Throughput:
     """Rows per second of a compressed engine; those of the dense one do not matter."""
-    rates = RowRates(one_caller=one, all_callers=several)
+    rates = RowRates(one_caller=single, all_callers=several)
     return Throughput(
         batch=batch, seq=8, callers=callers, dense=RowRates(one_caller=9, all_callers=9), compressed=rates
     )
@@ -35,8 +35,8 @@ def test_instances_are_callers_where_these_have_more_rows_per_second(
     rates: list[tuple[float, float]], callers: int
 ) -> None:
     rows = tuple(throughput(*pair, callers) for pair in rates)
-    placement = place(request(), report(throughputs=rows), "cpu", serves_measured=True)
-    is_faster = max(several for _, several in rates) > max(one for one, _ in rates)
+    placement = choose_placement(request(), report(throughputs=rows), "cpu", serves_measured=True)
+    is_faster = max(several for _, several in rates) > max(single for single, _ in rates)
     assert (placement.instances, placement.threads) == ((callers, 1) if is_faster else (1, None))
     assert placement.reason
 
@@ -44,7 +44,7 @@ def test_instances_are_callers_where_these_have_more_rows_per_second(
 @given(st.integers(1, 9), st.none() | st.integers(1, 9))
 def test_requested_instances_count_first(instances: int, threads: int | None) -> None:
     measured = report(throughputs=(throughput(1, 2),))
-    placement = place(request(instances=instances, threads=threads), measured, "cpu", serves_measured=True)
+    placement = choose_placement(request(instances=instances, threads=threads), measured, "cpu", serves_measured=True)
     assert placement == Placement(instances, threads)
 
 
@@ -56,7 +56,7 @@ def test_throughput_of_something_else_does_not_count(
     fields: dict[str, Any], device: Any, serves_measured: bool
 ) -> None:
     measured = report(throughputs=(throughput(1, 2),))
-    placement = place(request(**fields), measured, device, serves_measured=serves_measured)
+    placement = choose_placement(request(**fields), measured, device, serves_measured=serves_measured)
     assert placement == Placement(1, fields.get("threads"))
 
 

@@ -58,6 +58,13 @@ def test_a_question_is_scored_alike_in_any_batch() -> None:
         assert statistics(task, rows, prefer_city, size).tolist() == [[0, 0], [1, 1], [1, 1]]
 
 
+def test_values_of_windows_are_averaged_over_their_question() -> None:
+    task = task_of(wordpieces())
+    batch = task.collate(list(encode(task, row("rome paris"), row(" ".join(["river"] * 40)), row("tower"))))
+    assert task.example_means(torch.tensor([5.0, 1.0, 2.0, 6.0, 7.0]), batch).tolist() == [5, 3, 7]
+    assert task.model_inputs(batch).keys() == {"input_ids", "token_type_ids", "attention_mask"}
+
+
 def test_long_questions_are_truncated_and_leave_room() -> None:
     task = task_of(wordpieces())
     rows = encode(task, row("rome paris", " ".join(["river"] * 50)))

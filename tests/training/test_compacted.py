@@ -14,12 +14,12 @@ from transformers import PreTrainedModel
 from compressor.config.sections import RowsConfig
 from compressor.model_folder import load
 from compressor.tasks import open_data
-from compressor.training.schedule import Schedule
 from compressor.units import compacted, find_groups, gated
 from graph_passes import Plan
 from tests.language import EndOfPowerError
 from tests.run.runs import write_inputs
 from tests.training.runs import have_same_weights, stop_after, train_model
+from tests.training.students import schedule
 
 Context = Callable[[PreTrainedModel, Plan], AbstractContextManager[Any]]
 
@@ -36,18 +36,6 @@ def inputs() -> dict[str, torch.Tensor]:
 def runs(tmp_path: Path) -> Any:
     """Trains a tiny model of which every other unit is dropped, without dropout; returns the model."""
     folders = write_inputs(tmp_path)
-    schedule = Schedule(
-        steps=8,
-        batch_size=8,
-        learning_rate=5e-3,
-        seed=0,
-        warmup=0.1,
-        weight_decay=0.0,
-        max_grad_norm=1.0,
-        evaluations=2,
-        points=4,
-        mixed_precision="no",
-    )
 
     def train(name: str, context: Context, **options: Any) -> PreTrainedModel:
         folder = load(folders / "model")
@@ -57,7 +45,7 @@ def runs(tmp_path: Path) -> Any:
         plan = Plan(groups=tuple(group.plan(range(0, group.units, 2)) for group in find_groups(folder.model, inputs())))
         data = open_data(RowsConfig(data=str(folders / "rows.tsv"), max_length=8), folder)
         with context(folder.model, plan):
-            train_model(folder, data, schedule, tmp_path / name, **options)
+            train_model(folder, data, schedule(8, evaluations=2, points=4), tmp_path / name, **options)
         return folder.model
 
     return train

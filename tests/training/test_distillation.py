@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import copy
+import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +14,20 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from compressor.config.sections import RowsConfig
-from compressor.model_folder import load
+from compressor.errors import DivergedError, ErrorCode
 from compressor.tasks import open_data
 from compressor.training.distillation import Distillation
-from compressor.training.schedule import Schedule
+from compressor.training.trainer import WEIGHTS
 from tests import folders, zoo
+from tests.faults import fails_with
 from tests.language import EndOfPowerError
 from tests.run.runs import write_inputs
-from tests.training.runs import have_same_weights, stop_after, train_model, without_times
+from tests.tasks import questions
+from tests.tasks.rows import jsonl
+from tests.training.runs import Log, have_same_weights, stop_after, train_model, without_times
+from tests.training.students import changed, distil, schedule
 
 FAMILIES = {"bert": ("logits",), "gpt2": ("logits",), "bart": ("logits",), "vit": ("logits",)}
-
-
-def changed(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
-    """A copy with other weights."""
-    generator = torch.Generator().manual_seed(seed)
-    copied = copy.deepcopy(model)
-    with torch.no_grad():
-        for weight in copied.parameters():
-            weight.add_(0.05 * torch.randn(weight.shape, generator=generator))
-    return copied
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -99,27 +94,9 @@ def test_the_weight_of_hidden_states_multiplies_their_relative_error() -> None:
 def runs(tmp_path: Path) -> Any:
     """Trains a student of a tiny teacher, with checkpoints in a folder; returns its model and log."""
     inputs = write_inputs(tmp_path)
-    teacher = load(inputs / "model").model
-    schedule = Schedule(
-        steps=20,
-        batch_size=8,
-        learning_rate=5e-3,
-        seed=0,
-        warmup=0.1,
-        weight_decay=0.0,
-        max_grad_norm=1.0,
-        evaluations=4,
-        points=20,
-        mixed_precision="no",
-    )
 
-    def train(name: str, **options: Any) -> tuple[PreTrainedModel, list[dict[str, Any]]]:
-        folder = load(inputs / "model")
-        folder.model.load_state_dict(changed(teacher).state_dict())
-        data = open_data(RowsConfig(data=str(inputs / "rows.tsv"), max_length=8), folder)
-        distillation = Distillation.of(teacher, data.task.outputs)
-        log = train_model(folder, data, schedule, tmp_path / name, distillation=distillation, **options)
-        return folder.model, log
+    def train(name: str, **options: Any) -> tuple[PreTrainedModel, Log]:
+        return distil(inputs, tmp_path / name, schedule(20), **options)
 
     return train
 
@@ -139,3 +116,63 @@ def test_an_interruption_changes_nothing(runs: Any) -> None:
     resumed, resumed_log = runs("interrupted")
     assert have_same_weights(whole, resumed)
     assert without_times(resumed_log) == without_times(log)
+
+
+def test_a_divergence_ends_the_run_and_keeps_its_best_and_its_last_checkpoint(runs: Any, tmp_path: Path) -> None:
+    students = []
+
+    @contextmanager
+    def watched(model: PreTrainedModel) -> Iterator[None]:
+        students.append(model)
+        yield
+
+    def overwrite_weights(finished: int, total: int) -> None:
+        factor = {7: 3.0, 12: math.inf}.get(finished, 1.0)  # worse after the first evaluation, then not finite
+        with torch.no_grad():
+            for weight in students[0].parameters():
+                weight.mul_(factor)
+
+    checkpoint = tmp_path / "run" / "checkpoint-10"
+    with fails_with(ErrorCode.NOT_FINITE, DivergedError, step=13, quantity="loss", checkpoint=checkpoint) as caught:
+        runs("run", prepare=watched, on_progress=overwrite_weights)
+    assert caught.value.exit_code == 9
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    best = tmp_path / "run" / "checkpoint-5"
+    assert Path(state["best_model_checkpoint"]) == best
+    assert (best / WEIGHTS).is_file()
+
+
+def test_questions_of_several_windows_are_learned_alike_from_computed_and_kept_outputs(tmp_path: Path) -> None:
+    contexts = [" ".join(questions.WORDS[: 2 + number]) for number in range(10)]
+    path = jsonl(tmp_path / "rows.jsonl", *(questions.row(context) for context in contexts))
+    torch.manual_seed(0)
+    teacher, logs = questions.bert(), []
+    for is_kept in (False, True):
+        folder = questions.folder_of(questions.wordpieces())
+        folder.model.load_state_dict(changed(teacher).state_dict())
+        data = open_data(folders.rows_config(path, path, path, max_length=10, stride=2), folder)
+        assert {1, 2, 3} <= {len(windows) for windows in data.train["input_ids"]}
+        distillation = Distillation.of(teacher, data.task.outputs)
+        if is_kept:
+            distillation = distillation.keep_outputs(tmp_path / "kept", len(data.train), sum(data.train["length"]))
+        log = train_model(folder, data, schedule(6), tmp_path / f"run{is_kept}", distillation=distillation)
+        assert distillation.kept is None or distillation.kept.refusal is None
+        logs.append([entry.get("loss", entry.get("eval_divergence")) for entry in log if "train_loss" not in entry])
+    computed, kept = logs
+    assert kept == pytest.approx(computed, rel=5e-3)
+    assert len(kept) == 12
+
+
+def test_the_teacher_reads_each_evaluation_row_once() -> None:
+    model, batch = folders.bert().eval(), bert_batch()
+    distillation, student = Distillation.of(model, ("logits",)), changed(model).eval()
+    rows = {"first": slice(0, 1), "second": slice(1, 2), "both": slice(0, 2)}
+    calls = []
+    distillation.teacher.register_forward_hook(lambda module, inputs, outputs: calls.append(len(outputs.logits)))
+    divergences = {}
+    for name, part in rows.items():
+        inputs = {key: value[part] for key, value in batch.items()}
+        divergences[name] = distillation.divergences(student(**inputs), inputs)
+    assert calls == [1, 1]
+    expected = torch.cat([divergences["first"], divergences["second"]])
+    torch.testing.assert_close(divergences["both"], expected, rtol=1e-4, atol=1e-9)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from compressor.config.sections import RowsConfig
-from compressor.model_folder import load
-from compressor.tasks import open_data
-from compressor.training.distillation import Distillation
 from compressor.training.fake_quantization import Rounding, fake_quantized
-from compressor.training.schedule import Schedule
 from compressor.units import compacted, find_groups
 from graph_passes import Plan
 from tests.language import EndOfPowerError
 from tests.run.runs import write_inputs
-from tests.training.runs import have_same_weights, stop_after, train_model, without_times
+from tests.training.runs import Log, have_same_weights, stop_after, without_times
+from tests.training.students import distil, schedule
 
 
 @pytest.mark.parametrize("layer", [torch.nn.Linear(8, 5), Conv1D(5, 8)])
@@ -64,32 +62,15 @@ def test_inputs_of_zeros_and_of_no_rows_are_exact(inputs: torch.Tensor) -> None:
 def runs(tmp_path: Path) -> Any:
     """Distils a compacted tiny model whose linears round in the last steps; returns its model and log."""
     inputs = write_inputs(tmp_path)
-    teacher = load(inputs / "model").model
-    schedule = Schedule(
-        steps=8,
-        batch_size=8,
-        learning_rate=5e-3,
-        seed=0,
-        warmup=0.1,
-        weight_decay=0.0,
-        max_grad_norm=1.0,
-        evaluations=4,
-        points=8,
-        mixed_precision="no",
-    )
+    example = {"input_ids": torch.tensor([[3, 5, 7, 2], [4, 6, 8, 9]])}
 
-    def train(name: str, first_step: int | None, **options: Any) -> Any:
-        folder = load(inputs / "model")
-        example = {"input_ids": torch.tensor([[3, 5, 7, 2], [4, 6, 8, 9]])}
-        plan = Plan(groups=tuple(group.plan(range(0, group.units, 2)) for group in find_groups(folder.model, example)))
-        data = open_data(RowsConfig(data=str(inputs / "rows.tsv"), max_length=8), folder)
-        distillation = Distillation.of(teacher, data.task.outputs)
+    def halved(model: PreTrainedModel) -> AbstractContextManager[Any]:
+        plan = Plan(groups=tuple(group.plan(range(0, group.units, 2)) for group in find_groups(model, example)))
+        return compacted(model, plan, example)
+
+    def train(name: str, first_step: int | None, **options: Any) -> tuple[PreTrainedModel, Log]:
         rounding = None if first_step is None else Rounding(first_step)
-        with compacted(folder.model, plan, example):
-            log = train_model(
-                folder, data, schedule, tmp_path / name, distillation=distillation, rounding=rounding, **options
-            )
-        return folder.model, log
+        return distil(inputs, tmp_path / name, schedule(8), prepare=halved, rounding=rounding, **options)
 
     return train
 

@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compressor.report import load as load_report
 from compressor.training.checkpoints import newest
 from compressor.training.train import FILE_NAME
+from graph_passes import Plan
 from tests import language
 from tests.block_masks.collecting_process import collect_together
 from tests.launch import finish, launch, start
 from tests.run.runs import write_inputs
-from tests.training.distillation_process import distil
+from tests.training.distillation_process import values_of
 from tests.training.processes import PARTS
 from tests.training.runs import train_model
 
@@ -63,7 +65,7 @@ def test_each_process_reads_its_own_streams(ranks: list[Any], tmp_path: Path) ->
 
 
 def test_a_distillation_learns_as_one_process_with_twice_the_batch(ranks: list[Any], folder: Path) -> None:
-    alone, together = distil(folder / "distillation", "alone", 8), ranks[0]["distillation"]
+    alone, together = values_of(folder / "distillation", "alone", 8), ranks[0]["distillation"]
     assert together["processes"] == 2
     # The error of hidden states is relative to the rows of a process.
     assert together["losses"] == pytest.approx(alone["losses"], rel=0.03)
@@ -78,6 +80,23 @@ def test_maps_are_those_of_one_process(ranks: list[Any], tmp_path: Path) -> None
         for site, (maps, counts) in sites.items():
             np.testing.assert_allclose(together[name][site][0], maps, atol=1e-6)
             assert together[name][site][1] == counts
+
+
+@pytest.mark.zoo
+def test_a_command_of_two_processes_delivers_one_run_within_its_budget(tmp_path: Path) -> None:
+    write_inputs(tmp_path)
+    budget = "--method dsp --macs 60% --steps 2 --batch-size 4"
+    sizes = "--max-length 8 --batch 1 --seq 8 --seconds 0.01"
+    paths = [str(tmp_path / "model"), "--data", str(tmp_path / "rows.tsv"), "-o", str(tmp_path / "out")]
+    finish(start("compressor.cli", *paths, *budget.split(), *sizes.split()))
+    report, plan = load_report(tmp_path / "out"), Plan.load(tmp_path / "out" / "plan.json")
+    assert [row.met for row in report.budget] == [True]
+    assert report.proofs
+    assert all(proof.holds for proof in report.proofs)
+    assert plan.method == "dsp"
+    assert plan.heads_kept + plan.neurons_kept < plan.heads + plan.neurons
+    assert max(point.step for point in report.curves) == 2
+    assert not (tmp_path / "out.partial").exists()
 
 
 @pytest.mark.zoo

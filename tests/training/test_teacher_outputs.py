@@ -75,7 +75,7 @@ def test_a_later_run_computes_nothing_again(tmp_path: Path) -> None:
     assert sum(teacher.rows.values()) <= 1
 
 
-@pytest.mark.parametrize("cause", ["disk", "range", "axes"])
+@pytest.mark.parametrize("cause", ["disk", "range", "axes", "decoder"])
 def test_outputs_that_cannot_be_kept_are_computed(cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if cause == "disk":
         monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
@@ -90,6 +90,8 @@ def test_outputs_that_cannot_be_kept_are_computed(cause: str, tmp_path: Path, mo
 
     outputs = KeptOutputs(teach, tmp_path, len(ROWS), sum(map(len, ROWS)), by_position)
     for inputs in (batch(0, 1), batch(1, 2)):
+        if cause == "decoder":
+            inputs["decoder_input_ids"] = inputs["input_ids"].flip(1)
         torch.testing.assert_close(outputs(inputs), teach(inputs))
     assert outputs.refusal is not None
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from compressor.errors import ErrorCode, UsageError
+from compressor.selection.pool import check_count
 
 _ROUNDING = 1e-11
 """Relative excess over a budget that counts as rounding of the sum of costs."""
@@ -52,14 +52,7 @@ class UnitCount(Capacity):
     """
 
     def __init__(self, units: int, keep: int) -> None:
-        if not 0 <= keep <= units:
-            raise UsageError(
-                f"keep {keep}: there are {units} units; choose a number from 0 to {units}",
-                code=ErrorCode.OUT_OF_RANGE,
-                field="keep",
-                value=keep,
-                maximum=units,
-            )
+        check_count(keep, units, f"keep {keep}", keep)
         self.units, self.keep = units, keep
         self.has_choice = 0 < keep < units
         self.prices = torch.ones(units, dtype=torch.float64)

@@ -17,9 +17,9 @@ from compressor.progress import ProgressCallback
 from compressor.selection.allocation import interpolate
 from compressor.selection.pruner import Batch
 from compressor.selection.reconstruct.curves import PartialKL
+from compressor.selection.reconstruct.gram import Gram
 from compressor.selection.reconstruct.refit import RefitStatistics
 from compressor.selection.reconstruct.second_order import (
-    Gram,
     Reconstruction,
     Removal,
     reconstruct,

@@ -17,10 +17,10 @@ from compressor.selection.options import MethodOptions
 from compressor.selection.pruner import Curve, Pruner, PruningInputs
 from compressor.selection.reconstruct.choice import GroupChoice, choices_of, gather_grams, loss_curve
 from compressor.selection.reconstruct.curves import PartialKL
+from compressor.selection.reconstruct.gram import Gram
 from compressor.selection.reconstruct.in_order import DenseSums
 from compressor.selection.reconstruct.output_sensitivity import sensitivity_of
 from compressor.selection.reconstruct.refit_in_order import refit_in_order
-from compressor.selection.reconstruct.second_order import Gram
 from compressor.selection.reconstruct.statistics import TokenWeights
 from compressor.units import PrunableGroup
 from compressor.workdir import write_json

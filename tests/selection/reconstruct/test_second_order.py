@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from compressor.errors import ErrorCode
-from compressor.selection.reconstruct.second_order import Gram, reconstruct, removal_order, unit_columns
+from compressor.selection.reconstruct.gram import Gram
+from compressor.selection.reconstruct.second_order import reconstruct, removal_order, unit_columns
 from tests.faults import fails_with
 
 DAMP = 0.01

@@ -1,0 +1,114 @@
+"""The sections of a recipe together, and which stages of a run follow from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from compressor.config.fields import Config
+from compressor.config.methods import BUDGET_METHODS, DEFAULT_BUDGET_METHOD, METHODS
+from compressor.config.recipe_fields import FIELDS, SECTION_OF, SECTIONS
+from compressor.config.sections import (
+    BlocksConfig,
+    BudgetConfig,
+    DistillationConfig,
+    EngineConfig,
+    ExportConfig,
+    MeasureConfig,
+    OutputConfig,
+    RowsConfig,
+    SelectionConfig,
+    SourceConfig,
+)
+
+
+class RecipeSections(Config):
+    """All sections of a recipe, and what a run does by them; `Recipe` checks that they agree."""
+
+    source: SourceConfig
+    rows: RowsConfig = Field(default_factory=RowsConfig)
+    selection: SelectionConfig = Field(default_factory=SelectionConfig)
+    budget: BudgetConfig = Field(default_factory=BudgetConfig)
+    blocks: BlocksConfig = Field(default_factory=BlocksConfig)
+    distillation: DistillationConfig = Field(default_factory=DistillationConfig)
+    engine: EngineConfig = Field(default_factory=EngineConfig)
+    export: ExportConfig = Field(default_factory=ExportConfig)
+    measure: MeasureConfig = Field(default_factory=MeasureConfig)
+    output: OutputConfig = Field(default_factory=OutputConfig)
+
+    @property
+    def plan_file(self) -> Path | None:
+        """The plan to follow: the one configured, else the one in the model folder, else None."""
+        if self.selection.plan is not None:
+            return self.selection.plan
+        stored = self.source.model / "plan.json"
+        return stored if stored.exists() else None
+
+    @property
+    def selects_heads(self) -> bool:
+        """Whether heads are selected from rows.
+
+        Where blocks are dropped, or the fastest engine is chosen, they are only if a number of heads, or another method
+        than the default, is set. A run that quantizes and keeps 100% of the heads learns nothing.
+        """
+        selection = self.selection
+        if self.rows.data is None or selection.method in BUDGET_METHODS:
+            return False
+        if self.engine.chooses and selection.keep == "100%":
+            return False
+        # A budget without a method has one of its own, so that this one was set.
+        is_set = self.budget.is_set or selection.keep is not None or selection.method != FIELDS["method"].default
+        return is_set or not (self.blocks.requested or self.engine.chooses)
+
+    @property
+    def learns_units(self) -> bool:
+        """Whether a gate learns which units meet the budget, of the types that `prune_units` allows.
+
+        This needs costs that are sums over units, which times are not, and no number of heads.
+        """
+        budget, selection = self.budget, self.selection
+        if self.plan_file is not None or self.rows.data is None or METHODS[selection.method].kind != "gate":
+            return False
+        return budget.is_set and not budget.is_timed and selection.keep is None
+
+    @property
+    def learns(self) -> bool:
+        """Whether a plan is learned from rows."""
+        return self.plan_file is None and (self.selects_heads or self.blocks.drops_any or self.prunes)
+
+    @property
+    def distills(self) -> bool:
+        """Whether the compressed model is trained on the outputs of a whole one."""
+        return self.distillation.distill and self.rows.data is not None
+
+    @property
+    def prunes(self) -> bool:
+        """Whether units are removed under a budget, or as many as the metric allows."""
+        if self.plan_file is not None or self.rows.data is None:
+            return False
+        return self.budget.is_set or self.selection.method in BUDGET_METHODS
+
+    @property
+    def pruner(self) -> str:
+        """Name of the method that removes units under a budget."""
+        method = self.selection.method
+        return method if method in BUDGET_METHODS else DEFAULT_BUDGET_METHOD
+
+    @property
+    def fields_set(self) -> frozenset[str]:
+        """Names of the fields that were set, even to their defaults."""
+        return frozenset().union(*(getattr(self, section).model_fields_set for section in SECTIONS))
+
+    def value(self, name: str) -> Any:
+        """The value of a field, by its name alone."""
+        return getattr(getattr(self, SECTION_OF[name]), name)
+
+    def flat(self) -> dict[str, Any]:
+        """Every field as JSON, by name, without sections: what reports and studies store."""
+        return {
+            name: value
+            for section in SECTIONS
+            for name, value in getattr(self, section).model_dump(mode="json").items()
+        }

@@ -1,0 +1,44 @@
+"""The sections of a recipe: one frozen model for each stage that reads it."""
+
+from compressor.config.sections.blocks import BlocksConfig
+from compressor.config.sections.budget import BudgetConfig
+from compressor.config.sections.data import RowsConfig, SourceConfig
+from compressor.config.sections.distillation import DistillationConfig
+from compressor.config.sections.engine import EngineConfig, ExportConfig
+from compressor.config.sections.headings import (
+    AUTO,
+    BLOCKS,
+    BUDGET,
+    DATA,
+    DISTILLATION,
+    ENGINE,
+    HEADS,
+    MEASURING,
+    MODEL,
+    OUTPUT,
+)
+from compressor.config.sections.output import MeasureConfig, OutputConfig
+from compressor.config.sections.selection import SelectionConfig
+
+__all__ = [
+    "AUTO",
+    "BLOCKS",
+    "BUDGET",
+    "DATA",
+    "DISTILLATION",
+    "ENGINE",
+    "HEADS",
+    "MEASURING",
+    "MODEL",
+    "OUTPUT",
+    "BlocksConfig",
+    "BudgetConfig",
+    "DistillationConfig",
+    "EngineConfig",
+    "ExportConfig",
+    "MeasureConfig",
+    "OutputConfig",
+    "RowsConfig",
+    "SelectionConfig",
+    "SourceConfig",
+]

@@ -1,0 +1,97 @@
+"""What the compressed model may cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from compressor.config.fields import Config, config_field, one_of
+from compressor.config.methods import BUDGET_METHODS
+from compressor.config.sections.headings import BUDGET
+from compressor.config.values import GroupBy, Milliseconds, Names, Shapes, Share
+
+
+def _budget_methods(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Check the names of methods that meet a budget."""
+    return tuple(map(one_of(BUDGET_METHODS), names))
+
+
+class BudgetConfig(Config):
+    """What the compressed model may cost, and what is pruned to meet it."""
+
+    speedup: Annotated[float, Field(ge=1)] | None = config_field(
+        BUDGET,
+        "how many times as fast as the runtime's own engine of the whole model the engine has to be",
+        decides_plan=True,
+    )
+    latency: Milliseconds | None = config_field(
+        BUDGET, "median time that a call of the engine may take: 5ms", decides_plan=True
+    )
+    macs: Share | None = config_field(
+        BUDGET, "share of the multiply-accumulates of the whole model to keep: 50%", decides_plan=True
+    )
+    parameters: Share | None = config_field(
+        BUDGET, "share of the parameters of the whole model to keep, embeddings included: 60%", decides_plan=True
+    )
+    budget_at: Shapes = config_field(
+        BUDGET,
+        "batch sizes and lengths at which speedup, latency and macs hold: 1x128; default: every size that is timed",
+        (),
+        decides_plan=True,
+    )
+    prune_units: Literal["all", "heads", "neurons"] = config_field(
+        BUDGET, "units that are removed to meet a budget", "all", decides_plan=True
+    )
+    group_by: GroupBy = config_field(
+        BUDGET,
+        "how query heads that share key/value heads are removed to meet a budget: all those of a key/value head"
+        " together, or as many from every key/value head",
+        "kv",
+        decides_plan=True,
+    )
+    prune_rows: Annotated[int, Field(ge=8)] = config_field(
+        BUDGET,
+        "maximum number of training rows that units are chosen or ordered, and refitted by; labels are not used",
+        1024,
+        decides_plan=True,
+    )
+    statistics: Path | None = config_field(
+        BUDGET,
+        "folder in which statistics and losses are kept, which runs with other budgets on the same model and rows use"
+        " again; default: they are removed with the run's own work",
+        is_path=True,
+    )
+    start_from: Path | None = config_field(
+        BUDGET,
+        "output folder of an earlier run under a budget on MODEL, whose units and weights are pruned further",
+        decides_plan=True,
+        is_path=True,
+    )
+    compare_with: Annotated[Names, AfterValidator(_budget_methods)] = config_field(
+        BUDGET,
+        "further methods whose rungs the page of a ladder shows beside those of the method: fisher,magnitude",
+        (),
+    )
+    skip_refused: bool = config_field(
+        BUDGET,
+        "keep groups of units whole that cannot be removed from the graph, instead of ending",
+        False,
+        decides_plan=True,
+    )
+
+    @property
+    def is_set(self) -> bool:
+        """Whether any budget is set."""
+        return any(value is not None for value in (self.speedup, self.latency, self.macs, self.parameters))
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the budget is one of time."""
+        return self.speedup is not None or self.latency is not None
+
+    @property
+    def milliseconds(self) -> float | None:
+        """The time that a call may take."""
+        return None if self.latency is None else float(self.latency.removesuffix("ms"))

@@ -1,0 +1,52 @@
+"""The model, and the rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from compressor.config.fields import Config, config_field
+from compressor.config.sections.headings import DATA, MODEL
+from compressor.config.values import Count, Names, Natural
+
+
+class SourceConfig(Config):
+    """The model to compress."""
+
+    model: Path = config_field(MODEL, "the model folder", required=True, decides_plan=True, is_path=True)
+    task: str | None = config_field(
+        MODEL, "task of the model, where its class does not determine it: causal-lm, ...", decides_plan=True
+    )
+    allow_pickle: bool = config_field(
+        MODEL, "load pickled weights, which can run code", False, decides_plan=True, runs_code=True
+    )
+    trust_remote_code: bool = config_field(
+        MODEL, "run the Python files in the model folder", False, decides_plan=True, runs_code=True
+    )
+
+
+class RowsConfig(Config):
+    """The training, evaluation and test rows, and how they are read."""
+
+    data: str | None = config_field(
+        DATA,
+        "training rows: a TSV, CSV, JSONL, text or Parquet file, a folder of such files, or a Hugging Face data set",
+        decides_plan=True,
+    )
+    eval_data: str | None = config_field(DATA, "evaluation rows, on which choices are made", decides_plan=True)
+    test_data: str | None = config_field(DATA, "test rows, on which the metric is reported", decides_plan=True)
+    text_columns: Names = config_field(
+        DATA, "columns of the text, in order; default: recognized by name", (), decides_plan=True
+    )
+    label_column: str | None = config_field(DATA, "column of the label; default: recognized by name", decides_plan=True)
+    metric: str | None = config_field(DATA, "metric of the task; default: the task's main metric", decides_plan=True)
+    max_length: Count = config_field(
+        DATA, "maximum length of a row in tokens; longer rows are cut", 128, decides_plan=True
+    )
+    stride: Natural = config_field(
+        DATA, "tokens shared by consecutive windows of a long context (question answering)", 128, decides_plan=True
+    )
+
+    @property
+    def available(self) -> bool:
+        """Whether any rows are configured."""
+        return any(rows is not None for rows in (self.data, self.eval_data, self.test_data))

@@ -1,0 +1,67 @@
+"""How the compressed model is trained on the outputs of a whole one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from compressor.config.fields import Config, config_field
+from compressor.config.sections.headings import DISTILLATION
+from compressor.config.values import Count, NonNegative, Positive
+
+
+class DistillationConfig(Config):
+    """How the compressed model is trained on the outputs of a whole one."""
+
+    distill: bool = config_field(
+        DISTILLATION,
+        "train the compressed model on the outputs and hidden states of the whole model; labels are not used",
+        False,
+        decides_plan=True,
+    )
+    teacher: Path | None = config_field(
+        DISTILLATION,
+        "folder of the model whose outputs are learned, of the same layers and widths; default: MODEL itself",
+        decides_plan=True,
+        is_path=True,
+    )
+    distill_steps: Count = config_field(DISTILLATION, "optimizer steps of the distillation", 2000, decides_plan=True)
+    distill_learning_rate: Positive = config_field(
+        DISTILLATION, "peak learning rate of the distillation", 5e-5, decides_plan=True
+    )
+    minutes: Positive | None = config_field(
+        DISTILLATION,
+        "minutes that the distillation may take, over all rungs of a ladder: it then makes fewer steps where needed",
+        decides_plan=True,
+    )
+    teacher_outputs: Path | None = config_field(
+        DISTILLATION,
+        "folder in which the teacher's outputs are kept for further runs on the same rows; default: they are kept for a"
+        " run that reads its rows several times, and for the rungs of a ladder, and removed with its own work",
+        is_path=True,
+    )
+    augment: Annotated[float, Field(ge=0, le=1)] = config_field(
+        DISTILLATION,
+        "share of the training rows of the distillation that are replaced by cuts of them, or joined of parts of two,"
+        " with the lengths of the evaluation rows (classification and regression)",
+        0.0,
+        decides_plan=True,
+    )
+    quantized_share: Annotated[float, Field(ge=0, le=1)] = config_field(
+        DISTILLATION,
+        "share of the steps, the last ones, in which linears round to 8 bits as an int8 engine does; needs --precision"
+        " int8 or auto",
+        0.0,
+        decides_plan=True,
+    )
+    temperature: Positive = config_field(
+        DISTILLATION, "temperature by which the logits of both models are divided", 2.0, decides_plan=True
+    )
+    hidden_weight: NonNegative = config_field(
+        DISTILLATION,
+        "weight of the relative error of the hidden states, beside the divergence of the outputs",
+        1.0,
+        decides_plan=True,
+    )

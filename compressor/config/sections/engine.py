@@ -1,0 +1,121 @@
+"""How the graph is exported, and engines are built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator
+
+from compressor.config.fields import Config, config_field, one_of
+from compressor.config.sections.headings import AUTO, ENGINE
+from compressor.config.values import AbsolutePath, Count, Shapes
+from compressor.errors import ErrorCode, UsageError
+from compressor.targets import DEFAULT_TARGET, QUANTIZED, TARGETS, Precision
+from compressor.targets.base import Shape, parse_shape
+
+
+class EngineConfig(Config):
+    """How engines are built."""
+
+    target: Annotated[str, AfterValidator(one_of((*TARGETS, AUTO)))] = config_field(
+        ENGINE,
+        "runtime to build for; auto: the fastest of those installed",
+        DEFAULT_TARGET,
+        choices=(*TARGETS, AUTO),
+    )
+    precision: Literal[Precision, "auto"] = config_field(
+        ENGINE,
+        "numeric precision of the engine, fp8 for TensorRT only; auto: fp32, int8, or what else the target has,"
+        " whichever is fastest and keeps the metric within max_drop",
+        "fp32",
+    )
+    calibration_rows: Count = config_field(
+        ENGINE, "maximum number of training rows from which the ranges of int8 activations are measured", 300
+    )
+    allow_float_products: bool = config_field(
+        ENGINE, "accept an int8 engine that computes some of the quantized products in floats", False
+    )
+    provider: Literal["cpu", "cuda"] | None = config_field(
+        ENGINE, "device of the engine; default: CUDA where available"
+    )
+    threads: Count | None = config_field(ENGINE, "threads of the engine; default: one per core")
+    kernel: AbsolutePath | None = config_field(
+        ENGINE,
+        "library built by compress kernel, for block-sparse attention in ONNX Runtime on the CPU; default: plain ONNX",
+        runs_code=True,
+        is_path=True,
+    )
+    shapes: Shapes = config_field(
+        ENGINE,
+        "batch sizes and lengths that OpenVINO compiles the graph for, besides free axes: 1x32,1x128; the smallest that"
+        " holds a batch runs it, padded",
+        (),
+    )
+    workspace: Count | None = config_field(
+        ENGINE, "MiB of GPU memory that TensorRT may use while it builds; default: all free memory"
+    )
+    timing_cache: Path | None = config_field(
+        ENGINE,
+        "file of TensorRT's kernel timings, read and updated; default: a file in the user's cache",
+        is_path=True,
+    )
+    hardware_compatible: bool = config_field(
+        ENGINE, "build a TensorRT engine for other GPUs too, from Ampere on", False
+    )
+    version_compatible: bool = config_field(ENGINE, "build a TensorRT engine for later versions too", False)
+
+    @property
+    def allows_quantized(self) -> bool:
+        """Whether engines that compute products in 8 bits are built."""
+        return self.precision in (*QUANTIZED, AUTO)
+
+    @property
+    def parsed_shapes(self) -> tuple[Shape, ...]:
+        """Batch size and length of each fixed shape."""
+        return tuple(map(parse_shape, self.shapes))
+
+    def require_definite(self) -> None:
+        """Check that the engine is named, for commands that build without rows to choose by.
+
+        Raises:
+            UsageError: the target or the precision is to be chosen.
+        """
+        for name in ("target", "precision"):
+            if getattr(self, name) == AUTO:
+                raise UsageError(
+                    f"--{name} auto: only compress run chooses an engine, since it needs rows; name the {name}",
+                    code=ErrorCode.CONTRADICTION,
+                    field=name,
+                    value=AUTO,
+                )
+
+    @property
+    def definite_precision(self) -> Precision:
+        """The precision, or fp32 where it is to be chosen."""
+        return "fp32" if self.precision == "auto" else self.precision
+
+    @property
+    def chooses(self) -> bool:
+        """Whether several engines are built, and the fastest that keeps the metric is delivered."""
+        return self.allows_quantized or self.target == AUTO
+
+    @property
+    def reference(self) -> EngineConfig:
+        """The settings of the dense engine: in fp32 where an engine is chosen, else those of the compressed one."""
+        if not self.chooses:
+            return self
+        runtime = DEFAULT_TARGET if self.target == AUTO else self.target
+        return self.model_copy(update={"target": runtime, "precision": "fp32"})
+
+
+class ExportConfig(Config):
+    """How the graph is exported."""
+
+    opset: Annotated[
+        Literal[18, 23], BeforeValidator(lambda value: int(value) if str(value).isdecimal() else value)
+    ] = config_field(ENGINE, "ONNX operator set of the exported graph", 18)
+    attention: Literal["eager", "sdpa"] = config_field(ENGINE, "form of attention in the exported graph", "eager")
+    keep_unread_positions: bool = config_field(
+        ENGINE, "compute every position of the last layers, also those that no output depends on", False
+    )

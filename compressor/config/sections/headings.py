@@ -1,0 +1,6 @@
+"""Headings under which the fields of a recipe are listed, and a value that several of them take."""
+
+MODEL, DATA, HEADS, BUDGET, BLOCKS, DISTILLATION = "Model", "Data", "Heads", "Budget", "Blocks", "Distillation"
+ENGINE, MEASURING, OUTPUT = "Engine", "Measuring", "Output"
+AUTO = "auto"
+"""Value of a choice that is made by measuring."""

@@ -1,0 +1,32 @@
+"""What is measured, and where it is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from compressor.config.fields import Config, config_field
+from compressor.config.sections.headings import MEASURING, OUTPUT
+from compressor.config.values import Positive, Sizes
+
+
+class MeasureConfig(Config):
+    """The sizes at which engines are timed, and the time spent on each."""
+
+    batch: Sizes = config_field(MEASURING, "batch sizes to time, separated by commas", (1, 8))
+    seq: Sizes | None = config_field(
+        MEASURING,
+        "lengths to time in tokens, separated by commas; default: 128 or the model's maximum; with masks, the length of"
+        " the longest row",
+    )
+    seconds: Positive = config_field(
+        MEASURING, "approximate time spent on each size; at least ten pairs of rounds", 10.0
+    )
+
+
+class OutputConfig(Config):
+    """The folder to write."""
+
+    out: Path = config_field(OUTPUT, "folder to write", Path("out"), is_path=True)
+    force: bool = config_field(
+        OUTPUT, "replace the output folder, and what an interrupted run with another recipe left", False
+    )

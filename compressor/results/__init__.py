@@ -1,0 +1,42 @@
+"""The results of a run as data: `report.json`. The page, the command's output and the exit code derive from it."""
+
+from compressor.results.budgets import BudgetRow, CostShare, CostUnit
+from compressor.results.certificates import CertificateScope, CertifiedLoss
+from compressor.results.engines import BuiltLayer, Candidate, EngineBuild, EngineFacts, QuantizedProducts
+from compressor.results.metrics import CurvePoint, MetricUnit, Score
+from compressor.results.notes import AnyNote, Note, NoteCode
+from compressor.results.proofs import FLOAT_STAGES, Proof, ProofStage, VariantName
+from compressor.results.report import DropStatus, MissingTarget, Refusal, Report, SiteBlocks
+from compressor.results.times import Latency, RowRates, Speed, Throughput
+
+__all__ = [
+    "FLOAT_STAGES",
+    "AnyNote",
+    "BudgetRow",
+    "BuiltLayer",
+    "Candidate",
+    "CertificateScope",
+    "CertifiedLoss",
+    "CostShare",
+    "CostUnit",
+    "CurvePoint",
+    "DropStatus",
+    "EngineBuild",
+    "EngineFacts",
+    "Latency",
+    "MetricUnit",
+    "MissingTarget",
+    "Note",
+    "NoteCode",
+    "Proof",
+    "ProofStage",
+    "QuantizedProducts",
+    "Refusal",
+    "Report",
+    "RowRates",
+    "Score",
+    "SiteBlocks",
+    "Speed",
+    "Throughput",
+    "VariantName",
+]

@@ -1,0 +1,136 @@
+"""Facts about engines, built or tried."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from compressor.results.metrics import MetricUnit
+from compressor.results.proofs import Proof
+from compressor.results.rows import Row, renamed_keys
+
+
+class BuiltLayer(Row):
+    """A layer of an engine as the runtime's inspector reports it.
+
+    `nodes` are the graph nodes that it computes, `formats` the element types of its inputs and its weights, with their
+    layout, each once.
+    """
+
+    name: str
+    kind: str = ""
+    tactic: str = ""
+    nodes: str = ""
+    formats: tuple[str, ...] = ()
+
+
+class EngineBuild(Row):
+    """Facts about an engine that was built ahead of time.
+
+    `seconds` is the time of the build and `engine_bytes` the size of the engine's file. `weight_bytes` and
+    `activation_bytes` are device memory, the latter at the largest sizes that the engine takes. `attention` says in one
+    line whether attention is fused.
+    """
+
+    seconds: float
+    engine_bytes: int
+    weight_bytes: int | None
+    activation_bytes: int
+    attention: str
+    layers: tuple[BuiltLayer, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _current_keys(cls, fields: Any) -> Any:
+        """Rename the key `plan_bytes` of version 0.1 to `engine_bytes`."""
+        return renamed_keys(fields, {"plan_bytes": "engine_bytes"})
+
+
+class QuantizedProducts(Row):
+    """The matrix products with constant weights of an int8 engine.
+
+    `requested` is the number of products that the graph has in int8, `executed` the number that the runtime computes in
+    int8. `in_float` names products that it computes in floats although the graph has them in int8; runtimes do not
+    report the names of all layers, so it may be incomplete. `float_in_graph` names products that the quantizer left in
+    floats.
+    """
+
+    requested: int
+    executed: int
+    in_float: tuple[str, ...] = ()
+    float_in_graph: tuple[str, ...] = ()
+
+
+class EngineFacts(Row):
+    """Facts about one engine.
+
+    Sizes are in bytes. `attentions` is the number of attentions in the graph that the runtime runs, `fused` the number
+    of those that it fused.
+    """
+
+    file: str | None
+    parameters: int
+    file_bytes: int
+    peak_memory_bytes: int | None
+    macs: int | None
+    """Multiply-accumulates of one forward of batch 1 at the first sequence length measured."""
+    machine_limit: float | None = None
+    """Operations per second of a matrix product of 2048 x 2048 x 2048 in the engine's precision, on its runtime and
+    number of threads; None: not measured.
+    """
+    attentions: int
+    fused: int
+    optimization: str
+    """How the graph was optimized for this runtime, in one line."""
+    quantized: QuantizedProducts | None = None
+    """The products in int8; None: the engine has another precision."""
+    built: EngineBuild | None = None
+    """Facts about the build; None: the runtime does not build engines ahead of time."""
+
+    def share_of_limit(self, batch: int, milliseconds: float) -> float | None:
+        """The share of the machine's limit that a call at the first length reaches: `2 macs batch / seconds / limit`.
+
+        Args:
+            batch: rows of the call.
+            milliseconds: its time.
+        """
+        if not self.machine_limit or self.macs is None:
+            return None
+        return 2 * self.macs * batch / (1e-3 * milliseconds) / self.machine_limit
+
+
+class Candidate(Row):
+    """An engine that was tried for the compressed model.
+
+    `form` says how its graph was quantized; it is empty for an engine in floats. `milliseconds` holds the median time
+    of a call by size, e.g. `batch 1, 128 tokens`; `speed` is the geometric mean over the sizes of the time of the dense
+    engine over that of this one. `metric` is computed on the evaluation rows, `difference` is that minus the metric of
+    the dense engine, both as computed and not scaled to `unit`, and `agreement` the share of its answers that equal
+    those of the dense engine. `holds` says whether the metric fell by no more than `--max-drop`. Memory is measured for
+    engines that hold. `in_float` names products of the quantized graph that were returned to floats, because a proof or
+    the metric does not hold with them in int8. `failure` says why there is no such engine.
+    """
+
+    target: str
+    precision: str
+    form: str = ""
+    in_float: tuple[str, ...] = ()
+    milliseconds: dict[str, float] = Field(default_factory=dict)
+    speed: float | None = None
+    metric: float | None = None
+    difference: float | None = None
+    unit: MetricUnit = MetricUnit.RAW
+    agreement: float | None = None
+    file_bytes: int | None = None
+    peak_memory_bytes: int | None = None
+    quantized: QuantizedProducts | None = None
+    proofs: tuple[Proof, ...] = ()
+    holds: bool = True
+    chosen: bool = False
+    failure: str = ""
+
+    @property
+    def label(self) -> str:
+        """The settings of the engine, e.g. `openvino int8 portable`."""
+        return " ".join(filter(None, (self.target, self.precision, self.form)))

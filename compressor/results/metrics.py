@@ -1,0 +1,63 @@
+"""The task's metric, and what is logged while learning."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import model_validator
+
+from compressor.results.rows import Row
+
+
+class CurvePoint(Row):
+    """The values logged at one step of learning, e.g. `loss`, `temperature`, `eval_accuracy`."""
+
+    step: int
+    values: dict[str, float]
+
+
+class MetricUnit(StrEnum):
+    """The unit in which a metric's values are shown."""
+
+    POINTS = "points"
+    """A share of one, shown in hundredths: 0.861 as 86.1, differences in points."""
+    RAW = "raw"
+    """Shown as computed: a correlation, a loss, BLEU."""
+
+    @property
+    def scale(self) -> float:
+        """The factor from a computed value to the one shown."""
+        return 100.0 if self is MetricUnit.POINTS else 1.0
+
+
+_SHARES = frozenset({"accuracy", "balanced_accuracy", "exact-match", "f1", "macro_f1", "precision", "recall"})
+"""Metrics in points in reports that do not hold the unit."""
+
+
+class Score(Row):
+    """The task's metric on the dense and the compressed engine, with a paired bootstrap interval of the difference.
+
+    `difference` is compressed minus dense, as computed and not scaled to `unit`; `low` and `high` are the bounds of its
+    interval at `confidence`.
+    """
+
+    metric: str
+    split: Literal["eval", "test"]
+    rows: int
+    dense: float
+    compressed: float
+    difference: float
+    low: float
+    high: float
+    confidence: float = 0.95
+    higher_is_better: bool = True
+    unit: MetricUnit = MetricUnit.RAW
+
+    @model_validator(mode="before")
+    @classmethod
+    def _add_unit(cls, fields: Any) -> Any:
+        """Derive the unit, which version 0.1 did not store, from the metric's name."""
+        if not isinstance(fields, dict) or "unit" in fields:
+            return fields
+        return {**fields, "unit": MetricUnit.POINTS if fields.get("metric") in _SHARES else MetricUnit.RAW}

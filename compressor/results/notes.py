@@ -1,0 +1,178 @@
+"""Notes on a run, each with a code."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+from compressor.results.rows import Row
+
+
+class NoteCode(StrEnum):
+    """The subject of a note, for programs and tests: codes are stable, texts may change."""
+
+    UNSPECIFIED = "unspecified"
+
+    # Models and rows.
+    TENSORS_UNUSED = "tensors-unused"
+    SPLIT_CHOSEN = "split-chosen"
+    """Evaluation or test rows are a split of the training data that was recognized by its name."""
+    ROWS_UNLABELLED = "rows-unlabelled"
+    """Training rows without labels, which are enough to choose units under a budget."""
+    ROWS_DRAWN = "rows-drawn"
+    """Only some of many training rows were encoded, because a run needs no more."""
+    SPLIT_UNUSED = "split-unused"
+    """A split was left out because its labels are withheld."""
+    ROWS_SET_ASIDE = "rows-set-aside"
+    """Evaluation or test rows were taken out of other rows."""
+    TEST_IS_EVAL = "test-is-eval"
+    """No test rows were named, so the reported metric is of the evaluation rows, which also select the result."""
+    SEGMENT_SHORTENED = "segment-shortened"
+    TEXT_COLUMNS = "text-columns"
+    """Which columns hold the texts of a task that reads two, and how they are truncated."""
+    METRIC_SETTINGS = "metric-settings"
+    """How the metric is computed, and which other metric selects heads and checkpoints."""
+
+    # The run.
+    POSITIONS_DROPPED = "positions-dropped"
+    """Products compute only the positions that are read."""
+    TARGET_MISSING = "target-missing"
+    """ONNX Runtime on the CPU was measured, because this machine lacks the requested target."""
+    NO_EFFECT = "no-effect"
+    """Fields were set that this run does not use."""
+    LENGTH_LIMITED = "length-limited"
+    """Rows are cut at the model's maximum length, below the requested one."""
+    NOTHING_LEARNED = "nothing-learned"
+    PLAN_FOLLOWED = "plan-followed"
+    TRAINED_ALONG = "trained-along"
+    """The compressed model was trained, the dense one was not."""
+    WEIGHTS_CHANGED = "weights-changed"
+    """The weights of the compressed model were adjusted without training."""
+    DISTILLED_IN_VAIN = "distilled-in-vain"
+    """No checkpoint is closer to the teacher than the weights before the distillation."""
+    OUTPUTS_NOT_KEPT = "outputs-not-kept"
+    """The teacher's outputs do not fit on the disk, or have another form than rows and positions."""
+    RUNG_FINISHED = "rung-finished"
+    LADDER_ENDED = "ladder-ended"
+    """The budget of a rung cannot be met; the rungs before it are finished."""
+    DISTILLED = "distilled"
+    """The compressed model was trained on the outputs of a whole one."""
+    SEGMENT_MEMORY = "segment-memory"
+    NO_CACHE = "no-cache"
+    NO_METRIC = "no-metric"
+    MASKS_LONGER = "masks-longer"
+    """Masks cover longer rows than some that are measured."""
+    MASKS_TIMED_ELSEWHERE = "masks-timed-elsewhere"
+    """Whether masks pay was timed with another runtime than the target."""
+    HEADS_EMPTIED = "heads-emptied"
+    """Heads were dropped because their masks keep no block."""
+    MEMORY_UNMEASURED = "memory-unmeasured"
+    RESUMED = "resumed"
+    """Work of an interrupted run was used."""
+    STARTED_AFRESH = "started-afresh"
+    """Work of an interrupted run was discarded, because its recipe, model or rows differ."""
+    KERNEL_UNUSED = "kernel-unused"
+    NO_DENSE_GRAPH = "no-dense-graph"
+    """An engine was built from a folder without dense.onnx, so there is nothing to compare it with."""
+    EARLIER_REPORT_KEPT = "earlier-report-kept"
+    ROWS_MISSING = "rows-missing"
+    """The rows or the model of a run are not on this machine, so the metric was not measured again."""
+
+    EVALUATED = "evaluated"
+    """The metric of an evaluation while a model is trained."""
+    FILE_WRITTEN = "file-written"
+
+    # Selection of heads and blocks.
+    NOTHING_REMOVED = "nothing-removed"
+    """A search found no head that may be removed within the loss allowed."""
+    MORE_HEADS_KEPT = "more-heads-kept"
+    """A search could not remove exactly as many heads as requested."""
+    COSTS_DECREASED = "costs-decreased"
+    """Heads cost less than a search assumed, so it may have missed cheaper ones."""
+    CERTIFIED = "certified"
+    NOT_CERTIFIED = "not-certified"
+    """A certificate was requested, and it covers no removed head."""
+    CERTIFICATION_COST = "certification-cost"
+    MAPS_DIFFER = "maps-differ"
+    """Masks are derived from attention maps of other rows or weights."""
+    MAPS_CROPPED = "maps-cropped"
+    """Attention maps cover longer rows than there are."""
+    BLOCKS_UNREACHED = "blocks-unreached"
+    """Blocks are kept because no row reaches them."""
+    SITES_UNMASKED = "sites-unmasked"
+    """Sites keep every block because masking them would not be faster on this machine."""
+
+    # Latency checks and serving.
+    RANDOM_INPUTS = "random-inputs"
+    """Inputs were drawn at random because no rows provide them."""
+    BASELINE_NOT_SAVED = "baseline-not-saved"
+    ENGINE_MISSING = "engine-missing"
+    """A run for TensorRT has no engine, so its graph is served."""
+    ENGINE_NOT_SERVED = "engine-not-served"
+    """The server runs a graph with another runtime than the run was measured with."""
+    KERNEL_NOT_SERVED = "kernel-not-served"
+    """A run was measured with a compiled kernel that the server does not load."""
+    SERVER_REQUIREMENT = "server-requirement"
+    """The server needs a version, a package or a flag."""
+    NO_BATCHING = "no-batching"
+    """The server cannot form batches because the graph fixes its batch size."""
+    STORAGE_URI = "storage-uri"
+    """The storage URI of a KServe service is a placeholder."""
+
+    # Budgets.
+    COSTS_REUSED = "costs-reused"
+    """The cost table of an earlier run on this machine is used."""
+    COSTS_REMEASURED = "costs-remeasured"
+    """A stored cost table is of another machine, runtime or size."""
+    BUDGET_MET = "budget-met"
+    """What was requested and what was reached."""
+    BUDGET_MISSED = "budget-missed"
+    """No plan that was measured meets the budget."""
+    TIMES_DRIFTED = "times-drifted"
+    """The dense engine takes another time at the end of the run than when units were allocated."""
+    BUDGET_ABOVE_DENSE = "budget-above-dense"
+    """The budget allows the whole model, so nothing is removed."""
+    GROUPS_SKIPPED = "groups-skipped"
+    """Groups of units that keep all, because they cannot be removed from the graph."""
+    FEW_PRUNING_ROWS = "few-pruning-rows"
+
+    # Quantization.
+    NO_INT8_INSTRUCTIONS = "no-int8-instructions"
+    """The processor computes int8 products with sums that can saturate, so that weights use 7 of 8 bits."""
+    OUTLIER_RANGES = "outlier-ranges"
+    """Matrix products stay in floats, because outliers of their activations leave int8 too few steps."""
+    FEW_CALIBRATION_ROWS = "few-calibration-rows"
+    QUANTIZED_FOR_TARGET = "quantized-for-target"
+    """A quantized graph for a target that this machine lacks."""
+    PRODUCTS_IN_FLOAT = "products-in-float"
+    """Matrix products that stay in floats in an int8 engine."""
+    PROVEN_ELSEWHERE = "proven-elsewhere"
+    """An engine was proven with another instruction set or version of its runtime than it is checked with."""
+    ENGINE_CHOSEN = "engine-chosen"
+    """Which of several engines is delivered, and why."""
+
+    # Measurements.
+    SETTINGS_DIFFER = "settings-differ"
+    """Two engines run with different settings, so their times are not comparable."""
+    FUSION_DIFFERS = "fusion-differs"
+    """The runtime fused attention in one of two engines only, so their times are not comparable."""
+
+
+class Note(Row):
+    """Something that a reader of the results must know, in one line."""
+
+    text: str
+    code: NoteCode = NoteCode.UNSPECIFIED
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def _as_note(value: Any) -> Any:
+    """Convert a note that version 0.1 stored as text."""
+    return {"text": value} if isinstance(value, str) else value
+
+
+AnyNote = Annotated[Note, BeforeValidator(_as_note)]

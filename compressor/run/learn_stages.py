@@ -1,0 +1,175 @@
+"""The stages that learn: heads and blocks, units within a budget, and the training of what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from accelerate import PartialState
+
+from compressor.block_masks.mask_selector import MaskSelector
+from compressor.config.run import Recipe
+from compressor.model_folder import example_inputs
+from compressor.model_folder.fingerprints import record_weights, weight_fingerprints
+from compressor.progress import NullListener, ignore_progress
+from compressor.run.budget import timed_sizes
+from compressor.run.budget_run import BudgetRun
+from compressor.run.calibrate import calibration_rows
+from compressor.run.choose_engine import choose_engine
+from compressor.run.cost_tables import CostSource
+from compressor.run.distill import distill, distillation_of
+from compressor.run.engine_trials import EngineTrials
+from compressor.run.learn_units import learn_units, learn_units_as_worker
+from compressor.run.learning_store import LearningStore, open_learning_store
+from compressor.run.load import load_model, read_rows
+from compressor.run.plan_engines import PlanEngines
+from compressor.run.plan_source import learn_plan, load_plan
+from compressor.run.products import Choice, Chosen, ExportedGraph, LoadedModel, SelectedPlan, Variant
+from compressor.run.prune import inputs_of, prune
+from compressor.run.run_context import RunContext, timed_recipe
+from compressor.run.run_log import RunLog
+from compressor.tasks import Data
+from compressor.workdir import WorkDir
+from graph_passes import Refusal
+
+
+@dataclass(frozen=True)
+class LearnedPlan:
+    """The plan of a run.
+
+    Attributes:
+        selected: the plan, whose weights the model has.
+        engine: the engine that units were pruned for; None: units were not pruned for an engine.
+    """
+
+    selected: SelectedPlan
+    engine: Chosen | None = None
+
+
+def learn(run: RunContext, reference: ExportedGraph, dense: Variant, refused: Sequence[Refusal]) -> LearnedPlan:
+    """Learn the plan, or take that to follow, and train what is left; the model has the weights of the plan afterwards.
+
+    Args:
+        run: the run.
+        reference: reference graph of the whole model.
+        dense: the engine of the whole model.
+        refused: groups that cannot be removed from the graph.
+    """
+    data, followed = run.data, run.followed
+    if data is None or (followed is not None and not run.recipe.distills):
+        assert followed is not None
+        return LearnedPlan(followed)
+    store = open_learning_store(run.recipe, run.model, data, run.work.learning, run.state)
+    run.log.add_notes(store.notes)
+    network = run.model.folder.model
+    original = weight_fingerprints(network)
+    learned = _learn_units(run, data, store, reference, dense, refused) if followed is None else LearnedPlan(followed)
+    selected = learned.selected
+    if run.distillation is not None:
+        run.state.wait_for_everyone()
+        with run.log.stage("training on the outputs of the whole model") as on_progress:
+            selected = distill(run.recipe, run.model, data, selected, run.distillation, store, on_progress)
+    if selected.trained:
+        selected = replace(selected, plan=record_weights(selected.plan, original, network))
+    return replace(learned, selected=selected)
+
+
+def run_worker(recipe: Recipe, state: PartialState) -> None:
+    """Take part in training as a worker process of a distributed run; the main process does everything else."""
+    model = load_model(recipe)
+    selected = load_plan(recipe, model)
+    if recipe.rows.data is None or (selected is not None and not recipe.distills):
+        return
+    data = read_rows(recipe, model)
+    state.wait_for_everyone()  # the main process opens the store
+    distillation = distillation_of(recipe, model, data) if recipe.distills else None
+    store = LearningStore(WorkDir(recipe.output.out.absolute()).learning)
+    own_store = store.stage("pruned") if recipe.distills else store
+    if selected is None:
+        selector = MaskSelector(timed_recipe(recipe), ())  # the main process selects the masks
+        if recipe.learns_units:
+            selected = learn_units_as_worker(recipe, model, data, own_store, state)
+        else:
+            selected = _learn_heads(recipe, model, data, own_store, selector, RunLog(NullListener()))
+    if distillation is not None:
+        state.wait_for_everyone()  # the main process removes units
+        if recipe.prunes:
+            selected = own_store.finished(model.folder.model)
+        assert selected is not None
+        distill(recipe, model, data, selected, distillation, store, ignore_progress)
+
+
+def _learn_units(
+    run: RunContext,
+    data: Data,
+    store: LearningStore,
+    reference: ExportedGraph,
+    dense: Variant,
+    refused: Sequence[Refusal],
+) -> LearnedPlan:
+    """The plan of heads and blocks, or of the units that meet a budget, possibly after a method of heads alone."""
+    recipe, model = run.recipe, run.model
+    part = store.stage("pruned") if recipe.distills else store
+    heads = _learn_heads(recipe, model, data, part, run.selector, run.log)
+    if recipe.learns_units:
+        costs = _cost_source(run, data, Choice(run.built.engine.reference), reference, dense)
+        budget_run = BudgetRun(recipe, model, data, None, costs, refused, 0.0, part, run.log)
+        return LearnedPlan(learn_units(budget_run, run.state))
+    if recipe.prunes:
+        engine = _choose_first(run, data, reference, dense)
+        costs = _cost_source(run, data, engine.choice, reference, dense)
+        budget_run = BudgetRun(recipe, model, data, heads, costs, refused, engine.lost(data.task), part, run.log)
+        return LearnedPlan(prune(budget_run), engine)
+    assert heads is not None
+    return LearnedPlan(heads)
+
+
+def _learn_heads(
+    recipe: Recipe,
+    model: LoadedModel,
+    data: Data,
+    store: LearningStore,
+    selector: MaskSelector,
+    log: RunLog,
+) -> SelectedPlan | None:
+    """The heads and blocks that a method of their own selects; None where all units are selected within a budget."""
+    if recipe.learns_units or not (recipe.selects_heads or recipe.blocks.drops_any):
+        return None
+    own_store = store.stage("heads") if recipe.prunes else store
+    with log.stage(_learning_stage(recipe)) as on_progress:
+        learned = learn_plan(recipe, model, data, own_store, selector, on_progress)
+        selector.recall(store.blocks / "planned.json")
+    return learned
+
+
+def _learning_stage(recipe: Recipe) -> str:
+    heads = [f"which heads to keep ({recipe.selection.method})"] if recipe.selects_heads else []
+    blocks = ["which blocks to drop"] if recipe.blocks.drops_any else []
+    return f"learning {' and '.join((*heads, *blocks))}"
+
+
+def _choose_first(run: RunContext, data: Data, reference: ExportedGraph, dense: Variant) -> Chosen:
+    """The engine to prune for: where several are allowed, the fastest that keeps the metric of the whole model."""
+    if not run.built.engine.chooses:
+        return Chosen(dense, Choice(run.built.engine))
+    whole = run.shrink(reference, name="rewritten", drop_unread=not run.built.export.keep_unread_positions)
+    # The engines of the pruned model have folders of the same names.
+    scratch = run.work.scratch / "whole"
+    scratch.mkdir(exist_ok=True)
+    return choose_engine(EngineTrials(whole, dense, data, run.model.folder, run.built, run.sizes, scratch, run.log))
+
+
+def _cost_source(run: RunContext, data: Data, choice: Choice, reference: ExportedGraph, dense: Variant) -> CostSource:
+    """The cost tables of plans for one engine."""
+    recipe, model = run.recipe, run.model
+    engines = PlanEngines(
+        reference=reference,
+        choice=choice,
+        options=run.sizes.build,
+        row=calibration_rows(data, 1, recipe.selection.seed)[0],
+        drop_unread=not recipe.export.keep_unread_positions,
+        scratch=run.work.scratch / "plans",
+    )
+    inputs = inputs_of(timed_sizes(recipe, run.sizes.lengths), partial(example_inputs, model.folder))
+    return CostSource(model.folder.model, model.groups, engines, dense.engine, inputs, run.log)

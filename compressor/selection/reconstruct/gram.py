@@ -1,0 +1,104 @@
+"""Gram matrices of the inputs of a linear, and their factors."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+
+from compressor.errors import ErrorCode, InputError
+
+_log = logging.getLogger(__name__)
+
+_LEAST_DAMP = 1e-8
+"""The damping that follows zero when a factorisation fails."""
+_MOST_DAMP = 1e4
+"""A matrix that has no factor at this damping is refused."""
+
+
+@dataclass(frozen=True, eq=False)
+class Gram:
+    """Weighted sum of outer products of the inputs of a linear.
+
+    Attributes:
+        matrix: `[inputs, inputs]`, or `[inputs + 1, inputs + 1]` with `has_ones`, float64.
+        has_ones: whether the last row and column belong to an input that is always one, whose weight is the bias.
+        weight: sum of the token weights.
+    """
+
+    matrix: np.ndarray
+    has_ones: bool
+    weight: float
+
+    @property
+    def inputs(self) -> int:
+        """Number of inputs of the linear, without the column of ones."""
+        return len(self.matrix) - self.has_ones
+
+    @property
+    def damping(self) -> np.ndarray:
+        """What a damping of one adds to the diagonal: the mean diagonal of the inputs; nothing for the ones."""
+        diagonal = np.diagonal(self.matrix)[: self.inputs]
+        scale = (diagonal.mean() if len(diagonal) else 0.0) or 1.0
+        return np.append(np.full(self.inputs, scale), np.zeros(int(self.has_ones)))
+
+    def damped(self, damp: float) -> np.ndarray:
+        """The matrix with `damp` times the mean diagonal added to the diagonal, except to that of the ones."""
+        return _damped(self.matrix, self.damping, damp)
+
+    def with_ones(self, columns: np.ndarray) -> np.ndarray:
+        """Indices of input columns, followed by that of the ones if there are any."""
+        return np.append(columns, [self.inputs] * self.has_ones).astype(np.intp)
+
+    def select(self, columns: np.ndarray) -> Gram:
+        """The Gram matrix of some input columns, and of the ones if there are any."""
+        kept = self.with_ones(columns)
+        return Gram(self.matrix[np.ix_(kept, kept)], self.has_ones, self.weight)
+
+
+def extend(weight: np.ndarray, bias: np.ndarray | None, has_ones: bool) -> np.ndarray:
+    """The weight with the bias as its last column, float64; without a column of ones there must be no bias."""
+    if (bias is not None) != has_ones:
+        raise ValueError("a linear has a bias exactly if its Gram matrix has a column of ones")
+    columns = weight if bias is None else np.column_stack([weight, bias])
+    return np.array(columns, np.float64)
+
+
+def split(extended: np.ndarray, has_ones: bool) -> tuple[np.ndarray, np.ndarray | None]:
+    """The weight and the bias of which `extend` is the inverse."""
+    return (extended[:, :-1].copy(), extended[:, -1].copy()) if has_ones else (extended, None)
+
+
+def factorize(matrix: np.ndarray, damping: np.ndarray, damp: float) -> tuple[np.ndarray, float]:
+    """Lower Cholesky factor of `matrix + damp * diag(damping)`, and the damping used.
+
+    The damping is raised tenfold until the factor exists.
+
+    Raises:
+        InputError: the matrix is not finite, or has no factor with any damping.
+    """
+    if not np.isfinite(matrix).all():
+        raise InputError(
+            "the sums over the calibration rows are NaN or infinite; check the weights of the model and the rows",
+            code=ErrorCode.NOT_FINITE,
+        )
+    while True:
+        try:
+            return np.linalg.cholesky(_damped(matrix, damping, damp)), damp
+        except np.linalg.LinAlgError as error:
+            if damp >= _MOST_DAMP:
+                raise InputError(
+                    "the sums over the calibration rows are no Gram matrix, or every token has weight zero; use more"
+                    " rows, or rows of the kind that the model serves",
+                    code=ErrorCode.INVALID_ROWS,
+                ) from error
+            raised = max(10 * damp, _LEAST_DAMP)
+            _log.info("no Cholesky factor with damping %g; continuing with %g", damp, raised)
+            damp = raised
+
+
+def _damped(matrix: np.ndarray, damping: np.ndarray, damp: float) -> np.ndarray:
+    result = matrix.copy()
+    result[np.diag_indices_from(result)] += damp * damping
+    return result

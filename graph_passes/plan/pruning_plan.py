@@ -1,0 +1,216 @@
+"""The pruning plan of a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+import numpy as np
+import pydantic
+import safetensors.numpy
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+
+from graph_passes.block_sparse.masks import BlockMask
+from graph_passes.errors import GraphErrorCode, PlanError
+from graph_passes.files import atomic_replace
+from graph_passes.plan.groups import STRICT, GroupPlan, NeuronPlan, SitePlan
+from graph_passes.plan.plan_file import (
+    describe_fault,
+    field_of,
+    load_masks,
+    located_in_file,
+    read_text,
+    with_short_lists,
+)
+from graph_passes.weights.records import WeightRecord
+
+
+class Plan(BaseModel):
+    """The plan of the groups of one model, and where it came from.
+
+    `Plan(sites=...)` is a plan with attention sites only.
+
+    Attributes:
+        version: version of the file format. Version 1, which had `sites` in place of `groups`, is still read.
+        groups: one entry for each attention site, in the order in which the model calls them, and for feed-forwards. A
+            feed-forward without an entry keeps every neuron.
+        model: fingerprint of the model's weights and configuration (`sha256:...`); None: the plan is for any model.
+        method: the method that chose the units (`dsp`, `taylor`, ...), or None.
+        options: the method's options.
+        seed: the run's seed.
+        data: hash of the training rows (`sha256:...`), or None.
+        evidence: metrics before and after, e.g. `{"eval": {"dense": {"accuracy": 0.9}, "compressed": {...}}}`.
+        weights: name of a parameter -> its fingerprints: of those that the run trained or refitted, and of the weights
+            that read neurons. Empty where the run changed none; then the graph must hold the weights of the plan.
+    """
+
+    model_config = ConfigDict(frozen=True, **STRICT)
+
+    version: Literal[2] = 2
+    groups: tuple[Annotated[GroupPlan, Field(discriminator="type")], ...]
+    model: str | None = None
+    method: str | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
+    seed: int | None = None
+    data: str | None = None
+    evidence: dict[str, Any] = Field(default_factory=dict)
+    weights: dict[str, WeightRecord] = Field(default_factory=dict)
+    _masks: dict[str, BlockMask] = PrivateAttr(default_factory=dict)
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **fields: Any) -> None: ...
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _sites_are_groups(cls, fields: Any) -> Any:
+        """Read version 1, and plans that are constructed from sites."""
+        if not isinstance(fields, dict) or "groups" in fields:
+            return fields
+        fields = {**fields, "version": 2} if fields.get("version") == 1 else dict(fields)
+        if "sites" in fields:
+            sites = fields.pop("sites")
+            if isinstance(sites, (list, tuple)):
+                sites = [{"type": "heads", **site} if isinstance(site, dict) else site for site in sites]
+            fields["groups"] = sites
+        return fields
+
+    @pydantic.model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        names = [group.name for group in self.groups]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ValueError(f"group {repeated[0]} is listed twice, but a group has one entry")
+        return self
+
+    @property
+    def sites(self) -> tuple[SitePlan, ...]:
+        """The attention sites, in the order in which the model calls them."""
+        return tuple(group for group in self.groups if isinstance(group, SitePlan))
+
+    @property
+    def feed_forwards(self) -> tuple[NeuronPlan, ...]:
+        """The feed-forwards, in the order in which the model calls them."""
+        return tuple(group for group in self.groups if isinstance(group, NeuronPlan))
+
+    def replace_groups(self, groups: Iterable[GroupPlan]) -> Plan:
+        """A copy of the plan in which these groups replace those of the same names."""
+        replacements = {group.name: group for group in groups}
+        return self.model_copy(update={"groups": tuple(replacements.get(group.name, group) for group in self.groups)})
+
+    @property
+    def heads(self) -> int:
+        """Number of heads of the unpruned model, over all sites."""
+        return sum(site.heads for site in self.sites)
+
+    @property
+    def heads_kept(self) -> int:
+        """Number of kept heads, over all sites."""
+        return sum(len(site.kept) for site in self.sites)
+
+    @property
+    def drops_any(self) -> bool:
+        """Whether a unit or a block of an attention map is dropped, or a unit is scaled."""
+        return bool(self._masked_sites) or any(group.gate != (1.0,) * group.units for group in self.groups)
+
+    @property
+    def neurons(self) -> int:
+        """Number of neurons of the unpruned model, over all feed-forwards of the plan."""
+        return sum(group.units for group in self.feed_forwards)
+
+    @property
+    def neurons_kept(self) -> int:
+        """Number of kept neurons, over all feed-forwards of the plan."""
+        return sum(len(group.kept) for group in self.feed_forwards)
+
+    @property
+    def _masked_sites(self) -> list[SitePlan]:
+        return [site for site in self.sites if site.mask is not None]
+
+    @property
+    def masks(self) -> Mapping[str, BlockMask]:
+        """The masks by name of the site, for the sites that have one."""
+        return self._masks
+
+    def masked(self, masks: Mapping[str, BlockMask]) -> Plan:
+        """A copy of the plan with these masks and no others.
+
+        Args:
+            masks: name of the site -> mask.
+
+        Raises:
+            PlanError: a mask is for a site that the plan lacks, or has another number of heads than its site.
+        """
+        sites_by_name = {site.name: site for site in self.sites}
+        for name, mask in masks.items():
+            if name not in sites_by_name:
+                raise PlanError(
+                    f"there is a mask for {name}, which is not a site of the plan; use masks of this model",
+                    code=GraphErrorCode.SITE_MISSING,
+                    site=name,
+                )
+            if len(mask.kept) != sites_by_name[name].heads:
+                raise PlanError(
+                    f"{name}: the mask has {len(mask.kept)} heads, the site {sites_by_name[name].heads}; use masks of"
+                    " this model",
+                    code=GraphErrorCode.SITE_MISMATCH,
+                    site=name,
+                    heads=len(mask.kept),
+                )
+        sites = tuple(
+            dataclasses.replace(site, mask=site.name, block=masks[site.name].block, memory=masks[site.name].memory)
+            if site.name in masks
+            else dataclasses.replace(site, mask=None, block=1, memory=0)
+            for site in self.sites
+        )
+        plan = self.replace_groups(sites)
+        plan._masks = dict(masks)
+        return plan
+
+    def __getitem__(self, name: str) -> GroupPlan:
+        for group in self.groups:
+            if group.name == name:
+                return group
+        raise KeyError(name)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as JSON, and its masks as `<name>.safetensors` beside it.
+
+        The same plan always gives the same bytes. Each file replaces a former one atomically, the masks first.
+        """
+        path = Path(path)
+        if self._masks:
+            tensors = {name: mask.kept.astype(np.uint8) for name, mask in sorted(self._masks.items())}
+            with atomic_replace(path.with_suffix(".safetensors")) as temporary:
+                temporary.write_bytes(safetensors.numpy.save(tensors))
+        text = with_short_lists(json.dumps(self.model_dump(mode="json"), indent=1, sort_keys=True)) + "\n"
+        with atomic_replace(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Read and validate a plan and its masks.
+
+        Raises:
+            PlanError: a file is missing, is not JSON, or violates the schema; the message names the field.
+        """
+        path = Path(path)
+        text = read_text(path)
+        try:
+            plan = cls.model_validate_json(text)
+        except pydantic.ValidationError as error:
+            fault = located_in_file(error.errors()[0], text)
+            raise PlanError(
+                f"{path}: {describe_fault(fault)}; correct the plan or learn it again",
+                code=GraphErrorCode.INVALID_PLAN,
+                path=path,
+                field=field_of(fault),
+                value=fault["input"],
+            ) from error
+        if not plan._masked_sites:
+            return plan
+        return plan.masked(load_masks(path.with_suffix(".safetensors"), plan.sites))

@@ -1,0 +1,37 @@
+"""The folder of statistics and losses of pruning has another name for everything that they depend on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compressor.progress import NullListener
+from compressor.run import prune
+from compressor.run.budget_run import BudgetRun
+from compressor.run.learning_store import LearningStore
+from compressor.run.load import load_model, read_rows
+from compressor.run.run_log import RunLog
+from tests.run.runs import learning_recipe
+
+
+def test_statistics_of_another_version_or_of_other_rows_are_not_read(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = learning_recipe(inputs, tmp_path / "out", keep=None, steps=None, macs="60%")
+    model = load_model(recipe)
+    costs: Any = None
+    store = LearningStore(tmp_path / "learning")
+    run = BudgetRun(recipe, model, read_rows(recipe, model), None, costs, (), 0.0, store, RunLog(NullListener()))
+
+    def folder(**fields: Any) -> Path:
+        return prune.statistics_folder(replace(run, recipe=recipe.updated(**fields)), model.groups)
+
+    own, shared = folder(), folder(statistics=tmp_path / "shared")
+    assert (own.parent, shared.parent) == (store.pruning, tmp_path / "shared")
+    assert own.name == shared.name
+    others = [folder(prune_rows=9), folder(seed=1)]
+    monkeypatch.setattr(prune, "STATISTICS_VERSION", prune.STATISTICS_VERSION + 1)
+    assert len({own, *others, folder()}) == 4
