@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,7 +22,7 @@ EXCESS = 1.02
 """Ratio of measured cost to budget up to which a budget is met: repeated measurements differ by as much."""
 UNUSED = 0.97
 """Ratio below which a plan leaves too much of its budget."""
-MAX_ROUNDS = 4
+MAX_ROUNDS = 6
 DRIFT = 1.25
 """Ratio of the dense engine's times within a run from which on its speeds are called unreliable."""
 
@@ -33,7 +34,7 @@ class Constraint:
     Attributes:
         table: what plans cost.
         budget: the bound, in the unit of the table.
-        correction: measured over predicted cost of the plan before, by which costs are multiplied.
+        correction: what costs of the table are multiplied by, from the plans that were measured.
     """
 
     table: CostTable
@@ -43,6 +44,24 @@ class Constraint:
     def predicted(self, counts: Mapping[str, int]) -> float:
         """The cost of a plan, from the number of units of each group."""
         return self.correction * self.table.cost(counts)
+
+    def corrected(self, points: Sequence[tuple[float, float]]) -> Constraint:
+        """The constraint with the correction at which a plan is expected to cost as much as the budget.
+
+        The closest plans that cost less and more than the budget are interpolated, in logarithms; where all cost less
+        or all more, costs are corrected in proportion to those of the closest.
+
+        Args:
+            points: predicted and measured cost of each plan that was measured.
+        """
+        under = max((point for point in points if point[1] <= self.budget), key=lambda point: point[1], default=None)
+        over = min((point for point in points if point[1] > self.budget), key=lambda point: point[1], default=None)
+        if under is None or over is None:
+            predicted, measured = under or over or (1.0, 1.0)
+            return replace(self, correction=measured / predicted)
+        (low, low_measured), (high, high_measured) = under, over
+        share = math.log(self.budget / low_measured) / math.log(high_measured / low_measured)
+        return replace(self, correction=self.budget / (low ** (1 - share) * high**share))
 
 
 @dataclass(frozen=True)
@@ -286,8 +305,8 @@ def meet(
         if max(used) <= EXCESS and (max(used) >= UNUSED or keeps_all):
             break
         current = [
-            replace(constraint, correction=cost / before)
-            for constraint, cost, before in zip(constraints, measured, predicted, strict=True)
+            constraint.corrected([(attempt.predicted[index], attempt.measured[index]) for attempt in attempts])
+            for index, constraint in enumerate(constraints)
         ]
 
     def usage(attempt: Allocation) -> float:

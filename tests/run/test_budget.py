@@ -14,6 +14,7 @@ from compressor.results import BudgetRow, Latency, NoteCode, Speed
 from compressor.run.budget import (
     EXCESS,
     MAX_ROUNDS,
+    UNUSED,
     Constraint,
     choose_counts,
     constraints_of,
@@ -70,6 +71,26 @@ def test_costs_that_are_predicted_badly_are_corrected_by_measuring(factor: float
     assert len(rounds) <= MAX_ROUNDS
     assert allocation.measured == (factor * table.cost(allocation.counts),)
     assert allocation.predicted == (table.cost(allocation.counts),)
+
+
+@pytest.mark.parametrize("fixed", [0.0, 0.1, 0.3])
+@pytest.mark.parametrize("power", [0.7, 1.0, 1.5])
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.6])
+def test_budgets_are_used_where_predictions_err_differently_by_size(share: float, power: float, fixed: float) -> None:
+    group = PrunableGroup("a", "neurons", 1024, 1, 8, "a")
+    losses = {"a": {count: 1.0 - count / 1024 for count in group.counts}}
+    row = GroupCosts(groups=("a",), type="neurons", counts=(0, 1024), savings=(4.8, 0.0))
+    table = CostTable(unit="ms", batch=1, seq=128, dense=6.0, whole=5.0, rows=(row,))
+
+    def measure(counts: Mapping[str, int]) -> list[float]:
+        return [fixed + 5.0 * (table.cost(counts) / 5.0) ** power]
+
+    least, whole = (measure({"a": count})[0] for count in (0, 1024))
+    budget = least + share * (whole - least)
+    allocation = meet([group], losses, [Constraint(table, budget)], measure)
+    assert allocation.measured[0] <= EXCESS * budget
+    wider = group.counts[min(group.counts.index(allocation.counts["a"]) + 1, len(group.counts) - 1)]
+    assert allocation.measured[0] >= UNUSED * budget or measure({"a": wider})[0] > EXCESS * budget
 
 
 def test_every_size_holds() -> None:
