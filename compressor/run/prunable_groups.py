@@ -12,8 +12,16 @@ def prunable_groups(run: BudgetRun) -> list[PrunableGroup]:
     """The groups whose units may be removed.
 
     Raises:
-        SiteRefusedError: one cannot be removed from the graph, and the recipe does not allow to skip it.
+        SiteRefusedError: one cannot be removed from the graph, and the recipe does not allow to skip it; or the method
+            reads rows that come after positions.
     """
+    if not run.recipe.learns_units and any(site.batch_axis for site in run.model.sites):
+        raise SiteRefusedError(
+            f"{run.model.folder.family}: its tensors have positions before rows, so the inputs of its linears cannot be"
+            " assigned to rows; let gates learn what to remove (--method dsp)",
+            code=ErrorCode.SITE_REFUSED,
+            family=run.model.folder.family,
+        )
     units = run.recipe.budget.prune_units
     if run.recipe.selection.method == run.recipe.pruner and run.recipe.selection.keep is not None:
         units = "heads"

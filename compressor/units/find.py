@@ -1,4 +1,8 @@
-"""Find the attention sites of a model by one forward that records which modules call the attention interface."""
+"""Find the attention sites of a model by one forward.
+
+A site is a module that calls transformers' attention interface, or a projection that reads heads which were computed
+outside of it.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from torch import Tensor, nn
 
 from compressor.errors import ErrorCode, SiteRefusedError
 from compressor.units.hook import Attention, Call, family, intercepted, unwrap
+from compressor.units.probe import HeadsRead, observed_projections
 from graph_passes import Kind
 
 logger = logging.getLogger(__name__)
@@ -32,14 +37,17 @@ ForwardArguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Site:
-    """One attention module.
+    """The heads of one attention.
 
     Attributes:
-        name: module path, e.g. `bert.encoder.layer.0.attention.self`.
+        name: module path of the attention, e.g. `bert.encoder.layer.0.attention.self`, or, outside transformers'
+            attention interface, of the projection that reads the heads, e.g. `mpnet.encoder.layer.0.attention.attn.o`.
         kind: `bidirectional`, `causal` (both self-attention) or `cross`.
         heads: query heads.
         kv_heads: key/value heads; divides `heads`.
         head_dim: width of the value vector of one head.
+        batch_axis: axis that holds the rows of a batch where the heads are read: 0, or 1 in families whose tensors have
+            positions first.
     """
 
     name: str
@@ -47,13 +55,14 @@ class Site:
     heads: int
     kv_heads: int
     head_dim: int
+    batch_axis: int = 0
 
 
 def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Attention | None = None) -> list[Site]:
     """The attention sites of a model, in the order in which a forward first calls them.
 
-    A module that one forward calls several times (layers that share weights) is one site. In a family where only a
-    part of the attention goes through the hook (LongT5 has local attention of its own), only that part is listed.
+    A module that one forward calls several times (layers that share weights) is one site. Heads outside transformers'
+    attention interface are listed where the derivatives of a forward prove them; see `compressor.units.probe`.
 
     Args:
         model: a transformers model; runs once in evaluation mode without gradients, and is restored afterwards.
@@ -61,7 +70,7 @@ def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
         attention: run every attention as `eager` or `sdpa`; None: as configured.
 
     Raises:
-        SiteRefusedError: no attention call reached the hook.
+        SiteRefusedError: no heads were found.
     """
     bare = unwrap(model)
     sites: dict[str, Site] = {}
@@ -72,17 +81,20 @@ def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
             output, weights = call.run()
             if call.site not in sites:
                 sites[call.site] = _site(call, output, arguments.get(call.module, ((), {})))
-            return output, weights
+            return output.detach(), weights  # what follows reads heads of this site, not of a projection
+
+        def on_heads(name: str, heads: HeadsRead) -> None:
+            sites[name] = Site(name, *heads)
 
         contexts.enter_context(evaluation_mode(bare))
-        contexts.enter_context(torch.no_grad())
+        contexts.enter_context(observed_projections(bare, on_heads))
         contexts.enter_context(intercepted(bare, on_call, attention))
         bare(**inputs)
     if not sites:
         implementation = f" as {attention}" if attention else ""
         raise SiteRefusedError(
-            f"{family(bare)}: its attention{implementation} does not go through transformers' attention interface, so"
-            f" its heads cannot be gated; supported families: {SUPPORTED}",
+            f"{family(bare)}: its attention{implementation} does not go through transformers' attention interface, and"
+            f" no projection reads heads of a softmax, so its heads cannot be gated; supported families: {SUPPORTED}",
             code=ErrorCode.SITE_REFUSED,
             family=family(bare),
             attention=attention,
