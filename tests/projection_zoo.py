@@ -89,7 +89,7 @@ def _images(config: type, model: type, size: int, **more: Any) -> Family:
         generator = torch.Generator().manual_seed(length)
         return {"pixel_values": torch.randn(batch, 3, size, size, generator=generator)}
 
-    return Family(lambda: model(config(image_size=size, **more)), pixels)
+    return Family(lambda: model(config(**{"image_size": size, **more})), pixels)
 
 
 def _blip_text() -> PreTrainedModel:
@@ -101,12 +101,29 @@ def _blip_text() -> PreTrainedModel:
 def _bark() -> PreTrainedModel:
     from transformers.models.bark.modeling_bark import BarkSemanticModel
 
-    sizes = {"input_vocab_size": VOCABULARY, "output_vocab_size": VOCABULARY, "num_layers": 2, "num_heads": 4}
+    sizes: dict[str, Any] = {
+        "input_vocab_size": VOCABULARY,
+        "output_vocab_size": VOCABULARY,
+        "num_layers": 2,
+        "num_heads": 4,
+    }
     return BarkSemanticModel(hf.BarkSemanticConfig(block_size=70, hidden_size=32, **sizes))
 
 
+def _funnel() -> PreTrainedModel:
+    sizes: dict[str, Any] = {
+        "block_sizes": [1, 1],
+        "num_decoder_layers": 1,
+        "d_model": 32,
+        "n_head": 4,
+        "d_head": 8,
+        "d_inner": 44,
+    }
+    return hf.FunnelForTokenClassification(hf.FunnelConfig(vocab_size=VOCABULARY, **sizes))
+
+
 def _xlnet() -> PreTrainedModel:
-    sizes = {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 44}
+    sizes: dict[str, Any] = {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 44}
     return hf.XLNetForSequenceClassification(hf.XLNetConfig(vocab_size=VOCABULARY, **sizes))
 
 
@@ -174,16 +191,7 @@ FAMILIES: dict[str, Family] = {
         hf.RemBertConfig, hf.RemBertForSequenceClassification, input_embedding_size=20, output_embedding_size=20
     ),
     "big-bird": _texts(hf.BigBirdConfig, hf.BigBirdForSequenceClassification, attention_type="original_full"),
-    "funnel": _texts(
-        hf.FunnelConfig,
-        hf.FunnelForSequenceClassification,
-        block_sizes=[1, 1],
-        num_decoder_layers=1,
-        d_model=32,
-        n_head=4,
-        d_head=8,
-        d_inner=44,
-    ),
+    "funnel": Family(_funnel, text),
     "ibert": _texts(hf.IBertConfig, hf.IBertForSequenceClassification),
     "squeezebert": _texts(
         hf.SqueezeBertConfig,
@@ -205,7 +213,7 @@ FAMILIES: dict[str, Family] = {
     "tapas": _texts(hf.TapasConfig, hf.TapasForSequenceClassification),
     "canine": _texts(
         hf.CanineConfig,
-        hf.CanineForSequenceClassification,
+        hf.CanineForTokenClassification,
         local_transformer_stride=8,
         num_hash_buckets=50,
         downsampling_rate=2,
@@ -273,7 +281,7 @@ FAMILIES: dict[str, Family] = {
         num_attention_heads=[1, 2, 4, 4],
         sr_ratios=[2, 2, 1, 1],
     ),
-    "mgp-str": _images(hf.MgpstrConfig, hf.MgpstrModel, 12, **VISION),
+    "mgp-str": _images(hf.MgpstrConfig, hf.MgpstrModel, 12, **VISION, image_size=[12, 12]),
     "vitdet": _images(
         hf.VitDetConfig, hf.VitDetModel, 16, **VISION, pretrain_image_size=16, use_relative_position_embeddings=True
     ),

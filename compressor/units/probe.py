@@ -122,8 +122,10 @@ def _inputs(node: Node) -> list[Node]:
 
 
 def _is_weight(node: Node) -> bool:
-    """Whether a node is a parameter of two axes or more, or a tensor computed from nothing else."""
+    """Whether a node is a parameter of two axes or more, or a tensor computed from nothing else but by a lookup."""
     while len(node.next_functions) == 1 and (source := node.next_functions[0][0]) is not None:
+        if _operation(node) == "Embedding":
+            return False
         node = source
     variable = getattr(node, "variable", None)
     return variable is not None and variable.dim() > 1
@@ -133,14 +135,16 @@ def _reads_weight(node: Node) -> bool:
     return _operation(node) in _PRODUCTS and any(map(_is_weight, _inputs(node)))
 
 
-def _origins(start: Node) -> tuple[list[Node], list[Node], list[Node]]:
+def _origins(start: Node) -> tuple[list[Node], list[Node], list[Any]]:
     """What a tensor is computed from, up to the nearest weights and softmaxes.
 
     Returns:
         The operations that read a weight, the products of two activations that no other such product follows, and the
         softmaxes.
     """
-    weights, products, softmaxes = [], [], []
+    weights: list[Node] = []
+    products: list[Node] = []
+    softmaxes: list[Any] = []  # their saved tensors have no types
     stack, visited = [(start, False)], {start}
     while stack:
         node, is_behind_product = stack.pop()

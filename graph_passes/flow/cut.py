@@ -114,9 +114,16 @@ class _CutInitializers:
 
 
 def _restate_shape(value: ir.Value, need: Need, *, free: bool) -> None:
-    """Correct the shape that the file records for a cut tensor; sizes that are no numbers only if `free`."""
+    """Correct the shape that the file records for a cut tensor.
+
+    A size that is no number becomes the number of needed indices if `free`, and else unknown: heads share the axis with
+    the batch, and tensors of other heads have the same symbol.
+    """
     if value.shape is not None and is_partial(need) and len(value.shape) == len(need):
-        sizes = zip(value.shape, need, strict=True)
-        value.shape = ir.Shape(
-            [size if index is None or not (free or isinstance(size, int)) else len(index) for size, index in sizes]
-        )
+        sizes: list[int | ir.SymbolicDim | None] = []
+        for size, index in zip(value.shape, need, strict=True):
+            if index is None:
+                sizes.append(size)
+            else:
+                sizes.append(len(index) if free or isinstance(size, int) else None)
+        value.shape = ir.Shape(sizes)

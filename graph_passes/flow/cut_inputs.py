@@ -41,6 +41,8 @@ def cut_input(
             result = cut_value(result, axis, positions, node)
         else:
             result = cut_value_of_rows(result, axis, part, len(positions_of(held_index, size)) // rows, node)
+    if result is not value:
+        context.probe.copy_shape(result, value)
     return result
 
 

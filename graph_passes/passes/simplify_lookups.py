@@ -51,9 +51,10 @@ class SimplifyLookups(GraphPass[SimplifiedLookups]):
 
 def _positions(node: ir.Node) -> ir.Tensor | None:
     """Case 1: the positions of a node, without the axis that lists one position for each axis of the table."""
-    if node.op_type != "GatherND" or node.domain or node.attributes.get_int("batch_dims", 0):
+    if node.op_type != "GatherND" or node.domain:
         return None
+    batch_axes: int = node.attributes.get_int("batch_dims", 0)
     indices = node.inputs[1].const_value if node.inputs[1] is not None else None
-    if indices is None or indices.shape[-1] != 1:
+    if batch_axes or indices is None or indices.shape[-1] != 1:
         return None
     return ir.Tensor(indices.numpy()[..., 0])

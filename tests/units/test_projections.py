@@ -57,13 +57,13 @@ def outputs_of(name: str, site: Site, gates: Tensor) -> tuple[Tensor, Tensor]:
 def test_heads_are_found_and_every_one_of_them_matters(name: str) -> None:
     family = FAMILIES[name]
     model, inputs = family.model(), family.inputs(3, 7)
+    expected = forward(model, inputs)
     before = snapshot(model)
     sites = find_sites(model, inputs)
     assert are_equal(before, snapshot(model))
     assert all(not weight.grad_fn and weight.grad is None for weight in model.parameters())
     assert {site.batch_axis for site in sites} == {int(name in POSITIONS_FIRST)}
     assert {site.head_dim for site in sites} <= {3, 8}
-    expected = forward(model, inputs)
     with gated(model, keep_all(sites)):
         torch.testing.assert_close(forward(model, inputs), expected)
     last = sites[-1]

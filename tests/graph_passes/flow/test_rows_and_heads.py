@@ -62,7 +62,12 @@ def test_a_table_of_rows_and_heads_is_cut_for_each_of_its_readers(first: list[in
         f'float[8, 12] Wq{n}, float[8, 12] Wk{n}, float[8, 12] Wv{n}, float[12, 8] Wo{n}, float[4, 1] "{n}.head_gate"'
         for n in "ab"
     ]
-    body = DISTANCES + LAYER.format(n="a", x="x", y="middle") + LAYER.format(n="b", x="middle", y="y")
+    body = (
+        DISTANCES
+        + LAYER.format(n="a", x="x", y="middle")
+        + LAYER.format(n="b", x="middle", y="last")
+        + "y = Add (middle, last)"
+    )
     sites = [site(first, name="a"), site(second, name="b")]
     shrunk = shrink_and_compare(graph(body, CONSTANTS, *weights), plan(*sites))
     assert shrunk.refused == ()
