@@ -264,6 +264,7 @@ FAMILIES: dict[str, Family] = {
     "fsmt": _pairs(
         hf.FSMTConfig,
         hf.FSMTForConditionalGeneration,
+        use_cache=False,  # its decoder is causal only without a cache
         langs=["a", "b"],
         src_vocab_size=VOCABULARY,
         tgt_vocab_size=VOCABULARY,

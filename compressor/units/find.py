@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, SiteRefusedError
 from compressor.units.hook import Attention, Call, family, intercepted, unwrap
@@ -65,7 +66,8 @@ def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
     attention interface are listed where the derivatives of a forward prove them; see `compressor.units.probe`.
 
     Args:
-        model: a transformers model; runs once in evaluation mode without gradients, and is restored afterwards.
+        model: a transformers model; runs once in evaluation mode, and is restored afterwards. If its forward does not
+            permit gradients, it runs again without them, and only calls of the interface are found.
         inputs: keyword arguments of its forward, at least two positions long so that causality can be detected.
         attention: run every attention as `eager` or `sdpa`; None: as configured.
 
@@ -73,9 +75,38 @@ def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
         SiteRefusedError: no heads were found.
     """
     bare = unwrap(model)
+    try:
+        sites = _sites_of_forward(bare, inputs, attention, observe=True)
+    except RuntimeError as error:  # an operation in place, or a conversion to NumPy, of a tensor with gradients
+        logger.debug("%s: no forward with gradients: %s", family(bare), error)
+        sites = _sites_of_forward(bare, inputs, attention, observe=False)
+    if not sites:
+        implementation = f" as {attention}" if attention else ""
+        raise SiteRefusedError(
+            f"{family(bare)}: its attention{implementation} does not go through transformers' attention interface, and"
+            f" no projection reads heads of a softmax, so its heads cannot be gated; supported families: {SUPPORTED}",
+            code=ErrorCode.SITE_REFUSED,
+            family=family(bare),
+            attention=attention,
+        )
+    logger.debug("%s: %d attention sites with %d heads", family(bare), len(sites), sum(s.heads for s in sites))
+    return sites
+
+
+def _sites_of_forward(
+    model: PreTrainedModel, inputs: Mapping[str, Tensor], attention: Attention | None, *, observe: bool
+) -> list[Site]:
+    """The sites that one forward calls.
+
+    Args:
+        model: the model.
+        inputs: keyword arguments of its forward.
+        attention: form of attention; None: as configured.
+        observe: whether to find projections that read heads, which takes gradients.
+    """
     sites: dict[str, Site] = {}
     with ExitStack() as contexts:
-        arguments = contexts.enter_context(_recorded_arguments(bare))
+        arguments = contexts.enter_context(_recorded_arguments(model))
 
         def on_call(call: Call) -> tuple[Tensor, Tensor | None]:
             output, weights = call.run()
@@ -86,20 +117,10 @@ def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
         def on_heads(name: str, heads: HeadsRead) -> None:
             sites[name] = Site(name, *heads)
 
-        contexts.enter_context(evaluation_mode(bare))
-        contexts.enter_context(observed_projections(bare, on_heads))
-        contexts.enter_context(intercepted(bare, on_call, attention))
-        bare(**inputs)
-    if not sites:
-        implementation = f" as {attention}" if attention else ""
-        raise SiteRefusedError(
-            f"{family(bare)}: its attention{implementation} does not go through transformers' attention interface, and"
-            f" no projection reads heads of a softmax, so its heads cannot be gated; supported families: {SUPPORTED}",
-            code=ErrorCode.SITE_REFUSED,
-            family=family(bare),
-            attention=attention,
-        )
-    logger.debug("%s: %d attention sites with %d heads", family(bare), len(sites), sum(s.heads for s in sites.values()))
+        contexts.enter_context(evaluation_mode(model))
+        contexts.enter_context(observed_projections(model, on_heads) if observe else torch.no_grad())
+        contexts.enter_context(intercepted(model, on_call, attention))
+        model(**inputs)
     return list(sites.values())
 
 

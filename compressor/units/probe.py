@@ -29,7 +29,7 @@ from graph_passes import Kind
 _PRODUCTS = ("Addmm", "Baddbmm", "Bmm", "Convolution", "Embedding", "Linear", "Mm")
 """Operations that read a weight or multiply two activations, as autograd names them."""
 _SOFTMAXES = ("Softmax", "SafeSoftmax")
-_TOLERANCE = 1e-3
+_TOLERANCE = 1e-2
 """Largest difference, relative to the sum of magnitudes, at which two sums count as equal."""
 
 
@@ -216,9 +216,10 @@ def _derivatives(chunk: Tensor, nodes: Sequence[Node]) -> list[Tensor | None]:
 
 def _is_sum(chunk: Tensor, probabilities: Sequence[Tensor], derivatives: Sequence[Tensor | None]) -> bool:
     """Whether a chunk is linear in probabilities, of which it has these derivatives."""
-    terms = [part * slope for part, slope in zip(probabilities, derivatives, strict=True) if slope is not None]
+    pairs = zip(probabilities, derivatives, strict=True)
+    terms = [part.double() * slope.double() for part, slope in pairs if slope is not None]
     magnitude = sum(float(term.abs().sum()) for term in terms)
-    difference = float(chunk.sum()) - sum(float(term.sum()) for term in terms)
+    difference = float(chunk.double().sum()) - sum(float(term.sum()) for term in terms)
     return magnitude > 0 and abs(difference) <= _TOLERANCE * magnitude
 
 

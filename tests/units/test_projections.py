@@ -94,6 +94,25 @@ def test_a_frozen_model_is_searched_and_stays_frozen() -> None:
     assert not any(weight.requires_grad for weight in model.parameters())
 
 
+def test_a_forward_that_permits_no_gradients_shows_calls_of_the_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = OF_THE_INTERFACE["bert"](0)
+    expected, pooler = find_sites(model, inputs), model.bert.pooler.forward
+    monkeypatch.setattr(model.bert.pooler, "forward", lambda hidden: torch.from_numpy(pooler(hidden).numpy()))
+    assert find_sites(model, inputs) == expected
+    monkeypatch.undo()
+    mpnet = FAMILIES["mpnet"].model()
+    classify = mpnet.classifier.forward
+    monkeypatch.setattr(mpnet.classifier, "forward", lambda hidden: torch.from_numpy(classify(hidden).numpy()))
+    with fails_with(ErrorCode.SITE_REFUSED, SiteRefusedError, family="mpnet"):
+        find_sites(mpnet, text())
+
+
+def test_half_precision_is_precise_enough() -> None:
+    model = FAMILIES["mpnet"].model()
+    expected = find_sites(model, text())
+    assert find_sites(model.bfloat16(), text()) == expected
+
+
 def test_a_group_of_heads_ends_in_its_own_projection() -> None:
     heads, neurons = find_groups(FAMILIES["mpnet"].model(), text())[:2]
     assert (heads.name, heads.type, heads.linear) == ("mpnet.encoder.layer.0.attention.attn.o", "heads", heads.name)
