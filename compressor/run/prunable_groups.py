@@ -12,13 +12,13 @@ def prunable_groups(run: BudgetRun) -> list[PrunableGroup]:
     """The groups whose units may be removed.
 
     Raises:
-        SiteRefusedError: one cannot be removed from the graph, and the recipe does not allow to skip it; or the method
-            reads rows that come after positions.
+        SiteRefusedError: one cannot be removed from the graph, and the recipe does not allow to skip it; or the tensors
+            of the model have positions before rows.
     """
-    if not run.recipe.learns_units and any(site.batch_axis for site in run.model.sites):
+    if any(site.batch_axis for site in run.model.sites):
         raise SiteRefusedError(
-            f"{run.model.folder.family}: its tensors have positions before rows, so the inputs of its linears cannot be"
-            " assigned to rows; let gates learn what to remove (--method dsp)",
+            f"{run.model.folder.family}: its tensors have positions before rows, so what its linears read cannot be"
+            " assigned to rows, which a budget needs; choose a number of heads (--keep)",
             code=ErrorCode.SITE_REFUSED,
             family=run.model.folder.family,
         )

@@ -37,7 +37,7 @@ class HeadContractions(TorchFunctionMode):
         for position, weight in enumerate(factors):
             name = next((name for name, module in self._modules.items() if _owns(module, weight)), None)
             heads = factors[1 - position]
-            if name is not None and _sums_heads(equation, 1 - position):
+            if name is not None and _sums_heads(equation, 1 - position) and _mixes(weight, *heads.shape[-2:]):
                 factors[1 - position] = self._change(name, heads.flatten(-2)).reshape(heads.shape)
                 break
         return factors
@@ -53,9 +53,13 @@ def contracting_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def contracts_heads(module: nn.Module, heads: int, head_dim: int) -> bool:
-    """Whether a module has a weight `[outputs, head, head_dim]` of its own; the first axis of others holds heads."""
-    shapes = (tuple(weight.shape) for weight in module.parameters(recurse=False))
-    return any(len(shape) == 3 and shape[0] != heads and shape[1:] == (heads, head_dim) for shape in shapes)
+    """Whether a module has a weight of its own that can mix heads."""
+    return any(_mixes(weight, heads, head_dim) for weight in module.parameters(recurse=False))
+
+
+def _mixes(weight: Tensor, heads: int, head_dim: int) -> bool:
+    """Whether a weight is `[outputs, head, head_dim]`; weights of single heads have heads first."""
+    return weight.dim() == 3 and weight.shape[0] != heads and weight.shape[1:] == (heads, head_dim)
 
 
 def _owns(module: nn.Module, weight: Tensor) -> bool:
