@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,8 +18,15 @@ from tests.selection.pruning import check_dropped_units_have_no_effect, check_ke
 @pytest.mark.parametrize("method", ["dsp", "taylor"])
 def test_exactly_as_many_heads_are_kept_as_requested(method: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16}
-    model = hf.MPNetForSequenceClassification(hf.MPNetConfig(vocab_size=20, max_position_embeddings=20, **sizes))
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 16,
+    }
+    model = hf.MPNetForSequenceClassification(
+        hf.MPNetConfig(vocab_size=20, max_position_embeddings=20, pad_token_id=0, **sizes)
+    )
     learned = tiny.learn_plan(tmp_path, tiny.selection(method=method), model)
     assert [site.name for site in learned.plan.sites] == [f"mpnet.encoder.layer.{n}.attention.attn.o" for n in (0, 1)]
     assert learned.plan.heads_kept == 3

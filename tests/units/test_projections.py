@@ -95,14 +95,16 @@ def test_a_frozen_model_is_searched_and_stays_frozen() -> None:
 
 
 def test_a_forward_that_permits_no_gradients_shows_calls_of_the_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    def through_numpy(module: torch.nn.Module) -> None:
+        forward = module.forward
+        monkeypatch.setattr(module, "forward", lambda x: torch.from_numpy(forward(x).numpy()))
+
     model, inputs = OF_THE_INTERFACE["bert"](0)
-    expected, pooler = find_sites(model, inputs), model.bert.pooler.forward
-    monkeypatch.setattr(model.bert.pooler, "forward", lambda hidden: torch.from_numpy(pooler(hidden).numpy()))
+    expected = find_sites(model, inputs)
+    through_numpy(model.get_submodule("bert.pooler"))
     assert find_sites(model, inputs) == expected
-    monkeypatch.undo()
     mpnet = FAMILIES["mpnet"].model()
-    classify = mpnet.classifier.forward
-    monkeypatch.setattr(mpnet.classifier, "forward", lambda hidden: torch.from_numpy(classify(hidden).numpy()))
+    through_numpy(mpnet.get_submodule("classifier"))
     with fails_with(ErrorCode.SITE_REFUSED, SiteRefusedError, family="mpnet"):
         find_sites(mpnet, text())
 
