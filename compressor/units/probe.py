@@ -101,11 +101,12 @@ def heads_in(x: Tensor) -> HeadsRead | None:
     chunks = x.split(width, dim=-1)
     derivatives = [_derivatives(chunk, softmaxes) for chunk in chunks]
     probabilities = [softmax._saved_result for softmax in softmaxes]
-    batch_axis = next((axis for axis in range(x.dim() - 1) if _holds_rows(x, axis, softmaxes)), None)
+    rows = [axis for axis in range(x.dim() - 1) if _holds_rows(x, axis, softmaxes)]
     is_linear = all(_is_sum(chunk, probabilities, parts) for chunk, parts in zip(chunks, derivatives, strict=True))
-    if batch_axis is None or not is_linear or not _are_disjoint(derivatives):
+    if not rows or not is_linear or not _are_disjoint(derivatives):
         return None
     kv_heads = _count_groups([_derivatives(chunk, values) for chunk in chunks])
+    batch_axis = min(rows, key=lambda axis: x.shape[axis])  # of a single row, every axis depends on that row only
     return HeadsRead(_kind(softmaxes), len(chunks), kv_heads, width, batch_axis)
 
 

@@ -87,6 +87,13 @@ def test_query_heads_share_value_heads() -> None:
         assert {(site.heads, site.kv_heads, site.head_dim) for site in sites} == {(4, kv_heads, 8)}
 
 
+@pytest.mark.parametrize("name", ["mpnet", "xlnet", "fsmt", "swinv2", "vitdet", "squeezebert"])
+def test_a_single_row_shows_the_same_sites(name: str) -> None:
+    family = FAMILIES[name]
+    model = family.model()
+    assert find_sites(model, family.inputs(1, 7)) == find_sites(model, family.inputs(3, 7))
+
+
 def test_a_frozen_model_is_searched_and_stays_frozen() -> None:
     model = FAMILIES["mpnet"].model().requires_grad_(False)
     with torch.no_grad():
