@@ -100,13 +100,15 @@ def heads_in(x: Tensor) -> HeadsRead | None:
         return None
     chunks = x.split(width, dim=-1)
     derivatives = [_derivatives(chunk, softmaxes) for chunk in chunks]
-    probabilities = [softmax._saved_result for softmax in softmaxes]
+    probabilities = [softmax._saved_result.detach() for softmax in softmaxes]
     rows = [axis for axis in range(x.dim() - 1) if _holds_rows(x, axis, softmaxes)]
     is_linear = all(_is_sum(chunk, probabilities, parts) for chunk, parts in zip(chunks, derivatives, strict=True))
     if not rows or not is_linear or not _are_disjoint(derivatives):
         return None
     kv_heads = _count_groups([_derivatives(chunk, values) for chunk in chunks])
-    batch_axis = min(rows, key=lambda axis: x.shape[axis])  # of a single row, every axis depends on that row only
+    # Every axis depends only on the first row where there is a single one; then its axis has one entry.
+    is_single = all(len(part) == 1 for part in probabilities)
+    batch_axis = min(rows, key=lambda axis: x.shape[axis]) if is_single else rows[0]
     return HeadsRead(_kind(softmaxes), len(chunks), kv_heads, width, batch_axis)
 
 
@@ -220,7 +222,7 @@ def _is_sum(chunk: Tensor, probabilities: Sequence[Tensor], derivatives: Sequenc
     pairs = zip(probabilities, derivatives, strict=True)
     terms = [part.double() * slope.double() for part, slope in pairs if slope is not None]
     magnitude = sum(float(term.abs().sum()) for term in terms)
-    difference = float(chunk.double().sum()) - sum(float(term.sum()) for term in terms)
+    difference = float(chunk.detach().double().sum()) - sum(float(term.sum()) for term in terms)
     return magnitude > 0 and abs(difference) <= _TOLERANCE * magnitude
 
 

@@ -24,11 +24,12 @@ def test_exactly_as_many_heads_are_kept_as_requested(method: str, tmp_path: Path
         "num_attention_heads": 4,
         "intermediate_size": 16,
     }
-    model = hf.MPNetForSequenceClassification(
-        hf.MPNetConfig(vocab_size=20, max_position_embeddings=20, pad_token_id=0, **sizes)
-    )
+    config = hf.MegatronBertConfig(vocab_size=20, max_position_embeddings=20, **sizes)
+    model = hf.MegatronBertForSequenceClassification(config)
     learned = tiny.learn_plan(tmp_path, tiny.selection(method=method), model)
-    assert [site.name for site in learned.plan.sites] == [f"mpnet.encoder.layer.{n}.attention.attn.o" for n in (0, 1)]
+    assert [site.name for site in learned.plan.sites] == [
+        f"bert.encoder.layer.{n}.attention.output.dense" for n in (0, 1)
+    ]
     assert learned.plan.heads_kept == 3
 
 
