@@ -35,6 +35,7 @@ OPSETS = (18, 23)
 _BY_PRODUCTS = (
     "past_key_values",
     "memories",
+    "mems",
     "hidden_states",
     "attentions",
     "encoder_",

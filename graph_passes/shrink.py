@@ -25,6 +25,7 @@ from graph_passes.passes import (
     RecordReach,
     RemoveDeadBranches,
     RemoveUnits,
+    SimplifyLookups,
     TransferWeights,
 )
 from graph_passes.passes.insert_gates import FINGERPRINT
@@ -110,6 +111,7 @@ def shrink(
             the graph has other weights than the plan.
     """
     Normalize()(model)
+    SimplifyLookups()(model)
     parameters_before = count_parameters(model)
     matches, transferred = _transfer_weights(model, plan, weights)
     InsertGates(plan, matches)(model)

@@ -210,7 +210,8 @@ def test_a_refused_export_changes_neither_model_nor_folder(tmp_path: Path) -> No
     model, inputs = bert()
     plan = keep_all(find_sites(model, inputs))
     path = tmp_path / "reference.onnx"
-    mpnet = hf.MPNetModel(hf.MPNetConfig(vocab_size=99, hidden_size=32, num_hidden_layers=1, num_attention_heads=4))
+    sizes = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    convbert = hf.ConvBertModel(hf.ConvBertConfig(**sizes, embedding_size=32))
     with unchanged(model):
         with fails_with(ErrorCode.OUT_OF_RANGE, UsageError, field="opset", value=17):
             export_reference(model, plan, inputs, path, opset=17)
@@ -219,8 +220,8 @@ def test_a_refused_export_changes_neither_model_nor_folder(tmp_path: Path) -> No
         with fails_with(ErrorCode.OUT_OF_RANGE, input="input_ids", value=1, minimum=2):
             export_reference(model, plan, {name: value[:, :1] for name, value in inputs.items()}, path)
         with fails_with(ErrorCode.SITE_REFUSED, SiteRefusedError) as caught:
-            export_reference(mpnet, plan, inputs, path)
-        assert "mpnet" in str(caught.value)
+            export_reference(convbert, plan, inputs, path)
+        assert "convbert" in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 

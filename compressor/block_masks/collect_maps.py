@@ -27,6 +27,7 @@ from compressor.tasks.segment_streams import Streams, assign_streams, reader
 from compressor.training.processes import process_count, process_state
 from compressor.units import Site, gated, hooked
 from compressor.units.hook import Call
+from compressor.units.projections import require_interface
 from graph_passes import Plan
 
 _IGNORED = -100
@@ -60,7 +61,9 @@ def collect_attention_maps(
 
     Raises:
         InputError: a row is longer than `length`, or no row reaches a site.
+        SiteRefusedError: a site is outside transformers' attention interface.
     """
+    require_interface(model, sites, "block masks")
     sums = _MapSums(model, sites, length)
     was_training = model.training
     try:

@@ -22,6 +22,7 @@ from compressor.tasks import Data, open_data
 from compressor.training.processes import process_count
 from compressor.units import PrunableGroup, find_groups, find_sites
 from compressor.units.entmax import entmax_function
+from compressor.units.projections import require_interface
 from graph_passes import Plan
 
 
@@ -52,6 +53,8 @@ def load_model(recipe: Recipe) -> LoadedModel:
     if recipe.selection.keep is not None:
         heads_to_keep(recipe.selection.keep, sum(site.heads for site in pool_of(sites, recipe.selection.options)))
     shares_by_kind(recipe, sites)
+    if recipe.blocks.drops_any:
+        require_interface(folder.model, sites, "block masks")
     if recipe.blocks.entmax and recipe.blocks.drops_any:
         entmax_function()
     command = shlex.join(["compress", "build", str(recipe.output.out), "--target", engine.target])

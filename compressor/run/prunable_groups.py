@@ -12,8 +12,16 @@ def prunable_groups(run: BudgetRun) -> list[PrunableGroup]:
     """The groups whose units may be removed.
 
     Raises:
-        SiteRefusedError: one cannot be removed from the graph, and the recipe does not allow to skip it.
+        SiteRefusedError: one cannot be removed from the graph, and the recipe does not allow to skip it; or the tensors
+            of the model have positions before rows.
     """
+    if any(site.batch_axis for site in run.model.sites):
+        raise SiteRefusedError(
+            f"{run.model.folder.family}: its tensors have positions before rows, so what its linears read cannot be"
+            " assigned to rows, which a budget needs; choose a number of heads (--keep)",
+            code=ErrorCode.SITE_REFUSED,
+            family=run.model.folder.family,
+        )
     units = run.recipe.budget.prune_units
     if run.recipe.selection.method == run.recipe.pruner and run.recipe.selection.keep is not None:
         units = "heads"

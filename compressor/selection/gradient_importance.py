@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compressor.units import Site, hooked
+from compressor.units.head_outputs import spread_over_rows
 
 _IGNORED = -100
 """Label of a position that has no loss."""
@@ -43,10 +44,10 @@ def sensitivity(
     is_shifted = not model.config.is_encoder_decoder
 
     def apply(name: str, out: Tensor) -> Tensor:
-        return out * gates[name][:, None, :, None].to(out.dtype)
+        return out * spread_over_rows(gates[name], len(out)).to(out.dtype)
 
     try:
-        with hooked(model, apply):
+        with hooked(model, apply, sites=sites):
             for batch in batches:
                 inputs = {name: tensor.to(model.device) for name, tensor in batch.items()}
                 rows = len(next(iter(inputs.values())))

@@ -20,8 +20,10 @@ from transformers import PreTrainedModel
 
 from compressor.training.schedule import MixedPrecision
 from compressor.units import Site
+from compressor.units.head_outputs import spread_over_rows
 from compressor.units.hook import Call, intercepted
 from compressor.units.layers import outermost_layers
+from compressor.units.projections import hooked_projections
 
 
 @dataclass
@@ -93,23 +95,35 @@ class PartialForward:
         Raises:
             NotRowsError: several subsets cannot share a forward of this model.
         """
+        if len(gates) > 1 and any(site.batch_axis for site in self._sites):
+            raise NotRowsError("positions before rows")
         rows = len(next(iter(batch.values())))
         replay = _Replay(len(gates), rows, base, call, record)
         parts = torch.split(gates, [site.heads for site in self._sites], dim=1)
         gate_of = {site.name: part for site, part in zip(self._sites, parts, strict=True)}
 
         def on_call(attention: Call) -> tuple[Tensor, Tensor | None]:
-            out = replay.attention(attention)
-            gate = gate_of[attention.site].to(out.device, out.dtype)
-            # Chunked attention splits a row into several, which are consecutive.
-            return out * gate.repeat_interleave(len(out) // len(gate), dim=0)[:, None, :, None], None
+            return gated_output(attention.site, lambda: attention.run()[0]), None
+
+        def on_projection(site: str, heads: Tensor) -> Tensor:
+            return gated_output(site, lambda: heads)
+
+        def gated_output(site: str, compute: Callable[[], Tensor]) -> Tensor:
+            out = replay.attention(site, compute)
+            return out * spread_over_rows(gate_of[site], len(out)).to(out.device, out.dtype)
 
         inputs = {name: _repeat(value, len(gates), rows) for name, value in batch.items()}
         was_training = self._model.training
         self._model.eval()
         try:
             autocast = torch.autocast(self._model.device.type, torch.bfloat16, enabled=self._is_half)
-            with torch.no_grad(), autocast, replay.patched(self._layers), intercepted(self._model, on_call, None):
+            with (
+                torch.no_grad(),
+                autocast,
+                replay.patched(self._layers),
+                intercepted(self._model, on_call, None),
+                hooked_projections(self._model, self._sites, on_projection),
+            ):
                 return self._model(**inputs, **self._fixed_inputs)
         finally:
             self._model.train(was_training)
@@ -133,18 +147,23 @@ class _Replay:
         self.start = base.start(call) if base else 0
         self.layer_calls = self.attention_calls = 0
 
-    def attention(self, attention: Call) -> Tensor:
-        """The output of an attention call before its gates, replayed if it equals that of `base`."""
+    def attention(self, site: str, compute: Callable[[], Tensor]) -> Tensor:
+        """The heads of an attention call before their gates, replayed if they equal those of `base`.
+
+        Args:
+            site: name of the site.
+            compute: returns the heads `[rows, query, head, head_dim]`.
+        """
         number = self.attention_calls
         self.attention_calls += 1
         if self.base is not None and number <= self.call and number < len(self.base.heads):
             output = self.base.heads[number]
             repeated = _repeat(output, self.subsets, self.rows)
         else:
-            repeated = output = attention.run()[0]
+            repeated = output = compute()
         if self.record is not None:
             self.record.heads.append(output)
-            self.record.sites.append(attention.site)
+            self.record.sites.append(site)
         return repeated
 
     def layer(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -72,6 +72,7 @@ def attach_gate(
         step: returns the current optimizer step.
     """
     members = [group if isinstance(group, Bundles) else Bundles.of_site(group) for group in groups]
+    sites = [member.group.site for member in members if member.group.site is not None]
     gates_of_group: dict[str, Tensor] = {}
 
     def draw(module: nn.Module, args: Any) -> None:
@@ -93,5 +94,5 @@ def attach_gate(
             if member.group.type == "neurons":
                 linear = model.get_submodule(member.name)
                 undo.callback(linear.register_forward_pre_hook(partial(multiply_input, member.name)).remove)
-        undo.enter_context(hooked(model, multiply))
+        undo.enter_context(hooked(model, multiply, sites=sites))
         yield

@@ -1,6 +1,7 @@
 """Units of a model: find heads and neurons, gate them, mask attention maps, observe the outputs of heads.
 
-Every family that calls transformers' attention interface is served by one hook; see `compressor.units.hook`.
+Families that call transformers' attention interface are served by one hook, see `compressor.units.hook`; others at the
+projections that read their heads, see `compressor.units.projections`.
 """
 
 from compressor.units.bundles import Bundles
@@ -8,7 +9,8 @@ from compressor.units.compact import Compaction, compacted
 from compressor.units.find import Site, find_sites
 from compressor.units.gating import check_plan, gated, keep_all, keep_only
 from compressor.units.groups import PrunableGroup, find_groups
-from compressor.units.hook import Attention, OutputHook, WeightsHook, hooked
+from compressor.units.head_outputs import hooked
+from compressor.units.hook import Attention, OutputHook, WeightsHook
 from compressor.units.masking import masked
 
 __all__ = [

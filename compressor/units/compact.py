@@ -67,7 +67,7 @@ def compacted(model: PreTrainedModel, plan: Plan, inputs: Mapping[str, Tensor]) 
     """
     bare = unwrap(model)
     with evaluation_mode(bare), torch.no_grad():
-        forms = small_forms(bare, plan, trace_calls(bare, inputs, None))
+        forms = small_forms(bare, plan, trace_calls(bare, plan.sites, inputs, None))
         chosen = _chosen_forms(_Check(bare, plan, inputs, forms), forms)
     names = [form.plan.name for form in chosen]
     dropping = [group.name for group in plan.groups if group.dropped]

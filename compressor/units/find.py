@@ -1,4 +1,8 @@
-"""Find the attention sites of a model by one forward that records which modules call the attention interface."""
+"""Find the attention sites of a model by one forward.
+
+A site is a module that calls transformers' attention interface, or a projection that reads heads which were computed
+outside of it.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from compressor.errors import ErrorCode, SiteRefusedError
 from compressor.units.hook import Attention, Call, family, intercepted, unwrap
+from compressor.units.probe import HeadsRead, observed_projections
 from graph_passes import Kind
 
 logger = logging.getLogger(__name__)
@@ -32,14 +38,17 @@ ForwardArguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Site:
-    """One attention module.
+    """The heads of one attention.
 
     Attributes:
-        name: module path, e.g. `bert.encoder.layer.0.attention.self`.
+        name: module path of the attention, e.g. `bert.encoder.layer.0.attention.self`, or, outside transformers'
+            attention interface, of the projection that reads the heads, e.g. `mpnet.encoder.layer.0.attention.attn.o`.
         kind: `bidirectional`, `causal` (both self-attention) or `cross`.
         heads: query heads.
         kv_heads: key/value heads; divides `heads`.
         head_dim: width of the value vector of one head.
+        batch_axis: axis that holds the rows of a batch where the heads are read: 0, or 1 in families whose tensors have
+            positions first.
     """
 
     name: str
@@ -47,47 +56,71 @@ class Site:
     heads: int
     kv_heads: int
     head_dim: int
+    batch_axis: int = 0
 
 
 def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Attention | None = None) -> list[Site]:
     """The attention sites of a model, in the order in which a forward first calls them.
 
-    A module that one forward calls several times (layers that share weights) is one site. In a family where only a
-    part of the attention goes through the hook (LongT5 has local attention of its own), only that part is listed.
+    A module that one forward calls several times (layers that share weights) is one site. Heads outside transformers'
+    attention interface are listed where the derivatives of a forward prove them; see `compressor.units.probe`.
 
     Args:
-        model: a transformers model; runs once in evaluation mode without gradients, and is restored afterwards.
+        model: a transformers model; runs once in evaluation mode, and is restored afterwards. If its forward does not
+            permit gradients, it runs again without them, and only calls of the interface are found.
         inputs: keyword arguments of its forward, at least two positions long so that causality can be detected.
         attention: run every attention as `eager` or `sdpa`; None: as configured.
 
     Raises:
-        SiteRefusedError: no attention call reached the hook.
+        SiteRefusedError: no heads were found.
     """
     bare = unwrap(model)
+    try:
+        sites = _sites_of_forward(bare, inputs, attention, observe=True)
+    except RuntimeError as error:  # an operation in place, or a conversion to NumPy, of a tensor with gradients
+        logger.debug("%s: no forward with gradients: %s", family(bare), error)
+        sites = _sites_of_forward(bare, inputs, attention, observe=False)
+    if not sites:
+        implementation = f" as {attention}" if attention else ""
+        raise SiteRefusedError(
+            f"{family(bare)}: its attention{implementation} does not go through transformers' attention interface, and"
+            f" no projection reads heads of a softmax, so its heads cannot be gated; supported families: {SUPPORTED}",
+            code=ErrorCode.SITE_REFUSED,
+            family=family(bare),
+            attention=attention,
+        )
+    logger.debug("%s: %d attention sites with %d heads", family(bare), len(sites), sum(s.heads for s in sites))
+    return sites
+
+
+def _sites_of_forward(
+    model: PreTrainedModel, inputs: Mapping[str, Tensor], attention: Attention | None, *, observe: bool
+) -> list[Site]:
+    """The sites that one forward calls.
+
+    Args:
+        model: the model.
+        inputs: keyword arguments of its forward.
+        attention: form of attention; None: as configured.
+        observe: whether to find projections that read heads, which takes gradients.
+    """
     sites: dict[str, Site] = {}
     with ExitStack() as contexts:
-        arguments = contexts.enter_context(_recorded_arguments(bare))
+        arguments = contexts.enter_context(_recorded_arguments(model))
 
         def on_call(call: Call) -> tuple[Tensor, Tensor | None]:
             output, weights = call.run()
             if call.site not in sites:
                 sites[call.site] = _site(call, output, arguments.get(call.module, ((), {})))
-            return output, weights
+            return output.detach(), weights  # what follows reads heads of this site, not of a projection
 
-        contexts.enter_context(evaluation_mode(bare))
-        contexts.enter_context(torch.no_grad())
-        contexts.enter_context(intercepted(bare, on_call, attention))
-        bare(**inputs)
-    if not sites:
-        implementation = f" as {attention}" if attention else ""
-        raise SiteRefusedError(
-            f"{family(bare)}: its attention{implementation} does not go through transformers' attention interface, so"
-            f" its heads cannot be gated; supported families: {SUPPORTED}",
-            code=ErrorCode.SITE_REFUSED,
-            family=family(bare),
-            attention=attention,
-        )
-    logger.debug("%s: %d attention sites with %d heads", family(bare), len(sites), sum(s.heads for s in sites.values()))
+        def on_heads(name: str, heads: HeadsRead) -> None:
+            sites[name] = Site(name, *heads)
+
+        contexts.enter_context(evaluation_mode(model))
+        contexts.enter_context(observed_projections(model, on_heads) if observe else torch.no_grad())
+        contexts.enter_context(intercepted(model, on_call, attention))
+        model(**inputs)
     return list(sites.values())
 
 

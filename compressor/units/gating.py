@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 from compressor.errors import ErrorCode, InputError
 from compressor.units.find import Site
 from compressor.units.groups import PrunableGroup
-from compressor.units.hook import Attention, family, hooked, unwrap
+from compressor.units.head_outputs import hooked
+from compressor.units.hook import Attention, family, unwrap
 from compressor.units.layers import is_linear, linear_sizes
 from compressor.units.masking import masked
 from graph_passes import GroupPlan, Plan, SitePlan
@@ -120,7 +121,7 @@ def gated(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = N
         for feed_forward in plan.feed_forwards:
             hook = modules[feed_forward.name].register_forward_pre_hook(_multiply_input)
             undo.callback(hook.remove)
-        undo.enter_context(hooked(model, multiply, attention=attention))
+        undo.enter_context(hooked(model, multiply, sites=plan.sites, attention=attention))
         if plan.masks:
             undo.enter_context(masked(model, plan, attention=attention))
         logger.debug("%s: %d heads kept at %d sites", family(bare), plan.heads_kept, len(plan.sites))

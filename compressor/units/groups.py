@@ -110,12 +110,12 @@ def find_groups(
             or as many from every key/value head (`query`).
 
     Raises:
-        SiteRefusedError: no attention call reached the hook.
+        SiteRefusedError: no heads were found.
     """
     bare = unwrap(model)
     sites = find_sites(bare, inputs, attention=attention)
     with evaluation_mode(bare), torch.no_grad():
-        trace = trace_calls(bare, inputs, attention)
+        trace = trace_calls(bare, sites, inputs, attention)
         groups = [_heads(site, trace.output_projections.get(site.name), group_by) for site in sites]
         groups += [_neurons(call) for call in _feed_forward_ends(bare, inputs, trace)]
     groups.sort(key=lambda group: trace.order[group.name])

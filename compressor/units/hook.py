@@ -120,45 +120,6 @@ def intercepted(
             AttentionInterface.get_interface = original  # type: ignore[method-assign]
 
 
-@contextmanager
-def hooked(
-    model: nn.Module,
-    on_output: OutputHook,
-    *,
-    attention: Attention | None = None,
-    on_weights: WeightsHook | None = None,
-) -> Iterator[None]:
-    """Pass the output of every attention call through `on_output`, before the output projection.
-
-    Works in training and in evaluation. The model itself is not modified.
-
-    Args:
-        model: a transformers model, bare or wrapped for training (DistributedDataParallel).
-        on_output: replaces the output of a site.
-        attention: run every attention as `eager` or `sdpa`; None: as configured.
-        on_weights: receives every call with its attention map; needs eager attention.
-
-    Raises:
-        SiteRefusedError: the family does not support SDPA, or, on a call, returns no attention map for `on_weights`.
-    """
-
-    def on_call(call: Call) -> tuple[Tensor, Tensor | None]:
-        output, weights = call.run()
-        if on_weights is not None:
-            if weights is None:
-                raise SiteRefusedError(
-                    f"{call.site}: {call.implementation} attention returns no map; use attention='eager'",
-                    code=ErrorCode.SITE_REFUSED,
-                    site=call.site,
-                    attention=call.implementation,
-                )
-            on_weights(call, weights)
-        return on_output(call.site, output), weights
-
-    with intercepted(model, on_call, attention):
-        yield
-
-
 def unwrap(model: nn.Module) -> PreTrainedModel:
     """The transformers model inside the wrappers of training, so that site names do not depend on them.
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TypeGuard
 
+import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from compressor.units.hook import unwrap
 
+_TOLERANCE = 1e-3
+"""Largest difference, relative to the largest magnitude, between a linear and what a subclass of it computes."""
 Linear = nn.Linear | Conv1D
 """A linear map of the last axis; `Conv1D`, which GPT-2 uses, holds its weight transposed."""
 
@@ -41,4 +44,23 @@ def linear_weight(linear: Linear) -> Tensor:
 
 def is_linear(module: nn.Module) -> TypeGuard[Linear]:
     """Whether a module is a linear map, and not a quantized or otherwise changed subclass of it."""
-    return type(module) in (nn.Linear, Conv1D)
+    return type(module) in (nn.Linear, Conv1D) or (isinstance(module, nn.Linear) and _computes_linear(module))
+
+
+@torch.no_grad()
+def _computes_linear(module: nn.Linear) -> bool:
+    """Whether a subclass computes what a linear with its weight does, as Falcon's does."""
+    if not module.weight.is_floating_point():
+        return False
+    x = torch.linspace(-1, 1, 2 * module.in_features, dtype=torch.float32).reshape(2, -1)
+    try:
+        x = x.to(module.weight)
+        expected = nn.functional.linear(x, module.weight, module.bias)
+        actual = type(module).forward(module, x)
+    except (RuntimeError, TypeError, NotImplementedError):  # a packed weight has another shape or type
+        return False
+    return isinstance(actual, Tensor) and actual.shape == expected.shape and _is_close(actual, expected)
+
+
+def _is_close(actual: Tensor, expected: Tensor) -> bool:
+    return bool((actual - expected).abs().max() <= _TOLERANCE * expected.abs().max())

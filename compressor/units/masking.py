@@ -14,6 +14,7 @@ from transformers import Cache, PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError
 from compressor.units.hook import Attention, Call, family, intercepted, unwrap
+from compressor.units.projections import require_interface
 from graph_passes import BlockMask, Kind, Plan
 from graph_passes.block_sparse.masks import MASK
 
@@ -43,6 +44,7 @@ def masked(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = 
     Raises:
         InputError: a mask is for a module that the model lacks; on a call, if the mask has another number of heads or
             covers fewer positions.
+        SiteRefusedError: a mask is for heads outside transformers' attention interface.
     """
     bare = unwrap(model)
     modules, masks = dict(bare.named_modules()), plan.masks
@@ -53,6 +55,7 @@ def masked(model: PreTrainedModel, plan: Plan, *, attention: Attention | None = 
                 code=ErrorCode.PLAN_MISMATCH,
                 site=name,
             )
+    require_interface(bare, (site for site in plan.sites if site.name in masks), "masks")
     positions = _QueryPositions({site.name: site.kind for site in plan.sites})
 
     def on_call(call: Call) -> tuple[Tensor, Tensor | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from compressor.units.hook import Attention, Call, intercepted
 from compressor.units.layers import Linear, is_linear, linear_sizes, outermost_layers
+from compressor.units.projections import Heads, hooked_projections
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,19 @@ class Trace:
         return [call for call in self.linears if call.name not in projections and not call.name.startswith(sites)]
 
 
-def trace_calls(model: PreTrainedModel, inputs: Mapping[str, Tensor], attention: Attention | None) -> Trace:
-    """Run the model once and record the order of its attentions and linears."""
+def trace_calls(
+    model: PreTrainedModel, sites: Iterable[Heads], inputs: Mapping[str, Tensor], attention: Attention | None
+) -> Trace:
+    """Run the model once and record the order of its attentions and linears.
+
+    Args:
+        model: the model.
+        sites: its sites.
+        inputs: keyword arguments of its forward.
+        attention: run every attention as `eager` or `sdpa`; None: as configured.
+    """
     trace = Trace([], {}, {})
+    modules = dict(model.named_modules())
     layer_of = {module: number for number, layer in enumerate(outermost_layers(model)) for module in layer.modules()}
     pending: list[tuple[str, int]] = []  # sites whose output projection was not called yet, and its inputs
 
@@ -57,6 +68,12 @@ def trace_calls(model: PreTrainedModel, inputs: Mapping[str, Tensor], attention:
         trace.order.setdefault(call.site, len(trace.order))
         pending[:] = [(call.site, output.shape[2] * output.shape[3])]
         return output, weights
+
+    def on_projection(name: str, heads: Tensor) -> Tensor:
+        trace.order.setdefault(name, len(trace.order))
+        if is_linear(modules[name]):
+            trace.output_projections[name] = name
+        return heads
 
     def on_linear(name: str, module: Linear, _: Any) -> None:
         while pending:
@@ -69,10 +86,10 @@ def trace_calls(model: PreTrainedModel, inputs: Mapping[str, Tensor], attention:
                 trace.linears.append(LinearCall(name, module, layer_of[module]))
 
     with ExitStack() as undo:
-        for name, module in model.named_modules():
+        for name, module in modules.items():
             if is_linear(module):
-                hook = module.register_forward_pre_hook(partial(on_linear, name))
-                undo.callback(hook.remove)
+                undo.callback(module.register_forward_pre_hook(partial(on_linear, name)).remove)
+        undo.enter_context(hooked_projections(model, sites, on_projection))
         undo.enter_context(intercepted(model, on_attention, attention))
         model(**inputs)
     return trace

@@ -14,11 +14,12 @@ from collections.abc import Collection
 import onnx_ir as ir
 
 from graph_passes.attention.causality import is_causally_masked
-from graph_passes.attention.site_names import block_sparse_site, site_name
+from graph_passes.attention.site_names import block_sparse_site, module_path, site_name
 from graph_passes.attention.tracing import (
     count_repeats,
     product_ahead,
     product_behind,
+    projection_ahead,
     separate_heads,
     source_activation,
 )
@@ -46,6 +47,7 @@ class GraphSite:
         output: the tensor of the heads' outputs, which a gate multiplies.
         axis: the axis of `output` that holds heads, or heads * head_dim (then it is the last axis).
         rank: number of axes of `output`.
+        projection: the module path that the exporter recorded of the product that mixes the heads, or None.
     """
 
     name: str | None
@@ -56,6 +58,7 @@ class GraphSite:
     output: ir.Value = dataclasses.field(repr=False)
     axis: int = dataclasses.field(repr=False)
     rank: int = dataclasses.field(repr=False)
+    projection: str | None = dataclasses.field(default=None, repr=False)
 
 
 def find_attention(model: ir.Model) -> list[GraphSite]:
@@ -80,7 +83,8 @@ def find_attention(model: ir.Model) -> list[GraphSite]:
         if site is None:
             _logger.debug("%s %s is not an attention whose heads can be determined", node.op_type, node.name)
         else:
-            sites.append(site)
+            product = projection_ahead(site.output)
+            sites.append(dataclasses.replace(site, projection=module_path(product) if product is not None else None))
     return sites
 
 

@@ -18,8 +18,9 @@ def match_plan(plan: Plan, attentions: list[GraphSite]) -> list[Pair]:
     """Pair each site of a plan with the attentions of a graph that belong to it.
 
     Cases:
-        1. The exporter recorded module paths: the path of each site is the scope of one attention, up to prefixes of
-           wrappers. A module that the model calls several times is one site with several attentions of one name.
+        1. The exporter recorded module paths: the path of each site is the scope of one attention, or of the product
+           that mixes its heads, up to prefixes of wrappers. A module that the model calls several times is one site
+           with several attentions of one name.
         2. It recorded none: the graph has as many attentions as the plan has sites, in the same order.
 
     Raises:
@@ -33,9 +34,7 @@ def match_plan(plan: Plan, attentions: list[GraphSite]) -> list[Pair]:
             code=GraphErrorCode.ALREADY_SHRUNK,
             heads=kept,
         )
-    by_name = [
-        (site, [attention for attention in attentions if same_path(site.name, attention.name)]) for site in plan.sites
-    ]
+    by_name = [(site, [attention for attention in attentions if _is_of(attention, site)]) for site in plan.sites]
     has_names = any(matches for _, matches in by_name)
     pairs = _match_by_name(by_name, attentions) if has_names else _match_in_order(plan, attentions)
     for site, attention in pairs:
@@ -51,6 +50,11 @@ def match_plan(plan: Plan, attentions: list[GraphSite]) -> list[Pair]:
                 head_dim=attention.head_dim,
             )
     return pairs
+
+
+def _is_of(attention: GraphSite, site: SitePlan) -> bool:
+    """Whether a site is named after an attention, or after the projection that reads its heads."""
+    return same_path(site.name, attention.name) or same_path(site.name, attention.projection)
 
 
 def _match_by_name(by_name: list[tuple[SitePlan, list[GraphSite]]], attentions: list[GraphSite]) -> list[Pair]:

@@ -58,6 +58,19 @@ def product_ahead(value: ir.Value) -> ir.Node | None:
         value = onward[-1].outputs[0]
 
 
+def projection_ahead(value: ir.Value) -> ir.Node | None:
+    """The product of heads with the weight that mixes them, or None."""
+    while True:
+        readers = [node for node, _ in value.uses()]
+        for node in readers:
+            if node.op_type in PRODUCTS | {"Conv"} and sum(map(is_computed, node.inputs[:2])) == 1:
+                return node
+        onward = [node for node in readers if node.op_type in _POINTWISE | LAYOUT]
+        if not onward:
+            return None
+        value = onward[-1].outputs[0]
+
+
 def source_activation(value: ir.Value | None) -> ir.Value | None:
     """The activation that a query or key is projected from."""
     while value is not None and (node := value.producer()) is not None:

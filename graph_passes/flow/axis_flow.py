@@ -31,6 +31,7 @@ from graph_passes.flow.cut import Cuts
 from graph_passes.flow.indices import Index, Need, is_partial, same_index, simplify, union, whole
 from graph_passes.flow.refusal import Refusal, RefusalCode
 from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule
+from graph_passes.flow.sizes import BATCH
 
 _logger = logging.getLogger(__name__)
 
@@ -223,14 +224,19 @@ class Flow(Cuts):
             return True
 
     def _carriers(self, node: ir.Node, position: int, axis: int) -> Iterator[tuple[ir.Value, int]]:
-        """Output axes with more than one index that carry the indices of an input's axis."""
+        """Output axes with more than one index that carry the heads of an input's axis.
+
+        An axis of rows carries none of them, although a reshape makes it from an axis of rows and heads.
+        """
         rule = self.rule(node)
         assert rule is not None
         with contextlib.suppress(NoRuleError):
             for output, output_axis in rule.carries(node, position, axis, self):
                 value = node.outputs[output]
-                shape = self.probe.shape(value)
-                if shape is not None and shape[output_axis] > 1:
+                first, second = self.probe.shapes(value)
+                if first is None or first[output_axis] == 1:
+                    continue
+                if second is None or (first[output_axis], second[output_axis]) != BATCH:
                     yield value, output_axis
 
     # -- Parts ---------------------------------------------------------------------------------------------------

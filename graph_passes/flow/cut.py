@@ -8,8 +8,9 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from graph_passes.flow.concrete_shapes import Probe
-from graph_passes.flow.edit import cut_tensor, cut_value, positions_among
-from graph_passes.flow.indices import Need, is_partial, same_index, whole
+from graph_passes.flow.cut_inputs import cut_input
+from graph_passes.flow.edit import cut_tensor
+from graph_passes.flow.indices import Need, is_partial, whole
 from graph_passes.flow.rule import Demand, Rule, RuleContext
 
 
@@ -67,7 +68,7 @@ def cut_nodes(model: ir.Model, cuts: Cuts) -> int:
             if value.is_initializer():
                 cut, held[position] = initializers.cut(value, need), need
             elif not rule.selective or cuts.counts_positions:
-                cut, held[position] = _cut_edge(value, held[position], need, node), need
+                cut, held[position] = cut_input(value, held[position], need, node, cuts), need
             else:
                 continue
             node.replace_input_with(position, cut)
@@ -79,14 +80,6 @@ def cut_nodes(model: ir.Model, cuts: Cuts) -> int:
     common.RemoveUnusedNodesPass()(model)
     initializers.take_over_names()
     return count
-
-
-def _cut_edge(value: ir.Value, held: Need, need: Need, node: ir.Node) -> ir.Value:
-    """The tensor cut from the indices that it holds to those that the node needs."""
-    for axis, (held_index, index) in enumerate(zip(held, need, strict=True)):
-        if index is not None and not same_index(held_index, index):
-            value = cut_value(value, axis, positions_among(index, held_index), node)
-    return value
 
 
 class _CutInitializers:
@@ -121,9 +114,16 @@ class _CutInitializers:
 
 
 def _restate_shape(value: ir.Value, need: Need, *, free: bool) -> None:
-    """Correct the shape that the file records for a cut tensor; sizes that are no numbers only if `free`."""
+    """Correct the shape that the file records for a cut tensor.
+
+    A size that is no number becomes the number of needed indices if `free`, and else unknown: heads share the axis with
+    the batch, and tensors of other heads have the same symbol.
+    """
     if value.shape is not None and is_partial(need) and len(value.shape) == len(need):
-        sizes = zip(value.shape, need, strict=True)
-        value.shape = ir.Shape(
-            [size if index is None or not (free or isinstance(size, int)) else len(index) for size, index in sizes]
-        )
+        sizes: list[int | ir.SymbolicDim | None] = []
+        for size, index in zip(value.shape, need, strict=True):
+            if index is None:
+                sizes.append(size)
+            else:
+                sizes.append(len(index) if free or isinstance(size, int) else None)
+        value.shape = ir.Shape(sizes)

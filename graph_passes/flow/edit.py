@@ -51,6 +51,37 @@ def positions_among(index: Index, held: Index) -> Index:
     return index if index is None or held is None else np.searchsorted(held, index)
 
 
+def cut_value_of_rows(value: ir.Value, axis: int, positions: np.ndarray, width: int, before: ir.Node) -> ir.Value:
+    """A tensor that holds only some positions of each row, on an axis that merges rows with what each row has.
+
+    Args:
+        value: the tensor to cut.
+        axis: the axis to cut.
+        positions: positions within a row, `[n]`.
+        width: number of positions that a row holds.
+        before: the node before which the new nodes are inserted.
+    """
+    assert before.graph is not None
+    nodes: list[ir.Node] = []
+
+    def constant(content: Sequence[int] | np.ndarray | int) -> ir.Value:
+        nodes.append(ints(np.asarray(content)))
+        return nodes[-1].outputs[0]
+
+    def compute(operator: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
+        nodes.append(ir.node(operator, list(inputs), attributes))
+        return nodes[-1].outputs[0]
+
+    size = compute("Gather", compute("Shape", value), constant(axis), axis=0)
+    starts = compute("Range", constant(0), size, constant(width))
+    selected = compute("Add", compute("Reshape", starts, constant([-1, 1])), constant(positions))
+    cut = compute("Gather", value, compute("Reshape", selected, constant([-1])), axis=axis)
+    before.graph.insert_before(before, nodes)
+    if value.dtype is not None:
+        cut.dtype = value.dtype
+    return cut
+
+
 def set_ints(node: ir.Node, position: int, values: Sequence[int] | np.ndarray) -> None:
     """Replace one input of a node by an int64 constant with the values and the rank of `values`."""
     assert node.graph is not None

@@ -39,6 +39,23 @@ def same_index(first: Index, second: Index) -> bool:
     return np.array_equal(first, second)
 
 
+def part_of_each_row(index: np.ndarray, size: int, rows: int) -> np.ndarray | None:
+    """The positions within a row that an index selects, `[n]`, where an axis merges rows with what each row has.
+
+    Args:
+        index: positions of the merged axis.
+        size: size of the merged axis.
+        rows: number of rows.
+
+    Returns:
+        The positions, or None where rows differ.
+    """
+    width, rest = divmod(size, rows)
+    part = index[: len(index) // rows]
+    selected = (np.arange(rows)[:, None] * width + part).reshape(-1)
+    return part if not rest and np.array_equal(index, selected) else None
+
+
 def positions_of(index: Index, size: int) -> np.ndarray:
     """The positions that an index selects from an axis of `size` positions, `[n]`."""
     return np.arange(size) if index is None else index

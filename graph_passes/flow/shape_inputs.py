@@ -5,6 +5,8 @@ Exporters compute them with dozens of nodes, although nearly all of these only c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import onnx_ir as ir
 
@@ -69,8 +71,36 @@ def _same_size_from_last(before: Shapes, after: Shapes, axis: int) -> bool:
     )
 
 
-def _is_writable(node: ir.Node, numbers: list[int | None]) -> bool:
-    return numbers.count(-1) <= (1 if node.op_type == "Reshape" else 0)
+def _copied_sizes(
+    node: ir.Node, source: ir.Value | None, numbers: list[int | None], probe: Probe
+) -> dict[int, int | None]:
+    """Axes whose computed size cannot be taken from the present shape input, which leaves it to be inferred.
+
+    That is so where the size of another axis has to be inferred now.
+
+    Returns:
+        Axis -> the axis of the source that has its size; None: there is none.
+    """
+    if source is None or -1 not in numbers or None not in numbers:
+        return {}
+    contents = probe.contents(node.inputs[1])[0]
+    if contents is None:
+        return {}
+    before, after = probe.shapes(source), probe.shapes(node.outputs[0])
+    axes: dict[int, int | None] = {}
+    for axis, number in enumerate(numbers):
+        if number is None and contents[axis] == -1:
+            ranks = range(len(before[0] or ()))
+            axes[axis] = next((index for index in ranks if _has_size_of(before, index, after, axis)), None)
+    return axes
+
+
+def _has_size_of(before: Shapes, index: int, after: Shapes, axis: int) -> bool:
+    return all(b is not None and a is not None and b[index] == a[axis] for b, a in zip(before, after, strict=True))
+
+
+def _is_writable(node: ir.Node, numbers: list[int | None], copied: Mapping[int, int | None]) -> bool:
+    return numbers.count(-1) <= (1 if node.op_type == "Reshape" else 0) and None not in copied.values()
 
 
 def check_shape_input(node: ir.Node, source: ir.Value | None, need: Need, probe: Probe, *, count: bool = False) -> None:
@@ -87,7 +117,8 @@ def check_shape_input(node: ir.Node, source: ir.Value | None, need: Need, probe:
         NoRuleError: no shape input can state it.
     """
     numbers = plain_shape(node, source, need, probe, count=count)
-    if any(index is not None for index in need) and (numbers is None or not _is_writable(node, numbers)):
+    is_written = numbers is not None and _is_writable(node, numbers, _copied_sizes(node, source, numbers, probe))
+    if any(index is not None for index in need) and not is_written:
         raise NoRuleError(RefusalCode.UNKNOWN_SHAPE, "has a shape input that cannot be stated for fewer heads")
 
 
@@ -110,7 +141,8 @@ def set_shape_input(
         need = whole(len(probe.shape(node.outputs[0]) or ()))
     is_cut = any(index is not None for index in need)
     numbers = plain_shape(node, source, need, probe, count=count)
-    if numbers is None or not _is_writable(node, numbers) or (None in numbers and not is_cut):
+    copied = _copied_sizes(node, source, numbers, probe) if numbers is not None else {}
+    if numbers is None or not _is_writable(node, numbers, copied) or (None in numbers and not is_cut):
         return False
     if 0 in numbers or "allowzero" in node.attributes:
         node.attributes.pop("allowzero", None)
@@ -119,20 +151,34 @@ def set_shape_input(
     constant = shape_input.const_value if shape_input is not None else None
     if None not in numbers and constant is not None and np.array_equal(constant.numpy(), np.array(numbers, np.int64)):
         return False
-    nodes = _shape_nodes(shape_input, numbers)
+    sizes = {axis: (source, index) for axis, index in copied.items() if index is not None}
+    nodes = _shape_nodes(shape_input, numbers, sizes)
     assert node.graph is not None
     node.graph.insert_before(node, nodes)
     node.replace_input_with(position, nodes[-1].outputs[0])
     return True
 
 
-def _shape_nodes(shape_input: ir.Value | None, numbers: list[int | None]) -> list[ir.Node]:
-    """Nodes that compute a shape, which the last one returns; computed sizes are taken from the present shape input."""
+def _shape_nodes(
+    shape_input: ir.Value | None, numbers: list[int | None], sizes: Mapping[int, tuple[ir.Value | None, int]]
+) -> list[ir.Node]:
+    """Nodes that compute a shape, which the last one returns.
+
+    Args:
+        shape_input: the present shape input, from which computed sizes are taken.
+        numbers: the sizes; None: computed.
+        sizes: axes that have the size of an axis of a tensor.
+    """
     if None not in numbers:
         return [ints(np.array(numbers, np.int64))]
     nodes, parts = [], []
     for axis, number in enumerate(numbers):
-        if number is None:
+        if axis in sizes:
+            tensor, index_of_size = sizes[axis]
+            shape, index = ir.node("Shape", [tensor]), ints([index_of_size])
+            part = ir.node("Gather", [shape.outputs[0], index.outputs[0]], {"axis": 0})
+            nodes += [shape, index]
+        elif number is None:
             index = ir.node("Constant", [], {"value_ints": [axis]})
             part = ir.node("Gather", [shape_input, index.outputs[0]], {"axis": 0})
             nodes.append(index)

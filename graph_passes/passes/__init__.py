@@ -23,6 +23,7 @@ from graph_passes.passes.remove_idle_expands import RemoveIdleExpands
 from graph_passes.passes.remove_units import RemoveUnits
 from graph_passes.passes.return_to_floats import ReturnToFloats
 from graph_passes.passes.scale_queries import ScaleQueries
+from graph_passes.passes.simplify_lookups import SimplifyLookups
 from graph_passes.passes.split_skip_norms import SplitSkipNorms
 from graph_passes.passes.transfer_weights import TransferWeights
 from graph_passes.passes.transpose_single_query import TransposeSingleQuery
@@ -51,6 +52,7 @@ __all__ = [
     "RemoveUnits",
     "ReturnToFloats",
     "ScaleQueries",
+    "SimplifyLookups",
     "SplitSkipNorms",
     "TransferWeights",
     "TransposeSingleQuery",

@@ -30,7 +30,8 @@ class SitePlan:
     """The plan of one attention site.
 
     Attributes:
-        name: module path of the attention module, e.g. `bert.encoder.layer.0.attention.self`.
+        name: module path of the attention module, e.g. `bert.encoder.layer.0.attention.self`, or of the projection that
+            reads its heads, e.g. `mpnet.encoder.layer.0.attention.attn.o`.
         kind: `bidirectional`, `causal` (both self-attention) or `cross`.
         heads: number of query heads of the unpruned model.
         kv_heads: number of key/value heads of the unpruned model; divides `heads`.

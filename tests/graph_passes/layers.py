@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.graph_passes.layer_parts import CORE, OUTPUT, PROJECT, PROJECTIONS, SPLIT, TO_HEADS, Layer
+from tests.graph_passes.lookup_layers import INTERLEAVED, LOOKED_UP, PERMUTED
 
 SEPARATE = Layer(PROJECT + TO_HEADS + CORE, f"{PROJECTIONS}, {SPLIT}, {OUTPUT}", 4 * 24 + 2 * 3)
 
@@ -239,4 +240,21 @@ LAYERS = {
     "rotary and normalised": ROTATED,
     "relative bias": RELATIVE,
     "gate on heads * width": FLAT,
+    "relative positions that are looked up": LOOKED_UP,
+    "elements of a head that are read apart": INTERLEAVED,
+    "positions that are looked up": PERMUTED,
+    "GatherND from [3, heads, width]": _fused(
+        """
+        five = Reshape (qkv, three)
+        parts = Transpose <perm = [2, 0, 3, 1, 4]> (five)
+        q1 = GatherND (parts, i0)
+        q = Squeeze (q1, first)
+        k1 = GatherND (parts, i1)
+        k = Squeeze (k1, first)
+        v1 = GatherND (parts, i2)
+        v = Squeeze (v1, first)
+        """,
+        "int64[5] three = {0, 0, 3, 4, 3}, int64[1] first = {0}, int64[1, 1] i0 = {0}, int64[1, 1] i1 = {-2}, "
+        "int64[1, 1] i2 = {2}",
+    ),
 }

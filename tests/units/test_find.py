@@ -70,28 +70,36 @@ def test_layers_that_share_weights_are_one_site() -> None:
 
 
 UNSUPPORTED: dict[str, Callable[[], PreTrainedModel]] = {
-    "deberta-v2": lambda: hf.DebertaV2ForSequenceClassification(hf.DebertaV2Config(**SMALL)),
-    "mpnet": lambda: hf.MPNetForSequenceClassification(hf.MPNetConfig(**SMALL)),
-    "xlnet": lambda: hf.XLNetForSequenceClassification(
-        hf.XLNetConfig(vocab_size=99, d_model=32, n_layer=1, n_head=4, d_inner=44)
+    # Its projection reads heads beside the outputs of a convolution.
+    "convbert": lambda: hf.ConvBertForSequenceClassification(
+        hf.ConvBertConfig(**SMALL, embedding_size=32, head_ratio=2, conv_kernel_size=3)
+    ),
+    # Its heads are products of three softmaxes.
+    "nystromformer": lambda: hf.NystromformerForSequenceClassification(
+        hf.NystromformerConfig(**SMALL, num_landmarks=7, segment_means_seq_len=7, conv_kernel_size=3)
+    ),
+    "fnet": lambda: hf.FNetForSequenceClassification(
+        hf.FNetConfig(vocab_size=99, hidden_size=32, num_hidden_layers=1, intermediate_size=44)
     ),
 }
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
-def test_a_family_without_the_attention_interface_is_refused(name: str) -> None:
+def test_a_family_whose_heads_cannot_be_proven_is_refused(name: str) -> None:
     model = UNSUPPORTED[name]()
     before = snapshot(model)
+    inputs = {"input_ids": text()["input_ids"]} if name == "fnet" else text()
     with fails_with(ErrorCode.SITE_REFUSED, SiteRefusedError, family=name, attention=None):
-        find_sites(model, text())
+        find_sites(model, inputs)
     assert are_equal(before, snapshot(model))
 
 
 def test_the_message_of_a_refusal_names_what_is_supported() -> None:
     with pytest.raises(SiteRefusedError) as error:
-        find_sites(UNSUPPORTED["mpnet"](), text())
+        find_sites(UNSUPPORTED["convbert"](), text())
     assert str(error.value) == (
-        "mpnet: its attention does not go through transformers' attention interface, so its heads cannot be gated;"
+        "convbert: its attention does not go through transformers' attention interface, and no projection reads heads"
+        " of a softmax, so its heads cannot be gated;"
         " supported families: BERT, RoBERTa, DistilBERT, ELECTRA, ModernBERT, GPT-2, Llama, Qwen3, T5, BART, Marian,"
         " ViT, CLIP, Whisper, All-attention, Transformer-XL and every other family that calls transformers' attention"
         " interface"

@@ -3,7 +3,17 @@
 from collections.abc import Mapping
 
 from graph_passes.flow.rule import Rule
-from graph_passes.flow.rules import attention, elementwise, layout, products, quantization, reshape, selection, slicing
+from graph_passes.flow.rules import (
+    attention,
+    elementwise,
+    layout,
+    lookups,
+    products,
+    quantization,
+    reshape,
+    selection,
+    slicing,
+)
 
 RULES: Mapping[tuple[str, str], Rule] = {
     **elementwise.RULES,
@@ -13,6 +23,7 @@ RULES: Mapping[tuple[str, str], Rule] = {
     **quantization.RULES,
     **slicing.RULES,
     **selection.RULES,
+    **lookups.RULES,
     **attention.RULES,
 }
 

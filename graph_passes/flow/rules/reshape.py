@@ -73,9 +73,12 @@ class ReshapeRule:
                 need[axis] = index
             for axis, index in zip(outs, kept, strict=True):
                 held[axis] = index
-        if node.op_type == "Reshape":
-            check_shape_input(node, node.inputs[0], tuple(held), context.probe, count=context.counts_positions)
+        self._check_shape_input(node, tuple(held), context)
         return Demand((tuple(need), None), (tuple(held),))
+
+    def _check_shape_input(self, node: ir.Node, held: Need, context: RuleContext) -> None:
+        if node.op_type == "Reshape":
+            check_shape_input(node, node.inputs[0], held, context.probe, count=context.counts_positions)
 
     def gain(self, node: ir.Node, gains: Sequence[Gain | None], context: RuleContext) -> list[Gain | None]:
         gain = gains[0]
@@ -107,8 +110,9 @@ class ReshapeRule:
         for output_axis in outs:
             first: Need = tuple(np.zeros(1, np.int64) if index == output_axis else None for index in outs)
             try:
-                sides, _ = _regrouped(first, _sizes(before, ins), _sizes(after, outs))
-            except NoRuleError:
+                sides, kept = _regrouped(first, _sizes(before, ins), _sizes(after, outs))
+                self._check_shape_input(node, (*whole(outs.start), *kept, *whole(len(after) - outs.stop)), context)
+            except NoRuleError:  # an axis whose size cannot be written is never cut
                 continue
             if sides[axis - ins.start] is not None:
                 yield 0, output_axis

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from graph_passes.flow.cut_inputs import cut_input
 from graph_passes.flow.edit import cut_value, positions_among, set_ints
 from graph_passes.flow.indices import Index, Need, positions_of, same_index, simplify, union, whole
 from graph_passes.flow.refusal import RefusalCode
@@ -75,9 +76,14 @@ class SplitRule:
         return False
 
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
-        axis, held_axes, source = self._axis(node, context), held[0], node.inputs[0]
+        axis, held_axes, need = self._axis(node, context), held[0], demand.inputs[0]
         assert held_axes is not None
+        assert need is not None
+        source = node.inputs[0]
         assert source is not None
+        others = [other for other in range(len(need)) if other != axis]
+        source = cut_input(source, held_axes, need, node, context, others)
+        node.replace_input_with(0, source)
         if held_axes[axis] is None and all(output[axis] is None for output in demand.outputs):
             return
         _, sizes = self._parts(node, context)
@@ -213,11 +219,16 @@ class GatherRule:
 
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
         axis, rank, constant = self._lookup(node, context)
+        held_axes, need = held[0], demand.inputs[0]
+        assert held_axes is not None
+        assert need is not None
+        source = node.inputs[0]
+        assert source is not None
+        others = [other for other in range(len(need)) if other != axis]
+        node.replace_input_with(0, cut_input(source, held_axes, need, node, context, others))
         if constant is None:
             return
         indices = _selected(constant, demand.outputs[0][axis : axis + rank])
-        held_axes = held[0]
-        assert held_axes is not None
         positions = np.asarray(positions_among(indices, held_axes[axis]))
         if not np.array_equal(positions, constant):
             set_ints(node, 1, positions)

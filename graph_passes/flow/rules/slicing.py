@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from graph_passes.flow.cut_inputs import cut_input
 from graph_passes.flow.edit import cut_value, positions_among, set_ints
 from graph_passes.flow.indices import Need, positions_of, simplify
 from graph_passes.flow.refusal import RefusalCode
@@ -65,10 +66,14 @@ class SliceRule:
 
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
         """Cut the heads' axes by index before the node, which then no longer slices them."""
-        source, held_axes = node.inputs[0], held[0]
-        assert source is not None
+        held_axes, need = held[0], demand.inputs[0]
         assert held_axes is not None
+        assert need is not None
         positions = self._positions(node, context)
+        source = node.inputs[0]
+        assert source is not None
+        others = [axis for axis in range(len(need)) if axis not in positions]
+        source = cut_input(source, held_axes, need, node, context, others)
         needed = demand.outputs[0]
         cut = {
             axis: taken

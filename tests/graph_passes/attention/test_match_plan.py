@@ -10,7 +10,7 @@ from graph_passes import Plan, PlanError, SitePlan, find_attention
 from graph_passes.attention.match_plan import match_plan
 from graph_passes.errors import GraphErrorCode
 from tests.graph_passes.graphs import shrink_and_compare, site
-from tests.graph_passes.stacked_attention import keeping, stack
+from tests.graph_passes.stacked_attention import SCOPES, keeping, stack
 
 
 def pairs(plan: Plan, *scopes: str | None) -> list[tuple[str, int]]:
@@ -50,6 +50,17 @@ def test_pairs_are_pruned_as_the_plan_says() -> None:
     plan = Plan(sites=(keeping(2, name="two"), keeping(0, 1, name="one")))
     shrunk = shrink_and_compare(stack("one", "two"), plan)
     assert [attention.heads for attention in find_attention(shrunk.model)] == [2, 1]
+
+
+def test_a_site_may_be_named_after_the_product_that_mixes_its_heads() -> None:
+    model = stack("layer.0.attention", "layer.1.attention")
+    products = [node for node in model.graph if node.outputs[0].name in ("x1", "y")]
+    for number, node in enumerate(products):
+        node.metadata_props[SCOPES] = repr(["", f"layer.{number}.output.dense", "matmul"])
+    attentions = find_attention(model)
+    plan = Plan(sites=(keeping(1, name="layer.1.output.dense"), keeping(0, name="layer.0.output.dense")))
+    paired = [(site.name, attentions.index(attention)) for site, attention in match_plan(plan, attentions)]
+    assert paired == [("layer.1.output.dense", 1), ("layer.0.output.dense", 0)]
 
 
 MISSING, AMBIGUOUS, MISMATCH = (

@@ -1,0 +1,51 @@
+"""Cut an input of a node from the indices that it holds to those that the node needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import onnx_ir as ir
+
+from graph_passes.flow.edit import cut_value, cut_value_of_rows, positions_among
+from graph_passes.flow.indices import Need, part_of_each_row, positions_of, same_index
+from graph_passes.flow.rule import RuleContext
+from graph_passes.flow.sizes import BATCH
+
+
+def cut_input(
+    value: ir.Value, held: Need, need: Need, node: ir.Node, context: RuleContext, axes: Iterable[int] | None = None
+) -> ir.Value:
+    """A tensor cut along some axes, before the node that reads it.
+
+    Where an axis merges rows with heads, its size depends on the graph's inputs, and the positions are computed.
+
+    Args:
+        value: the tensor.
+        held: the indices that it holds.
+        need: the indices that the node needs.
+        node: the node.
+        context: the shapes of the unpruned graph.
+        axes: the axes to cut; None: all.
+    """
+    result = value
+    for axis in range(len(need)) if axes is None else axes:
+        index, held_index = need[axis], held[axis]
+        if index is None or same_index(held_index, index):
+            continue
+        positions = positions_among(index, held_index)
+        size = context.shape(value)[axis]
+        rows = _rows_of(value, axis, context)
+        part = part_of_each_row(np.asarray(positions), len(positions_of(held_index, size)), rows) if rows else None
+        if part is None:
+            result = cut_value(result, axis, positions, node)
+        else:
+            result = cut_value_of_rows(result, axis, part, len(positions_of(held_index, size)) // rows, node)
+    if result is not value:
+        context.probe.copy_shape(result, value)
+    return result
+
+
+def _rows_of(value: ir.Value, axis: int, context: RuleContext) -> int:
+    """Number of rows that an axis merges with heads under the first assignment of sizes; 0 if it holds heads only."""
+    return 0 if context.counts_positions or context.probe.fixed(value, axis) else BATCH[0]

@@ -1,0 +1,40 @@
+"""Operators that look up elements, or slices, by computed positions: GatherElements and GatherND."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from graph_passes.flow.rule import Rule, RuleContext
+from graph_passes.flow.rules.labels import AxisLabels, LabelRule, Labels
+
+
+def _elements(node: ir.Node, context: RuleContext) -> Labels:
+    """GatherElements: each output element comes from the same place of the table, but for one axis.
+
+    The indices have the shape of the output, and may cover only a part of the other axes of the table.
+    """
+    table, output = context.shape(node.inputs[0]), context.shape(node.outputs[0])
+    looked_up = node.attributes.get_int("axis", 0) % len(table)
+    axes = tuple(range(len(output)))
+    of_table: AxisLabels = tuple(
+        "looked up" if axis == looked_up else axis if table[axis] == output[axis] else None for axis in axes
+    )
+    return Labels((of_table, axes), (axes,), frozenset((0,)), mixed=frozenset(("looked up",)))
+
+
+def _slices(node: ir.Node, context: RuleContext) -> Labels:
+    """GatherND: the last axis of the indices holds positions on the axes of the table that follow the batch axes."""
+    table, indices = context.shape(node.inputs[0]), context.shape(node.inputs[1])
+    batch = node.attributes.get_int("batch_dims", 0)
+    shared = tuple(("batch", axis) for axis in range(batch))
+    positions = tuple(("index", axis) for axis in range(batch, len(indices) - 1))
+    looked_up = tuple(("looked up", axis) for axis in range(batch, batch + indices[-1]))
+    rest = tuple(("table", axis) for axis in range(batch + indices[-1], len(table)))
+    inputs = ((*shared, *looked_up, *rest), (*shared, *positions, None))
+    return Labels(inputs, ((*shared, *positions, *rest),), frozenset((0,)), mixed=frozenset(looked_up))
+
+
+RULES: dict[tuple[str, str], Rule] = {
+    ("", "GatherElements"): LabelRule(_elements),
+    ("", "GatherND"): LabelRule(_slices),
+}

@@ -1,0 +1,83 @@
+"""Axes that merge the batch with heads are cut for any batch size."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from graph_passes.flow.indices import part_of_each_row
+from tests.graph_passes.graphs import graph, plan, shrink_and_compare, site
+
+# Distances to keys, times the slope of each head, `[batch * head, 1, key]`, as in BLOOM.
+DISTANCES = """
+    rows = Shape <start = 0, end = 1> (x)
+    length = Shape <start = 1, end = 2> (x)
+    count = Squeeze (length)
+    whole = Range (zero, count, unit)
+    far = Cast <to = 1> (whole)
+    sloped = Mul (slopes, far)
+    all = Concat <axis = 0> (rows, four, length)
+    spread = Expand (sloped, all)
+    flat = Concat <axis = 0> (minus, one, length)
+    distances = Reshape (spread, flat)
+    merged = Mul (rows, four)
+    merge = Concat <axis = 0> (merged, minus, width)
+    part = Concat <axis = 0> (rows, four, length, width)
+"""
+LAYER = """
+    q1{n} = MatMul ({x}, Wq{n})
+    k1{n} = MatMul ({x}, Wk{n})
+    v1{n} = MatMul ({x}, Wv{n})
+    q2{n} = Reshape (q1{n}, split)
+    k2{n} = Reshape (k1{n}, split)
+    v2{n} = Reshape (v1{n}, split)
+    q3{n} = Transpose <perm = [0, 2, 1, 3]> (q2{n})
+    k3{n} = Transpose <perm = [0, 2, 1, 3]> (k2{n})
+    v3{n} = Transpose <perm = [0, 2, 1, 3]> (v2{n})
+    q{n} = Reshape (q3{n}, merge)
+    k{n} = Reshape (k3{n}, merge)
+    v{n} = Reshape (v3{n}, merge)
+    kt{n} = Transpose <perm = [0, 2, 1]> (k{n})
+    products{n} = MatMul (q{n}, kt{n})
+    scores{n} = Add (products{n}, distances)
+    p{n} = Softmax <axis = -1> (scores{n})
+    out{n} = MatMul (p{n}, v{n})
+    heads{n} = Reshape (out{n}, part)
+    back{n} = Transpose <perm = [0, 2, 1, 3]> (heads{n})
+    joined{n} = Reshape (back{n}, join)
+    apart{n} = Reshape (joined{n}, split)
+    gated{n} = Mul (apart{n}, "{n}.head_gate")
+    again{n} = Reshape (gated{n}, join)
+    {y} = MatMul (again{n}, Wo{n})
+"""
+CONSTANTS = (
+    "int64 zero = {0}, int64 unit = {1}, int64[1] one = {1}, int64[1] four = {4}, int64[1] minus = {-1}, "
+    "int64[1] width = {3}, int64[4] split = {0, 0, 4, 3}, int64[3] join = {0, 0, 12}, float[4, 1] slopes"
+)
+
+
+@pytest.mark.parametrize(("first", "second"), [([0], [1, 2]), ([0, 3], [0, 1, 2, 3]), ([1, 2, 3], [])])
+def test_a_table_of_rows_and_heads_is_cut_for_each_of_its_readers(first: list[int], second: list[int]) -> None:
+    weights = [
+        f'float[8, 12] Wq{n}, float[8, 12] Wk{n}, float[8, 12] Wv{n}, float[12, 8] Wo{n}, float[4, 1] "{n}.head_gate"'
+        for n in "ab"
+    ]
+    body = (
+        DISTANCES
+        + LAYER.format(n="a", x="x", y="middle")
+        + LAYER.format(n="b", x="middle", y="last")
+        + "y = Add (middle, last)"
+    )
+    sites = [site(first, name="a"), site(second, name="b")]
+    shrunk = shrink_and_compare(graph(body, CONSTANTS, *weights), plan(*sites))
+    assert shrunk.refused == ()
+    slopes = len({*first, *second}) if second else len(first)
+    assert shrunk.parameters[1] == 8 * 12 * (len(first) + len(second)) + slopes
+
+
+@pytest.mark.parametrize(
+    ("index", "expected"), [([1, 5, 9], [1]), ([0, 3, 4, 7, 8, 11], [0, 3]), ([1, 5, 8], None), ([0, 1], None)]
+)
+def test_the_part_of_a_row(index: list[int], expected: list[int] | None) -> None:
+    part = part_of_each_row(np.array(index), 12, 3)
+    assert (None if part is None else part.tolist()) == expected
