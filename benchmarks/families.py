@@ -1,0 +1,93 @@
+"""Check the law for every model type of the installed transformers, and write `docs/families.md`.
+
+    python -m benchmarks.families                       # goes on where an earlier sweep ended
+    python -m benchmarks.families --only bert llama     # these again
+    python -m benchmarks.families --again FAILED        # those of an outcome again
+
+Each family is built tiny with random weights, exported, cut by a random plan, and compared at two sizes, in a process
+of its own. Its row is a file in `--work`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import multiprocessing
+import signal
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+
+from benchmarks.families_law import Outcome, Row, sweep_family
+from benchmarks.families_page import PAGE, write_page
+from benchmarks.families_tiny import model_types
+from compressor.silence_libraries import quiet_tools, quiet_transformers
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Sweep the families that have no row yet, and write the page; return 1 if one of them failed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.families", description=__doc__.splitlines()[0])
+    parser.add_argument("--work", type=Path, default=Path("runs/families"), help="folder of the rows")
+    parser.add_argument("--seconds", type=float, default=120.0, help="time limit of a family")
+    parser.add_argument("--jobs", type=int, default=2, help="families at a time")
+    parser.add_argument("--only", nargs="+", default=[], metavar="FAMILY", help="families to sweep again")
+    parser.add_argument("--again", nargs="+", default=[], metavar="OUTCOME", help="outcomes to sweep again")
+    options = parser.parse_args(arguments)
+    options.work.mkdir(parents=True, exist_ok=True)
+    kept = {row.family for row in read_rows(options.work) if row.outcome not in options.again}
+    families = options.only or [family for family in model_types() if family not in kept]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([sweep_family.__module__, "openvino"])
+
+    def sweep(family: str) -> None:
+        row = run_apart(context, family, options.seconds)
+        (options.work / f"{family}.json").write_text(json.dumps(dataclasses.asdict(row), indent=1))
+        print(f"{family}: {row.outcome} {row.reason}".strip(), flush=True)
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(sweep, families))
+    rows = read_rows(options.work)
+    if not options.only and not options.again:
+        write_page(rows)
+        print(f"wrote {PAGE}")
+    return int(any(row.outcome == Outcome.FAILED for row in rows))
+
+
+def read_rows(work: Path) -> list[Row]:
+    """The rows of earlier sweeps, by family."""
+    rows = [Row(**json.loads(file.read_text())) for file in sorted(work.glob("*.json"))]
+    return [dataclasses.replace(row, outcome=Outcome(row.outcome)) for row in rows]
+
+
+def run_apart(context: ForkServerContext, family: str, seconds: float) -> Row:
+    """The row of a family, from a process of its own: an abort or too long a time is an outcome as well."""
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send_row, args=(family, sender), daemon=True)
+    process.start()
+    sender.close()
+    try:
+        if not receiver.poll(seconds):
+            return Row(family, reason=f"no result after {seconds:g} s", seconds=seconds)
+        row: Row = receiver.recv()
+        return row
+    except EOFError:
+        process.join()
+        code = process.exitcode or 0
+        return Row(family, reason=f"abort: {signal.Signals(-code).name if code < 0 else f'exit status {code}'}")
+    finally:
+        process.kill()
+        process.join()
+
+
+def _send_row(family: str, sender: Connection) -> None:
+    with quiet_tools(), quiet_transformers():
+        row = sweep_family(family)
+    sender.send(row)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

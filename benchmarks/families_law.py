@@ -1,0 +1,208 @@
+"""What happens to one family of transformers: built tiny, exported, cut by a random plan, and compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.families_tiny import tiny_model
+from compressor.errors import CompressorError, MismatchError, SiteRefusedError
+from compressor.export import export_reference
+from compressor.model_folder import ModelFolder, example_inputs
+from compressor.run import verify
+from compressor.run.products import Case
+from compressor.silence_libraries import one_line
+from compressor.targets import target
+from compressor.targets.base import TOLERANCE
+from compressor.units import PrunableGroup, find_groups
+from graph_passes import GraphPassError, Plan, load, save, shrink
+from graph_passes.plan import GroupPlan
+
+SIZES = ((2, 8), (3, 13))
+"""Batch sizes and lengths at which the outputs are compared."""
+
+
+class Outcome(StrEnum):
+    """What became of a family."""
+
+    HOLDS = "holds"
+    """Every group was cut, and the shrunk graph computes what the gated model computes."""
+    IN_PART = "holds in part"
+    """The same, but some groups were refused by name."""
+    REFUSED = "refused"
+    """An error of the project says why nothing can be cut."""
+    NOT_EXPORTABLE = "not exportable"
+    """The exporter of transformers fails, or its graph of the dense model runs nowhere or computes something else."""
+    NO_ATTENTION = "no attention"
+    OFF_INTERFACE = "off the interface"
+    """The model has attention, and none of it goes through transformers' attention interface."""
+    NOT_BUILT = "not built"
+    """The tiny model or its inputs could not be made by the general rules."""
+    FAILED = "FAILED"
+    """A traceback, an abort, a wrong number, or a shrunk graph that does not run."""
+
+
+@dataclasses.dataclass
+class Row:
+    """The row of a family.
+
+    Attributes:
+        family: model type.
+        outcome: what became of it.
+        reason: why, on one line; empty where everything holds.
+        model: name of the model class.
+        heads: number of attention sites.
+        neurons: number of groups of neurons.
+        cut: number of groups that lost units.
+        parameters: parameters of the graph before and after.
+        error: largest relative error on ONNX Runtime.
+        openvino: the same on OpenVINO, or why there is none.
+        where: the last lines of a traceback.
+        seconds: wall-clock time.
+    """
+
+    family: str
+    outcome: Outcome = Outcome.FAILED
+    reason: str = ""
+    model: str = ""
+    heads: int = 0
+    neurons: int = 0
+    cut: int = 0
+    parameters: tuple[int, int] = (0, 0)
+    error: float | None = None
+    openvino: float | str | None = None
+    where: str = ""
+    seconds: float = 0.0
+
+
+class _End(Exception):
+    """The end of a family before the law could be checked."""
+
+    def __init__(self, outcome: Outcome, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome, self.reason = outcome, reason
+
+
+@contextmanager
+def _ends_as(outcome: Outcome, prefix: str = "") -> Iterator[None]:
+    """Any error inside is the end of the family, with this outcome."""
+    try:
+        yield
+    except Exception as error:
+        raise _End(outcome, f"{prefix}{type(error).__name__}: {one_line(error)}") from error
+
+
+def sweep_family(family: str, seed: int = 0) -> Row:
+    """Check the law for a family; every exception is an outcome."""
+    row, start = Row(family), time.monotonic()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            _check(row, Path(folder), seed)
+    except _End as end:
+        row.outcome, row.reason = end.outcome, end.reason
+        if end.__cause__ is not None:
+            row.where = _where(end.__cause__)
+    except (CompressorError, GraphPassError) as error:
+        row.outcome, row.reason = Outcome.REFUSED, one_line(error)
+    except Exception as error:
+        row.outcome, row.reason, row.where = Outcome.FAILED, f"{type(error).__name__}: {one_line(error)}", _where(error)
+    row.seconds = round(time.monotonic() - start, 1)
+    return row
+
+
+def _where(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)[-3:]
+    return " < ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in reversed(frames))
+
+
+def _check(row: Row, folder: Path, seed: int) -> None:
+    with _ends_as(Outcome.NOT_BUILT):
+        model = tiny_model(row.family)
+    row.model = type(model).__name__
+    source = ModelFolder(folder, model, None, model.config, "", "feature-extraction", row.family)
+    inputs = [example_inputs(source, batch, length) for batch, length in SIZES]
+    with _ends_as(Outcome.NOT_BUILT, "forward: "), torch.no_grad():
+        for batch in inputs:
+            model(**batch)
+    groups = _groups(model, inputs[0])
+    row.heads = sum(group.type == "heads" for group in groups)
+    row.neurons = len(groups) - row.heads
+    plan = random_plan(groups, np.random.default_rng(seed))
+    reference, shrunk_file = folder / "reference.onnx", folder / "shrunk.onnx"
+    try:
+        export_reference(model, plan, inputs[0], reference)
+    except SiteRefusedError:
+        raise
+    except CompressorError as error:
+        raise _End(Outcome.NOT_EXPORTABLE, one_line(error)) from error
+    cases = [_case(batch) for batch in inputs]
+    proof = None
+    with _ends_as(Outcome.NOT_EXPORTABLE, "the exported graph: "):
+        proof = verify.prove_export(model, plan, reference, cases, "compressed", attention="eager")
+    if not proof.holds:
+        raise _End(Outcome.NOT_EXPORTABLE, f"the exported graph computes something else (error {proof.error:.1e})")
+    shrunk = shrink(load(reference), plan)
+    save(shrunk.model, shrunk_file)
+    row.cut, row.parameters = len(shrunk.removed), shrunk.parameters
+    row.reason = shrunk.obstacle or ""
+    if not shrunk.removed:
+        raise _End(Outcome.REFUSED, row.reason)
+    proof = verify.prove_shrunk(reference, shrunk_file, cases, "compressed")
+    row.error = proof.error
+    if not proof.holds:
+        raise MismatchError(f"shrunk graph: error {proof.error:.1e}")
+    if shrunk.parameters[1] >= shrunk.parameters[0]:
+        raise _End(Outcome.FAILED, f"{row.cut} groups were cut and no parameter is gone")
+    row.outcome = Outcome.IN_PART if shrunk.refused else Outcome.HOLDS
+    row.openvino = _on_openvino(shrunk_file, reference, cases)
+
+
+def _groups(model: torch.nn.Module, inputs: Mapping[str, Tensor]) -> list[PrunableGroup]:
+    """The groups of a model; the end of the family if no site reached the hook."""
+    try:
+        return find_groups(model, inputs, attention="eager")
+    except SiteRefusedError as error:
+        if "attention interface" not in str(error):
+            raise
+        has_attention = any("attention" in type(module).__name__.lower() for module in model.modules())
+        raise _End(Outcome.OFF_INTERFACE if has_attention else Outcome.NO_ATTENTION, "") from None
+
+
+def _case(inputs: Mapping[str, Tensor]) -> Case:
+    feeds = {name: tensor.numpy() for name, tensor in inputs.items()}
+    return Case(feeds, verify.case_name(feeds))
+
+
+def random_plan(groups: Sequence[PrunableGroup], rng: np.random.Generator) -> Plan:
+    """A plan that keeps a random half of the units of every group, at random scales."""
+    plans: list[GroupPlan] = []
+    for group in groups:
+        kept = sorted(int(unit) for unit in rng.choice(group.units, group.units // 2, replace=False))
+        scale = tuple(float(value) for value in rng.uniform(0.5, 1.5, len(kept)).astype(np.float32))
+        plans.append(dataclasses.replace(group.plan(range(group.units)), kept=tuple(kept), scale=scale))
+    return Plan(groups=tuple(plans))
+
+
+def _on_openvino(graph: Path, reference: Path, cases: Sequence[Case]) -> float | str:
+    """The relative error of OpenVINO, or why it does not run the shrunk graph.
+
+    An operator that OpenVINO lacks in the uncut graph as well is no fault of the cut.
+    """
+    runtime = target("openvino")
+    engine = None
+    try:
+        engine = runtime.build(graph, graph.with_suffix(".xml"), threads=1)
+        proof = verify.prove_engine(graph, engine, cases, "compressed")
+    except Exception as error:
+        return one_line(error, 120)
+    return proof.error if proof.error <= TOLERANCE["fp32"] else f"error {proof.error:.1e}"
