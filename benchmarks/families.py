@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import json
 import multiprocessing
+import resource
 import signal
 import sys
 from collections.abc import Sequence
@@ -27,12 +28,15 @@ from benchmarks.families_page import PAGE, write_page
 from benchmarks.families_tiny import model_types
 from compressor.silence_libraries import quiet_tools, quiet_transformers
 
+_PATIENCE = 10
+"""Wall-clock seconds for each second of the processor, after which a process that waits for something is ended."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Sweep the families that have no row yet, and write the page; return 1 if one of them failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.families", description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, default=Path("runs/families"), help="folder of the rows")
-    parser.add_argument("--seconds", type=float, default=120.0, help="time limit of a family")
+    parser.add_argument("--seconds", type=float, default=120.0, help="limit of a family in seconds of the processor")
     parser.add_argument("--jobs", type=int, default=2, help="families at a time")
     parser.add_argument("--only", nargs="+", default=[], metavar="FAMILY", help="families to sweep again")
     parser.add_argument("--again", nargs="+", default=[], metavar="OUTCOME", help="outcomes to sweep again")
@@ -64,26 +68,32 @@ def read_rows(work: Path) -> list[Row]:
 
 
 def run_apart(context: ForkServerContext, family: str, seconds: float) -> Row:
-    """The row of a family, from a process of its own: an abort or too long a time is an outcome as well."""
+    """The row of a family, from a process of its own: an abort or too long a time is an outcome as well.
+
+    The limit counts seconds of the processor, so that it does not depend on what else the machine does.
+    """
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send_row, args=(family, sender), daemon=True)
+    process = context.Process(target=_send_row, args=(family, round(seconds), sender), daemon=True)
     process.start()
     sender.close()
     try:
-        if not receiver.poll(seconds):
-            return Row(family, reason=f"no result after {seconds:g} s", seconds=seconds)
+        if not receiver.poll(_PATIENCE * seconds):
+            return Row(family, reason=f"no result after {_PATIENCE * seconds:g} s")
         row: Row = receiver.recv()
         return row
     except EOFError:
         process.join()
         code = process.exitcode or 0
+        if code == -signal.SIGXCPU:
+            return Row(family, reason=f"no result after {seconds:g} s of the processor", seconds=seconds)
         return Row(family, reason=f"abort: {signal.Signals(-code).name if code < 0 else f'exit status {code}'}")
     finally:
         process.kill()
         process.join()
 
 
-def _send_row(family: str, sender: Connection) -> None:
+def _send_row(family: str, seconds: int, sender: Connection) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     with quiet_tools(), quiet_transformers():
         row = sweep_family(family)
     sender.send(row)

@@ -85,7 +85,7 @@ class Row:
     seconds: float = 0.0
 
 
-class _End(Exception):
+class _EndError(Exception):
     """The end of a family before the law could be checked."""
 
     def __init__(self, outcome: Outcome, reason: str) -> None:
@@ -99,7 +99,7 @@ def _ends_as(outcome: Outcome, prefix: str = "") -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise _End(outcome, f"{prefix}{type(error).__name__}: {one_line(error)}") from error
+        raise _EndError(outcome, f"{prefix}{type(error).__name__}: {one_line(error)}") from error
 
 
 def sweep_family(family: str, seed: int = 0) -> Row:
@@ -108,7 +108,7 @@ def sweep_family(family: str, seed: int = 0) -> Row:
     try:
         with tempfile.TemporaryDirectory() as folder:
             _check(row, Path(folder), seed)
-    except _End as end:
+    except _EndError as end:
         row.outcome, row.reason = end.outcome, end.reason
         if end.__cause__ is not None:
             row.where = _where(end.__cause__)
@@ -144,25 +144,25 @@ def _check(row: Row, folder: Path, seed: int) -> None:
     except SiteRefusedError:
         raise
     except CompressorError as error:
-        raise _End(Outcome.NOT_EXPORTABLE, one_line(error)) from error
+        raise _EndError(Outcome.NOT_EXPORTABLE, one_line(error)) from error
     cases = [_case(batch) for batch in inputs]
     proof = None
     with _ends_as(Outcome.NOT_EXPORTABLE, "the exported graph: "):
         proof = verify.prove_export(model, plan, reference, cases, "compressed", attention="eager")
     if not proof.holds:
-        raise _End(Outcome.NOT_EXPORTABLE, f"the exported graph computes something else (error {proof.error:.1e})")
+        raise _EndError(Outcome.NOT_EXPORTABLE, f"the exported graph computes something else (error {proof.error:.1e})")
     shrunk = shrink(load(reference), plan)
     save(shrunk.model, shrunk_file)
     row.cut, row.parameters = len(shrunk.removed), shrunk.parameters
     row.reason = shrunk.obstacle or ""
     if not shrunk.removed:
-        raise _End(Outcome.REFUSED, row.reason)
+        raise _EndError(Outcome.REFUSED, row.reason)
     proof = verify.prove_shrunk(reference, shrunk_file, cases, "compressed")
     row.error = proof.error
     if not proof.holds:
         raise MismatchError(f"shrunk graph: error {proof.error:.1e}")
     if shrunk.parameters[1] >= shrunk.parameters[0]:
-        raise _End(Outcome.FAILED, f"{row.cut} groups were cut and no parameter is gone")
+        raise _EndError(Outcome.FAILED, f"{row.cut} groups were cut and no parameter is gone")
     row.outcome = Outcome.IN_PART if shrunk.refused else Outcome.HOLDS
     row.openvino = _on_openvino(shrunk_file, reference, cases)
 
@@ -175,7 +175,7 @@ def _groups(model: torch.nn.Module, inputs: Mapping[str, Tensor]) -> list[Prunab
         if "attention interface" not in str(error):
             raise
         has_attention = any("attention" in type(module).__name__.lower() for module in model.modules())
-        raise _End(Outcome.OFF_INTERFACE if has_attention else Outcome.NO_ATTENTION, "") from None
+        raise _EndError(Outcome.OFF_INTERFACE if has_attention else Outcome.NO_ATTENTION, "") from None
 
 
 def _case(inputs: Mapping[str, Tensor]) -> Case:

@@ -9,10 +9,12 @@ import dataclasses
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
@@ -20,7 +22,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_M
 VOCABULARY, LAYERS, HEADS, HEAD_DIM, WIDTH, INNER = 99, 2, 4, 8, 32, 48
 IMAGE, PATCH, POSITIONS = 32, 8, 96
 
-Values = Mapping[str, Any]
 Rule = tuple[str, Callable[[int], int]]
 
 
@@ -37,22 +38,25 @@ RULES: tuple[Rule, ...] = (
     (r"(max_window_layers|num_feat_extract_layers|type_vocab_size|.*num_groups|num_channels)", lambda value: value),
     (r"(num_kv_shared_layers|num_nextn_predict_layers|num_hash_layers)", exactly(0)),
     (r"(first_k_dense_replace|num_dense_layers|n_dense_layers)", at_most(1)),
-    (r"(num_key_value_heads|num_kv_heads|n_head_kv|kv_n_heads|.*_kv_heads|.*num_key_value_heads)", at_most(2)),
+    (r".*(key_value_heads|kv_heads|head_kv|kv_n_heads)", at_most(2)),
+    (r"query_dim|in_channels|out_channels", lambda value: value),
     (r"(attention_window|block_size|chunk_size|.*_chunk_size|sliding_window|local_attention)", at_most(4)),
     (r".*vocab_size", at_most(VOCABULARY)),
     (r".*codebook_size|num_embeddings", at_most(16)),
     (r"(.*_)?(num_|n_)?(hidden_|attention_|encoder_|decoder_)?(layers?|blocks)|.*n_layers?|depth|.*_depth", at_most(2)),
-    (r".*(qk_rope_head_dim)", exactly(HEAD_DIM // 2)),
-    (r".*(qk_nope_head_dim)", exactly(HEAD_DIM // 2)),
+    (r"qk_rope_head_dim|qk_nope_head_dim|rotary_dim", exactly(HEAD_DIM // 2)),
+    (r"mamba_d_head|mamba_head_dim", exactly(2 * WIDTH // HEADS)),
+    (r"mamba_d_ssm", exactly(2 * WIDTH)),
+    (r"context_size", at_most(8)),
     (r".*head_dim|dim_head|.*_dim_head|d_kv|attention_head_size|.*_d_head|.*head_size", exactly(HEAD_DIM)),
     (r".*heads?|n_heads_.*", at_most(HEADS)),
     (r".*experts_per_tok(en)?|moe_topk|moe_k|top_k|topk_group|n_group|num_expert_group", at_most(2)),
     (r".*experts.*", at_most(4)),
-    (r".*(intermediate|ffn|inner|mlp)_?(size|dim|hidden_size|hidden_dim)|d_ff|n_inner|.*ffn_hidden_size", exactly(INNER)),
+    (r".*(intermediate|ffn|inner|mlp)_?(hidden_)?(size|dim)|d_ff|n_inner|.*ffn_hidden_size", exactly(INNER)),
     (r".*rank", exactly(16)),
     (r".*(hidden|embed|embedding|projection|proj|d|out|output|input|model|state|channel)_?(size|dim|model|channels)"
-     r"|d_model|n_embd|dim|.*_dim|.*hidden_size.*|d_embed", exactly(WIDTH)),
-    (r"max_position_embeddings|n_positions|max_.*positions|max_seq_len|n_ctx|seq_length|max_length", at_most(POSITIONS)),
+     r"|d_model|n_embd|dim|.*_dim|.*hidden_size.*|d_embed|upsample_groups", exactly(WIDTH)),
+    (r"max_position_embeddings|n_positions|max_.*positions|max_seq_len|n_ctx|.*_length", at_most(POSITIONS)),
     (r"(.*_)?image_size|.*_resolution|img_size", at_most(IMAGE)),
     (r"patch_size|.*_patch_size", at_most(PATCH)),
     (r"window_size", at_most(4)),
@@ -62,13 +66,32 @@ RULES: tuple[Rule, ...] = (
 LIST_RULES: tuple[Rule, ...] = (
     (r"depths|.*_depths|num_blocks|encoder_layers|layers", at_most(1)),
     (r".*heads", exactly(HEADS)),
-    (r".*hidden_sizes|embed_dims?|.*channels|dims|conv_dim|tdnn_dim|.*_dims?", exactly(WIDTH)),
+    (r".*hidden_sizes|embed_dims?|dims|conv_dim|tdnn_dim|.*_dims?", exactly(WIDTH)),
     (r".*ind(ex|ices|exes)|layers_.*", at_most(LAYERS - 1)),
     (r"image_size|img_size", at_most(IMAGE)),
     (r"patch_size", at_most(PATCH)),
 )
 
-EXCEPTIONS: dict[str, dict[str, Any]] = {}
+DEFAULTS: dict[str, Any] = {
+    "head_dim": HEAD_DIM,
+    "vocab_size": VOCABULARY,
+    "layer_types": ["full_attention"] * LAYERS,
+    "sliding_window": 4,
+}
+"""Values of fields that are None by default."""
+
+EXCEPTIONS: dict[str, dict[str, Any]] = {
+    "autoformer": {"prediction_length": 4},
+    "informer": {"prediction_length": 4},
+    "time_series_transformer": {"prediction_length": 4},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
+    "mamba2": {"head_dim": 16},
+    "recurrent_gemma": {"num_hidden_layers": 3},
+    "reformer": {"axial_pos_embds_dim": (16, 16), "axial_pos_shape": (8, 12)},
+    "xlnet": {"d_model": WIDTH, "n_head": HEADS},
+    "xmod": {"default_language": "en_XX"},
+}
 """Model type -> values that no rule can know."""
 
 
@@ -80,29 +103,37 @@ def tiny_config(config_class: type[PretrainedConfig], default: PretrainedConfig 
 
 def _tiny_values(config: PretrainedConfig) -> Iterator[tuple[str, Any]]:
     exceptions = EXCEPTIONS.get(config.model_type, {})
-    fields = {field.name for field in dataclasses.fields(config)} if dataclasses.is_dataclass(config) else None
-    layers = [value for name, value in vars(config).items() if _is_layer_count(name, value)]
-    for name, value in vars(config).items():
-        if name.startswith("_") or name in exceptions or name in ("id2label", "label2id"):
-            continue
-        if fields is not None and name not in fields:
-            continue
+    fields = {field.name for field in dataclasses.fields(config)}
+    values = vars(config)
+    for name in sorted(fields & set(values) - set(exceptions) - {"id2label", "label2id"}):
+        value = values[name]
         if isinstance(value, PretrainedConfig):
             yield name, tiny_config(type(value), value)
+        elif name.endswith(_SHARED_HEADS) and value == values.get("num_attention_heads"):
+            yield name, min(value, HEADS)
         elif type(value) is int:
             yield name, _apply(RULES, name, value)
         elif isinstance(value, (list, tuple)) and value:
-            yield name, type(value)(_tiny_list(name, list(value), layers))
+            yield name, type(value)(_tiny_list(name, list(value)))
         elif name == "rope_parameters" and isinstance(value, dict):
-            yield name, _tiny_rope(value)
+            yield name, _tiny_rope(value, _reads_mrope(type(config)))
+        elif value is None and name in DEFAULTS:
+            yield name, DEFAULTS[name]
 
 
-def _is_layer_count(name: str, value: Any) -> bool:
-    return type(value) is int and re.fullmatch(r"num_hidden_layers|num_layers|n_layers?|depth", name) is not None
+_SHARED_HEADS = ("key_value_heads", "kv_heads", "head_kv", "kv_n_heads")
+"""Ends of names of a number of key/value heads."""
 
 
-def _tiny_list(name: str, values: list[Any], layers: list[int]) -> list[Any]:
-    if len(values) in layers and len(values) > LAYERS and not isinstance(values[0], (list, tuple)):
+def _reads_mrope(config_class: type[PretrainedConfig]) -> bool:
+    """Whether positions of this family have three parts: time, height and width."""
+    file = inspect.getsourcefile(config_class) or ""
+    modeling = Path(file.replace("configuration_", "modeling_"))
+    return modeling.is_file() and "mrope_section" in modeling.read_text(encoding="utf-8")
+
+
+def _tiny_list(name: str, values: list[Any]) -> list[Any]:
+    if re.fullmatch(r".*layer.*|.*types|.*pattern", name) and len(values) > LAYERS:
         kinds = list(dict.fromkeys(values))[:LAYERS]
         return [*kinds, *kinds[-1:] * (LAYERS - len(kinds))]
     if all(type(value) is int for value in values):
@@ -111,11 +142,12 @@ def _tiny_list(name: str, values: list[Any], layers: list[int]) -> list[Any]:
     return values
 
 
-def _tiny_rope(value: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: [2, 1, 1] if name == "mrope_section" else _tiny_rope(part) if isinstance(part, dict) else part
-        for name, part in value.items()
-    }
+def _tiny_rope(value: dict[str, Any], in_three_parts: bool) -> dict[str, Any]:
+    rope = {name: _tiny_rope(part, False) if isinstance(part, dict) else part for name, part in value.items()}
+    if in_three_parts or "mrope_section" in rope:
+        pairs = int(HEAD_DIM * rope.get("partial_rotary_factor", 1.0)) // 2
+        rope["mrope_section"] = [pairs - pairs // 4 * 2 - pairs % 2, pairs // 4 + pairs % 2, pairs // 4]
+    return rope
 
 
 def _apply(rules: tuple[Rule, ...], name: str, value: int) -> int:
@@ -141,13 +173,11 @@ def model_class(model_type: str, config_class: type[PretrainedConfig]) -> type[P
     names = [f"MODEL_FOR_{head}_MAPPING_NAMES" for head in _AUTO_CLASSES] + ["MODEL_MAPPING_NAMES"]
     names += sorted(name for name in vars(modeling_auto) if re.fullmatch(r"MODEL_FOR_.*NAMES", name))
     for name in names:
-        mapped = getattr(modeling_auto, name).get(model_type)
-        if mapped is not None:
-            import transformers
-
-            first = mapped if isinstance(mapped, str) else mapped[0]
-            if hasattr(transformers, first):
-                return getattr(transformers, first)
+        mapped = getattr(modeling_auto, name).get(model_type, ())
+        for class_name in (mapped,) if isinstance(mapped, str) else mapped:
+            cls = getattr(transformers, class_name, None)
+            if cls is not None and cls.config_class is config_class:
+                return cls
     module = importlib.import_module(config_class.__module__.replace(".configuration_", ".modeling_"))
     classes = [
         cls

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from compressor.errors import ErrorCode, SiteRefusedError
+from compressor.errors import CompressorError, ErrorCode, InputError, SiteRefusedError
 from compressor.units.hook import Attention, Call, family, intercepted, unwrap
 from graph_passes import Kind
 
@@ -62,6 +63,7 @@ def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
 
     Raises:
         SiteRefusedError: no attention call reached the hook.
+        InputError: the model does not run on the inputs.
     """
     bare = unwrap(model)
     sites: dict[str, Site] = {}
@@ -77,7 +79,7 @@ def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
         contexts.enter_context(evaluation_mode(bare))
         contexts.enter_context(torch.no_grad())
         contexts.enter_context(intercepted(bare, on_call, attention))
-        bare(**inputs)
+        _run(bare, inputs)
     if not sites:
         implementation = f" as {attention}" if attention else ""
         raise SiteRefusedError(
@@ -89,6 +91,23 @@ def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
         )
     logger.debug("%s: %d attention sites with %d heads", family(bare), len(sites), sum(s.heads for s in sites.values()))
     return list(sites.values())
+
+
+def _run(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> None:
+    """Run a model; raise InputError if it fails on the inputs."""
+    try:
+        model(**inputs)
+    except CompressorError:
+        raise
+    except Exception as error:  # model code can raise any type on inputs that it was not written for
+        reason = (str(error).strip() or "no message").splitlines()[0]
+        raise InputError(
+            f"{family(model)}: the model does not run on {', '.join(inputs)} ({type(error).__name__}: {reason}); give"
+            " inputs that it runs on (--example-inputs FILE.npz)",
+            code=ErrorCode.UNSUPPORTED_MODEL,
+            family=family(model),
+            reason=reason,
+        ) from error
 
 
 @contextmanager

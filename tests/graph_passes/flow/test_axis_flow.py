@@ -25,21 +25,6 @@ def assert_left_whole(shrunk: Shrunk, op: str, code: RefusalCode, value: str = "
 # Nodes that compute `norm`, the input of the heads, from the queries `q1 [batch, length, heads * width]`; the weights
 # that they read; the operator that is refused, why, and the tensor that it is about.
 ON_QUERIES = {
-    # OLMo 2 normalizes queries over all heads at once: dropping one changes the others.
-    "norm over all heads": (
-        "s = Mul (q1, q1) m = ReduceMean <keepdims = 1> (s, last) r = Sqrt (m) norm = Div (q1, r)",
-        "int64[1] last = {-1}",
-        "ReduceMean",
-        RefusalCode.EVERY_HEAD_NEEDED,
-        "q1",
-    ),
-    "layer norm over all heads": (
-        "norm = LayerNormalization (q1, scale)",
-        "float[12] scale",
-        "LayerNormalization",
-        RefusalCode.MIXES_HEADS,
-        "",
-    ),
     "softmax over all heads": ("norm = Softmax (q1)", "", "Softmax", RefusalCode.MIXES_HEADS, ""),
     "running sum over all heads": (
         "norm = CumSum (q1, last)",
@@ -87,6 +72,39 @@ def test_an_operator_that_mixes_heads_refuses_its_site(name: str) -> None:
     declared = f"{WEIGHTS}, {weights}".rstrip(", ")
     shrunk = shrink_and_compare(graph(PROJECT + body + heads + CORE, declared), plan([0, 2]))
     assert_left_whole(shrunk, op, code, value)
+
+
+# Norms over the queries of all heads, as in OLMo 2: a dropped head has an effect on the others.
+NORMS = {
+    "ReduceMean": (
+        "s = Mul (q1, q1) m = ReduceMean <keepdims = 1> (s, last) r = Sqrt (m) norm = Div (q1, r)",
+        "int64[1] last = {-1}",
+    ),
+    "LayerNormalization": ("norm = LayerNormalization (q1, scale)", "float[12] scale"),
+}
+
+
+@pytest.mark.parametrize("op", NORMS)
+def test_a_norm_over_all_queries_reads_them_all_and_the_rest_is_cut(op: str) -> None:
+    body, weights = NORMS[op]
+    heads = TO_HEADS.replace("Reshape (q1, split)", "Reshape (norm, split)")
+    shrunk = shrink_and_compare(graph(PROJECT + body + heads + CORE, f"{WEIGHTS}, {weights}"), plan([0, 2]))
+    assert shrunk.refused == ()
+    assert [(refusal.op, refusal.sites) for refusal in shrunk.shared] == [(op, {"a"})]
+    assert [shape(shrunk.model, name) for name in ("Wq", "Wk", "Wv")] == [(8, 12), (8, 6), (8, 6)]
+
+
+@pytest.mark.parametrize("kept", [[0, 2], []])
+def test_a_root_mean_square_over_gated_heads_is_cut(kept: list[int]) -> None:
+    # BitNet normalizes the heads together before the output projection: dropped heads add nothing to the mean.
+    norm = "s = Pow (merged, two) m = ReduceMean <keepdims = 1> (s, last) e = Add (m, eps) r = Sqrt (e)"
+    core = CORE.replace("y = MatMul (merged,", f"{norm} odd = Div (merged, r) y = MatMul (odd,")
+    declared = f"{WEIGHTS}, int64[1] last = {{-1}}, float two = {{2.0}}, float eps = {{0.001}}"
+    shrunk = shrink_and_compare(
+        graph(PROJECT + TO_HEADS + core, declared), plan(site(kept, scale=[0.5, -2][: len(kept)]))
+    )
+    assert (shrunk.refused, shrunk.shared) == ((), ())
+    assert shrunk.removed
 
 
 def test_a_product_over_all_heads_keeps_the_rows_and_loses_the_columns() -> None:
@@ -210,13 +228,13 @@ def test_a_refused_site_does_not_keep_others_from_shrinking() -> None:
 
 
 def test_messages_of_refusals_name_the_operator() -> None:
-    body, weights, *_ = ON_QUERIES["norm over all heads"]
-    heads = TO_HEADS.replace("Reshape (q1, split)", "Reshape (norm, split)")
-    mixed = shrink_and_compare(graph(PROJECT + body + heads + CORE, f"{WEIGHTS}, {weights}"), plan([0, 2]))
-    outputs = "float[B, S, 8] y, float[B, 4, S, 3] gated"
-    returned = shrink_and_compare(graph(PROJECT + TO_HEADS + CORE, WEIGHTS, outputs=outputs), plan([0, 2]))
+    outputs = [f"float[B, S, 8] y, float[B, 4, S, {tensor}" for tensor in ("S] p", "3] gated")]
+    mixed, returned = (
+        shrink_and_compare(graph(PROJECT + TO_HEADS + CORE, WEIGHTS, outputs=returned), plan([0, 2]))
+        for returned in outputs
+    )
     assert [refusal.why for shrunk in (mixed, returned) for refusal in shrunk.refused] == [
-        "needs every unit of q1, so none can be removed from it",
+        "needs every unit of p, so none can be removed from it",
         "returns gated units; export the graph without this output",
     ]
     assert str(returned.refused[0]) == "graph output gated: returns gated units; export the graph without this output"
