@@ -55,9 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(sweep, families))
     rows = read_rows(options.work)
-    if not options.only and not options.again:
-        write_page(rows)
-        print(f"wrote {PAGE}")
+    write_page(rows, len(model_types()))
+    print(f"wrote {PAGE}")
     return int(any(row.outcome == Outcome.FAILED for row in rows))
 
 
@@ -76,17 +75,22 @@ def run_apart(context: ForkServerContext, family: str, seconds: float) -> Row:
     process = context.Process(target=_send_row, args=(family, round(seconds), sender), daemon=True)
     process.start()
     sender.close()
+    row = Row(family)
     try:
-        if not receiver.poll(_PATIENCE * seconds):
-            return Row(family, reason=f"no result after {_PATIENCE * seconds:g} s")
-        row: Row = receiver.recv()
-        return row
+        while receiver.poll(_PATIENCE * seconds):
+            row, is_last = receiver.recv()
+            if is_last:
+                return row
+        return dataclasses.replace(row, reason=f"{row.reason}: no result after {_PATIENCE * seconds:g} s")
     except EOFError:
         process.join()
         code = process.exitcode or 0
         if code == -signal.SIGXCPU:
-            return Row(family, reason=f"no result after {seconds:g} s of the processor", seconds=seconds)
-        return Row(family, reason=f"abort: {signal.Signals(-code).name if code < 0 else f'exit status {code}'}")
+            return dataclasses.replace(
+                row, reason=f"{row.reason}: over {seconds:g} s of the processor", seconds=seconds
+            )
+        ending = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+        return dataclasses.replace(row, outcome=Outcome.FAILED, reason=f"{row.reason}: abort, {ending}")
     finally:
         process.kill()
         process.join()
@@ -95,8 +99,8 @@ def run_apart(context: ForkServerContext, family: str, seconds: float) -> Row:
 def _send_row(family: str, seconds: int, sender: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     with quiet_tools(), quiet_transformers():
-        row = sweep_family(family)
-    sender.send(row)
+        row = sweep_family(family, lambda row: sender.send((row, False)))
+    sender.send((row, True))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import dataclasses
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.families_tiny import tiny_model
-from compressor.errors import CompressorError, MismatchError, SiteRefusedError
+from compressor.errors import CompressorError, SiteRefusedError
 from compressor.export import export_reference
 from compressor.model_folder import ModelFolder, example_inputs
 from compressor.run import verify
@@ -102,12 +102,18 @@ def _ends_as(outcome: Outcome, prefix: str = "") -> Iterator[None]:
         raise _EndError(outcome, f"{prefix}{type(error).__name__}: {one_line(error)}") from error
 
 
-def sweep_family(family: str, seed: int = 0) -> Row:
-    """Check the law for a family; every exception is an outcome."""
+def sweep_family(family: str, on_stage: Callable[[Row], None], seed: int = 0) -> Row:
+    """Check the law for a family; every exception is an outcome.
+
+    Args:
+        family: the model type.
+        on_stage: called when a stage begins, with the row that counts if the process ends within the stage.
+        seed: seed of the weights and of the plan.
+    """
     row, start = Row(family), time.monotonic()
     try:
         with tempfile.TemporaryDirectory() as folder:
-            _check(row, Path(folder), seed)
+            _check(row, Path(folder), seed, on_stage)
     except _EndError as end:
         row.outcome, row.reason = end.outcome, end.reason
         if end.__cause__ is not None:
@@ -125,7 +131,11 @@ def _where(error: BaseException) -> str:
     return " < ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in reversed(frames))
 
 
-def _check(row: Row, folder: Path, seed: int) -> None:
+def _check(row: Row, folder: Path, seed: int, on_stage: Callable[[Row], None]) -> None:
+    def begin(outcome: Outcome, stage: str) -> None:
+        on_stage(dataclasses.replace(row, outcome=outcome, reason=stage))
+
+    begin(Outcome.NOT_BUILT, "building the model")
     with _ends_as(Outcome.NOT_BUILT):
         model = tiny_model(row.family)
     row.model = type(model).__name__
@@ -134,11 +144,13 @@ def _check(row: Row, folder: Path, seed: int) -> None:
     with _ends_as(Outcome.NOT_BUILT, "forward: "), torch.no_grad():
         for batch in inputs:
             model(**batch)
+    begin(Outcome.FAILED, "finding units")
     groups = _groups(model, inputs[0])
     row.heads = sum(group.type == "heads" for group in groups)
     row.neurons = len(groups) - row.heads
     plan = random_plan(groups, np.random.default_rng(seed))
     reference, shrunk_file = folder / "reference.onnx", folder / "shrunk.onnx"
+    begin(Outcome.NOT_EXPORTABLE, "exporting")
     try:
         export_reference(model, plan, inputs[0], reference)
     except SiteRefusedError:
@@ -151,20 +163,24 @@ def _check(row: Row, folder: Path, seed: int) -> None:
         proof = verify.prove_export(model, plan, reference, cases, "compressed", attention="eager")
     if not proof.holds:
         raise _EndError(Outcome.NOT_EXPORTABLE, f"the exported graph computes something else (error {proof.error:.1e})")
+    begin(Outcome.FAILED, "shrinking")
     shrunk = shrink(load(reference), plan)
     save(shrunk.model, shrunk_file)
     row.cut, row.parameters = len(shrunk.removed), shrunk.parameters
     row.reason = shrunk.obstacle or ""
     if not shrunk.removed:
         raise _EndError(Outcome.REFUSED, row.reason)
-    proof = verify.prove_shrunk(reference, shrunk_file, cases, "compressed")
+    with _ends_as(Outcome.FAILED, "the shrunk graph: "):
+        proof = verify.prove_shrunk(reference, shrunk_file, cases, "compressed")
     row.error = proof.error
     if not proof.holds:
-        raise MismatchError(f"shrunk graph: error {proof.error:.1e}")
+        raise _EndError(Outcome.FAILED, f"the shrunk graph: error {proof.error:.1e}")
     if shrunk.parameters[1] >= shrunk.parameters[0]:
         raise _EndError(Outcome.FAILED, f"{row.cut} groups were cut and no parameter is gone")
     row.outcome = Outcome.IN_PART if shrunk.refused else Outcome.HOLDS
-    row.openvino = _on_openvino(shrunk_file, reference, cases)
+    if shrunk.shared and not row.reason:
+        row.reason = f"{min(shrunk.shared[0].sites)}: all units are read by {shrunk.shared[0].op}"
+    row.openvino = _on_openvino(shrunk_file, cases)
 
 
 def _groups(model: torch.nn.Module, inputs: Mapping[str, Tensor]) -> list[PrunableGroup]:
@@ -193,15 +209,10 @@ def random_plan(groups: Sequence[PrunableGroup], rng: np.random.Generator) -> Pl
     return Plan(groups=tuple(plans))
 
 
-def _on_openvino(graph: Path, reference: Path, cases: Sequence[Case]) -> float | str:
-    """The relative error of OpenVINO, or why it does not run the shrunk graph.
-
-    An operator that OpenVINO lacks in the uncut graph as well is no fault of the cut.
-    """
-    runtime = target("openvino")
-    engine = None
+def _on_openvino(graph: Path, cases: Sequence[Case]) -> float | str:
+    """The relative error of OpenVINO, or why it does not run the shrunk graph."""
     try:
-        engine = runtime.build(graph, graph.with_suffix(".xml"), threads=1)
+        engine = target("openvino").build(graph, graph.with_suffix(".xml"), threads=1)
         proof = verify.prove_engine(graph, engine, cases, "compressed")
     except Exception as error:
         return one_line(error, 120)

@@ -14,13 +14,13 @@ PAGE = Path(__file__).parents[1] / "docs" / "families.md"
 
 _INTRODUCTION = """# Families
 
-What `compress` does to every model type of transformers {version}. Each is built tiny with random weights, exported, and cut
-by a plan that keeps a random half of its heads and neurons. The shrunk graph is compared with the gated PyTorch model at two
-batch sizes and lengths on ONNX Runtime, and on OpenVINO; a relative error of at most 1e-4 holds. `make families` runs the
-sweep and writes this page ([benchmarks/families.py](../benchmarks/families.py)).
+What `compress` does to every model type of transformers {version}. Each is built tiny with random weights, exported,
+and cut by a plan that keeps a random half of its heads and neurons. The shrunk graph is compared with the gated PyTorch
+model at two batch sizes and lengths on ONNX Runtime, and on OpenVINO; a relative error of at most 1e-4 holds.
+`make families` runs the sweep and writes this page ([benchmarks/families.py](../benchmarks/families.py)).
 
-Where a tiny model cannot be made by general rules, or needs inputs that cannot be made up, the family was not judged: give
-`compress` a real folder, and inputs by `--example-inputs FILE.npz`.
+Where a tiny model cannot be made by general rules, or needs inputs that cannot be made up, the family was not judged:
+give `compress` a real folder, and inputs by `--example-inputs FILE.npz`.
 """
 
 _MEANINGS = {
@@ -35,8 +35,13 @@ _MEANINGS = {
 }
 
 
-def write_page(rows: Sequence[Row]) -> None:
-    """Write the page of all rows."""
+def write_page(rows: Sequence[Row], families: int) -> None:
+    """Write the page.
+
+    Args:
+        rows: the rows.
+        families: number of model types, of which some may have no row yet.
+    """
     counts = collections.Counter(row.outcome for row in rows)
     lines = [
         _INTRODUCTION.format(version=transformers.__version__),
@@ -44,6 +49,8 @@ def write_page(rows: Sequence[Row]) -> None:
         "|" + " --- |" * 3,
     ]
     lines += [f"| {outcome} | {counts[outcome]} | {meaning} |" for outcome, meaning in _MEANINGS.items()]
+    if len(rows) < families:
+        lines.append(f"| not swept yet | {families - len(rows)} | the sweep was interrupted |")
     for outcome in _MEANINGS:
         of_outcome = [row for row in rows if row.outcome == outcome]
         if of_outcome:

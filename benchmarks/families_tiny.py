@@ -20,7 +20,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
 VOCABULARY, LAYERS, HEADS, HEAD_DIM, WIDTH, INNER = 99, 2, 4, 8, 32, 48
-IMAGE, PATCH, POSITIONS = 32, 8, 96
+IMAGE, PATCH, POSITIONS = 64, 8, 96
 
 Rule = tuple[str, Callable[[int], int]]
 
@@ -41,6 +41,7 @@ RULES: tuple[Rule, ...] = (
     (r".*(key_value_heads|kv_heads|head_kv|kv_n_heads)", at_most(2)),
     (r"query_dim|in_channels|out_channels", lambda value: value),
     (r"(attention_window|block_size|chunk_size|.*_chunk_size|sliding_window|local_attention)", at_most(4)),
+    (r"(mamba_)?n_groups|ngroups", at_most(1)),
     (r".*vocab_size", at_most(VOCABULARY)),
     (r".*codebook_size|num_embeddings", at_most(16)),
     (r"(.*_)?(num_|n_)?(hidden_|attention_|encoder_|decoder_)?(layers?|blocks)|.*n_layers?|depth|.*_depth", at_most(2)),
@@ -59,7 +60,7 @@ RULES: tuple[Rule, ...] = (
     (r"max_position_embeddings|n_positions|max_.*positions|max_seq_len|n_ctx|.*_length", at_most(POSITIONS)),
     (r"(.*_)?image_size|.*_resolution|img_size", at_most(IMAGE)),
     (r"patch_size|.*_patch_size", at_most(PATCH)),
-    (r"window_size", at_most(4)),
+    (r"window_size", at_most(2)),
     (r"num_queries|num_query_tokens|.*num_latents|num_denoising", at_most(8)),
 )  # fmt: skip
 
@@ -76,6 +77,7 @@ DEFAULTS: dict[str, Any] = {
     "head_dim": HEAD_DIM,
     "vocab_size": VOCABULARY,
     "layer_types": ["full_attention"] * LAYERS,
+    "num_experts_per_tok": 2,
     "sliding_window": 4,
 }
 """Values of fields that are None by default."""
@@ -84,8 +86,12 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "autoformer": {"prediction_length": 4},
     "informer": {"prediction_length": 4},
     "time_series_transformer": {"prediction_length": 4},
+    "bamba": {"attn_layer_indices": [1]},
+    "esm": {"pad_token_id": 1, "mask_token_id": 3},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
+    "layoutlmv3": {"coordinate_size": 4, "shape_size": 8},
     "mamba2": {"head_dim": 16},
     "recurrent_gemma": {"num_hidden_layers": 3},
     "reformer": {"axial_pos_embds_dim": (16, 16), "axial_pos_shape": (8, 12)},
@@ -109,20 +115,20 @@ def _tiny_values(config: PretrainedConfig) -> Iterator[tuple[str, Any]]:
         value = values[name]
         if isinstance(value, PretrainedConfig):
             yield name, tiny_config(type(value), value)
-        elif name.endswith(_SHARED_HEADS) and value == values.get("num_attention_heads"):
+        elif name.endswith(_SHARED_HEADS) and value == values.get(name.replace("key_value", "attention")):
             yield name, min(value, HEADS)
         elif type(value) is int:
             yield name, _apply(RULES, name, value)
         elif isinstance(value, (list, tuple)) and value:
-            yield name, type(value)(_tiny_list(name, list(value)))
+            yield name, type(value)(_tiny_list(name, list(value), values.get("num_hidden_layers")))
         elif name == "rope_parameters" and isinstance(value, dict):
             yield name, _tiny_rope(value, _reads_mrope(type(config)))
         elif value is None and name in DEFAULTS:
             yield name, DEFAULTS[name]
 
 
-_SHARED_HEADS = ("key_value_heads", "kv_heads", "head_kv", "kv_n_heads")
-"""Ends of names of a number of key/value heads."""
+_SHARED_HEADS = "key_value_heads"
+"""End of names of a number of key/value heads."""
 
 
 def _reads_mrope(config_class: type[PretrainedConfig]) -> bool:
@@ -132,19 +138,32 @@ def _reads_mrope(config_class: type[PretrainedConfig]) -> bool:
     return modeling.is_file() and "mrope_section" in modeling.read_text(encoding="utf-8")
 
 
-def _tiny_list(name: str, values: list[Any]) -> list[Any]:
-    if re.fullmatch(r".*layer.*|.*types|.*pattern", name) and len(values) > LAYERS:
-        kinds = list(dict.fromkeys(values))[:LAYERS]
-        return [*kinds, *kinds[-1:] * (LAYERS - len(kinds))]
+def _tiny_list(name: str, values: list[Any], layers: int | None) -> list[Any]:
+    """A list with a value for each layer loses layers, but keeps an attention; others keep their length."""
+    names_kinds = isinstance(values[0], str) and re.search("layer|block|types|pattern", name) is not None
+    if (names_kinds or len(values) == layers) and len(values) > LAYERS and "feature" not in name:
+        kinds = list(dict.fromkeys(map(_hashable, values)))
+        attention = [kind for kind in kinds if "attention" in str(kind) and "linear" not in str(kind)]
+        kinds = [kinds[0], *attention[:1], *kinds[1:]] if kinds[0] not in attention[:1] else kinds
+        small = [*kinds[:LAYERS], *kinds[-1:] * (LAYERS - len(kinds))]
+        return (
+            small if names_kinds else [_apply(RULES, name, value) if type(value) is int else value for value in small]
+        )
     if all(type(value) is int for value in values):
         small = [_apply(LIST_RULES, name, value) for value in values]
         return sorted(set(small)) if re.fullmatch(r".*ind(ex|ices|exes)", name) else small
     return values
 
 
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
 def _tiny_rope(value: dict[str, Any], in_three_parts: bool) -> dict[str, Any]:
-    rope = {name: _tiny_rope(part, False) if isinstance(part, dict) else part for name, part in value.items()}
-    if in_three_parts or "mrope_section" in rope:
+    if any(isinstance(part, dict) for part in value.values()):
+        return {name: _tiny_rope(part, in_three_parts) if part else part for name, part in value.items()}
+    rope = dict(value)
+    if value and (in_three_parts or "mrope_section" in rope):
         pairs = int(HEAD_DIM * rope.get("partial_rotary_factor", 1.0)) // 2
         rope["mrope_section"] = [pairs - pairs // 4 * 2 - pairs % 2, pairs // 4 + pairs % 2, pairs // 4]
     return rope

@@ -75,7 +75,7 @@ def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> 
 
 def token_limit(model: PreTrainedModel) -> int | None:
     """Maximum number of tokens in a row of a model's input; None if positions are relative."""
-    config = model.config.get_text_config()
+    config = _text_config(model.config)
     limit = getattr(config, "max_target_positions", None) or getattr(config, "max_position_embeddings", None)
     if not limit:
         return None
@@ -99,7 +99,7 @@ def takes_token_types(model: PreTrainedModel, tokenizer: Any) -> bool:
     GPT-2 has an input of this name for another purpose, and RoBERTa has a single type.
     """
     names = getattr(tokenizer, "model_input_names", ("token_type_ids",))
-    has_types = (getattr(model.config.get_text_config(), "type_vocab_size", None) or 0) > 1
+    has_types = (getattr(_text_config(model.config), "type_vocab_size", None) or 0) > 1
     return has_types and "token_type_ids" in names and "token_type_ids" in inspect.signature(model.forward).parameters
 
 
@@ -138,7 +138,7 @@ def _text(folder: ModelFolder, batch: int, seq: int, parameters: Parameters) -> 
             value=seq,
             maximum=limit,
         )
-    config, tokenizer = folder.config.get_text_config(), getattr(folder.processor, "tokenizer", folder.processor)
+    config, tokenizer = _text_config(folder.config), getattr(folder.processor, "tokenizer", folder.processor)
     first, last = _special_id(config, tokenizer, "bos", "cls"), _special_id(config, tokenizer, "eos", "sep")
     ids = _ordinary_ids(config, batch, seq, set(getattr(tokenizer, "all_special_ids", ())))
     mask = torch.ones(batch, seq, dtype=torch.int64)
@@ -188,13 +188,21 @@ def _ordinary_ids(config: PretrainedConfig, batch: int, seq: int, special: set[i
     return ordinary[torch.randint(len(ordinary), (batch, seq))]
 
 
+def _text_config(config: PretrainedConfig) -> PretrainedConfig:
+    """The part of a configuration that describes text; that of the decoder if several do."""
+    try:
+        return config.get_text_config()
+    except ValueError:
+        return config.get_text_config(decoder=True)
+
+
 def _vocabulary_size(config: PretrainedConfig) -> int:
     """Number of ids that a model reads; that of the decoder in a configuration of two parts.
 
     Raises:
         InputError: the configuration has none.
     """
-    for part in (config, config.get_text_config(decoder=True), config.get_text_config()):
+    for part in (config, config.get_text_config(decoder=True), _text_config(config)):
         size = getattr(part, "vocab_size", None)
         if isinstance(size, int) and size > 0:
             return size

@@ -18,6 +18,7 @@ _AUDIO: dict[str, type[optimum.DummyAudioInputGenerator]] = {
 """Generators for families whose sound is neither `[batch, features, frames]` nor `[batch, samples]`."""
 
 _VISION_PARTS = ("vision_config", "backbone_config", "encoder")
+_AUDIO_PARTS = ("audio_config", "encoder_config", "encoder")
 _FRAME_COUNTS = ("num_frames", "frames_per_clip")
 
 
@@ -52,7 +53,8 @@ def _vision_config(config: PretrainedConfig) -> PretrainedConfig:
 
 def _example_sound(name: str, model: PreTrainedModel, task: str, batch: int) -> Tensor:
     """Waveforms `[batch, sample]`; features `[batch, feature, frame]`, or `[batch, frame, feature]`."""
-    config = getattr(model.config, "audio_config", model.config)
+    parts = (model.config, *(getattr(model.config, part) for part in _AUDIO_PARTS if hasattr(model.config, part)))
+    config = next((part for part in parts if hasattr(part, "num_mel_bins")), model.config)
     features, positions = getattr(config, "num_mel_bins", None), getattr(config, "max_source_positions", None)
     convolves_frames = any(isinstance(part, nn.Conv1d) and part.in_channels == features for part in model.modules())
     sizes = {} if features is None else {"feature_size": features}
