@@ -20,7 +20,7 @@ def videos() -> PreTrainedModel:
 
 def pose() -> PreTrainedModel:
     backbone = hf.VitPoseBackboneConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=(8, 4), patch_size=(4, 4), mlp_ratio=1
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=(16, 32), patch_size=(16, 16), mlp_ratio=1
     )
     return hf.VitPoseForPoseEstimation(hf.VitPoseConfig(backbone_config=backbone, num_labels=2))
 
@@ -31,15 +31,15 @@ def whisper() -> PreTrainedModel:
 
 
 def parakeet() -> PreTrainedModel:
-    sizes = {**SIZES, "num_mel_bins": 16, "subsampling_conv_channels": 4}
+    sizes = {**SIZES, "num_mel_bins": 24, "subsampling_conv_channels": 4}
     return hf.ParakeetEncoder(hf.ParakeetEncoderConfig(**sizes))
 
 
 CASES: dict[str, tuple[Callable[[], PreTrainedModel], str, tuple[int, ...]]] = {
     "videos": (videos, IMAGES, (3, 2, 3, 8, 8)),
-    "images of a backbone": (pose, IMAGES, (3, 3, 8, 4)),
+    "images of a backbone": (pose, IMAGES, (3, 3, 16, 32)),
     "channels of frames": (whisper, FEATURES, (3, 10, 12)),
-    "rows of frames": (parakeet, FEATURES, (3, 3000, 16)),
+    "rows of frames": (parakeet, FEATURES, (3, 3000, 24)),
 }
 
 

@@ -137,11 +137,12 @@ class _MeanRule(_SumRule):
         axes, shape = sorted(_reduced_axes(node, context)), context.shape(node.inputs[0])
         if graph is None or need is None or all(need[axis] is None for axis in axes):
             return
-        dtype = (node.outputs[0].dtype or ir.DataType.FLOAT).numpy()
+        dtype = (node.outputs[0].dtype or node.inputs[0].dtype or ir.DataType.FLOAT).numpy()
         share = ir.node("Constant", [], {"value": ir.tensor(np.array(1 / math.prod(shape[a] for a in axes), dtype))})
         positions, keep_axes = ints(axes), node.attributes.get_int("keepdims", 1)
         total = ir.node("ReduceSum", [node.inputs[0], positions.outputs[0]], {"keepdims": keep_axes})
-        total.outputs[0].dtype = node.outputs[0].dtype
+        if node.outputs[0].dtype is not None:
+            total.outputs[0].dtype = node.outputs[0].dtype
         graph.insert_before(node, [share, positions, total])
         node.op_type, factors = "Mul", (total.outputs[0], share.outputs[0])
         node.attributes.clear()
