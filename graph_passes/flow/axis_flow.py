@@ -206,7 +206,7 @@ class Flow(Cuts):
     def _selects(self, use: _Use, axis: int) -> bool:
         """Whether a use reads the same part of an axis when no head is dropped."""
         rule = self.rule(use.node) if use.node is not None else None
-        if use.node is None or rule is None or not rule.selective:
+        if use.node is None or rule is None or axis not in rule.selected_axes(use.node, self):
             return False
         unpruned = rule.demand(use.node, [self.whole(value) for value in use.node.outputs], self).inputs[use.position]
         return unpruned is not None and same_index(unpruned[axis], use.need[axis])

@@ -20,7 +20,12 @@ def videos() -> PreTrainedModel:
 
 def pose() -> PreTrainedModel:
     backbone = hf.VitPoseBackboneConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=(16, 32), patch_size=(16, 16), mlp_ratio=1
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=(16, 32),
+        patch_size=(16, 16),
+        mlp_ratio=1,
     )
     return hf.VitPoseForPoseEstimation(hf.VitPoseConfig(backbone_config=backbone, num_labels=2))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -19,7 +19,8 @@ from graph_passes.flow.rules.labels import LabelRule, Labels
 class SplitRule:
     """Split: the outputs follow one another along an axis of the input."""
 
-    selective: bool = True
+    def selected_axes(self, node: ir.Node, context: RuleContext) -> Collection[int]:
+        return (self._axis(node, context),)
 
     def _axis(self, node: ir.Node, context: RuleContext) -> int:
         return node.attributes.get_int("axis", 0) % len(context.shape(node.inputs[0]))
@@ -96,7 +97,8 @@ class SplitRule:
 class ConcatRule:
     """Concat: the inputs follow one another along an axis of the output."""
 
-    selective: bool = False
+    def selected_axes(self, node: ir.Node, context: RuleContext) -> Collection[int]:
+        return ()
 
     def _axis(self, node: ir.Node, context: RuleContext) -> int:
         return node.attributes.get_int("axis", 0) % len(context.shape(node.outputs[0]))
@@ -160,7 +162,8 @@ def _free_parts() -> NoRuleError:
 class GatherRule:
     """Gather: an axis of the table is replaced by the axes of the indices."""
 
-    selective: bool = True
+    def selected_axes(self, node: ir.Node, context: RuleContext) -> Collection[int]:
+        return self._lookup(node, context)[:1]
 
     def _lookup(self, node: ir.Node, context: RuleContext) -> tuple[int, int, np.ndarray | None]:
         """(axis of the table, rank of the indices, the indices where they are constant)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -18,7 +18,8 @@ from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule, RuleContext
 class SliceRule:
     """Slice: output position i of an axis is input position start + i * step."""
 
-    selective: bool = True
+    def selected_axes(self, node: ir.Node, context: RuleContext) -> Collection[int]:
+        return self._positions(node, context).keys()
 
     def _positions(self, node: ir.Node, context: RuleContext) -> dict[int, np.ndarray | None]:
         """Sliced axis -> selected input positions; None where they depend on the sizes of the graph's inputs."""

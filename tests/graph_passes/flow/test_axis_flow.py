@@ -118,6 +118,35 @@ def test_a_product_over_all_heads_keeps_the_rows_and_loses_the_columns() -> None
     assert shape(shrunk.model, "Wk") == (8, 6)
 
 
+@pytest.mark.parametrize(
+    "node",
+    [
+        "few = Slice (v2, zero, two, last)",
+        "few = Gather <axis = 3> (v2, columns)",
+        "few, rest = Split <axis = 3> (v2, sizes)",
+    ],
+)
+def test_heads_that_another_product_needs_are_cut_where_another_axis_is_divided(node: str) -> None:
+    # Doge computes a bias of the scores from the values of all heads: `v2` stays whole, what attention reads of it not.
+    heads = TO_HEADS.replace(
+        "v = Transpose <perm = [0, 2, 1, 3]> (v2)", f"{node} v = Transpose <perm = [0, 2, 1, 3]> (few)"
+    )
+    body = (
+        PROJECT
+        + heads
+        + "all = MatMul (v1, mixer)"
+        + CORE.replace("y = MatMul (merged, Wo)", "z = MatMul (merged, Wo) y = Add (z, all)")
+    )
+    constants = (
+        "int64[1] zero = {0}, int64[1] two = {2}, int64[1] last = {3}, int64[2] columns = {0, 1}, "
+        "int64[2] sizes = {2, 1}"
+    )
+    weights = WEIGHTS.replace("float[12, 8] Wo", "float[8, 8] Wo").replace("merge = {0, 0, 12}", "merge = {0, 0, 8}")
+    shrunk = shrink_and_compare(graph(body, f"{weights}, float[12, 8] mixer, {constants}"), plan([0, 2]))
+    assert shrunk.refused == ()
+    assert [shape(shrunk.model, name) for name in ("Wq", "Wv", "Wo")] == [(8, 6), (8, 12), (4, 8)]
+
+
 # Nodes that compute `odd`, the input of the projection, from `gated [batch, heads, length, width]`; the weights that
 # they read; the operator that is refused, and why.
 AFTER_THE_GATE = {
