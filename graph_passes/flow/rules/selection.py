@@ -1,4 +1,4 @@
-"""Operators that divide, join or look up the indices of an axis: Split, Concat, Gather and Trilu."""
+"""Operators that divide, join, look up or write the indices of an axis: Split, Concat, Gather, ScatterND and Trilu."""
 
 from __future__ import annotations
 
@@ -241,9 +241,18 @@ def _triangle(node: ir.Node, context: RuleContext) -> Labels:
     return Labels((axes, None), (axes,), frozenset((0,)), mixed=frozenset(axes[-2:]))
 
 
+def _scatter(node: ir.Node, context: RuleContext) -> Labels:
+    """ScatterND: the leading axes of the data are written by index, the others are passed on."""
+    data, indices, updates = (context.shape(value) for value in node.inputs[:3])
+    axes, depth = tuple(range(len(data))), indices[-1]
+    written = (*(None,) * (len(updates) - len(axes[depth:])), *axes[depth:])
+    return Labels((axes, (None,) * len(indices), written), (axes,), mixed=frozenset(axes[:depth]))
+
+
 RULES: dict[tuple[str, str], Rule] = {
     ("", "Split"): SplitRule(),
     ("", "Concat"): ConcatRule(),
     ("", "Gather"): GatherRule(),
+    ("", "ScatterND"): LabelRule(_scatter),
     ("", "Trilu"): LabelRule(_triangle),
 }

@@ -147,6 +147,22 @@ def test_heads_that_another_product_needs_are_cut_where_another_axis_is_divided(
     assert [shape(shrunk.model, name) for name in ("Wq", "Wv", "Wo")] == [(8, 6), (8, 12), (4, 8)]
 
 
+def test_keys_that_are_written_into_an_empty_tensor_are_cut() -> None:
+    # DeepSeek writes both parts of its keys into a new tensor: a column of each head here.
+    heads = TO_HEADS.replace(
+        "k = Transpose <perm = [0, 2, 1, 3]> (k2)",
+        """
+        few = Gather <axis = 3> (k2, column)
+        filled = Transpose <perm = [3, 0, 1, 2]> (k2) updates = Transpose <perm = [3, 0, 1, 2]> (few)
+        written = ScatterND (filled, where, updates) k = Transpose <perm = [1, 3, 2, 0]> (written)
+        """,
+    )
+    weights = f"{WEIGHTS}, int64[1] column = {{1}}, int64[1, 1] where = {{2}}"
+    shrunk = shrink_and_compare(graph(PROJECT + heads + CORE, weights), plan([0, 2]))
+    assert shrunk.refused == ()
+    assert shape(shrunk.model, "Wk") == (8, 6)
+
+
 # Nodes that compute `odd`, the input of the projection, from `gated [batch, heads, length, width]`; the weights that
 # they read; the operator that is refused, and why.
 AFTER_THE_GATE = {
