@@ -24,10 +24,12 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 from benchmarks.families_law import Outcome, Row, sweep_family
-from benchmarks.families_page import PAGE, write_page
+from benchmarks.families_page import page_of
 from benchmarks.families_tiny import model_types
 from compressor.silence_libraries import quiet_tools, quiet_transformers
+from graph_passes.files import atomic_replace
 
+PAGE = Path(__file__).parents[1] / "docs" / "families.md"
 _PATIENCE = 10
 """Wall-clock seconds for each second of the processor, after which a process that waits for something is ended."""
 
@@ -49,13 +51,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def sweep(family: str) -> None:
         row = run_apart(context, family, options.seconds)
-        (options.work / f"{family}.json").write_text(json.dumps(dataclasses.asdict(row), indent=1))
+        with atomic_replace(options.work / f"{family}.json") as temporary:
+            temporary.write_text(json.dumps(dataclasses.asdict(row), indent=1))
         print(f"{family}: {row.outcome} {row.reason}".strip(), flush=True)
 
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(sweep, families))
     rows = read_rows(options.work)
-    write_page(rows, len(model_types()))
+    PAGE.write_text(page_of(rows, len(model_types())), encoding="utf-8")
     print(f"wrote {PAGE}")
     return int(any(row.outcome == Outcome.FAILED for row in rows))
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from benchmarks.families_tiny import tiny_model
 from compressor.errors import CompressorError, SiteRefusedError
@@ -132,63 +133,76 @@ def _where(error: BaseException) -> str:
 
 
 def _check(row: Row, folder: Path, seed: int, on_stage: Callable[[Row], None]) -> None:
+    """Fill in the row of a family, stage by stage."""
+
     def begin(outcome: Outcome, stage: str) -> None:
         on_stage(dataclasses.replace(row, outcome=outcome, reason=stage))
 
     begin(Outcome.NOT_BUILT, "building the model")
-    with _ends_as(Outcome.NOT_BUILT):
-        model = tiny_model(row.family)
-    row.model = type(model).__name__
-    source = ModelFolder(folder, model, None, model.config, "", "feature-extraction", row.family)
-    inputs = [example_inputs(source, batch, length) for batch, length in SIZES]
-    with _ends_as(Outcome.NOT_BUILT, "forward: "), torch.no_grad():
-        for batch in inputs:
-            model(**batch)
+    model, inputs = _build(row)
     begin(Outcome.FAILED, "finding units")
-    groups = _groups(model, inputs[0])
+    groups = _find_groups(model, inputs[0])
     row.heads = sum(group.type == "heads" for group in groups)
     row.neurons = len(groups) - row.heads
     plan = random_plan(groups, np.random.default_rng(seed))
-    reference, shrunk_file = folder / "reference.onnx", folder / "shrunk.onnx"
+    cases = [_case(batch) for batch in inputs]
     begin(Outcome.NOT_EXPORTABLE, "exporting")
+    reference = folder / "reference.onnx"
+    _export(model, plan, inputs[0], cases, reference)
+    begin(Outcome.FAILED, "shrinking")
+    _shrink(row, reference, plan, cases, folder / "shrunk.onnx")
+    row.openvino = _on_openvino(folder / "shrunk.onnx", cases)
+
+
+def _build(row: Row) -> tuple[PreTrainedModel, list[dict[str, Tensor]]]:
+    """The tiny model and its inputs of both sizes, on which it runs."""
+    with _ends_as(Outcome.NOT_BUILT):
+        model = tiny_model(row.family)
+    row.model = type(model).__name__
+    folder = ModelFolder(Path(row.family), model, None, model.config, "", "feature-extraction", row.family)
+    inputs = [example_inputs(folder, batch, length) for batch, length in SIZES]
+    with _ends_as(Outcome.NOT_BUILT, "forward: "), torch.no_grad():
+        for batch in inputs:
+            model(**batch)
+    return model, inputs
+
+
+def _export(
+    model: PreTrainedModel, plan: Plan, inputs: Mapping[str, Tensor], cases: Sequence[Case], graph: Path
+) -> None:
+    """Export the gated model; the end of the family if the graph does not compute what it computes."""
     try:
-        export_reference(model, plan, inputs[0], reference)
+        export_reference(model, plan, inputs, graph)
     except SiteRefusedError:
         raise
     except CompressorError as error:
         raise _EndError(Outcome.NOT_EXPORTABLE, one_line(error)) from error
-    cases = [_case(batch) for batch in inputs]
-    proof = None
     with _ends_as(Outcome.NOT_EXPORTABLE, "the exported graph: "):
-        proof = verify.prove_export(model, plan, reference, cases, "compressed", attention="eager")
-    if not proof.holds:
-        raise _EndError(Outcome.NOT_EXPORTABLE, f"the exported graph computes something else (error {proof.error:.1e})")
-    begin(Outcome.FAILED, "shrinking")
+        verify.require(verify.prove_export(model, plan, graph, cases, "compressed", attention="eager"))
+
+
+def _shrink(row: Row, reference: Path, plan: Plan, cases: Sequence[Case], path: Path) -> None:
+    """Shrink the exported graph, and compare both."""
     shrunk = shrink(load(reference), plan)
-    save(shrunk.model, shrunk_file)
+    save(shrunk.model, path)
     row.cut, row.parameters = len(shrunk.removed), shrunk.parameters
-    row.reason = shrunk.obstacle or ""
     if not shrunk.removed:
-        raise _EndError(Outcome.REFUSED, row.reason)
+        raise _EndError(Outcome.REFUSED, shrunk.obstacle or "")
     with _ends_as(Outcome.FAILED, "the shrunk graph: "):
-        proof = verify.prove_shrunk(reference, shrunk_file, cases, "compressed")
-    row.error = proof.error
-    if not proof.holds:
-        raise _EndError(Outcome.FAILED, f"the shrunk graph: error {proof.error:.1e}")
+        row.error = verify.require(verify.prove_shrunk(reference, path, cases, "compressed")).error
     if shrunk.parameters[1] >= shrunk.parameters[0]:
         raise _EndError(Outcome.FAILED, f"{row.cut} groups were cut and no parameter is gone")
     row.outcome = Outcome.IN_PART if shrunk.refused else Outcome.HOLDS
-    if shrunk.shared and not row.reason:
-        row.reason = f"{min(shrunk.shared[0].sites)}: all units are read by {shrunk.shared[0].op}"
-    row.openvino = _on_openvino(shrunk_file, cases)
+    shared = [f"{min(norm.sites)}: {norm.op} reads all units" for norm in shrunk.shared]
+    row.reason = "; ".join([*filter(None, [shrunk.obstacle]), *shared[:1]])
 
 
-def _groups(model: torch.nn.Module, inputs: Mapping[str, Tensor]) -> list[PrunableGroup]:
-    """The groups of a model; the end of the family if no site reached the hook."""
+def _find_groups(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[PrunableGroup]:
+    """The groups of a model; the end of the family if no attention reached the hook."""
     try:
         return find_groups(model, inputs, attention="eager")
     except SiteRefusedError as error:
-        if "attention interface" not in str(error):
+        if "site" in error.details:
             raise
         has_attention = any("attention" in type(module).__name__.lower() for module in model.modules())
         raise _EndError(Outcome.OFF_INTERFACE if has_attention else Outcome.NO_ATTENTION, "") from None

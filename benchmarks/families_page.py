@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import transformers
 
 from benchmarks.families_law import Outcome, Row
-
-PAGE = Path(__file__).parents[1] / "docs" / "families.md"
 
 _INTRODUCTION = """# Families
 
@@ -35,8 +32,8 @@ _MEANINGS = {
 }
 
 
-def write_page(rows: Sequence[Row], families: int) -> None:
-    """Write the page.
+def page_of(rows: Sequence[Row], families: int) -> str:
+    """The text of the page.
 
     Args:
         rows: the rows.
@@ -55,7 +52,7 @@ def write_page(rows: Sequence[Row], families: int) -> None:
         of_outcome = [row for row in rows if row.outcome == outcome]
         if of_outcome:
             lines += ["", f"## {outcome[0].upper()}{outcome[1:]}", "", *_section(outcome, of_outcome)]
-    PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return "\n".join(lines) + "\n"
 
 
 def _section(outcome: Outcome, rows: Sequence[Row]) -> Iterator[str]:

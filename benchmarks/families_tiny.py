@@ -26,10 +26,12 @@ Rule = tuple[str, Callable[[int], int]]
 
 
 def at_most(limit: int) -> Callable[[int], int]:
+    """A value, but at most the limit."""
     return lambda value: min(value, limit)
 
 
 def exactly(size: int) -> Callable[[int], int]:
+    """The size in place of any positive value."""
     return lambda value: size if value > 0 else value
 
 
@@ -49,7 +51,7 @@ RULES: tuple[Rule, ...] = (
     (r"mamba_d_head|mamba_head_dim", exactly(2 * WIDTH // HEADS)),
     (r"mamba_d_ssm", exactly(2 * WIDTH)),
     (r"context_size", at_most(8)),
-    (r".*head_dim|dim_head|.*_dim_head|d_kv|attention_head_size|.*_d_head|.*head_size", exactly(HEAD_DIM)),
+    (r".*head_dim|dim_head|.*_dim_head|d_kv|attention_head_size|(.*_)?d_head|.*head_size", exactly(HEAD_DIM)),
     (r".*heads?|n_heads_.*", at_most(HEADS)),
     (r".*experts_per_tok(en)?|moe_topk|moe_k|top_k|topk_group|n_group|num_expert_group", at_most(2)),
     (r".*experts.*", at_most(4)),
@@ -63,6 +65,7 @@ RULES: tuple[Rule, ...] = (
     (r"window_size", at_most(2)),
     (r"num_queries|num_query_tokens|.*num_latents|num_denoising", at_most(8)),
 )  # fmt: skip
+"""(Pattern of a field's name, its small value from the usual one), for whole numbers."""
 
 LIST_RULES: tuple[Rule, ...] = (
     (r"depths|.*_depths|num_blocks|encoder_layers|layers", at_most(1)),
@@ -72,6 +75,7 @@ LIST_RULES: tuple[Rule, ...] = (
     (r"image_size|img_size", at_most(IMAGE)),
     (r"patch_size", at_most(PATCH)),
 )
+"""The same for each number of a list."""
 
 DEFAULTS: dict[str, Any] = {
     "head_dim": HEAD_DIM,
@@ -95,7 +99,6 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "mamba2": {"head_dim": 16},
     "recurrent_gemma": {"num_hidden_layers": 3},
     "reformer": {"axial_pos_embds_dim": (16, 16), "axial_pos_shape": (8, 12)},
-    "xlnet": {"d_model": WIDTH, "n_head": HEADS},
     "xmod": {"default_language": "en_XX"},
 }
 """Model type -> values that no rule can know."""
@@ -146,9 +149,7 @@ def _tiny_list(name: str, values: list[Any], layers: int | None) -> list[Any]:
         attention = [kind for kind in kinds if "attention" in str(kind) and "linear" not in str(kind)]
         kinds = [kinds[0], *attention[:1], *kinds[1:]] if kinds[0] not in attention[:1] else kinds
         small = [*kinds[:LAYERS], *kinds[-1:] * (LAYERS - len(kinds))]
-        return (
-            small if names_kinds else [_apply(RULES, name, value) if type(value) is int else value for value in small]
-        )
+        return [_apply(RULES, name, value) if type(value) is int else value for value in small]
     if all(type(value) is int for value in values):
         small = [_apply(LIST_RULES, name, value) for value in values]
         return sorted(set(small)) if re.fullmatch(r".*ind(ex|ices|exes)", name) else small
