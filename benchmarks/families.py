@@ -36,7 +36,9 @@ _PATIENCE = 10
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Sweep the families that have no row yet, and write the page; return 1 if one of them failed."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.families", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.families", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--work", type=Path, default=Path("runs/families"), help="folder of the rows")
     parser.add_argument("--seconds", type=float, default=120.0, help="limit of a family in seconds of the processor")
     parser.add_argument("--jobs", type=int, default=2, help="families at a time")

@@ -165,6 +165,7 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
     drop_unread = not recipe.export.keep_unread_positions
     graph = _shrink(gated, sizes, work, log, lower=lower, drop_unread=drop_unread)
     log.add_notes(run_notes.of_thinned_products(graph))
+    log.add_notes(run_notes.of_shared_norms(graph))
     rewritten = None
     is_rewritten = graph.thinned or "norm_seconds" in target(built.engine.reference.target).options
     if is_rewritten and (selected.plan.drops_any or built.engine.chooses):
