@@ -80,6 +80,7 @@ LIST_RULES: tuple[Rule, ...] = (
 DEFAULTS: dict[str, Any] = {
     "head_dim": HEAD_DIM,
     "vocab_size": VOCABULARY,
+    "num_key_value_heads": HEADS,
     "layer_types": ["full_attention"] * LAYERS,
     "num_experts_per_tok": 2,
     "sliding_window": 4,
