@@ -104,9 +104,9 @@ def test_the_reference_graph_equals_the_gated_model(
 
 
 def test_outputs_of_parts_are_left_out(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    text_config = {**sizes, "vocab_size": 9, "max_position_embeddings": 8, "eos_token_id": 2}
-    vision_config = {**sizes, "image_size": 4, "patch_size": 2}
+    sizes: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text_config: dict[str, Any] = {**sizes, "vocab_size": 9, "max_position_embeddings": 8, "eos_token_id": 2}
+    vision_config: dict[str, Any] = {**sizes, "image_size": 4, "patch_size": 2}
     config = hf.CLIPConfig(text_config=text_config, vision_config=vision_config, projection_dim=8)
     inputs = {"input_ids": torch.tensor([[1, 3, 2], [1, 4, 2]]), "pixel_values": torch.randn(2, 3, 4, 4)}
     model = hf.CLIPModel(config).eval()

@@ -15,7 +15,7 @@ from benchmarks.families_page import page_of
 from benchmarks.families_tiny import HEADS, LAYERS, VOCABULARY, tiny_config, tiny_model
 
 
-@pytest.mark.parametrize("family", ["bert", "qwen2_vl", "swin", "t5", "nemotron_h", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["bert", "qwen2_vl", "vit", "t5", "nemotron_h", "deepseek_v3"])
 def test_models_are_tiny(family: str) -> None:
     model = tiny_model(family)
     assert sum(parameter.numel() for parameter in model.parameters()) < 300_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from transformers import PreTrainedModel
 
 from compressor.model_folder.signals import FEATURES, IMAGES, example_signal
 
-SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+SIZES: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 
 
 def videos() -> PreTrainedModel:
@@ -27,16 +28,16 @@ def pose() -> PreTrainedModel:
         patch_size=(16, 16),
         mlp_ratio=1,
     )
-    return hf.VitPoseForPoseEstimation(hf.VitPoseConfig(backbone_config=backbone, num_labels=2))
+    return hf.VitPoseForPoseEstimation(hf.VitPoseConfig(backbone_config=backbone))
 
 
 def whisper() -> PreTrainedModel:
-    sizes = {"d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16}
+    sizes: dict[str, Any] = {"d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16}
     return hf.WhisperForAudioClassification(hf.WhisperConfig(**sizes, num_mel_bins=10, max_source_positions=6))
 
 
 def parakeet() -> PreTrainedModel:
-    sizes = {**SIZES, "num_mel_bins": 24, "subsampling_conv_channels": 4}
+    sizes: dict[str, Any] = {**SIZES, "num_mel_bins": 24, "subsampling_conv_channels": 4}
     return hf.ParakeetEncoder(hf.ParakeetEncoderConfig(**sizes))
 
 

@@ -133,14 +133,14 @@ class _MeanRule(_SumRule):
     """ReduceMean: with fewer indices it is their sum, divided by the number of all."""
 
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
-        need, graph = demand.inputs[0], node.graph
-        axes, shape = sorted(_reduced_axes(node, context)), context.shape(node.inputs[0])
-        if graph is None or need is None or all(need[axis] is None for axis in axes):
+        need, graph, source = demand.inputs[0], node.graph, node.inputs[0]
+        axes, shape = sorted(_reduced_axes(node, context)), context.shape(source)
+        if graph is None or source is None or need is None or all(need[axis] is None for axis in axes):
             return
-        dtype = (node.outputs[0].dtype or node.inputs[0].dtype or ir.DataType.FLOAT).numpy()
+        dtype = (node.outputs[0].dtype or source.dtype or ir.DataType.FLOAT).numpy()
         share = ir.node("Constant", [], {"value": ir.tensor(np.array(1 / math.prod(shape[a] for a in axes), dtype))})
         positions, keep_axes = ints(axes), node.attributes.get_int("keepdims", 1)
-        total = ir.node("ReduceSum", [node.inputs[0], positions.outputs[0]], {"keepdims": keep_axes})
+        total = ir.node("ReduceSum", [source, positions.outputs[0]], {"keepdims": keep_axes})
         if node.outputs[0].dtype is not None:
             total.outputs[0].dtype = node.outputs[0].dtype
         graph.insert_before(node, [share, positions, total])
