@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 JOBS ?= 2
 
-.PHONY: test checked tools docs test-gpu test-triton demo zoo bench docker-check clean
+.PHONY: test checked tools docs test-gpu test-triton demo zoo families bench docker-check clean
 
 # What the tests need is downloaded while the code is checked: the network and the processor work side by side.
 # All tests of a file run in one process, since they share fixtures; the files run in the order of tests/conftest.py.
@@ -41,6 +41,10 @@ demo: .venv/demo
 
 zoo: .venv/dev
 	$(BIN)/python -m pytest -n $(JOBS) -m zoo
+
+# Every model type of the installed transformers, in about an hour on two cores; goes on where it was interrupted.
+families: .venv/dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.families --jobs $(JOBS)
 
 bench: .venv/demo
 	$(BIN)/python -m benchmarks

@@ -225,7 +225,7 @@ def _deployment_mode(model: PreTrainedModel) -> Iterator[None]:
 def _clean_up(program: ir.Model) -> None:
     """Keep the outputs that tasks read, name the axes, and remove the metadata of the exporter."""
     outputs = program.graph.outputs
-    kept = [value for value in outputs if not (value.name or "").startswith(_BY_PRODUCTS)]
+    kept = [value for value in outputs if not _is_by_product(value.name or "")]
     if kept and len(kept) < len(outputs):
         outputs[:] = kept
         RemoveUnusedNodesPass()(program)
@@ -239,6 +239,14 @@ def _clean_up(program: ir.Model) -> None:
     for node in program.graph.all_nodes():
         for key in _EXPORTER_METADATA:
             node.metadata_props.pop(key, None)
+
+
+def _is_by_product(output: str) -> bool:
+    """Whether no task reads an output: one of `_BY_PRODUCTS`, or a part of an output that is no tensor itself.
+
+    CLIP returns the outputs of its towers too, whose parts the exporter names `text_model_output.pooler_output`.
+    """
+    return output.startswith(_BY_PRODUCTS) or "." in output
 
 
 def _axis_names(inputs: Iterable[ir.Value]) -> dict[str, str]:

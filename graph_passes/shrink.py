@@ -61,6 +61,7 @@ class Shrunk:
         refused: groups whose units stay in the graph, gated, with the operator that prevents their removal.
         parameters: number of elements of floating-point initializers before and after; `Constant` nodes of the file
             are counted.
+        shared: groups whose dropped queries or keys are still computed, with the norm over all heads that reads them.
         lowered: names of the masked sites that compute only the blocks of their mask.
         dense: sites that were to be lowered but stay dense and masked, with the operator that prevents it.
         unused: lowered site -> number of key blocks that no query attends to and that are not projected any more.
@@ -73,6 +74,7 @@ class Shrunk:
     folded: tuple[str, ...]
     refused: tuple[Refusal, ...]
     parameters: tuple[int, int]
+    shared: tuple[Refusal, ...] = ()
     lowered: tuple[str, ...] = ()
     dense: tuple[Refusal, ...] = ()
     unused: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -135,6 +137,7 @@ def shrink(
         removed=_removed(plan, refused),
         folded=tuple(group.name for group in plan.groups if group.name not in gates),
         refused=refused,
+        shared=removal.report.shared,
         parameters=(parameters_before, count_parameters(model)),
         lowered=lowering.report.lowered,
         dense=lowering.report.refused,

@@ -103,6 +103,18 @@ def test_the_reference_graph_equals_the_gated_model(
             assert_computes(path, model, sample)
 
 
+def test_outputs_of_parts_are_left_out(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text_config: dict[str, Any] = {**sizes, "vocab_size": 9, "max_position_embeddings": 8, "eos_token_id": 2}
+    vision_config: dict[str, Any] = {**sizes, "image_size": 4, "patch_size": 2}
+    config = hf.CLIPConfig(text_config=text_config, vision_config=vision_config, projection_dim=8)
+    inputs = {"input_ids": torch.tensor([[1, 3, 2], [1, 4, 2]]), "pixel_values": torch.randn(2, 3, 4, 4)}
+    model = hf.CLIPModel(config).eval()
+    export_reference(model, keep_all(find_sites(model, inputs)), inputs, tmp_path / "reference.onnx")
+    names = [value.name for value in ir.load(tmp_path / "reference.onnx").graph.outputs]
+    assert names == ["logits_per_image", "logits_per_text", "text_embeds", "image_embeds"]
+
+
 def assert_gates_and_weights(graph: ir.Graph, model: PreTrainedModel, plan: Plan) -> None:
     """Gates are initializers of the plan's values; all other initializers are the parameters of the model."""
     values = {name: value.const_value for name, value in graph.initializers.items()}
@@ -210,8 +222,10 @@ def test_a_refused_export_changes_neither_model_nor_folder(tmp_path: Path) -> No
     model, inputs = bert()
     plan = keep_all(find_sites(model, inputs))
     path = tmp_path / "reference.onnx"
-    sizes = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
-    convbert = hf.ConvBertModel(hf.ConvBertConfig(**sizes, embedding_size=32))
+    config = hf.ConvBertConfig(
+        vocab_size=99, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, embedding_size=32
+    )
+    convbert = hf.ConvBertModel(config)
     with unchanged(model):
         with fails_with(ErrorCode.OUT_OF_RANGE, UsageError, field="opset", value=17):
             export_reference(model, plan, inputs, path, opset=17)

@@ -11,8 +11,8 @@ import numpy as np
 from compressor.errors import ErrorCode, InputError, MismatchError
 from compressor.latency.endpoints import Endpoint, cast_inputs
 from compressor.latency.local_engine import LocalEngine, library_errors
-from compressor.latency.request_batches import read_arrays
 from compressor.latency.verdict import OutputAgreement
+from compressor.targets.array_file import read_arrays
 from compressor.targets.base import TOLERANCE, Feeds
 from compressor.targets.onnxruntime.ort_session import open_session, run_session, session_settings
 from compressor.targets.relative_error import relative_error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 from compressor.config.check import CheckRequest
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.latency.endpoints import Endpoint, cast_inputs
-from compressor.silence_libraries import one_line
+from compressor.targets.array_file import read_arrays
 from compressor.targets.base import Feeds
 from compressor.targets.tensor_specs import FREE, TensorSpec
 
@@ -74,24 +73,6 @@ def load_batches(endpoint: Endpoint, request: CheckRequest) -> Batches:
     starts = itertools.islice(range(0, count - batch + 1, batch), MAX_BATCHES)
     batches = tuple({name: array[start : start + batch] for name, array in rows.items()} for start in starts)
     return Batches(batches, f"{len(batches) * batch} rows of {path.name}")
-
-
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file by name.
-
-    Raises:
-        InputError: the file is not an archive of arrays, or holds pickled objects.
-    """
-    try:
-        # np.load would leave the file open where its content is damaged, and returns a bare array for an .npy file.
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            return dict(archive)
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(
-            f"{path}: not a readable archive of arrays ({one_line(error)}); write it with numpy.savez",
-            code=ErrorCode.FILE_UNREADABLE,
-            path=path,
-        ) from error
 
 
 def _encode_texts(path: Path, request: CheckRequest, inputs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:

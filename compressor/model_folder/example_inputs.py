@@ -7,27 +7,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from optimum.utils import input_generators as optimum
-from optimum.utils.normalized_config import NormalizedConfig, NormalizedConfigManager
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError
+from compressor.model_folder.example_file import resize_example
 from compressor.model_folder.loading import ModelFolder
+from compressor.model_folder.signals import SIGNALS, example_signal
 from compressor.models import SegmentConfig
 from compressor.segment_memory import memory_names
 
 _NO_TARGET = ("text-classification", "regression", "question-answering")
 """Tasks for which an encoder-decoder model derives its decoder inputs itself."""
-
-_SIGNALS = ("pixel_values", "input_features", "input_values")
-"""Names of inputs that hold images or sound."""
-
-_AUDIO: dict[str, type[optimum.DummyAudioInputGenerator]] = {
-    "audio-spectrogram-transformer": optimum.ASTDummyAudioInputGenerator,
-    "speech_to_text": optimum.Speech2TextDummyAudioInputGenerator,
-}
-"""Generators for families whose sound is neither `[batch, features, frames]` nor `[batch, samples]`."""
 
 Parameters = Mapping[str, inspect.Parameter]
 """The parameters of a model's forward by name."""
@@ -39,7 +30,7 @@ def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> 
     Text begins and ends with the special tokens of the tokenizer, ids `[batch, seq]` int64; the last of two rows or
     more is padded on the right, so that the mask has an effect. Images and sound have the only size that the model
     reads. A model with segment memory gets memories as long as positions permit beside `seq` tokens, and no mask:
-    streams have no padding.
+    streams have no padding. If the folder has an example (`--example-inputs`), its rows are used instead.
 
     Args:
         folder: a loaded folder.
@@ -50,16 +41,18 @@ def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> 
     Raises:
         InputError: the model reads fewer than `seq` tokens, or needs an input that is neither text, image nor sound.
     """
+    if folder.example:
+        return resize_example(folder.example, batch, seq, seed)
     model, parameters = folder.model, inspect.signature(folder.model.forward).parameters
     inputs: dict[str, Tensor] = {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if "input_ids" in (model.main_input_name, *_required(parameters)):
+        if "input_ids" in parameters and "input_ids" in (model.main_input_name, *_required(parameters)):
             inputs |= _text(folder, batch, seq, parameters)
         two_towers = _has_two_towers(model.config)
-        for name in _SIGNALS:
-            if name == model.main_input_name or name in _required(parameters) or (two_towers and name in parameters):
-                inputs[name] = _signal(name, folder, batch)
+        for name in (name for name in SIGNALS if name in parameters):
+            if name == model.main_input_name or name in _required(parameters) or two_towers:
+                inputs[name] = example_signal(name, model, folder.task, batch)
         if model.config.is_encoder_decoder and "decoder_input_ids" in parameters and folder.task not in _NO_TARGET:
             inputs["decoder_input_ids"] = _target(model.config, batch, seq)
         memories = _memories(model.config, batch, seq)
@@ -67,8 +60,8 @@ def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> 
     if missing or not inputs:
         name = missing[0] if missing else model.main_input_name
         raise InputError(
-            f"{folder.path}: {type(model).__name__} needs {name}, which is neither text, image nor sound; use a model"
-            " of text, images or sound",
+            f"{folder.path}: {type(model).__name__} needs {name}, which is neither text, image nor sound; give"
+            " inputs that it runs on (--example-inputs FILE.npz)",
             code=ErrorCode.UNSUPPORTED_MODEL,
             path=folder.path,
             input=name,
@@ -82,7 +75,7 @@ def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> 
 
 def token_limit(model: PreTrainedModel) -> int | None:
     """Maximum number of tokens in a row of a model's input; None if positions are relative."""
-    config = model.config.get_text_config()
+    config = _text_config(model.config)
     limit = getattr(config, "max_target_positions", None) or getattr(config, "max_position_embeddings", None)
     if not limit:
         return None
@@ -106,7 +99,7 @@ def takes_token_types(model: PreTrainedModel, tokenizer: Any) -> bool:
     GPT-2 has an input of this name for another purpose, and RoBERTa has a single type.
     """
     names = getattr(tokenizer, "model_input_names", ("token_type_ids",))
-    has_types = (getattr(model.config.get_text_config(), "type_vocab_size", None) or 0) > 1
+    has_types = (getattr(_text_config(model.config), "type_vocab_size", None) or 0) > 1
     return has_types and "token_type_ids" in names and "token_type_ids" in inspect.signature(model.forward).parameters
 
 
@@ -121,9 +114,12 @@ def _required(parameters: Parameters) -> set[str]:
 
 
 def _has_two_towers(config: PretrainedConfig) -> bool:
-    """Whether text and image are separate inputs, as for CLIP, rather than images in place of text tokens."""
-    image_token = hasattr(config, "image_token_id") or hasattr(config, "image_token_index")
-    return hasattr(config, "text_config") and hasattr(config, "vision_config") and not image_token
+    """Whether text and images, or sound, are separate inputs, as for CLIP, rather than in place of text tokens."""
+    takes_places = any(
+        hasattr(config, f"{name}_token_{kind}") for name in ("image", "audio") for kind in ("id", "index")
+    )
+    has_tower = hasattr(config, "vision_config") or hasattr(config, "audio_config")
+    return hasattr(config, "text_config") and has_tower and not takes_places
 
 
 def _text(folder: ModelFolder, batch: int, seq: int, parameters: Parameters) -> dict[str, Tensor]:
@@ -142,7 +138,7 @@ def _text(folder: ModelFolder, batch: int, seq: int, parameters: Parameters) -> 
             value=seq,
             maximum=limit,
         )
-    config, tokenizer = folder.config.get_text_config(), getattr(folder.processor, "tokenizer", folder.processor)
+    config, tokenizer = _text_config(folder.config), getattr(folder.processor, "tokenizer", folder.processor)
     first, last = _special_id(config, tokenizer, "bos", "cls"), _special_id(config, tokenizer, "eos", "sep")
     ids = _ordinary_ids(config, batch, seq, set(getattr(tokenizer, "all_special_ids", ())))
     mask = torch.ones(batch, seq, dtype=torch.int64)
@@ -182,35 +178,40 @@ def _target(config: PretrainedConfig, batch: int, seq: int) -> Tensor:
     return ids
 
 
-def _signal(name: str, folder: ModelFolder, batch: int) -> Tensor:
-    """A batch of images or sound of the size that the configuration defines, from optimum's generators."""
-    config = folder.config
-    if name == "pixel_values":
-        vision = getattr(config, "vision_config", config)
-        generator = optimum.DummyVisionInputGenerator(folder.task, _normalize(vision), batch_size=batch)
-        return generator.generate(name)
-    sizes = {"feature_size": config.num_mel_bins} if hasattr(config, "num_mel_bins") else {}
-    if config.model_type == "whisper":
-        sizes["nb_max_frames"] = 2 * config.max_source_positions  # the first convolution has stride two
-    sound = _AUDIO.get(config.model_type, optimum.DummyAudioInputGenerator)
-    return sound(folder.task, _normalize(config), batch_size=batch, **sizes).generate(name)
-
-
-def _normalize(config: PretrainedConfig) -> NormalizedConfig:
-    """The configuration with the attribute names that optimum's generators read."""
-    if config.model_type in NormalizedConfigManager._conf:
-        return NormalizedConfigManager.get_normalized_config_class(config.model_type)(config)
-    return NormalizedConfig(config)
-
-
 def _ordinary_ids(config: PretrainedConfig, batch: int, seq: int, special: set[int]) -> Tensor:
     """Random ids `[batch, seq]` of tokens that are not special, unless the vocabulary has no others."""
     values = [value for name, value in config.to_dict().items() if name.endswith("_token_id")]
     ids = {item for value in values for item in (value if isinstance(value, list) else [value])}
     special = special | {value for value in ids if isinstance(value, int)}
-    size = int(config.vocab_size)
+    size = _vocabulary_size(config)
     ordinary = torch.tensor([token for token in range(size) if token not in special] or list(range(size)))
     return ordinary[torch.randint(len(ordinary), (batch, seq))]
+
+
+def _text_config(config: PretrainedConfig) -> PretrainedConfig:
+    """The part of a configuration that describes text; that of the decoder if several do."""
+    try:
+        return config.get_text_config()
+    except ValueError:
+        return config.get_text_config(decoder=True)
+
+
+def _vocabulary_size(config: PretrainedConfig) -> int:
+    """Number of ids that a model reads; that of the decoder in a configuration of two parts.
+
+    Raises:
+        InputError: the configuration has none.
+    """
+    for part in (config, config.get_text_config(decoder=True), _text_config(config)):
+        size = getattr(part, "vocab_size", None)
+        if isinstance(size, int) and size > 0:
+            return size
+    raise InputError(
+        f"{config.model_type}: the configuration has no vocab_size, from which ids could be drawn; give inputs that the"
+        " model runs on (--example-inputs FILE.npz)",
+        code=ErrorCode.UNSUPPORTED_MODEL,
+        family=config.model_type,
+    )
 
 
 def _special_id(config: PretrainedConfig, tokenizer: Any, *names: str) -> int | None:
@@ -219,6 +220,6 @@ def _special_id(config: PretrainedConfig, tokenizer: Any, *names: str) -> int | 
         for name in names:
             value = getattr(holder, f"{name}_token_id", None)
             value = value[0] if isinstance(value, list) and value else value
-            if isinstance(value, int) and 0 <= value < config.vocab_size:
+            if isinstance(value, int) and 0 <= value < _vocabulary_size(config):
                 return value
     return None

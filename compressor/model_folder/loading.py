@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from compressor.errors import ErrorCode, InputError
+from compressor.model_folder.example_file import read_example
 from compressor.model_folder.fingerprints import fingerprint
 from compressor.model_folder.model_class import model_class
 from compressor.model_folder.processor import load_processor, set_padding_token
@@ -35,6 +38,7 @@ class ModelFolder:
         task: `text-classification`, `regression`, `causal-lm`, `question-answering`, or optimum's name of another task.
         family: transformers' model type, e.g. `bert`.
         notes: facts for the reader, e.g. tensors of the folder that the model does not use.
+        example: inputs of the model `[row, ...]` by name, from which `example_inputs` are taken; empty: made up.
     """
 
     path: Path
@@ -45,6 +49,7 @@ class ModelFolder:
     task: str
     family: str
     notes: tuple[Note, ...] = ()
+    example: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def load(
@@ -54,6 +59,7 @@ def load(
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
     needs_processor: bool = True,
+    example_inputs: str | Path | None = None,
 ) -> ModelFolder:
     """Load a model folder; nothing is downloaded.
 
@@ -63,6 +69,8 @@ def load(
         allow_pickle: load `pytorch_model.bin` too; reading it can run code.
         trust_remote_code: run the Python files of the folder.
         needs_processor: raise an error for a text model without a tokenizer.
+        example_inputs: an .npz file with one array `[row, ...]` for each input, for a model whose inputs cannot be made
+            up; None: they are made up.
 
     Raises:
         InputError: the folder cannot be used.
@@ -96,7 +104,9 @@ def load(
     set_padding_token(model, name, processor)
     notes = _notes_on_unused(path, cls, info)
     logger.debug("%s: loaded %s for %s", path, cls.__name__, name)
-    return ModelFolder(path, model, processor, model.config, fingerprint(model), name, model.config.model_type, notes)
+    example = {} if example_inputs is None else read_example(example_inputs, model)
+    family = model.config.model_type
+    return ModelFolder(path, model, processor, model.config, fingerprint(model), name, family, notes, example)
 
 
 def _read_config(path: Path) -> dict[str, Any]:

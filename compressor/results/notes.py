@@ -66,6 +66,8 @@ class NoteCode(StrEnum):
     """Masks cover longer rows than some that are measured."""
     MASKS_TIMED_ELSEWHERE = "masks-timed-elsewhere"
     """Whether masks pay was timed with another runtime than the target."""
+    NORM_OVER_ALL_HEADS = "norm-over-all-heads"
+    """Dropped heads are computed up to a norm over the queries or keys of all heads."""
     HEADS_EMPTIED = "heads-emptied"
     """Heads were dropped because their masks keep no block."""
     MEMORY_UNMEASURED = "memory-unmeasured"

@@ -47,6 +47,7 @@ def load_model(recipe: Recipe) -> LoadedModel:
         needs_processor=True,
         allow_pickle=source.allow_pickle,
         trust_remote_code=source.trust_remote_code,
+        example_inputs=source.example_inputs,
     )
     sites = find_sites(folder.model, example_inputs(folder, 2, 8), attention=recipe.export.attention)
     example_inputs(folder, 1, max(seq or 1 for seq in timed_lengths(recipe.measure, folder)))

@@ -127,6 +127,7 @@ def _compress_graph(run: RunContext, reference: ExportedGraph, selected: Selecte
     gated = run.export("compressed", selected.plan, template=reference)
     graph = run.shrink(gated, lower=lower, drop_unread=not run.recipe.export.keep_unread_positions)
     run.log.add_notes(run_notes.of_thinned_products(graph))
+    run.log.add_notes(run_notes.of_shared_norms(graph))
     return graph
 
 

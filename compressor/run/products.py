@@ -132,6 +132,7 @@ class ShrunkGraph:
         dense: masked sites that were to be block-sparse, with the operator that prevents it.
         unused: site -> number of key blocks that are not projected.
         thinned: names of the products that compute only the positions that are read.
+        shared: sites whose dropped queries or keys are still computed, with the norm over all heads that reads them.
     """
 
     name: VariantName
@@ -142,6 +143,7 @@ class ShrunkGraph:
     dense: tuple[Refusal, ...] = ()
     unused: Mapping[str, int] = field(default_factory=dict)
     thinned: tuple[str, ...] = ()
+    shared: tuple[Refusal, ...] = ()
 
 
 @dataclass(frozen=True)

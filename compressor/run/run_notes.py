@@ -158,6 +158,17 @@ def of_thinned_products(graph: ShrunkGraph) -> Iterator[Note]:
         )
 
 
+def of_shared_norms(graph: ShrunkGraph) -> Iterator[Note]:
+    """Norms that read queries or keys of dropped heads, which therefore stay in the graph."""
+    sites = sorted(frozenset().union(*(norm.sites for norm in graph.shared)))
+    if sites:
+        yield Note(
+            code=NoteCode.NORM_OVER_ALL_HEADS,
+            text=f"{', '.join(sites[:3])}{f' and {len(sites) - 3} more' if len(sites) > 3 else ''}: queries or keys of"
+            f" dropped heads are still computed, since {graph.shared[0].op} reads those of all heads",
+        )
+
+
 def of_emptied_heads(requested: Plan, carried_out: Plan) -> Iterator[Note]:
     """Heads that a plan keeps but that are dropped, because their masks keep no block."""
     emptied = [

@@ -100,6 +100,7 @@ def shrink_graph(
         dense=shrunk.dense,
         unused=shrunk.unused,
         thinned=unread,
+        shared=shrunk.shared,
     )
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from compressor.errors import ErrorCode, SiteRefusedError
+from compressor.errors import CompressorError, ErrorCode, InputError, SiteRefusedError
 from compressor.units.hook import Attention, Call, family, intercepted, unwrap
 from compressor.units.probe import HeadsRead, observed_projections
 from graph_passes import Kind
@@ -73,11 +73,12 @@ def find_sites(model: nn.Module, inputs: Mapping[str, Tensor], *, attention: Att
 
     Raises:
         SiteRefusedError: no heads were found.
+        InputError: the model does not run on the inputs.
     """
     bare = unwrap(model)
     try:
         sites = _sites_of_forward(bare, inputs, attention, observe=True)
-    except RuntimeError as error:  # an operation in place, or a conversion to NumPy, of a tensor with gradients
+    except InputError as error:  # e.g. an operation in place, or a conversion to NumPy, of a tensor with gradients
         logger.debug("%s: no forward with gradients: %s", family(bare), error)
         sites = _sites_of_forward(bare, inputs, attention, observe=False)
     if not sites:
@@ -103,6 +104,9 @@ def _sites_of_forward(
         inputs: keyword arguments of its forward.
         attention: form of attention; None: as configured.
         observe: whether to find projections that read heads, which takes gradients.
+
+    Raises:
+        InputError: the model does not run on the inputs.
     """
     sites: dict[str, Site] = {}
     with ExitStack() as contexts:
@@ -120,8 +124,25 @@ def _sites_of_forward(
         contexts.enter_context(evaluation_mode(model))
         contexts.enter_context(observed_projections(model, on_heads) if observe else torch.no_grad())
         contexts.enter_context(intercepted(model, on_call, attention))
-        model(**inputs)
+        _run(model, inputs)
     return list(sites.values())
+
+
+def _run(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> None:
+    """Run a model; raise InputError if it fails on the inputs."""
+    try:
+        model(**inputs)
+    except CompressorError:
+        raise
+    except Exception as error:  # model code can raise any type on inputs that it was not written for
+        reason = (str(error).strip() or "no message").splitlines()[0]
+        raise InputError(
+            f"{family(model)}: the model does not run on {', '.join(inputs)} ({type(error).__name__}: {reason}); give"
+            " inputs that it runs on (--example-inputs FILE.npz)",
+            code=ErrorCode.UNSUPPORTED_MODEL,
+            family=family(model),
+            reason=reason,
+        ) from error
 
 
 @contextmanager

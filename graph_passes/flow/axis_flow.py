@@ -12,8 +12,9 @@ A `Flow` walks over the graph twice:
 1. forward, *gains*: the factor by which each index of an axis is multiplied, from the gates to the sums;
 2. backward, *needs*: the indices of an axis that are needed, from the sums to the initializers.
 
-An operator without a rule, or one that mixes the indices of an axis that units occupy (a norm over all heads), ends the
-walk with a `Refusal` of the affected groups: a unit is never dropped in part.
+An operator without a rule, or one that mixes the indices of an axis that units occupy, ends the walk with a `Refusal`
+of the affected groups: a unit is never dropped in part. The exception are norms over the queries or keys of all heads:
+what they read stays whole, what they return is cut, and `shared` names them.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule
 from graph_passes.flow.sizes import BATCH
 
 _logger = logging.getLogger(__name__)
+
+_NORMS = frozenset(
+    "LayerNormalization RMSNormalization SimplifiedLayerNormalization ReduceMean ReduceSum ReduceSumSquare".split()
+)
+"""Norms, and operators that norms consist of: statistics of all units, by which each unit is divided."""
 
 
 class _Use(NamedTuple):
@@ -65,6 +71,7 @@ class Flow(Cuts):
         gains: the gain of each tensor that gates multiply.
         blocked: nodes at which a gain ends without being summed over, and the sites concerned.
         refusals: why sites cannot be shrunk, in the order in which the walks meet the obstacles.
+        shared: norms that read dropped units of sites that are shrunk.
     """
 
     def __init__(
@@ -79,6 +86,7 @@ class Flow(Cuts):
         self.gains: dict[ir.Value, Gain] = {}
         self.blocked: dict[ir.Node, frozenset[str]] = {}
         self.refusals: list[Refusal] = []
+        self.shared: list[Refusal] = []
         self._sites: dict[ir.Value, frozenset[str]] = {}
         self._captures = captured_by_bodies(model.graph)
         for value, (site, content) in gates.items():
@@ -147,7 +155,11 @@ class Flow(Cuts):
                         self.shape(value)
                 demand = rule.demand(node, outputs, self)
             except NoRuleError as error:
-                if sites:
+                if sites and error.code is RefusalCode.MIXES_HEADS and node.op_type in _NORMS:
+                    self.shared.append(Refusal(sites, node.op_type, node.name or "", error.why, error.code))
+                    for value in node.outputs:
+                        self.hold(value, self.whole(value))
+                elif sites:
                     why = f"{error.why}, and units that the plan drops reach it"
                     self._refuse_node(sites, node, error.code, why)
             else:
@@ -182,8 +194,11 @@ class Flow(Cuts):
                 mixer = self._find_mixer(value, use, axis) if use.need[axis] is None else None
                 if mixer is not None:
                     why = f"needs every unit of {value.name}, so none can be removed from it"
-                    code = RefusalCode.EVERY_HEAD_NEEDED
-                    self._refuse(Refusal(sites, *mixer, why, code, value.name or ""))
+                    refusal = Refusal(sites, *mixer, why, RefusalCode.EVERY_HEAD_NEEDED, value.name or "")
+                    if refusal.op in _NORMS:
+                        self.shared.append(refusal)
+                    else:
+                        self._refuse(refusal)
         if is_partial(tuple(need)):
             self.needs[value] = tuple(need)
             self._sites[value] = sites
@@ -192,7 +207,7 @@ class Flow(Cuts):
     def _selects(self, use: _Use, axis: int) -> bool:
         """Whether a use reads the same part of an axis when no head is dropped."""
         rule = self.rule(use.node) if use.node is not None else None
-        if use.node is None or rule is None or not rule.selective:
+        if use.node is None or rule is None or axis not in rule.selected_axes(use.node, self):
             return False
         unpruned = rule.demand(use.node, [self.whole(value) for value in use.node.outputs], self).inputs[use.position]
         return unpruned is not None and same_index(unpruned[axis], use.need[axis])

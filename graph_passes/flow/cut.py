@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import onnx_ir as ir
 import onnx_ir.passes.common as common
@@ -62,15 +62,16 @@ def cut_nodes(model: ir.Model, cuts: Cuts) -> int:
         held = [cuts.held(value) for value in node.inputs]
         if demand is None or rule is None or not any(is_partial(need) for need in (*held, *demand.outputs)):
             continue
+        selected = () if cuts.counts_positions else rule.selected_axes(node, cuts)
         for position, (value, need) in enumerate(zip(node.inputs, demand.inputs, strict=False)):
             if value is None or need is None:
                 continue
             if value.is_initializer():
-                cut, held[position] = initializers.cut(value, need), need
-            elif not rule.selective or cuts.counts_positions:
-                cut, held[position] = cut_input(value, held[position], need, node, cuts), need
+                cut = initializers.cut(value, need)
             else:
-                continue
+                need = _excess(need, held[position], selected if position == 0 else ())
+                cut = cut_input(value, held[position], need, node, cuts)
+            held[position] = need
             node.replace_input_with(position, cut)
             cuts.probe.copy_shape(cut, value)
         rule.rewrite(node, demand, held, cuts)
@@ -80,6 +81,11 @@ def cut_nodes(model: ir.Model, cuts: Cuts) -> int:
     common.RemoveUnusedNodesPass()(model)
     initializers.take_over_names()
     return count
+
+
+def _excess(need: Need, held: Need, axes: Collection[int]) -> Need:
+    """What is needed of a tensor if some axes stay as they are held."""
+    return tuple(held[axis] if axis in axes else index for axis, index in enumerate(need))
 
 
 class _CutInitializers:

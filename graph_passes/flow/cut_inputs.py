@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 import onnx_ir as ir
 
@@ -13,10 +11,8 @@ from graph_passes.flow.rule import RuleContext
 from graph_passes.flow.sizes import BATCH
 
 
-def cut_input(
-    value: ir.Value, held: Need, need: Need, node: ir.Node, context: RuleContext, axes: Iterable[int] | None = None
-) -> ir.Value:
-    """A tensor cut along some axes, before the node that reads it.
+def cut_input(value: ir.Value, held: Need, need: Need, node: ir.Node, context: RuleContext) -> ir.Value:
+    """A tensor cut before the node that reads it.
 
     Where an axis merges rows with heads, its size depends on the graph's inputs, and the positions are computed.
 
@@ -26,11 +22,9 @@ def cut_input(
         need: the indices that the node needs.
         node: the node.
         context: the shapes of the unpruned graph.
-        axes: the axes to cut; None: all.
     """
     result = value
-    for axis in range(len(need)) if axes is None else axes:
-        index, held_index = need[axis], held[axis]
+    for axis, (index, held_index) in enumerate(zip(need, held, strict=True)):
         if index is None or same_index(held_index, index):
             continue
         positions = positions_among(index, held_index)

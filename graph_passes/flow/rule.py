@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -103,9 +103,16 @@ class RuleContext:
 class Rule(Protocol):
     """How one operator passes indices on. All needs are in positions of the unpruned graph."""
 
-    @property
-    def selective(self) -> bool:
-        """Whether `rewrite` accepts inputs that hold more than the node needs; otherwise they are cut before it."""
+    def selected_axes(self, node: ir.Node, context: RuleContext) -> Collection[int]:
+        """Axes of the first input of which `rewrite` accepts more than the node needs; others are cut before the node.
+
+        Args:
+            node: the node.
+            context: the graph's shapes.
+
+        Raises:
+            NoRuleError: the rule does not cover the node.
+        """
 
     def demand(self, node: ir.Node, outputs: Sequence[Need], context: RuleContext) -> Demand:
         """What the inputs must hold so that the outputs hold at least `outputs`.
@@ -157,7 +164,6 @@ class Rule(Protocol):
         Args:
             node: the node, in its graph.
             demand: what `demand` returned for the node.
-            held: what each input holds now. Inputs of a selective operator hold at least what it demands; those of
-                other operators have been cut to exactly that.
+            held: what each input holds now: on `selected_axes` at least what the node demands, on others exactly that.
             context: the shapes of the unpruned graph.
         """

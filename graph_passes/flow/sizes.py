@@ -16,8 +16,9 @@ import onnx_ir as ir
 from graph_passes.flow.example_sizes import symbol_of
 from graph_passes.flow.foreign_shapes import Shape
 
-# Free dimensions take these sizes in order of appearance. All pairs differ, so that two symbols are never confused.
-_MADE_UP = ((3, 5, 7, 11, 13, 17, 19, 23), (5, 7, 11, 13, 17, 19, 23, 29))
+# Free dimensions take these sizes in order of appearance. All pairs differ, so that two symbols are never confused, and
+# lengths differ by more than a factor of two, so that a quotient of them (blocks of 4 positions) is no constant.
+_MADE_UP = ((3, 5, 7, 11, 13, 17, 19, 23), (5, 17, 19, 29, 31, 37, 41, 47))
 _SCALES = tuple(2**power for power in range(2, 14))
 """Factors by which made-up sizes are raised. Powers of two keep what strides divide."""
 

@@ -22,10 +22,12 @@ class RemovedUnits:
     Attributes:
         nodes: number of nodes that were rewritten.
         refused: sites whose heads stay, with the operator that prevents their removal; one entry for each operator.
+        shared: sites whose dropped queries or keys are still computed, with the norm over all heads that reads them.
     """
 
     nodes: int
     refused: tuple[Refusal, ...]
+    shared: tuple[Refusal, ...] = ()
 
 
 class RemoveUnits(GraphPass[RemovedUnits]):
@@ -37,6 +39,7 @@ class RemoveUnits(GraphPass[RemovedUnits]):
         2. An initializer is cut for the node that reads it; nodes that need the same indices share the cut initializer.
         3. The node itself states sizes (in shapes or attributes): its rule rewrites them.
         4. Heads of a site reach an operator without a rule: the site keeps its heads, gated, and is refused.
+        5. A norm over the queries or keys of all heads reads dropped ones: those are computed, and cut after the norm.
     """
 
     def requires(self, model: ir.Model) -> None:
@@ -58,7 +61,9 @@ class RemoveUnits(GraphPass[RemovedUnits]):
             refused.extend(_first_of_each(flow.refusals))
             refused_sites.update(*(refusal.sites for refusal in flow.refusals))
         nodes = cut_nodes(model, flow)
-        return ReportedResult(model, bool(nodes), RemovedUnits(nodes, tuple(refused)))
+        return ReportedResult(
+            model, bool(nodes), RemovedUnits(nodes, tuple(refused), tuple(_first_of_each(flow.shared)))
+        )
 
 
 def _first_of_each(refusals: list[Refusal]) -> list[Refusal]:

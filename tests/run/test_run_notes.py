@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,8 @@ import pytest
 from compressor.config.run import Recipe
 from compressor.results import NoteCode
 from compressor.run import run_notes
-from graph_passes import BlockMask, Plan, SitePlan
+from compressor.run.products import ShrunkGraph
+from graph_passes import BlockMask, Plan, Refusal, SitePlan
 
 
 @pytest.mark.parametrize(
@@ -62,3 +65,13 @@ def test_heads_without_blocks_are_named() -> None:
     assert note.code is NoteCode.HEADS_EMPTIED
     assert "a 0, 2" in note.text
     assert not list(run_notes.of_emptied_heads(requested, requested))
+
+
+def test_norms_that_read_dropped_heads_are_noted() -> None:
+    norm = Refusal(frozenset(("a",)), "ReduceMean", "node", "needs every unit")
+    plan = Plan(sites=(SitePlan("a", "causal", 2, 2, 4, (0,)),))
+    graph = ShrunkGraph("compressed", plan, Path("model.onnx"), (), shared=(norm,))
+    (note,) = run_notes.of_shared_norms(graph)
+    assert note.code is NoteCode.NORM_OVER_ALL_HEADS
+    assert "ReduceMean" in note.text
+    assert not list(run_notes.of_shared_norms(replace(graph, shared=())))

@@ -22,6 +22,11 @@ class SourceConfig(Config):
     trust_remote_code: bool = config_field(
         MODEL, "run the Python files in the model folder", False, decides_plan=True, runs_code=True
     )
+    example_inputs: Path | None = config_field(
+        MODEL,
+        "an .npz file with one array [row, ...] per input, for a model whose inputs cannot be made up",
+        is_path=True,
+    )
 
 
 class RowsConfig(Config):

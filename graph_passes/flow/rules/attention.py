@@ -8,7 +8,7 @@ share key/value heads unevenly, key/value heads are repeated until each query he
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -32,7 +32,9 @@ class AttentionRule:
     """The rule of one fused operator, from the layout of heads in its inputs and outputs."""
 
     layout: Callable[[ir.Node, RuleContext], HeadLayout]
-    selective: bool = False
+
+    def selected_axes(self, node: ir.Node, context: RuleContext) -> Collection[int]:
+        return ()
 
     def demand(self, node: ir.Node, outputs: Sequence[Need], context: RuleContext) -> Demand:
         layout = self.layout(node, context)

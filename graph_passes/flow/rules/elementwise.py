@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
-from graph_passes.flow.rule import RuleContext
+from graph_passes.flow.refusal import RefusalCode
+from graph_passes.flow.rule import Gain, NoRuleError, RuleContext
 from graph_passes.flow.rules.labels import LabelRule, Labels, broadcast
 
 
@@ -25,12 +26,23 @@ def _rule(linear: str = "", operands: int | None = None) -> LabelRule:
     return LabelRule(_pointwise(frozenset(int(position) for position in linear), operands))
 
 
+class _PowerRule(LabelRule):
+    """Pow. With a constant exponent, a positive integer, factors of the base are raised to it too."""
+
+    def gain(self, node: ir.Node, gains: Sequence[Gain | None], context: RuleContext) -> list[Gain | None]:
+        base, exponent = gains[0], context.probe.constant(node.inputs[1])
+        if base is None or exponent is None or exponent.size != 1 or exponent.item() not in (1, 2, 3, 4):
+            raise NoRuleError(RefusalCode.NOT_LINEAR, "is not a product with the gated tensor")
+        axes = tuple(None if factors is None else factors ** int(exponent.item()) for factors in base.axes)
+        return super().gain(node, [Gain(axes, base.sites), *gains[1:]], context)
+
+
 _ONE_INPUT = (
     "Abs Acos Asin Atan BitwiseNot Ceil Celu Cos Elu Erf Exp Floor Gelu HardSigmoid HardSwish IsInf IsNaN LeakyRelu "
     "Log Mish Not Reciprocal Relu Round Selu Sigmoid Sign Sin Softplus Softsign Sqrt Tan Tanh ThresholdedRelu Swish"
 )
 _BROADCAST = (
-    "Add And BitwiseAnd BitwiseOr BitwiseXor Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod Or Pow "
+    "Add And BitwiseAnd BitwiseOr BitwiseXor Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod Or "
     "PRelu Sub Sum Where Xor"
 )
 
@@ -41,6 +53,7 @@ RULES = {
     ("", "Clip"): _rule(operands=1),
     ("", "Mul"): _rule(linear="01"),
     ("", "Div"): _rule(linear="0"),
+    ("", "Pow"): _PowerRule(_pointwise(frozenset((0,)), None)),
     **{("com.microsoft", op): _rule(operands=1) for op in ("Gelu", "QuickGelu")},
     **{("com.microsoft", op): _rule() for op in ("BiasGelu", "FastGelu")},
 }

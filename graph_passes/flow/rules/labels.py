@@ -8,7 +8,7 @@ have are summed over (indices at which one factor is zero are not needed) or mix
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -46,7 +46,9 @@ class LabelRule:
     """The rule of an operator whose axes `describe` labels."""
 
     describe: Callable[[ir.Node, RuleContext], Labels]
-    selective: bool = False
+
+    def selected_axes(self, node: ir.Node, context: RuleContext) -> Collection[int]:
+        return ()
 
     def demand(self, node: ir.Node, outputs: Sequence[Need], context: RuleContext) -> Demand:
         labels = self.describe(node, context)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -136,7 +136,8 @@ def _source(node: ir.Node) -> ir.Value | None:
 class ShapeRule:
     """Shape: it reads no content. After a cut it still returns the sizes of the unpruned tensor."""
 
-    selective: bool = True
+    def selected_axes(self, node: ir.Node, context: RuleContext) -> Collection[int]:
+        return range(len(context.shape(node.inputs[0])))
 
     def demand(self, node: ir.Node, outputs: Sequence[Need], context: RuleContext) -> Demand:
         return Demand((None,), tuple(outputs))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
+import numpy as np
 import onnx_ir as ir
 
-from graph_passes.flow.edit import opset
+from graph_passes.flow.edit import ints, opset
+from graph_passes.flow.indices import Need
 from graph_passes.flow.refusal import RefusalCode
-from graph_passes.flow.rule import NoRuleError, RuleContext
+from graph_passes.flow.rule import Demand, NoRuleError, RuleContext
 from graph_passes.flow.rules.labels import AxisLabels, LabelRule, Labels, broadcast
 
 
@@ -90,7 +95,8 @@ def _skip_normalization(node: ir.Node, context: RuleContext) -> Labels:
     return Labels(tuple(inputs), tuple(output for _ in node.outputs), mixed=frozenset((-1,)))
 
 
-def _reduction(node: ir.Node, context: RuleContext) -> Labels:
+def _reduced_axes(node: ir.Node, context: RuleContext) -> frozenset[int]:
+    """The axes of the input that a reduction sums, averages, ... over."""
     rank = len(context.shape(node.inputs[0]))
     axes = node.attributes.get_ints("axes", None) if "axes" in node.attributes else None
     if axes is None and len(node.inputs) > 1 and node.inputs[1] is not None:
@@ -100,13 +106,52 @@ def _reduction(node: ir.Node, context: RuleContext) -> Labels:
         axes = constant.reshape(-1).tolist()
     if axes is None or len(axes) == 0:
         axes = () if node.attributes.get_int("noop_with_empty_axes", 0) else tuple(range(rank))
-    reduced = {int(axis) % rank for axis in axes}
+    return frozenset(int(axis) % rank for axis in axes)
+
+
+def _reduction(node: ir.Node, context: RuleContext) -> Labels:
+    rank, reduced = len(context.shape(node.inputs[0])), _reduced_axes(node, context)
     keep_axes = node.attributes.get_int("keepdims", 1)
     output = tuple(axis if axis not in reduced else None for axis in range(rank) if keep_axes or axis not in reduced)
-    return Labels((tuple(range(rank)), *(None,) * (len(node.inputs) - 1)), (output,), mixed=frozenset(reduced))
+    return Labels((tuple(range(rank)), *(None,) * (len(node.inputs) - 1)), (output,), mixed=reduced)
 
 
-_REDUCTIONS = "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare"
+def _linear_reduction(node: ir.Node, context: RuleContext) -> Labels:
+    """ReduceSum and ReduceMean: indices of the input that are zero contribute nothing."""
+    labels = _reduction(node, context)
+    return Labels(labels.inputs, labels.outputs, frozenset((0,)), summed=labels.mixed)
+
+
+class _SumRule(LabelRule):
+    """ReduceSum, whose outputs depend on all indices that are summed over, unless those are zero."""
+
+    def mixes(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> bool:
+        return position == 0 and axis in _reduced_axes(node, context)
+
+
+class _MeanRule(_SumRule):
+    """ReduceMean: with fewer indices it is their sum, divided by the number of all."""
+
+    def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
+        need, graph, source = demand.inputs[0], node.graph, node.inputs[0]
+        axes, shape = sorted(_reduced_axes(node, context)), context.shape(source)
+        if graph is None or source is None or need is None or all(need[axis] is None for axis in axes):
+            return
+        dtype = (node.outputs[0].dtype or source.dtype or ir.DataType.FLOAT).numpy()
+        share = ir.node("Constant", [], {"value": ir.tensor(np.array(1 / math.prod(shape[a] for a in axes), dtype))})
+        positions, keep_axes = ints(axes), node.attributes.get_int("keepdims", 1)
+        total = ir.node("ReduceSum", [source, positions.outputs[0]], {"keepdims": keep_axes})
+        if node.outputs[0].dtype is not None:
+            total.outputs[0].dtype = node.outputs[0].dtype
+        graph.insert_before(node, [share, positions, total])
+        node.op_type, factors = "Mul", (total.outputs[0], share.outputs[0])
+        node.attributes.clear()
+        node.resize_inputs(len(factors))
+        for position, factor in enumerate(factors):
+            node.replace_input_with(position, factor)
+
+
+_REDUCTIONS = "L1 L2 LogSum LogSumExp Max Min Prod SumSquare"
 
 RULES = {
     ("", "MatMul"): LabelRule(_matmul),
@@ -124,4 +169,6 @@ RULES = {
         for op in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
     },
     **{("", f"Reduce{op}"): LabelRule(_reduction) for op in _REDUCTIONS.split()},
+    ("", "ReduceSum"): _SumRule(_linear_reduction),
+    ("", "ReduceMean"): _MeanRule(_linear_reduction),
 }

@@ -7,7 +7,7 @@ only as many are computed as query heads remain.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -53,7 +53,8 @@ def axis_groups(before: Shape, after: Shape) -> list[tuple[range, range]]:
 class ReshapeRule:
     """Reshape and Flatten: needed indices are regrouped, and extended to a box where they do not form one."""
 
-    selective: bool = False
+    def selected_axes(self, node: ir.Node, context: RuleContext) -> Collection[int]:
+        return ()
 
     def _groups(self, node: ir.Node, context: RuleContext) -> list[tuple[range, range]]:
         groups = axis_groups(context.shape(node.inputs[0]), context.shape(node.outputs[0]))

@@ -1,14 +1,13 @@
-"""Operators that divide, join or look up the indices of an axis: Split, Concat, Gather and Trilu."""
+"""Operators that divide, join, look up or write the indices of an axis: Split, Concat, Gather, ScatterND and Trilu."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from graph_passes.flow.cut_inputs import cut_input
 from graph_passes.flow.edit import cut_value, positions_among, set_ints
 from graph_passes.flow.indices import Index, Need, positions_of, same_index, simplify, union, whole
 from graph_passes.flow.refusal import RefusalCode
@@ -20,7 +19,8 @@ from graph_passes.flow.rules.labels import LabelRule, Labels
 class SplitRule:
     """Split: the outputs follow one another along an axis of the input."""
 
-    selective: bool = True
+    def selected_axes(self, node: ir.Node, context: RuleContext) -> Collection[int]:
+        return (self._axis(node, context),)
 
     def _axis(self, node: ir.Node, context: RuleContext) -> int:
         return node.attributes.get_int("axis", 0) % len(context.shape(node.inputs[0]))
@@ -76,14 +76,9 @@ class SplitRule:
         return False
 
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
-        axis, held_axes, need = self._axis(node, context), held[0], demand.inputs[0]
+        axis, held_axes, source = self._axis(node, context), held[0], node.inputs[0]
         assert held_axes is not None
-        assert need is not None
-        source = node.inputs[0]
         assert source is not None
-        others = [other for other in range(len(need)) if other != axis]
-        source = cut_input(source, held_axes, need, node, context, others)
-        node.replace_input_with(0, source)
         if held_axes[axis] is None and all(output[axis] is None for output in demand.outputs):
             return
         _, sizes = self._parts(node, context)
@@ -102,7 +97,8 @@ class SplitRule:
 class ConcatRule:
     """Concat: the inputs follow one another along an axis of the output."""
 
-    selective: bool = False
+    def selected_axes(self, node: ir.Node, context: RuleContext) -> Collection[int]:
+        return ()
 
     def _axis(self, node: ir.Node, context: RuleContext) -> int:
         return node.attributes.get_int("axis", 0) % len(context.shape(node.outputs[0]))
@@ -166,7 +162,8 @@ def _free_parts() -> NoRuleError:
 class GatherRule:
     """Gather: an axis of the table is replaced by the axes of the indices."""
 
-    selective: bool = True
+    def selected_axes(self, node: ir.Node, context: RuleContext) -> Collection[int]:
+        return self._lookup(node, context)[:1]
 
     def _lookup(self, node: ir.Node, context: RuleContext) -> tuple[int, int, np.ndarray | None]:
         """(axis of the table, rank of the indices, the indices where they are constant)."""
@@ -219,16 +216,11 @@ class GatherRule:
 
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
         axis, rank, constant = self._lookup(node, context)
-        held_axes, need = held[0], demand.inputs[0]
-        assert held_axes is not None
-        assert need is not None
-        source = node.inputs[0]
-        assert source is not None
-        others = [other for other in range(len(need)) if other != axis]
-        node.replace_input_with(0, cut_input(source, held_axes, need, node, context, others))
         if constant is None:
             return
         indices = _selected(constant, demand.outputs[0][axis : axis + rank])
+        held_axes = held[0]
+        assert held_axes is not None
         positions = np.asarray(positions_among(indices, held_axes[axis]))
         if not np.array_equal(positions, constant):
             set_ints(node, 1, positions)
@@ -249,9 +241,18 @@ def _triangle(node: ir.Node, context: RuleContext) -> Labels:
     return Labels((axes, None), (axes,), frozenset((0,)), mixed=frozenset(axes[-2:]))
 
 
+def _scatter(node: ir.Node, context: RuleContext) -> Labels:
+    """ScatterND: the leading axes of the data are written by index, the others are passed on."""
+    data, indices, updates = (context.shape(value) for value in node.inputs[:3])
+    axes, depth = tuple(range(len(data))), indices[-1]
+    written = (*(None,) * (len(updates) - len(axes[depth:])), *axes[depth:])
+    return Labels((axes, (None,) * len(indices), written), (axes,), mixed=frozenset(axes[:depth]))
+
+
 RULES: dict[tuple[str, str], Rule] = {
     ("", "Split"): SplitRule(),
     ("", "Concat"): ConcatRule(),
     ("", "Gather"): GatherRule(),
+    ("", "ScatterND"): LabelRule(_scatter),
     ("", "Trilu"): LabelRule(_triangle),
 }

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from graph_passes.flow.cut_inputs import cut_input
 from graph_passes.flow.edit import cut_value, positions_among, set_ints
 from graph_passes.flow.indices import Need, positions_of, simplify
 from graph_passes.flow.refusal import RefusalCode
@@ -19,7 +18,8 @@ from graph_passes.flow.rule import Demand, Gain, NoRuleError, Rule, RuleContext
 class SliceRule:
     """Slice: output position i of an axis is input position start + i * step."""
 
-    selective: bool = True
+    def selected_axes(self, node: ir.Node, context: RuleContext) -> Collection[int]:
+        return self._positions(node, context).keys()
 
     def _positions(self, node: ir.Node, context: RuleContext) -> dict[int, np.ndarray | None]:
         """Sliced axis -> selected input positions; None where they depend on the sizes of the graph's inputs."""
@@ -66,14 +66,10 @@ class SliceRule:
 
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
         """Cut the heads' axes by index before the node, which then no longer slices them."""
-        held_axes, need = held[0], demand.inputs[0]
-        assert held_axes is not None
-        assert need is not None
-        positions = self._positions(node, context)
-        source = node.inputs[0]
+        source, held_axes = node.inputs[0], held[0]
         assert source is not None
-        others = [axis for axis in range(len(need)) if axis not in positions]
-        source = cut_input(source, held_axes, need, node, context, others)
+        assert held_axes is not None
+        positions = self._positions(node, context)
         needed = demand.outputs[0]
         cut = {
             axis: taken

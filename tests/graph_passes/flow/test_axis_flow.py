@@ -25,21 +25,6 @@ def assert_left_whole(shrunk: Shrunk, op: str, code: RefusalCode, value: str = "
 # Nodes that compute `norm`, the input of the heads, from the queries `q1 [batch, length, heads * width]`; the weights
 # that they read; the operator that is refused, why, and the tensor that it is about.
 ON_QUERIES = {
-    # OLMo 2 normalizes queries over all heads at once: dropping one changes the others.
-    "norm over all heads": (
-        "s = Mul (q1, q1) m = ReduceMean <keepdims = 1> (s, last) r = Sqrt (m) norm = Div (q1, r)",
-        "int64[1] last = {-1}",
-        "ReduceMean",
-        RefusalCode.EVERY_HEAD_NEEDED,
-        "q1",
-    ),
-    "layer norm over all heads": (
-        "norm = LayerNormalization (q1, scale)",
-        "float[12] scale",
-        "LayerNormalization",
-        RefusalCode.MIXES_HEADS,
-        "",
-    ),
     "softmax over all heads": ("norm = Softmax (q1)", "", "Softmax", RefusalCode.MIXES_HEADS, ""),
     "running sum over all heads": (
         "norm = CumSum (q1, last)",
@@ -89,6 +74,39 @@ def test_an_operator_that_mixes_heads_refuses_its_site(name: str) -> None:
     assert_left_whole(shrunk, op, code, value)
 
 
+# Norms over the queries of all heads, as in OLMo 2: a dropped head has an effect on the others.
+NORMS = {
+    "ReduceMean": (
+        "s = Mul (q1, q1) m = ReduceMean <keepdims = 1> (s, last) r = Sqrt (m) norm = Div (q1, r)",
+        "int64[1] last = {-1}",
+    ),
+    "LayerNormalization": ("norm = LayerNormalization (q1, scale)", "float[12] scale"),
+}
+
+
+@pytest.mark.parametrize("op", NORMS)
+def test_a_norm_over_all_queries_reads_them_all_and_the_rest_is_cut(op: str) -> None:
+    body, weights = NORMS[op]
+    heads = TO_HEADS.replace("Reshape (q1, split)", "Reshape (norm, split)")
+    shrunk = shrink_and_compare(graph(PROJECT + body + heads + CORE, f"{WEIGHTS}, {weights}"), plan([0, 2]))
+    assert shrunk.refused == ()
+    assert [(refusal.op, refusal.sites) for refusal in shrunk.shared] == [(op, {"a"})]
+    assert [shape(shrunk.model, name) for name in ("Wq", "Wk", "Wv")] == [(8, 12), (8, 6), (8, 6)]
+
+
+@pytest.mark.parametrize("kept", [[0, 2], []])
+def test_a_root_mean_square_over_gated_heads_is_cut(kept: list[int]) -> None:
+    # BitNet normalizes the heads together before the output projection: dropped heads add nothing to the mean.
+    norm = "s = Pow (merged, two) m = ReduceMean <keepdims = 1> (s, last) e = Add (m, eps) r = Sqrt (e)"
+    core = CORE.replace("y = MatMul (merged,", f"{norm} odd = Div (merged, r) y = MatMul (odd,")
+    declared = f"{WEIGHTS}, int64[1] last = {{-1}}, float two = {{2.0}}, float eps = {{0.001}}"
+    shrunk = shrink_and_compare(
+        graph(PROJECT + TO_HEADS + core, declared), plan(site(kept, scale=[0.5, -2][: len(kept)]))
+    )
+    assert (shrunk.refused, shrunk.shared) == ((), ())
+    assert shrunk.removed
+
+
 def test_a_product_over_all_heads_keeps_the_rows_and_loses_the_columns() -> None:
     # A second projection of the queries needs all of the first, and only the dropped heads' columns of itself.
     heads = TO_HEADS.replace("Reshape (q1, split)", "Reshape (norm, split)")
@@ -97,6 +115,51 @@ def test_a_product_over_all_heads_keeps_the_rows_and_loses_the_columns() -> None
     assert shrunk.refused == ()
     assert shape(shrunk.model, "mixer") == (12, 6)
     assert shape(shrunk.model, "Wq") == (8, 12)
+    assert shape(shrunk.model, "Wk") == (8, 6)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        "few = Slice (v2, zero, two, last)",
+        "few = Gather <axis = 3> (v2, columns)",
+        "few, rest = Split <axis = 3> (v2, sizes)",
+    ],
+)
+def test_heads_that_another_product_needs_are_cut_where_another_axis_is_divided(node: str) -> None:
+    # Doge computes a bias of the scores from the values of all heads: `v2` stays whole, what attention reads of it not.
+    heads = TO_HEADS.replace(
+        "v = Transpose <perm = [0, 2, 1, 3]> (v2)", f"{node} v = Transpose <perm = [0, 2, 1, 3]> (few)"
+    )
+    body = (
+        PROJECT
+        + heads
+        + "all = MatMul (v1, mixer)"
+        + CORE.replace("y = MatMul (merged, Wo)", "z = MatMul (merged, Wo) y = Add (z, all)")
+    )
+    constants = (
+        "int64[1] zero = {0}, int64[1] two = {2}, int64[1] last = {3}, int64[2] columns = {0, 1}, "
+        "int64[2] sizes = {2, 1}"
+    )
+    weights = WEIGHTS.replace("float[12, 8] Wo", "float[8, 8] Wo").replace("merge = {0, 0, 12}", "merge = {0, 0, 8}")
+    shrunk = shrink_and_compare(graph(body, f"{weights}, float[12, 8] mixer, {constants}"), plan([0, 2]))
+    assert shrunk.refused == ()
+    assert [shape(shrunk.model, name) for name in ("Wq", "Wv", "Wo")] == [(8, 6), (8, 12), (4, 8)]
+
+
+def test_keys_that_are_written_into_an_empty_tensor_are_cut() -> None:
+    # DeepSeek writes both parts of its keys into a new tensor: a column of each head here.
+    heads = TO_HEADS.replace(
+        "k = Transpose <perm = [0, 2, 1, 3]> (k2)",
+        """
+        few = Gather <axis = 3> (k2, column)
+        filled = Transpose <perm = [3, 0, 1, 2]> (k2) updates = Transpose <perm = [3, 0, 1, 2]> (few)
+        written = ScatterND (filled, where, updates) k = Transpose <perm = [1, 3, 2, 0]> (written)
+        """,
+    )
+    weights = f"{WEIGHTS}, int64[1] column = {{1}}, int64[1, 1] where = {{2}}"
+    shrunk = shrink_and_compare(graph(PROJECT + heads + CORE, weights), plan([0, 2]))
+    assert shrunk.refused == ()
     assert shape(shrunk.model, "Wk") == (8, 6)
 
 
@@ -210,13 +273,13 @@ def test_a_refused_site_does_not_keep_others_from_shrinking() -> None:
 
 
 def test_messages_of_refusals_name_the_operator() -> None:
-    body, weights, *_ = ON_QUERIES["norm over all heads"]
-    heads = TO_HEADS.replace("Reshape (q1, split)", "Reshape (norm, split)")
-    mixed = shrink_and_compare(graph(PROJECT + body + heads + CORE, f"{WEIGHTS}, {weights}"), plan([0, 2]))
-    outputs = "float[B, S, 8] y, float[B, 4, S, 3] gated"
-    returned = shrink_and_compare(graph(PROJECT + TO_HEADS + CORE, WEIGHTS, outputs=outputs), plan([0, 2]))
+    outputs = [f"float[B, S, 8] y, float[B, 4, S, {tensor}" for tensor in ("S] p", "3] gated")]
+    mixed, returned = (
+        shrink_and_compare(graph(PROJECT + TO_HEADS + CORE, WEIGHTS, outputs=returned), plan([0, 2]))
+        for returned in outputs
+    )
     assert [refusal.why for shrunk in (mixed, returned) for refusal in shrunk.refused] == [
-        "needs every unit of q1, so none can be removed from it",
+        "needs every unit of p, so none can be removed from it",
         "returns gated units; export the graph without this output",
     ]
     assert str(returned.refused[0]) == "graph output gated: returns gated units; export the graph without this output"

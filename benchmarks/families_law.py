@@ -1,0 +1,233 @@
+"""What happens to one family of transformers: built tiny, exported, cut by a random plan, and compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from benchmarks.families_tiny import tiny_model
+from compressor.errors import CompressorError, SiteRefusedError
+from compressor.export import export_reference
+from compressor.model_folder import ModelFolder, example_inputs
+from compressor.run import verify
+from compressor.run.products import Case
+from compressor.silence_libraries import one_line
+from compressor.targets import target
+from compressor.targets.base import TOLERANCE
+from compressor.units import PrunableGroup, find_groups
+from graph_passes import GraphPassError, Plan, load, save, shrink
+from graph_passes.plan import GroupPlan
+
+SIZES = ((2, 8), (3, 13))
+"""Batch sizes and lengths at which the outputs are compared."""
+
+
+class Outcome(StrEnum):
+    """What became of a family."""
+
+    HOLDS = "holds"
+    """Every group was cut, and the shrunk graph computes what the gated model computes."""
+    IN_PART = "holds in part"
+    """The same, but some groups were refused by name."""
+    REFUSED = "refused"
+    """An error of the project says why nothing can be cut."""
+    NOT_EXPORTABLE = "not exportable"
+    """The exporter of transformers fails, or its graph of the dense model runs nowhere or computes something else."""
+    NO_ATTENTION = "no attention"
+    OFF_INTERFACE = "off the interface"
+    """The model has attention, and none of it goes through transformers' attention interface."""
+    NOT_BUILT = "not built"
+    """The tiny model or its inputs could not be made by the general rules."""
+    FAILED = "FAILED"
+    """A traceback, an abort, a wrong number, or a shrunk graph that does not run."""
+
+
+@dataclasses.dataclass
+class Row:
+    """The row of a family.
+
+    Attributes:
+        family: model type.
+        outcome: what became of it.
+        reason: why, on one line; empty where everything holds.
+        model: name of the model class.
+        heads: number of attention sites.
+        neurons: number of groups of neurons.
+        cut: number of groups that lost units.
+        parameters: parameters of the graph before and after.
+        error: largest relative error on ONNX Runtime.
+        openvino: the same on OpenVINO, or why there is none.
+        where: the last lines of a traceback.
+        seconds: wall-clock time.
+    """
+
+    family: str
+    outcome: Outcome = Outcome.FAILED
+    reason: str = ""
+    model: str = ""
+    heads: int = 0
+    neurons: int = 0
+    cut: int = 0
+    parameters: tuple[int, int] = (0, 0)
+    error: float | None = None
+    openvino: float | str | None = None
+    where: str = ""
+    seconds: float = 0.0
+
+
+class _EndError(Exception):
+    """The end of a family before the law could be checked."""
+
+    def __init__(self, outcome: Outcome, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome, self.reason = outcome, reason
+
+
+@contextmanager
+def _ends_as(outcome: Outcome, prefix: str = "") -> Iterator[None]:
+    """Any error inside is the end of the family, with this outcome."""
+    try:
+        yield
+    except Exception as error:
+        raise _EndError(outcome, f"{prefix}{type(error).__name__}: {one_line(error)}") from error
+
+
+def sweep_family(family: str, on_stage: Callable[[Row], None], seed: int = 0) -> Row:
+    """Check the law for a family; every exception is an outcome.
+
+    Args:
+        family: the model type.
+        on_stage: called when a stage begins, with the row that counts if the process ends within the stage.
+        seed: seed of the weights and of the plan.
+    """
+    row, start = Row(family), time.monotonic()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            _check(row, Path(folder), seed, on_stage)
+    except _EndError as end:
+        row.outcome, row.reason = end.outcome, end.reason
+        if end.__cause__ is not None:
+            row.where = _where(end.__cause__)
+    except (CompressorError, GraphPassError) as error:
+        row.outcome, row.reason = Outcome.REFUSED, one_line(error)
+    except Exception as error:
+        row.outcome, row.reason, row.where = Outcome.FAILED, f"{type(error).__name__}: {one_line(error)}", _where(error)
+    row.seconds = round(time.monotonic() - start, 1)
+    return row
+
+
+def _where(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)[-3:]
+    return " < ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in reversed(frames))
+
+
+def _check(row: Row, folder: Path, seed: int, on_stage: Callable[[Row], None]) -> None:
+    """Fill in the row of a family, stage by stage."""
+
+    def begin(outcome: Outcome, stage: str) -> None:
+        on_stage(dataclasses.replace(row, outcome=outcome, reason=stage))
+
+    begin(Outcome.NOT_BUILT, "building the model")
+    model, inputs = _build(row)
+    begin(Outcome.FAILED, "finding units")
+    groups = _find_groups(model, inputs[0])
+    row.heads = sum(group.type == "heads" for group in groups)
+    row.neurons = len(groups) - row.heads
+    plan = random_plan(groups, np.random.default_rng(seed))
+    cases = [_case(batch) for batch in inputs]
+    begin(Outcome.NOT_EXPORTABLE, "exporting")
+    reference = folder / "reference.onnx"
+    _export(model, plan, inputs[0], cases, reference)
+    begin(Outcome.FAILED, "shrinking")
+    _shrink(row, reference, plan, cases, folder / "shrunk.onnx")
+    row.openvino = _on_openvino(folder / "shrunk.onnx", cases)
+
+
+def _build(row: Row) -> tuple[PreTrainedModel, list[dict[str, Tensor]]]:
+    """The tiny model and its inputs of both sizes, on which it runs."""
+    with _ends_as(Outcome.NOT_BUILT):
+        model = tiny_model(row.family)
+    row.model = type(model).__name__
+    folder = ModelFolder(Path(row.family), model, None, model.config, "", "feature-extraction", row.family)
+    inputs = [example_inputs(folder, batch, length) for batch, length in SIZES]
+    with _ends_as(Outcome.NOT_BUILT, "forward: "), torch.no_grad():
+        for batch in inputs:
+            model(**batch)
+    return model, inputs
+
+
+def _export(
+    model: PreTrainedModel, plan: Plan, inputs: Mapping[str, Tensor], cases: Sequence[Case], graph: Path
+) -> None:
+    """Export the gated model; the end of the family if the graph does not compute what it computes."""
+    try:
+        export_reference(model, plan, inputs, graph)
+    except SiteRefusedError:
+        raise
+    except CompressorError as error:
+        raise _EndError(Outcome.NOT_EXPORTABLE, one_line(error)) from error
+    with _ends_as(Outcome.NOT_EXPORTABLE, "the exported graph: "):
+        verify.require(verify.prove_export(model, plan, graph, cases, "compressed", attention="eager"))
+
+
+def _shrink(row: Row, reference: Path, plan: Plan, cases: Sequence[Case], path: Path) -> None:
+    """Shrink the exported graph, and compare both."""
+    shrunk = shrink(load(reference), plan)
+    save(shrunk.model, path)
+    row.cut, row.parameters = len(shrunk.removed), shrunk.parameters
+    if not shrunk.removed:
+        raise _EndError(Outcome.REFUSED, shrunk.obstacle or "")
+    with _ends_as(Outcome.FAILED, "the shrunk graph: "):
+        row.error = verify.require(verify.prove_shrunk(reference, path, cases, "compressed")).error
+    if shrunk.parameters[1] >= shrunk.parameters[0]:
+        raise _EndError(Outcome.FAILED, f"{row.cut} groups were cut and no parameter is gone")
+    row.outcome = Outcome.IN_PART if shrunk.refused else Outcome.HOLDS
+    shared = [f"{min(norm.sites)}: {norm.op} reads all units" for norm in shrunk.shared]
+    row.reason = "; ".join([*filter(None, [shrunk.obstacle]), *shared[:1]])
+
+
+def _find_groups(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[PrunableGroup]:
+    """The groups of a model; the end of the family if no attention reached the hook."""
+    try:
+        return find_groups(model, inputs, attention="eager")
+    except SiteRefusedError as error:
+        if "site" in error.details:
+            raise
+        has_attention = any("attention" in type(module).__name__.lower() for module in model.modules())
+        raise _EndError(Outcome.OFF_INTERFACE if has_attention else Outcome.NO_ATTENTION, "") from None
+
+
+def _case(inputs: Mapping[str, Tensor]) -> Case:
+    feeds = {name: tensor.numpy() for name, tensor in inputs.items()}
+    return Case(feeds, verify.case_name(feeds))
+
+
+def random_plan(groups: Sequence[PrunableGroup], rng: np.random.Generator) -> Plan:
+    """A plan that keeps a random half of the units of every group, at random scales."""
+    plans: list[GroupPlan] = []
+    for group in groups:
+        kept = sorted(int(unit) for unit in rng.choice(group.units, group.units // 2, replace=False))
+        scale = tuple(float(value) for value in rng.uniform(0.5, 1.5, len(kept)).astype(np.float32))
+        plans.append(dataclasses.replace(group.plan(range(group.units)), kept=tuple(kept), scale=scale))
+    return Plan(groups=tuple(plans))
+
+
+def _on_openvino(graph: Path, cases: Sequence[Case]) -> float | str:
+    """The relative error of OpenVINO, or why it does not run the shrunk graph."""
+    try:
+        engine = target("openvino").build(graph, graph.with_suffix(".xml"), threads=1)
+        proof = verify.prove_engine(graph, engine, cases, "compressed")
+    except Exception as error:
+        return one_line(error, 120)
+    return proof.error if proof.error <= TOLERANCE["fp32"] else f"error {proof.error:.1e}"

@@ -1,0 +1,233 @@
+"""A tiny random model of any family of transformers, made from the configuration class of the family.
+
+Sizes follow from the names of the fields, by the first rule that fits; `EXCEPTIONS` has what no rule can know.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
+
+VOCABULARY, LAYERS, HEADS, HEAD_DIM, WIDTH, INNER = 99, 2, 4, 8, 32, 48
+IMAGE, PATCH, POSITIONS = 64, 8, 96
+
+Rule = tuple[str, Callable[[int], int]]
+
+
+def at_most(limit: int) -> Callable[[int], int]:
+    """A value, but at most the limit."""
+    return lambda value: min(value, limit)
+
+
+def exactly(size: int) -> Callable[[int], int]:
+    """The size in place of any positive value."""
+    return lambda value: size if value > 0 else value
+
+
+RULES: tuple[Rule, ...] = (
+    (r".*(token_id|token_index|token_ids|_token|_index)", lambda value: value % VOCABULARY if value > 0 else value),
+    (r"(max_window_layers|num_feat_extract_layers|type_vocab_size|.*num_groups|num_channels)", lambda value: value),
+    (r"(num_kv_shared_layers|num_nextn_predict_layers|num_hash_layers)", exactly(0)),
+    (r"(first_k_dense_replace|num_dense_layers|n_dense_layers)", at_most(1)),
+    (r".*(key_value_heads|kv_heads|head_kv|kv_n_heads)", at_most(2)),
+    (r"query_dim|in_channels|out_channels", lambda value: value),
+    (r"(attention_window|block_size|chunk_size|.*_chunk_size|sliding_window|local_attention)", at_most(4)),
+    (r"(mamba_)?n_groups|ngroups", at_most(1)),
+    (r".*vocab_size", at_most(VOCABULARY)),
+    (r".*codebook_size|num_embeddings", at_most(16)),
+    (r"(.*_)?(num_|n_)?(hidden_|attention_|encoder_|decoder_)?(layers?|blocks)|.*n_layers?|depth|.*_depth", at_most(2)),
+    (r"qk_rope_head_dim|qk_nope_head_dim|rotary_dim", exactly(HEAD_DIM // 2)),
+    (r"mamba_d_head|mamba_head_dim", exactly(2 * WIDTH // HEADS)),
+    (r"mamba_d_ssm", exactly(2 * WIDTH)),
+    (r"context_size", at_most(8)),
+    (r".*head_dim|dim_head|.*_dim_head|d_kv|attention_head_size|(.*_)?d_head|.*head_size", exactly(HEAD_DIM)),
+    (r".*heads?|n_heads_.*", at_most(HEADS)),
+    (r".*experts_per_tok(en)?|moe_topk|moe_k|top_k|topk_group|n_group|num_expert_group", at_most(2)),
+    (r".*experts.*", at_most(4)),
+    (r".*(intermediate|ffn|inner|mlp)_?(hidden_)?(size|dim)|d_ff|n_inner|.*ffn_hidden_size", exactly(INNER)),
+    (r".*rank", exactly(16)),
+    (r".*(hidden|embed|embedding|projection|proj|d|out|output|input|model|state|channel)_?(size|dim|model|channels)"
+     r"|d_model|n_embd|dim|.*_dim|.*hidden_size.*|d_embed|upsample_groups", exactly(WIDTH)),
+    (r"max_position_embeddings|n_positions|max_.*positions|max_seq_len|n_ctx|.*_length", at_most(POSITIONS)),
+    (r"(.*_)?image_size|.*_resolution|img_size", at_most(IMAGE)),
+    (r"patch_size|.*_patch_size", at_most(PATCH)),
+    (r"window_size", at_most(2)),
+    (r"num_queries|num_query_tokens|.*num_latents|num_denoising", at_most(8)),
+)  # fmt: skip
+"""(Pattern of a field's name, its small value from the usual one), for whole numbers."""
+
+LIST_RULES: tuple[Rule, ...] = (
+    (r"depths|.*_depths|num_blocks|encoder_layers|layers", at_most(1)),
+    (r".*heads", exactly(HEADS)),
+    (r".*hidden_sizes|embed_dims?|dims|conv_dim|tdnn_dim|.*_dims?", exactly(WIDTH)),
+    (r".*ind(ex|ices|exes)|layers_.*", at_most(LAYERS - 1)),
+    (r"image_size|img_size", at_most(IMAGE)),
+    (r"patch_size", at_most(PATCH)),
+)
+"""The same for each number of a list."""
+
+DEFAULTS: dict[str, Any] = {
+    "head_dim": HEAD_DIM,
+    "vocab_size": VOCABULARY,
+    "num_key_value_heads": HEADS,
+    "layer_types": ["full_attention"] * LAYERS,
+    "num_experts_per_tok": 2,
+    "sliding_window": 4,
+}
+"""Values of fields that are None by default."""
+
+EXCEPTIONS: dict[str, dict[str, Any]] = {
+    "autoformer": {"prediction_length": 4},
+    "informer": {"prediction_length": 4},
+    "time_series_transformer": {"prediction_length": 4},
+    "bamba": {"attn_layer_indices": [1]},
+    "esm": {"pad_token_id": 1, "mask_token_id": 3},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
+    "layoutlmv3": {"coordinate_size": 4, "shape_size": 8},
+    "mamba2": {"head_dim": 16},
+    "recurrent_gemma": {"num_hidden_layers": 3},
+    "reformer": {"axial_pos_embds_dim": (16, 16), "axial_pos_shape": (8, 12)},
+    "xmod": {"default_language": "en_XX"},
+}
+"""Model type -> values that no rule can know."""
+
+
+def tiny_config(config_class: type[PretrainedConfig], default: PretrainedConfig | None = None) -> PretrainedConfig:
+    """A configuration of the class with small sizes, from those of `default`, or of a default instance."""
+    default = default or config_class()
+    return config_class(**dict(_tiny_values(default)), **EXCEPTIONS.get(config_class.model_type, {}))
+
+
+def _tiny_values(config: PretrainedConfig) -> Iterator[tuple[str, Any]]:
+    exceptions = EXCEPTIONS.get(config.model_type, {})
+    fields = {field.name for field in dataclasses.fields(config)}
+    values = vars(config)
+    for name in sorted(fields & set(values) - set(exceptions) - {"id2label", "label2id"}):
+        value = values[name]
+        if isinstance(value, PretrainedConfig):
+            yield name, tiny_config(type(value), value)
+        elif name.endswith(_SHARED_HEADS) and value == values.get(name.replace("key_value", "attention")):
+            yield name, min(value, HEADS)
+        elif type(value) is int:
+            yield name, _apply(RULES, name, value)
+        elif isinstance(value, (list, tuple)) and value:
+            yield name, type(value)(_tiny_list(name, list(value), values.get("num_hidden_layers")))
+        elif name == "rope_parameters" and isinstance(value, dict):
+            yield name, _tiny_rope(value, _reads_mrope(type(config)))
+        elif value is None and name in DEFAULTS:
+            yield name, DEFAULTS[name]
+
+
+_SHARED_HEADS = "key_value_heads"
+"""End of names of a number of key/value heads."""
+
+
+def _reads_mrope(config_class: type[PretrainedConfig]) -> bool:
+    """Whether positions of this family have three parts: time, height and width."""
+    file = inspect.getsourcefile(config_class) or ""
+    modeling = Path(file.replace("configuration_", "modeling_"))
+    return modeling.is_file() and "mrope_section" in modeling.read_text(encoding="utf-8")
+
+
+def _tiny_list(name: str, values: list[Any], layers: int | None) -> list[Any]:
+    """A list with a value for each layer loses layers, but keeps an attention; others keep their length."""
+    names_kinds = isinstance(values[0], str) and re.search("layer|block|types|pattern", name) is not None
+    if (names_kinds or len(values) == layers) and len(values) > LAYERS and "feature" not in name:
+        kinds = list(dict.fromkeys(map(_hashable, values)))
+        attention = [kind for kind in kinds if "attention" in str(kind) and "linear" not in str(kind)]
+        kinds = [kinds[0], *attention[:1], *kinds[1:]] if kinds[0] not in attention[:1] else kinds
+        small = [*kinds[:LAYERS], *kinds[-1:] * (LAYERS - len(kinds))]
+        return [_apply(RULES, name, value) if type(value) is int else value for value in small]
+    if all(type(value) is int for value in values):
+        small = [_apply(LIST_RULES, name, value) for value in values]
+        return sorted(set(small)) if re.fullmatch(r".*ind(ex|ices|exes)", name) else small
+    return values
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _tiny_rope(value: dict[str, Any], in_three_parts: bool) -> dict[str, Any]:
+    if any(isinstance(part, dict) for part in value.values()):
+        return {name: _tiny_rope(part, in_three_parts) if part else part for name, part in value.items()}
+    rope = dict(value)
+    if value and (in_three_parts or "mrope_section" in rope):
+        pairs = int(HEAD_DIM * rope.get("partial_rotary_factor", 1.0)) // 2
+        rope["mrope_section"] = [pairs - pairs // 4 * 2 - pairs % 2, pairs // 4 + pairs % 2, pairs // 4]
+    return rope
+
+
+def _apply(rules: tuple[Rule, ...], name: str, value: int) -> int:
+    return next((change(value) for pattern, change in rules if re.fullmatch(pattern, name)), value)
+
+
+_AUTO_CLASSES = (
+    "SEQ_TO_SEQ_CAUSAL_LM",
+    "MASKED_LM",
+    "CAUSAL_LM",
+    "SPEECH_SEQ_2_SEQ",
+    "IMAGE_TEXT_TO_TEXT",
+    "CTC",
+    "IMAGE_CLASSIFICATION",
+    "OBJECT_DETECTION",
+    "AUDIO_CLASSIFICATION",
+)
+"""Heads that are tried in this order before the model without a head."""
+
+
+def model_class(model_type: str, config_class: type[PretrainedConfig]) -> type[PreTrainedModel] | None:
+    """The model class of a family: that of the first head that it has, else one that reads its configuration."""
+    names = [f"MODEL_FOR_{head}_MAPPING_NAMES" for head in _AUTO_CLASSES] + ["MODEL_MAPPING_NAMES"]
+    names += sorted(name for name in vars(modeling_auto) if re.fullmatch(r"MODEL_FOR_.*NAMES", name))
+    for name in names:
+        mapped = getattr(modeling_auto, name).get(model_type, ())
+        for class_name in (mapped,) if isinstance(mapped, str) else mapped:
+            cls = getattr(transformers, class_name, None)
+            if cls is not None and cls.config_class is config_class:
+                return cls
+    module = importlib.import_module(config_class.__module__.replace(".configuration_", ".modeling_"))
+    classes = [
+        cls
+        for _, cls in inspect.getmembers(module, inspect.isclass)
+        if issubclass(cls, PreTrainedModel)
+        and cls.config_class is config_class
+        and cls.__module__ == module.__name__
+        and not cls.__name__.endswith("PreTrainedModel")
+    ]
+    return min(classes, key=lambda cls: (not cls.__name__.endswith("Model"), len(cls.__name__)), default=None)
+
+
+def model_types() -> list[str]:
+    """All model types of the installed transformers."""
+    return sorted(CONFIG_MAPPING_NAMES)
+
+
+def tiny_model(model_type: str, seed: int = 0) -> PreTrainedModel:
+    """A random model of a family in evaluation mode."""
+    config_class = CONFIG_MAPPING[model_type]
+    cls = model_class(model_type, config_class)
+    if cls is None:
+        raise ValueError("no model class reads this configuration")
+    torch.manual_seed(seed)
+    model = cls(tiny_config(config_class)).eval()
+    # With usual weights, a head of a random model changes the output by less than rounding does.
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.2)
+        elif name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.1)
+    return model.float()

@@ -1,0 +1,66 @@
+"""The sweep over families: tiny models by general rules, an outcome for every way to end, and the page."""
+
+from __future__ import annotations
+
+import multiprocessing
+from typing import Any
+
+import pytest
+import torch
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from benchmarks.families import run_apart
+from benchmarks.families_law import Outcome, Row, sweep_family
+from benchmarks.families_page import page_of
+from benchmarks.families_tiny import HEADS, LAYERS, VOCABULARY, tiny_config, tiny_model
+
+
+@pytest.mark.parametrize("family", ["bert", "qwen2_vl", "vit", "t5", "nemotron_h", "deepseek_v3"])
+def test_models_are_tiny(family: str) -> None:
+    model = tiny_model(family)
+    assert sum(parameter.numel() for parameter in model.parameters()) < 300_000
+    assert torch.equal(next(model.parameters()), next(tiny_model(family).parameters()))
+
+
+def test_sizes_of_parts_are_small_too() -> None:
+    config = tiny_config(CONFIG_MAPPING["qwen3_vl"])
+    text, vision = config.text_config, config.vision_config
+    assert (text.num_hidden_layers, text.num_attention_heads, text.vocab_size) == (LAYERS, HEADS, VOCABULARY)
+    assert config.image_token_id < VOCABULARY
+    assert vision.out_hidden_size == text.hidden_size
+
+
+def test_layers_of_a_hybrid_model_keep_an_attention() -> None:
+    kinds = tiny_config(CONFIG_MAPPING["qwen3_next"]).layer_types
+    assert kinds == ["linear_attention", "full_attention"]
+
+
+def test_a_family_without_attention_ends_early() -> None:
+    stages: list[str] = []
+    row = sweep_family("resnet", lambda row: stages.append(row.reason))
+    assert row.outcome is Outcome.NO_ATTENTION
+    assert stages == ["building the model", "finding units"]
+
+
+def test_a_process_without_a_result_is_an_outcome() -> None:
+    context: Any = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([sweep_family.__module__])
+    row = run_apart(context, "no such family", 60)
+    assert (row.outcome, row.family) == (Outcome.NOT_BUILT, "no such family")
+    row = run_apart(context, "bert", 1)
+    assert row.outcome is not Outcome.HOLDS
+    assert "over 1 s of the processor" in row.reason
+
+
+def test_the_page_counts_outcomes_and_names_what_is_missing() -> None:
+    rows = [
+        Row("bert", Outcome.HOLDS, heads=2, neurons=2, parameters=(100, 60), error=1e-6, openvino=2e-6),
+        Row("kosmos", Outcome.REFUSED, reason="layers.0: LayerNormalization a|b"),
+        Row("resnet", Outcome.NO_ATTENTION),
+    ]
+    lines = page_of(rows, 5).splitlines()
+    counts = {line.split("|")[1].strip(): line.split("|")[2].strip() for line in lines if line.startswith("| ")}
+    assert (counts["holds"], counts["refused"], counts["FAILED"], counts["not swept yet"]) == ("1", "1", "0", "2")
+    assert "| bert |  | 2 | 2 | 60% | 1e-06 | 2e-06 |  |" in lines
+    assert "| kosmos |  | layers.0: LayerNormalization a\\|b |" in lines
+    assert "`resnet`" in lines
