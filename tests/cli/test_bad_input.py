@@ -200,10 +200,9 @@ def empty_evaluation(inputs: Path) -> Arguments:
 
 
 def unsupported_family(inputs: Path) -> Arguments:
-    sizes: dict[str, Any] = {"vocab_size": 25, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = hf.DebertaV2Config(**sizes, intermediate_size=20, max_position_embeddings=20)
-    folders.save(hf.DebertaV2ForSequenceClassification(config), inputs / "deberta")
-    return [inputs / "deberta"]
+    config = hf.FNetConfig(vocab_size=25, hidden_size=16, num_hidden_layers=1, intermediate_size=20)
+    folders.save(hf.FNetForSequenceClassification(config), inputs / "fnet")
+    return [inputs / "fnet"]
 
 
 def unknown_key(inputs: Path) -> Arguments:
@@ -268,7 +267,7 @@ BAD_INPUTS: dict[str, tuple[Callable[[Path], Arguments], int, str, str]] = {
     "no label column": (no_label_column, 3, ErrorCode.COLUMN_MISSING, "verdict, text"),
     "one class only": (one_class, 3, ErrorCode.INVALID_ROWS, "rows.tsv"),
     "empty evaluation set": (empty_evaluation, 3, ErrorCode.TOO_FEW_ROWS, "eval.tsv"),
-    "family off the hook": (unsupported_family, 8, ErrorCode.SITE_REFUSED, "deberta-v2"),
+    "family without heads": (unsupported_family, 8, ErrorCode.SITE_REFUSED, "fnet"),
     "unknown method": (
         lambda inputs: [*learn_command(inputs), "--method", "dps"],
         2,
