@@ -58,7 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{family}: {row.outcome} {row.reason}".strip(), flush=True)
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(sweep, families))
+        try:
+            list(pool.map(sweep, families))
+        except KeyboardInterrupt:
+            print("interrupted: families that have begun are finished", flush=True)
+            pool.shutdown(cancel_futures=True)
     rows = read_rows(options.work)
     PAGE.write_text(page_of(rows, len(model_types())), encoding="utf-8")
     print(f"wrote {PAGE}")
@@ -102,6 +106,7 @@ def run_apart(context: ForkServerContext, family: str, seconds: float) -> Row:
 
 
 def _send_row(family: str, seconds: int, sender: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C ends the sweep after this family
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     with quiet_tools(), quiet_transformers():
         row = sweep_family(family, lambda row: sender.send((row, False)))

@@ -46,7 +46,7 @@ class Outcome(StrEnum):
     """The exporter of transformers fails, or its graph of the dense model runs nowhere or computes something else."""
     NO_ATTENTION = "no attention"
     OFF_INTERFACE = "off the interface"
-    """The model has attention, and none of it goes through transformers' attention interface."""
+    """The model has attention, and neither the interface nor a projection shows its heads."""
     NOT_BUILT = "not built"
     """The tiny model or its inputs could not be made by the general rules."""
     FAILED = "FAILED"

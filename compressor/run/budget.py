@@ -57,7 +57,7 @@ class Constraint:
         under = max((point for point in points if point[1] <= self.budget), key=lambda point: point[1], default=None)
         over = min((point for point in points if point[1] > self.budget), key=lambda point: point[1], default=None)
         if under is None or over is None:
-            predicted, measured = under or over or (1.0, 1.0)
+            predicted, measured = min(points, key=lambda point: abs(math.log(point[1] / self.budget)))
             return replace(self, correction=measured / predicted)
         (low, low_measured), (high, high_measured) = under, over
         share = math.log(self.budget / low_measured) / math.log(high_measured / low_measured)
