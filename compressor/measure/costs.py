@@ -55,7 +55,9 @@ class GroupCosts(BaseModel):
 class CostTable(BaseModel):
     """What plans of one model cost, in one unit and at one size.
 
-    Costs add up: a plan costs what the whole model costs, less the saving of each group.
+    Costs add up: a plan costs what the whole model costs, less the saving of each group. Times of operators that run
+    side by side or share a cache add up only nearly, so a table of times has a curve from the sum to the time that
+    plans with this sum take.
 
     Attributes:
         unit: `ms` for times; `macs`, `parameters` or `heads` for counts.
@@ -65,6 +67,8 @@ class CostTable(BaseModel):
         dense: cost of the runtime's own engine of the whole model, which ratios refer to.
         whole: cost with every unit, in the form that plans are measured in.
         rows: the groups.
+        curve: sum of costs and measured cost of plans in which all groups keep the same share, both ascending; empty
+            where sums are exact.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -76,10 +80,16 @@ class CostTable(BaseModel):
     dense: float
     whole: float
     rows: tuple[GroupCosts, ...]
+    curve: tuple[tuple[float, float], ...] = ()
 
     @property
     def least(self) -> float:
         """Cost of a plan that keeps nothing: no budget below it can be met."""
+        return self.at_sum(self.least_sum)
+
+    @property
+    def least_sum(self) -> float:
+        """Sum of the costs of a plan that keeps nothing."""
         return self.whole - sum(len(row.groups) * row.saving(0) for row in self.rows)
 
     @property
@@ -98,14 +108,41 @@ class CostTable(BaseModel):
         """What a group saves at a number of units, against all of them."""
         return next(row.saving(count) for row in self.rows if group in row.groups)
 
+    def sum_of(self, counts: Mapping[str, int]) -> float:
+        """Sum of the costs of a plan, from the number of kept units of each group; those not named keep all."""
+        return self.whole - sum(self.saving(group, count) for group, count in counts.items())
+
     def cost(self, counts: Mapping[str, int]) -> float:
         """Cost of a plan, from the number of kept units of each group; groups that are not named keep all."""
-        return self.whole - sum(self.saving(group, count) for group, count in counts.items())
+        return self.at_sum(self.sum_of(counts))
+
+    def at_sum(self, total: float) -> float:
+        """Cost of a plan whose costs have this sum: linear between the points of the curve."""
+        return total if not self.curve else _interpolated(total, self.curve)
+
+    def sum_at(self, cost: float) -> float:
+        """The sum of costs at which a plan has this cost; the inverse of `at_sum`."""
+        return cost if not self.curve else _interpolated(cost, [(after, before) for before, after in self.curve])
+
+    def scaled(self, factor: float) -> CostTable:
+        """The table with all costs but that of dense multiplied by a factor."""
+        rows = tuple(
+            row.model_copy(update={"savings": tuple(factor * saving for saving in row.savings)}) for row in self.rows
+        )
+        curve = tuple((factor * total, factor * cost) for total, cost in self.curve)
+        return self.model_copy(update={"whole": factor * self.whole, "rows": rows, "curve": curve})
 
     def share_of(self, kind: str) -> float:
         """Share of the cost of the whole model that the groups of a type account for."""
         saved = sum(len(row.groups) * row.saving(0) for row in self.rows if row.type == kind)
         return saved / self.whole
+
+
+def _interpolated(value: float, points: Sequence[tuple[float, float]]) -> float:
+    """The second coordinate at a value of the first; beyond the ends it grows as the value does."""
+    first, second = zip(*points, strict=True)
+    inside = min(max(value, first[0]), first[-1])
+    return float(np.interp(inside, first, second)) + value - inside
 
 
 class StoredTables(BaseModel):

@@ -86,7 +86,5 @@ def headline(table: CostTable) -> str:
     parts = " and ".join(f"{name} {table.share_of(unit):.0%}" for unit, name in types)
     whole, least, dense = map(formatting.ms, (table.whole, table.least, table.dense))
     text = f"{table.size_label}, {table.engine}: {whole}, of which {parts}"
-    if table.least <= 0:
-        return f"{text}; the parts exceed the whole, because other work disturbed the measurement"
     limit = table.dense / table.least
     return f"{text}; dense takes {dense}, and {least} remain without any unit: at most {limit:.3g}× as fast as dense"

@@ -55,8 +55,7 @@ def picture(tables: Sequence[CostTable]) -> bytes:
 
 
 def _tile(table: CostTable) -> tuple[str, str, str]:
-    limit = f"{table.dense / table.least:.3g}×" if table.least > 0 else "not measurable"
-    return f"limit, {table.size_label}", limit, f"of dense, {formatting.ms(table.dense)}"
+    return f"limit, {table.size_label}", f"{table.dense / table.least:.3g}×", f"of dense, {formatting.ms(table.dense)}"
 
 
 def _svg(curve: CostCurve) -> Markup:

@@ -68,12 +68,13 @@ def bisect_metric(
             pruner.finish(counts, on_progress)
         drop = _drop(run, dense, _statistics(run, f"trial {number + 1}", searched))
         holds = drop <= float(run.recipe.selection.max_drop or 0.0)
-        if holds:
+        if not holds:
+            low = share
+            continue
+        high = share
+        if counts != whole.counts:
             cost = table.cost(counts)
             plans.append(_FittedPlan(Allocation(counts, (cost,), (cost,)), copy.deepcopy(network.state_dict())))
-            high = share
-        else:
-            low = share
     certified = None
     if unseen is not None:
         certificate = _certificate(run, plans, unseen, len(searched))
@@ -154,7 +155,9 @@ def _overall(tables: Sequence[CostTable]) -> CostTable:
         )
         for number, row in enumerate(tables[0].rows)
     )
-    return tables[0].model_copy(update={"dense": 1.0, "whole": 1.0, "rows": rows})
+    points = [[(total / table.whole, cost / table.whole) for total, cost in table.curve] for table in tables]
+    curve = tuple(tuple(point) for point in np.mean(points, axis=0).tolist())
+    return tables[0].model_copy(update={"dense": 1.0, "whole": 1.0, "rows": rows, "curve": curve})
 
 
 def _statistics(run: BudgetRun, label: str, rows: Dataset) -> np.ndarray:

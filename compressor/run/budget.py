@@ -45,6 +45,11 @@ class Constraint:
         """The cost of a plan, from the number of units of each group."""
         return self.correction * self.table.cost(counts)
 
+    @property
+    def limit(self) -> float:
+        """The sum of costs by the table up to which a plan meets the budget."""
+        return self.table.sum_at(self.budget / self.correction)
+
     def corrected(self, points: Sequence[tuple[float, float]]) -> Constraint:
         """The constraint with the correction at which a plan is expected to cost as much as the budget.
 
@@ -157,21 +162,22 @@ def choose_counts(
     Raises:
         BudgetError: no plan meets the constraints.
     """
-    costs, rests = [], []
+    nothing = {group.name: 0 for group in groups}
+    least = [constraint.predicted(nothing) for constraint in constraints]
+    if any(constraint.budget < cost for constraint, cost in zip(constraints, least, strict=True)):
+        raise unreachable(constraints, least)
+    costs, limits = [], []
     for constraint in constraints:
-        table, factor = constraint.table, constraint.correction
+        table = constraint.table
         empty = {group.name: table.saving(group.name, 0) for group in groups}
         costs.append(
             [
-                {count: factor * (empty[group.name] - table.saving(group.name, count)) for count in losses[group.name]}
+                {count: empty[group.name] - table.saving(group.name, count) for count in losses[group.name]}
                 for group in groups
             ]
         )
-        rests.append(factor * (table.whole - sum(empty.values())))
-    budgets = [constraint.budget - rest for constraint, rest in zip(constraints, rests, strict=True)]
-    if any(budget < 0 for budget in budgets):
-        raise unreachable(constraints, rests)
-    counts = allocate([losses[group.name] for group in groups], costs, budgets)
+        limits.append(max(0.0, constraint.limit - table.sum_of(nothing)))
+    counts = allocate([losses[group.name] for group in groups], costs, limits)
     return {group.name: count for group, count in zip(groups, counts, strict=True)}
 
 
@@ -238,10 +244,13 @@ def cost_shares(tables: Sequence[CostTable], plan: Plan) -> tuple[CostShare, ...
     shares = []
     for table in tables:
         rest = table.whole
+        removable = table.sum_of(counts) - table.least_sum
+        # What two groups save together is not exactly the sum, so that the parts of a plan are scaled to its cost.
+        scale = (table.cost(counts) - table.least) / removable if removable > 0 else 1.0
         for kind, unit_type in (("attention", "heads"), ("feed-forward", "neurons")):
             members = [(row, name) for row in table.rows if row.type == unit_type for name in row.groups]
             before = sum(row.saving(0) for row, _ in members)
-            after = sum(row.saving(0) - row.saving(counts[name]) for row, name in members)
+            after = scale * sum(row.saving(0) - row.saving(counts[name]) for row, name in members)
             rest -= before
             shares.append(CostShare(label=table.size_label, unit=table.unit, type=kind, before=before, after=after))
         shares.append(CostShare(label=table.size_label, unit=table.unit, type="rest", before=rest, after=rest))

@@ -13,7 +13,7 @@ from compressor.environment import COMPARABLE_FIELDS, machine
 from compressor.measure import median_times
 from compressor.measure.costs import CostTable, load_tables, save_tables
 from compressor.results import Note, NoteCode
-from compressor.run.measure_costs import Size, count_costs, keep_counts, measure_times
+from compressor.run.measure_costs import TIMED_SHARES, Size, count_costs, keep_counts, measure_times
 from compressor.run.plan_engines import PlanEngines
 from compressor.run.run_log import RunLog
 from compressor.targets import Engine
@@ -85,16 +85,9 @@ class CostSource:
         if differing:
             text = f"the cost table in {path} is of another {' and '.join(differing)}; it is measured anew"
             self.log.add_notes([Note(code=NoteCode.COSTS_REMEASURED, text=text)])
-        measured = self._measured(macs)
-        if min(table.least for table in measured) <= 0:
-            text = (
-                "the savings of all units are more than the time of the whole model, so the machine was busy; the cost"
-                " table is measured again"
-            )
-            self.log.add_notes([Note(code=NoteCode.COSTS_REMEASURED, text=text)])
-            measured = self._measured(macs)
-        if min(table.least for table in measured) > 0:
-            save_tables(path, key, measured)
+        with self.log.stage(f"timing the cost of units ({self.engines.choice.label})") as on_progress:
+            measured = measure_times(self.engines, self.groups, macs, self.dense, self.inputs, on_progress)
+        save_tables(path, key, measured)
         return measured
 
     def time_plan(self, counts: Mapping[str, int], tables: Sequence[CostTable]) -> list[float]:
@@ -114,11 +107,6 @@ class CostSource:
             self.engines.discard(engine)
         return times
 
-    def _measured(self, macs: CostTable) -> list[CostTable]:
-        """Times at each size, measured now."""
-        with self.log.stage(f"timing the cost of units ({self.engines.choice.label})") as on_progress:
-            return measure_times(self.engines, self.groups, macs, self.dense, self.inputs, on_progress)
-
     def _rescaled(self, tables: Sequence[CostTable]) -> list[CostTable]:
         """Stored tables with the times of the whole model as they are now, and savings in proportion."""
         whole = self.engines.build(self.engines.reference.plan)
@@ -129,12 +117,7 @@ class CostSource:
                 dense, now = (
                     1e3 * seconds for seconds in median_times([self.dense, whole], feeds, _REMEASURED_SECONDS)
                 )
-                factor = now / table.whole
-                rows = tuple(
-                    row.model_copy(update={"savings": tuple(factor * saving for saving in row.savings)})
-                    for row in table.rows
-                )
-                rescaled.append(table.model_copy(update={"dense": dense, "whole": now, "rows": rows}))
+                rescaled.append(table.scaled(now / table.whole).model_copy(update={"dense": dense}))
         self.engines.discard(whole)
         return rescaled
 
@@ -148,6 +131,7 @@ class CostSource:
             "structure": json.dumps([type(self.model).__name__, config, units], sort_keys=True, default=str),
             "engine": f"{self.engines.choice.label}, unread positions dropped: {self.engines.drop_unread}",
             "size": json.dumps([list(self.inputs), options.shapes]),
+            "measured shares": json.dumps(TIMED_SHARES),
             "machine": json.dumps({name: facts.get(name) for name in COMPARABLE_FIELDS}),
             "threads": str(session.get("intra_op_threads")),
             "runtime": json.dumps([session.get("runtime"), facts.get("onnxruntime"), facts.get("openvino")]),

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
+from scipy.optimize import isotonic_regression
 
 import graph_passes
 from compressor.measure import macs, median_times
@@ -26,6 +27,10 @@ _SHARES = (0.0, 1 / 48, 1 / 12, 1 / 6, 1 / 4, 3 / 8, 1 / 2, 3 / 4)
 _SHARES_OF_FEW = (0.0, 1 / 2)
 """Shares where a group accounts for little of the multiply-accumulates."""
 _LITTLE = 0.05
+_SHARES_OF_ALL = (0.0, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
+"""Shares of the units of all groups, at which times are compared with the sums of costs."""
+TIMED_SHARES = (_SHARES, _SHARES_OF_FEW, _SHARES_OF_ALL)
+"""Everything that a table of times is measured at."""
 _TIMED_TOGETHER = 5
 """Engines that are timed in turn, besides the whole model's."""
 _SECONDS = 0.5
@@ -154,9 +159,9 @@ def measure_times(
     """Tables of times at each size: engines in which all groups that cost the same keep equally many units.
 
     What a group saves at a number of units is the difference to the engine of the whole model, divided by the number of
-    such groups. Engines are timed in turn with that of the whole model, so that disturbances affect both. Savings are
-    scaled so that the sum for empty groups is what an engine saves in which all of them are empty: operators overlap,
-    and what two groups save together can be less than the sum.
+    such groups. Engines are timed in turn with that of the whole model, so that disturbances affect both. Then engines
+    are timed in which all groups keep the same share, since what groups save together is not exactly the sum: savings
+    are scaled so that the sum is right where all are empty, and the curve of the table corrects the rest.
 
     Args:
         engines: builds the engine of a plan.
@@ -172,18 +177,35 @@ def measure_times(
         share = len(members) * macs_table.saving(members[0].name, 0) / macs_table.whole
         cases += [(number, count) for count in measured_counts(members[0], share)]
     whole = engines.build(engines.reference.plan)
-    base = {size: median_times([dense, whole], feeds, 4 * _SECONDS) for size, feeds in inputs.items()}
     shares = _time_cases(engines, classes, cases, whole, inputs, on_progress)
-    together = _saved_together(engines, groups, whole, inputs)
+    plans = _plans_of_all(groups)
     tables = []
-    for size in inputs:
-        at_size = {case: by_size[size] for case, by_size in shares.items()}
-        summed = sum(len(members) * at_size[number, members[0].counts[0]] for number, members in enumerate(classes))
-        factor = together[size] / summed if summed > 0 else 1.0
-        dense_time, whole_time = (1e3 * seconds for seconds in base[size])
-        savings = {case: whole_time * factor * share for case, share in at_size.items()}
-        tables.append(_time_table(engines, classes, savings, size, dense=dense_time, whole=whole_time))
+    timed = _time_together(engines, groups, plans, [dense, whole], inputs)
+    for size, (dense_time, whole_time, *times) in timed.items():
+        savings = {case: whole_time * by_size[size] for case, by_size in shares.items()}
+        table = _time_table(engines, classes, savings, size, dense=dense_time, whole=whole_time)
+        tables.append(with_curve(table, list(zip(plans, times, strict=True))))
     return tables
+
+
+def with_curve(table: CostTable, points: Sequence[tuple[Mapping[str, int], float]]) -> CostTable:
+    """The table with savings and a curve that agree with the times of plans that remove units of all groups.
+
+    Args:
+        table: a table of times.
+        points: number of units of each group, and milliseconds of the plan, from the plan that keeps nothing upwards.
+    """
+    saved, least = table.whole - table.least_sum, min(points[0][1], table.whole)
+    if saved > 0:
+        factor = (table.whole - least) / saved
+        rows = tuple(
+            row.model_copy(update={"savings": tuple(factor * saving for saving in row.savings)}) for row in table.rows
+        )
+        table = table.model_copy(update={"rows": rows})
+    sums = [table.least_sum, *(table.sum_of(counts) for counts, _ in points[1:]), table.whole]
+    # Noise must not make a plan with more units faster; the ends are measured best.
+    times = isotonic_regression([least, *(time for _, time in points[1:]), table.whole]).x.clip(least, table.whole)
+    return table.model_copy(update={"curve": tuple(zip(sums, times.tolist(), strict=True))})
 
 
 def _time_cases(
@@ -246,16 +268,25 @@ def _time_table(
     )
 
 
-def _saved_together(
-    engines: PlanEngines, groups: Sequence[PrunableGroup], whole: Engine, inputs: Mapping[Size, Feeds]
-) -> dict[Size, float]:
-    """The share of the whole model's time that an engine saves in which every group is empty, at each size."""
-    empty = engines.build(
-        keep_counts(engines.reference.plan, groups, {group.name: group.counts[0] for group in groups})
-    )
-    shares = {}
-    for size, feeds in inputs.items():
-        reference, seconds = median_times([whole, empty], feeds, 4 * _SECONDS)
-        shares[size] = 1 - seconds / reference
-    engines.discard(empty)
-    return shares
+def _plans_of_all(groups: Sequence[PrunableGroup]) -> list[dict[str, int]]:
+    """Numbers of units at which all groups keep the same share, ascending."""
+    return [
+        {group.name: group.counts[round(share * (len(group.counts) - 1))] for group in groups}
+        for share in _SHARES_OF_ALL
+    ]
+
+
+def _time_together(
+    engines: PlanEngines,
+    groups: Sequence[PrunableGroup],
+    plans: Sequence[Mapping[str, int]],
+    unpruned: Sequence[Engine],
+    inputs: Mapping[Size, Feeds],
+) -> dict[Size, list[float]]:
+    """Milliseconds of engines of the whole model and of those of plans at each size, all timed in turn."""
+    built = [engines.build(keep_counts(engines.reference.plan, groups, counts)) for counts in plans]
+    timed = [*unpruned, *built]
+    times = {size: median_times(timed, feeds, 2 * _SECONDS * len(timed)) for size, feeds in inputs.items()}
+    for engine in built:
+        engines.discard(engine)
+    return {size: [1e3 * value for value in seconds] for size, seconds in times.items()}

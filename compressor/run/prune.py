@@ -190,7 +190,7 @@ def _with_plan(table: CostTable, run: BudgetRun) -> CostTable:
         else GroupCosts(groups=row.groups, type=row.type, counts=row.counts, savings=(0.0,) * len(row.counts))
         for row in table.rows
     )
-    return table.model_copy(update={"whole": table.cost(counts), "rows": rows})
+    return table.model_copy(update={"whole": table.sum_of(counts), "rows": rows})
 
 
 def _measure(run: BudgetRun, constraints: Sequence[Constraint], counts: Mapping[str, int]) -> list[float]:

@@ -60,6 +60,14 @@ def test_costs_of_types_add_up_to_the_table() -> None:
     assert sum(row.after for row in shares) == TABLE.cost(COUNTS)
 
 
+def test_costs_of_types_add_up_to_the_time_of_a_plan_where_times_do_not_add_up() -> None:
+    table = TABLE.model_copy(update={"curve": ((2.0, 2.0), (6.0, 7.0), (10.0, 10.0))})
+    shares = cost_shares([table], plan())
+    assert sum(row.before for row in shares) == table.whole
+    assert sum(row.after for row in shares) == pytest.approx(table.cost(COUNTS))
+    assert table.cost(COUNTS) != TABLE.cost(COUNTS)
+
+
 def test_a_resumed_run_keeps_its_rows(tmp_path: Path) -> None:
     rows = budget_rows([Constraint(TABLE, 5.0)], Allocation(COUNTS, (5.0,), (4.9,)))
     shares: tuple[CostShare, ...] = cost_shares([TABLE], plan())

@@ -1,4 +1,4 @@
-"""Cost tables of a run: a stored one is used where it still holds, and one that cannot be right is measured again."""
+"""Cost tables of a run: a stored one is used where it still holds, and agrees with plans of all groups."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.progress import ProgressCallback
 from compressor.results import Note, NoteCode
 from compressor.run import cost_tables
 from compressor.run.cost_tables import CostSource
+from compressor.run.measure_costs import with_curve
 from compressor.units import PrunableGroup
 
 
@@ -91,15 +95,27 @@ def test_a_stored_table_of_a_busy_machine_is_measured_anew(source: CostSource, m
     assert again == table(2.0, whole=2.5)
 
 
-def test_savings_beyond_the_whole_are_measured_again(source: CostSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    measure_in_turn(monkeypatch, table(6.0), table(3.0))
-    (measured,) = source.timed(table(1.0))
-    assert source.log.codes == [NoteCode.COSTS_REMEASURED]  # type: ignore[attr-defined]
-    assert measured == table(3.0)
+@given(st.lists(st.floats(0.5, 20.0), min_size=5, max_size=5), st.floats(0.1, 9.0))
+def test_a_table_agrees_with_the_plans_that_were_timed(times: list[float], saving: float) -> None:
+    row = GroupCosts(groups=("a", "b"), type="neurons", counts=(0, 32), savings=(saving, 0.0))
+    plans = [{"a": count, "b": count} for count in (0, 4, 8, 16, 24)]
+    least, whole = min(times), max(times) + 1.0
+    table = CostTable(unit="ms", batch=1, seq=128, dense=30.0, whole=whole, rows=(row,))
+    ascending = [least, *sorted(times[1:])]
+    costs = with_curve(table, list(zip(plans, ascending, strict=True)))
+    assert [costs.cost(plan) for plan in plans] == pytest.approx(ascending)
+    assert costs.least == pytest.approx(least)
+    assert costs.cost({}) == pytest.approx(whole)
+    noisy = with_curve(table, [(plans[0], least), *zip(plans[1:], times[1:], strict=True)])
+    values = [noisy.cost({"a": count, "b": 32}) for count in range(33)]
+    assert (np.diff(values) >= -1e-9).all()
 
 
-def test_a_table_that_stays_impossible_is_not_stored(source: CostSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    remaining = measure_in_turn(monkeypatch, table(6.0), table(7.0), table(3.0))
-    source.timed(table(1.0))
-    assert source.timed(table(1.0)) == [table(3.0)]
-    assert next(remaining, None) is None
+@given(st.lists(st.floats(0.1, 5.0), min_size=5, max_size=5), st.floats(0.0, 40.0))
+def test_the_sum_of_a_cost_is_the_inverse_of_the_cost_of_a_sum(steps: list[float], total: float) -> None:
+    times = [sum(steps[: number + 1]) for number in range(5)]
+    curve = tuple((2.0 * number, time) for number, time in enumerate(times))
+    costs = table(1.0).model_copy(update={"curve": curve})
+    assert costs.sum_at(costs.at_sum(total)) == pytest.approx(total)
+    doubled = costs.scaled(2.0)
+    assert doubled.at_sum(2 * total) == pytest.approx(2 * costs.at_sum(total))
