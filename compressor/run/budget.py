@@ -10,21 +10,17 @@ from dataclasses import dataclass, replace
 from compressor.config.run import Recipe
 from compressor.errors import ErrorCode, UsageError
 from compressor.measure.costs import CostTable, GroupCosts
-from compressor.results import BudgetRow, CertifiedLoss, CostShare, Note, NoteCode, Speed
-from compressor.run.measure import size_label
+from compressor.results import BudgetRow, CertifiedLoss
 from compressor.run.measure_costs import Size
 from compressor.selection.allocation import allocate
 from compressor.selection.pruner import Curve
 from compressor.units import PrunableGroup
-from graph_passes import Plan
 
 EXCESS = 1.02
 """Ratio of measured cost to budget up to which a budget is met: repeated measurements differ by as much."""
 UNUSED = 0.97
 """Ratio below which a plan leaves too much of its budget."""
 MAX_ROUNDS = 6
-DRIFT = 1.25
-"""Ratio of the dense engine's times within a run from which on its speeds are called unreliable."""
 
 
 @dataclass(frozen=True)
@@ -179,82 +175,6 @@ def choose_counts(
         limits.append(max(0.0, constraint.limit - table.sum_of(nothing)))
     counts = allocate([losses[group.name] for group in groups], costs, limits)
     return {group.name: count for group, count in zip(groups, counts, strict=True)}
-
-
-def budget_rows(constraints: Sequence[Constraint], allocation: Allocation) -> tuple[BudgetRow, ...]:
-    """What was requested and what was reached, for the report."""
-    return tuple(
-        BudgetRow(
-            label=constraint.table.size_label,
-            unit=constraint.table.unit,
-            requested=constraint.budget,
-            predicted=predicted,
-            reached=measured,
-            dense=constraint.table.dense,
-            met=measured <= EXCESS * constraint.budget,
-        )
-        for constraint, predicted, measured in zip(constraints, allocation.predicted, allocation.measured, strict=True)
-    )
-
-
-def delivered_rows(rows: Sequence[BudgetRow], speeds: Sequence[Speed]) -> tuple[tuple[BudgetRow, ...], list[Note]]:
-    """The rows of a budget with the times of the engine that is delivered.
-
-    Args:
-        rows: the rows, with the times of the engine that was built while units were allocated.
-        speeds: the delivered engine against dense; empty if it was not timed.
-
-    Returns:
-        The rows, and notes of those that the first engine met and the delivered one misses, and of sizes at which the
-        dense engine takes another time than before.
-    """
-    timed = {size_label(speed.batch, speed.seq): speed for speed in speeds}
-    delivered, notes = [], []
-    for row in rows:
-        if row.unit == "ms" and row.label in timed:
-            speed, before = timed[row.label], row
-            reached, low, high = (row.dense / ratio for ratio in (speed.ratio, speed.high, speed.low))
-            met = reached <= EXCESS * row.requested
-            row = row.model_copy(update={"reached": reached, "low": low, "high": high, "met": met})
-            drift = speed.dense.p50 / row.dense
-            if max(drift, 1 / drift) > DRIFT:
-                text = (
-                    f"{row.label}: the dense engine took {row.dense:.4g} ms when units were allocated, and takes"
-                    f" {speed.dense.p50:.4g} ms now; other work disturbs this machine, and the speed is unreliable"
-                )
-                notes.append(Note(code=NoteCode.TIMES_DRIFTED, text=text))
-            if before.met and not met:
-                text = (
-                    f"{row.label}: the plan took {before.reached:.4g} ms when it was chosen, and the delivered engine"
-                    f" takes {reached:.4g} of {row.requested:.4g} ms; repeat the command on an idle machine"
-                )
-                notes.append(Note(code=NoteCode.BUDGET_MISSED, text=text))
-        delivered.append(row)
-    return tuple(delivered), notes
-
-
-def cost_shares(tables: Sequence[CostTable], plan: Plan) -> tuple[CostShare, ...]:
-    """What attentions, feed-forwards and everything else cost, before and after a plan.
-
-    Args:
-        tables: tables of the whole model.
-        plan: a plan of all groups of the tables.
-    """
-    counts = {group.name: len(group.kept) for group in plan.groups}
-    shares = []
-    for table in tables:
-        rest = table.whole
-        removable = table.sum_of(counts) - table.least_sum
-        # What two groups save together is not exactly the sum, so that the parts of a plan are scaled to its cost.
-        scale = (table.cost(counts) - table.least) / removable if removable > 0 else 1.0
-        for kind, unit_type in (("attention", "heads"), ("feed-forward", "neurons")):
-            members = [(row, name) for row in table.rows if row.type == unit_type for name in row.groups]
-            before = sum(row.saving(0) for row, _ in members)
-            after = scale * sum(row.saving(0) - row.saving(counts[name]) for row, name in members)
-            rest -= before
-            shares.append(CostShare(label=table.size_label, unit=table.unit, type=kind, before=before, after=after))
-        shares.append(CostShare(label=table.size_label, unit=table.unit, type="rest", before=rest, after=rest))
-    return tuple(shares)
 
 
 def unreachable(constraints: Sequence[Constraint], least: Sequence[float]) -> UsageError:

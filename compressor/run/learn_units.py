@@ -14,11 +14,10 @@ from compressor.progress import ProgressCallback, ignore_progress
 from compressor.run.budget import (
     Allocation,
     Constraint,
-    budget_rows,
     constraints_of,
-    cost_shares,
     unreachable,
 )
+from compressor.run.budget_rows import budget_rows, cost_shares
 from compressor.run.budget_run import BudgetRun
 from compressor.run.calibrate import calibration_batches, draw_rows
 from compressor.run.learning_store import LearningStore

@@ -22,7 +22,7 @@ from compressor.model_folder import example_inputs
 from compressor.progress import Listener, NullListener
 from compressor.results import Note, NoteCode, Report, Score, Speed, VariantName
 from compressor.run import run_notes
-from compressor.run.budget import delivered_rows
+from compressor.run.budget_rows import delivered_rows
 from compressor.run.choose_engine import choose_engine
 from compressor.run.engine_trials import EngineTrials
 from compressor.run.evaluate import score, statistics_of

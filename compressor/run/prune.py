@@ -22,13 +22,12 @@ from compressor.run.bisect_metric import bisect_metric
 from compressor.run.budget import (
     Allocation,
     Constraint,
-    budget_rows,
     constraints_of,
-    cost_shares,
     head_table,
     macs_of,
     meet,
 )
+from compressor.run.budget_rows import budget_rows, cost_shares
 from compressor.run.budget_run import BudgetRun
 from compressor.run.calibrate import calibration_batches, draw_rows
 from compressor.run.measure_costs import Size

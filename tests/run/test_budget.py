@@ -18,11 +18,11 @@ from compressor.run.budget import (
     Constraint,
     choose_counts,
     constraints_of,
-    delivered_rows,
     head_table,
     meet,
     timed_sizes,
 )
+from compressor.run.budget_rows import delivered_rows
 from compressor.units import PrunableGroup
 
 GROUPS = [PrunableGroup(name, "neurons", 32, 1, 8, name) for name in "abc"]

@@ -8,7 +8,8 @@ import pytest
 
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.results import BudgetRow, CostShare
-from compressor.run.budget import Allocation, Constraint, budget_rows, cost_shares
+from compressor.run.budget import Allocation, Constraint
+from compressor.run.budget_rows import budget_rows, cost_shares
 from compressor.run.learning_store import LearningStore
 from compressor.run.products import SelectedPlan
 from graph_passes import Plan, SitePlan

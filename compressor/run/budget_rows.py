@@ -1,0 +1,90 @@
+"""Rows of the report on budgets: what was requested and reached, and where the cost goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compressor.measure.costs import CostTable
+from compressor.results import BudgetRow, CostShare, Note, NoteCode, Speed
+from compressor.run.budget import EXCESS, Allocation, Constraint
+from compressor.run.measure import size_label
+from graph_passes import Plan
+
+DRIFT = 1.25
+"""Ratio of the dense engine's times within a run from which on its speeds are called unreliable."""
+
+
+def budget_rows(constraints: Sequence[Constraint], allocation: Allocation) -> tuple[BudgetRow, ...]:
+    """What was requested and what was reached, for the report."""
+    return tuple(
+        BudgetRow(
+            label=constraint.table.size_label,
+            unit=constraint.table.unit,
+            requested=constraint.budget,
+            predicted=predicted,
+            reached=measured,
+            dense=constraint.table.dense,
+            met=measured <= EXCESS * constraint.budget,
+        )
+        for constraint, predicted, measured in zip(constraints, allocation.predicted, allocation.measured, strict=True)
+    )
+
+
+def delivered_rows(rows: Sequence[BudgetRow], speeds: Sequence[Speed]) -> tuple[tuple[BudgetRow, ...], list[Note]]:
+    """The rows of a budget with the times of the engine that is delivered.
+
+    Args:
+        rows: the rows, with the times of the engine that was built while units were allocated.
+        speeds: the delivered engine against dense; empty if it was not timed.
+
+    Returns:
+        The rows, and notes of those that the first engine met and the delivered one misses, and of sizes at which the
+        dense engine takes another time than before.
+    """
+    timed = {size_label(speed.batch, speed.seq): speed for speed in speeds}
+    delivered, notes = [], []
+    for row in rows:
+        if row.unit == "ms" and row.label in timed:
+            speed, before = timed[row.label], row
+            reached, low, high = (row.dense / ratio for ratio in (speed.ratio, speed.high, speed.low))
+            met = reached <= EXCESS * row.requested
+            row = row.model_copy(update={"reached": reached, "low": low, "high": high, "met": met})
+            drift = speed.dense.p50 / row.dense
+            if max(drift, 1 / drift) > DRIFT:
+                text = (
+                    f"{row.label}: the dense engine took {row.dense:.4g} ms when units were allocated, and takes"
+                    f" {speed.dense.p50:.4g} ms now; other work disturbs this machine, and the speed is unreliable"
+                )
+                notes.append(Note(code=NoteCode.TIMES_DRIFTED, text=text))
+            if before.met and not met:
+                text = (
+                    f"{row.label}: the plan took {before.reached:.4g} ms when it was chosen, and the delivered engine"
+                    f" takes {reached:.4g} of {row.requested:.4g} ms; repeat the command on an idle machine"
+                )
+                notes.append(Note(code=NoteCode.BUDGET_MISSED, text=text))
+        delivered.append(row)
+    return tuple(delivered), notes
+
+
+def cost_shares(tables: Sequence[CostTable], plan: Plan) -> tuple[CostShare, ...]:
+    """What attentions, feed-forwards and everything else cost, before and after a plan.
+
+    Args:
+        tables: tables of the whole model.
+        plan: a plan of all groups of the tables.
+    """
+    counts = {group.name: len(group.kept) for group in plan.groups}
+    shares = []
+    for table in tables:
+        rest = table.whole
+        removable = table.sum_of(counts) - table.least_sum
+        # What two groups save together is not exactly the sum, so that the parts of a plan are scaled to its cost.
+        scale = (table.cost(counts) - table.least) / removable if removable > 0 else 1.0
+        for kind, unit_type in (("attention", "heads"), ("feed-forward", "neurons")):
+            members = [(row, name) for row in table.rows if row.type == unit_type for name in row.groups]
+            before = sum(row.saving(0) for row, _ in members)
+            after = scale * sum(row.saving(0) - row.saving(counts[name]) for row, name in members)
+            rest -= before
+            shares.append(CostShare(label=table.size_label, unit=table.unit, type=kind, before=before, after=after))
+        shares.append(CostShare(label=table.size_label, unit=table.unit, type="rest", before=rest, after=rest))
+    return tuple(shares)
