@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -34,14 +35,17 @@ class Rival:
         title: what it is, for readers.
         fields: fields of the recipe of its run; None: it is made without a run.
         make: what comes before the run, or replaces it; returns further fields of the recipe. Its arguments are the
-            name of the set, the folder of the set and the folder of the row.
+            name of the set, the folder of the set and the folder of the row, which is empty where there is no run.
         backend: how it is loaded (`measure.BACKENDS`).
+        install: installs the tool that makes it, which is not part of its minutes; its argument is the folder of the
+            set.
     """
 
     title: str
     fields: Mapping[str, Any] | None = None
     make: Callable[[str, Path, Path], dict[str, Any]] | None = None
     backend: Backend = "engine"
+    install: Callable[[Path], object] | None = None
 
     @property
     def runtime(self) -> str:
@@ -60,7 +64,6 @@ def quantize_weights(name: str, root: Path, out: Path) -> dict[str, Any]:
     model = onnx.load(reference_engine(starting_model(name, root), SETS[name].max_length, root))
     # The quantizer reuses names, and compares its own shapes with stored ones. Fused operators have no shape inference.
     model.graph.ClearField("value_info")
-    out.mkdir(exist_ok=True)
     quantize_dynamic(
         model,
         out / "engine.onnx",
@@ -94,17 +97,29 @@ RIVALS = {
     "pytorch": Rival("PyTorch, eager", backend="pytorch"),
     "compiled": Rival("PyTorch, torch.compile, frozen", backend="compiled"),
     "torchao": Rival(
-        "torchao, static int8 for x86, torch.compile", make=tools.quantize_with_torchao, backend="torchao"
+        "torchao, static int8 for x86, torch.compile",
+        make=tools.quantize_with_torchao,
+        backend="torchao",
+        install=tools.import_torchao,
     ),
     "ort-fp32": Rival("ONNX Runtime, fp32, fused", {"keep_unread_positions": True}),
     "ort-dynamic": Rival("ONNX Runtime, dynamic int8 of the fused graph", make=quantize_weights),
     "ort-int8": Rival("ONNX Runtime, best int8 of compress", {"precision": "int8", "keep": "100%"}),
     "openvino-fp32": Rival("OpenVINO, fp32", {"target": "openvino", "keep_unread_positions": True}),
-    "optimum": Rival("optimum-intel, static int8 by NNCF", make=tools.quantize_with_optimum, backend="optimum"),
+    "optimum": Rival(
+        "optimum-intel, static int8 by NNCF",
+        make=tools.quantize_with_optimum,
+        backend="optimum",
+        install=tools.optimum_python,
+    ),
     "openvino-int8": Rival(
         "OpenVINO, int8 by NNCF, fixed shape", {**INT8, "keep": "100%", "keep_unread_positions": True}
     ),
-    "onnxsim": Rival("onnxsim, half of the heads and neurons (Wanda), refitted, fp32", make=tools.prune_with_onnxsim),
+    "onnxsim": Rival(
+        "onnxsim, half of the heads and neurons (Wanda), refitted, fp32",
+        make=tools.prune_with_onnxsim,
+        install=tools.import_onnxsim,
+    ),
     "dsp": Rival("half of the heads (DSP), int8", {**INT8, "method": "dsp", "keep": 36, "epochs": 1}),
     "magnitude": Rival("magnitude, half of the MACs, int8", {**INT8, "method": "magnitude", "macs": 0.5}),
     "fisher": Rival("Kwon et al., half of the MACs, int8", {**INT8, "method": "fisher", "macs": 0.5}),
@@ -132,6 +147,11 @@ def make(name: str, row: str, root: Path) -> float:
     out.parent.mkdir(parents=True, exist_ok=True)
     # What many rows start from is not part of the minutes of the first of them.
     reference_engine(starting_model(name, root), SETS[name].max_length, root)
+    if rival.install is not None:
+        rival.install(root)
+    if rival.fields is None:  # what an interrupted maker left; a run resumes by itself
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir()
     start = time.perf_counter()
     fields = {} if rival.make is None else rival.make(name, root, out)
     if rival.fields is not None:

@@ -37,7 +37,7 @@ def prune_with_onnxsim(name: str, root: Path, out: Path) -> dict[str, Any]:
 
     It finds attentions and feed-forwards in ONNX Runtime's fused graph only; in the exported one it finds the pooler.
     """
-    _add_to_path("onnxsim", root)
+    import_onnxsim(root)
     import onnxsim
 
     rows = join_equal_lengths(calibration_rows(name, root, FINETUNE_ROWS, FINETUNE_TOKENS))
@@ -46,7 +46,6 @@ def prune_with_onnxsim(name: str, root: Path, out: Path) -> dict[str, Any]:
     pruned = onnxsim.apply_structured_wanda_pruning(dense, calibration_data=rows, sparsity=0.5)
     pruned = onnxsim.apply_attention_head_wanda_pruning(pruned, calibration_data=rows, sparsity=0.5)
     refitted = onnxsim.apply_pruning_finetune(dense, pruned, calibration_data=rows)
-    out.mkdir(exist_ok=True)
     # Weights in a file of their own are mapped into memory, as in the other engines.
     onnx.save(refitted, out / "engine.onnx", save_as_external_data=True, location="engine.onnx.data")
     return {}
@@ -54,8 +53,7 @@ def prune_with_onnxsim(name: str, root: Path, out: Path) -> dict[str, Any]:
 
 def quantize_with_optimum(name: str, root: Path, out: Path) -> dict[str, Any]:
     """optimum-intel's static int8 in an environment of its own: exported to OpenVINO, quantized by NNCF."""
-    python = _environment("optimum-intel", root)
-    out.mkdir(exist_ok=True)
+    python = optimum_python(root)
     rows = calibration_rows(name, root, CALIBRATION_ROWS)
     rows_path = out / "rows.json"
     rows_path.write_text(json.dumps([{key: value.tolist() for key, value in row.items()} for row in rows]))
@@ -85,11 +83,20 @@ def quantize_with_torchao(name: str, root: Path, out: Path) -> dict[str, Any]:
             observed(*(torch.from_numpy(row[key]) for key in INPUTS))
         quantized = convert_pt2e(observed)
         _remove_unused_weights(quantized)
-        out.mkdir(exist_ok=True)
         torch.export.save(
             torch.export.export(quantized, inputs, dynamic_shapes=(free,) * len(inputs)), out / "engine.pt2"
         )
     return {}
+
+
+def import_onnxsim(root: Path) -> None:
+    """Make onnxsim importable."""
+    _add_to_path("onnxsim", root)
+
+
+def optimum_python(root: Path) -> Path:
+    """The interpreter of the environment that has optimum-intel."""
+    return _environment("optimum-intel", root)
 
 
 def import_torchao(root: Path) -> None:
