@@ -1,0 +1,162 @@
+"""Compare MiniLM as people run it today with what `compress` makes of it, in one table and one picture.
+
+    python -m benchmarks.rivals sst2                                  # every row; finished rows are not repeated
+    python -m benchmarks.rivals sst2 --rows openvino-int8 distilled   # some rows
+    python -m benchmarks.rivals sst2 --picture rivals.png             # and the picture
+
+Each row is made once, in a folder of `--out`/SET/rivals, and measured in a process of its own: the metric on test rows
+with a paired 95% interval of the difference from the whole model, the time of a call in turn with ONNX Runtime's own
+fused fp32 engine at batch 1 and 8, the size of its files, and the memory that loading and running it adds to a process.
+Other tools are installed in the versions of `pins`, into `--out`/tools. A row that cannot be made or measured here says
+why, and the others go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from benchmarks.machine import machine
+from benchmarks.quantization import SETS
+from benchmarks.rivals.measure import measure
+from benchmarks.rivals.rows import RIVALS, make
+from benchmarks.speed import table
+
+COLUMNS = (
+    *("model and engine", "metric", "difference (95%)", "batch 1, ms", "batch 1", "batch 8, ms", "batch 8"),
+    *("MB", "memory, MB", "minutes"),
+)
+
+
+def make_row(name: str, row: str, root: Path) -> dict[str, Any]:
+    """Make a row if it is missing; return the minutes that it took."""
+    return {"minutes": make(name, row, root)}
+
+
+STEPS: dict[str, Callable[[str, str, Path], dict[str, Any]]] = {"make": make_row, "measure": measure}
+"""What a process of its own does for a row; it prints the result as its last line."""
+
+
+def row_of(name: str, row: str, out: Path) -> dict[str, Any]:
+    """The numbers of a row: stored, or made and measured; or `failed`, why it cannot be.
+
+    Args:
+        name: key of `SETS`.
+        row: key of `RIVALS`.
+        out: folder of all sets.
+    """
+    file = out / name / "rivals" / f"{row}.json"
+    numbers: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    if numbers:
+        return numbers
+    for step in STEPS:
+        numbers |= run_step(step, name, row, out)
+        if "failed" in numbers:
+            return numbers
+    file.write_text(json.dumps(numbers))
+    return numbers
+
+
+def run_step(step: str, name: str, row: str, out: Path) -> dict[str, Any]:
+    """The result of a step in a process of its own, or `failed`."""
+    command = [sys.executable, "-m", "benchmarks.rivals", name, "--out", str(out), "--step", step, "--rows", row]
+    process = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    try:
+        result: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    except (IndexError, json.JSONDecodeError):
+        return {"failed": f"exit code {process.returncode}"}
+    return result
+
+
+def print_step(step: str, name: str, row: str, out: Path) -> int:
+    """Print the result of a step, or why it failed; return the exit code."""
+    try:
+        result = STEPS[step](name, row, out / name)
+    except Exception as error:  # whatever a tool raises is the reason why its row is missing
+        traceback.print_exc()
+        lines = str(error).strip().splitlines()
+        result = {"failed": f"{type(error).__name__}: {lines[0] if lines else 'no message'}"}
+    print(json.dumps(result))
+    return int("failed" in result)
+
+
+def as_cells(row: str, numbers: Mapping[str, Any]) -> dict[str, str]:
+    """A row of the table as text."""
+    title = {**dict.fromkeys(COLUMNS, ""), "model and engine": RIVALS[row].title}
+    if "failed" in numbers:
+        return {**title, "metric": f"not made: {numbers['failed']}".replace("|", "/")}
+    scale, digits = numbers["scale"], 1 if numbers["scale"] > 1 else 3
+    difference, low, high = (f"{scale * numbers[key]:+.{digits}f}" for key in ("difference", "low", "high"))
+    return {
+        **title,
+        "metric": f"{scale * numbers['metric']:.{digits}f}",
+        "difference (95%)": f"{difference} ({low} to {high})",
+        "batch 1, ms": f"{numbers['p50-1']:.2f}",
+        "batch 1": f"{numbers['ratio-1']:.2f}x",
+        "batch 8, ms": f"{numbers['p50-8']:.1f}",
+        "batch 8": f"{numbers['ratio-8']:.2f}x",
+        "MB": f"{numbers['bytes'] / 1e6:.0f}",
+        "memory, MB": f"{numbers['memory'] / 1e6:.0f}",
+        "minutes": f"{numbers['minutes']:.1f}",
+    }
+
+
+def print_table(name: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print the table of a set."""
+    measured = [numbers for numbers in rows.values() if "failed" not in numbers]
+    metric = f", {measured[0]['heading']}, {measured[0]['rows']} test rows" if measured else ""
+    print(f"\n{name}{metric}, {SETS[name].max_length} tokens\n", flush=True)
+    print(table([as_cells(row, numbers) for row, numbers in rows.items()]), flush=True)
+
+
+def draw(name: str, rows: Mapping[str, Mapping[str, Any]], path: Path) -> None:
+    """The metric of every row against its speed at batch 8; rows of compress are filled."""
+    measured = {row: numbers for row, numbers in rows.items() if "failed" not in numbers}
+    if not measured:
+        return
+    figure = Figure((7.0, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    for row, numbers in measured.items():
+        ours = RIVALS[row].title.startswith("compress")
+        point = numbers["ratio-8"], numbers["scale"] * numbers["metric"]
+        axes.plot(*point, "o", color="#0b7a75" if ours else "#59616c", fillstyle="full" if ours else "none")
+        axes.annotate(RIVALS[row].title, point, (4, 4), textcoords="offset points", fontsize=7)
+    speed = f"times the speed of ONNX Runtime, fp32, batch 8, {SETS[name].max_length} tokens"
+    heading = next(iter(measured.values()))["heading"]
+    axes.set(xlabel=speed, ylabel=f"{name}: {heading} on test rows")
+    axes.grid(color="#dcdfe4", linewidth=0.7)
+    figure.savefig(path, dpi=150, metadata={"Software": None})
+
+
+def main() -> int:
+    """Print the table of each set that is named."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sets", nargs="+", choices=list(SETS))
+    parser.add_argument("--rows", nargs="+", choices=list(RIVALS), default=list(RIVALS))
+    parser.add_argument("--picture", type=Path, help="a PNG to write; with several sets, one for each: NAME-SET.png")
+    parser.add_argument("--out", type=Path, default=Path("build/quantization"))
+    parser.add_argument("--step", choices=list(STEPS), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.step:
+        return print_step(args.step, args.sets[0], args.rows[0], args.out)
+    print(f"machine: {machine('torch', 'onnxruntime', 'openvino', 'nncf')}", flush=True)
+    for name in args.sets:
+        (args.out / name).mkdir(parents=True, exist_ok=True)
+        rows = {row: row_of(name, row, args.out) for row in args.rows}
+        print_table(name, rows)
+        if args.picture is not None:
+            several = len(args.sets) > 1
+            draw(name, rows, args.picture.with_stem(f"{args.picture.stem}-{name}") if several else args.picture)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""The numbers of a row: the same code for all, in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor
+
+from benchmarks.quantization import SETS, reference_engine, starting_model
+from benchmarks.rivals.data import INPUTS, Feeds, PositionalModel, open_set, output_names, random_feeds
+from benchmarks.rivals.rows import RIVALS, Backend
+from benchmarks.rivals.tools import import_torchao
+from compressor.measure import paired_interval
+from compressor.measure.timing import alternate_calls
+from compressor.targets import cores, target
+from compressor.tasks import Data, statistics
+
+SECONDS = 4.0
+"""Time spent on each pair of engines at each batch size."""
+BATCH = 8
+"""Rows in a batch of test rows, and the larger of the two batch sizes that are timed."""
+Outputs = Mapping[str, Any]
+"""Outputs of one batch by name, arrays or tensors."""
+Predict = Callable[[Feeds], Outputs]
+
+
+def measure(name: str, row: str, root: Path) -> dict[str, Any]:
+    """Memory, times, files and metric of a row.
+
+    Args:
+        name: key of `SETS`.
+        row: key of `RIVALS`.
+        root: folder of the set.
+    """
+    length = SETS[name].max_length
+    before = psutil.Process().memory_info().rss
+    predict = BACKENDS[RIVALS[row].backend](name, row, root)
+    predict(random_feeds(BATCH, length))
+    memory = psutil.Process().memory_info().rss - before
+    reference = target("ort").load(reference_engine(starting_model(name, root), length, root))
+    result: dict[str, Any] = {"memory": memory, "bytes": _file_bytes(name, row, root)}
+    for batch in (1, BATCH):
+        feeds = random_feeds(batch, length)
+        pairs = alternate_calls(partial(reference.run, feeds), partial(predict, feeds), SECONDS)
+        times = np.stack(list(pairs), axis=1)
+        medians = np.median(times.reshape(2, -1), axis=1)
+        result[f"p50-{batch}"], result[f"ratio-{batch}"] = 1e3 * medians[1], medians[0] / medians[1]
+    data = open_set(name, root)
+    dense, rival = _dense_statistics(reference.run, data, length, root), _statistics(predict, data, length)
+    interval = paired_interval(dense, rival, data.task.score, 0)
+    return {
+        **result,
+        "rows": len(data.test),
+        "heading": data.task.metric_heading,
+        "scale": data.task.metric_unit.scale,
+        "metric": data.task.score(rival),
+        "difference": data.task.score(rival) - data.task.score(dense),
+        "low": interval.low,
+        "high": interval.high,
+    }
+
+
+def _statistics(predict: Predict, data: Data, length: int) -> np.ndarray:
+    def forward(batch: dict[str, Tensor]) -> np.ndarray:
+        feeds = {key: batch[key].numpy() for key in INPUTS}
+        return data.task.logits(predict_padded(predict, feeds, length))
+
+    return statistics(data.task, data.test, forward, batch_size=BATCH)
+
+
+def _dense_statistics(predict: Predict, data: Data, length: int, root: Path) -> np.ndarray:
+    """Statistics of the whole model, computed for the first row that needs them."""
+    file = root / "rivals" / "dense.npy"
+    if not file.is_file():
+        np.save(file, _statistics(predict, data, length))
+    stored: np.ndarray = np.load(file)
+    return stored
+
+
+def predict_padded(predict: Predict, feeds: Feeds, length: int) -> dict[str, np.ndarray]:
+    """Outputs of any number of rows, computed in batches of one shape.
+
+    A model that is compiled for the shapes it meets would otherwise be compiled for hundreds of them. The positions of
+    the padding are removed from outputs that have positions.
+
+    Args:
+        predict: runs one batch `[BATCH, length]`.
+        feeds: inputs `[rows, tokens]`.
+        length: length of the batches in tokens.
+    """
+    rows, tokens = feeds["input_ids"].shape
+    padding = (0, -rows % BATCH), (0, length - tokens)
+    # Rows of the padding repeat the last one: no engine meets a row without tokens.
+    padded = {
+        key: np.pad(np.pad(value, (padding[0], (0, 0)), "edge"), ((0, 0), padding[1])) for key, value in feeds.items()
+    }
+    parts = [
+        predict({key: value[start : start + BATCH] for key, value in padded.items()})
+        for start in range(0, rows + padding[0][1], BATCH)
+    ]
+    outputs = {key: np.concatenate([np.asarray(part[key]) for part in parts])[:rows] for key in parts[0]}
+    return {key: value[:, :tokens] if value.shape[1:2] == (length,) else value for key, value in outputs.items()}
+
+
+def _load_engine(name: str, row: str, root: Path) -> Predict:
+    rival = RIVALS[row]
+    assert rival.file is not None
+    return target(rival.runtime).load(root / "rivals" / row / rival.file).run
+
+
+def _load_pytorch(name: str, row: str, root: Path) -> Predict:
+    return partial(_call, _network(name, root))
+
+
+def _load_compiled(name: str, row: str, root: Path) -> Predict:
+    return partial(_call, _compiled(_network(name, root)))
+
+
+def _load_torchao(name: str, row: str, root: Path) -> Predict:
+    import_torchao(root)
+    import torchao.quantization.pt2e.quantize_pt2e  # noqa: F401 - registers the operators of the program
+
+    torch.set_num_threads(cores.usable_cores())
+    return partial(_call, _compiled(torch.export.load(root / "rivals" / row / "engine.pt2").module()))
+
+
+def _network(name: str, root: Path) -> PositionalModel:
+    torch.set_num_threads(cores.usable_cores())
+    auto_class = SETS[name].auto_class
+    # A folder may hold its weights in fp16, which processors compute slowly in.
+    model = auto_class.from_pretrained(starting_model(name, root), dtype=torch.float32)  # type: ignore[attr-defined]
+    return PositionalModel(model, output_names(name)).eval()
+
+
+def _compiled(model: Callable[..., Any]) -> Callable[..., Any]:
+    torch._inductor.config.freezing = True
+    return torch.compile(model, dynamic=False)
+
+
+def _call(model: Callable[..., Outputs], feeds: Feeds) -> Outputs:
+    # Frozen weights are constants under `no_grad` only; an exported program does not run in inference mode.
+    with torch.no_grad():
+        return model(*(torch.from_numpy(np.ascontiguousarray(feeds[key])) for key in INPUTS))
+
+
+def _load_optimum(name: str, row: str, root: Path) -> Predict:
+    """As `OVModel` compiles and calls it: free axes, and the precision that OpenVINO prefers beside int8."""
+    import openvino
+
+    options = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": cores.usable_cores()}
+    model = openvino.Core().compile_model(root / "rivals" / row / "openvino_model.xml", "CPU", options)
+    request = model.create_infer_request()
+    names = [output.get_any_name() for output in model.outputs]
+
+    def predict(feeds: Feeds) -> Outputs:
+        outputs = request.infer({key: feeds[key] for key in INPUTS}, share_inputs=True)
+        return dict(zip(names, outputs.values(), strict=True))
+
+    return predict
+
+
+BACKENDS: Mapping[Backend, Callable[[str, str, Path], Predict]] = {
+    "engine": _load_engine,
+    "pytorch": _load_pytorch,
+    "compiled": _load_compiled,
+    "optimum": _load_optimum,
+    "torchao": _load_torchao,
+}
+"""How each row is loaded; a function takes the name of the set, that of the row, and the folder of the set."""
+
+
+def _file_bytes(name: str, row: str, root: Path) -> int:
+    file = RIVALS[row].file
+    if file is None:
+        return (starting_model(name, root) / "model.safetensors").stat().st_size
+    return sum(path.stat().st_size for path in (root / "rivals" / row).glob(f"{Path(file).stem}.*"))

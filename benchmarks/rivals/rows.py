@@ -1,0 +1,185 @@
+"""The rows of the table: what each is, and how it is made."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import onnx
+import torch
+from onnxruntime.quantization import QuantType, quantize_dynamic
+from transformers import AutoTokenizer
+
+from benchmarks.quantization import SETS, reference_engine, rows_file, run, starting_model
+from benchmarks.rivals import tools
+from compressor.config.run import Recipe
+from compressor.model_folder import example_inputs, load
+from compressor.silence_libraries import quiet_transformers
+from compressor.targets import target
+from compressor.units import find_sites, keep_all
+
+DISTILL_STEPS = 1500
+"""Steps of every distillation."""
+Backend = Literal["engine", "pytorch", "compiled", "optimum", "torchao"]
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A row of the table.
+
+    Attributes:
+        title: what it is, for readers.
+        fields: fields of the recipe of its run; None: it is made without a run.
+        make: what comes before the run, or replaces it; returns further fields of the recipe. Its arguments are the
+            name of the set, the folder of the set and the folder of the row, which is empty where there is no run.
+        backend: how it is loaded (`measure.BACKENDS`).
+        install: installs the tool that makes it, which is not part of its minutes; its argument is the folder of the
+            set.
+    """
+
+    title: str
+    fields: Mapping[str, Any] | None = None
+    make: Callable[[str, Path, Path], dict[str, Any]] | None = None
+    backend: Backend = "engine"
+    install: Callable[[Path], object] | None = None
+
+    @property
+    def runtime(self) -> str:
+        """The target whose engine it is."""
+        return str((self.fields or {}).get("target", "ort"))
+
+    @property
+    def file(self) -> str | None:
+        """The file in its folder that is loaded; None: the starting model is."""
+        own = {"optimum": "openvino_model.xml", "torchao": "engine.pt2", "pytorch": None, "compiled": None}
+        return own[self.backend] if self.backend in own else target(self.runtime).engine_file
+
+
+def quantize_weights(name: str, root: Path, out: Path) -> dict[str, Any]:
+    """ONNX Runtime's dynamic quantization of its fused graph, as its documentation recommends."""
+    model = onnx.load(reference_engine(starting_model(name, root), SETS[name].max_length, root))
+    # The quantizer reuses names, and compares its own shapes with stored ones. Fused operators have no shape inference.
+    model.graph.ClearField("value_info")
+    quantize_dynamic(
+        model,
+        out / "engine.onnx",
+        per_channel=True,
+        weight_type=QuantType.QInt8,
+        use_external_data_format=True,
+        extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
+    )
+    return {}
+
+
+def drop_layers(name: str, root: Path, out: Path) -> dict[str, Any]:
+    """Every second layer of the model, as DistilBERT is initialized; it is distilled by the run that follows."""
+    student, model = out.with_name("every-second-layer"), starting_model(name, root)
+    if not (student / "plan.json").is_file():
+        with quiet_transformers():
+            network = SETS[name].auto_class.from_pretrained(model, dtype=torch.float32)  # type: ignore[attr-defined]
+            layers = network.bert.encoder.layer
+            network.bert.encoder.layer = torch.nn.ModuleList(layers[::2])
+            network.config.num_hidden_layers = len(layers[::2])
+            network.save_pretrained(student)
+            AutoTokenizer.from_pretrained(model).save_pretrained(student)
+        folder = load(student)
+        keep_all(find_sites(folder.model, example_inputs(folder, 2, 8))).save(student / "plan.json")
+    return {"model": student, "teacher": model, "hidden_weight": 0.0}
+
+
+INT8 = {"target": "openvino", "precision": "int8"}
+OURS = {"distill": True, "distill_steps": DISTILL_STEPS}
+RIVALS = {
+    "pytorch": Rival("PyTorch, eager", backend="pytorch"),
+    "compiled": Rival("PyTorch, torch.compile, frozen", backend="compiled"),
+    "torchao": Rival(
+        "torchao, static int8 for x86, torch.compile",
+        make=tools.quantize_with_torchao,
+        backend="torchao",
+        install=tools.import_torchao,
+    ),
+    "ort-fp32": Rival("ONNX Runtime, fp32, fused", {"keep_unread_positions": True}),
+    "ort-dynamic": Rival("ONNX Runtime, dynamic int8 of the fused graph", make=quantize_weights),
+    "ort-int8": Rival("ONNX Runtime, best int8 of compress", {"precision": "int8", "keep": "100%"}),
+    "openvino-fp32": Rival("OpenVINO, fp32", {"target": "openvino", "keep_unread_positions": True}),
+    "optimum": Rival(
+        "optimum-intel, static int8 by NNCF",
+        make=tools.quantize_with_optimum,
+        backend="optimum",
+        install=tools.optimum_python,
+    ),
+    "openvino-int8": Rival(
+        "OpenVINO, int8 by NNCF, fixed shape", {**INT8, "keep": "100%", "keep_unread_positions": True}
+    ),
+    "onnxsim": Rival(
+        "onnxsim, half of the heads and neurons (Wanda), refitted, fp32",
+        make=tools.prune_with_onnxsim,
+        install=tools.import_onnxsim,
+    ),
+    "dsp": Rival("half of the heads (DSP), int8", {**INT8, "method": "dsp", "keep": 36, "epochs": 1}),
+    "magnitude": Rival("magnitude, half of the MACs, int8", {**INT8, "method": "magnitude", "macs": 0.5}),
+    "fisher": Rival("Kwon et al., half of the MACs, int8", {**INT8, "method": "fisher", "macs": 0.5}),
+    "layers": Rival("every second layer, distilled, int8", {**INT8, **OURS}, drop_layers),
+    "pruned-fp32": Rival("compress, half of the MACs, fp32", {"macs": 0.5}),
+    "pruned": Rival("compress, half of the MACs, int8", {**INT8, "macs": 0.5}),
+    "distilled-fp32": Rival("compress, a quarter of the MACs, distilled, fp32", {"macs": 0.25, **OURS}),
+    "distilled": Rival("compress, a quarter of the MACs, distilled, int8", {**INT8, "macs": 0.25, **OURS}),
+    "distilled-sixth": Rival("compress, a sixth of the MACs, distilled, int8", {**INT8, "macs": 1 / 6, **OURS}),
+}
+
+
+def make(name: str, row: str, root: Path) -> float:
+    """Make a row if it is missing; return the minutes that it took.
+
+    Args:
+        name: key of `SETS`.
+        row: key of `RIVALS`.
+        root: folder of the set.
+    """
+    rival, out = RIVALS[row], root / "rivals" / row
+    stamp = out.with_suffix(".minutes")
+    if stamp.is_file():
+        return float(stamp.read_text())
+    out.parent.mkdir(parents=True, exist_ok=True)
+    # What many rows start from is not part of the minutes of the first of them.
+    reference_engine(starting_model(name, root), SETS[name].max_length, root)
+    if rival.install is not None:
+        rival.install(root)
+    if rival.fields is None:  # what an interrupted maker left; a run resumes by itself
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir()
+    start = time.perf_counter()
+    fields = {} if rival.make is None else rival.make(name, root, out)
+    if rival.fields is not None:
+        run(recipe_of(name, root, out, {**rival.fields, **fields}))
+    minutes = (time.perf_counter() - start) / 60
+    stamp.write_text(f"{minutes}")
+    return minutes
+
+
+def recipe_of(name: str, root: Path, out: Path, fields: Mapping[str, Any]) -> Recipe:
+    """The recipe of a run.
+
+    Args:
+        name: key of `SETS`.
+        root: folder of the set.
+        out: folder that the run writes.
+        fields: what differs from other rows.
+    """
+    length = SETS[name].max_length
+    needs_rows = {"keep", "macs", "distill"} & set(fields)
+    common: dict[str, Any] = {
+        "model": starting_model(name, root),
+        "batch": (1, 8),
+        "seq": (length,),
+        "seconds": 1.0,
+        "max_length": length,
+        **({"data": str(rows_file(name, root)), "metric": SETS[name].metric} if needs_rows else {}),
+        **({"shapes": (f"1x{length}", f"8x{length}")} if fields.get("target") == "openvino" else {}),
+        **({"statistics": root / "statistics"} if "macs" in fields else {}),
+    }
+    return Recipe(**{**common, **fields}, out=out)

@@ -1,0 +1,94 @@
+"""The table of rivals: its rows, how they are measured, and what happens where one cannot be made."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.quantization import SETS
+from benchmarks.rivals import __main__ as table
+from benchmarks.rivals.data import INPUTS, Feeds
+from benchmarks.rivals.measure import BACKENDS, BATCH, predict_padded
+from benchmarks.rivals.rows import RIVALS, recipe_of
+
+LENGTH = 16
+NUMBERS = {
+    "metric": 0.9,
+    "difference": -0.004,
+    "low": -0.01,
+    "high": 0.002,
+    "scale": 100.0,
+    "bytes": 2e7,
+    "memory": 5e7,
+}
+TIMES = {"p50-1": 2.5, "ratio-1": 3.0, "p50-8": 20.0, "ratio-8": 4.0, "minutes": 1.5}
+
+
+@pytest.mark.parametrize("rows", [1, BATCH, BATCH + 3])
+def test_padding_to_one_shape_does_not_change_outputs(rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    feeds = {name: rng.integers(1, 9, (rows, 5)) for name in INPUTS}
+    shapes = set()
+
+    def predict(batch: Feeds) -> dict[str, np.ndarray]:
+        shapes.add(batch["input_ids"].shape)
+        tokens = batch["input_ids"] * batch["attention_mask"] + batch["token_type_ids"]
+        return {"logits": tokens.sum(1, keepdims=True), "start_logits": tokens}
+
+    padded, plain = predict_padded(predict, feeds, LENGTH), predict(feeds)
+    assert shapes == {(BATCH, LENGTH), (rows, 5)}
+    for name, values in plain.items():
+        np.testing.assert_array_equal(padded[name], values)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_every_run_has_a_valid_recipe(name: str, tmp_path: Path) -> None:
+    student = tmp_path / "student"
+    for folder in (tmp_path / "model", student):
+        folder.mkdir()
+    for file in (tmp_path / f"rows.{SETS[name].suffix}", student / "plan.json"):
+        file.touch()
+    rows = {row: rival for row, rival in RIVALS.items() if rival.fields is not None}
+    assert rows
+    for row, rival in rows.items():
+        # What comes before a run makes a smaller model with a plan.
+        fields = {**(rival.fields or {}), **({} if rival.make is None else {"model": student})}
+        assert recipe_of(name, tmp_path, tmp_path / row, fields).measure.seq == (SETS[name].max_length,)
+
+
+def test_every_row_is_made_or_loaded_as_it_is() -> None:
+    for row, rival in RIVALS.items():
+        assert rival.backend in BACKENDS
+        assert (rival.file is None) == (rival.make is None and rival.fields is None), row
+
+
+def test_a_row_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(name: str, row: str, root: Path) -> dict[str, float]:
+        raise RuntimeError("no such package\nand more")
+
+    monkeypatch.setitem(table.STEPS, "make", fail)
+    assert table.print_step("make", "sst2", "onnxsim", Path("none")) == 1
+    failed = json.loads(capsys.readouterr().out)
+    assert failed == {"failed": "RuntimeError: no such package"}
+    table.print_table("sst2", {"onnxsim": failed, "pruned": {**NUMBERS, **TIMES, "heading": "accuracy, %", "rows": 7}})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "sst2, accuracy, %, 7 test rows, 128 tokens"
+    assert "no such package" in lines[5]
+    assert lines[6].startswith(
+        "| compress, half of the MACs, int8 | 90.0 | -0.4 (-1.0 to +0.2) | 2.50 | 3.00x | 20.0 |"
+    )
+
+
+def test_metrics_that_are_no_shares_are_shown_as_computed() -> None:
+    assert table.as_cells("pruned", {**NUMBERS, **TIMES, "scale": 1.0})["metric"] == "0.900"
+
+
+def test_other_tools_are_pinned() -> None:
+    pins = [line for path in Path(table.__file__).parent.glob("pins/*.txt") for line in path.read_text().splitlines()]
+    assert len(pins) > 2
+    for pin in pins:
+        assert re.fullmatch(r"[\w.-]+==[\w.]+", pin)
