@@ -18,7 +18,7 @@ import onnx_ir as ir
 from graph_passes.flow.example_sizes import example_sizes
 from graph_passes.flow.node_inference import LARGEST_CONSTANT, Shape, evaluate, infer
 from graph_passes.flow.sizes import SizePair, Sizes, bind, concrete, made_up_sizes, raised_sizes, sizes_of_example
-from graph_passes.flow.windows import leaves_nothing
+from graph_passes.flow.windows import leaves_nothing, merges_sizes
 
 Shapes = tuple[Shape | None, Shape | None]
 """Shapes of a tensor under both assignments of sizes; None where it is unknown."""
@@ -88,7 +88,7 @@ class _UnsuitableError(Exception):
     """Sizes with which a graph cannot run.
 
     Args:
-        too_small: whether a window is larger than its input.
+        too_small: whether larger sizes may suit it: a window is larger than its input, or merges two sizes.
     """
 
     def __init__(self, *, too_small: bool) -> None:
@@ -130,9 +130,13 @@ def _walks(model: ir.Model, pair: SizePair, *, strict: bool) -> tuple[_Walk, _Wa
     aliases: dict[str, str] = {}
     while True:
         try:
-            return _walk(model, pair[0], aliases, strict=strict), _walk(model, pair[1], aliases, strict=strict)
+            first, second = (_walk(model, sizes, aliases, strict=strict) for sizes in pair)
         except _ClashError as clash:
             aliases[clash.symbol] = clash.equal_symbol
+            continue
+        if strict and any(merges_sizes(node, first.shapes, second.shapes) for node in model.graph):
+            raise _UnsuitableError(too_small=True)
+        return first, second
 
 
 def _walk(model: ir.Model, sizes: Sizes, aliases: dict[str, str], *, strict: bool) -> _Walk:

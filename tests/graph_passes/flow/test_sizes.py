@@ -51,6 +51,19 @@ def test_sizes_are_raised_until_windows_fit_where_there_is_no_example() -> None:
     assert 0 < first[1] < second[1]
 
 
+@pytest.mark.parametrize("example", [(64, 64), None])
+def test_a_window_that_gives_one_size_for_two_shows_no_fixed_size(example: tuple[int, int] | None) -> None:
+    body = (
+        "p = MaxPool <kernel_shape = [9, 9], strides = [8, 8], pads = [4, 4, 4, 4]> (x)"
+        " y = MaxPool <kernel_shape = [5, 5], strides = [4, 4], pads = [2, 2, 2, 2]> (p)"
+    )
+    model = graph(body, inputs=IMAGE, outputs="float[B, 3, U, V] y")
+    if example is not None:
+        record_example_sizes(model, {"x": (2, 3, *example)})
+    output = model.graph.outputs[0]
+    assert [Probe(model).fixed(output, axis) for axis in range(4)] == [False, True, False, False]
+
+
 def test_lengths_of_tokens_are_made_up() -> None:
     model = graph("y = Cast <to = 1> (x)", inputs="int64[B, S] x", outputs="float[B, S] y")
     record_example_sizes(model, {"x": (2, 9)})
