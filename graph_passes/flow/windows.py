@@ -37,7 +37,7 @@ def leaves_nothing(node: ir.Node, shapes: Mapping[ir.Value, Shape]) -> bool:
     )
 
 
-def merges_sizes(node: ir.Node, first: Mapping[ir.Value, Shape], second: Mapping[ir.Value, Shape]) -> bool:
+def window_merges_sizes(node: ir.Node, first: Mapping[ir.Value, Shape], second: Mapping[ir.Value, Shape]) -> bool:
     """Whether the window of a convolution or a pooling gives one size for inputs of two sizes.
 
     Strides do so to small sizes, e.g. a stride of two to sizes of one and two; the size would pass for a fixed one.
