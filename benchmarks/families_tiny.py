@@ -9,7 +9,7 @@ import dataclasses
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ def exactly(size: int) -> Callable[[int], int]:
 
 RULES: tuple[Rule, ...] = (
     (r".*(token_id|token_index|token_ids|_token|_index)", lambda value: value % VOCABULARY if value > 0 else value),
+    (r"num_groups", at_most(HEADS)),
+    (r"num_pos_feats", exactly(WIDTH // 2)),
     (r"(max_window_layers|num_feat_extract_layers|type_vocab_size|.*num_groups|num_channels)", lambda value: value),
     (r"(num_kv_shared_layers|num_nextn_predict_layers|num_hash_layers)", exactly(0)),
     (r"(first_k_dense_replace|num_dense_layers|n_dense_layers)", at_most(1)),
@@ -62,15 +64,20 @@ RULES: tuple[Rule, ...] = (
     (r"max_position_embeddings|n_positions|max_.*positions|max_seq_len|n_ctx|.*_length", at_most(POSITIONS)),
     (r"(.*_)?image_size|.*_resolution|img_size", at_most(IMAGE)),
     (r"patch_size|.*_patch_size", at_most(PATCH)),
-    (r"window_size", at_most(2)),
+    # Windows of more than 32 are counted in pixels, others in patches.
+    (r"window_size", lambda value: min(value, 2) if value <= 32 else 4 * PATCH),
     (r"num_queries|num_query_tokens|.*num_latents|num_denoising", at_most(8)),
 )  # fmt: skip
 """(Pattern of a field's name, its small value from the usual one), for whole numbers."""
 
 LIST_RULES: tuple[Rule, ...] = (
-    (r"depths|.*_depths|num_blocks|encoder_layers|layers", at_most(1)),
-    (r".*heads", exactly(HEADS)),
-    (r".*hidden_sizes|embed_dims?|dims|conv_dim|tdnn_dim|.*_dims?", exactly(WIDTH)),
+    (r"depths|.*_depths|num_blocks|encoder_layers|layers|blocks_per_stage", at_most(1)),
+    (r".*heads(_per_stage)?", exactly(HEADS)),
+    (
+        r".*hidden_sizes|embed_dims?|dims|conv_dim|tdnn_dim|.*_dims?|.*_dim_per_stage|.*_channel_list|decoder_in_channels",
+        exactly(WIDTH),
+    ),
+    (r"window_size_per_stage", at_most(2)),
     (r".*ind(ex|ices|exes)|layers_.*", at_most(LAYERS - 1)),
     (r"image_size|img_size", at_most(IMAGE)),
     (r"patch_size", at_most(PATCH)),
@@ -88,35 +95,49 @@ DEFAULTS: dict[str, Any] = {
 """Values of fields that are None by default."""
 
 EXCEPTIONS: dict[str, dict[str, Any]] = {
-    "autoformer": {"prediction_length": 4},
-    "informer": {"prediction_length": 4},
-    "time_series_transformer": {"prediction_length": 4},
+    "autoformer": {"prediction_length": 4, "num_time_features": 2},
+    "informer": {"prediction_length": 4, "num_time_features": 2},
+    "time_series_transformer": {"prediction_length": 4, "num_time_features": 2},
     "bamba": {"attn_layer_indices": [1]},
+    "bridgetower_vision_model": {"hidden_size": 64},
+    "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"]},
+    "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": INNER},
     "esm": {"pad_token_id": 1, "mask_token_id": 3},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
     "layoutlmv3": {"coordinate_size": 4, "shape_size": 8},
     "mamba2": {"head_dim": 16},
+    "qwen4_exp_text": {
+        "indexer_n_heads": HEADS, "indexer_kv_heads": 1, "indexer_head_dim": HEAD_DIM, "indexer_budget": 8,
+        "indexer_compress_ratio": 4,
+    },
     "recurrent_gemma": {"num_hidden_layers": 3},
     "reformer": {"axial_pos_embds_dim": (16, 16), "axial_pos_shape": (8, 12)},
+    "sam2_vision_model": {"backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]},
     "xmod": {"default_language": "en_XX"},
-}
+}  # fmt: skip
 """Model type -> values that no rule can know."""
 
 
 def tiny_config(config_class: type[PretrainedConfig], default: PretrainedConfig | None = None) -> PretrainedConfig:
     """A configuration of the class with small sizes, from those of `default`, or of a default instance."""
     default = default or config_class()
-    return config_class(**dict(_tiny_values(default)), **EXCEPTIONS.get(config_class.model_type, {}))
+    values = dict(_tiny_values(default)) | _feature_maps(vars(default))
+    return config_class(**values | EXCEPTIONS.get(config_class.model_type, {}))
 
 
 def _tiny_values(config: PretrainedConfig) -> Iterator[tuple[str, Any]]:
     exceptions = EXCEPTIONS.get(config.model_type, {})
     fields = {field.name for field in dataclasses.fields(config)}
     values = vars(config)
-    for name in sorted(fields & set(values) - set(exceptions) - {"id2label", "label2id"}):
+    # A network of convolutions keeps its channels, which several fields repeat.
+    is_convolutional = "num_channels" in values and not any("heads" in name for name in values)
+    for name in sorted(fields & set(values) - set(exceptions) - _DERIVED):
         value = values[name]
+        if is_convolutional and value is not None and not re.fullmatch(_DEPTHS, name):
+            yield name, value
+            continue
         if isinstance(value, PretrainedConfig):
             yield name, tiny_config(type(value), value)
         elif name.endswith(_SHARED_HEADS) and value == values.get(name.replace("key_value", "attention")):
@@ -129,6 +150,23 @@ def _tiny_values(config: PretrainedConfig) -> Iterator[tuple[str, Any]]:
             yield name, _tiny_rope(value, _reads_mrope(type(config)))
         elif value is None and name in DEFAULTS:
             yield name, DEFAULTS[name]
+
+
+_DERIVED = {"id2label", "label2id", "_out_features", "_out_indices"}
+"""Fields that follow from others."""
+
+_DEPTHS = r"(.*_)?depths|(.*_)?num_.*blocks|image_size|layers"
+"""Fields of a network of convolutions that are made small."""
+
+
+def _feature_maps(values: Mapping[str, Any]) -> dict[str, Any]:
+    """As many feature maps as a backbone of layers returns by default, each of another layer."""
+    indices = values.get("_out_indices") or ()
+    if "num_hidden_layers" not in values:
+        return {"out_indices": list(indices)} if len(indices) > 1 else {}
+    layers = max(LAYERS, len(indices))
+    last = list(range(1 + layers - len(indices), 1 + layers))
+    return {"num_hidden_layers": layers, "out_indices": last} if len(indices) > 1 else {}
 
 
 _SHARED_HEADS = "key_value_heads"
@@ -167,7 +205,10 @@ def _tiny_rope(value: dict[str, Any], in_three_parts: bool) -> dict[str, Any]:
     rope = dict(value)
     if value and (in_three_parts or "mrope_section" in rope):
         pairs = int(HEAD_DIM * rope.get("partial_rotary_factor", 1.0)) // 2
-        rope["mrope_section"] = [pairs - pairs // 4 * 2 - pairs % 2, pairs // 4 + pairs % 2, pairs // 4]
+        quarter, rest = pairs // 4, pairs % 2
+        section = [pairs - 2 * quarter - rest, quarter + rest, quarter]
+        usual = rope.get("mrope_section") or (2, 1, 1)
+        rope["mrope_section"] = section if usual[0] != usual[1] else section[::-1]  # height and width come first
     return rope
 
 

@@ -95,7 +95,7 @@ def export_reference(
             intercepted(bare, _run_with_full_mask, attention),
             quiet_tools(),
         ):
-            program = _export(bare, sample, opset)
+            program = _export(bare, dict(sample), opset)  # the exporter may add inputs of its own
     _clean_up(program)
     record_example_sizes(program, {name: tuple(value.shape) for name, value in sample.items()})
     if plan.model is not None:
@@ -229,6 +229,9 @@ def _clean_up(program: ir.Model) -> None:
     if kept and len(kept) < len(outputs):
         outputs[:] = kept
         RemoveUnusedNodesPass()(program)
+    for value in program.graph.inputs:
+        # The exporter prefixes an input that the model returns too; the output is gone.
+        value.name = (value.name or "").removeprefix("input.")
     names = _axis_names(program.graph.inputs)
     nodes = list(program.graph.all_nodes())
     values = {value for node in nodes for value in (*node.inputs, *node.outputs) if value is not None}

@@ -252,3 +252,21 @@ def test_a_fault_of_the_exporter_gives_a_one_line_error(tmp_path: Path) -> None:
     plan = keep_all(find_sites(model, text()))
     with unchanged(model), fails_with(ErrorCode.EXPORT_FAILED, family="bert"):
         export_reference(model, plan, text(), tmp_path / "reference.onnx")
+
+
+class Echoing(hf.BertModel):
+    """A model that returns its mask."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> object:
+        outputs = super().forward(input_ids, attention_mask)
+        return {"last_hidden_state": outputs.last_hidden_state, "attention_mask": attention_mask}
+
+
+def test_an_input_that_the_model_returns_keeps_its_name(tmp_path: Path) -> None:
+    config: Any = bert()[0].config
+    model = Echoing(config).eval()
+    plan = keep_all(find_sites(model, text()))
+    export_reference(model, plan, text(), tmp_path / "reference.onnx")
+    graph = ir.load(tmp_path / "reference.onnx").graph
+    assert [value.name for value in graph.inputs] == ["input_ids", "attention_mask"]
+    assert [value.name for value in graph.outputs] == ["last_hidden_state"]

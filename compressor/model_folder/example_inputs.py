@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from compressor.errors import ErrorCode, InputError
+from compressor.errors import CompressorError, ErrorCode, InputError
 from compressor.model_folder.example_file import resize_example
+from compressor.model_folder.input_rules import InputRequest, make_inputs
 from compressor.model_folder.loading import ModelFolder
-from compressor.model_folder.signals import SIGNALS, example_signal
+from compressor.model_folder.signals import IMAGES, SIGNALS, example_signal
 from compressor.models import SegmentConfig
 from compressor.segment_memory import memory_names
 
@@ -39,33 +40,24 @@ def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> 
         seed: the same seed gives the same inputs.
 
     Raises:
-        InputError: the model reads fewer than `seq` tokens, or needs an input that is neither text, image nor sound.
+        InputError: the model reads fewer than `seq` tokens, or needs an input that no rule makes up.
     """
     if folder.example:
         return resize_example(folder.example, batch, seq, seed)
     model, parameters = folder.model, inspect.signature(folder.model.forward).parameters
-    inputs: dict[str, Tensor] = {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if "input_ids" in parameters and "input_ids" in (model.main_input_name, *_required(parameters)):
-            inputs |= _text(folder, batch, seq, parameters)
-        two_towers = _has_two_towers(model.config)
-        for name in (name for name in SIGNALS if name in parameters):
-            if name == model.main_input_name or name in _required(parameters) or two_towers:
-                inputs[name] = example_signal(name, model, folder.task, batch)
-        if model.config.is_encoder_decoder and "decoder_input_ids" in parameters and folder.task not in _NO_TARGET:
-            inputs["decoder_input_ids"] = _target(model.config, batch, seq)
+        try:
+            inputs = _inputs(folder, batch, seq, parameters)
+        except CompressorError:
+            raise
+        except Exception as error:  # sizes of a configuration that no rule was written for
+            raise _cannot_make(folder, f"has sizes that the rules for inputs do not cover ({error})") from error
         memories = _memories(model.config, batch, seq)
     missing = sorted(_required(parameters) - set(inputs))
     if missing or not inputs:
         name = missing[0] if missing else model.main_input_name
-        raise InputError(
-            f"{folder.path}: {type(model).__name__} needs {name}, which is neither text, image nor sound; give"
-            " inputs that it runs on (--example-inputs FILE.npz)",
-            code=ErrorCode.UNSUPPORTED_MODEL,
-            path=folder.path,
-            input=name,
-        )
+        raise _cannot_make(folder, f"needs {name}, which no rule makes up", input=name)
     if folder.task == "multiple-choice":
         inputs = {name: value.unsqueeze(1).repeat(1, 2, *(1,) * (value.dim() - 1)) for name, value in inputs.items()}
     if isinstance(model.config, SegmentConfig):
@@ -73,11 +65,53 @@ def example_inputs(folder: ModelFolder, batch: int, seq: int, seed: int = 0) -> 
     return {name: inputs[name] for name in parameters if name in inputs} | memories
 
 
+def _cannot_make(folder: ModelFolder, reason: str, **details: Any) -> InputError:
+    name = type(folder.model).__name__
+    return InputError(
+        f"{folder.path}: {name} {reason}; give inputs that it runs on (--example-inputs FILE.npz)",
+        code=ErrorCode.UNSUPPORTED_MODEL,
+        path=folder.path,
+        **details,
+    )
+
+
+def _inputs(folder: ModelFolder, batch: int, seq: int, parameters: Parameters) -> dict[str, Tensor]:
+    """The inputs that a model needs, as far as they can be made up."""
+    model, inputs = folder.model, dict[str, Tensor]()
+    needed, two_towers = _needed(model, parameters), _has_two_towers(model.config)
+    if "input_ids" in needed or (two_towers and "input_ids" in parameters):
+        inputs |= _text(folder, batch, seq, parameters)
+    request = InputRequest(model, batch, seq, needed, inputs)
+    for name in (name for name in SIGNALS if name in parameters):
+        if (name in needed or two_towers) and not (name == IMAGES and request.has_patches):
+            inputs[name] = example_signal(name, model, folder.task, batch)
+    inputs |= make_inputs(request, sorted(needed - set(inputs)))
+    if model.config.is_encoder_decoder and "decoder_input_ids" in parameters and folder.task not in _NO_TARGET:
+        inputs["decoder_input_ids"] = _target(model, batch, seq)
+    return inputs
+
+
+def _needed(model: PreTrainedModel, parameters: Parameters) -> frozenset[str]:
+    """Names of the inputs that a model needs: those without a default, its main input, and the future of a series.
+
+    Where the class names a main input that its forward lacks, it is the first input that a forward has by that name
+    elsewhere: text or signals.
+    """
+    main = model.main_input_name
+    mains = {main} if isinstance(main, str) else set(main)
+    if not mains & set(parameters):
+        mains = set([name for name in ("input_ids", *SIGNALS) if name in parameters][:1])
+    future = (
+        {name for name in parameters if name.startswith("future_")} if "past_time_features" in parameters else set()
+    )
+    return frozenset(_required(parameters) | (mains | future) & set(parameters))
+
+
 def token_limit(model: PreTrainedModel) -> int | None:
     """Maximum number of tokens in a row of a model's input; None if positions are relative."""
     config = _text_config(model.config)
     limit = getattr(config, "max_target_positions", None) or getattr(config, "max_position_embeddings", None)
-    if not limit:
+    if not limit or limit < 0:  # XLNet has -1 for no limit
         return None
     # RoBERTa and related families count positions from the padding id on, and leave that many table rows unused.
     offsets = [
@@ -139,8 +173,9 @@ def _text(folder: ModelFolder, batch: int, seq: int, parameters: Parameters) -> 
             maximum=limit,
         )
     config, tokenizer = _text_config(folder.config), getattr(folder.processor, "tokenizer", folder.processor)
-    first, last = _special_id(config, tokenizer, "bos", "cls"), _special_id(config, tokenizer, "eos", "sep")
-    ids = _ordinary_ids(config, batch, seq, set(getattr(tokenizer, "all_special_ids", ())))
+    size = _vocabulary_size(config, folder.model)
+    first, last = (_special_id(config, tokenizer, size, *names) for names in (("bos", "cls"), ("eos", "sep")))
+    ids = _ordinary_ids(config, size, batch, seq, set(getattr(tokenizer, "all_special_ids", ())))
     mask = torch.ones(batch, seq, dtype=torch.int64)
     if batch > 1 and seq > 1:
         mask[-1, -max(1, seq // 4) :] = 0
@@ -149,7 +184,7 @@ def _text(folder: ModelFolder, batch: int, seq: int, parameters: Parameters) -> 
         ids[:, 0] = first
     if last is not None:
         ids[torch.arange(batch), ends - 1] = last
-    ids[mask == 0] = _special_id(config, tokenizer, "pad") or 0
+    ids[mask == 0] = _special_id(config, tokenizer, size, "pad") or 0
     inputs = {"input_ids": ids}
     if "attention_mask" in parameters:
         inputs["attention_mask"] = mask
@@ -168,22 +203,22 @@ def _memories(config: PretrainedConfig, batch: int, seq: int) -> dict[str, Tenso
     return {name: torch.randn(batch, length, config.hidden_size) for name in names}
 
 
-def _target(config: PretrainedConfig, batch: int, seq: int) -> Tensor:
+def _target(model: PreTrainedModel, batch: int, seq: int) -> Tensor:
     """Decoder input ids `[batch, seq]`, shorter if the decoder has fewer positions."""
+    config = model.config
     limit = getattr(config, "max_target_positions", None) or seq
-    ids = _ordinary_ids(config, batch, min(seq, limit), set())
+    ids = _ordinary_ids(config, _vocabulary_size(config, model), batch, min(seq, limit), set())
     start = getattr(config, "decoder_start_token_id", None)
     if start is not None:
         ids[:, 0] = start
     return ids
 
 
-def _ordinary_ids(config: PretrainedConfig, batch: int, seq: int, special: set[int]) -> Tensor:
+def _ordinary_ids(config: PretrainedConfig, size: int, batch: int, seq: int, special: set[int]) -> Tensor:
     """Random ids `[batch, seq]` of tokens that are not special, unless the vocabulary has no others."""
     values = [value for name, value in config.to_dict().items() if name.endswith("_token_id")]
     ids = {item for value in values for item in (value if isinstance(value, list) else [value])}
     special = special | {value for value in ids if isinstance(value, int)}
-    size = _vocabulary_size(config)
     ordinary = torch.tensor([token for token in range(size) if token not in special] or list(range(size)))
     return ordinary[torch.randint(len(ordinary), (batch, seq))]
 
@@ -196,16 +231,21 @@ def _text_config(config: PretrainedConfig) -> PretrainedConfig:
         return config.get_text_config(decoder=True)
 
 
-def _vocabulary_size(config: PretrainedConfig) -> int:
+def _vocabulary_size(config: PretrainedConfig, model: PreTrainedModel) -> int:
     """Number of ids that a model reads; that of the decoder in a configuration of two parts.
 
+    Where the configuration has none, it is the size of the first table of embeddings.
+
     Raises:
-        InputError: the configuration has none.
+        InputError: the model has no embeddings.
     """
     for part in (config, config.get_text_config(decoder=True), _text_config(config)):
         size = getattr(part, "vocab_size", None)
         if isinstance(size, int) and size > 0:
             return size
+    table = next((module for module in model.modules() if isinstance(module, nn.Embedding)), None)
+    if table is not None:
+        return table.num_embeddings
     raise InputError(
         f"{config.model_type}: the configuration has no vocab_size, from which ids could be drawn; give inputs that the"
         " model runs on (--example-inputs FILE.npz)",
@@ -214,12 +254,19 @@ def _vocabulary_size(config: PretrainedConfig) -> int:
     )
 
 
-def _special_id(config: PretrainedConfig, tokenizer: Any, *names: str) -> int | None:
-    """The id of the first of `names` that the tokenizer has, else the first that the configuration has."""
+def _special_id(config: PretrainedConfig, tokenizer: Any, size: int, *names: str) -> int | None:
+    """The id of the first of `names` that the tokenizer has, else the first that the configuration has.
+
+    Args:
+        config: the configuration.
+        tokenizer: the tokenizer, or None.
+        size: number of ids.
+        *names: `bos`, `eos`, ...
+    """
     for holder in (tokenizer, config):
         for name in names:
             value = getattr(holder, f"{name}_token_id", None)
             value = value[0] if isinstance(value, list) and value else value
-            if isinstance(value, int) and 0 <= value < _vocabulary_size(config):
+            if isinstance(value, int) and 0 <= value < size:
                 return value
     return None

@@ -19,6 +19,7 @@ _AUDIO: dict[str, type[optimum.DummyAudioInputGenerator]] = {
 
 _VISION_PARTS = ("vision_config", "backbone_config", "encoder")
 _AUDIO_PARTS = ("audio_config", "encoder_config", "encoder")
+_FEATURE_COUNTS = ("num_mel_bins", "feature_projection_input_dim", "input_feat_size", "input_dim")
 _FRAME_COUNTS = ("num_frames", "frames_per_clip")
 
 
@@ -54,8 +55,9 @@ def _vision_config(config: PretrainedConfig) -> PretrainedConfig:
 def _example_sound(name: str, model: PreTrainedModel, task: str, batch: int) -> Tensor:
     """Waveforms `[batch, sample]`; features `[batch, feature, frame]`, or `[batch, frame, feature]`."""
     parts = (model.config, *(getattr(model.config, part) for part in _AUDIO_PARTS if hasattr(model.config, part)))
-    config = next((part for part in parts if hasattr(part, "num_mel_bins")), model.config)
-    features, positions = getattr(config, "num_mel_bins", None), getattr(config, "max_source_positions", None)
+    counts = ((part, name) for name in _FEATURE_COUNTS for part in parts if isinstance(getattr(part, name, None), int))
+    config, count = next(counts, (model.config, ""))
+    features, positions = getattr(config, count, None), getattr(config, "max_source_positions", None)
     convolves_frames = any(isinstance(part, nn.Conv1d) and part.in_channels == features for part in model.modules())
     sizes = {} if features is None else {"feature_size": features}
     if convolves_frames and positions is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from compressor.errors import ErrorCode, MismatchError
+from compressor.errors import ErrorCode, InputError, MismatchError
 from compressor.results import Proof, ProofStage, VariantName
 from compressor.run.products import Case
 from compressor.targets.base import QUANTIZED, TOLERANCE, Engine, Feeds
@@ -91,17 +91,34 @@ def prove_export(
         cases: the inputs.
         variant: name of the variant.
         attention: form of attention in the graph.
+
+    Raises:
+        InputError: the graph does not run on inputs of some size that the model reads.
     """
     import torch
 
     from compressor.units import gated
+    from compressor.units.hook import family
+
+    run = _run_of(graph)
+
+    def run_exported(feeds: Feeds) -> Outputs:
+        try:
+            return run(feeds)
+        except InputError as error:
+            raise InputError(
+                f"{family(model)}: the exported graph does not run on {case_name(feeds)}, as the model does ({error});"
+                " the exporter of transformers fixes a size of this family: export another head or form of attention",
+                code=ErrorCode.EXPORT_FAILED,
+                family=family(model),
+            ) from error
 
     expected: list[Outputs] = []
     with gated(model.eval(), plan, attention=attention) as gated_model, torch.no_grad():
         for case in cases:
             outputs = gated_model(**{name: torch.from_numpy(array) for name, array in case.feeds.items()})
             expected.append({name: value.numpy() for name, value in outputs.items() if torch.is_tensor(value)})
-    return _prove(ProofStage.EXPORT, variant, cases, expected, _run_of(graph), TOLERANCE["fp32"])
+    return _prove(ProofStage.EXPORT, variant, cases, expected, run_exported, TOLERANCE["fp32"])
 
 
 def prove_shrunk(reference: Path, shrunk: Path, cases: Sequence[Case], variant: VariantName) -> Proof:

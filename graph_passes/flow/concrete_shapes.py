@@ -18,13 +18,16 @@ import onnx_ir as ir
 from graph_passes.flow.example_sizes import example_sizes
 from graph_passes.flow.node_inference import LARGEST_CONSTANT, Shape, evaluate, infer
 from graph_passes.flow.sizes import SizePair, Sizes, bind, concrete, made_up_sizes, raised_sizes, sizes_of_example
-from graph_passes.flow.windows import leaves_nothing
+from graph_passes.flow.windows import leaves_nothing, window_merges_sizes
 
 Shapes = tuple[Shape | None, Shape | None]
 """Shapes of a tensor under both assignments of sizes; None where it is unknown."""
 
 # Operators whose inputs must agree in size, or have size one.
 _BROADCASTS = frozenset("Add And Div Equal Expand Greater GreaterOrEqual Less LessOrEqual Mul Or Sub Where".split())
+
+_ROUNDING = frozenset(("Add", "Div"))
+"""Arithmetic that rounds lengths: a quotient, and the sum of a length and its padding to whole blocks."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,19 +109,44 @@ class _ClashError(Exception):
 
 
 def _suitable_walks(model: ir.Model) -> tuple[_Walk, _Walk]:
-    """Walks with the first sizes that suit a graph. Where none do, shapes are left unknown at what does not fit."""
+    """Walks with the first sizes that suit a graph. Where none do, shapes are left unknown at what does not fit.
+
+    Sizes that some operator merges, e.g. a division of lengths below the divisor, are replaced by larger ones: what it
+    returns would pass for a fixed size. They serve where all sizes are merged.
+    """
     example = example_sizes(model)
     fallback = made_up_sizes()
+    merged: tuple[_Walk, _Walk] | None = None
     attempts = itertools.chain([fallback], sizes_of_example(example) if example else raised_sizes())
     for pair in attempts:
+        if merged is not None and pair[0].example == pair[1].example and example:
+            break  # with the same sizes in both walks, nothing is merged and everything passes for fixed
         try:
-            return _walks(model, pair, strict=True)
+            walks = _walks(model, pair, strict=True)
         except _UnsuitableError as error:
             if example:
                 fallback = pair
             elif not error.too_small:
                 break  # larger sizes do not help
-    return _walks(model, fallback, strict=False)
+            continue
+        if not any(_merges_sizes(node, *walks) for node in model.graph):
+            return walks
+        merged = merged or walks
+    return merged or _walks(model, fallback, strict=False)
+
+
+def _merges_sizes(node: ir.Node, first: _Walk, second: _Walk) -> bool:
+    """Whether a node gives one size for two: a window with a stride, or arithmetic of sizes."""
+    if window_merges_sizes(node, first.shapes, second.shapes):
+        return True
+    values = [*node.inputs, *node.outputs]
+    if node.op_type not in _ROUNDING or any(v not in first.constants or v not in second.constants for v in values):
+        return False
+    numbers = [[walk.constants[value] for value in values if value is not None] for walk in (first, second)]
+    if any(array.dtype.kind != "i" or array.size != 1 or array.min() < 0 for array in itertools.chain(*numbers)):
+        return False
+    differ = [int(a.item()) != int(b.item()) for a, b in zip(*numbers, strict=True)]
+    return any(differ[:-1]) and not differ[-1]
 
 
 def _walks(model: ir.Model, pair: SizePair, *, strict: bool) -> tuple[_Walk, _Walk]:

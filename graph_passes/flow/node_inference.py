@@ -16,7 +16,7 @@ from graph_passes.flow.windows import leaves_nothing
 # Operators with which exporters compute shapes; outputs of other operators are not evaluated.
 _SHAPE_ARITHMETIC = frozenset(
     "Add And Cast CastLike Concat Constant ConstantOfShape Div Equal Expand Floor Gather Identity Less Max Min Mod Mul "
-    "Neg Not Or Range ReduceProd ReduceSum Reshape Slice Split Sqrt Squeeze Sub Transpose Unsqueeze Where".split()
+    "Neg Not Or Range ReduceProd ReduceSum Reshape Sign Slice Split Sqrt Squeeze Sub Transpose Unsqueeze Where".split()
 )
 
 LARGEST_CONSTANT = 4096

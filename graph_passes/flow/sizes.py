@@ -2,7 +2,8 @@
 
 Sizes are made up where a graph runs with any. Where they do not suit it (an image smaller than a patch, or with another
 number of patches than there are positions), they are those of the example that it was exported with, and in the second
-walk multiples or parts of these; without an example, the made-up sizes are raised until every window fits.
+walk multiples or parts of these; without an example, the made-up sizes are raised until every window fits and
+none merges two sizes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sizes that are too small for the window of a convolution or a pooling, for which no shape can be inferred."""
+"""Sizes that are too small for the windows of convolutions and poolings, from which no shape can be inferred."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def leaves_nothing(node: ir.Node, shapes: Mapping[ir.Value, Shape]) -> bool:
         node: any node.
         shapes: the known shapes of the tensors before it.
     """
-    if node.domain not in ("", "ai.onnx") or (node.op_type not in _WEIGHTS and node.op_type not in _POOLS):
+    if not _has_window(node):
         return False
     sizes = _spatial(node.inputs[0], shapes)
     window: Sequence[int] = node.attributes.get_ints("kernel_shape", ())
@@ -35,6 +35,27 @@ def leaves_nothing(node: ir.Node, shapes: Mapping[ir.Value, Shape]) -> bool:
         size + pads[axis] + pads[rank + axis] < dilations[axis] * (window[axis] - 1) + 1
         for axis, size in enumerate(sizes)
     )
+
+
+def window_merges_sizes(node: ir.Node, first: Mapping[ir.Value, Shape], second: Mapping[ir.Value, Shape]) -> bool:
+    """Whether the window of a convolution or a pooling gives one size for inputs of two sizes.
+
+    Strides do so to small sizes, e.g. a stride of two to sizes of one and two; the size would pass for a fixed one.
+
+    Args:
+        node: any node.
+        first: the known shapes of tensors under one assignment of sizes.
+        second: the same tensors under another assignment.
+    """
+    if not _has_window(node):
+        return False
+    before, after = ([_spatial(value, walk) for walk in (first, second)] for value in (node.inputs[0], node.outputs[0]))
+    pairs = zip(zip(*before, strict=False), zip(*after, strict=False), strict=False)
+    return any(sizes[0] != sizes[1] and windows[0] == windows[1] for sizes, windows in pairs)
+
+
+def _has_window(node: ir.Node) -> bool:
+    return node.domain in ("", "ai.onnx") and (node.op_type in _WEIGHTS or node.op_type in _POOLS)
 
 
 def _spatial(value: ir.Value | None, shapes: Mapping[ir.Value, Shape]) -> Shape:

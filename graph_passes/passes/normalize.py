@@ -59,8 +59,11 @@ class Normalize(GraphPass[Normalized]):
 
 
 def _is_unranked_split(node: ir.Node) -> bool:
-    """Whether a node splits a tensor without a recorded shape into a sequence: folding it needs the shape."""
-    return node.op_type == "SplitToSequence" and node.inputs[0] is not None and node.inputs[0].shape is None
+    """Whether a node splits a tensor into a sequence and a shape that folding it needs is not recorded.
+
+    The shape of the tensor says which axis is split, that of the sizes how many parts there are.
+    """
+    return node.op_type == "SplitToSequence" and any(value is not None and value.shape is None for value in node.inputs)
 
 
 def _may_fold(node: ir.Node) -> bool | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.graph_passes.layer_parts import CORE, OUTPUT, PROJECT, PROJECTIONS, SPLIT, TO_HEADS, Layer
 from tests.graph_passes.lookup_layers import INTERLEAVED, LOOKED_UP, PERMUTED
+from tests.graph_passes.position_layers import IN_BLOCKS, IN_TWO_PARTS
 
 SEPARATE = Layer(PROJECT + TO_HEADS + CORE, f"{PROJECTIONS}, {SPLIT}, {OUTPUT}", 4 * 24 + 2 * 3)
 
@@ -243,6 +244,8 @@ LAYERS = {
     "relative positions that are looked up": LOOKED_UP,
     "elements of a head that are read apart": INTERLEAVED,
     "positions that are looked up": PERMUTED,
+    "positions in blocks": IN_BLOCKS,
+    "positions in two parts": IN_TWO_PARTS,
     "GatherND from [3, heads, width]": _fused(
         """
         five = Reshape (qkv, three)

@@ -17,6 +17,7 @@ from compressor.run.products import Case
 from compressor.run.verify import make_cases, prove_engine, prove_export, prove_shrunk, require
 from compressor.targets.onnxruntime.engine import build_engine
 from graph_passes import load, save
+from tests.faults import fails_with
 from tests.report.reports import dense
 from tests.targets.graphs import Pruned, parsed, pruned
 from tests.zoo import text
@@ -91,6 +92,15 @@ def test_a_proof_with_the_plan_of_other_heads_fails(bert: Pruned) -> None:
         "error": proof.error,
         "outputs": proof.failing,
     }
+
+
+def test_a_graph_of_a_single_size_is_refused_by_the_name_of_the_family(bert: Pruned, tmp_path: Path) -> None:
+    graph = load(bert.reference)
+    for value in graph.graph.inputs:
+        value.shape = ir.Shape([2, 17])
+    save(graph, tmp_path / "fixed.onnx")
+    with fails_with(ErrorCode.EXPORT_FAILED, family="bert"):
+        prove_export(bert.model, bert.plan, tmp_path / "fixed.onnx", CASES, "compressed", attention="eager")
 
 
 def nudge(weights: np.ndarray) -> np.ndarray:

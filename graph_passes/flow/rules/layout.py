@@ -66,15 +66,35 @@ def _constant_of_shape(node: ir.Node, context: RuleContext) -> Labels:
 def _pad(node: ir.Node, context: RuleContext) -> Labels:
     """Pad: only the padded axes change. Zeros of the other axes stay zero if zeros are added."""
     rank = len(context.shape(node.inputs[0]))
-    pads = node.attributes["pads"].as_ints() if "pads" in node.attributes else context.probe.constant(node.inputs[1])
-    if pads is None or len(node.inputs) > 3:
-        raise NoRuleError(RefusalCode.COMPUTED_VALUE, "pads by sizes that are computed at run time")
-    padded = {axis for axis in range(rank) if pads[axis] or pads[axis + rank]}
     value = node.inputs[2] if len(node.inputs) > 2 else None
     added = node.attributes.get_float("value", 0.0) if value is None else context.probe.constant(value)
     axes = tuple(range(rank))
     linear = frozenset((0,) if added == 0 else ())
-    return Labels((axes, *(None,) * (len(node.inputs) - 1)), (axes,), linear, mixed=frozenset(padded))
+    return Labels(
+        (axes, *(None,) * (len(node.inputs) - 1)), (axes,), linear, mixed=frozenset(_padded_axes(node, context))
+    )
+
+
+def _padded_axes(node: ir.Node, context: RuleContext) -> set[int]:
+    """Axes that are padded for inputs of some sizes. An axis of fixed size that is not padded in either walk never is.
+
+    Raises:
+        NoRuleError: the sizes are unknown, or the axes are listed.
+    """
+    rank = len(context.shape(node.inputs[0]))
+    sizes = node.inputs[1] if len(node.inputs) > 1 else None
+    is_computed = sizes is not None and sizes.const_value is None
+    first, second = context.probe.contents(sizes)
+    if "pads" in node.attributes:
+        first = second = np.array(node.attributes["pads"].as_ints())
+    if first is None or second is None or len(node.inputs) > 3:
+        raise NoRuleError(RefusalCode.COMPUTED_VALUE, "pads by sizes that are computed at run time")
+    is_padded = np.logical_or(first, second).reshape(2, rank).any(axis=0)
+    return {
+        axis
+        for axis in range(rank)
+        if is_padded[axis] or (is_computed and not context.probe.fixed(node.inputs[0], axis))
+    }
 
 
 def _tile(node: ir.Node, context: RuleContext) -> Labels:

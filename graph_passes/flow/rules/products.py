@@ -50,15 +50,28 @@ def _gemm(node: ir.Node, context: RuleContext) -> Labels:
 
 def _einsum(node: ir.Node, context: RuleContext) -> Labels:
     equation = node.attributes["equation"].as_string().replace(" ", "")
-    if "." in equation or "->" not in equation:
+    if "->" not in equation:
         raise NoRuleError(RefusalCode.UNSUPPORTED_FORM, f"has the equation {equation}, which leaves axes unnamed")
     operands, output = equation.split("->")
-    terms = operands.split(",")
+    ranks = [len(context.shape(value)) for value in (*node.inputs, node.outputs[0])]
+    *terms, output = (_named_axes(*pair) for pair in zip((*operands.split(","), output), ranks, strict=True))
     if any(len(set(term)) < len(term) for term in (*terms, output)):
         raise NoRuleError(RefusalCode.UNSUPPORTED_FORM, f"takes a diagonal ({equation})")
-    summed = frozenset(operands.replace(",", "")) - frozenset(output)
-    inputs = tuple(tuple(term) for term in terms)
+    summed = frozenset("".join(terms)) - frozenset(output)
+    sizes = dict(zip(output, context.shape(node.outputs[0]), strict=True))
+    inputs = tuple(
+        tuple(
+            None if label in sizes and size != sizes[label] else label for label, size in zip(term, shape, strict=True)
+        )
+        for term, shape in zip(terms, map(context.shape, node.inputs), strict=True)
+    )
     return Labels(inputs, (tuple(output),), frozenset(range(len(terms))), summed)
+
+
+def _named_axes(term: str, rank: int) -> str:
+    """A term of an equation with digits for the axes that its ellipsis stands for, the last of which is 0."""
+    unnamed = rank - len(term.replace("...", ""))
+    return term.replace("...", "".join(str(axis) for axis in reversed(range(unnamed))))
 
 
 def _along_axis(node: ir.Node, context: RuleContext) -> Labels:

@@ -7,6 +7,7 @@ only as many are computed as query heads remain.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
@@ -57,12 +58,15 @@ class ReshapeRule:
         return ()
 
     def _groups(self, node: ir.Node, context: RuleContext) -> list[tuple[range, range]]:
-        groups = axis_groups(context.shape(node.inputs[0]), context.shape(node.outputs[0]))
-        _, before = context.probe.shapes(node.inputs[0])
-        _, after = context.probe.shapes(node.outputs[0])
-        if before is None or after is None or axis_groups(before, after) != groups:
-            raise NoRuleError(RefusalCode.FREE_SIZE, "regroups axes differently for inputs of other sizes")
-        return groups
+        for value in (node.inputs[0], node.outputs[0]):
+            context.shape(value)  # raises the error of an unknown shape
+        walks = list(zip(context.probe.shapes(node.inputs[0]), context.probe.shapes(node.outputs[0]), strict=True))
+        for before, after in walks:
+            # Sizes of one do not tell which axes belong together; those of the other walk may.
+            groups = axis_groups(before, after) if before is not None and after is not None else None
+            if groups is not None and all(_fits(groups, *shapes) for shapes in walks):
+                return groups
+        raise NoRuleError(RefusalCode.FREE_SIZE, "regroups axes differently for inputs of other sizes")
 
     def demand(self, node: ir.Node, outputs: Sequence[Need], context: RuleContext) -> Demand:
         before, after = context.shape(node.inputs[0]), context.shape(node.outputs[0])
@@ -124,6 +128,15 @@ class ReshapeRule:
     def rewrite(self, node: ir.Node, demand: Demand, held: Sequence[Need | None], context: RuleContext) -> None:
         if node.op_type == "Reshape":
             set_shape_input(node, node.inputs[0], demand.outputs[0], context.probe, count=context.counts_positions)
+
+
+def _fits(groups: Sequence[tuple[range, range]], before: Shape | None, after: Shape | None) -> bool:
+    """Whether the parts of a reshape have as many elements in a tensor as in another; false if a shape is unknown."""
+    return (
+        before is not None
+        and after is not None
+        and all(math.prod(_sizes(before, ins)) == math.prod(_sizes(after, outs)) for ins, outs in groups)
+    )
 
 
 def _sizes(shape: Shape, axes: range) -> Shape:

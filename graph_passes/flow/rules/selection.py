@@ -33,6 +33,11 @@ class SplitRule:
         sizes = [context.shape(value)[axis] for value in node.outputs]
         return [sum(sizes[:part]) for part in range(len(sizes))], sizes
 
+    def _keeps_axis(self, node: ir.Node, needs: Sequence[Need], context: RuleContext) -> bool:
+        """Whether everything on the split axis is needed; its size may then depend on the graph's inputs."""
+        axis = self._axis(node, context)
+        return all(need[axis] is None for need in needs)
+
     def _joined(self, node: ir.Node, outputs: Sequence[Need], context: RuleContext) -> np.ndarray:
         """The positions of the split axis that the outputs need, in the order of the outputs."""
         axis, (starts, sizes) = self._axis(node, context), self._parts(node, context)
@@ -45,7 +50,8 @@ class SplitRule:
         need: list[Index] = []
         for axis, size in enumerate(context.shape(node.inputs[0])):
             if axis == split_axis:
-                need.append(simplify(self._joined(node, outputs, context), size))
+                is_whole = self._keeps_axis(node, outputs, context)
+                need.append(None if is_whole else simplify(self._joined(node, outputs, context), size))
                 continue
             index = outputs[0][axis]
             for output in outputs[1:]:
@@ -60,15 +66,17 @@ class SplitRule:
         gain, axis = gains[0], self._axis(node, context)
         if gain is None:
             raise NoRuleError(RefusalCode.NOT_LINEAR, "reads its sizes from a gate")
-        results: list[Gain | None] = []
+        array, results = gain.axes[axis], list[Gain | None]()
+        if array is None:
+            return [gain for _ in node.outputs]
         for start, size in zip(*self._parts(node, context), strict=True):
-            array = gain.axes[axis]
-            part = array[start : start + size] if array is not None else None
+            part = array[start : start + size]
             results.append(Gain((*gain.axes[:axis], part, *gain.axes[axis + 1 :]), gain.sites))
         return results
 
     def carries(self, node: ir.Node, position: int, axis: int, context: RuleContext) -> Iterator[tuple[int, int]]:
-        self._parts(node, context)
+        if position == 0 and axis == self._axis(node, context):
+            self._parts(node, context)
         if position == 0 and (axis == self._axis(node, context) or len(node.outputs) == 1):
             yield from ((output, axis) for output in range(len(node.outputs)))
 
@@ -79,7 +87,7 @@ class SplitRule:
         axis, held_axes, source = self._axis(node, context), held[0], node.inputs[0]
         assert held_axes is not None
         assert source is not None
-        if held_axes[axis] is None and all(output[axis] is None for output in demand.outputs):
+        if self._keeps_axis(node, [held_axes, *demand.outputs], context):
             return
         _, sizes = self._parts(node, context)
         joined = self._joined(node, demand.outputs, context)

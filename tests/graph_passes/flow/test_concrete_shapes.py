@@ -46,6 +46,16 @@ def test_sizes_and_contents_are_fixed_if_they_do_not_depend_on_the_inputs() -> N
     assert first != second
 
 
+def test_a_length_that_is_rounded_up_is_no_fixed_size() -> None:
+    """Both made-up lengths are below the block of 128 positions, so that both have one block."""
+    body = "s = Shape <start = 1, end = 2> (x) n = Neg (s) m = Mod (n, b) whole = Add (s, m) blocks = Div (whole, b)"
+    probe = Probe(model := graph(f"{body} y = Relu (x)", "int64[1] b = {128}"))
+    first, second = probe.contents(value(model, "blocks"))
+    assert first is not None
+    assert second is not None
+    assert 0 < first < second
+
+
 def test_a_new_tensor_can_take_over_the_shape_of_another() -> None:
     model = graph("y = Relu (x)")
     probe, replacement = Probe(model), ir.Value(name="replacement")

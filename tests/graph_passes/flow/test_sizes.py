@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 
 from graph_passes import GraphError, GraphErrorCode
 from graph_passes.flow.concrete_shapes import Probe, Shapes
 from graph_passes.flow.example_sizes import EXAMPLE_SIZES, example_sizes, record_example_sizes
+from graph_passes.flow.indices import Need, same_index
+from graph_passes.flow.rule import RuleContext
+from graph_passes.flow.rules import RULES
 from graph_passes.flow.sizes import BATCH
 from tests.graph_passes.graphs import graph
 
@@ -51,6 +55,19 @@ def test_sizes_are_raised_until_windows_fit_where_there_is_no_example() -> None:
     assert 0 < first[1] < second[1]
 
 
+@pytest.mark.parametrize("example", [(64, 64), None])
+def test_a_window_that_gives_one_size_for_two_shows_no_fixed_size(example: tuple[int, int] | None) -> None:
+    body = (
+        "p = MaxPool <kernel_shape = [9, 9], strides = [8, 8], pads = [4, 4, 4, 4]> (x)"
+        " y = MaxPool <kernel_shape = [5, 5], strides = [4, 4], pads = [2, 2, 2, 2]> (p)"
+    )
+    model = graph(body, inputs=IMAGE, outputs="float[B, 3, U, V] y")
+    if example is not None:
+        record_example_sizes(model, {"x": (2, 3, *example)})
+    output = model.graph.outputs[0]
+    assert [Probe(model).fixed(output, axis) for axis in range(4)] == [False, True, False, False]
+
+
 def test_lengths_of_tokens_are_made_up() -> None:
     model = graph("y = Cast <to = 1> (x)", inputs="int64[B, S] x", outputs="float[B, S] y")
     record_example_sizes(model, {"x": (2, 9)})
@@ -82,3 +99,19 @@ def test_metadata_that_hold_no_sizes_are_refused(text: str) -> None:
     with pytest.raises(GraphError) as caught:
         example_sizes(model)
     assert caught.value.code is GraphErrorCode.FILE_UNREADABLE
+
+
+def test_axes_of_one_element_are_grouped_as_larger_ones_are() -> None:
+    """The example has one position, with which it is open whether positions are merged with heads."""
+    body = (
+        "p = MaxPool <kernel_shape = [9, 9]> (x) h = Shape <start = 0, end = 2> (p) t = Shape <start = 2> (p)"
+        " n = Gather (t, i) s = Concat <axis = 0> (h, n)"
+    )
+    model = graph(
+        f"{body} y = Reshape (p, s)", "int64[2] i = {1, 0}", inputs="float[B, 4, S, T] x", outputs="float[B, 4, T, S] y"
+    )
+    record_example_sizes(model, {"x": (2, 4, 9, 9)})
+    node = model.graph[-1]
+    heads: Need = (None, np.array([1, 3]), None, None)
+    demand = RULES["", "Reshape"].demand(node, [heads], RuleContext(Probe(model)))
+    assert same_index(demand.inputs[0][1], heads[1])
