@@ -40,7 +40,8 @@ def statistics_of(
     rows, scored = data.test if rows is None else rows, 0
 
     def forward(batch: dict[str, Tensor]) -> np.ndarray:
-        logits = data.task.logits(variant.engine.run({name: value.numpy() for name, value in batch.items()}))
+        outputs = variant.engine.run({name: value.numpy() for name, value in batch.items()})
+        logits = data.task.logits(data.task.scored_outputs(outputs, batch))
         if on_logits is not None:
             on_logits(logits)
         return logits

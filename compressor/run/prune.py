@@ -138,7 +138,7 @@ def pruner_of(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Pruner[Any]:
         groups=groups,
         statistics=calibration_batches(data, [row for row in rows if row not in measured][: recipe.budget.prune_rows]),
         held_out=calibration_batches(data, sorted(measured)),
-        outputs=data.task.outputs,
+        outputs=data.task.loss_outputs,
         seed=recipe.selection.seed,
         store=statistics_folder(run, groups),
     )

@@ -24,7 +24,7 @@ def statistics(
     batch_size: int = 32,
     progress: Callable[[int], None] | None = None,
 ) -> np.ndarray:
-    """`Task.measure` of every row, `[examples, k]`, in the order of `examples`.
+    """`Task.measure` of every row in the order of `examples`, `[examples, k]`, summarized by `Task.summarize`.
 
     Args:
         task: collates the rows and measures them.
@@ -40,7 +40,7 @@ def statistics(
         order += indices
         if progress is not None:
             progress(len(indices))
-    return np.concatenate(measured)[np.argsort(order)]
+    return task.summarize(np.concatenate(measured)[np.argsort(order)])
 
 
 def _group_by_length(examples: Dataset, batch_size: int) -> Iterator[list[int]]:
