@@ -14,6 +14,7 @@ from compressor.silence_libraries import one_line
 
 MODULES = "modules.json"
 _TRANSFORMER, _POOLING, _NORMALIZE = "Transformer", "Pooling", "Normalize"
+_MODULES = f"{_TRANSFORMER}, {_POOLING} and, possibly, {_NORMALIZE}"
 _MODE_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -54,8 +55,7 @@ class SentenceModules:
         """
         name = next((name for name in (*names, self.default_prompt) if name is not None and name in self.prompts), None)
         prompted = ("" if name is None else self.prompts[name]) + text
-        stripped = prompted.strip()
-        return stripped.lower() if self.lower_case else stripped
+        return prompted.lower() if self.lower_case else prompted
 
 
 def read_sentence_modules(folder: Path) -> SentenceModules:
@@ -95,10 +95,10 @@ def _module_paths(folder: Path) -> dict[str, str]:
         raise _damaged(file, error) from error
     unknown = next((name for name in paths if name not in (_TRANSFORMER, _POOLING, _NORMALIZE)), None)
     if unknown is not None:
-        raise _unsupported(file, "type", unknown, f"the module {unknown} is not supported, only {_known_modules()}")
+        raise _unsupported(file, "type", unknown, f"the module {unknown} is not supported; use {_MODULES} alone")
     if list(paths)[:2] != [_TRANSFORMER, _POOLING] or len(paths) != len(modules):
         names = ", ".join(str(module["type"]).rpartition(".")[2] for module in modules)
-        raise _unsupported(file, "type", names, f"the modules are {names}; they have to be {_known_modules()}")
+        raise _unsupported(file, "type", names, f"the modules are {names}; they have to be {_MODULES}")
     if paths[_TRANSFORMER]:
         raise _unsupported(file, "path", paths[_TRANSFORMER], "the encoder is not in the folder itself; save it again")
     return paths
@@ -112,13 +112,13 @@ def _pooling(file: Path) -> str:
     unknown = next((mode for mode in modes if mode not in POOLINGS), None)
     if unknown is not None:
         raise _unsupported(
-            file, "pooling_mode", unknown, f"the pooling {unknown} is not supported, only {', '.join(POOLINGS)}"
+            file, "pooling_mode", unknown, f"the pooling {unknown} is not supported; use one of {', '.join(POOLINGS)}"
         )
     if len(modes) > 1:
-        text = f"the poolings {' and '.join(modes)} are joined; only a single one is supported"
+        text = f"the poolings {' and '.join(modes)} are joined; use a model with one of them"
         raise _unsupported(file, "pooling_mode", "+".join(modes), text)
     if not config.get("include_prompt", True):
-        text = "tokens of prompts are not pooled (include_prompt), which the graph cannot know"
+        text = "tokens of prompts are left out (include_prompt), but the graph does not know them; use a model without"
         raise _unsupported(file, "include_prompt", False, text)
     return str(modes[0])
 
@@ -138,10 +138,6 @@ def _read_object(file: Path, *, required: bool) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise _damaged(file, ValueError("no JSON object"))
     return content
-
-
-def _known_modules() -> str:
-    return f"{_TRANSFORMER}, {_POOLING} and, possibly, {_NORMALIZE}"
 
 
 def _damaged(file: Path, error: Exception) -> InputError:

@@ -154,6 +154,7 @@ def statistics_folder(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Path:
     key = {
         "model": fingerprint(run.model.folder.model),
         "rows": [run.data.train_hash, run.data.eval_hash, recipe.budget.prune_rows, recipe.selection.seed],
+        "outputs": run.data.task.loss_outputs,
         "method": [recipe.pruner, recipe.selection.options, STATISTICS_VERSION],
         "groups": [[group.name, group.bundle, group.parts, group.limit] for group in groups],
     }

@@ -69,9 +69,9 @@ def answer_loss(outputs: Sequence[Tensor], batch: Batch) -> Tensor:
 
     1. Several outputs, logits over positions (start and end of a span): the sum of their cross entropies, each against
        its largest logit; padded positions are left out.
-    2. One number (regression, or embeddings as `fisher_outputs`): the output itself. The squared error against the model's own answer has no gradient.
-       With Gaussian noise of variance one on the answer, half the squared error has the gradient of the output times
-       the noise, and the expected square of that is the squared gradient of the output.
+    2. One number (a regression, or an embedding by `fisher_outputs`): the output itself. The squared error against the
+       model's own answer has no gradient. With Gaussian noise of variance one on the answer, half the squared error has
+       the gradient of the output times the noise, whose expected square is the squared gradient of the output.
     3. One distribution, `[rows, classes]`: cross entropy against the most likely class.
     4. One at each position (language models): the mean of the cross entropies at the positions of the row that count.
 

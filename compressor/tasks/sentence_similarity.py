@@ -29,7 +29,7 @@ from compressor.tasks.row_store import RowStore
 _ABSENT = -1
 """Number of the second text of a row that has one text."""
 _QUERY, _DOCUMENT = ("query",), ("document", "passage", "corpus")
-"""Names of the prompts of queries and documents, as `encode_query` and `encode_document` of the library look them up."""
+"""Names of the prompts of queries and documents, in the order of the library's `encode_query` and `encode_document`."""
 
 
 def _column_mean(column: int, statistics: np.ndarray) -> float:
