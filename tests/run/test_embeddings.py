@@ -19,7 +19,7 @@ from compressor.results import NoteCode, Report
 from compressor.units import gated
 from graph_passes import Plan
 from tests import folders
-from tests.run.runs import learning_recipe
+from tests.run.runs import learn, learning_recipe
 from tests.tasks.test_sentence_similarity import HEADER, pair_rows
 
 TEXTS = ["good film", "the very bad plot", "one two three four five six seven eight nine ten at all not a the very bad"]
@@ -107,3 +107,12 @@ def test_pooling_outside_of_the_graph(rows: Path, tmp_path: Path) -> None:
     assert report.scores[0].metric == "pearson"
     assert (out / "openvino" / "openvino_model.xml").read_bytes() == (out / "engine.xml").read_bytes()
     assert library_embeddings(out, "cls") == pytest.approx(gated_embeddings(out, "cls"), abs=1e-5)
+
+
+def test_heads_are_learned_from_labels_and_trained_without(rows: Path, tmp_path: Path) -> None:
+    model = folders.save_sentence_encoder(tmp_path / "model")
+    fields = {"model": model, "data": str(rows / "test.tsv"), "metric": "ndcg@10", "distill": True, "distill_steps": 4}
+    learned = learn(learning_recipe(rows, tmp_path / "out", **fields))
+    assert learned.selected.plan.heads_kept == 1
+    assert learned.codes & {NoteCode.DISTILLED, NoteCode.DISTILLED_IN_VAIN}
+    assert NoteCode.OUTPUTS_NOT_KEPT not in learned.codes
