@@ -226,11 +226,7 @@ def _deployment_mode(model: PreTrainedModel) -> Iterator[None]:
 def _clean_up(program: ir.Model, names: Sequence[str] | None) -> None:
     """Keep the outputs `names`, or those that tasks read, name the axes, and remove the metadata of the exporter."""
     outputs = program.graph.outputs
-    kept = [
-        value
-        for value in outputs
-        if (value.name in names if names is not None else not _is_by_product(value.name or ""))
-    ]
+    kept = [value for value in outputs if _is_read(value.name or "", names)]
     if kept and len(kept) < len(outputs):
         outputs[:] = kept
         RemoveUnusedNodesPass()(program)
@@ -244,6 +240,11 @@ def _clean_up(program: ir.Model, names: Sequence[str] | None) -> None:
     for node in program.graph.all_nodes():
         for key in _EXPORTER_METADATA:
             node.metadata_props.pop(key, None)
+
+
+def _is_read(output: str, names: Sequence[str] | None) -> bool:
+    """Whether an output is one of `names`; without names, whether a task reads it."""
+    return output in names if names is not None else not _is_by_product(output)
 
 
 def _is_by_product(output: str) -> bool:

@@ -60,8 +60,8 @@ def fisher_outputs(outputs: Mapping[str, Any], names: Sequence[str], generator: 
     """The scored outputs, by whose gradients the Fisher information is computed: an embedding as one number per row.
 
     One minus the cosine is half the squared distance of unit vectors, so that its second derivative is the sum of the
-    squared gradients of their components. The squared
-    gradient of the sum of the components with random signs has the same expectation.
+    squared gradients of their components. The squared gradient of the sum of the components with random signs has the
+    same expectation.
 
     Args:
         outputs: outputs of a forward, `[rows, ...]`.
