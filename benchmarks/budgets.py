@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,8 +64,8 @@ class Cell:
         return f"{self.engine}-{self.method}-{budget}-seed{self.seed}"
 
 
-def report_of(cell: Cell, name: str, model: Path, folder: Path) -> Report:
-    """The report of a cell, which runs if it has not."""
+def report_of(cell: Cell, name: str, model: Path, folder: Path, fields: Mapping[str, Any] | None = None) -> Report:
+    """The report of a cell, which runs if it has not; `fields` are further ones of its recipe."""
     runtime, precision = ENGINES[cell.engine]
     length = SETS[name].max_length
     shapes = (f"1x{length}", f"8x{length}") if runtime == "openvino" else ()
@@ -84,6 +85,7 @@ def report_of(cell: Cell, name: str, model: Path, folder: Path) -> Report:
         "statistics": folder / "statistics",
         "out": folder / "budgets" / cell.name,
         **cell.budget,
+        **(fields or {}),
     }
     return run(Recipe(**recipe))
 
@@ -101,27 +103,33 @@ def print_losses(name: str, folder: Path, args: argparse.Namespace) -> None:
     for engine, method, budget in itertools.product(args.engines, args.methods, budgets):
         cells = [Cell(engine, method, seed, budget) for seed in range(args.seeds or seeds)]
         reports = [report_of(cell, name, model, folder) for cell in cells]
-        differences = [100 * (report.scores[0].compressed - report.scores[0].dense) for report in reports]
-        first = reports[0].scores[0]
         engine_file = folder / "budgets" / cells[0].name / target(ENGINES[engine][0]).engine_file
         ratios = [repeated(reference, engine_file, length, repeat) for repeat in range(args.repeats)]
-        plan = reports[0].plan
         rows.append(
             {
-                "set (test rows)": f"{name}, {first.metric} ({first.rows})",
-                "engine": " ".join(ENGINES[engine]),
-                "method": method,
-                "budget": f"{budget['macs']:.0%} of MACs" if "macs" in budget else f"speedup {budget['speedup']:g}",
-                "heads, neurons": f"{plan.heads_kept}, {plan.neurons_kept}",
-                "metric": f"{100 * first.compressed:.2f}",
-                "difference (95%)": f"{differences[0]:+.2f} ({100 * first.low:+.2f} to {100 * first.high:+.2f})",
-                "all seeds": ", ".join(f"{difference:+.2f}" for difference in differences),
+                **plan_columns(name, cells[0], reports),
                 **speed_columns(ratios),
                 "minutes": f"{sum(reports[0].seconds.values()) / 60:.1f}",
             }
         )
         print(table(rows[-1:]), flush=True)
     print(f"\n{name}\n{table(rows)}", flush=True)
+
+
+def plan_columns(name: str, cell: Cell, reports: Sequence[Report]) -> dict[str, str]:
+    """The plan of a cell and its metric against dense; `reports` are those of its seeds, the first of which counts."""
+    first, plan, budget = reports[0].scores[0], reports[0].plan, cell.budget
+    differences = [100 * (report.scores[0].compressed - report.scores[0].dense) for report in reports]
+    return {
+        "set (test rows)": f"{name}, {first.metric} ({first.rows})",
+        "engine": " ".join(ENGINES[cell.engine]),
+        "method": cell.method,
+        "budget": f"{budget['macs']:.0%} of MACs" if "macs" in budget else f"speedup {budget['speedup']:g}",
+        "heads, neurons": f"{plan.heads_kept}, {plan.neurons_kept}",
+        "metric": f"{100 * first.compressed:.2f}",
+        "difference (95%)": f"{differences[0]:+.2f} ({100 * first.low:+.2f} to {100 * first.high:+.2f})",
+        "all seeds": ", ".join(f"{difference:+.2f}" for difference in differences),
+    }
 
 
 def speed_columns(ratios: list[list[float]]) -> dict[str, str]:

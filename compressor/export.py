@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from transformers.exporters import OnnxConfig, OnnxExporter
 
 from compressor.errors import ErrorCode, InputError, UsageError
 from compressor.models import SegmentConfig
+from compressor.models.sentence_encoder import SentenceEncoder
 from compressor.segment_memory import MAX_POSITIONS, MEMORY_LENGTH
 from compressor.silence_libraries import quiet_tools
 from compressor.units.find import find_sites
@@ -96,7 +97,7 @@ def export_reference(
             quiet_tools(),
         ):
             program = _export(bare, dict(sample), opset)  # the exporter may add inputs of its own
-    _clean_up(program)
+    _clean_up(program, bare.graph_outputs if isinstance(bare, SentenceEncoder) else None)
     record_example_sizes(program, {name: tuple(value.shape) for name, value in sample.items()})
     if plan.model is not None:
         program.metadata_props[FINGERPRINT] = plan.model
@@ -222,26 +223,31 @@ def _deployment_mode(model: PreTrainedModel) -> Iterator[None]:
             vars(model).pop("forward", None)
 
 
-def _clean_up(program: ir.Model) -> None:
-    """Keep the outputs that tasks read, name the axes, and remove the metadata of the exporter."""
+def _clean_up(program: ir.Model, names: Sequence[str] | None) -> None:
+    """Keep the outputs `names`, or those that tasks read, name the axes, and remove the metadata of the exporter."""
     outputs = program.graph.outputs
-    kept = [value for value in outputs if not _is_by_product(value.name or "")]
+    kept = [value for value in outputs if _is_read(value.name or "", names)]
     if kept and len(kept) < len(outputs):
         outputs[:] = kept
         RemoveUnusedNodesPass()(program)
     for value in program.graph.inputs:
         # The exporter prefixes an input that the model returns too; the output is gone.
         value.name = (value.name or "").removeprefix("input.")
-    names = _axis_names(program.graph.inputs)
+    axes = _axis_names(program.graph.inputs)
     nodes = list(program.graph.all_nodes())
     values = {value for node in nodes for value in (*node.inputs, *node.outputs) if value is not None}
     for value in {*values, *program.graph.inputs, *outputs}:
         if value.shape is not None:
-            value.shape = ir.Shape([_rename(dim, names) for dim in value.shape])
+            value.shape = ir.Shape([_rename(dim, axes) for dim in value.shape])
     program.graph.metadata_props.clear()
     for node in program.graph.all_nodes():
         for key in _EXPORTER_METADATA:
             node.metadata_props.pop(key, None)
+
+
+def _is_read(output: str, names: Sequence[str] | None) -> bool:
+    """Whether an output is one of `names`; without names, whether a task reads it."""
+    return output in names if names is not None else not _is_by_product(output)
 
 
 def _is_by_product(output: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -75,4 +76,28 @@ def save(model: PreTrainedModel, path: Path, *, with_tokenizer: bool = True, hal
     model.float()
     if with_tokenizer:
         tokenizer().save_pretrained(path)
+    return path
+
+
+def save_sentence_encoder(path: Path, *, pooling: str = "mean", normalize: bool = True, **settings: Any) -> Path:
+    """Write a folder of sentence-transformers with a random BERT encoder.
+
+    Args:
+        path: the folder.
+        pooling: name of the pooling.
+        normalize: whether embeddings are normalized.
+        settings: content of the library's own configurations, `sentence_bert_config` and
+            `config_sentence_transformers`, and further keys `pooling_config` of the pooling's.
+    """
+    save(bert_encoder(), path)
+    modules = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
+    paths = ["", *(f"{number}_{name}" for number, name in enumerate(modules[1:], 1))]
+    library = "sentence_transformers.models"
+    entries = [{"path": folder, "type": f"{library}.{name}"} for folder, name in zip(paths, modules, strict=True)]
+    (path / "modules.json").write_text(json.dumps(entries))
+    (path / "1_Pooling").mkdir()
+    config = {"embedding_dimension": 16, "pooling_mode": pooling, **settings.pop("pooling_config", {})}
+    (path / "1_Pooling" / "config.json").write_text(json.dumps(config))
+    for name, content in settings.items():
+        (path / f"{name}.json").write_text(json.dumps(content))
     return path

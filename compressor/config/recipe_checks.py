@@ -114,6 +114,19 @@ def _check_distillation(recipe: RecipeSections) -> None:
             " of the trained model; omit one of them",
             *("certify", "distill"),
         )
+    if recipe.budget.match_dense and distillation.teacher is not None:
+        raise FieldConflictError(
+            ErrorCode.CONTRADICTION,
+            f"<match_dense>, <teacher> {distillation.teacher}: documents are those of the whole model, not of another"
+            " teacher; omit one of them",
+            *("match_dense", "teacher"),
+        )
+    if recipe.budget.match_dense and not (recipe.prunes or recipe.distills):
+        raise FieldConflictError(
+            ErrorCode.CONTRADICTION,
+            "<match_dense>: no unit is chosen and nothing is trained by it; set a budget (<macs>), or omit it",
+            *("match_dense", "macs"),
+        )
     unused = [name for name in DistillationConfig.model_fields if name in recipe.fields_set - {"distill"}]
     if unused and not distillation.distill:
         raise FieldConflictError(

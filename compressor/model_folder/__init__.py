@@ -4,6 +4,14 @@ from compressor.model_folder.example_inputs import example_inputs
 from compressor.model_folder.fingerprints import fingerprint
 from compressor.model_folder.loading import ModelFolder, load
 from compressor.model_folder.processor import load_processor
-from compressor.model_folder.tokenizer_files import save_companions
+from compressor.model_folder.tokenizer_files import link_library_files, save_companions
 
-__all__ = ["ModelFolder", "example_inputs", "fingerprint", "load", "load_processor", "save_companions"]
+__all__ = [
+    "ModelFolder",
+    "example_inputs",
+    "fingerprint",
+    "link_library_files",
+    "load",
+    "load_processor",
+    "save_companions",
+]

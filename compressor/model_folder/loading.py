@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 from collections.abc import Mapping
@@ -18,11 +19,17 @@ from compressor.model_folder.example_file import read_example
 from compressor.model_folder.fingerprints import fingerprint
 from compressor.model_folder.model_class import model_class
 from compressor.model_folder.processor import load_processor, set_padding_token
+from compressor.model_folder.sentence_modules import MODULES, SentenceModules, read_sentence_modules
 from compressor.model_folder.weight_checks import check_finite, check_weight_files
+from compressor.models.sentence_encoder import SentenceEncoder
 from compressor.results import Note, NoteCode
 from compressor.silence_libraries import one_line, quiet_transformers
 
 logger = logging.getLogger(__name__)
+
+SENTENCE_SIMILARITY = "sentence-similarity"
+_ENCODER = "feature-extraction"
+"""Names of the tasks of an encoder with and without pooling."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,7 @@ class ModelFolder:
         family: transformers' model type, e.g. `bert`.
         notes: facts for the reader, e.g. tensors of the folder that the model does not use.
         example: inputs of the model `[row, ...]` by name, from which `example_inputs` are taken; empty: made up.
+        sentence: what surrounds the encoder of a folder of sentence-transformers; None for other folders.
     """
 
     path: Path
@@ -50,6 +58,7 @@ class ModelFolder:
     family: str
     notes: tuple[Note, ...] = ()
     example: Mapping[str, Tensor] = field(default_factory=dict)
+    sentence: SentenceModules | None = None
 
 
 def load(
@@ -60,8 +69,11 @@ def load(
     trust_remote_code: bool = False,
     needs_processor: bool = True,
     example_inputs: str | Path | None = None,
+    pool_in_graph: bool = True,
 ) -> ModelFolder:
     """Load a model folder; nothing is downloaded.
+
+    The model of a folder of sentence-transformers is a `SentenceEncoder`.
 
     Args:
         path: the folder.
@@ -71,6 +83,7 @@ def load(
         needs_processor: raise an error for a text model without a tokenizer.
         example_inputs: an .npz file with one array `[row, ...]` for each input, for a model whose inputs cannot be made
             up; None: they are made up.
+        pool_in_graph: whether the exported graph of a sentence encoder pools.
 
     Raises:
         InputError: the folder cannot be used.
@@ -91,7 +104,9 @@ def load(
     with quiet_transformers():
         config = _load_config(path, trust_remote_code)
         cls, name = model_class(path, config, task, remote)
-        model, info = _load_model(path, cls, config, pickled, remote)
+        sentence = _sentence_modules(path, name, named=task is not None)
+        options = {} if sentence is None else _without_head(cls)
+        model, info = _load_model(path, cls, config, pickled, remote, **options)
         processor = load_processor(path, trust_remote_code)
     _check_complete(path, type(model).__name__, info)
     check_finite(path, model)
@@ -102,11 +117,49 @@ def load(
             path=path / "tokenizer.json",
         )
     set_padding_token(model, name, processor)
+    if sentence is not None:
+        name = SENTENCE_SIMILARITY
+        model = _with_pooling(path, model, sentence, processor, pool_in_graph)
     notes = _notes_on_unused(path, cls, info)
     logger.debug("%s: loaded %s for %s", path, cls.__name__, name)
     example = {} if example_inputs is None else read_example(example_inputs, model)
     family = model.config.model_type
-    return ModelFolder(path, model, processor, model.config, fingerprint(model), name, family, notes, example)
+    return ModelFolder(path, model, processor, model.config, fingerprint(model), name, family, notes, example, sentence)
+
+
+def _sentence_modules(path: Path, task: str, *, named: bool) -> SentenceModules | None:
+    """What surrounds a sentence encoder; None for a model that is none.
+
+    A reranker of sentence-transformers has modules too, and is a classifier with one class.
+
+    Raises:
+        InputError: a file of the modules cannot be used.
+    """
+    has_modules = task == _ENCODER and not named and (path / MODULES).is_file()
+    return read_sentence_modules(path) if has_modules or task == SENTENCE_SIMILARITY else None
+
+
+def _with_pooling(
+    path: Path, encoder: PreTrainedModel, sentence: SentenceModules, processor: Any, pool_in_graph: bool
+) -> SentenceEncoder:
+    """The encoder with its pooling; the tokenizer gets the maximum length of the folder.
+
+    Raises:
+        InputError: the first token is pooled, and the tokenizer pads on the left.
+    """
+    if sentence.pooling == "cls" and getattr(processor, "padding_side", "right") == "left":
+        raise InputError(
+            f"{path}: the first token is pooled, and the tokenizer pads on the left (padding_side); save the tokenizer"
+            " with padding on the right",
+            code=ErrorCode.UNSUPPORTED_MODEL,
+            path=path,
+            field="padding_side",
+            value="left",
+        )
+    if processor is not None and sentence.max_tokens is not None:
+        processor.model_max_length = min(processor.model_max_length, sentence.max_tokens)
+    model = SentenceEncoder(encoder, sentence.pooling, normalize=sentence.normalize, pool_in_graph=pool_in_graph)
+    return model.eval()
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -160,8 +213,13 @@ def _load_config(path: Path, remote: bool) -> PretrainedConfig:
         ) from error
 
 
+def _without_head(cls: Any) -> dict[str, Any]:
+    """Arguments of a class that leave out the layer by which some encoders summarize a text; it is often not saved."""
+    return {"add_pooling_layer": False} if "add_pooling_layer" in inspect.signature(cls.__init__).parameters else {}
+
+
 def _load_model(
-    path: Path, cls: Any, config: PretrainedConfig, pickled: bool, remote: bool
+    path: Path, cls: Any, config: PretrainedConfig, pickled: bool, remote: bool, **options: Any
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """The model in float32, and transformers' report on missing and unexpected tensors."""
     # Only auto classes have this parameter; a model class would treat it as a configuration entry.
@@ -175,6 +233,7 @@ def _load_model(
             use_safetensors=not pickled,
             output_loading_info=True,
             **remote_options,
+            **options,
         )
     except Exception as error:
         # E.g. weights of other shapes, a quantization whose library is missing, a damaged pickle.

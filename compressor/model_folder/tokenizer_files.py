@@ -1,4 +1,7 @@
-"""Copy the files that an application needs beside the engine: configuration, tokenizer or processor, licence."""
+"""Copy the files that an application needs beside the engine: configuration, tokenizer or processor, licence.
+
+Folders of sentence-transformers have further files, and the library looks for engines under names of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import shutil
 from pathlib import Path
 
 from compressor.model_folder.loading import ModelFolder
+from compressor.model_folder.sentence_modules import MODULES
 
 _PATTERNS = (
     "config.json",
@@ -22,9 +26,19 @@ _PATTERNS = (
     "chat_template.*",
     "preprocessor_config.json",
     "processor_config.json",
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    "*_Pooling/config.json",
+    "*_Normalize/config.json",
     "LICENSE*",
     "NOTICE*",
 )
+_LIBRARY_NAMES = {
+    "engine.xml": "openvino/openvino_model.xml",
+    "engine.bin": "openvino/openvino_model.bin",
+}
+"""File of an engine -> name under which sentence-transformers searches it."""
 
 
 def save_companions(folder: ModelFolder, out: Path) -> None:
@@ -32,8 +46,29 @@ def save_companions(folder: ModelFolder, out: Path) -> None:
     for pattern in _PATTERNS:
         for file in sorted(folder.path.glob(pattern)):
             if file.is_file():
-                shutil.copyfile(file, out / file.name)
+                copy = out / file.relative_to(folder.path)
+                copy.parent.mkdir(exist_ok=True)
+                shutil.copyfile(file, copy)
     _save_label_names(folder, out / "config.json")
+
+
+def link_library_files(out: Path) -> None:
+    """Give an engine for OpenVINO the name by which sentence-transformers finds it, where the folder is one of its own.
+
+    The ONNX backend of the library reads `model.onnx`, which is in every output folder. Links take no space; an earlier
+    engine's are replaced.
+    """
+    if not (out / MODULES).is_file():
+        return
+    for name, library_name in _LIBRARY_NAMES.items():
+        link = out / library_name
+        link.unlink(missing_ok=True)
+        if (out / name).is_file():
+            link.parent.mkdir(exist_ok=True)
+            try:
+                link.hardlink_to(out / name)
+            except OSError:  # a file system without links
+                shutil.copyfile(out / name, link)
 
 
 def _save_label_names(folder: ModelFolder, file: Path) -> None:

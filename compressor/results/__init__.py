@@ -2,6 +2,7 @@
 
 from compressor.results.budgets import BudgetRow, CostShare, CostUnit
 from compressor.results.certificates import CertificateScope, CertifiedLoss
+from compressor.results.embeddings import EmbeddingAgreement
 from compressor.results.engines import BuiltLayer, Candidate, EngineBuild, EngineFacts, QuantizedProducts
 from compressor.results.metrics import CurvePoint, MetricUnit, Score
 from compressor.results.notes import AnyNote, Note, NoteCode
@@ -21,6 +22,7 @@ __all__ = [
     "CostUnit",
     "CurvePoint",
     "DropStatus",
+    "EmbeddingAgreement",
     "EngineBuild",
     "EngineFacts",
     "Latency",

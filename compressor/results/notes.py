@@ -46,6 +46,8 @@ class NoteCode(StrEnum):
     """Rows are cut at the model's maximum length, below the requested one."""
     NOTHING_LEARNED = "nothing-learned"
     PLAN_FOLLOWED = "plan-followed"
+    EMBEDDINGS_CHANGED = "embeddings-changed"
+    """How far the embeddings of the compressed model are from those of the dense one."""
     TRAINED_ALONG = "trained-along"
     """The compressed model was trained, the dense one was not."""
     WEIGHTS_CHANGED = "weights-changed"

@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from compressor.results.budgets import BudgetRow, CostShare
 from compressor.results.certificates import CertifiedLoss
+from compressor.results.embeddings import EmbeddingAgreement
 from compressor.results.engines import Candidate, EngineFacts
 from compressor.results.metrics import CurvePoint, Score
 from compressor.results.notes import AnyNote, NoteCode
@@ -102,6 +103,8 @@ class Report(BaseModel):
     """The budgets that units were removed to meet; empty without one."""
     costs: tuple[CostShare, ...] = ()
     """Where the cost goes, before and after; empty without a budget."""
+    embeddings: EmbeddingAgreement | None = None
+    """How far the embeddings are those of the dense engine; None for other tasks than sentence similarity."""
     certificate: CertifiedLoss | None = None
     """The loss that is certified; None where no certificate was requested."""
     drop_status: DropStatus = DropStatus.NOT_CHECKED

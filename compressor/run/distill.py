@@ -85,7 +85,7 @@ def distillation_of(recipe: Recipe, model: LoadedModel, data: Data) -> Distillat
         )
         require_same_interface(folder, model.folder, compares_hidden=options.hidden_weight > 0)
     return Distillation.of(
-        folder.model, task.outputs, temperature=options.temperature, hidden_weight=options.hidden_weight
+        folder.model, task.loss_outputs, temperature=options.temperature, hidden_weight=options.hidden_weight
     )
 
 
@@ -211,7 +211,7 @@ def _with_kept_outputs(
     folder = recipe.distillation.teacher_outputs
     if process_count() > 1 or (folder is None and steps * recipe.selection.batch_size < 2 * len(data.train)):
         return distillation
-    return distillation.keep_outputs(folder or store.teacher_outputs, len(data.train), sum(data.train["length"]))
+    return distillation.keep_outputs(folder or store.teacher_outputs, *data.task.row_counts(data.train))
 
 
 def _rounding(recipe: Recipe, steps: int) -> Rounding | None:

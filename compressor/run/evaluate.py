@@ -2,20 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from datasets import Dataset
 from torch import Tensor
 
+from compressor.config.sections import SelectionConfig
 from compressor.measure import paired_interval
 from compressor.progress import ProgressCallback
-from compressor.results import Score
+from compressor.results import EmbeddingAgreement, Score
+from compressor.run.embeddings import agreement_note, agreement_of
 from compressor.run.products import Variant
+from compressor.run.run_log import RunLog
 from compressor.targets.segment_stream import Stream, limits
 from compressor.tasks import Data, statistics
 from compressor.tasks.segment_streams import Streams, read
+from compressor.tasks.sentence_similarity import SentenceSimilarity
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What the test rows show of two engines.
+
+    Attributes:
+        scores: the metric of both; empty without rows.
+        embeddings: how far their embeddings agree; None for other tasks.
+    """
+
+    scores: tuple[Score, ...] = ()
+    embeddings: EmbeddingAgreement | None = None
+
+
+def evaluate(variants: Sequence[Variant], data: Data | None, selection: SelectionConfig, log: RunLog) -> Evaluated:
+    """Evaluate the dense and the compressed engine on the test rows, and note how far their embeddings agree.
+
+    Args:
+        variants: the dense and the compressed variant.
+        data: the test rows and the task; None: there are none.
+        selection: batch size, and seed of the bootstrap.
+        log: receives stages and notes.
+    """
+    if data is None:
+        return Evaluated()
+    has_embeddings = isinstance(data.task, SentenceSimilarity)
+    statistics, logits = [], []
+    for variant in variants:
+        batches: list[np.ndarray] = []
+        with log.stage(f"{variant.name}: scoring on the test rows") as on_progress:
+            on_logits = batches.append if has_embeddings else None
+            statistics.append(statistics_of(variant, data, selection.batch_size, on_progress, on_logits=on_logits))
+        logits.append(batches)
+    agreement = agreement_of(*logits, data) if has_embeddings else None
+    if agreement is not None:
+        log.add_notes([agreement_note(agreement)])
+    dense, compressed = statistics
+    return Evaluated((score(dense, compressed, data, selection.seed),), agreement)
 
 
 def statistics_of(
@@ -40,7 +84,8 @@ def statistics_of(
     rows, scored = data.test if rows is None else rows, 0
 
     def forward(batch: dict[str, Tensor]) -> np.ndarray:
-        logits = data.task.logits(variant.engine.run({name: value.numpy() for name, value in batch.items()}))
+        outputs = variant.engine.run({name: value.numpy() for name, value in batch.items()})
+        logits = data.task.logits(data.task.scored_outputs(outputs, batch))
         if on_logits is not None:
             on_logits(logits)
         return logits

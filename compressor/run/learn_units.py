@@ -82,7 +82,7 @@ def _make_pool(run: BudgetRun, constraints: Sequence[Constraint]) -> UnitPool:
     groups = prunable_groups(run)
     with run.log.stage("ordering neurons by importance") as on_progress:
         batches = calibration_batches(data, draw_rows(data, recipe.budget.prune_rows, recipe.selection.seed))
-        bundles = make_bundles(run.model.folder.model, groups, batches, data.task.outputs, on_progress)
+        bundles = make_bundles(run.model.folder.model, groups, batches, data.task.loss_outputs, on_progress)
     return pool_within(bundles, constraints)
 
 

@@ -13,6 +13,7 @@ from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import example_inputs
 from compressor.quantization import require_nncf
 from compressor.results import MissingTarget
+from compressor.run.embeddings import rank_documents
 from compressor.run.products import LoadedModel
 from compressor.run.sizes import timed_lengths
 from compressor.selection.checks import check_budget, check_options, check_pool, check_task_options
@@ -48,6 +49,7 @@ def load_model(recipe: Recipe) -> LoadedModel:
         allow_pickle=source.allow_pickle,
         trust_remote_code=source.trust_remote_code,
         example_inputs=source.example_inputs,
+        pool_in_graph=recipe.export.pool_in_graph,
     )
     sites = find_sites(folder.model, example_inputs(folder, 2, 8), attention=recipe.export.attention)
     example_inputs(folder, 1, max(seq or 1 for seq in timed_lengths(recipe.measure, folder)))
@@ -99,10 +101,12 @@ def read_rows(recipe: Recipe, model: LoadedModel) -> Data:
     Raises:
         InputError: rows cannot be read, or are too few for a certificate.
         UsageError: the metric cannot fall by as much as `max_drop` allows, or an option contradicts a default for the
-            task.
+            task, or documents cannot be ranked.
     """
     data = open_data(recipe.rows, model.folder, recipe.selection.seed, drawn_rows=_drawn_rows(recipe))
     check_budget(recipe.selection, data)
+    if recipe.budget.match_dense:
+        rank_documents(model.folder, data, recipe.selection.seed)
     if recipe.learns and recipe.selects_heads:
         check_task_options(recipe.selection, data.task.name)
     return data

@@ -74,6 +74,7 @@ def measure_model(recipe: Recipe, listener: Listener | None = None) -> ModelCost
             allow_pickle=source.allow_pickle,
             trust_remote_code=source.trust_remote_code,
             example_inputs=source.example_inputs,
+            pool_in_graph=recipe.export.pool_in_graph,
         )
         inputs, attention, group_by = example_inputs(folder, 2, 8), recipe.export.attention, recipe.budget.group_by
         groups = tuple(find_groups(folder.model, inputs, attention=attention, group_by=group_by))

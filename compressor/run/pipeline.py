@@ -20,12 +20,12 @@ from compressor.config.sections import EngineConfig
 from compressor.errors import ErrorCode, UsageError
 from compressor.model_folder import example_inputs
 from compressor.progress import Listener, NullListener
-from compressor.results import Note, NoteCode, Report, Score, Speed, VariantName
+from compressor.results import Note, NoteCode, Report, Speed, VariantName
 from compressor.run import run_notes
 from compressor.run.budget_rows import delivered_rows
 from compressor.run.choose_engine import choose_engine
 from compressor.run.engine_trials import EngineTrials
-from compressor.run.evaluate import score, statistics_of
+from compressor.run.evaluate import evaluate
 from compressor.run.learn_stages import LearnedPlan, learn, run_worker
 from compressor.run.machine_limit import LEAST_SECONDS, with_limits
 from compressor.run.measure import engine_facts, throughputs_of, time_variants, timing_stage
@@ -90,12 +90,12 @@ def run_stages(recipe: Recipe, work: WorkDir, log: RunLog, state: PartialState) 
         quantize_for_target(graph, recipe, run.data, log)
     chosen = _build_compressed(run, graph, dense, learned)
     log.add_notes(run_notes.of_emptied_heads(learned.selected.plan, chosen.variant.graph.plan))
-    scores = _evaluate(run, dense, chosen.variant)
+    evaluated = evaluate((dense, chosen.variant), run.data, recipe.selection, log)
     measured = _measure_limits(run, chosen, _measure(run, dense, chosen.variant, rewritten))
     budget, missed = delivered_rows(learned.selected.budget, measured.speeds if run.model.missing is None else ())
     log.add_notes(missed)
     selected = replace(learned.selected, budget=budget)
-    report = make_report(run, selected, dense, chosen, scores, measured, refused)
+    report = make_report(run, selected, dense, chosen, evaluated, measured, refused)
     return write_output(report, run.model, selected, dense, work)
 
 
@@ -164,18 +164,6 @@ def _build_compressed(run: RunContext, graph: ShrunkGraph, dense: Variant, learn
         return choose_engine(trials, None)
     chosen = choose_engine(trials, [replace(learned.engine.choice, in_float=())])
     return replace(chosen, candidates=learned.engine.candidates)
-
-
-def _evaluate(run: RunContext, dense: Variant, compressed: Variant) -> tuple[Score, ...]:
-    """The metric of both variants on the test rows; empty without rows."""
-    data, selection = run.data, run.recipe.selection
-    if data is None:
-        return ()
-    statistics = {}
-    for variant in (dense, compressed):
-        with run.log.stage(f"{variant.name}: scoring on the test rows") as on_progress:
-            statistics[variant.name] = statistics_of(variant, data, selection.batch_size, on_progress)
-    return (score(statistics["dense"], statistics["compressed"], data, selection.seed),)
 
 
 def _measure(run: RunContext, dense: Variant, compressed: Variant, rewritten: Variant | None) -> Measurements:

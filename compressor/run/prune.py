@@ -137,7 +137,7 @@ def pruner_of(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Pruner[Any]:
         groups=groups,
         statistics=calibration_batches(data, [row for row in rows if row not in measured][: recipe.budget.prune_rows]),
         held_out=calibration_batches(data, sorted(measured)),
-        outputs=data.task.outputs,
+        outputs=data.task.loss_outputs,
         seed=recipe.selection.seed,
         store=statistics_folder(run, groups),
     )
@@ -153,6 +153,7 @@ def statistics_folder(run: BudgetRun, groups: Sequence[PrunableGroup]) -> Path:
     key = {
         "model": fingerprint(run.model.folder.model),
         "rows": [run.data.train_hash, run.data.eval_hash, recipe.budget.prune_rows, recipe.selection.seed],
+        "outputs": run.data.task.loss_outputs,
         "method": [recipe.pruner, recipe.selection.options, STATISTICS_VERSION],
         "groups": [[group.name, group.bundle, group.parts, group.limit] for group in groups],
     }

@@ -29,14 +29,13 @@ from compressor.results import (
     NoteCode,
     ProofStage,
     Report,
-    Score,
     Speed,
     Throughput,
     VariantName,
 )
 from compressor.run import run_notes
 from compressor.run.build_options import build_options
-from compressor.run.evaluate import score, statistics_of
+from compressor.run.evaluate import Evaluated, evaluate
 from compressor.run.finished_run import FinishedRun, load_run
 from compressor.run.measure import engine_facts, throughputs_of, time_variants, timing_stage
 from compressor.run.products import ShrunkGraph, Variant
@@ -87,12 +86,13 @@ def rebuild(out: Path, fields: Mapping[str, Any], listener: Listener) -> Report:
         data = _read_rows(run, Path(scratch), log)
         options = build_options(run.recipe, run.lengths, [case.feeds for case in run.cases], data)
         variants = {name: _build(name, run, options, Path(scratch), log) for name in run.graphs}
-        scores = _evaluate(variants, data, run, log)
+        compared = [variants[name] for name in ("dense", "compressed") if name in variants]
+        evaluated = evaluate(compared, data, run.recipe.selection, log)
         inputs = _inputs(variants, run)
         speeds = _time(variants, inputs, run, log)
-        lost = bool((run.report.speeds and not speeds) or (run.report.scores and not scores))
+        lost = bool((run.report.speeds and not speeds) or (run.report.scores and not evaluated.scores))
         _note_build(run, variants, log, lost=lost)
-        report = _report(run, variants, scores, speeds, inputs, log)
+        report = _report(run, variants, evaluated, speeds, inputs, log)
         if lost:
             for name in (reports.JSON_NAME, reports.HTML_NAME):
                 shutil.copyfile(out / name, out / f"run-{name}")
@@ -107,7 +107,8 @@ def _read_rows(run: FinishedRun, scratch: Path, log: RunLog) -> Data | None:
     try:
         recipe = Recipe(**{**current_fields(run.report.recipe), "out": scratch})
         with log.stage("reading the rows"):
-            folder = model_folder.load(recipe.source.model, task=recipe.source.task, needs_processor=True)
+            source, pools = recipe.source, recipe.export.pool_in_graph
+            folder = model_folder.load(source.model, task=source.task, needs_processor=True, pool_in_graph=pools)
             return open_data(recipe.rows, folder, recipe.selection.seed)
     except (CompressorError, pydantic.ValidationError):
         earlier = ", ".join(f"{row.metric} {row.dense:.4g} to {row.compressed:.4g}" for row in run.report.scores)
@@ -130,18 +131,6 @@ def _build(name: VariantName, run: FinishedRun, options: BuildOptions, scratch: 
     with log.stage(f"{name}: building the engine"):
         shrunk = ShrunkGraph(name, run.report.plan, graph, ())
         return build_variant(shrunk, config, options, run.cases, quantized=quantized, folder=folder)
-
-
-def _evaluate(
-    variants: Mapping[VariantName, Variant], data: Data | None, run: FinishedRun, log: RunLog
-) -> tuple[Score, ...]:
-    if data is None:
-        return ()
-    selection, statistics = run.recipe.selection, {}
-    for name, variant in variants.items():
-        with log.stage(f"{name}: scoring on the test rows") as on_progress:
-            statistics[name] = statistics_of(variant, data, selection.batch_size, on_progress)
-    return (score(statistics["dense"], statistics["compressed"], data, selection.seed),)
 
 
 def _inputs(variants: Mapping[VariantName, Variant], run: FinishedRun) -> Mapping[tuple[int, int | None], Feeds]:
@@ -202,7 +191,7 @@ def _note_build(run: FinishedRun, variants: Mapping[VariantName, Variant], log: 
 def _report(
     run: FinishedRun,
     variants: Mapping[VariantName, Variant],
-    scores: tuple[Score, ...],
+    evaluated: Evaluated,
     speeds: tuple[Speed, ...],
     inputs: Mapping[tuple[int, int | None], Feeds],
     log: RunLog,
@@ -224,8 +213,8 @@ def _report(
         else []
     )
     max_drop = before.recipe.get("max_drop")
-    status = drop_status(max_drop, scores)
-    if not scores:  # a metric that failed on another engine has not passed on this one
+    status = drop_status(max_drop, evaluated.scores)
+    if not evaluated.scores:  # a metric that failed on another engine has not passed on this one
         failed = before.drop_status is DropStatus.FAILED
         status = DropStatus.FAILED if failed else DropStatus.NOT_CHECKED
     results: dict[str, Any] = {
@@ -234,7 +223,7 @@ def _report(
         "compressed": facts["compressed"],
         "speeds": speeds,
         "speeds_over_rewritten": (),
-        "scores": scores,
+        "scores": evaluated.scores,
         "proofs": (*earlier, *(proof for variant in variants.values() for proof in variant.proofs)),
         "drop_status": status,
         "refused": before.refused,
@@ -243,13 +232,15 @@ def _report(
     # The lengths are recorded even if nothing was timed: the next build of the folder uses them.
     lengths = {"seq": list(run.lengths)} if None not in run.lengths else {}
     fields = {name: value for name, value in recipe.flat().items() if name in BUILD_FIELDS}
-    notes = [note for note in before.notes if note.code is not NoteCode.TARGET_MISSING]
+    outdated = {NoteCode.TARGET_MISSING, *([NoteCode.EMBEDDINGS_CHANGED] if evaluated.embeddings is not None else [])}
+    notes = [note for note in before.notes if note.code not in outdated]
     changes = {
         **results,
         "verdict": reports.verdict(**results, max_drop=max_drop),
         "notes": tuple(dict.fromkeys((*notes, *log.notes))),
         "missing": None,
         "candidates": (),
+        "embeddings": evaluated.embeddings,
         "throughputs": throughputs,
         # Times of the run are of its own engine; what was counted holds for every engine.
         "budget": tuple(row for row in before.budget if row.unit != "ms"),
@@ -285,3 +276,4 @@ def replace_engine(built: Path, out: Path, name: str, report: Report) -> None:
             path.replace(out / path.name)
     reports.write(report, out)
     (built / last).replace(out / last)
+    model_folder.link_library_files(out)

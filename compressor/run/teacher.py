@@ -29,6 +29,9 @@ def require_same_interface(teacher: ModelFolder, student: ModelFolder, *, compar
         [getattr(folder.config, name, None) for name in ("num_hidden_layers", "hidden_size")]
         for folder in (teacher, student)
     ]
+    if student.sentence is not None and sizes[0][1] != sizes[1][1]:
+        text = f"its embeddings have the width {sizes[0][1]}, those of the model {sizes[1][1]}"
+        raise refuse(text, ErrorCode.FILE_MISMATCH)
     if compares_hidden and sizes[0] != sizes[1]:
         raise refuse(
             f"it has {sizes[0][0]} layers of width {sizes[0][1]}, the model {sizes[1][0]} of {sizes[1][1]}, so hidden"

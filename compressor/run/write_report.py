@@ -14,8 +14,9 @@ from compressor.block_masks.mask_settings import shares_by_kind
 from compressor.config.recipe_file import command_line
 from compressor.config.run import Recipe
 from compressor.environment import machine
-from compressor.model_folder import save_companions
+from compressor.model_folder import link_library_files, save_companions
 from compressor.results import DropStatus, Refusal, Report, Score, SiteBlocks
+from compressor.run.evaluate import Evaluated
 from compressor.run.products import Chosen, LoadedModel, Measurements, SelectedPlan, Variant
 from compressor.run.run_context import RunContext
 from compressor.silence_libraries import quiet_transformers
@@ -29,7 +30,7 @@ def make_report(
     selected: SelectedPlan,
     dense: Variant,
     chosen: Chosen,
-    scores: Sequence[Score],
+    evaluated: Evaluated,
     measured: Measurements,
     refused: Sequence[graph_passes.Refusal],
 ) -> Report:
@@ -40,23 +41,23 @@ def make_report(
         selected: the plan, as it was selected.
         dense: the variant with every unit.
         chosen: the variant of the plan, and the engines that it was chosen among.
-        scores: the metric of both variants.
+        evaluated: the metric of both variants.
         measured: times, sizes and memory of both variants.
         refused: sites that no plan could shrink.
     """
     recipe, model = run.recipe, run.model
     compressed, engine = chosen.variant, chosen.choice.config
     plan = compressed.graph.plan
-    plan = plan.model_copy(update={"evidence": {**plan.evidence, **_evidence(scores)}})
+    plan = plan.model_copy(update={"evidence": {**plan.evidence, **_evidence(evaluated.scores)}})
     results: dict[str, Any] = {
         "plan": plan,
         "dense": measured.facts["dense"],
         "compressed": measured.facts["compressed"],
         "speeds": measured.speeds,
         "speeds_over_rewritten": measured.speeds_over_rewritten,
-        "scores": tuple(scores),
+        "scores": evaluated.scores,
         "proofs": (*dense.proofs, *compressed.proofs),
-        "drop_status": drop_status(recipe.selection.max_drop, scores),
+        "drop_status": drop_status(recipe.selection.max_drop, evaluated.scores),
         "refused": tuple(
             Refusal(
                 what=", ".join(sorted(refusal.sites)), why=f"its {_units(refusal, plan)} cannot be removed: {refusal}"
@@ -79,6 +80,7 @@ def make_report(
         budget=selected.budget,
         costs=selected.costs,
         certificate=selected.certificate,
+        embeddings=evaluated.embeddings,
         target=engine.target,
         missing=model.missing,
         precision=engine.precision,
@@ -112,6 +114,7 @@ def write_output(report: Report, model: LoadedModel, selected: SelectedPlan, den
     if model.missing is not None:
         graphs["dense.onnx"] = _save_dense(dense, folder / "dense.onnx")
     save_companions(model.folder, folder)
+    link_library_files(folder)
     if selected.trained:
         with quiet_transformers():
             model.folder.model.save_pretrained(folder)

@@ -40,8 +40,9 @@ class FisherPruner(Pruner[MethodOptions]):
     3. Mask tuning (section 4.3): one scale for each kept unit, from the first layer to the last. The scales are
        multiplied into the weights.
 
-    The losses are those on the model's own answers, see `answer_loss`: no labels are used, and nothing is drawn. The
-    query heads of one key/value head are one unit, or units that are exchanged among themselves alone.
+    The losses are those on the model's own answers, see `answer_loss`: no labels are used, and nothing is drawn but,
+    for embeddings, the signs of `fisher_outputs`. The query heads of one key/value head are one unit, or units that are
+    exchanged among themselves alone.
     """
 
     options_class = MethodOptions

@@ -22,7 +22,7 @@ from compressor.selection.pruner import Batch
 from compressor.selection.reconstruct.forward import without_parameter_gradients
 from compressor.selection.reconstruct.replay import removed_afterwards
 from compressor.selection.unit_importance import bundles_of
-from compressor.tasks.divergence import is_regression, without_padding
+from compressor.tasks.divergence import fisher_outputs, is_regression, without_padding
 from compressor.tasks.forwards import forward_arguments, scored_mask
 from compressor.units import PrunableGroup
 from compressor.units.find import evaluation_mode
@@ -48,6 +48,7 @@ def mask_gradients(
         Name of the group -> `[rows, bundles]`, float32. A linear that a forward calls several times has one mask.
     """
     parts: dict[str, list[np.ndarray]] = {group.name: [] for group in groups}
+    generator = torch.Generator(model.device).manual_seed(0)
     with evaluation_mode(model), without_parameter_gradients(model), torch.enable_grad():
         for number, batch in enumerate(batches):
             on_progress(number, len(batches))
@@ -55,7 +56,7 @@ def mask_gradients(
             masks = [torch.ones(rows, bundles_of(g), device=model.device, requires_grad=True) for g in groups]
             with removed_afterwards(_mask_hooks(model, groups, masks)):
                 outputs: Any = model(**forward_arguments(model, batch))
-            loss = answer_loss([outputs[name] for name in names], batch).sum()
+            loss = answer_loss(fisher_outputs(outputs, names, generator), batch).sum()
             gradients = torch.autograd.grad(loss, masks, allow_unused=True, materialize_grads=True)
             for group, gradient in zip(groups, gradients, strict=True):
                 parts[group.name].append(gradient.cpu().numpy())
@@ -68,9 +69,9 @@ def answer_loss(outputs: Sequence[Tensor], batch: Batch) -> Tensor:
 
     1. Several outputs, logits over positions (start and end of a span): the sum of their cross entropies, each against
        its largest logit; padded positions are left out.
-    2. One number (regression): the output itself. The squared error against the model's own answer has no gradient.
-       With Gaussian noise of variance one on the answer, half the squared error has the gradient of the output times
-       the noise, and the expected square of that is the squared gradient of the output.
+    2. One number (a regression, or an embedding by `fisher_outputs`): the output itself. The squared error against the
+       model's own answer has no gradient. With Gaussian noise of variance one on the answer, half the squared error has
+       the gradient of the output times the noise, whose expected square is the squared gradient of the output.
     3. One distribution, `[rows, classes]`: cross entropy against the most likely class.
     4. One at each position (language models): the mean of the cross entropies at the positions of the row that count.
 

@@ -96,6 +96,11 @@ class Task(ABC):
         """Ids of the tokens that frame the texts of a row; None: rows are no texts that may be cut and joined."""
         return None
 
+    @property
+    def loss_outputs(self) -> tuple[str, ...]:
+        """The model outputs whose divergence from the dense model's is the loss without labels."""
+        return self.outputs
+
     def learn_labels(self, rows: Dataset, source: str) -> None:  # noqa: B027 - many tasks have no labels to map
         """Determine how labels map to numbers, from `rows`, for every split. Called once, before any `encode`.
 
@@ -152,6 +157,19 @@ class Task(ABC):
         """
         return values
 
+    def row_counts(self, rows: Dataset) -> tuple[int, int]:
+        """Number of rows that the model reads for encoded examples, and of their tokens."""
+        return len(rows), sum(rows["length"])
+
+    def scored_outputs(self, outputs: Mapping[str, Any], batch: Mapping[str, Tensor]) -> Mapping[str, Any]:
+        """Outputs of an engine with those that the task scores, which may be computed from others.
+
+        Args:
+            outputs: arrays by name.
+            batch: the inputs of the engine.
+        """
+        return outputs
+
     def logits(self, outputs: Mapping[str, Any]) -> np.ndarray:
         """The logits among the outputs of one forward, in PyTorch or of an engine; several are stacked on a last axis.
 
@@ -186,6 +204,13 @@ class Task(ABC):
     @abstractmethod
     def per_example(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Sufficient statistics `[examples, k]` from the logits of one collated batch and its labels."""
+
+    def summarize(self, statistics: np.ndarray) -> np.ndarray:
+        """Sufficient statistics of the metric, `[k, statistics]`, from those of all examples, `[examples, ...]`.
+
+        They are the same, unless the metric compares examples with each other.
+        """
+        return statistics
 
     def score(self, statistics: np.ndarray) -> float:
         """The metric from statistics `[examples, k]`, e.g. of examples that a bootstrap resampled."""

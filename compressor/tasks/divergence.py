@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
+from compressor.models.sentence_encoder import EMBEDDING
 from compressor.tasks.forwards import scored_mask
 
 _SMALLEST_VARIANCE = 1e-12
@@ -30,6 +32,7 @@ def divergence(
     1. `[rows, positions, classes]`: a language model or a tagger; the mean over the positions of the row that count.
     2. `[rows, classes]`.
     3. `[rows, 1]` or `[rows]`: a regression; the squared difference over the variance of the dense outputs.
+    4. `sentence_embedding` `[rows, width]`: one minus the cosine of both embeddings.
 
     Args:
         dense: outputs of the dense model.
@@ -44,8 +47,38 @@ def divergence(
     """
     is_span = len(names) > 1
     return torch.stack(
-        [_output_divergence(dense[name].to(dtype), outputs[name].to(dtype), batch, variance, is_span) for name in names]
+        [
+            _cosine_distance(dense[name].to(dtype), outputs[name].to(dtype))
+            if name == EMBEDDING
+            else _output_divergence(dense[name].to(dtype), outputs[name].to(dtype), batch, variance, is_span)
+            for name in names
+        ]
     ).sum(0)
+
+
+def fisher_outputs(outputs: Mapping[str, Any], names: Sequence[str], generator: torch.Generator) -> list[Tensor]:
+    """The scored outputs, by whose gradients the Fisher information is computed: an embedding as one number per row.
+
+    One minus the cosine is half the squared distance of unit vectors, so that its second derivative is the sum of the
+    squared gradients of their components. The squared gradient of the sum of the components with random signs has the
+    same expectation.
+
+    Args:
+        outputs: outputs of a forward, `[rows, ...]`.
+        names: the outputs that the task scores.
+        generator: draws the signs of each row; on the device of the outputs.
+    """
+    values: list[Tensor] = [outputs[name] for name in names]
+    return [
+        _random_component(value.float(), generator) if name == EMBEDDING else value
+        for name, value in zip(names, values, strict=True)
+    ]
+
+
+def _random_component(embedding: Tensor, generator: torch.Generator) -> Tensor:
+    """The sum of the components of each embedding, divided by its norm, with random signs, `[rows]`."""
+    signs = 2 * torch.randint(2, embedding.shape, generator=generator, device=embedding.device) - 1
+    return (normalize(embedding, dim=-1) * signs).sum(-1)
 
 
 def is_regression(logits: Tensor) -> bool:
@@ -73,6 +106,11 @@ def _output_divergence(
     mask = scored_mask(batch, *dense.shape[:2]).to(dense.device)  # case 1
     rows = [_kl(p[kept], q[kept]).sum() for p, q, kept in zip(dense, logits, mask, strict=True)]
     return torch.stack(rows) / mask.sum(1).clamp(min=1)
+
+
+def _cosine_distance(dense: Tensor, embeddings: Tensor) -> Tensor:  # case 4
+    """Half the squared distance of the embeddings of norm one: unlike 1 - cosine, it resolves small distances."""
+    return (normalize(dense, dim=-1) - normalize(embeddings, dim=-1)).square().sum(-1) / 2
 
 
 def _kl(dense: Tensor, logits: Tensor) -> Tensor:

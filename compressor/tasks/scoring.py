@@ -10,8 +10,13 @@ from torch import Tensor
 
 from compressor.tasks.base import Forward, Task
 
+BATCH_SIZE = 32
+"""Rows of a batch in which rows are scored."""
 
-def batches(task: Task, examples: Dataset, batch_size: int) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
+
+def batches(
+    task: Task, examples: Dataset, batch_size: int = BATCH_SIZE
+) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
     """Collated batches of rows of similar length, longest first, with the index of each row in `examples`."""
     for indices in _group_by_length(examples, batch_size):
         yield indices, task.collate([examples[index] for index in indices])
@@ -21,10 +26,10 @@ def statistics(
     task: Task,
     examples: Dataset,
     forward: Forward,
-    batch_size: int = 32,
+    batch_size: int = BATCH_SIZE,
     progress: Callable[[int], None] | None = None,
 ) -> np.ndarray:
-    """`Task.measure` of every row, `[examples, k]`, in the order of `examples`.
+    """`Task.measure` of every row in the order of `examples`, `[examples, k]`, summarized by `Task.summarize`.
 
     Args:
         task: collates the rows and measures them.
@@ -40,7 +45,7 @@ def statistics(
         order += indices
         if progress is not None:
             progress(len(indices))
-    return np.concatenate(measured)[np.argsort(order)]
+    return task.summarize(np.concatenate(measured)[np.argsort(order)])
 
 
 def _group_by_length(examples: Dataset, batch_size: int) -> Iterator[list[int]]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from compressor.models.sentence_encoder import EMBEDDING
 from compressor.tasks.divergence import divergence, is_regression
 from compressor.tasks.forwards import DECODER_MASK, forward_arguments
 from compressor.training.checkpoints import digest
@@ -35,7 +36,8 @@ class Distillation:
     The loss of a batch is T^2 KL(teacher / T || student / T), the mean over rows (Hinton et al. 2015, "Distilling the
     knowledge in a neural network", section 2), plus the error of the hidden states: for each layer the squared
     difference over the squared norm of the teacher's, over all tokens that are not padding, averaged over layers. For a
-    regression the first part is the squared difference over the variance of the teacher's outputs in the batch.
+    regression the first part is the squared difference over the variance of the teacher's outputs in the batch, for
+    embeddings one minus their cosine.
 
     Student and teacher have the same layers and widths, so layers correspond one to one. Dropout is off.
 
@@ -136,8 +138,10 @@ class Distillation:
         return outputs
 
     def _output_loss(self, target: Outputs, output: Outputs, batch: Mapping[str, Tensor]) -> Tensor:
-        single = len(self.outputs) == 1 and is_regression(target[self.outputs[0]])
-        temperature = 1.0 if single else self.temperature
+        has_classes = self.outputs != (EMBEDDING,) and not (
+            len(self.outputs) == 1 and is_regression(target[self.outputs[0]])
+        )
+        temperature = self.temperature if has_classes else 1.0
         dense = {name: target[name] / temperature for name in self.outputs}
         logits = {name: output[name] / temperature for name in self.outputs}
         rows = divergence(dense, logits, self.outputs, batch, dtype=torch.float32)

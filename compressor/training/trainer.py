@@ -143,7 +143,8 @@ class GateTrainer(Trainer):
         if self.distillation is None or outputs is None:
             return loss, outputs, labels
         scored = outputs if isinstance(outputs, tuple) else (outputs,)
-        by_name = dict(zip(self.distillation.outputs, scored, strict=False))
+        names = dict.fromkeys((*self.task.outputs, *self.distillation.outputs))
+        by_name = dict(zip(names, scored, strict=False))
         inputs = self._prepare_inputs(inputs)
         divergences = self.distillation.divergences(by_name, self.task.model_inputs(inputs))
         return loss, (*scored, self.task.example_means(divergences, inputs)[:, None]), labels

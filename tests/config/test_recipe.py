@@ -164,6 +164,12 @@ def test_a_value_out_of_range_names_its_flag(flags: dict[str, Any], code: ErrorC
         ({"data": "x"}, ErrorCode.MISSING_VALUE, ("keep",)),
         ({"data": "x", "method": "taylor"}, ErrorCode.MISSING_VALUE, ("keep", "max_drop")),
         ({"max_drop": "0.1"}, ErrorCode.MISSING_VALUE, ("max_drop", "data")),
+        ({"data": "x", "keep": 1, "match_dense": True}, ErrorCode.CONTRADICTION, ("match_dense", "macs")),
+        (
+            {"data": "x", "macs": 0.5, "distill": True, "teacher": "t", "match_dense": True},
+            ErrorCode.CONTRADICTION,
+            ("match_dense", "teacher"),
+        ),
         ({"data": "x", "keep": 1, "ray": "local"}, ErrorCode.CONTRADICTION, ("ray", "method")),
         ({"data": "x", "keep": 1, "certify": 0.9}, ErrorCode.CONTRADICTION, ("certify", "max_drop")),
         (

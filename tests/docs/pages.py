@@ -13,7 +13,7 @@ PAGES = (
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "benchmarks" / "README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 )
 COMMANDS = tuple(page for page in PAGES if page.name not in ("RESULTS.md", "CHANGELOG.md"))
 """Pages whose commands must work; the results keep the commands that they were made with."""

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from compressor.tasks.divergence import divergence
+from compressor.models.sentence_encoder import EMBEDDING
+from compressor.tasks.divergence import divergence, fisher_outputs
 
 LOG3 = math.log(3)
 EVEN_TO_QUARTERS = 0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25)
@@ -66,3 +67,23 @@ def test_regression_divides_by_the_variance(shape: tuple[int, ...]) -> None:
     outputs, changed_outputs = {"logits": dense}, {"logits": changed}
     assert divergence(outputs, changed_outputs, ("logits",), {}).tolist() == [0.0, 1.0]
     assert divergence(outputs, changed_outputs, ("logits",), {}, variance=2.0).tolist() == [0.0, 2.0]
+
+
+def test_embeddings_differ_by_their_cosine() -> None:
+    dense = torch.tensor([[2.0, 0.0], [1.0, 1.0], [0.0, 3.0]])
+    changed = torch.tensor([[5.0, 0.0], [1.0, 0.0], [0.0, -1.0]])
+    rows = divergence({EMBEDDING: dense}, {EMBEDDING: changed}, (EMBEDDING,), {})
+    assert rows.tolist() == pytest.approx([0, 1 - math.sqrt(0.5), 2])
+
+
+def test_the_fisher_information_of_embeddings_is_that_of_their_cosine() -> None:
+    start = torch.tensor([3.0, 4.0, 0.0])
+
+    def distance(embedding: Tensor) -> Tensor:
+        return divergence({EMBEDDING: start[None]}, {EMBEDDING: embedding[None]}, (EMBEDDING,), {}).sum()
+
+    expected = torch.autograd.functional.hessian(distance, start.double())
+    embeddings = start.repeat(2000, 1).requires_grad_()
+    (rows,) = fisher_outputs({EMBEDDING: embeddings}, (EMBEDDING,), torch.Generator().manual_seed(0))
+    (gradients,) = torch.autograd.grad(rows.sum(), embeddings)
+    assert torch.allclose((gradients.T @ gradients).double() / len(rows), expected, atol=5e-3)

@@ -62,7 +62,13 @@ def test_a_metric_has_one_unit_and_one_direction_under_its_name(task: type) -> N
 
 def test_shares_are_in_points_and_other_metrics_are_raw() -> None:
     units = {metric.name: metric.unit for task in task_classes() for metric in task.metrics}
-    assert {name for name, unit in units.items() if unit is MetricUnit.POINTS} == {"accuracy", "f1", "exact-match"}
+    assert {name for name, unit in units.items() if unit is MetricUnit.POINTS} == {
+        "accuracy",
+        "f1",
+        "exact-match",
+        "recall@10",
+        "ndcg@10",
+    }
     assert (MetricUnit.POINTS.scale, MetricUnit.RAW.scale) == (100, 1)
 
 

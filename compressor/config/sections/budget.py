@@ -69,6 +69,13 @@ class BudgetConfig(Config):
         decides_plan=True,
         is_path=True,
     )
+    match_dense: bool = config_field(
+        BUDGET,
+        "choose and train the units of a sentence encoder by how it ranks documents that the dense model embedded, for"
+        " an index that is not built again",
+        False,
+        decides_plan=True,
+    )
     compare_with: Annotated[Names, AfterValidator(_budget_methods)] = config_field(
         BUDGET,
         "further methods whose rungs the page of a ladder shows beside those of the method: fisher,magnitude",

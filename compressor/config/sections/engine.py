@@ -116,6 +116,9 @@ class ExportConfig(Config):
         Literal[18, 23], BeforeValidator(lambda value: int(value) if str(value).isdecimal() else value)
     ] = config_field(ENGINE, "ONNX operator set of the exported graph", 18)
     attention: Literal["eager", "sdpa"] = config_field(ENGINE, "form of attention in the exported graph", "eager")
+    pool_in_graph: bool = config_field(
+        ENGINE, "pool and normalize inside the exported graph of a sentence encoder, rather than outside", True
+    )
     keep_unread_positions: bool = config_field(
         ENGINE, "compute every position of the last layers, also those that no output depends on", False
     )

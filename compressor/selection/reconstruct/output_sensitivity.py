@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from compressor.selection.reconstruct.forward import token_mask, without_parameter_gradients
 from compressor.selection.reconstruct.replay import removed_afterwards
-from compressor.tasks.divergence import is_regression, without_padding
+from compressor.tasks.divergence import fisher_outputs, is_regression, without_padding
 from compressor.tasks.forwards import forward_arguments, scored_mask
 from compressor.units.find import evaluation_mode
 
@@ -67,7 +67,7 @@ def sensitivity_of(
     3. More classes: from two draws of c.
     4. Classes at each position (language models): from two draws at all positions that count, over their number.
     5. Several outputs (start and end of a span): from two draws of a position for each of them.
-    6. One number (regression): g is the gradient of the output itself.
+    6. One number (regression): g is the gradient of the output itself; for embeddings see `fisher_outputs`.
 
     Rows do not depend on each other, so that one backward pass per draw or class serves all rows and linears.
 
@@ -109,7 +109,7 @@ def _fisher(
         outputs: Any = model(**forward_arguments(model, batch))
     calls = [(name, offset) for name in linears for offset in offsets[name]]
     fisher = [torch.zeros(offset.shape[:-1]) for _, offset in calls]
-    for values, row_weights in _terms([outputs[name] for name in names], batch, generator):
+    for values, row_weights in _terms(fisher_outputs(outputs, names, generator), batch, generator):
         tensors = [offset for _, offset in calls]
         gradients = torch.autograd.grad(values.sum(), tensors, retain_graph=True, allow_unused=True)
         for (name, _), total, gradient in zip(calls, fisher, gradients, strict=True):

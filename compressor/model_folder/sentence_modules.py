@@ -1,0 +1,150 @@
+"""The files by which sentence-transformers describes what surrounds an encoder: pooling, normalisation, prompts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from compressor.errors import ErrorCode, InputError
+from compressor.models.pooling import POOLINGS
+from compressor.silence_libraries import one_line
+
+MODULES = "modules.json"
+_TRANSFORMER, _POOLING, _NORMALIZE = "Transformer", "Pooling", "Normalize"
+_MODULES = f"{_TRANSFORMER}, {_POOLING} and, possibly, {_NORMALIZE}"
+_MODE_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""Keys of older versions of the library -> name of the pooling."""
+
+
+@dataclass(frozen=True)
+class SentenceModules:
+    """What surrounds the encoder of a folder of sentence-transformers.
+
+    Attributes:
+        pooling: a name in `compressor.models.pooling.POOLINGS`.
+        normalize: whether embeddings have norm one.
+        max_tokens: maximum number of tokens of a text; None: that of tokenizer and model.
+        lower_case: whether texts are converted to lower case before the tokenizer.
+        prompts: texts that are put before others, by name, e.g. `query`.
+        default_prompt: name of the prompt of texts without another; None: there is none.
+    """
+
+    pooling: str
+    normalize: bool
+    max_tokens: int | None = None
+    lower_case: bool = False
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+
+    def prepare(self, text: str, *names: str) -> str:
+        """The text that the tokenizer gets.
+
+        Args:
+            text: a text.
+            names: names of the prompt that is put before it, the first that exists; else the default prompt.
+        """
+        name = next((name for name in (*names, self.default_prompt) if name is not None and name in self.prompts), None)
+        prompted = ("" if name is None else self.prompts[name]) + text
+        return prompted.lower() if self.lower_case else prompted
+
+
+def read_sentence_modules(folder: Path) -> SentenceModules:
+    """The modules around the encoder of a folder.
+
+    Raises:
+        InputError: a file is missing or damaged, or the folder has a module or a pooling that is not supported.
+    """
+    paths = _module_paths(folder)
+    settings = _read_object(folder / "sentence_bert_config.json", required=False)
+    prompting = _read_object(folder / "config_sentence_transformers.json", required=False)
+    max_tokens = settings.get("max_seq_length")
+    return SentenceModules(
+        pooling=_pooling(folder / paths[_POOLING] / "config.json"),
+        normalize=_NORMALIZE in paths,
+        max_tokens=max_tokens if isinstance(max_tokens, int) and max_tokens > 0 else None,
+        lower_case=bool(settings.get("do_lower_case", False)),
+        prompts={str(name): str(text) for name, text in (prompting.get("prompts") or {}).items()},
+        default_prompt=prompting.get("default_prompt_name"),
+    )
+
+
+def _module_paths(folder: Path) -> dict[str, str]:
+    """The class of each module -> its path in the folder."""
+    file = folder / MODULES
+    try:
+        modules = json.loads(file.read_text(encoding="utf-8"))
+        paths = {str(module["type"]).rpartition(".")[2]: str(module["path"]) for module in modules}
+    except FileNotFoundError as error:
+        raise InputError(
+            f"{folder}: no {MODULES}, which says how tokens are pooled; save the model with sentence-transformers"
+            " (SentenceTransformer.save_pretrained)",
+            code=ErrorCode.FILE_MISSING,
+            path=file,
+        ) from error
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise _damaged(file, error) from error
+    unknown = next((name for name in paths if name not in (_TRANSFORMER, _POOLING, _NORMALIZE)), None)
+    if unknown is not None:
+        raise _unsupported(file, "type", unknown, f"the module {unknown} is not supported; use {_MODULES} alone")
+    if list(paths)[:2] != [_TRANSFORMER, _POOLING] or len(paths) != len(modules):
+        names = ", ".join(str(module["type"]).rpartition(".")[2] for module in modules)
+        raise _unsupported(file, "type", names, f"the modules are {names}; they have to be {_MODULES}")
+    if paths[_TRANSFORMER]:
+        raise _unsupported(file, "path", paths[_TRANSFORMER], "the encoder is not in the folder itself; save it again")
+    return paths
+
+
+def _pooling(file: Path) -> str:
+    """The name of the pooling."""
+    config = _read_object(file, required=True)
+    modes = config.get("pooling_mode") or [mode for key, mode in _MODE_FLAGS.items() if config.get(key)] or "mean"
+    modes = [modes] if isinstance(modes, str) else list(modes)
+    unknown = next((mode for mode in modes if mode not in POOLINGS), None)
+    if unknown is not None:
+        raise _unsupported(
+            file, "pooling_mode", unknown, f"the pooling {unknown} is not supported; use one of {', '.join(POOLINGS)}"
+        )
+    if len(modes) > 1:
+        text = f"the poolings {' and '.join(modes)} are joined; use a model with one of them"
+        raise _unsupported(file, "pooling_mode", "+".join(modes), text)
+    if not config.get("include_prompt", True):
+        text = "tokens of prompts are left out (include_prompt), but the graph does not know them; use a model without"
+        raise _unsupported(file, "include_prompt", False, text)
+    return str(modes[0])
+
+
+def _read_object(file: Path, *, required: bool) -> dict[str, Any]:
+    """The JSON object of a file; empty if it is missing and not required."""
+    if not required and not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(
+            f"{file}: no such file, but {MODULES} names its folder; copy it too", code=ErrorCode.FILE_MISSING, path=file
+        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(file, error) from error
+    if not isinstance(content, dict):
+        raise _damaged(file, ValueError("no JSON object"))
+    return content
+
+
+def _damaged(file: Path, error: Exception) -> InputError:
+    return InputError(
+        f"{file}: cannot be read ({one_line(error)}); copy it again", code=ErrorCode.FILE_UNREADABLE, path=file
+    )
+
+
+def _unsupported(file: Path, name: str, value: object, problem: str) -> InputError:
+    return InputError(f"{file}: {problem}", code=ErrorCode.UNSUPPORTED_MODEL, path=file, field=name, value=value)

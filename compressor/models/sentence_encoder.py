@@ -1,0 +1,140 @@
+"""A text encoder with pooling, which returns one embedding per text."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
+
+from compressor.models.pooling import POOLINGS
+
+EMBEDDING, STATES, RANKING = "sentence_embedding", "last_hidden_state", "document_scores"
+"""Names of outputs of `SentenceEncoder`."""
+_SCALE = 20.0
+"""Factor on cosines before a softmax, as in sentence-transformers' losses of rankings."""
+
+
+@dataclass
+class SentenceOutput(ModelOutput):
+    """Output of a `SentenceEncoder`.
+
+    Attributes:
+        loss: the loss of pairs, if labels are given.
+        sentence_embedding: `[texts, width]`.
+        document_scores: `[texts, documents]`, 20 times the cosine of each text and each document; None without
+            documents.
+        last_hidden_state: `[texts, 1, width]`, the embedding as the only state of its text, or `[texts, positions,
+            width]`, the states of the tokens; see `SentenceEncoder.pool_in_graph`.
+        hidden_states: `[texts, positions, width]` of the embeddings and of each layer, if requested.
+    """
+
+    loss: Tensor | None = None
+    sentence_embedding: Tensor | None = None
+    document_scores: Tensor | None = None
+    last_hidden_state: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+
+
+class SentenceEncoder(PreTrainedModel):
+    """An encoder of transformers, pooling, and normalisation, as in a folder of sentence-transformers.
+
+    The library's ONNX and OpenVINO backends read the output `last_hidden_state` and pool it. Where the graph pools,
+    that output holds the embedding as a sequence of one state, which every pooling and normalisation leaves as it is.
+
+    Args:
+        encoder: its first output is the states of the tokens, `[texts, positions, width]`.
+        pooling: a name in `compressor.models.pooling.POOLINGS`.
+        normalize: whether embeddings have norm one.
+        pool_in_graph: whether an exported graph pools.
+
+    Attributes:
+        documents: embeddings `[documents, width]` of norm one, against which texts are ranked; None: there are none.
+    """
+
+    base_model_prefix = "encoder"
+    main_input_name = "input_ids"
+    _supports_sdpa = True
+
+    def __init__(
+        self, encoder: PreTrainedModel, pooling: str, *, normalize: bool = True, pool_in_graph: bool = True
+    ) -> None:
+        super().__init__(encoder.config)
+        self._supports_sdpa = encoder._supports_sdpa
+        self.encoder = encoder
+        self.pooling, self.normalize, self.pool_in_graph = pooling, normalize, pool_in_graph
+        self.documents: Tensor | None = None
+        self._takes_types = "token_type_ids" in inspect.signature(encoder.forward).parameters
+
+    @property
+    def graph_outputs(self) -> tuple[str, ...]:
+        """Names of the outputs of an exported graph."""
+        return (EMBEDDING, STATES) if self.pool_in_graph else (STATES,)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+    ) -> SentenceOutput:
+        """Embed texts.
+
+        Args:
+            input_ids: `[texts, positions]`, padded on the right.
+            attention_mask: `[texts, positions]`, 0 where a position is padding; None: there is none.
+            token_type_ids: `[texts, positions]`, for encoders that read them.
+            labels: `[pairs]`, larger for more similar texts, where texts 2i and 2i+1 are pair i; computes the loss.
+            output_hidden_states: whether to return the states of every layer.
+        """
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        arguments: dict[str, Any] = {"input_ids": input_ids, "attention_mask": mask}
+        if token_type_ids is not None and self._takes_types:
+            arguments["token_type_ids"] = token_type_ids
+        if output_hidden_states:
+            arguments["output_hidden_states"] = True
+        output = self.encoder(**arguments)
+        states = output[0]
+        embedding = self.pool(states, mask)
+        return SentenceOutput(
+            loss=None if labels is None else _ranking_loss(embedding, labels),
+            sentence_embedding=embedding,
+            last_hidden_state=embedding[:, None] if self.pool_in_graph else states,
+            document_scores=None if self.documents is None else self._scores(embedding, self.documents),
+            hidden_states=output.hidden_states if output_hidden_states else None,
+        )
+
+    def pool(self, states: Tensor, mask: Tensor) -> Tensor:
+        """Embeddings `[texts, width]` from the states of tokens `[texts, positions, width]` and their mask."""
+        embedding = POOLINGS[self.pooling](states, mask)
+        return nn.functional.normalize(embedding, dim=-1) if self.normalize else embedding
+
+    def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
+        """Write weights and configuration of the encoder, as in the folder that it was loaded from."""
+        self.encoder.save_pretrained(save_directory, **kwargs)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.encoder.get_input_embeddings()
+
+    @staticmethod
+    def _scores(embedding: Tensor, documents: Tensor) -> Tensor:
+        return _SCALE * nn.functional.normalize(embedding, dim=-1) @ documents.to(embedding).T
+
+
+def _ranking_loss(embedding: Tensor, labels: Tensor) -> Tensor:
+    """The loss of the order of pairs by their cosines: log(1 + sum of exp(20 (cos_j - cos_i)) over label_i > label_j).
+
+    It depends on the order of the labels alone, so that labels of any scale serve (CoSENT: Su 2022; `CoSENTLoss` in
+    sentence-transformers).
+    """
+    first, second = embedding.unflatten(0, (-1, 2)).unbind(1)
+    cosines = _SCALE * nn.functional.cosine_similarity(first, second)
+    differences = cosines[None, :] - cosines[:, None]
+    ordered = labels[:, None] > labels[None, :]
+    return torch.cat([differences.new_zeros(1), differences[ordered]]).logsumexp(0)

@@ -1,0 +1,144 @@
+"""Folders of sentence-transformers: what is read from them, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compressor.errors import ErrorCode
+from compressor.model_folder import link_library_files, load, save_companions
+from compressor.model_folder.sentence_modules import SentenceModules, read_sentence_modules
+from compressor.models.sentence_encoder import SentenceEncoder
+from tests import folders
+from tests.faults import fails_with
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with every file of the library; tests must not change it."""
+    return folders.save_sentence_encoder(
+        tmp_path_factory.mktemp("saved") / "encoder",
+        pooling="cls",
+        sentence_bert_config={"max_seq_length": 12, "do_lower_case": True},
+        config_sentence_transformers={"prompts": {"query": "Find: "}, "default_prompt_name": None},
+    )
+
+
+@pytest.fixture
+def encoder(saved: Path, tmp_path: Path) -> Path:
+    """A copy of the folder, which a test may change."""
+    return shutil.copytree(saved, tmp_path / "encoder")
+
+
+def test_modules_are_read(saved: Path) -> None:
+    folder = load(saved)
+    assert isinstance(folder.model, SentenceEncoder)
+    assert (folder.task, folder.family) == ("sentence-similarity", "bert")
+    assert folder.sentence == SentenceModules("cls", True, 12, True, {"query": "Find: "}, None)
+    assert folder.processor.model_max_length == 12
+
+
+@pytest.mark.parametrize(
+    ("config", "pooling"),
+    [
+        ({"pooling_mode_cls_token": False, "pooling_mode_lasttoken": True}, "lasttoken"),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_weightedmean_tokens": False}, "mean"),
+        ({"pooling_mode": ["max"]}, "max"),
+        ({}, "mean"),
+    ],
+)
+def test_keys_of_all_versions_name_the_pooling(config: dict[str, Any], pooling: str, encoder: Path) -> None:
+    (encoder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 16, **config}))
+    assert read_sentence_modules(encoder).pooling == pooling
+
+
+@pytest.mark.parametrize(
+    ("config", "field", "value"),
+    [
+        ({"pooling_mode": "weightedmean"}, "pooling_mode", "weightedmean"),
+        ({"pooling_mode": "attention"}, "pooling_mode", "attention"),
+        ({"pooling_mode": ["mean", "cls"]}, "pooling_mode", "mean+cls"),
+        ({"pooling_mode_mean_tokens": True, "include_prompt": False}, "include_prompt", False),
+    ],
+)
+def test_other_poolings_are_refused(config: dict[str, Any], field: str, value: object, encoder: Path) -> None:
+    file = encoder / "1_Pooling" / "config.json"
+    file.write_text(json.dumps(config))
+    with fails_with(ErrorCode.UNSUPPORTED_MODEL, path=file, field=field, value=value):
+        load(encoder)
+
+
+@pytest.mark.parametrize("types", [["Transformer", "Pooling", "Dense"], ["Pooling"], ["Transformer"]], ids=str)
+def test_other_modules_are_refused(types: list[str], encoder: Path) -> None:
+    modules = [{"path": "" if name == "Transformer" else "1_Pooling", "type": f"x.{name}"} for name in types]
+    (encoder / "modules.json").write_text(json.dumps(modules))
+    with fails_with(ErrorCode.UNSUPPORTED_MODEL, path=encoder / "modules.json", field="type"):
+        load(encoder)
+
+
+@pytest.mark.parametrize("file", ["modules.json", "1_Pooling/config.json", "sentence_bert_config.json"])
+def test_damaged_files_are_refused(file: str, encoder: Path) -> None:
+    (encoder / file).write_text("{")
+    with fails_with(ErrorCode.FILE_UNREADABLE, path=encoder / file):
+        load(encoder)
+
+
+def test_a_missing_configuration_is_refused(encoder: Path) -> None:
+    (encoder / "1_Pooling" / "config.json").unlink()
+    with fails_with(ErrorCode.FILE_MISSING, path=encoder / "1_Pooling" / "config.json"):
+        load(encoder)
+
+
+def test_a_requested_task_needs_modules(tmp_path: Path) -> None:
+    path = folders.save(folders.bert_encoder(), tmp_path)
+    with fails_with(ErrorCode.FILE_MISSING, path=path / "modules.json"):
+        load(path, task="sentence-similarity")
+
+
+def test_a_missing_tokenizer_is_refused(encoder: Path) -> None:
+    (encoder / "tokenizer.json").unlink()
+    (encoder / "tokenizer_config.json").unlink()
+    with fails_with(ErrorCode.FILE_MISSING, path=encoder / "tokenizer.json"):
+        load(encoder)
+
+
+def test_the_first_token_needs_padding_on_the_right(encoder: Path) -> None:
+    config = json.loads((encoder / "tokenizer_config.json").read_text())
+    (encoder / "tokenizer_config.json").write_text(json.dumps({**config, "padding_side": "left"}))
+    with fails_with(ErrorCode.UNSUPPORTED_MODEL, field="padding_side", value="left"):
+        load(encoder)
+
+
+def test_a_reranker_is_a_regression(tmp_path: Path) -> None:
+    path = folders.save(folders.bert(num_labels=1), tmp_path)
+    (path / "modules.json").write_text(json.dumps([{"path": "", "type": "x.Transformer"}]))
+    folder = load(path)
+    assert (folder.task, folder.sentence) == ("regression", None)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"), [((), "a Film"), (("query",), "Find: a Film"), (("document",), "a Film")], ids=str
+)
+def test_prompts_are_put_before_texts(names: tuple[str, ...], expected: str) -> None:
+    modules = SentenceModules("mean", True, prompts={"query": "Find: ", "all": "Any: "})
+    assert modules.prepare("a Film", *names) == expected
+    lower = SentenceModules("mean", True, lower_case=True, prompts={"all": "Any: "}, default_prompt="all")
+    assert lower.prepare("a Film") == "any: a film"
+
+
+def test_the_output_folder_has_the_files_of_the_library(saved: Path, tmp_path: Path) -> None:
+    save_companions(load(saved), tmp_path)
+    (tmp_path / "model.safetensors").write_bytes((saved / "model.safetensors").read_bytes())
+    assert load(tmp_path).sentence == load(saved).sentence
+    for name in ("engine.xml", "engine.bin"):
+        (tmp_path / name).write_text(name)
+    for _ in range(2):
+        link_library_files(tmp_path)
+    assert (tmp_path / "openvino" / "openvino_model.bin").read_text() == "engine.bin"
+    (tmp_path / "engine.xml").unlink()
+    link_library_files(tmp_path)
+    assert not (tmp_path / "openvino" / "openvino_model.xml").exists()

@@ -1,0 +1,173 @@
+"""Sentence similarity: texts become batches, embeddings become cosines, and rows are retrieved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from compressor.errors import ErrorCode, UsageError
+from compressor.model_folder import ModelFolder, load
+from compressor.run.embeddings import agreement_of, rank_documents
+from compressor.tasks import Data, batches, open_data, statistics
+from compressor.tasks.forwards import forward_arguments
+from compressor.tasks.sentence_similarity import SentenceSimilarity
+from tests import folders
+from tests.faults import fails_with
+from tests.folders import WORDS, rows_config
+from tests.tasks.rows import tsv
+
+HEADER = "label\tsentence1\tsentence2"
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
+    """A sentence encoder with a prompt for queries."""
+    torch.manual_seed(0)
+    prompts = {"prompts": {"query": "plot "}, "default_prompt_name": None}
+    path = tmp_path_factory.mktemp("encoder") / "model"
+    return load(folders.save_sentence_encoder(path, config_sentence_transformers=prompts))
+
+
+def pair_rows(count: int, seed: int = 0) -> list[str]:
+    """Pairs that share a random number of their words, which is the label."""
+    rng, rows = np.random.default_rng(seed), []
+    for _ in range(count):
+        first = rng.choice(WORDS, 6)
+        shared = int(rng.integers(7))
+        second = [*first[:shared], *rng.choice(WORDS, 6 - shared)]
+        rows.append(f"{shared}\t{' '.join(first)}\t{' '.join(second)}")
+    return rows
+
+
+def pairs(path: Path, encoder: ModelFolder, **fields: str) -> Data:
+    file = tsv(path / "pairs.tsv", *pair_rows(12), header=HEADER)
+    return open_data(rows_config(file, file, file, **fields), encoder)
+
+
+def embed(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> np.ndarray:
+    with torch.no_grad():
+        return np.asarray(model(**forward_arguments(model, batch)).sentence_embedding)  # type: ignore[arg-type]
+
+
+def test_pairs_become_batches_of_texts(encoder: ModelFolder, tmp_path: Path) -> None:
+    data = pairs(tmp_path, encoder)
+    batch = data.task.collate([data.train[0], data.train[1]])
+    assert {name: tuple(value.shape) for name, value in batch.items()} == {
+        "input_ids": (4, 8),
+        "attention_mask": (4, 8),
+        "token_type_ids": (4, 8),
+        "pairs": (2, 3),
+    }
+    assert encoder.processor.decode(batch["input_ids"][3]) == f"[CLS] {pair_rows(2)[1].split('	')[2]} [SEP]"
+    assert data.task.row_counts(data.train) == (24, 24 * 8)
+    assert data.task.loss_inputs(batch)["labels"].tolist() == [float(row.split("\t")[0]) for row in pair_rows(2)]
+    assert data.task.example_means(torch.tensor([1.0, 3.0, 5.0, 5.0]), batch).tolist() == [2.0, 5.0]
+
+
+def test_cosines_are_correlated_with_labels(encoder: ModelFolder, tmp_path: Path) -> None:
+    data = pairs(tmp_path, encoder)
+    measured = statistics(data.task, data.test, lambda batch: embed(encoder.model, batch), 5)
+    first, second = (
+        embed(encoder.model, dict(encoder.processor([row.split("\t")[column]], return_tensors="pt")))[0]
+        for row in pair_rows(1)
+        for column in (1, 2)
+    )
+    assert measured[0] == pytest.approx([first @ second, float(data.test["labels"][0])], abs=1e-6)
+    assert -1 <= data.task.score(measured) <= 1
+    assert (data.task.metric, data.task.chooser) == ("spearman", data.task)
+
+
+def test_the_loss_of_the_model_needs_no_scale_of_labels(encoder: ModelFolder, tmp_path: Path) -> None:
+    data = pairs(tmp_path, encoder)
+    batch = data.task.collate(list(data.train))
+    loss = encoder.model(**data.task.loss_inputs(dict(batch))).loss.item()
+    batch["pairs"][:, 0] = 100 * batch["pairs"][:, 0] - 7
+    assert loss > 0
+    assert encoder.model(**data.task.loss_inputs(batch)).loss.item() == pytest.approx(loss, rel=1e-5)
+
+
+def test_rows_without_labels_may_hold_one_text(encoder: ModelFolder, tmp_path: Path) -> None:
+    train = tsv(tmp_path / "train.tsv", "good film", "bad", header="text")
+    test = tsv(tmp_path / "test.tsv", *pair_rows(6), header=HEADER)
+    data = open_data(rows_config(train, test, test), encoder, drawn_rows=2)
+    batch = data.task.collate(list(data.train))
+    assert batch["input_ids"].tolist() == [[2, 5, 7, 3], [2, 6, 3, 0]]
+    assert batch["pairs"][:, 2].tolist() == [-1, -1]
+    assert data.task.row_counts(data.train) == (2, 7)
+
+
+def test_documents_are_retrieved_with_the_prompts_of_the_folder(encoder: ModelFolder, tmp_path: Path) -> None:
+    rows = ["1\tgood film\tgood film", "0\tgood film\tbad plot", "1\tone two\tone two", "0\tone two\tthree"]
+    file = tsv(tmp_path / "pairs.tsv", *rows, header="relevance\tquery\tpassage")
+    data = open_data(rows_config(file, file, file, metric="ndcg@10"), encoder)
+    assert data.test["input_ids"][0] == [[2, 8, 5, 7, 3], [2, 5, 7, 3]]
+    measured = statistics(data.task, data.test, lambda batch: embed(encoder.model, batch), 3)
+    assert measured.shape == (2, 2)
+    assert measured[:, 0].tolist() == [1, 1], "there are fewer than ten documents"
+    assert 0 < data.task.score(measured) <= 1
+    assert (data.task.chooser.metric, data.task.metric_heading) == ("spearman", "ndcg@10, %")
+
+
+def test_states_are_pooled_outside_of_a_graph(encoder: ModelFolder, tmp_path: Path) -> None:
+    data = pairs(tmp_path, encoder)
+    batch = data.task.collate(list(data.test))
+    inputs = forward_arguments(encoder.model, data.task.model_inputs(batch))
+    with torch.no_grad():
+        states = encoder.model.encoder(**inputs)[0].numpy()
+    outputs = data.task.scored_outputs({"last_hidden_state": states}, batch)
+    assert data.task.logits(outputs) == pytest.approx(embed(encoder.model, dict(inputs)), abs=1e-6)
+
+
+def test_equal_engines_agree(encoder: ModelFolder, tmp_path: Path) -> None:
+    data = pairs(tmp_path, encoder)
+    parts = [embed(encoder.model, data.task.model_inputs(batch)) for _, batch in batches(data.task, data.test)]  # type: ignore[arg-type]
+    agreement = agreement_of(parts, parts, data)
+    assert (agreement.texts, agreement.queries, agreement.labelled) == (24, 12, False)
+    assert (agreement.cosine, agreement.dense, agreement.own, agreement.mixed) == pytest.approx((1, 1, 1, 1))
+    turned = [np.roll(part, 1, axis=1) for part in parts]
+    rotated = agreement_of(parts, turned, data)
+    assert rotated.own == pytest.approx(1), "a rotation of all embeddings changes no index of its own"
+    assert rotated.mixed < 1
+
+
+def test_documents_of_the_rows_are_ranked(tmp_path: Path) -> None:
+    encoder = load(folders.save_sentence_encoder(tmp_path / "model"))
+    data = pairs(tmp_path, encoder)
+    assert data.task.loss_outputs == ("sentence_embedding",)
+    rank_documents(encoder, data, seed=0)
+    assert encoder.model.documents.shape == (12, 16)
+    assert data.task.loss_outputs == ("document_scores",)
+
+
+def test_documents_need_an_encoder(classifier: ModelFolder, tmp_path: Path) -> None:
+    file = tsv(tmp_path / "a.tsv", "0\ta", "1\tb")
+    data = open_data(rows_config(file, file, file), classifier)
+    with fails_with(ErrorCode.CONTRADICTION, UsageError, field="match_dense", task="text-classification"):
+        rank_documents(classifier, data, seed=0)
+
+
+def test_scores_that_are_no_numbers_are_refused(encoder: ModelFolder, tmp_path: Path) -> None:
+    file = tsv(tmp_path / "a.tsv", "1\ta\tb", "high\ta\tb", header=HEADER)
+    with fails_with(ErrorCode.INVALID_ROWS, column="label", row=2, value="high") as caught:
+        open_data(rows_config(file), encoder)
+    assert "row 2: 'label'" in str(caught.value)
+
+
+@pytest.mark.parametrize(("metric", "label"), [("spearman", "1"), ("recall@10", "0")])
+def test_labels_that_rank_nothing_are_refused(metric: str, label: str, encoder: ModelFolder, tmp_path: Path) -> None:
+    file = tsv(tmp_path / "a.tsv", f"{label}\ta\tb", f"{label}\tc\td", header=HEADER)
+    with fails_with(ErrorCode.INVALID_ROWS, column="label", value=float(label)):
+        open_data(rows_config(file, metric=metric), encoder)
+
+
+def test_labelled_rows_need_two_texts(encoder: ModelFolder, tmp_path: Path) -> None:
+    with fails_with(ErrorCode.COLUMN_MISSING, field="text_columns"):
+        open_data(rows_config(tsv(tmp_path / "a.tsv", "1\ta", "2\tb")), encoder)
+
+
+def test_texts_need_room(encoder: ModelFolder) -> None:
+    with fails_with(ErrorCode.OUT_OF_RANGE, field="max_length", value=2, minimum=3):
+        SentenceSimilarity(encoder, rows_config(max_length=2), SentenceSimilarity.metrics[0])
