@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -115,9 +114,9 @@ class SentenceEncoder(PreTrainedModel):
         embedding = POOLINGS[self.pooling](states, mask)
         return nn.functional.normalize(embedding, dim=-1) if self.normalize else embedding
 
-    def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """Write weights and configuration of the encoder, as in the folder that it was loaded from."""
-        self.encoder.save_pretrained(save_directory, **kwargs)
+        self.encoder.save_pretrained(save_directory, *args, **kwargs)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.encoder.get_input_embeddings()

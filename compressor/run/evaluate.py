@@ -55,7 +55,7 @@ def evaluate(variants: Sequence[Variant], data: Data | None, selection: Selectio
             on_logits = batches.append if has_embeddings else None
             statistics.append(statistics_of(variant, data, selection.batch_size, on_progress, on_logits=on_logits))
         logits.append(batches)
-    agreement = agreement_of(*logits, data) if has_embeddings else None
+    agreement = agreement_of(logits[0], logits[1], data) if has_embeddings else None
     if agreement is not None:
         log.add_notes([agreement_note(agreement)])
     dense, compressed = statistics

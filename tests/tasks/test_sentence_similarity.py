@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,15 +116,16 @@ def test_states_are_pooled_outside_of_a_graph(encoder: ModelFolder, tmp_path: Pa
     data = pairs(tmp_path, encoder)
     batch = data.task.collate(list(data.test))
     inputs = forward_arguments(encoder.model, data.task.model_inputs(batch))
+    network: Any = encoder.model
     with torch.no_grad():
-        states = encoder.model.encoder(**inputs)[0].numpy()
+        states = network.encoder(**inputs)[0].numpy()
     outputs = data.task.scored_outputs({"last_hidden_state": states}, batch)
     assert data.task.logits(outputs) == pytest.approx(embed(encoder.model, dict(inputs)), abs=1e-6)
 
 
 def test_equal_engines_agree(encoder: ModelFolder, tmp_path: Path) -> None:
     data = pairs(tmp_path, encoder)
-    parts = [embed(encoder.model, data.task.model_inputs(batch)) for _, batch in batches(data.task, data.test)]  # type: ignore[arg-type]
+    parts = [embed(encoder.model, data.task.model_inputs(batch)) for _, batch in batches(data.task, data.test)]
     agreement = agreement_of(parts, parts, data)
     assert (agreement.texts, agreement.queries, agreement.labelled) == (24, 12, False)
     assert (agreement.cosine, agreement.dense, agreement.own, agreement.mixed) == pytest.approx((1, 1, 1, 1))
