@@ -4,11 +4,13 @@ from compressor.measure.bench import BenchResult, bench, facts, file_bytes, requ
 from compressor.measure.bench_folder import bench_folder
 from compressor.measure.bootstrap import Interval, paired_interval
 from compressor.measure.macs import macs
+from compressor.measure.quiet_timer import QuietTimer
 from compressor.measure.timing import interleave, median_times, saved_share
 
 __all__ = [
     "BenchResult",
     "Interval",
+    "QuietTimer",
     "bench",
     "bench_folder",
     "facts",

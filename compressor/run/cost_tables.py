@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from transformers import PreTrainedModel
 
 from compressor.environment import COMPARABLE_FIELDS, machine
-from compressor.measure import median_times
+from compressor.measure import QuietTimer
 from compressor.measure.costs import CostTable, load_tables, save_tables
 from compressor.results import Note, NoteCode
 from compressor.run.measure_costs import TIMED_SHARES, Size, count_costs, keep_counts, measure_times
@@ -40,6 +40,7 @@ class CostSource:
         dense: the runtime's own engine of the whole model.
         inputs: one batch of inputs for each size.
         log: receives stages and notes.
+        timer: times engines; it knows how fast the dense engine is on an undisturbed machine.
     """
 
     model: PreTrainedModel
@@ -48,6 +49,7 @@ class CostSource:
     dense: Engine
     inputs: Mapping[Size, Feeds]
     log: RunLog
+    timer: QuietTimer = field(default_factory=QuietTimer)
 
     def counted(self) -> list[CostTable]:
         """Parameters, and multiply-accumulates at each size."""
@@ -86,7 +88,7 @@ class CostSource:
             text = f"the cost table in {path} is of another {' and '.join(differing)}; it is measured anew"
             self.log.add_notes([Note(code=NoteCode.COSTS_REMEASURED, text=text)])
         with self.log.stage(f"timing the cost of units ({self.engines.choice.label})") as on_progress:
-            measured = measure_times(self.engines, self.groups, macs, self.dense, self.inputs, on_progress)
+            measured = measure_times(self.engines, self.groups, macs, self.dense, self.inputs, self.timer, on_progress)
         save_tables(path, key, measured)
         return measured
 
@@ -101,8 +103,8 @@ class CostSource:
             engine = self.engines.build(keep_counts(self.engines.reference.plan, self.groups, counts))
             times = []
             for table in tables:
-                feeds = self.inputs[table.batch, table.seq]
-                dense, seconds = median_times([self.dense, engine], feeds, 2 * _TIMED_SECONDS)
+                size = table.batch, table.seq
+                dense, seconds = self.timer.medians([self.dense, engine], self.inputs[size], 2 * _TIMED_SECONDS, size)
                 times.append(table.dense * seconds / dense)
             self.engines.discard(engine)
         return times
@@ -113,10 +115,9 @@ class CostSource:
         rescaled = []
         with self.log.stage("timing the whole model"):
             for table in tables:
-                feeds = self.inputs[table.batch, table.seq]
-                dense, now = (
-                    1e3 * seconds for seconds in median_times([self.dense, whole], feeds, _REMEASURED_SECONDS)
-                )
+                size = table.batch, table.seq
+                medians = self.timer.medians([self.dense, whole], self.inputs[size], _REMEASURED_SECONDS, size)
+                dense, now = (1e3 * seconds for seconds in medians)
                 rescaled.append(table.scaled(now / table.whole).model_copy(update={"dense": dense}))
         self.engines.discard(whole)
         return rescaled

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from scipy.optimize import isotonic_regression
 
 import graph_passes
-from compressor.measure import macs, median_times
+from compressor.measure import QuietTimer, macs
 from compressor.measure.costs import CostTable, GroupCosts
 from compressor.progress import ProgressCallback
 from compressor.run.plan_engines import PlanEngines
@@ -154,6 +154,7 @@ def measure_times(
     macs_table: CostTable,
     dense: Engine,
     inputs: Mapping[Size, Feeds],
+    timer: QuietTimer,
     on_progress: ProgressCallback,
 ) -> list[CostTable]:
     """Tables of times at each size: engines in which all groups that cost the same keep equally many units.
@@ -169,6 +170,7 @@ def measure_times(
         macs_table: multiply-accumulates of the groups, by which equal groups are recognized.
         dense: the runtime's own engine of the whole model.
         inputs: one batch of inputs for each size.
+        timer: times the engines.
         on_progress: called with (engines, all engines).
     """
     classes = equal_groups(groups, macs_table)
@@ -177,10 +179,10 @@ def measure_times(
         share = len(members) * macs_table.saving(members[0].name, 0) / macs_table.whole
         cases += [(number, count) for count in measured_counts(members[0], share)]
     whole = engines.build(engines.reference.plan)
-    shares = _time_cases(engines, classes, cases, whole, inputs, on_progress)
+    shares = _time_cases(engines, classes, cases, whole, inputs, timer, on_progress)
     plans = _plans_of_all(groups)
     tables = []
-    timed = _time_together(engines, groups, plans, [dense, whole], inputs)
+    timed = _time_together(engines, groups, plans, [dense, whole], inputs, timer)
     for size, (dense_time, whole_time, *times) in timed.items():
         savings = {case: whole_time * by_size[size] for case, by_size in shares.items()}
         table = _time_table(engines, classes, savings, size, dense=dense_time, whole=whole_time)
@@ -214,6 +216,7 @@ def _time_cases(
     cases: Sequence[Case],
     whole: Engine,
     inputs: Mapping[Size, Feeds],
+    timer: QuietTimer,
     on_progress: ProgressCallback,
 ) -> dict[Case, dict[Size, float]]:
     """The share of the whole model's time that one group saves at a number of units, by case and size."""
@@ -227,7 +230,7 @@ def _time_cases(
             for number, count in batch
         ]
         for size, feeds in inputs.items():
-            reference, *times = median_times([whole, *built], feeds, _SECONDS * (len(built) + 1))
+            reference, *times = timer.medians([whole, *built], feeds, _SECONDS * (len(built) + 1), size)
             for case, seconds in zip(batch, times, strict=True):
                 shares[case][size] = (1 - seconds / reference) / len(classes[case[0]])
         for engine in built:
@@ -282,11 +285,12 @@ def _time_together(
     plans: Sequence[Mapping[str, int]],
     unpruned: Sequence[Engine],
     inputs: Mapping[Size, Feeds],
+    timer: QuietTimer,
 ) -> dict[Size, list[float]]:
     """Milliseconds of engines of the whole model and of those of plans at each size, all timed in turn."""
     built = [engines.build(keep_counts(engines.reference.plan, groups, counts)) for counts in plans]
     timed = [*unpruned, *built]
-    times = {size: median_times(timed, feeds, 2 * _SECONDS * len(timed)) for size, feeds in inputs.items()}
+    times = {size: timer.medians(timed, feeds, 2 * _SECONDS * len(timed), size) for size, feeds in inputs.items()}
     for engine in built:
         engines.discard(engine)
     return {size: [1e3 * value for value in seconds] for size, seconds in times.items()}
