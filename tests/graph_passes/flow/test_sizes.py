@@ -115,4 +115,5 @@ def test_axes_of_one_element_are_grouped_as_larger_ones_are() -> None:
     heads: Need = (None, np.array([1, 3]), None, None)
     demand = RULES["", "Reshape"].demand(node, [heads], RuleContext(Probe(model)))
     states = demand.inputs[0]
-    assert states is not None and same_index(states[1], heads[1])
+    assert states is not None
+    assert same_index(states[1], heads[1])
